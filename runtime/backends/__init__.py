@@ -1,0 +1,1 @@
+"""The backends behind one protocol; see `base`."""

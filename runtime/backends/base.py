@@ -1,0 +1,54 @@
+"""What every backend can do. The one rule: each call is idempotent, keyed on the run's name.
+
+`create` is the only way to one; who calls it names it in settings and imports no backend itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from runtime.specs import Capacity, LogChunk, RunSpec, RunStatus
+
+
+class Backend(Protocol):
+    """A cluster that runs RunSpecs."""
+
+    def submit(self, spec: RunSpec) -> None:
+        """Start the run, or adopt the one of this name that exists already (whatever its phase).
+
+        Returns once the run is on record, not once it runs. Raises InvalidSpec, NoCapacity, BackendUnavailable; after any
+        of them nothing of the run is left.
+        """
+
+    def describe(self, name: str) -> RunStatus:
+        """How the run goes now. Raises RunNotFound, BackendUnavailable."""
+
+    def logs(self, name: str, rank: int, offset: int = 0, limit: int = 65536) -> LogChunk:
+        """Up to `limit` bytes of one rank's output from byte `offset`. Raises RunNotFound."""
+
+    def stop(self, name: str, grace_seconds: int) -> None:
+        """Ask the run to end: SIGTERM to every rank, SIGKILL after the grace. Returns at once; ended or unknown is fine."""
+
+    def delete(self, name: str) -> None:
+        """Remove every trace of the run, killing what still runs. Unknown is fine."""
+
+    def names(self) -> list[str]:
+        """Every run the backend holds, ended or not: what a sweep compares with the jobs' rows."""
+
+    def capacity(self) -> Capacity:
+        """What the cluster has and what is free. Raises BackendUnavailable."""
+
+    def changes(self, stop_after: float | None = None) -> Iterator[set[str]]:
+        """Names of runs whose status or output changed, as soon as it is known; blocks between changes.
+
+        An empty set is a heartbeat (at least every second). Ends after `stop_after` seconds, never where None. A hint,
+        not a record: after a restart the caller describes what it knows.
+        """
+
+    def run_folder(self, name: str) -> Path:
+        """The run's folder on shared storage, as the console sees it: what the code wrote to RUN_DIR is in `run/`.
+
+        Hostile: written by the customer's code. Read it without following links.
+        """

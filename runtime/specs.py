@@ -1,0 +1,243 @@
+"""What a run is and how it goes, as frozen plain data. PURE: no clock, no disk, no import from outside.
+
+The one rule: everything a backend needs is in the RunSpec, and everything it knows comes back in the RunStatus.
+Both travel as JSON (`to_json`, `from_json`), so that a supervisor can read them after a restart of everything else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+NAME_PATTERN = re.compile(r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?$")
+"""A run's name is also a Kubernetes object name, a folder and a host name: a DNS label, with room for a suffix."""
+
+
+class Framework(enum.StrEnum):
+    """The family of collectives the launcher prepares for."""
+
+    PYTORCH = "pytorch"
+    HOROVOD = "horovod"
+    TENSORFLOW = "tensorflow"
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one node of the run gets; the backend enforces it. Memory in MiB."""
+
+    cpus: float
+    memory_mib: int
+    gpus: int = 0
+    gpu_type: str = ""
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A folder of the host (or `subPath` of a volume) seen inside the run at `target`."""
+
+    source: str
+    target: str
+    read_only: bool = True
+
+
+@dataclass(frozen=True)
+class Image:
+    """Where the code's interpreter comes from.
+
+    `builtin` names an image made by this installation (on the local backend a virtual environment);
+    `reference` is a registry reference for backends that pull. One of them is set.
+    """
+
+    builtin: str = ""
+    reference: str = ""
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One attempt at one job, complete.
+
+    Targets are fixed by the environment contract: the workspace is mounted at `workspace_target`, datasets each at
+    `datasets_target/<name>`. `script` is relative to the workspace. `deadline_seconds` counts from the moment all
+    nodes run; when it is over the backend sends SIGTERM, waits `grace_seconds`, then kills: the grace lies *inside*
+    the deadline, so that no run is ever charged past it.
+    """
+
+    name: str
+    framework: Framework
+    image: Image
+    nodes: int
+    workers_per_node: int
+    resources: Resources
+    script: str
+    deadline_seconds: int
+    arguments: tuple[str, ...] = ()
+    epochs: int = 1
+    lr: str = "0.01"
+    batch_size: int = 32
+    datasets: tuple[str, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    workspace_target: str = "/workspace"
+    datasets_target: str = "/datasets"
+    restart_count: int = 0
+    grace_seconds: int = 10
+    log_limit_bytes: int = 64 * 1024 * 1024
+    checkpoint_key: str = ""
+    """Attempts that share this key share one checkpoint folder (`CHECKPOINT_DIR`); empty: a folder of its own."""
+    labels: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def world_size(self) -> int:
+        """All processes of the run."""
+        return self.nodes * self.workers_per_node
+
+    def to_json(self) -> str:
+        """This spec as a JSON object; `from_json` is its inverse."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> RunSpec:
+        """Read what `to_json` wrote. Raises ValueError or TypeError on anything else."""
+        data: dict[str, Any] = json.loads(text)
+        data["framework"] = Framework(data["framework"])
+        data["image"] = Image(**data["image"])
+        data["resources"] = Resources(**data["resources"])
+        data["mounts"] = tuple(Mount(**mount) for mount in data["mounts"])
+        data["arguments"] = tuple(data["arguments"])
+        data["datasets"] = tuple(data["datasets"])
+        return cls(**data)
+
+
+class RunPhase(enum.StrEnum):
+    """Where a run is, as a backend sees it."""
+
+    STARTING = "starting"
+    """Accepted; not every node runs yet. Nothing is metered."""
+    RUNNING = "running"
+    """Every node runs the customer's code (or has run it)."""
+    STOPPING = "stopping"
+    """SIGTERM was sent; the grace is running."""
+    ENDED = "ended"
+    """No process of the run is left; `outcome` says how it ended."""
+
+
+class Outcome(enum.StrEnum):
+    """How an ended run ended. The first cause, never an echo of it."""
+
+    COMPLETED = "completed"
+    CODE_FAILED = "code_failed"
+    OUT_OF_MEMORY = "out_of_memory"
+    STOPPED = "stopped"
+    """`stop` was called."""
+    TIME_LIMIT = "time_limit"
+    NODE_LOST = "node_lost"
+    PLATFORM_ERROR = "platform_error"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first cause of a run that did not complete.
+
+    `rank` is global and None where the fault is a node's; exactly one of `exit_code`, `signal` is set for a process.
+    `message` is one English sentence; `last_lines` the end of that rank's output.
+    """
+
+    message: str
+    node: int | None = None
+    rank: int | None = None
+    exit_code: int | None = None
+    signal: str = ""
+    last_lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """One node of a run. Times are Unix seconds by the backend's clock."""
+
+    node: int
+    phase: RunPhase
+    address: str = ""
+    started_at: float | None = None
+    finished_at: float | None = None
+    exit_code: int | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """How a run goes. Times are Unix seconds by the backend's clock.
+
+    `started_at` is when the last node began to run, and `finished_at` when the last process ended: what lies between
+    is metered. `started_at` stays None for a run that never ran on all its nodes.
+    """
+
+    name: str
+    phase: RunPhase
+    nodes: tuple[NodeStatus, ...] = ()
+    submitted_at: float | None = None
+    started_at: float | None = None
+    finished_at: float | None = None
+    outcome: Outcome | None = None
+    failure: Failure | None = None
+    waiting_for: str = ""
+    """While STARTING: what the backend still waits for, one English sentence; else empty."""
+
+
+@dataclass(frozen=True)
+class NodeCapacity:
+    """One machine of the cluster: what it has and what of it is free now."""
+
+    name: str
+    total: Resources
+    free: Resources
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The cluster as a whole."""
+
+    machines: tuple[NodeCapacity, ...]
+
+    def fits_ever(self, resources: Resources, nodes: int) -> bool:
+        """Whether `nodes` nodes of `resources` could run on an otherwise empty cluster."""
+        return self._room(resources, free=False) >= nodes
+
+    def fits_now(self, resources: Resources, nodes: int) -> bool:
+        """Whether they could start now."""
+        return self._room(resources, free=True) >= nodes
+
+    def nodes_now(self, resources: Resources) -> int:
+        """How many nodes of `resources` could start now."""
+        return self._room(resources, free=True)
+
+    def nodes_ever(self, resources: Resources) -> int:
+        """How many nodes of `resources` an otherwise empty cluster could run."""
+        return self._room(resources, free=False)
+
+    def _room(self, wanted: Resources, *, free: bool) -> int:
+        return sum(_copies(machine.free if free else machine.total, wanted) for machine in self.machines)
+
+
+def _copies(have: Resources, wanted: Resources) -> int:
+    """How many times `wanted` fits into `have`. A GPU type of "" asks for any."""
+    if wanted.gpus and wanted.gpu_type not in {"", have.gpu_type}:
+        return 0
+    limits = [int((have.cpus + 1e-9) / wanted.cpus), have.memory_mib // wanted.memory_mib]
+    if wanted.gpus:
+        limits.append(have.gpus // wanted.gpus)
+    return max(0, min(limits))
+
+
+@dataclass(frozen=True)
+class LogChunk:
+    """A piece of one rank's log: `text` from `offset`, the next offset to ask for, and whether more can ever come.
+
+    Offsets are bytes in the stored file. `text` ends at a UTF-8 boundary; bytes that are no UTF-8 come as U+FFFD.
+    """
+
+    text: str
+    next_offset: int
+    eof: bool
