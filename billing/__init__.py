@@ -1,0 +1,1 @@
+"""What a run costs and who has paid: prices, quotes, holds, the ledger, top-ups. Never meets `storage`."""

@@ -1,0 +1,1 @@
+"""The Django project: the floor (`accounts`) and the roof (`web`, `api`, `urls`), which never touch."""

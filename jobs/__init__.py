@@ -1,0 +1,1 @@
+"""What was bought and how its run goes: products, orders, jobs, attempts."""

@@ -1,0 +1,1 @@
+"""What a run reads and writes: images, datasets, workspaces. Never meets `billing`."""

@@ -1,0 +1,1 @@
+"""The roof: HTML views by area, template tags, navigation."""

@@ -1,0 +1,10 @@
+"""The Django app of the pages, for its template tags."""
+
+from django.apps import AppConfig
+
+
+class WebConfig(AppConfig):
+    """See the package's docstring."""
+
+    name = "console.web"
+    label = "web"

@@ -1,0 +1,11 @@
+"""The Django app of `storage`."""
+
+from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
+
+
+class StorageConfig(AppConfig):
+    """See the package's docstring."""
+
+    name = "storage"
+    verbose_name = _("Storage")
