@@ -1,0 +1,322 @@
+"""What a run costs, before and after: quote and rate. PURE: no clock, no database, no import from outside.
+
+The one rounding rule: each line is rounded once, half up, to the minor unit (`round_minor`). The one promise: what `rate`
+gives is never more than the quote's ceiling. Worked numbers stand in `docs/pricing.md`, and a test recomputes them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from dataclasses import dataclass
+from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
+from typing import Any
+
+SECONDS_PER_HOUR = 3600
+
+
+class Mode(enum.StrEnum):
+    """How a product is sold."""
+
+    METERED = "metered"
+    """Node-seconds used, up to the ceiling."""
+    FIXED = "fixed"
+    """A price for each epoch, node spec and node count, known in full before the run."""
+
+
+class PriceKind(enum.StrEnum):
+    """What a price in a price book is per."""
+
+    NODE_HOUR = "node_hour"
+    EPOCH = "epoch"
+    FIXED_EPOCH = "fixed_epoch"
+    MINIMUM = "minimum"
+
+
+class PricingError(Exception):
+    """A quote can't be made; `field` names what to change and `code` why."""
+
+    def __init__(self, code: str, *, field: str, minimum: int = 0) -> None:
+        super().__init__(code)
+        self.code = code
+        self.field = field
+        self.minimum = minimum
+
+
+@dataclass(frozen=True)
+class PriceRow:
+    """One price of a price book. `amount` in minor units; product and node_spec "" mean any."""
+
+    kind: PriceKind
+    amount: Decimal
+    product: str = ""
+    node_spec: str = ""
+    nodes_from: int = 1
+
+
+@dataclass(frozen=True)
+class Purchase:
+    """What is bought, as far as the price goes."""
+
+    product: str
+    mode: Mode
+    node_spec: str
+    nodes: int
+    epochs: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """How long the whole run is thought to take, in seconds, and where that comes from."""
+
+    p50_seconds: float
+    p90_seconds: float
+    source: str
+    """`history`, `reference` or `customer`."""
+    runs: int = 0
+    """How many earlier runs stand behind it."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The prices a quote was made with: all that `rate` needs. Amounts in minor units."""
+
+    mode: Mode
+    nodes: int
+    epochs: int
+    hourly: Decimal
+    """One node, one hour, at this node count's tier."""
+    per_epoch: Decimal
+    """Metered: one epoch, charged when the run completes. Fixed: one epoch on all nodes."""
+    minimum_minor: int
+    ceiling_minor: int
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON; `from_json` is the inverse."""
+        return {name: str(value) if isinstance(value, Decimal) else value for name, value in vars(self).items()}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Terms:
+        """Read what `to_json` gave."""
+        return cls(
+            **{
+                **data,
+                "mode": Mode(data["mode"]),
+                "hourly": Decimal(data["hourly"]),
+                "per_epoch": Decimal(data["per_epoch"]),
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a quote or receipt. `rule` is the stable name of why it is so; the words for it are the display's."""
+
+    rule: str
+    quantity: str
+    unit: str
+    """`node_hours`, `epochs`, `seconds` or `run`."""
+    unit_minor: str
+    amount_minor: int
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A priced purchase. `lines` say what the ceiling is made of and sum to it."""
+
+    terms: Terms
+    lines: tuple[Line, ...]
+    p50_minor: int
+    p90_minor: int
+    ceiling_minor: int
+    deadline_seconds: int
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a run used: seconds in which all its nodes ran and somebody has to pay, and whether it completed."""
+
+    billable_seconds: float
+    completed: bool
+
+
+@dataclass(frozen=True)
+class Charge:
+    """What is due: the lines and their total, never above the ceiling."""
+
+    lines: tuple[Line, ...]
+    total_minor: int
+
+
+def round_minor(amount: Decimal) -> int:
+    """An amount in minor units as an integer, half up."""
+    return int(amount.quantize(Decimal(1), rounding=ROUND_HALF_UP))
+
+
+def quote(
+    prices: list[PriceRow],
+    purchase: Purchase,
+    estimate: Estimate,
+    *,
+    headroom: Decimal,
+    least_seconds: int,
+    most_seconds: int,
+    max_seconds: int | None = None,
+    ceiling_minor: int | None = None,
+) -> Offer:
+    """Price a purchase.
+
+    The deadline is the customer's `max_seconds`, or else the p90 estimate times `headroom`; never under `least_seconds`
+    (unless the customer said so) nor over `most_seconds`. A customer's `ceiling_minor` shortens it to what that money buys.
+    Raises PricingError: `not_priced`, `max_seconds_too_large`, `ceiling_too_small` (with the least that works).
+    """
+    minimum = _find(prices, PriceKind.MINIMUM, purchase)
+    hourly = _find(prices, PriceKind.NODE_HOUR, purchase)
+    fixed = _find(prices, PriceKind.FIXED_EPOCH, purchase)
+    extra = _find(prices, PriceKind.EPOCH, purchase)
+    if hourly is None or (purchase.mode is Mode.FIXED and fixed is None):
+        raise PricingError("not_priced", field="node_spec")
+    if max_seconds is not None and max_seconds > most_seconds:
+        raise PricingError("max_seconds_too_large", field="max_seconds", minimum=most_seconds)
+    seconds = max_seconds or min(most_seconds, max(least_seconds, int(Decimal(estimate.p90_seconds) * headroom) + 1))
+    terms = Terms(
+        mode=purchase.mode,
+        nodes=purchase.nodes,
+        epochs=purchase.epochs,
+        hourly=hourly,
+        per_epoch=(fixed or Decimal(0)) * purchase.nodes if purchase.mode is Mode.FIXED else extra or Decimal(0),
+        minimum_minor=round_minor(minimum or Decimal(0)),
+        ceiling_minor=0,
+    )
+    if purchase.mode is Mode.FIXED:
+        return _fixed_offer(terms, seconds, ceiling_minor)
+    return _metered_offer(terms, estimate, seconds, ceiling_minor)
+
+
+def rate(usage: Usage, terms: Terms) -> Charge:
+    """What `usage` costs under a quote's terms. Never more than the ceiling.
+
+    Fixed and completed: the price. Everything else: the time used, at the node-hour price; a completed metered run adds its epochs,
+    and a run that used any time costs at least the minimum.
+    """
+    if usage.billable_seconds <= 0:
+        return Charge((), 0)
+    if terms.mode is Mode.FIXED and usage.completed:
+        lines = [_line("fixed_price", Decimal(terms.epochs), "epochs", terms.per_epoch)]
+    else:
+        lines = [_time_line(terms, Decimal(str(usage.billable_seconds)))]
+        if terms.mode is Mode.METERED and usage.completed and terms.per_epoch:
+            lines.append(_line("epochs_completed", Decimal(terms.epochs), "epochs", terms.per_epoch))
+    return _within(lines, terms)
+
+
+def affordable_seconds(terms: Terms, budget_minor: int) -> int:
+    """The most whole seconds on all nodes whose rounded price, with the epochs', is within `budget_minor`; never negative."""
+    room = Decimal(budget_minor - _epochs_minor(terms))
+    per_second = terms.hourly * terms.nodes / SECONDS_PER_HOUR
+    if room < 0:
+        return 0
+    if per_second == 0:
+        return 10**9
+    seconds = int((room / per_second).to_integral_value(rounding=ROUND_DOWN))
+    return max(0, seconds)
+
+
+def _metered_offer(terms: Terms, estimate: Estimate, seconds: int, ceiling_minor: int | None) -> Offer:
+    if ceiling_minor is not None:
+        least = max(terms.minimum_minor, _total(terms, Decimal(60)))
+        if ceiling_minor < least:
+            raise PricingError("ceiling_too_small", field="ceiling_minor", minimum=least)
+        seconds = min(seconds, affordable_seconds(terms, ceiling_minor))
+    lines = [_time_line(terms, Decimal(seconds))]
+    if terms.per_epoch:
+        lines.append(_line("epochs_completed", Decimal(terms.epochs), "epochs", terms.per_epoch))
+    shortfall = terms.minimum_minor - sum(line.amount_minor for line in lines)
+    if shortfall > 0:
+        lines.append(_line("minimum", Decimal(1), "run", Decimal(shortfall)))
+    ceiling = sum(line.amount_minor for line in lines)
+    return Offer(
+        terms=dataclasses.replace(terms, ceiling_minor=ceiling),
+        lines=tuple(lines),
+        p50_minor=min(ceiling, _total(terms, Decimal(str(estimate.p50_seconds)))),
+        p90_minor=min(ceiling, _total(terms, Decimal(str(estimate.p90_seconds)))),
+        ceiling_minor=ceiling,
+        deadline_seconds=seconds,
+    )
+
+
+def _fixed_offer(terms: Terms, seconds: int, ceiling_minor: int | None) -> Offer:
+    lines = [_line("fixed_price", Decimal(terms.epochs), "epochs", terms.per_epoch)]
+    shortfall = terms.minimum_minor - lines[0].amount_minor
+    if shortfall > 0:
+        lines.append(_line("minimum", Decimal(1), "run", Decimal(shortfall)))
+    price = sum(line.amount_minor for line in lines)
+    if ceiling_minor is not None and ceiling_minor < price:
+        raise PricingError("ceiling_too_small", field="ceiling_minor", minimum=price)
+    return Offer(
+        terms=dataclasses.replace(terms, ceiling_minor=price),
+        lines=tuple(lines),
+        p50_minor=price,
+        p90_minor=price,
+        ceiling_minor=price,
+        deadline_seconds=seconds,
+    )
+
+
+def _within(lines: list[Line], terms: Terms) -> Charge:
+    """Raise to the minimum and cut at the ceiling, each as a line of its own, so that the lines always sum to the total."""
+    total = sum(line.amount_minor for line in lines)
+    if total < terms.minimum_minor:
+        lines.append(_line("minimum", Decimal(1), "run", Decimal(terms.minimum_minor - total)))
+        total = terms.minimum_minor
+    if total > terms.ceiling_minor:
+        lines.append(_line("above_ceiling", Decimal(1), "run", Decimal(terms.ceiling_minor - total)))
+        total = terms.ceiling_minor
+    return Charge(tuple(lines), total)
+
+
+def _total(terms: Terms, seconds: Decimal) -> int:
+    return max(terms.minimum_minor, _time_line(terms, seconds).amount_minor + _epochs_minor(terms))
+
+
+def _epochs_minor(terms: Terms) -> int:
+    return round_minor(terms.per_epoch * terms.epochs)
+
+
+def _time_line(terms: Terms, seconds: Decimal) -> Line:
+    hours = seconds * terms.nodes / SECONDS_PER_HOUR
+    return Line(
+        rule="time_used",
+        quantity=_plain(hours.quantize(Decimal("0.000001"), rounding=ROUND_HALF_UP)),
+        unit="node_hours",
+        unit_minor=_plain(terms.hourly),
+        amount_minor=round_minor(hours * terms.hourly),
+    )
+
+
+def _line(rule: str, quantity: Decimal, unit: str, unit_minor: Decimal) -> Line:
+    return Line(rule, _plain(quantity), unit, _plain(unit_minor), round_minor(quantity * unit_minor))
+
+
+def _plain(number: Decimal) -> str:
+    """A Decimal in plain digits, without trailing zeros."""
+    text = f"{number:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _find(prices: list[PriceRow], kind: PriceKind, purchase: Purchase) -> Decimal | None:
+    """The price of `kind`: the product's own before everyone's, then the highest tier that the node count reaches."""
+    found = [
+        row
+        for row in prices
+        if row.kind is kind
+        and row.product in {"", purchase.product}
+        and row.node_spec in {"", purchase.node_spec}
+        and row.nodes_from <= purchase.nodes
+    ]
+    best = max(found, key=lambda row: (row.product != "", row.nodes_from), default=None)
+    return best.amount if best else None
