@@ -47,8 +47,8 @@ class Embedded:
 
     @property
     def database_url(self) -> str:
-        """For Django: the database over its socket."""
-        return f"postgres://postgres@{quote(str(self.socket_dir), safe='')}/{DATABASE}"
+        """For django-environ: the database over its socket. As a path, because it would put a host into lower case."""
+        return f"postgres://postgres@/{quote(str(self.socket_dir))}/{DATABASE}"
 
     @property
     def redis_url(self) -> str:

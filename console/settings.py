@@ -166,6 +166,7 @@ LOGIN_URL = "account_login"
 LOGIN_REDIRECT_URL = "/"
 ACCOUNT_ADAPTER = "console.accounts.adapter.AccountAdapter"
 ACCOUNT_LOGIN_METHODS = {"email"}
+ACCOUNT_SIGNUP_FORM_CLASS = "console.accounts.forms.SignUpForm"
 ACCOUNT_SIGNUP_FIELDS = ["email*", "password1*", "password2*"]
 ACCOUNT_USER_MODEL_USERNAME_FIELD = None
 ACCOUNT_EMAIL_VERIFICATION = env.str("EMAIL_VERIFICATION", "optional")
@@ -180,7 +181,7 @@ REST_FRAMEWORK = {
         "console.accounts.authentication.TokenAuthentication",
         "rest_framework.authentication.SessionAuthentication",
     ],
-    "DEFAULT_PERMISSION_CLASSES": ["console.accounts.permissions.HasCapability"],
+    "DEFAULT_PERMISSION_CLASSES": ["console.accounts.access.HasCapability"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
     "DEFAULT_FILTER_BACKENDS": ["django_filters.rest_framework.DjangoFilterBackend"],

@@ -1,0 +1,95 @@
+"""What every test may use: the embedded servers, folders of its own, people and API clients.
+
+`django_db` tests start PostgreSQL and Redis under `var/test` on their own; the last test process to end stops them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+import psycopg
+import pytest
+from django.conf import settings as django_settings
+from pytest_django import Settings
+from rest_framework.test import APIClient
+
+from console.accounts import services as accounts
+from console.accounts.models import Membership
+from console.accounts.roles import Role
+from tests.factories.accounts import MembershipFactory
+
+
+@pytest.fixture(scope="session")
+def embedded() -> Iterator[None]:
+    """PostgreSQL and Redis. For a test that needs Redis and no database; with a database they are there anyway."""
+    servers = django_settings.EMBEDDED
+    servers.var.mkdir(parents=True, exist_ok=True)
+    with (servers.var / "in-use.lock").open("w") as in_use:
+        fcntl.flock(in_use, fcntl.LOCK_SH)
+        servers.start()
+        _drop_abandoned_databases(servers.socket_dir)
+        yield
+        if _is_last(in_use):
+            servers.stop()
+
+
+def _is_last(in_use: IO[str]) -> bool:
+    try:
+        fcntl.flock(in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _drop_abandoned_databases(host: Path) -> None:
+    """Drop the databases of test processes that were killed."""
+    with psycopg.connect(host=str(host), user="postgres", dbname="postgres", autocommit=True) as connection:
+        for (name,) in connection.execute("SELECT datname FROM pg_database WHERE datname ~ '^test_[0-9]+'").fetchall():
+            if not Path("/proc", name.split("_")[1]).exists():
+                connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings(embedded: None) -> None:
+    """Pytest-django asks for this before it makes the test database."""
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(settings: Settings, tmp_path: Path) -> None:
+    settings.TRAINYARD_STORAGE_ROOT = tmp_path / "storage"
+    settings.TRAINYARD_RUNS_ROOT = tmp_path / "runs"
+
+
+@pytest.fixture
+def owner(db: None) -> Membership:
+    """The owner of an organization that has not activated the service."""
+    return MembershipFactory(role=Role.OWNER)
+
+
+@pytest.fixture
+def member(owner: Membership) -> Membership:
+    """A member of the owner's organization."""
+    return MembershipFactory(role=Role.MEMBER, organization=owner.organization)
+
+
+@pytest.fixture
+def stranger(db: None) -> Membership:
+    """The owner of another organization."""
+    return MembershipFactory(role=Role.OWNER)
+
+
+@pytest.fixture
+def api() -> Callable[[Membership | None], APIClient]:
+    """`api(membership)` is an API client with a token of the member; `api(None)` is an anonymous one."""
+
+    def client(membership: Membership | None = None) -> APIClient:
+        made = APIClient()
+        if membership is not None:
+            _, secret = accounts.create_token(membership=membership, name="test")
+            made.credentials(HTTP_AUTHORIZATION=f"Token {secret}")
+        return made
+
+    return client

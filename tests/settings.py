@@ -1,0 +1,21 @@
+"""The settings of the tests: the console's own, on servers and folders of the tests' own under `var/test`."""
+
+import os
+from pathlib import Path
+
+BASE = Path(__file__).resolve().parent.parent
+os.environ.setdefault("TRAINYARD_IMAGES_ROOT", str(BASE / "var" / "images"))  # built once: it takes minutes
+os.environ["TRAINYARD_VAR"] = str(BASE / "var" / "test")
+for _name in ("DATABASE_URL", "REDIS_URL", "TRAINYARD_URL", "STRIPE_SECRET_KEY", "RUNTIME_BACKEND", "DEBUG"):
+    os.environ.pop(_name, None)
+
+from console.settings import *  # noqa: E402, F403
+from console.settings import CACHES, DATABASES, MIDDLEWARE, STORAGES  # noqa: E402
+
+# Two people, or two terminals, may test at once on the same servers: each process has a database of its own.
+DATABASES["default"]["TEST"] = {"NAME": f"test_{os.getpid()}"}
+DATABASES["default"]["CONN_MAX_AGE"] = 0
+CACHES["default"]["KEY_PREFIX"] = f"test_{os.getpid()}"
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+STORAGES["staticfiles"] = {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"}
+MIDDLEWARE.remove("whitenoise.middleware.WhiteNoiseMiddleware")  # it warns about the folder that collectstatic makes
