@@ -27,7 +27,9 @@ class NodeSpec(models.Model):
     name = models.SlugField(_("name"), unique=True)
     title = models.CharField(_("title"), max_length=100)
     description = models.TextField(_("description"), blank=True)
-    cpus = models.DecimalField(_("CPU cores"), max_digits=6, decimal_places=2, validators=[MinValueValidator(Decimal("0.1"))])
+    cpus = models.DecimalField(
+        _("CPU cores"), max_digits=6, decimal_places=2, validators=[MinValueValidator(Decimal("0.1"))]
+    )
     memory_mib = models.PositiveIntegerField(_("memory (MiB)"), validators=[MinValueValidator(128)])
     gpus = models.PositiveSmallIntegerField(_("GPUs"), default=0)
     gpu_type = models.CharField(_("GPU type"), max_length=50, blank=True)
@@ -63,7 +65,8 @@ class PriceBook(models.Model):
                 name="one_price_book_at_a_time",
             ),
             models.CheckConstraint(
-                condition=Q(published_at__isnull=True) | Q(effective_from__isnull=False), name="published_book_has_a_date"
+                condition=Q(published_at__isnull=True) | Q(effective_from__isnull=False),
+                name="published_book_has_a_date",
             ),
         )
 
@@ -228,7 +231,8 @@ class Hold(models.Model):
                 name="charged_within_the_hold",
             ),
             models.CheckConstraint(
-                condition=Q(state="settled", charged_minor__isnull=False) | ~Q(state="settled") & Q(charged_minor__isnull=True),
+                condition=Q(state="settled", charged_minor__isnull=False)
+                | ~Q(state="settled") & Q(charged_minor__isnull=True),
                 name="settled_hold_is_charged",
             ),
         )
@@ -330,7 +334,9 @@ class CreditGrant(models.Model):
     organization = models.ForeignKey(Organization, models.PROTECT, related_name="credit_grants")
     amount_minor = models.PositiveBigIntegerField(_("amount (minor units)"), validators=[MinValueValidator(1)])
     reason = models.CharField(_("reason"), max_length=255)
-    granted_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+", editable=False)
+    granted_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+", editable=False
+    )
     created_at = models.DateTimeField(_("when"), auto_now_add=True)
 
     class Meta:

@@ -251,9 +251,7 @@ class MetricPoint(models.Model):
     class Meta:
         verbose_name = _("metric point")
         verbose_name_plural = _("metric points")
-        constraints = (
-            models.UniqueConstraint(fields=["job", "name", "attempt", "step"], name="one_value_per_step"),
-        )
+        constraints = (models.UniqueConstraint(fields=["job", "name", "attempt", "step"], name="one_value_per_step"),)
 
     def __str__(self) -> str:
         return f"{self.job} {self.name}[{self.step}]={self.value}"

@@ -1,0 +1,77 @@
+"""What jobs may do with a customer's money: hold, meter, settle. Each is safe to repeat.
+
+Hides accounts and postings. The one promise: what is charged is never more than what was held, and it was held before the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from django.db import transaction
+from django.utils import timezone
+
+from billing import ledger, pricing
+from billing.errors import NoWallet
+from billing.models import Account, Hold, Quote, Receipt
+from billing.selectors import wallet
+
+
+@transaction.atomic
+def hold(*, quote: Quote, reference: str) -> Hold:
+    """Set the quote's ceiling aside. The same reference again gives the same hold. Raises InsufficientFunds, NoWallet."""
+    known = Hold.objects.filter(reference=reference).select_related("account", "quote").first()
+    if known:
+        return known
+    account = wallet(quote.organization)
+    if account is None:
+        raise NoWallet
+    ledger.hold(account=account, amount_minor=quote.ceiling_minor)
+    return Hold.objects.create(account=account, quote=quote, reference=reference, amount_minor=quote.ceiling_minor)
+
+
+def meter(*, hold: Hold, billable_seconds: float) -> int:
+    """What the run has cost so far, in minor units; kept on the hold. It changes no balance."""
+    terms = pricing.Terms.from_json(hold.quote.terms)
+    cost = pricing.rate(pricing.Usage(billable_seconds, completed=False), terms).total_minor
+    Hold.objects.filter(pk=hold.pk, state=Hold.States.HELD).update(metered_minor=cost)
+    return cost
+
+
+@transaction.atomic
+def settle(*, hold: Hold, usage: pricing.Usage, title: str, free_lines: Sequence[pricing.Line] = ()) -> Receipt:
+    """End a hold: charge the usage, give the rest back, write the receipt. Settling again gives the same receipt.
+
+    Nothing used is a release. `free_lines` (amount 0) stand on the receipt before what is charged.
+    """
+    locked = Hold.objects.select_for_update(of=("self",)).select_related("account", "quote").get(pk=hold.pk)
+    if locked.state != Hold.States.HELD:
+        return locked.receipt
+    charge = pricing.rate(usage, pricing.Terms.from_json(locked.quote.terms))
+    ledger.unhold(account=locked.account, amount_minor=locked.amount_minor)
+    if charge.total_minor:
+        revenue = ledger.platform_account(Account.Kinds.REVENUE, locked.account.currency)
+        ledger.post(
+            reference=f"settle:{locked.reference}",
+            kind="charge",
+            description=title,
+            entries=[(locked.account, -charge.total_minor), (revenue, charge.total_minor)],
+        )
+    locked.state = Hold.States.SETTLED if charge.total_minor else Hold.States.RELEASED
+    locked.charged_minor = charge.total_minor or None
+    locked.metered_minor = charge.total_minor
+    locked.ended_at = timezone.now()
+    locked.save(update_fields=["state", "charged_minor", "metered_minor", "ended_at"])
+    return Receipt.objects.create(
+        hold=locked,
+        organization_id=locked.quote.organization_id,
+        title=title,
+        currency=locked.account.currency,
+        lines=[line.to_json() for line in [*free_lines, *charge.lines]],
+        total_minor=charge.total_minor,
+        ceiling_minor=locked.amount_minor,
+    )
+
+
+def free_line(*, rule: str, seconds: float) -> pricing.Line:
+    """A line that says what is not charged, and for how long it lasted."""
+    return pricing.Line(rule=rule, quantity=f"{max(0.0, seconds):.1f}", unit="seconds", unit_minor="0", amount_minor=0)

@@ -1,0 +1,131 @@
+"""The only writer of balances: double entry, append-only, keyed on what each movement is about.
+
+Hides the SQL that writes a transaction, its entries and the balances as one statement. The one rule: a reference is posted once;
+posting it again changes nothing. The database refuses what would break the books (zero sum, `posted >= held >= 0`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from django.db import IntegrityError, connection, transaction
+from django.db.models import F
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from billing.errors import InsufficientFunds, LedgerConflict
+from billing.models import Account, Entry
+from billing.wording import money
+
+POST = """
+WITH locked AS (
+    SELECT id FROM billing_account WHERE id = ANY(%(accounts)s) ORDER BY id FOR UPDATE
+), fresh AS (
+    INSERT INTO billing_transaction (reference, kind, description, created_at)
+    SELECT %(reference)s, %(kind)s, %(description)s, %(now)s FROM (SELECT count(*) FROM locked) AS l
+    ON CONFLICT (reference) DO NOTHING
+    RETURNING id
+), written AS (
+    INSERT INTO billing_entry (transaction_id, account_id, amount_minor)
+    SELECT fresh.id, part.account, part.amount
+    FROM fresh, unnest(%(accounts)s, %(amounts)s) AS part(account, amount)
+    RETURNING account_id, amount_minor
+), moved AS (
+    UPDATE billing_account SET posted_minor = posted_minor + written.amount_minor
+    FROM written WHERE billing_account.id = written.account_id
+    RETURNING billing_account.id
+)
+SELECT count(*) FROM moved
+"""
+
+
+def wallet_account(*, organization_id: int, currency: str) -> Account:
+    """The organization's wallet, made when it has none. Safe to call twice at once."""
+    Account.objects.bulk_create(
+        [Account(organization_id=organization_id, kind=Account.Kinds.WALLET, currency=currency)], ignore_conflicts=True
+    )
+    return Account.objects.get(organization_id=organization_id, kind=Account.Kinds.WALLET)
+
+
+def platform_account(kind: Account.Kinds, currency: str) -> Account:
+    """The platform's own account of a kind, made when it is first needed."""
+    account = Account.objects.filter(organization=None, kind=kind, currency=currency).first()
+    if account is None:
+        Account.objects.bulk_create([Account(kind=kind, currency=currency)], ignore_conflicts=True)
+        account = Account.objects.get(organization=None, kind=kind, currency=currency)
+    return account
+
+
+def post(*, reference: str, kind: str, description: str, entries: Sequence[tuple[Account, int]]) -> bool:
+    """Move money. Each account occurs once; the amounts (minor units) sum to zero; zero amounts are not written.
+
+    Returns whether it was posted now (False: it had been posted before, with the same entries). Raises InsufficientFunds where
+    a wallet would go below what is held of it, LedgerConflict for a known reference with other entries, ValueError for
+    entries that do not balance.
+    """
+    parts = {account.pk: amount for account, amount in entries if amount}
+    if sum(parts.values()) != 0 or len({account.currency for account, _amount in entries}) > 1:
+        raise ValueError(f"The entries of {reference} do not balance in one currency.")
+    values = {
+        "reference": reference,
+        "kind": kind,
+        "description": description,
+        "now": timezone.now(),
+        "accounts": list(parts),
+        "amounts": list(parts.values()),
+    }
+    try:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute(POST, values)
+            moved = cursor.fetchone()[0]
+    except IntegrityError as error:
+        if "wallet_covers_what_is_held" not in str(error):
+            raise
+        raise _short_of_funds(entries) from error
+    if moved == 0:
+        _require_same(reference, parts)
+    return bool(moved)
+
+
+def hold(*, account: Account, amount_minor: int) -> None:
+    """Set `amount_minor` of a wallet aside. Raises InsufficientFunds. The caller records what it is for, in the same transaction."""
+    held = Account.objects.filter(
+        pk=account.pk, kind=Account.Kinds.WALLET, posted_minor__gte=F("held_minor") + amount_minor
+    ).update(held_minor=F("held_minor") + amount_minor)
+    if not held:
+        account.refresh_from_db()
+        raise insufficient(account, amount_minor)
+
+
+def unhold(*, account: Account, amount_minor: int) -> None:
+    """Give back what `hold` set aside; the caller has locked the record of it, so that it happens once."""
+    Account.objects.filter(pk=account.pk).update(held_minor=F("held_minor") - amount_minor)
+
+
+def insufficient(account: Account, needed_minor: int) -> InsufficientFunds:
+    """The error of a wallet that can't cover `needed_minor`, in words."""
+    return InsufficientFunds(
+        available_minor=account.available_minor,
+        needed_minor=needed_minor,
+        message=_("Your wallet has %(available)s available and this needs %(needed)s. Top up %(missing)s or more.")
+        % {
+            "available": money(account.available_minor, account.currency),
+            "needed": money(needed_minor, account.currency),
+            "missing": money(needed_minor - account.available_minor, account.currency),
+        },
+    )
+
+
+def _short_of_funds(entries: Sequence[tuple[Account, int]]) -> InsufficientFunds:
+    """Which wallet was short, read after the refusal."""
+    for account, amount in entries:
+        if account.kind == Account.Kinds.WALLET and amount < 0:
+            account.refresh_from_db()
+            return insufficient(account, -amount)
+    raise LedgerConflict("No wallet is debited, yet a wallet's constraint refused the posting.")
+
+
+def _require_same(reference: str, parts: dict[int, int]) -> None:
+    known = dict(Entry.objects.filter(transaction__reference=reference).values_list("account_id", "amount_minor"))
+    if known != parts:
+        raise LedgerConflict(f"{reference} was posted before with other entries.")

@@ -1,0 +1,66 @@
+"""The words for money: amounts in the reader's language, titles of lines, where an estimate comes from.
+
+The one rule: rows store stable names and figures; sentences are made here, when they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+from babel.core import Locale
+from babel.numbers import format_currency, get_currency_precision
+from django.utils.translation import get_language, gettext_lazy, ngettext, to_locale
+from django.utils.translation import gettext as _
+
+LINE_TITLES = {
+    "time_used": gettext_lazy("Node time"),
+    "epochs_completed": gettext_lazy("Epochs, charged when the run completes"),
+    "fixed_price": gettext_lazy("Fixed price of the epochs"),
+    "minimum": gettext_lazy("Up to the least charge of a run"),
+    "above_ceiling": gettext_lazy("Above the ceiling: not charged"),
+    "queue": gettext_lazy("Waiting in the queue: free"),
+    "start": gettext_lazy("Starting the nodes: free"),
+    "platform_fault": gettext_lazy("Platform fault: free"),
+}
+
+
+def to_major(amount_minor: Decimal | int, currency: str) -> Decimal:
+    """An amount in the currency's major unit, by ISO 4217's number of decimals."""
+    return Decimal(amount_minor).scaleb(-get_currency_precision(currency))
+
+
+def to_minor(amount: Decimal, currency: str) -> int:
+    """A customer's amount in minor units. Raises ValueError where it has more decimals than the currency."""
+    scaled = amount.scaleb(get_currency_precision(currency))
+    if scaled != scaled.to_integral_value():
+        raise ValueError(f"{currency} has {get_currency_precision(currency)} decimals.")
+    return int(scaled)
+
+
+def money(amount_minor: Decimal | int, currency: str, *, exact: bool = False) -> str:
+    """An amount for people, in the active language; `exact` keeps every decimal (prices may have more than the currency)."""
+    locale = Locale.parse(to_locale(get_language() or "en"))
+    return str(
+        format_currency(to_major(amount_minor, currency), currency, locale=locale, decimal_quantization=not exact)
+    )
+
+
+def line_title(line: Mapping[str, Any]) -> str:
+    """What a line of a quote or receipt is for."""
+    return str(LINE_TITLES.get(line["rule"], line["rule"]))
+
+
+def basis_sentence(basis: Mapping[str, Any]) -> str:
+    """Where an estimate comes from, as a sentence."""
+    if basis.get("source") == "history":
+        runs = int(basis["runs"])
+        return ngettext(
+            "From %(runs)d earlier run of the same script on the same nodes.",
+            "From %(runs)d earlier runs of the same script on the same nodes.",
+            runs,
+        ) % {"runs": runs}
+    if basis.get("source") == "customer":
+        return _("From the time you set; there is no earlier run of this script to learn from.")
+    return _("From the product's reference speed; the first run of your script makes the next estimate better.")
