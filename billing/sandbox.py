@@ -25,6 +25,8 @@ from typing import Any
 from urllib.error import URLError
 from urllib.parse import parse_qs, urlsplit
 
+from billing.wording import money
+
 RETRY_SECONDS = (0.2, 1, 2, 5, 10, 30, 60)
 """Waits between tries of a webhook; the last is repeated."""
 MAX_BODY = 65536
@@ -238,7 +240,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         values = {
             "title": session["title"],
-            "amount": f"{session['amount_total'] / 100:.2f} {session['currency'].upper()}",
+            "amount": money(session["amount_total"], session["currency"].upper()),
             "cancel_url": session["cancel_url"],
             "refused": refused,
             "status": session["status"],

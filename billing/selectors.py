@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import Decimal
 
+from django.conf import settings
 from django.db.models import QuerySet
 
 from billing.errors import NotPriced
@@ -18,6 +19,11 @@ from console.accounts.models import Organization
 def wallet(organization: Organization) -> Account | None:
     """The organization's wallet; None before its service was activated."""
     return Account.objects.filter(organization=organization, kind=Account.Kinds.WALLET).first()
+
+
+def default_currency() -> str:
+    """The currency of wallets still to be made."""
+    return str(settings.CURRENCY)
 
 
 def movements(organization: Organization) -> QuerySet[Entry]:

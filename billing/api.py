@@ -1,0 +1,171 @@
+"""The API of billing: the wallet, top-ups, node specs with their prices, receipts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.urls import path
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from billing import payments, selectors
+from billing.errors import NoWallet
+from billing.models import Account, Hold, Receipt, TopUp
+from billing.wording import line_title
+from console.accounts.permissions import TenantView
+from console.accounts.roles import Capability
+
+
+class WalletSerializer(serializers.Serializer[Account]):
+    """A wallet; amounts in the currency's minor unit."""
+
+    currency = serializers.CharField()
+    posted_minor = serializers.IntegerField(help_text="What was paid in less what was charged.")
+    held_minor = serializers.IntegerField(help_text="Set aside for runs that have not ended.")
+    available_minor = serializers.IntegerField(help_text="What can be spent now.")
+
+
+class TopUpRequestSerializer(serializers.Serializer[Any]):
+    """A top-up to begin."""
+
+    amount_minor = serializers.IntegerField()
+
+
+class TopUpSerializer(serializers.ModelSerializer[TopUp]):
+    """A top-up; pay it at `checkout_url`."""
+
+    class Meta:
+        model = TopUp
+        fields = ("id", "state", "amount_minor", "currency", "checkout_url", "created_at", "paid_at")
+
+
+class NodeSpecSerializer(serializers.Serializer[selectors.OfferedSpec]):
+    """A node spec with its price for one node and hour (minor units, decimal; null where it has none now)."""
+
+    name = serializers.CharField(source="spec.name")
+    title = serializers.CharField(source="spec.title")
+    description = serializers.CharField(source="spec.description")
+    cpus = serializers.FloatField(source="spec.cpus")
+    memory_mib = serializers.IntegerField(source="spec.memory_mib")
+    gpus = serializers.IntegerField(source="spec.gpus")
+    gpu_type = serializers.CharField(source="spec.gpu_type")
+    hourly_minor = serializers.DecimalField(14, 4, allow_null=True, coerce_to_string=True)
+    currency = serializers.CharField()
+
+
+class LineSerializer(serializers.Serializer[dict[str, Any]]):
+    """A line of a quote or receipt. `rule` is a stable name, `title` its words."""
+
+    rule = serializers.CharField()
+    title = serializers.SerializerMethodField()
+    quantity = serializers.CharField()
+    unit = serializers.CharField()
+    unit_minor = serializers.CharField()
+    amount_minor = serializers.IntegerField()
+
+    def get_title(self, line: dict[str, Any]) -> str:
+        """The rule in words."""
+        return line_title(line)
+
+
+class ReceiptSerializer(serializers.ModelSerializer[Receipt]):
+    """A receipt: lines that sum to the total, and the ceiling it stayed under."""
+
+    lines = LineSerializer(many=True)
+
+    class Meta:
+        model = Receipt
+        fields = ("id", "title", "currency", "lines", "total_minor", "ceiling_minor", "created_at")
+
+
+class HoldSerializer(serializers.ModelSerializer[Hold]):
+    """Money set aside."""
+
+    class Meta:
+        model = Hold
+        fields = ("reference", "amount_minor", "metered_minor", "state", "created_at")
+
+
+class WalletView(TenantView):
+    """The organization's wallet."""
+
+    capabilities = {"GET": Capability.VIEW}
+
+    @extend_schema(responses=WalletSerializer)
+    def get(self, _request: Request) -> Response:
+        """What is there, what is held, what can be spent."""
+        return Response(WalletSerializer(_wallet(self)).data)
+
+
+class TopUpView(TenantView):
+    """Money to pay in."""
+
+    capabilities = {"GET": Capability.PAY, "POST": Capability.PAY}
+
+    @extend_schema(responses=TopUpSerializer(many=True))
+    def get(self, _request: Request) -> Response:
+        """The last 100 top-ups."""
+        return Response({"results": TopUpSerializer(_wallet(self).top_ups.all()[:100], many=True).data})
+
+    @extend_schema(request=TopUpRequestSerializer, responses={201: TopUpSerializer})
+    def post(self, request: Request) -> Response:
+        """Begin a top-up; the answer names the page where it is paid."""
+        form = TopUpRequestSerializer(data=request.data)
+        form.is_valid(raise_exception=True)
+        top_up = payments.start_top_up(
+            account=_wallet(self), amount_minor=form.validated_data["amount_minor"], user=self.membership.user
+        )
+        return Response(TopUpSerializer(top_up).data, status=201)
+
+
+class HoldsView(TenantView):
+    """What is held now."""
+
+    capabilities = {"GET": Capability.VIEW}
+
+    @extend_schema(responses=HoldSerializer(many=True))
+    def get(self, _request: Request) -> Response:
+        """Open holds."""
+        return Response({"results": HoldSerializer(selectors.open_holds(self.organization), many=True).data})
+
+
+class ReceiptsView(TenantView):
+    """Receipts."""
+
+    capabilities = {"GET": Capability.VIEW}
+
+    @extend_schema(responses=ReceiptSerializer(many=True))
+    def get(self, _request: Request) -> Response:
+        """The last 100 receipts."""
+        return Response({"results": ReceiptSerializer(selectors.receipts_for(self.organization)[:100], many=True).data})
+
+
+class NodeSpecsView(TenantView):
+    """Node specs on offer."""
+
+    capabilities = {"GET": Capability.VIEW}
+
+    @extend_schema(responses=NodeSpecSerializer(many=True))
+    def get(self, _request: Request) -> Response:
+        """The catalogue, smallest first."""
+        account = selectors.wallet(self.organization)
+        currency = account.currency if account else selectors.default_currency()
+        return Response({"results": NodeSpecSerializer(selectors.offered_specs(currency), many=True).data})
+
+
+def _wallet(view: TenantView) -> Account:
+    account = selectors.wallet(view.organization)
+    if account is None:
+        raise NoWallet
+    return account
+
+
+urlpatterns = [
+    path("wallet/", WalletView.as_view(), name="api_wallet"),
+    path("wallet/top-ups/", TopUpView.as_view(), name="api_top_ups"),
+    path("wallet/holds/", HoldsView.as_view(), name="api_holds"),
+    path("wallet/receipts/", ReceiptsView.as_view(), name="api_receipts"),
+    path("node-specs/", NodeSpecsView.as_view(), name="api_node_specs"),
+]
