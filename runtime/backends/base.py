@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from runtime.backends.local import LocalBackend
 from runtime.specs import Capacity, LogChunk, RunSpec, RunStatus
 
 
@@ -52,3 +53,14 @@ class Backend(Protocol):
 
         Hostile: written by the customer's code. Read it without following links.
         """
+
+
+def create(kind: str, **options: Any) -> Backend:
+    """The backend of this kind. Raises ValueError for an unknown kind.
+
+    `local`: `root` (Path of the runs), `images_root` (Path), and `cpus`, `memory_mib`, `memory_fraction` to override what
+    the machine has.
+    """
+    if kind == "local":
+        return LocalBackend(**options)
+    raise ValueError(f"There is no runtime backend '{kind}'. There is: local.")

@@ -1,0 +1,337 @@
+"""The local backend: every node of a run is a supervised, sandboxed process tree on this machine.
+
+It hides folders, locks, ports and processes. Its one rule: the disk is the truth. Any number of these objects, in any number of
+processes, may work on one root at the same time and die at any moment; none holds state of its own.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import watchfiles
+
+from runtime.backends import admission, machine, sandbox
+from runtime.backends.runs import FolderLock, Run, remove_tree
+from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound, RuntimeFault
+from runtime.specs import Capacity, Framework, LogChunk, NodeCapacity, Resources, RunPhase, RunSpec, RunStatus
+
+_ADDRESS = "127.0.0.1"
+_INTERFACE = "lo"
+_PROCESS_LIMIT = 1024
+_HEARTBEAT_MILLISECONDS = 500
+_DEBOUNCE_MILLISECONDS = 50
+_STEP_MILLISECONDS = 5
+_SOURCE_ROOT = Path(__file__).resolve().parents[2]
+_SUPERVISE = f"import sys; sys.path.insert(0, {str(_SOURCE_ROOT)!r}); from runtime.backends.supervisor import main; main()"
+
+
+class LocalBackend:
+    """Runs on this machine. `root` holds the runs; `images_root` the built-in images (`runtime.backends.images`).
+
+    What the machine offers is measured unless given: `cpus`, and `memory_mib` (default: `memory_fraction` of its memory).
+    """
+
+    def __init__(
+        self,
+        *,
+        root: Path,
+        images_root: Path,
+        cpus: float | None = None,
+        memory_mib: int | None = None,
+        memory_fraction: float = 0.9,
+    ) -> None:
+        self._root = root.resolve()
+        self._images_root = images_root.resolve()
+        self._gpus = machine.gpus()
+        self._total = Resources(
+            cpus=machine.cpus() if cpus is None else cpus,
+            memory_mib=int(machine.memory_mib() * memory_fraction) if memory_mib is None else memory_mib,
+            gpus=len(self._gpus),
+            gpu_type=self._gpus[0].model if self._gpus else "",
+        )
+        for folder in (self._root, *(self._root / part for part in (".active", ".changes", ".checkpoints"))):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    # The protocol
+
+    def submit(self, spec: RunSpec) -> None:
+        """See `Backend.submit`. Built-in images only."""
+        run = self._run(spec.name)
+        if run.is_submitted:
+            return
+        spec = admission.check(spec, self._images_root)
+        bubblewrap = sandbox.find_bubblewrap()
+        with FolderLock(self._root / ".lock"):
+            if run.is_submitted:
+                return
+            run.destroy()
+            gpus = self._reserve(spec)
+            try:
+                self._launch(run, spec, gpus, bubblewrap)
+            except BaseException as error:
+                run.destroy()
+                if isinstance(error, OSError):
+                    raise BackendUnavailable(f"The run could not be started on this machine: {error}.") from error
+                raise
+
+    def describe(self, name: str) -> RunStatus:
+        """See `Backend.describe`."""
+        return self._run(name).status()
+
+    def logs(self, name: str, rank: int, offset: int = 0, limit: int = 65536) -> LogChunk:
+        """See `Backend.logs`. A rank that the run does not have raises RunNotFound."""
+        run = self._run(name)
+        # Asked first: what is written after this look is there at the next one.
+        ended = run.status().phase is RunPhase.ENDED
+        if not 0 <= rank < run.spec().world_size:
+            raise RunNotFound(f"The run '{name}' has no rank {rank}.")
+        offset = max(0, offset)
+        try:
+            with (run.folder / "logs" / f"rank-{rank}.log").open("rb") as file:
+                file.seek(offset)
+                data = file.read(limit)
+                at_end = not file.read(1)
+        except FileNotFoundError:
+            data, at_end = b"", True
+        final = ended and at_end
+        text, used = codecs.getincrementaldecoder("utf-8")("replace"), data
+        decoded = text.decode(used, final=final)
+        pending = 0 if final else len(text.getstate()[0])
+        return LogChunk(decoded, offset + len(data) - pending, eof=final)
+
+    def stop(self, name: str, grace_seconds: int) -> None:
+        """See `Backend.stop`."""
+        run = self._run(name)
+        with contextlib.suppress(RunNotFound):
+            if run.status().phase is not RunPhase.ENDED:
+                run.request_stop(grace_seconds)
+
+    def delete(self, name: str) -> None:
+        """See `Backend.delete`. Checkpoints shared under a key stay; see `delete_checkpoints`."""
+        with FolderLock(self._root / ".lock"):
+            self._run(name).destroy()
+
+    def delete_checkpoints(self, key: str) -> None:
+        """Remove the checkpoint folder that attempts share under this key. Unknown is fine."""
+        folder = self._checkpoints(key)
+        if folder.is_dir():
+            remove_tree(folder)
+
+    def names(self) -> list[str]:
+        """See `Backend.names`. Half-made submissions are among them."""
+        return sorted(path.name for path in self._root.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+    def capacity(self) -> Capacity:
+        """See `Backend.capacity`: one machine."""
+        free, _gpus = self._free()
+        return Capacity((NodeCapacity(socket.gethostname(), self._total, free),))
+
+    def changes(self, stop_after: float | None = None) -> Iterator[set[str]]:
+        """See `Backend.changes`. Only our own flat folder is watched, never one that code inside a run can fill."""
+        end = None if stop_after is None else time.monotonic() + stop_after
+        for events in watchfiles.watch(
+            self._root / ".changes",
+            watch_filter=None,
+            debounce=_DEBOUNCE_MILLISECONDS,
+            step=_STEP_MILLISECONDS,
+            rust_timeout=_HEARTBEAT_MILLISECONDS,
+            yield_on_timeout=True,
+            recursive=False,
+        ):
+            yield {Path(path).name for _change, path in events}
+            if end is not None and time.monotonic() >= end:
+                return
+
+    def run_folder(self, name: str) -> Path:
+        """See `Backend.run_folder`; the layout is in `runtime.backends.runs`."""
+        return self._run(name).folder
+
+    # Room
+
+    def _free(self) -> tuple[Resources, list[int]]:
+        """What no live run holds, and which GPUs that is. A submission under way holds what it asks for."""
+        cpus, memory = self._total.cpus, self._total.memory_mib
+        gpus = {gpu.index for gpu in self._gpus}
+        for path in (self._root / ".active").iterdir():
+            run = self._run(path.name)
+            try:
+                if run.status().phase is RunPhase.ENDED:
+                    continue
+                submission = run.submission()
+            except RunNotFound:
+                continue
+            resources, nodes = submission["spec"]["resources"], submission["spec"]["nodes"]
+            cpus -= resources["cpus"] * nodes
+            memory -= resources["memory_mib"] * nodes
+            gpus.difference_update(*submission["gpus"])
+        free = Resources(max(0.0, round(cpus, 6)), max(0, memory), len(gpus), self._total.gpu_type if gpus else "")
+        return free, sorted(gpus)
+
+    def _reserve(self, spec: RunSpec) -> list[list[int]]:
+        """The GPUs of each node; the caller holds the root's lock. Raises InvalidSpec, NoCapacity."""
+        free, gpus = self._free()
+        capacity = Capacity((NodeCapacity(socket.gethostname(), self._total, free),))
+        if not capacity.fits_ever(spec.resources, spec.nodes):
+            room = capacity.nodes_ever(spec.resources)
+            raise InvalidSpec(
+                f"{spec.nodes} nodes of this kind can never run here: the cluster has room for {room}.", field="nodes"
+            )
+        if not capacity.fits_now(spec.resources, spec.nodes):
+            room = capacity.nodes_now(spec.resources)
+            raise NoCapacity(f"{spec.nodes} nodes are needed, and {room} of this kind are free now.")
+        each = spec.resources.gpus
+        return [gpus[node * each : (node + 1) * each] for node in range(spec.nodes)]
+
+    # Starting
+
+    def _launch(self, run: Run, spec: RunSpec, gpus: list[list[int]], bubblewrap: str) -> None:
+        run.prepare()
+        checkpoints = self._checkpoints(spec.checkpoint_key) if spec.checkpoint_key else run.folder / "checkpoints"
+        checkpoints.mkdir(exist_ok=True, mode=0o700)
+        nonce = secrets.token_hex(16)
+        token = secrets.token_hex(32)
+        with contextlib.ExitStack() as stack:
+            listener = stack.enter_context(socket.create_server((_ADDRESS, 0), backlog=128))
+            ports = [stack.enter_context(_reserve_port()) for _port in range(_ports_needed(spec))]
+            plan = _plan(spec, [port.getsockname()[1] for port in ports])
+            starting = []
+            for node in range(spec.nodes):
+                place = self._place(run, spec, node, gpus[node], checkpoints)
+                lock = run.hold_lock(node)
+                stack.callback(os.close, lock)
+                kept = [lock, *([port.fileno() for port in ports] if node == 0 else [])]
+                order = self._order(run, spec, node, place, bubblewrap, nonce)
+                order["keep"] = kept
+                order["listener"] = listener.fileno() if node == 0 else None
+                order["launcher"] = {
+                    "plan": {**plan, "node": node},
+                    "token": token,
+                    "control_port": listener.getsockname()[1],
+                    "python": str(place.image / "bin" / "python"),
+                    "environment": self._environment(place),
+                }
+                starting.append(stack.enter_context(self._spawn(order)))
+            run.record(spec, nonce=nonce, gpus=gpus)
+        # Leaving the block closed their stdin, which is what the supervisors wait for.
+
+    def _spawn(self, order: dict[str, Any]) -> subprocess.Popen[bytes]:
+        inherited = [*order["keep"], *([order["listener"]] if order["listener"] is not None else [])]
+        log = Path(order["folder"]) / "logs" / f"supervisor-{order['node']}.log"
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _SUPERVISE],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                cwd="/",
+                env={"LANG": "C.UTF-8"},
+                pass_fds=inherited,
+                start_new_session=True,
+            )
+        if process.stdin is None:
+            raise RuntimeFault("a supervisor was started without a stdin")
+        process.stdin.write(json.dumps(order).encode())
+        process.stdin.flush()
+        return process
+
+    def _order(
+        self, run: Run, spec: RunSpec, node: int, place: sandbox.Place, bubblewrap: str, nonce: str
+    ) -> dict[str, Any]:
+        first = node * spec.workers_per_node
+        return {
+            "folder": str(run.folder),
+            "bell": str(run.bell),
+            "nonce": nonce,
+            "node": node,
+            "ranks": list(range(first, first + spec.workers_per_node)),
+            "sandbox": [bubblewrap, *sandbox.arguments(place, self._environment(place))],
+            "command": [str(place.image / "bin" / "python"), "-I", "-S", "-B", sandbox.LAUNCHER_TARGET],
+            "deadline_seconds": spec.deadline_seconds,
+            "grace_seconds": spec.grace_seconds,
+            "log_limit_bytes": spec.log_limit_bytes,
+            "memory_bytes": spec.resources.memory_mib << 20,
+            "process_limit": _PROCESS_LIMIT,
+        }
+
+    def _place(self, run: Run, spec: RunSpec, node: int, gpus: list[int], checkpoints: Path) -> sandbox.Place:
+        hostname = f"{spec.name}-{node}"
+        etc = run.folder / "etc" / str(node)
+        sandbox.write_etc(etc, hostname)
+        image = self._images_root / spec.image.builtin
+        return sandbox.Place(
+            hostname=hostname,
+            run_folder=run.folder / "run",
+            checkpoint_folder=checkpoints,
+            etc_folder=etc,
+            image=image,
+            interpreter_prefixes=sandbox.prefixes(image),
+            launcher=_SOURCE_ROOT / "runtime" / "launcher",
+            mounts=spec.mounts,
+            datasets_target=spec.datasets_target,
+            memory_bytes=spec.resources.memory_mib << 20,
+            gpus=tuple(gpus),
+        )
+
+    def _environment(self, place: sandbox.Place) -> dict[str, str]:
+        return sandbox.base_environment(place.image, [gpu.uuid for gpu in self._gpus if gpu.index in place.gpus])
+
+    def _run(self, name: str) -> Run:
+        if name.startswith(".") or "/" in name or not name:
+            raise RunNotFound(f"There is no run named '{name}'.")
+        return Run(self._root, name)
+
+    def _checkpoints(self, key: str) -> Path:
+        return self._root / ".checkpoints" / key
+
+
+def _ports_needed(spec: RunSpec) -> int:
+    """TensorFlow's processes each listen; elsewhere rank 0 alone does."""
+    return spec.world_size if spec.framework is Framework.TENSORFLOW else 1
+
+
+def _reserve_port() -> socket.socket:
+    """A port that nobody else is given while the socket is held, and that the code inside can still listen on.
+
+    Bound with SO_REUSEADDR but not listening: the kernel hands it to nobody, and lets one listener with that option in.
+    """
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("", 0))
+    return holder
+
+
+def _plan(spec: RunSpec, ports: list[int]) -> dict[str, Any]:
+    return {
+        "run_id": spec.name,
+        "nodes": spec.nodes,
+        "workers": spec.workers_per_node,
+        "framework": spec.framework.value,
+        "backend": "nccl" if spec.resources.gpus else "gloo",
+        "addresses": [_ADDRESS] * spec.nodes,
+        "master_port": ports[0],
+        "worker_ports": ports if spec.framework is Framework.TENSORFLOW else [],
+        "script": f"{spec.workspace_target}/{spec.script}",
+        "arguments": list(spec.arguments),
+        "epochs": spec.epochs,
+        "lr": spec.lr,
+        "batch_size": spec.batch_size,
+        "datasets": list(spec.datasets),
+        "datasets_path": spec.datasets_target,
+        "workspace": spec.workspace_target,
+        "run_dir": sandbox.RUN_TARGET,
+        "checkpoint_dir": sandbox.CHECKPOINT_TARGET,
+        "restart_count": spec.restart_count,
+        "omp_threads": max(1, int(spec.resources.cpus // spec.workers_per_node)),
+        "interface": _INTERFACE,
+    }

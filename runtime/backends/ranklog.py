@@ -1,0 +1,79 @@
+"""One rank's output: from its pipe into its file, capped. The one rule: the pipe is always drained.
+
+A rank that prints without end is never blocked by us, and costs no more disk than its limit. Standard library only:
+the supervisor imports this.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_PIECE = 1 << 20
+_TAIL = 4096
+_LAST_LINES = 20
+
+
+class RankLog:
+    """The reading end of a pipe and the file it goes to; `tail` keeps the end of what was printed, cap or not."""
+
+    def __init__(self, path: Path, reading: int, limit_bytes: int) -> None:
+        self.reading = reading
+        self.open = True
+        self.problem = ""
+        self._room = limit_bytes
+        self._limit = limit_bytes
+        self._capped = False
+        self._tail = b""
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        os.set_blocking(reading, False)
+
+    def fileno(self) -> int:
+        """The pipe, for a selector."""
+        return self.reading
+
+    def pump(self) -> bool:
+        """Move what the pipe holds now. True when the file changed; `open` turns False at the pipe's end."""
+        try:
+            data = os.read(self.reading, _PIECE)
+        except BlockingIOError:
+            return False
+        if not data:
+            self.open = False
+            return False
+        self._tail = (self._tail + data)[-_TAIL:]
+        return self._store(data)
+
+    def note(self, text: str) -> None:
+        """Add a line of the platform's own, over the cap if need be."""
+        start = "" if not self._tail or self._tail.endswith(b"\n") else "\n"
+        self._append(f"{start}[trainyard] {text}\n".encode())
+
+    def last_lines(self) -> list[str]:
+        """The last lines of the output, as text."""
+        return self._tail.decode("utf-8", "replace").splitlines()[-_LAST_LINES:]
+
+    def close(self) -> None:
+        """Let go of pipe and file."""
+        os.close(self.reading)
+        os.close(self._file)
+
+    def _store(self, data: bytes) -> bool:
+        if self._capped:
+            return False
+        self._append(data[: self._room])
+        self._room -= len(data)
+        if self._room < 0:
+            self._capped = True
+            self._append(
+                f"\n[trainyard] This rank's log has reached its limit of {self._limit} bytes. "
+                "The run goes on; further output is not kept.\n".encode()
+            )
+        return True
+
+    def _append(self, data: bytes) -> None:
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+        except OSError as error:
+            self.problem = f"The log could not be written: {error.strerror}."

@@ -1,0 +1,237 @@
+"""The folder of one local run, and what it says. The one rule: `submission.json` is written last and in one step.
+
+While it is missing, the run does not exist: supervisors that were started vanish, and whoever comes next may clear the folder.
+
+    <root>/<name>/submission.json        the spec, when it was submitted, which GPUs each node has
+                  stop.json              a request to end
+                  nodes/<node>.json      what the node's supervisor says; .lock is held while it lives
+                  logs/rank-<rank>.log   output, rank by rank; node-<node>.log is the platform's own
+                  run/                   RUN_DIR: written by the customer's code, hostile
+                  checkpoints/           CHECKPOINT_DIR where the run shares none
+    <root>/.checkpoints/<key>/           CHECKPOINT_DIR shared by attempts
+    <root>/.active/<name>                runs that hold capacity
+    <root>/.changes/<name>               touched whenever the run's status or output changes
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import shutil
+import signal
+import stat
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from runtime.backends import identity, outcome
+from runtime.errors import RunNotFound
+from runtime.specs import RunPhase, RunSpec, RunStatus
+
+_END_SECONDS = 5.0
+
+
+class Run:
+    """One run's folder. Cheap to make; whether there is such a run is asked of it."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.name = name
+        self.folder = root / name
+        self.active = root / ".active" / name
+        self.bell = root / ".changes" / name
+        self._trash = root / ".trash"
+
+    @property
+    def is_submitted(self) -> bool:
+        """Whether the run exists."""
+        return (self.folder / "submission.json").exists()
+
+    def prepare(self) -> None:
+        """Make the folders that supervisors and code write to."""
+        for part in ("nodes", "logs", "run/tensorboard", "checkpoints"):
+            (self.folder / part).mkdir(parents=True, mode=0o700)
+        self.active.touch()
+        self.bell.touch()
+
+    def hold_lock(self, node: int) -> int:
+        """Take the node's lock and return the descriptor that holds it; its supervisor inherits it."""
+        descriptor = os.open(self._lock_path(node), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return descriptor
+
+    def record(self, spec: RunSpec, *, nonce: str, gpus: list[list[int]]) -> None:
+        """Put the run on record. From here on it exists."""
+        write_json(
+            self.folder / "submission.json",
+            {"spec": json.loads(spec.to_json()), "nonce": nonce, "gpus": gpus, "submitted_at": time.time()},
+        )
+        self.bell.write_bytes(b"!")
+
+    def submission(self) -> dict[str, Any]:
+        """What `record` wrote. Raises RunNotFound."""
+        try:
+            data: dict[str, Any] = json.loads((self.folder / "submission.json").read_bytes())
+        except (OSError, ValueError) as error:
+            raise RunNotFound(f"There is no run named '{self.name}'.") from error
+        return data
+
+    def spec(self) -> RunSpec:
+        """The run as submitted. Raises RunNotFound."""
+        return RunSpec.from_json(json.dumps(self.submission()["spec"]))
+
+    def status(self) -> RunStatus:
+        """How the run goes; gives its capacity back once it has ended. Raises RunNotFound."""
+        submission = self.submission()
+        records = [self._read_record(node) for node in range(submission["spec"]["nodes"])]
+        status = outcome.merge(self.name, submission["submitted_at"], records)
+        if status.phase is RunPhase.ENDED:
+            self.active.unlink(missing_ok=True)
+        return status
+
+    def _read_record(self, node: int) -> outcome.Record:
+        path = self.folder / "nodes" / f"{node}.json"
+        record = _load_record(path)
+        if record is None:
+            alive = self._lock_is_held(node)
+            # The first record may have been written between the two looks; a lock let go without one is a node lost.
+            record = _load_record(path) or {
+                "node": node,
+                "phase": "starting",
+                "address": "",
+                "started_at": None,
+                "finished_at": None,
+                "exit_code": None,
+                "detail": "",
+                "causes": [],
+                "alive": alive,
+                "seen_at": self.submission()["submitted_at"],
+            }
+        if "alive" not in record:
+            record["alive"] = identity.is_alive(record["pid"], record["start_time"])
+            if not record["alive"] and record["phase"] != "ended":
+                # It may have ended properly between the two looks; only the second one counts as lost.
+                record = {**(_load_record(path) or record), "alive": False}
+        return record
+
+    def request_stop(self, grace_seconds: int) -> None:
+        """Tell every supervisor to end the run."""
+        write_json(self.folder / "stop.json", {"at": time.time(), "grace_seconds": grace_seconds})
+        for pid, started in self._supervisors():
+            identity.send(pid, started, signal.SIGTERM)
+
+    def destroy(self) -> None:
+        """End what runs and remove every trace."""
+        if self.folder.is_dir():
+            self._end_supervisors()
+            self._trash.mkdir(exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                self.folder.rename(self._trash / uuid.uuid4().hex)
+        for left in self._trash.glob("*"):
+            remove_tree(left)
+        self.active.unlink(missing_ok=True)
+        self.bell.unlink(missing_ok=True)
+
+    def _supervisors(self) -> list[tuple[int, int]]:
+        records = (_load_record(path) for path in (self.folder / "nodes").glob("*.json"))
+        return [(record["pid"], record["start_time"]) for record in records if record is not None]
+
+    def _end_supervisors(self) -> None:
+        """Let each supervisor end its own node, so that when it is gone nothing of the node is left."""
+        self.request_stop(0)
+        give_up_at = time.monotonic() + _END_SECONDS
+        for pid, started in self._supervisors():
+            if not wait_gone(pid, started, give_up_at - time.monotonic()):
+                identity.send(pid, started, signal.SIGKILL)
+                wait_gone(pid, started, _END_SECONDS)
+
+    def _lock_path(self, node: int) -> Path:
+        return self.folder / "nodes" / f"{node}.lock"
+
+    def _lock_is_held(self, node: int) -> bool:
+        try:
+            descriptor = os.open(self._lock_path(node), os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+
+class FolderLock:
+    """One writer at a time, across processes: `with FolderLock(path):`. The kernel lets go when its holder dies."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = -1
+
+    def __enter__(self) -> None:
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._descriptor)
+
+
+def wait_gone(pid: int, started: int, seconds: float) -> bool:
+    """Wait for this very process to end, without polling; False when it has not."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return True
+    try:
+        if not identity.is_alive(pid, started):
+            return True
+        watch = select.poll()
+        watch.register(descriptor, select.POLLIN)
+        return bool(watch.poll(max(0.0, seconds) * 1000))
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, data: object) -> None:
+    """Write a file that readers see whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    temporary.write_text(json.dumps(data))
+    temporary.replace(path)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder that hostile code has written: links are not followed, folders without permissions are opened.
+
+    Nothing of the run may live any more: then what is looked at stays what it is.
+    """
+
+    def open_up(function: Callable[..., Any], path: str, _info: object) -> None:
+        parent = Path(path).parent
+        for blocked in (parent, Path(path)):
+            with contextlib.suppress(OSError):
+                if stat.S_ISDIR(blocked.lstat().st_mode):
+                    blocked.chmod(0o700)
+        with contextlib.suppress(OSError):
+            if function is os.unlink:
+                Path(path).unlink(missing_ok=True)
+            else:
+                shutil.rmtree(path, ignore_errors=True)
+
+    shutil.rmtree(folder, onerror=open_up)
+
+
+def _load_record(path: Path) -> outcome.Record | None:
+    try:
+        record: outcome.Record = json.loads(path.read_bytes())
+        record["seen_at"] = path.stat().st_mtime
+    except (OSError, ValueError):
+        return None
+    return record

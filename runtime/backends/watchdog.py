@@ -1,0 +1,102 @@
+"""What a sandbox uses, seen from outside. The one rule: cheap while all is well, exact before anybody is blamed.
+
+Resident sizes are summed at every look; only when that sum, which counts shared pages once per process, passes the limit
+are the proportional sizes read, which cost the kernel a walk over every mapping. Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_MEMORY_FOLDERS = ("tmp", "dev/shm")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What the sandbox uses now. `heaviest` is the pid *inside* the sandbox of the launcher's child that, with all
+    that descends from it, uses the most memory; None when there is none.
+    """
+
+    processes: int
+    memory_bytes: int
+    heaviest: int | None
+
+
+def look(init: int, enough_bytes: int) -> Usage:
+    """Measure the sandbox whose first process has this pid on the host."""
+    branches = {child: _descendants(child) for child in _children(init)}
+    everyone = [init, *(pid for branch in branches.values() for pid in branch)]
+    files = _memory_files(init)
+    memory = sum(map(_resident, everyone)) + files
+    heaviest = None
+    if memory > enough_bytes:
+        sizes = {child: [_proportional(pid) for pid in branch] for child, branch in branches.items()}
+        total = sum(size for branch in sizes.values() for size, _shared in branch)
+        shared = sum(part for branch in sizes.values() for _size, part in branch)
+        # Files in memory that a process maps are in its own figure already.
+        memory = max(total, total - shared + files)
+        if sizes:
+            heaviest = _inner_pid(max(sizes, key=lambda child: sum(size for size, _shared in sizes[child])))
+    return Usage(len(everyone), memory, heaviest)
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            found.extend(map(int, (thread / "children").read_text().split()))
+    except OSError:
+        return found
+    return found
+
+
+def _descendants(pid: int) -> list[int]:
+    found = [pid]
+    for known in found:
+        found.extend(_children(known))
+    return found
+
+
+def _resident(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
+    except (OSError, IndexError):
+        return 0
+
+
+def _proportional(pid: int) -> tuple[int, int]:
+    """Proportional size, and the part of it that is shared memory."""
+    total = shared = 0
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                total = int(line.split()[1]) * 1024
+            elif line.startswith("Pss_Shmem:"):
+                shared = int(line.split()[1]) * 1024
+    except OSError:
+        return _resident(pid), 0
+    return total, shared
+
+
+def _memory_files(init: int) -> int:
+    used = 0
+    for folder in _MEMORY_FOLDERS:
+        try:
+            state = os.statvfs(f"/proc/{init}/root/{folder}")
+        except OSError:
+            continue
+        used += (state.f_blocks - state.f_bfree) * state.f_frsize
+    return used
+
+
+def _inner_pid(pid: int) -> int | None:
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    except OSError:
+        return None
+    return None

@@ -1,0 +1,85 @@
+"""The launcher's entry: `python <this folder> --socket FD`. Reads its order from the supervisor and runs one node.
+
+The order is one JSON line: the plan, a token shared by the run's launchers, and descriptors that this process inherits. In a
+zipapp, put this package in the archive under the name `launcher`, with a `__main__.py` that calls `main` from here.
+The one rule: before any customer code runs, nothing of the order is left where that code could read it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from typing import Any, Dict, Iterator, List
+
+if not __package__:
+    # Run as a folder: import the modules beside this one as the package `launcher`, whatever it is called elsewhere.
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100,PTH120
+    __package__ = "launcher"
+
+from .agent import Agent
+from .report import ConnectionLost, Link, shield
+from .topology import Plan, imported_names, local_rank_flag
+
+_LARGEST_SOURCE = 1 << 20
+_MOST_SOURCES = 64
+
+
+def main(arguments: List[str]) -> int:
+    """Run this node to its end; returns its exit code."""
+    os.umask(0o022)
+    _prefer_for_oom()
+    shield()
+    channel = socket.socket(fileno=int(arguments[arguments.index("--socket") + 1]))
+    supervisor = Link(channel)
+    order = _read_order(supervisor)
+    listener = socket.socket(fileno=order["listener"]) if order.get("listener") is not None else None
+    for descriptor in [channel.fileno(), *order["outputs"], *([listener.fileno()] if listener else [])]:
+        os.set_inheritable(descriptor, False)
+    plan = Plan.from_data(order["plan"])
+    order["folder"] = os.path.dirname(plan.script)  # noqa: PTH120 - pathlib is slow to import
+    order["flag"] = local_rank_flag(_sources(plan.script, order["folder"]))
+    order["environment"] = dict(order["environment"])
+    try:
+        return Agent(plan, order, supervisor).run(listener)
+    except ConnectionLost as error:
+        sys.stderr.write("{}\n".format(error))
+        return 1
+
+
+def _read_order(supervisor: Link) -> Dict[str, Any]:
+    while True:
+        for message in supervisor.receive():
+            return message
+
+
+def _prefer_for_oom() -> None:
+    """Where the machine runs out of memory, a run is to die before the console does. Must precede `shield`."""
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123 - pathlib is slow to import
+            file.write("500")
+    except OSError:
+        return
+
+
+def _sources(script: str, folder: str) -> Iterator[str]:
+    """The script and the modules beside it that it imports, for a look at their argument parsers."""
+    waiting = [script]
+    seen = set(waiting)
+    while waiting and len(seen) <= _MOST_SOURCES:
+        path = waiting.pop(0)
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - pathlib is slow to import
+                source = file.read(_LARGEST_SOURCE)
+        except OSError:
+            continue
+        yield source
+        for name in imported_names(source):
+            module = os.path.join(folder, name + ".py")  # noqa: PTH118 - pathlib is slow to import
+            if module not in seen and os.path.isfile(module):  # noqa: PTH113 - pathlib is slow to import
+                seen.add(module)
+                waiting.append(module)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,49 @@
+"""What a rank's interpreter runs first: the customer's script, as `python script.py` would, with two words to the launcher.
+
+`finished` when the script's last line has returned and `raised` when an exception leaves it, both before the interpreter
+shuts down: gloo may abort there although the script succeeded, and a failing rank's peers may die before it has gone.
+The one rule: the script cannot tell it from a plain interpreter (`__main__`, `sys.argv`, `sys.path`, tracebacks).
+"""
+
+import os
+import sys
+import time
+
+
+def run(channel: int, script: str) -> None:
+    """Run the script as `__main__`; leaves by SystemExit where the script fails."""
+    os.set_inheritable(channel, False)
+
+    def tell(word: str) -> None:
+        try:
+            os.write(channel, "{} {:.6f}\n".format(word, time.time()).encode())
+        except OSError:  # The script closed descriptors that were not its own: the exit code must do.
+            return
+
+    sys.path[0] = os.path.dirname(script)  # noqa: PTH120 - pathlib would be imported before the script
+    module = type(sys)("__main__")
+    module.__file__ = script
+    module.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = module
+    try:
+        with open(script, "rb") as file:  # noqa: PTH123 - as above
+            source = file.read()
+        exec(compile(source, script, "exec"), module.__dict__)  # noqa: S102 - running the script is the purpose
+    except SystemExit as leave:
+        tell("finished" if leave.code in (None, 0) else "raised")
+        raise
+    except KeyboardInterrupt:
+        tell("raised")
+        raise
+    except BaseException as error:  # noqa: BLE001 - whatever leaves the script is shown as an interpreter shows it
+        tell("raised")
+        trace = error.__traceback__
+        sys.excepthook(type(error), error, trace.tb_next if trace is not None else None)
+        raise SystemExit(1) from None
+    tell("finished")
+
+
+if __name__ == "__main__":
+    _channel = int(sys.argv[1])
+    del sys.argv[:2]
+    run(_channel, sys.argv[0])
