@@ -65,7 +65,7 @@ OF_THE_WHOLE = "non_field_errors"
 
 
 def exception_handler(error: Exception, context: Mapping[str, Any]) -> Response | None:
-    """DRF's hook: the answer to an error, or None for one that nobody foresaw, which Django logs and answers with 500."""
+    """DRF's hook: the answer to an error. None for one that nobody foresaw: Django logs it and answers with 500."""
     if isinstance(error, Http404):
         error = NotFound()
     elif isinstance(error, PermissionDenied):
@@ -113,7 +113,7 @@ def _refusal(error: exceptions.APIException) -> Response:
 
 
 def _sentences(detail: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """(field, sentence) of DRF's nested details; `nodes.0.count` for what lies deeper, the first sentence of several."""
+    """(field, sentence) of DRF's nested details, with names such as `nodes.0.count` for what lies deeper."""
     if isinstance(detail, Mapping):
         for key, value in detail.items():
             inner = name if key == OF_THE_WHOLE and name else f"{name}.{key}" if name else str(key)
@@ -128,7 +128,7 @@ def _sentences(detail: Any, name: str = "") -> Iterator[tuple[str, str]]:
         yield name or OF_THE_WHOLE, str(detail)
 
 
-# --- What goes wrong before or outside a view ---------------------------------------------------------------------------
+# --- What goes wrong before or outside a view -------------------------------------------------------------------------
 
 
 def _answer(
@@ -161,7 +161,7 @@ def server_error(request: HttpRequest) -> HttpResponseBase:
     return _answer(request, 500, "internal_error", INTERNAL, lambda: defaults.server_error(request))
 
 
-# --- Addresses ----------------------------------------------------------------------------------------------------------
+# --- Addresses --------------------------------------------------------------------------------------------------------
 
 urlpatterns = [
     path("schema/", SpectacularAPIView.as_view(), name="schema"),

@@ -1,4 +1,4 @@
-"""Whether this console answers, and whether it can work. The one rule: no session, no log-in, no template: plain JSON."""
+"""Whether this console answers, and whether it can work. The one rule: no session, no log-in, plain JSON."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The embedded PostgreSQL and Redis: real servers from wheels, under `var/`, for a machine with nothing installed.
 
-Hides how a database server is run by root, where sockets go, and what a crash leaves behind. The one rule: both listen on
-unix sockets in a folder of mode 0700 only, so nothing on the network, and no customer's code on this machine, can see them.
+Hides how a database server is run by root, where sockets go, and what a crash leaves behind. The one rule: both listen
+only on unix sockets in a folder of mode 0700, so nothing on the network, and no customer's code, can see them.
 Knows nothing of Django: `console.settings` takes its URLs from here.
 """
 

@@ -1,4 +1,4 @@
-"""The settings: the only reader of the environment. The one rule: with nothing set, everything works on this machine alone.
+"""The settings: the only reader of the environment. The one rule: with nothing set, all works on this machine alone.
 
 Every variable is documented in `docs/operator-guide.md`.
 """
@@ -132,7 +132,7 @@ EMBEDDED_REDIS = "REDIS_URL" not in env.ENVIRON
 CACHES = {"default": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": REDIS_URL}}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-# --- Celery: a message is only a hint, the rows are the truth ----------------------------------------------------------
+# --- Celery: a message is only a hint, the rows are the truth ---------------------------------------------------------
 CELERY_BROKER_URL = REDIS_URL.replace("unix://", "redis+socket://").replace("?db=", "?virtual_host=")
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = True
@@ -223,7 +223,7 @@ MAX_ARCHIVE_FILES: int = env.int("MAX_ARCHIVE_FILES", 2_000_000)
 MAX_FILE_BYTES: int = env.int("MAX_FILE_BYTES", 1024**3)
 DATA_UPLOAD_MAX_MEMORY_SIZE = 5 * 1024**2
 
-# --- Language, mail, files, logs ----------------------------------------------------------------------------------------
+# --- Language, mail, files, logs --------------------------------------------------------------------------------------
 LANGUAGE_CODE = "en"
 LANGUAGES = [("en", _("English")), ("zh-hans", _("Simplified Chinese"))]
 LOCALE_PATHS = [BASE_DIR / "locale"]

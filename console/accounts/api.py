@@ -1,4 +1,4 @@
-"""The API of accounts: who asks, API tokens, the organization and its members. Thin: services and selectors do the work."""
+"""The API of accounts: who asks, API tokens, the organization and its members. Services do the work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from console.accounts.models import ApiToken, Membership, Organization
 from console.accounts.permissions import TenantView
 from console.accounts.roles import CAPABILITIES, Capability, Role
 
-# --- Shapes -------------------------------------------------------------------------------------------------------------
+# --- Shapes -----------------------------------------------------------------------------------------------------------
 
 
 class OrganizationSerializer(serializers.ModelSerializer[Organization]):
@@ -83,7 +83,7 @@ class NewMemberSerializer(serializers.Serializer[Any]):
     role = serializers.ChoiceField(choices=Membership.Roles.choices, default=Role.MEMBER)
 
 
-# --- Views --------------------------------------------------------------------------------------------------------------
+# --- Views ------------------------------------------------------------------------------------------------------------
 
 
 class WhoAmIView(TenantView):

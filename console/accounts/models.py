@@ -114,7 +114,7 @@ class Quota(models.Model):
 
 
 class ServiceActivation(models.Model):
-    """Whether an organization has taken up a service, and who accepted which terms. A row is kept after deactivation."""
+    """Whether an organization has taken up a service, and who accepted which terms. The row outlives deactivation."""
 
     organization = models.ForeignKey(Organization, models.CASCADE, related_name="activations")
     service = models.SlugField(_("service"), default=DISTRIBUTED_TRAINING)

@@ -1,4 +1,4 @@
-"""How lists are cut into pages. The one rule: by a cursor on the id, so that no page costs a count of the whole table."""
+"""How lists are cut into pages. The one rule: by a cursor on the id, so that no page counts the whole table."""
 
 from __future__ import annotations
 

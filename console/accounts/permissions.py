@@ -1,4 +1,4 @@
-"""The base of every API view that acts for an organization. The one rule: a view sees its own organization's objects only."""
+"""The base of every API view that acts for an organization. The one rule: it sees that organization alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be read of accounts. The one rule: everything is reached from a user or an organization that the caller holds."""
+"""What may be read of accounts. The one rule: all is reached from a user or an organization that the caller holds."""
 
 from __future__ import annotations
 

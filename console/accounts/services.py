@@ -32,14 +32,14 @@ from console.accounts.models import (
 )
 from console.accounts.roles import Capability, Role
 
-TOKEN_MARK = "ty_"
+TOKEN_MARK = "ty_"  # noqa: S105  # how a token begins, not a token
 TOKEN_BYTES = 30
 """240 random bits: 40 characters of URL-safe base64."""
 NAME_LIMIT = 100
 SLUG_TRIES = 20
 
 
-# --- Organizations and members ------------------------------------------------------------------------------------------
+# --- Organizations and members ----------------------------------------------------------------------------------------
 
 
 def create_organization(*, user: User, name: str) -> Membership:
@@ -116,7 +116,7 @@ def remove_member(*, membership: Membership, actor: User | None) -> None:
         record(organization=membership.organization, actor=actor, action="member.removed", target=membership.user.email)
 
 
-# --- The service --------------------------------------------------------------------------------------------------------
+# --- The service ------------------------------------------------------------------------------------------------------
 
 
 def activate_service(*, membership: Membership, accept_terms: bool) -> ServiceActivation:
@@ -181,7 +181,7 @@ def require_active(*, organization: Organization) -> None:
         raise ServiceInactive
 
 
-# --- API tokens ---------------------------------------------------------------------------------------------------------
+# --- API tokens -------------------------------------------------------------------------------------------------------
 
 
 def create_token(*, membership: Membership, name: str) -> tuple[ApiToken, str]:
@@ -209,7 +209,7 @@ def token_digest(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-# --- The trail ----------------------------------------------------------------------------------------------------------
+# --- The trail --------------------------------------------------------------------------------------------------------
 
 
 def record(
@@ -226,7 +226,7 @@ def record(
     )
 
 
-# --- Checks -------------------------------------------------------------------------------------------------------------
+# --- Checks -----------------------------------------------------------------------------------------------------------
 
 
 def _insert_organization(name: str) -> Organization:
@@ -271,6 +271,6 @@ def _checked_name(name: str) -> str:
 
 
 def _checked_role(role: str) -> str:
-    if role not in Role:
+    if role not in tuple(Role):
         raise InvalidInput(fields={"role": _("Choose owner, member, billing or viewer.")})
     return role
