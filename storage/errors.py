@@ -17,7 +17,7 @@ class UnsafePath(StorageError):
     """A path that leaves its folder, by `..`, by being absolute, or by a link."""
 
     code = "unsafe_path"
-    message = _("This path leaves the workspace. Use a path inside it, without '..' and without links that lead out.")
+    message = _("This path leaves the workspace. Use a path inside it, without '..' and without links.")
 
 
 class FileMissing(StorageError):
@@ -46,6 +46,41 @@ class TooLarge(StorageError):
 
     code = "too_large"
     message = _("This is larger than your organization may store.")
+
+
+class StorageFull(StorageError):
+    """The disk below the console has no room left. Not the customer's doing: an administrator must act."""
+
+    code = "storage_full"
+    message = _("The console's storage is full, so nothing was saved. Tell your administrator, and try again later.")
+
+
+class WrongKind(StorageError):
+    """A folder where a file is needed, or the other way round; or a pipe, socket or device, which is neither."""
+
+    code = "wrong_kind"
+    message = _("What lies at this path is of another kind than this needs.")
+
+
+class Unreadable(StorageError):
+    """The code that made a file took away the permission to open it."""
+
+    code = "unreadable"
+    message = _("The permissions of this file don't let the console open it. Change them in a run, or delete it.")
+
+
+class NotAScript(FileMissing):
+    """A file that is no Python script."""
+
+    code = "not_a_script"
+    message = _("Choose a Python script: a file whose name ends in .py.")
+
+
+class UploadBroken(StorageError):
+    """The body ended before the length it announced, or came without a way to tell its end."""
+
+    code = "upload_broken"
+    message = _("The upload broke off, so nothing was saved. Send it again.")
 
 
 class NotText(StorageError):

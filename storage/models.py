@@ -1,4 +1,7 @@
-"""Images, datasets with their versions, workspaces. The rows name things; their bytes lie under `catalog.root()`."""
+"""Images, datasets with their versions, workspaces: the rows that name things, whose bytes lie under `catalog.root()`.
+
+The one rule: only `catalog` writes these rows, since each write goes together with a change on the disk.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +53,7 @@ class Image(models.Model):
         verbose_name_plural = _("images")
         ordering = ("organization_id", "name")
         constraints = (
-            models.UniqueConstraint(
-                fields=["organization", "name"], name="one_image_per_name", nulls_distinct=False
-            ),
+            models.UniqueConstraint(fields=["organization", "name"], name="one_image_per_name", nulls_distinct=False),
         )
 
     def __str__(self) -> str:
@@ -70,9 +71,12 @@ class Dataset(models.Model):
     organization = models.ForeignKey(Organization, models.CASCADE, related_name="datasets")
     name = models.CharField(_("name"), max_length=63, validators=[NAME_VALIDATOR])
     description = models.TextField(_("description"), blank=True)
+    latest = models.ForeignKey(
+        "DatasetVersion", models.SET_NULL, null=True, blank=True, related_name="+", verbose_name=_("latest version")
+    )
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(_("created"), auto_now_add=True)
-    deleted_at = models.DateTimeField(null=True, blank=True)
+    deleted_at = models.DateTimeField(_("deleted"), null=True, blank=True)
 
     class Meta:
         verbose_name = _("dataset")
@@ -98,7 +102,11 @@ class DatasetVersion(models.Model):
     folder = models.CharField(max_length=200, unique=True)
     size_bytes = models.PositiveBigIntegerField(_("size"))
     file_count = models.PositiveIntegerField(_("files"))
-    sha256 = models.CharField(_("SHA-256 of the archive"), max_length=64)
+    sha256 = models.CharField(
+        _("SHA-256"),
+        max_length=64,
+        help_text=_("Of the archive as sent; of files sent one by one, that of their list as sha256sum writes it."),
+    )
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
     published_at = models.DateTimeField(_("published"), auto_now_add=True)
 
@@ -119,9 +127,10 @@ class Workspace(models.Model):
     name = models.CharField(_("name"), max_length=63, validators=[NAME_VALIDATOR])
     description = models.TextField(_("description"), blank=True)
     folder = models.CharField(max_length=200, unique=True)
+    size_bytes = models.PositiveBigIntegerField(_("size"), default=0, help_text=_("as last measured"))
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(_("created"), auto_now_add=True)
-    deleted_at = models.DateTimeField(null=True, blank=True)
+    deleted_at = models.DateTimeField(_("deleted"), null=True, blank=True)
 
     class Meta:
         verbose_name = _("workspace")

@@ -1,0 +1,125 @@
+"""Whole trees of files: what they take, making them unchangeable, removing them.
+
+Hides depth without end, removed permissions and processes that go on writing. The one rule: as in `paths`, every
+folder is entered through an open descriptor, so that nothing outside the tree is ever touched.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import stat as modes
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from storage.errors import FileMissing
+from storage.paths import OPEN_FOLDER, open_folder
+
+MEASURED_DEPTH = 128
+REMOVE_PASSES = 100
+
+
+def measure(*, root: Path) -> int:
+    """The bytes that files below `root` take, holes not counted. Folders nested past MEASURED_DEPTH are left out."""
+    with open_folder(root=root, parts=()) as folder:
+        return _measure(folder, MEASURED_DEPTH)
+
+
+def make_read_only(*, folder: Path) -> None:
+    """Take the right to write from everybody, and give all others. For a tree that nobody else changes meanwhile."""
+    for _path, _folders, names, handle in os.fwalk(folder):
+        for name in names:
+            mode = os.lstat(name, dir_fd=handle).st_mode
+            if modes.S_ISREG(mode):
+                os.chmod(name, 0o555 if mode & 0o100 else 0o444, dir_fd=handle)
+        os.fchmod(handle, 0o555)
+
+
+def remove_tree(*, folder: Path, scratch: Path) -> int:
+    """Remove one of our own folders, read-only or not, however deep; how many bytes that freed. Safe to repeat."""
+    with suppress(FileMissing), open_folder(root=folder.parent, parts=()) as parent:
+        return remove_folder(parent=parent, name=folder.name, scratch=scratch)
+    return 0
+
+
+def size_of(status: os.stat_result) -> int:
+    """What a file takes of the disk: its blocks where it has holes."""
+    return min(status.st_size, status.st_blocks * 512) if modes.S_ISREG(status.st_mode) else 0
+
+
+def remove_folder(*, parent: int, name: str, scratch: Path) -> int:
+    """Move the folder `name` to `scratch` and empty it there, one level at a time.
+
+    Every folder found inside is itself moved up to the top, so neither depth nor length of paths ever matters, and two
+    descriptors are enough. What a running process still puts in stays in `scratch`, for the sweep.
+    """
+    trash = scratch / secrets.token_hex(16)
+    trash.mkdir(mode=0o700)
+    freed, numbers = 0, itertools.count()
+    try:
+        with open_folder(root=trash, parts=()) as top:
+            pending = [_move_up(parent, name, top, numbers)]
+            while pending:
+                current = pending.pop()
+                folder = os.open(current, OPEN_FOLDER, dir_fd=top)
+                try:
+                    freed += _empty(folder, top, numbers, pending)
+                finally:
+                    os.close(folder)
+                with suppress(OSError):
+                    os.rmdir(current, dir_fd=top)
+    finally:
+        with suppress(OSError):
+            trash.rmdir()
+    return freed
+
+
+def _empty(folder: int, top: int, numbers: Iterator[int], pending: list[str]) -> int:
+    """Unlink the files of `folder` and move its folders to `top`; again while new ones appear, but not for ever."""
+    freed = 0
+    for _pass in range(REMOVE_PASSES):
+        names = os.listdir(folder)
+        if not names:
+            break
+        for name in names:
+            with suppress(FileNotFoundError):
+                status = os.lstat(name, dir_fd=folder)
+                if modes.S_ISDIR(status.st_mode):
+                    pending.append(_move_up(folder, name, top, numbers))
+                else:
+                    os.unlink(name, dir_fd=folder)
+                    freed += size_of(status)
+    return freed
+
+
+def _move_up(parent: int, name: str, top: int, numbers: Iterator[int]) -> str:
+    """Rename a folder into `top` under a new name. Its own permissions are widened first: moving one needs them."""
+    handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        Path(f"/proc/self/fd/{handle}").chmod(0o700)
+    finally:
+        os.close(handle)
+    fresh = str(next(numbers))
+    os.rename(name, fresh, src_dir_fd=parent, dst_dir_fd=top)
+    return fresh
+
+
+def _measure(folder: int, depth: int) -> int:
+    total, below = 0, []
+    with os.scandir(folder) as scan:
+        for entry in scan:
+            with suppress(FileNotFoundError):
+                status = entry.stat(follow_symlinks=False)
+                total += size_of(status)
+                if modes.S_ISDIR(status.st_mode):
+                    below.append(entry.name)
+    for name in below if depth else ():
+        with suppress(OSError):  # gone, replaced or closed meanwhile
+            handle = os.open(name, OPEN_FOLDER, dir_fd=folder)
+            try:
+                total += _measure(handle, depth - 1)
+            finally:
+                os.close(handle)
+    return total
