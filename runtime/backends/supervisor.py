@@ -256,8 +256,20 @@ class Supervisor:
             self._blame("platform_error", "The node did not start in time.")
         elif now - self._heard > SILENCE_SECONDS:
             self._blame("node_lost", f"Node {self._node} stopped answering.")
+        elif self._record["started_at"] is None:
+            self._look_at_siblings()
         elif self._init:
             self._weigh()
+
+    def _look_at_siblings(self) -> None:
+        """Until the launchers have met, none of them can tell that another will not come."""
+        for path in self._folder.glob("nodes/*.json"):
+            with contextlib.suppress(OSError, ValueError):
+                sibling = json.loads(path.read_bytes())
+                gone = sibling["phase"] != "ended" and not identity.is_alive(sibling["pid"], sibling["start_time"])
+                if gone or sibling["causes"]:
+                    self._blame("node_lost", f"Node {sibling['node']} was lost.", node=sibling["node"])
+                    return
 
     def _weigh(self) -> None:
         limit = int(self._order["memory_bytes"])
@@ -304,15 +316,15 @@ class Supervisor:
             with contextlib.suppress(ConnectionLost):
                 self._link.send({"type": "end"})
 
-    def _blame(self, kind: str, message: str, rank: int | None = None) -> None:
+    def _blame(self, kind: str, message: str, *, rank: int | None = None, node: int | None = None) -> None:
         """End the sandbox at once, for this reason."""
-        self._add_cause(kind, message, rank)
+        self._add_cause(kind, message, rank=rank, node=node)
         self._kill()
 
-    def _add_cause(self, kind: str, message: str, rank: int | None = None) -> None:
-        self._record["causes"].append(
-            {"kind": kind, "at": time.time(), "node": self._node, "rank": rank, "message": message}
-        )
+    def _add_cause(self, kind: str, message: str, *, rank: int | None = None, node: int | None = None) -> None:
+        where = self._node if node is None else node
+        cause = {"kind": kind, "at": time.time(), "node": where, "rank": rank, "message": message}
+        self._record["causes"].append(cause)
 
     def _kill(self) -> None:
         self._kill_at = self._term_at = None
