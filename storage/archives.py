@@ -1,74 +1,33 @@
-"""Archives from strangers, unpacked: .tar, .tar.gz, .zip into a folder of ours that nobody else can see yet.
+"""Archives from strangers, unpacked into a folder of ours that nobody else can see yet.
 
-Hides the formats and every trick known in them: names and links that lead out, devices, duplicates, bombs of bytes, of
-entries, of headers, of folders. The one rule: before anything is written an entry is nothing but a checked path, a kind
-and a stream of bytes; and what counts is what was really written, never what the archive declares.
+Hides how entries may conspire: links that lead out by way of each other, names that come twice, files used as folders,
+bombs of bytes, entries, links and folders. The one rule: what counts against a limit is what was really written, never
+what the archive declares.
 """
 
 from __future__ import annotations
 
-import enum
-import gzip
 import os
 import stat as modes
-import struct
-import tarfile
-import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import BinaryIO
 
 from django.utils.translation import gettext_lazy as _
 
-from storage.errors import BadArchive, TooLarge, UnsafePath
-from storage.files import FILE_MODE, MAKE_FILE, Readable, copy
-from storage.paths import open_folder, split
+from storage.errors import BadArchive, FileMissing, TooLarge, UnsafePath, WrongKind
+from storage.files import FILE_MODE, MAKE_FILE, copy
+from storage.formats import BROKEN, Entry, Format, Limits, entries, sniff
+from storage.paths import OPEN_FOLDER, PATH_LIMIT, explained, open_folder, status_of, step
 
 DEPTH_LIMIT = 64
 LINK_LIMIT = 40
 """How many links Linux follows on the way to one file."""
-HEADER_LIMIT = 1024**2
-"""Bytes in one read of a tar's headers: its long names and extended headers are read whole."""
-HEADERS_PER_ENTRY = 4096
-"""Bytes that one entry of a tar may take besides its content, on the average."""
-ZIP_DIRECTORY_LIMIT = 32 * 1024**2
-"""The directory of a zip is read into memory, at about 10 bytes for each of its own; this is some 400,000 files."""
-ZIP_END_BYTES = 22
-ZIP_COMMENT_LIMIT = 65535
-ZIP64_LOCATOR_BYTES = 20
-TAR_BLOCK = 512
-BROKEN = (
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    gzip.BadGzipFile,
-    zlib.error,
-    struct.error,
-    EOFError,
-    RuntimeError,  # also RecursionError and NotImplementedError
-    ValueError,
-    LookupError,
-    ArithmeticError,
-)
-"""What the standard library raises on malformed archives, by its documentation and by fuzzing."""
-
-
-class Format(enum.StrEnum):
-    """The formats taken, known by their first bytes and never by a name."""
-
-    TAR = "tar"
-    TAR_GZ = "tar.gz"
-    ZIP = "zip"
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The most an archive may become: bytes of content, and entries (files, links and folders)."""
-
-    max_bytes: int
-    max_entries: int
+LINKS_LIMIT = 50_000
+STEPS_LIMIT = 2_000_000
+"""Links are kept in memory until the end and then followed, so both are limited."""
 
 
 @dataclass(frozen=True)
@@ -79,34 +38,6 @@ class Unpacked:
     file_count: int
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """One entry, checked. `link` is a link's target as given; `same_as` names a file that this is another name of."""
-
-    parts: tuple[str, ...]
-    folder: bool = False
-    executable: bool = False
-    content: IO[bytes] | None = None
-    link: str | None = None
-    same_as: tuple[str, ...] | None = None
-
-
-def sniff(*, stream: BinaryIO) -> Format:
-    """The format of an archive by its first bytes; leaves `stream` at its start. Raises BadArchive."""
-    stream.seek(0)
-    start = stream.read(TAR_BLOCK)
-    stream.seek(0)
-    if start.startswith(b"\x1f\x8b"):
-        return Format.TAR_GZ
-    if start.startswith((b"PK\x03\x04", b"PK\x05\x06")):
-        return Format.ZIP
-    try:
-        tarfile.TarInfo.frombuf(start, "utf-8", "surrogateescape")
-    except BROKEN:
-        raise BadArchive from None
-    return Format.TAR
-
-
 def unpack_archive(*, stream: BinaryIO, target: Path, limits: Limits, kind: Format | None = None) -> Unpacked:
     """Unpack `stream`, a seekable file of ours, into `target`, an empty folder of ours. Overwrites nothing.
 
@@ -115,9 +46,8 @@ def unpack_archive(*, stream: BinaryIO, target: Path, limits: Limits, kind: Form
     caller to remove.
     """
     kind = kind or sniff(stream=stream)
-    entries = _zip_entries(stream, limits) if kind is Format.ZIP else _tar_entries(stream, kind, limits)
     with _readable(), explained(), _Target(target, limits) as writer:
-        for entry in entries:
+        for entry in entries(stream=stream, kind=kind, limits=limits):
             writer.add(entry)
         writer.link_all()
         return Unpacked(writer.size, writer.files)
@@ -142,7 +72,7 @@ class _Target:
         self._limits = limits
         self._entries = 0
         self._links: dict[tuple[str, ...], str] = {}
-        self._steps = STEPS_LIMIT
+        self._steps_left = STEPS_LIMIT
         self._open_parts: tuple[str, ...] = ()
         self._open_handle = os.open(folder, OPEN_FOLDER)
 
@@ -152,7 +82,7 @@ class _Target:
     def __exit__(self, *_exception: object) -> None:
         os.close(self._open_handle)
 
-    def add(self, entry: _Entry) -> None:
+    def add(self, entry: Entry) -> None:
         """Write one entry, but keep its link for the end: no link is there while names are walked."""
         self._count()
         if entry.folder:
@@ -171,13 +101,14 @@ class _Target:
     def link_all(self) -> None:
         """Make the links, once it is known that none of them leads out, not even by way of others."""
         for parts, link in self._links.items():
-            self._require_inside(parts)
+            if not self._stays_inside(parts):
+                raise UnsafePath(_leads_out(parts))
             try:
                 os.symlink(link, parts[-1], dir_fd=self._enter(parts[:-1]))
             except FileExistsError:
                 raise _twice(parts) from None
 
-    def _write(self, entry: _Entry) -> None:
+    def _write(self, entry: Entry) -> None:
         parent = self._enter(entry.parts[:-1])
         mode = FILE_MODE | 0o111 if entry.executable else FILE_MODE
         try:
@@ -235,19 +166,27 @@ class _Target:
         if self._entries > self._limits.max_entries:
             raise TooLarge(_("This archive holds more files than are allowed."))
 
-    def _require_inside(self, parts: tuple[str, ...]) -> None:
-        """Follow a link as Linux would, by the links that this archive holds; refuse it once it is outside."""
-        place: list[str] = list(parts[:-1])
-        todo = [self._links[parts]]
-        follow = LINK_LIMIT
-        while todo:
-            part, slash, rest = todo.pop().partition("/")
-            if slash:
-                todo.append(rest)
-            self._steps -= 1
-            outside = (slash and not part and not follow) or (part == ".." and not place)
-            if outside or not self._steps or len(place) > DEPTH_LIMIT:
-                raise UnsafePath(_leads_out(parts))
+    def _stays_inside(self, parts: tuple[str, ...]) -> bool:
+        """Whether following this link as Linux would, by way of the archive's other links, never leaves the top."""
+        place, todo = list(parts[:-1]), self._links[parts].split("/")[::-1]
+        followed = 1
+        inside = not self._links[parts].startswith("/")
+        while todo and inside:
+            part = todo.pop()
+            if part == "..":
+                inside = bool(place)
+                place = place[:-1]
+            elif part not in {"", "."}:
+                link = self._links.get((*place, part))
+                if link is None:
+                    place.append(part)
+                else:
+                    inside = not link.startswith("/")
+                    todo.extend(link.split("/")[::-1])
+                    followed += 1
+            self._steps_left -= 1
+            inside = inside and self._steps_left > 0 and followed <= LINK_LIMIT and len(place) <= DEPTH_LIMIT
+        return inside
 
 
 def _twice(parts: Sequence[str]) -> BadArchive:
@@ -255,140 +194,4 @@ def _twice(parts: Sequence[str]) -> BadArchive:
 
 
 def _leads_out(parts: Sequence[str]) -> str:
-    return _("The link %(name)s in this archive leads out of it. Leave it out.") % {"name": "/".join(parts)}
-
-
-def _checked(name: str) -> tuple[str, ...]:
-    """The components of an entry's name. Raises UnsafePath."""
-    try:
-        return split(name)
-    except UnsafePath:
-        shown = name.encode(errors="replace").decode(errors="replace")[:200]
-        raise UnsafePath(
-            _("The name %(name)s in this archive leads out of it, or is no name.") % {"name": shown}
-        ) from None
-
-
-# --- tar ----------------------------------------------------------------------------------------------------------------
-
-
-class _Tape:
-    """A tar's bytes, read forward only: counts what was decompressed, and refuses reads that would fill the memory."""
-
-    def __init__(self, stream: Readable, limit: int) -> None:
-        self.ended = False
-        self._stream = stream
-        self._limit = limit
-        self._position = 0
-
-    def read(self, size: int) -> bytes:
-        """Exactly `size` bytes, fewer at the end. Raises BadArchive, TooLarge."""
-        if not 0 <= size <= HEADER_LIMIT:
-            raise BadArchive
-        pieces, left = [], size
-        while left and (piece := self._stream.read(left)):
-            pieces.append(piece)
-            left -= len(piece)
-        data = b"".join(pieces)
-        self._position += len(data)
-        if self._position > self._limit:
-            raise TooLarge
-        self.ended = len(data) == TAR_BLOCK and not any(data)
-        return data
-
-    def tell(self) -> int:
-        """Where the next read begins."""
-        return self._position
-
-    def seek(self, position: int) -> None:
-        """Skip forward."""
-        if position < self._position:
-            raise BadArchive
-        while (left := position - self._position) and self.read(min(left, HEADER_LIMIT)):
-            pass
-
-
-def _tar_entries(stream: BinaryIO, kind: Format, limits: Limits) -> Iterator[_Entry]:
-    raw: Readable = gzip.GzipFile(fileobj=stream) if kind is Format.TAR_GZ else stream
-    tape = _Tape(raw, limits.max_bytes + limits.max_entries * HEADERS_PER_ENTRY + HEADER_LIMIT)
-    archive = tarfile.TarFile(fileobj=tape, mode="r", errorlevel=2)  # type: ignore[arg-type]  # reads, seeks, tells
-    declared = 0
-    while member := archive.next():
-        archive.members.clear()  # it would keep every header in memory
-        declared += member.size
-        if member.size < 0 or declared > limits.max_bytes:
-            raise TooLarge
-        yield _tar_entry(archive, member)
-    if not tape.ended:
-        raise BadArchive(_("This archive is cut off: its end is missing. Send it again."))
-
-
-def _tar_entry(archive: tarfile.TarFile, member: tarfile.TarInfo) -> _Entry:
-    parts = _checked(member.name)
-    if member.isdir():
-        return _Entry(parts, folder=True)
-    if member.issym():
-        return _Entry(parts, link=member.linkname or ".")
-    if member.islnk():
-        return _Entry(parts, same_as=_checked(member.linkname))
-    if not member.isreg() or member.issparse():
-        raise BadArchive(
-            _("This archive holds %(name)s, which is no plain file, folder or link.") % {"name": "/".join(parts)}
-        )
-    return _Entry(parts, executable=bool(member.mode & 0o100), content=archive.extractfile(member))
-
-
-# --- zip ----------------------------------------------------------------------------------------------------------------
-
-
-def _zip_entries(stream: BinaryIO, limits: Limits) -> Iterator[_Entry]:
-    if _zip_directory_bytes(stream) > ZIP_DIRECTORY_LIMIT:
-        raise TooLarge(_("This .zip holds too many files for its kind. Send a .tar.gz instead."))
-    with zipfile.ZipFile(stream) as archive:
-        members = archive.infolist()
-        if sum(member.file_size for member in members) > limits.max_bytes:
-            raise TooLarge
-        for member in members:
-            yield from _zip_entry(archive, member)
-
-
-def _zip_directory_bytes(stream: BinaryIO) -> int:
-    """How long a zip says its directory is, asked before `zipfile` reads all of it."""
-    size = stream.seek(0, os.SEEK_END)
-    tail_at = max(0, size - ZIP_END_BYTES - ZIP_COMMENT_LIMIT - ZIP64_LOCATOR_BYTES)
-    stream.seek(tail_at)
-    tail = stream.read()
-    end = tail.rfind(b"PK\x05\x06")
-    if end < 0 or len(tail) < end + ZIP_END_BYTES:
-        raise BadArchive
-    length: int = struct.unpack_from("<L", tail, end + 12)[0]
-    locator = end - ZIP64_LOCATOR_BYTES
-    if locator >= 0 and tail[locator : locator + 4] == b"PK\x06\x07":
-        stream.seek(min(struct.unpack_from("<Q", tail, locator + 8)[0], size))
-        record = stream.read(56)
-        if len(record) == 56:
-            length = max(length if length != 0xFFFFFFFF else 0, struct.unpack_from("<Q", record, 40)[0])
-    stream.seek(0)
-    return length
-
-
-def _zip_entry(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[_Entry]:
-    parts = _checked(member.filename)
-    mode = member.external_attr >> 16
-    if member.is_dir():
-        yield _Entry(parts, folder=True)
-        return
-    if member.flag_bits & 0x1:
-        raise BadArchive(_("This .zip is protected by a password. Send one without."))
-    if member.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
-        raise BadArchive(_("This .zip is compressed in a way that isn't read here. Use the usual one, or a .tar.gz."))
-    with archive.open(member) as content:
-        if modes.S_ISLNK(mode):
-            target = content.read(HEADER_LIMIT).decode()
-            yield _Entry(parts, link=target or ".")
-        elif modes.S_IFMT(mode) in {0, modes.S_IFREG}:
-            yield _Entry(parts, executable=bool(mode & 0o100), content=content)
-        else:
-            raise BadArchive(
-                _("This archive holds %(name)s, which is no plain file, folder or link.") % {"name": "/".join(parts)}
-            )
+    return _("The link %(name)s in this archive leads out of it, or nowhere. Leave it out.") % {"name": "/".join(parts)}
