@@ -41,6 +41,7 @@ def _secret_key(folder: Path) -> str:
 VAR_DIR: Path = Path(env.str("TRAINYARD_VAR", str(BASE_DIR / "var"))).resolve()
 EMBEDDED = Embedded(VAR_DIR)
 TRAINYARD_URL: str = env.str("TRAINYARD_URL", "http://127.0.0.1:8000").rstrip("/")
+WEB_BIND: str = env.str("WEB_BIND", f"127.0.0.1:{urlsplit(TRAINYARD_URL).port or 8000}")
 TRAINYARD_STORAGE_ROOT: Path = Path(env.str("TRAINYARD_STORAGE_ROOT", str(VAR_DIR / "storage")))
 TRAINYARD_RUNS_ROOT: Path = Path(env.str("TRAINYARD_RUNS_ROOT", str(VAR_DIR / "runs")))
 TRAINYARD_IMAGES_ROOT: Path = Path(env.str("TRAINYARD_IMAGES_ROOT", str(VAR_DIR / "images")))
@@ -140,6 +141,7 @@ CELERY_TASK_REJECT_ON_WORKER_LOST = True
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_BROKER_CONNECTION_MAX_RETRIES = None
 CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeout": 3600}
 CELERY_BEAT_SCHEDULE = {
     "reconcile": {"task": "jobs.tasks.reconcile", "schedule": 5.0, "options": {"expires": 5}},

@@ -1,0 +1,33 @@
+"""`manage.py hold_services`: start the embedded PostgreSQL and Redis again whenever one of them dies."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+from threading import Event
+from typing import Any, ClassVar
+
+from django.core.management.base import BaseCommand
+
+from console.services import ServiceError
+from console.supervision import start_services
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+
+
+class Command(BaseCommand):
+    """Leaves both running when it ends: `manage.py up` stops them, after everything that uses them."""
+
+    help = "Keep the embedded PostgreSQL and Redis running. Part of `manage.py up`."
+    requires_system_checks: ClassVar[list[str]] = []
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Look once a second until SIGTERM."""
+        never = Event()
+        while not never.wait(LOOK_SECONDS):
+            try:
+                start_services()
+            except (ServiceError, subprocess.SubprocessError, OSError):
+                logger.exception("an embedded service did not start; trying again")
