@@ -45,7 +45,9 @@ class TooLarge(StorageError):
     """More bytes or files than the quota or a limit allows."""
 
     code = "too_large"
-    message = _("This is larger than your organization may store.")
+    message = _(
+        "This is larger than is allowed, or than what your organization may still store. Delete something first."
+    )
 
 
 class StorageFull(StorageError):

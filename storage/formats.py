@@ -17,7 +17,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO, BinaryIO
+from typing import BinaryIO
 
 from django.utils.translation import gettext_lazy as _
 
@@ -75,7 +75,7 @@ class Entry:
     parts: tuple[str, ...]
     folder: bool = False
     executable: bool = False
-    content: IO[bytes] | None = None
+    content: Readable | None = None
     link: str | None = None
     same_as: tuple[str, ...] | None = None
 
@@ -104,7 +104,7 @@ def entries(*, stream: BinaryIO, kind: Format, limits: Limits) -> Iterator[Entry
     return _zip_entries(stream, limits) if kind is Format.ZIP else _tar_entries(stream, kind, limits)
 
 
-def _checked(name: str) -> tuple[str, ...]:
+def checked(name: str) -> tuple[str, ...]:
     """The components of an entry's name. Raises UnsafePath."""
     try:
         return split(name)
@@ -177,13 +177,13 @@ def _tar_entries(stream: BinaryIO, kind: Format, limits: Limits) -> Iterator[Ent
 
 
 def _tar_entry(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Entry:
-    parts = _checked(member.name)
+    parts = checked(member.name)
     if member.isdir():
         return Entry(parts, folder=True)
     if member.issym():
         return Entry(parts, link=member.linkname)
     if member.islnk():
-        return Entry(parts, same_as=_checked(member.linkname))
+        return Entry(parts, same_as=checked(member.linkname))
     if not member.isreg() or member.issparse():
         raise BadArchive(
             _("This archive holds %(name)s, which is no plain file, folder or link.") % {"name": "/".join(parts)}
@@ -222,7 +222,7 @@ def _zip_directory_bytes(stream: BinaryIO) -> int:
 
 
 def _zip_entry(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[Entry]:
-    parts = _checked(member.filename)
+    parts = checked(member.filename)
     mode = member.external_attr >> 16
     if member.is_dir():
         yield Entry(parts, folder=True)

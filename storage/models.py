@@ -5,6 +5,8 @@ The one rule: only `catalog` writes these rows, since each write goes together w
 
 from __future__ import annotations
 
+import re
+
 from django.conf import settings
 from django.core.validators import RegexValidator
 from django.db import models
@@ -12,8 +14,9 @@ from django.utils.translation import gettext_lazy as _
 
 from console.accounts.models import Organization
 
+NAME_PATTERN = re.compile(r"^[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?\Z")
 NAME_VALIDATOR = RegexValidator(
-    r"^[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?\Z",
+    NAME_PATTERN,
     _("Use 1 to 63 lower-case letters, digits, dashes and underscores, beginning and ending with a letter or digit."),
 )
 
