@@ -1,7 +1,7 @@
 """Built-in images of the local backend: virtual environments made from `deploy/images/<name>.txt`.
 
-The one rule: `ready.json` is written last, and holds the digest of the requirements it was built from. An image without it,
-or with another digest, is built anew from nothing; so a build may be broken off anywhere and repeated.
+The one rule: `ready.json` is written last, and holds the digest of the requirements it was built from. An image without
+it, or with another digest, is built anew from nothing; so a build may be broken off anywhere and repeated.
 
 A requirements file is installed with pip, section by section: a line `# --- <pip options>` opens a section that is
 installed after the ones before it, with those options. `# check: <python>` is a statement that must run in the result,
@@ -124,7 +124,8 @@ def build(
         for section in recipe.sections:
             progress(f"Installing {', '.join(section.requirements)}")
             _run([str(python), "-m", "pip", "install", *section.options, *section.requirements], progress)
-        if any(requirement.startswith("torchvision") for section in recipe.sections for requirement in section.requirements):
+        requirements = [requirement for section in recipe.sections for requirement in section.requirements]
+        if any(requirement.startswith("torchvision") for requirement in requirements):
             _declare_vision_operators(python, progress)
         for check in recipe.checks:
             progress(f"Checking: {check}")
@@ -137,7 +138,7 @@ def _run(command: list[str], progress: Progress) -> None:
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
     environment.pop("PYTHONPATH", None)
     last = ""
-    with subprocess.Popen(
+    with subprocess.Popen(  # noqa: S603 - our own interpreter, with arguments from our own recipe
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
     ) as process:
         for line in process.stdout or ():
@@ -153,8 +154,9 @@ def _declare_vision_operators(python: Path, progress: Progress) -> None:
     It registers fake versions of two operators that its own library did not bring on such a torch. The hook declares
     them when torchvision is first imported, and costs an interpreter that never does nothing.
     """
-    answer = subprocess.run(
-        [str(python), "-I", "-c", "import sysconfig, torch; print(sysconfig.get_path('purelib')); print(torch.version.cuda)"],
+    question = "import sysconfig, torch; print(sysconfig.get_path('purelib')); print(torch.version.cuda)"
+    answer = subprocess.run(  # noqa: S603 - our own interpreter and question
+        [str(python), "-I", "-c", question],
         capture_output=True,
         text=True,
         check=True,
@@ -163,6 +165,5 @@ def _declare_vision_operators(python: Path, progress: Progress) -> None:
     if cuda != "None":
         return
     progress("This torch has no CUDA: declaring torchvision's operators for it")
-    hook = Path(__file__).with_name("vision_hook.py")
-    shutil.copyfile(hook, Path(site) / f"{_VISION_HOOK}.py")
+    shutil.copyfile(RECIPES / "vision_hook.py", Path(site) / f"{_VISION_HOOK}.py")
     (Path(site) / f"{_VISION_HOOK}.pth").write_text(f"import {_VISION_HOOK}\n")

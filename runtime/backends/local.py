@@ -68,12 +68,12 @@ class LocalBackend:
     def submit(self, spec: RunSpec) -> None:
         """See `Backend.submit`. Built-in images only."""
         run = self._run(spec.name)
-        if run.is_submitted:
+        if run.exists():
             return
         spec = admission.check(spec, self._images_root)
         bubblewrap = sandbox.find_bubblewrap()
         with FolderLock(self._root / ".lock"):
-            if run.is_submitted:
+            if run.exists():
                 return
             run.destroy()
             gpus = self._reserve(spec)

@@ -47,8 +47,7 @@ class Run:
         self.bell = root / ".changes" / name
         self._trash = root / ".trash"
 
-    @property
-    def is_submitted(self) -> bool:
+    def exists(self) -> bool:
         """Whether the run exists."""
         return (self.folder / "submission.json").exists()
 

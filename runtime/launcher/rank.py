@@ -37,8 +37,9 @@ def run(channel: int, script: str) -> None:
         raise
     except BaseException as error:  # noqa: BLE001 - whatever leaves the script is shown as an interpreter shows it
         tell("raised")
-        trace = error.__traceback__
-        sys.excepthook(type(error), error, trace.tb_next if trace is not None else None)
+        # Without this frame: a traceback is to start in the script.
+        trace = error.__traceback__.tb_next if error.__traceback__ is not None else None
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
         raise SystemExit(1) from None
     tell("finished")
 

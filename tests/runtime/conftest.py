@@ -1,0 +1,134 @@
+"""Runs on this very machine: a local backend of its own, a bare image, and a workspace to put scripts in."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import textwrap
+import venv
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.backends import images
+from runtime.backends.local import LocalBackend
+from runtime.specs import Framework, Image, Mount, Resources, RunPhase, RunSpec, RunStatus
+
+
+@pytest.fixture(scope="session")
+def bare_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An images root with one image, `bare`: an interpreter and nothing else."""
+    root = tmp_path_factory.mktemp("images")
+    venv.create(root / "bare", with_pip=False, symlinks=True)
+    images.mark_ready(root / "bare", "bare")
+    return root
+
+
+class Yard:
+    """A backend with a workspace and a data set, and short words for what tests do with them."""
+
+    def __init__(self, folder: Path, images_root: Path, image: str = "bare") -> None:
+        self.folder = folder
+        self.images_root = images_root
+        self.image = image
+        self.workspace = folder / "workspace"
+        self.dataset = folder / "digits"
+        self.workspace.mkdir()
+        self.dataset.mkdir()
+        self.backend = self.another()
+
+    def another(self, **options: Any) -> LocalBackend:
+        """One more backend over the same root, as another process of the console would have it."""
+        return LocalBackend(
+            root=self.folder / "runs", images_root=self.images_root, **{"cpus": 64, "memory_mib": 65536, **options}
+        )
+
+    def spec(self, source: str = "print('hello')", /, **changes: Any) -> RunSpec:
+        """A spec whose workspace holds the script as `train.py`."""
+        (self.workspace / "train.py").write_text(textwrap.dedent(source))
+        spec = RunSpec(
+            name="job-1-1",
+            framework=Framework.PYTORCH,
+            image=Image(builtin=self.image),
+            nodes=1,
+            workers_per_node=1,
+            resources=Resources(cpus=1, memory_mib=1024),
+            script="train.py",
+            deadline_seconds=60,
+            datasets=("digits",),
+            mounts=(Mount(str(self.workspace), "/workspace", False), Mount(str(self.dataset), "/datasets/digits")),
+        )
+        return dataclasses.replace(spec, **changes)
+
+    def wait(self, name: str, until: Callable[[RunStatus], bool], seconds: float = 60) -> RunStatus:
+        """The run's first status for which `until` holds; fails when there is none in time."""
+        status = self.backend.describe(name)
+        if until(status):
+            return status
+        for _names in self.backend.changes(stop_after=seconds):
+            status = self.backend.describe(name)
+            if until(status):
+                return status
+        raise AssertionError(f"not in {seconds} s: {status}\n{self.all_logs(name)}")
+
+    def wait_for_end(self, name: str = "job-1-1") -> RunStatus:
+        """The run's last status."""
+        return self.wait(name, lambda status: status.phase is RunPhase.ENDED)
+
+    def wait_for_text(self, text: str, name: str = "job-1-1", rank: int = 0) -> RunStatus:
+        """The run's status once a rank has printed the text."""
+        return self.wait(name, lambda _status: text in self.log(rank, name))
+
+    def run(self, source: str, /, **changes: Any) -> RunStatus:
+        """Submit and wait for the end."""
+        spec = self.spec(source, **changes)
+        self.backend.submit(spec)
+        return self.wait_for_end(spec.name)
+
+    def log(self, rank: int = 0, name: str = "job-1-1") -> str:
+        """Everything that a rank printed."""
+        return self.backend.logs(name, rank, limit=1 << 24).text
+
+    def all_logs(self, name: str) -> str:
+        """Every log file of a run, the platform's own too, for a failed test's message."""
+        return "\n".join(
+            f"== {path.name}\n{path.read_text(errors='replace')[-2000:]}"
+            for path in sorted((self.backend.run_folder(name) / "logs").glob("*"))
+        )
+
+    def records(self, name: str = "job-1-1") -> list[dict[str, Any]]:
+        """What each node's supervisor wrote."""
+        folder = self.backend.run_folder(name) / "nodes"
+        return [json.loads(path.read_bytes()) for path in sorted(folder.glob("*.json"))]
+
+
+def processes_below(folder: Path) -> list[str]:
+    """Command lines of processes that name this folder: supervisors do not, sandboxes do."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if str(folder) in line:
+            found.append(line)
+    return found
+
+
+@pytest.fixture
+def yard(tmp_path: Path, bare_images: Path) -> Iterator[Yard]:
+    """A yard that is cleaned up, and that has left no process behind."""
+    made = Yard(tmp_path, bare_images)
+    yield made
+    for name in made.backend.names():
+        made.backend.delete(name)
+    assert made.backend.names() == []
+    assert processes_below(tmp_path / "runs") == []
+
+
+@pytest.fixture
+def left_running(tmp_path: Path) -> Callable[[], list[str]]:
+    """What still runs of this test's runs."""
+    return lambda: processes_below(tmp_path / "runs")
