@@ -5,7 +5,7 @@ The one rule: nothing here edits the ledger; what moves money calls a service.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from django.contrib import admin, messages
 from django.db.models import QuerySet
@@ -19,6 +19,7 @@ from billing import models, payments, pricebooks
 from billing.errors import BookRefused
 from billing.ledger import wallet_account
 from billing.selectors import default_currency
+from console.accounts.models import User
 
 
 class ReadOnlyAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
@@ -127,10 +128,10 @@ class CreditGrantAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no
         """Never."""
         return False
 
-    def save_model(self, request: HttpRequest, obj: models.CreditGrant, _form: ModelForm[Any], _change: bool) -> None:  # noqa: FBT001  # Django calls it by position
+    def save_model(self, request: HttpRequest, obj: models.CreditGrant, _form: ModelForm[Any], _change: Any) -> None:
         """Grant through the service."""
         account = wallet_account(organization_id=obj.organization_id, currency=default_currency())
-        payments.grant(credit=obj, user=request.user, account=account)  # type: ignore[arg-type]  # the admin lets staff users in alone
+        payments.grant(credit=obj, user=cast("User", request.user), account=account)
 
 
 @admin.register(models.Account)

@@ -41,7 +41,7 @@ class TopUpSerializer(serializers.ModelSerializer[TopUp]):
         fields = ("id", "state", "amount_minor", "currency", "checkout_url", "created_at", "paid_at")
 
 
-class NodeSpecSerializer(serializers.Serializer[selectors.OfferedSpec]):
+class NodeSpecSerializer(serializers.Serializer[Any]):
     """A node spec with its price for one node and hour (minor units, decimal; null where it has none now)."""
 
     name = serializers.CharField(source="spec.name")

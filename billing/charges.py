@@ -1,6 +1,7 @@
 """What jobs may do with a customer's money: hold, meter, settle. Each is safe to repeat.
 
-Hides accounts and postings. The one promise: what is charged is never more than what was held, and it was held before the run.
+Hides accounts and postings. The one promise: what is charged is never more than what was held, and it was held before
+the run.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from billing.selectors import wallet
 
 @transaction.atomic
 def hold(*, quote: Quote, reference: str) -> Hold:
-    """Set the quote's ceiling aside. The same reference again gives the same hold. Raises InsufficientFunds, NoWallet."""
+    """Set the quote's ceiling aside.
+
+    The same reference again gives the same hold. Raises InsufficientFunds, NoWallet.
+    """
     known = Hold.objects.filter(reference=reference).select_related("account", "quote").first()
     if known:
         return known

@@ -78,5 +78,5 @@ class BadSignature(BillingError):
     message = _("This is not signed by the payment provider, or its time is off.")
 
 
-class LedgerConflict(Exception):  # noqa: N818  # a conflict is what it is; no customer ever sees it
+class LedgerConflict(Exception):  # a conflict is what it is; no customer ever sees it
     """A reference that was posted before with other entries: a programming error, never a customer's."""

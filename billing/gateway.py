@@ -1,7 +1,7 @@
 """The only importer of `stripe`: the payment provider behind a handful of calls of our own.
 
-Hides keys, hosts, versions and the provider's error classes. The one rule: nothing is decided here; what came back is told.
-Without keys of Stripe's it speaks to the sandbox (`billing.sandbox`), over the same client.
+Hides keys, hosts, versions and the provider's error classes. The one rule: nothing is decided here; what came back is
+told. Without keys of Stripe's it speaks to the sandbox (`billing.sandbox`), over the same client.
 """
 
 from __future__ import annotations

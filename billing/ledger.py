@@ -1,12 +1,14 @@
 """The only writer of balances: double entry, append-only, keyed on what each movement is about.
 
-Hides the SQL that writes a transaction, its entries and the balances as one statement. The one rule: a reference is posted once;
-posting it again changes nothing. The database refuses what would break the books (zero sum, `posted >= held >= 0`).
+Hides the SQL that writes a transaction, its entries and the balances as one statement. The one rule: a reference is
+posted once; posting it again changes nothing. The database refuses what would break the books (zero sum, `posted >=
+held >= 0`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from django.db import IntegrityError, connection, transaction
 from django.db.models import F
@@ -59,14 +61,14 @@ def platform_account(kind: Account.Kinds, currency: str) -> Account:
 def post(*, reference: str, kind: str, description: str, entries: Sequence[tuple[Account, int]]) -> bool:
     """Move money. Each account occurs once; the amounts (minor units) sum to zero; zero amounts are not written.
 
-    Returns whether it was posted now (False: it had been posted before, with the same entries). Raises InsufficientFunds where
-    a wallet would go below what is held of it, LedgerConflict for a known reference with other entries, ValueError for
-    entries that do not balance.
+    Returns whether it was posted now (False: it had been posted before, with the same entries). Raises
+    InsufficientFunds where a wallet would go below what is held of it, LedgerConflict for a known reference with
+    other entries, ValueError for entries that do not balance.
     """
     parts = {account.pk: amount for account, amount in entries if amount}
     if sum(parts.values()) != 0 or len({account.currency for account, _amount in entries}) > 1:
         raise ValueError(f"The entries of {reference} do not balance in one currency.")
-    values = {
+    values: dict[str, Any] = {
         "reference": reference,
         "kind": kind,
         "description": description,
@@ -88,7 +90,10 @@ def post(*, reference: str, kind: str, description: str, entries: Sequence[tuple
 
 
 def hold(*, account: Account, amount_minor: int) -> None:
-    """Set `amount_minor` of a wallet aside. Raises InsufficientFunds. The caller records what it is for, in the same transaction."""
+    """Set `amount_minor` of a wallet aside.
+
+    Raises InsufficientFunds. The caller records what it is for, in the same transaction.
+    """
     held = Account.objects.filter(
         pk=account.pk, kind=Account.Kinds.WALLET, posted_minor__gte=F("held_minor") + amount_minor
     ).update(held_minor=F("held_minor") + amount_minor)

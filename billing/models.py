@@ -1,7 +1,8 @@
 """What is sold at which price, and every cent that moved.
 
-Amounts are integers in the currency's minor unit (`*_minor`), rates are Decimals. Only `ledger` writes balances; Transactions
-and Entries can't be changed or deleted (triggers in the database), and the entries of each Transaction sum to zero.
+Amounts are integers in the currency's minor unit (`*_minor`), rates are Decimals. Only `ledger` writes balances;
+Transactions and Entries can't be changed or deleted (triggers in the database), and the entries of each Transaction
+sum to zero.
 """
 
 from __future__ import annotations
@@ -349,7 +350,10 @@ class CreditGrant(models.Model):
 
 
 class StripeEvent(models.Model):
-    """A webhook as it came, stored before it is acted on. Keyed on the provider's event id, which is never acted on twice."""
+    """A webhook as it came, stored before it is acted on.
+
+    Keyed on the provider's event id, which is never acted on twice.
+    """
 
     class States(models.TextChoices):
         """The life of an event."""

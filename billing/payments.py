@@ -1,7 +1,8 @@
 """Money that comes in: top-ups and the events that prove them.
 
-The one rule: a wallet is credited by an event of the provider's alone, keyed on the top-up, after mode, amount, currency and
-session were checked against our row; what doesn't match is quarantined. The page a customer returns to credits nothing.
+The one rule: a wallet is credited by an event of the provider's alone, keyed on the top-up, after mode, amount,
+currency and session were checked against our row; what doesn't match is quarantined. The page a customer returns to
+credits nothing.
 """
 
 from __future__ import annotations

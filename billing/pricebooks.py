@@ -43,7 +43,10 @@ def price_rows(book: PriceBook) -> list[PriceRow]:
 
 @transaction.atomic
 def publish(*, book: PriceBook, effective_from: datetime | None = None) -> PriceBook:
-    """Make a draft hold from a moment (now, at the earliest). Raises BookRefused, at the field where one is at fault."""
+    """Make a draft hold from a moment (now, at the earliest).
+
+    Raises BookRefused, at the field where one is at fault.
+    """
     book = PriceBook.objects.select_for_update().get(pk=book.pk)
     now = timezone.now()
     starts = effective_from or book.effective_from or now

@@ -1,7 +1,8 @@
 """What a run costs, before and after: quote and rate. PURE: no clock, no database, no import from outside.
 
-The one rounding rule: each line is rounded once, half up, to the minor unit (`round_minor`). The one promise: what `rate`
-gives is never more than the quote's ceiling. Worked numbers stand in `docs/pricing.md`, and a test recomputes them.
+The one rounding rule: each line is rounded once, half up, to the minor unit (`round_minor`). The one promise: what
+`rate` gives is never more than the quote's ceiling. Worked numbers stand in `docs/pricing.md`, and a test recomputes
+them.
 """
 
 from __future__ import annotations
@@ -170,9 +171,10 @@ def quote(
 ) -> Offer:
     """Price a purchase.
 
-    The deadline is the customer's `max_seconds`, or else the p90 estimate times `headroom`; never under `least_seconds`
-    (unless the customer said so) nor over `most_seconds`. A customer's `ceiling_minor` shortens it to what that money buys.
-    Raises PricingError: `not_priced`, `max_seconds_too_large`, `ceiling_too_small` (with the least that works).
+    The deadline is the customer's `max_seconds`, or else the p90 estimate times `headroom`; never under
+    `least_seconds` (unless the customer said so) nor over `most_seconds`. A customer's `ceiling_minor` shortens it to
+    what that money buys. Raises PricingError: `not_priced`, `max_seconds_too_large`, `ceiling_too_small` (with the
+    least that works).
     """
     minimum = _find(prices, PriceKind.MINIMUM, purchase)
     hourly = _find(prices, PriceKind.NODE_HOUR, purchase)
@@ -200,8 +202,8 @@ def quote(
 def rate(usage: Usage, terms: Terms) -> Charge:
     """What `usage` costs under a quote's terms. Never more than the ceiling.
 
-    Fixed and completed: the price. Everything else: the time used, at the node-hour price; a completed metered run adds its epochs,
-    and a run that used any time costs at least the minimum.
+    Fixed and completed: the price. Everything else: the time used, at the node-hour price; a completed metered run
+    adds its epochs, and a run that used any time costs at least the minimum.
     """
     if usage.billable_seconds <= 0:
         return Charge((), 0)
@@ -215,7 +217,7 @@ def rate(usage: Usage, terms: Terms) -> Charge:
 
 
 def affordable_seconds(terms: Terms, budget_minor: int) -> int:
-    """The most whole seconds on all nodes whose rounded price, with the epochs', is within `budget_minor`; never negative."""
+    """The most whole seconds on all nodes whose price, with the epochs', is within `budget_minor`; never negative."""
     room = Decimal(budget_minor - _epochs_minor(terms))
     per_second = terms.hourly * terms.nodes / SECONDS_PER_HOUR
     if room < 0:
@@ -268,7 +270,7 @@ def _fixed_offer(terms: Terms, seconds: int, ceiling_minor: int | None) -> Offer
 
 
 def _within(lines: list[Line], terms: Terms) -> Charge:
-    """Raise to the minimum and cut at the ceiling, each as a line of its own, so that the lines always sum to the total."""
+    """Raise to the minimum and cut at the ceiling, each as a line of its own: the lines always sum to the total."""
     total = sum(line.amount_minor for line in lines)
     if total < terms.minimum_minor:
         lines.append(_line("minimum", Decimal(1), "run", Decimal(terms.minimum_minor - total)))

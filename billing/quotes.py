@@ -38,7 +38,10 @@ def make_quote(
     max_seconds: int | None,
     ceiling_minor: int | None,
 ) -> Quote:
-    """Price a purchase for an organization and keep the offer. Raises NoWallet, NotPriced, QuoteRefused (with its field)."""
+    """Price a purchase for an organization and keep the offer.
+
+    Raises NoWallet, NotPriced, QuoteRefused (with its field).
+    """
     account = wallet(organization)
     if account is None:
         raise NoWallet

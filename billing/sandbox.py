@@ -1,10 +1,10 @@
 """A Stripe of our own on loopback, for use without keys: payment pages, events, signed webhooks.
 
-Speaks the part of Stripe's HTTP API that `gateway` uses, to the same `stripe` client. It proves our code, not Stripe. The one
-rule: it moves play money only, so it refuses to start beside live keys and listens on loopback alone.
+Speaks the part of Stripe's HTTP API that `gateway` uses, to the same `stripe` client. It proves our code, not Stripe.
+The one rule: it moves play money only, so it refuses to start beside live keys and listens on loopback alone.
 
-Its state is one JSON file, written whole by rename, so that a restart forgets nothing; an event counts as delivered when
-the console answered 200, and is sent again until then.
+Its state is one JSON file, written whole by rename, so that a restart forgets nothing; an event counts as delivered
+when the console answered 200, and is sent again until then.
 """
 
 from __future__ import annotations
@@ -114,7 +114,10 @@ class Sandbox:
             return [event for event in reversed(self._state["events"]) if event["created"] >= since]
 
     def deliver(self) -> None:
-        """Send webhooks until `stop`: each again, with longer waits, until it is answered with 200. Runs in a thread."""
+        """Send webhooks until `stop`: each again, with longer waits, until it is answered with 200.
+
+        Runs in a thread.
+        """
         tries = 0
         while not self._stopped:
             with self._lock:
@@ -182,7 +185,7 @@ class Handler(BaseHTTPRequestHandler):
     server_version = "TrainyardSandbox"
     sys_version = ""
 
-    def do_GET(self) -> None:  # noqa: N802  # the name http.server calls
+    def do_GET(self) -> None:  # the name http.server calls
         """Read a session, the events, or the payment page."""
         url = urlsplit(self.path)
         parts = url.path.strip("/").split("/")
@@ -201,7 +204,7 @@ class Handler(BaseHTTPRequestHandler):
             case _:
                 self._error(HTTPStatus.NOT_FOUND, "No such object.")
 
-    def do_POST(self) -> None:  # noqa: N802  # the name http.server calls
+    def do_POST(self) -> None:  # the name http.server calls
         """Make a session, or pay one."""
         parts = urlsplit(self.path).path.strip("/").split("/")
         form = self._form()

@@ -11,6 +11,7 @@ from billing import gateway, payments
 from billing.errors import BadSignature
 from billing.models import StripeEvent
 from billing.tasks import apply_event
+from console.accounts.hints import hint
 
 
 @csrf_exempt
@@ -23,7 +24,7 @@ def stripe_webhook(request: HttpRequest) -> HttpResponse:
         return JsonResponse({"code": error.code, "message": str(error.message)}, status=400)
     stored = payments.receive(event)
     if stored.state == StripeEvent.States.RECEIVED:
-        apply_event.delay_on_commit(stored.pk)
+        hint(apply_event, stored.pk)
     return HttpResponse(status=200)
 
 

@@ -40,7 +40,7 @@ def to_minor(amount: Decimal, currency: str) -> int:
 
 
 def money(amount_minor: Decimal | int, currency: str, *, exact: bool = False) -> str:
-    """An amount for people, in the active language; `exact` keeps every decimal (prices may have more than the currency)."""
+    """An amount for people, in the active language; `exact` keeps decimals below the currency's."""
     locale = Locale.parse(to_locale(get_language() or "en"))
     return str(
         format_currency(to_major(amount_minor, currency), currency, locale=locale, decimal_quantization=not exact)

@@ -1,0 +1,25 @@
+"""Taking up the service: terms accepted, wallet and first workspace made. Safe to repeat."""
+
+from __future__ import annotations
+
+from django.db import transaction
+
+from billing.ledger import wallet_account
+from billing.selectors import default_currency
+from console.accounts import services
+from console.accounts.models import Membership, ServiceActivation
+from storage import catalog
+
+
+@transaction.atomic
+def activate(*, membership: Membership, accept_terms: bool) -> ServiceActivation:
+    """Activate distributed training for the member's organization. Raises TermsNotAccepted."""
+    activation = services.activate_service(membership=membership, accept_terms=accept_terms)
+    wallet_account(organization_id=membership.organization_id, currency=default_currency())
+    catalog.ensure_first_workspace(organization=membership.organization, user=membership.user)
+    return activation
+
+
+def deactivate(*, membership: Membership) -> None:
+    """Take no new orders. Open jobs go on and are charged; wallet, files and receipts stay."""
+    services.deactivate_service(membership=membership)

@@ -1,0 +1,388 @@
+"""The API of jobs: products, quotes, orders, and everything there is to see and do about a job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpResponseBase
+from django.urls import path
+from django.utils.translation import gettext as _
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework import serializers
+from rest_framework.generics import ListAPIView
+from rest_framework.renderers import JSONRenderer
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from billing.api import LineSerializer, ReceiptSerializer
+from billing.models import Quote
+from billing.quotes import quote_for
+from billing.wording import basis_sentence
+from console.accounts.errors import InvalidInput, NotFound
+from console.accounts.permissions import TenantView
+from console.accounts.roles import Capability
+from console.accounts.sse import EventStreamRenderer, event_stream, wants_events
+from jobs import activation, orders, selectors, streams
+from jobs.models import Job, Order, Product
+
+
+class ActivationSerializer(serializers.Serializer[Any]):
+    """Taking up the service."""
+
+    accept_terms = serializers.BooleanField()
+
+
+class ServiceSerializer(serializers.Serializer[Any]):
+    """A service and whether it is active."""
+
+    service = serializers.CharField()
+    is_active = serializers.BooleanField()
+    terms_version = serializers.CharField()
+
+
+class ProductSerializer(serializers.ModelSerializer[Product]):
+    """A product."""
+
+    class Meta:
+        model = Product
+        fields = ("name", "title", "description", "mode", "max_epochs", "max_nodes", "max_seconds")
+
+
+class QuoteRequestSerializer(serializers.Serializer[Any]):
+    """What to price. Read and checked by `jobs.purchase`, which tells every fault at once; here for the schema."""
+
+    product = serializers.CharField()
+    framework = serializers.ChoiceField(["pytorch", "horovod", "tensorflow"])
+    image = serializers.CharField()
+    workspace = serializers.CharField()
+    code_path = serializers.CharField(help_text="Path of the script inside the workspace.")
+    arguments = serializers.ListField(child=serializers.CharField(), required=False)
+    datasets = serializers.ListField(child=serializers.CharField(), required=False)
+    epochs = serializers.IntegerField(min_value=1)
+    lr = serializers.CharField(help_text="A number above 0, such as 0.01 or 1e-3.")
+    batch_size = serializers.IntegerField(min_value=1, help_text="Of each process.")
+    node_spec = serializers.CharField()
+    nodes = serializers.IntegerField(min_value=1)
+    workers_per_node = serializers.IntegerField(min_value=1)
+    max_seconds = serializers.IntegerField(required=False, help_text="The run is ended after this time.")
+    ceiling_minor = serializers.IntegerField(required=False, help_text="The run is ended before it costs more.")
+
+
+class QuoteSerializer(serializers.ModelSerializer[Quote]):
+    """An offer. The lines say what the ceiling is made of and sum to it."""
+
+    lines = LineSerializer(many=True)
+    estimate = serializers.SerializerMethodField()
+
+    class Meta:
+        model = Quote
+        fields = ("id", "currency", "mode", "lines", "estimate", "ceiling_minor", "deadline_seconds", "expires_at")
+
+    def get_estimate(self, quote: Quote) -> dict[str, Any]:
+        """What it will probably cost, and where that comes from."""
+        basis = quote.basis | {"sentence": basis_sentence(quote.basis)}
+        return {"p50_minor": quote.p50_minor, "p90_minor": quote.p90_minor, "basis": basis}
+
+
+class OrderRequestSerializer(serializers.Serializer[Any]):
+    """A quote to buy."""
+
+    quote = serializers.UUIDField()
+
+
+class OrderSerializer(serializers.Serializer[Order]):
+    """An order and the job it bought."""
+
+    id = serializers.UUIDField()
+    job = serializers.IntegerField(source="job.pk")
+
+
+class JobSerializer(serializers.Serializer[Job]):
+    """A job. Amounts in minor units, times in ISO 8601."""
+
+    def to_representation(self, instance: Job) -> dict[str, Any]:
+        """As `selectors.summary` has it, for pages, streams and API alike."""
+        return selectors.summary(instance)
+
+
+class LogSerializer(serializers.Serializer[Any]):
+    """A piece of a rank's output."""
+
+    text = serializers.CharField()
+    next_offset = serializers.IntegerField()
+    eof = serializers.BooleanField(help_text="Whether the output has ended.")
+
+
+class EventSerializer(serializers.Serializer[Any]):
+    """Something that happened."""
+
+    id = serializers.IntegerField(source="event.pk")
+    kind = serializers.CharField(source="event.kind")
+    attempt = serializers.IntegerField(source="event.attempt", allow_null=True)
+    actor = serializers.CharField(source="event.actor.email", default=None, allow_null=True)
+    details = serializers.DictField(source="event.data")
+    sentence = serializers.CharField()
+    created_at = serializers.DateTimeField(source="event.created_at")
+
+
+class ActivateView(TenantView):
+    """The distributed training service."""
+
+    capabilities = {"POST": Capability.MANAGE}
+
+    @extend_schema(request=ActivationSerializer, responses=ServiceSerializer)
+    def post(self, request: Request) -> Response:
+        """Accept the terms and activate; makes the wallet and the first workspace."""
+        accepted = isinstance(request.data, dict) and request.data.get("accept_terms") is True
+        row = activation.activate(membership=self.membership, accept_terms=accepted)
+        return Response(ServiceSerializer(row).data)
+
+
+class DeactivateView(TenantView):
+    """The distributed training service, ended."""
+
+    capabilities = {"POST": Capability.MANAGE}
+
+    @extend_schema(request=None, responses={204: None})
+    def post(self, _request: Request) -> Response:
+        """Take no new orders; what runs goes on and is charged, and files, wallet and receipts stay."""
+        activation.deactivate(membership=self.membership)
+        return Response(status=204)
+
+
+class ProductsView(TenantView):
+    """Products on offer."""
+
+    capabilities = {"GET": Capability.VIEW}
+
+    @extend_schema(responses=ProductSerializer(many=True))
+    def get(self, _request: Request) -> Response:
+        """The catalogue."""
+        return Response({"results": ProductSerializer(selectors.products(), many=True).data})
+
+
+class QuotesView(TenantView):
+    """Quotes."""
+
+    capabilities = {"POST": Capability.RUN}
+
+    @extend_schema(request=QuoteRequestSerializer, responses={201: QuoteSerializer})
+    def post(self, request: Request) -> Response:
+        """Price a run. Nothing is bought."""
+        quote = orders.quote_order(membership=self.membership, data=_object(request))
+        return Response(QuoteSerializer(quote).data, status=201)
+
+
+class QuoteView(TenantView):
+    """One quote."""
+
+    capabilities = {"GET": Capability.VIEW}
+
+    @extend_schema(responses=QuoteSerializer)
+    def get(self, _request: Request, quote_id: str) -> Response:
+        """A quote as it was made."""
+        return Response(QuoteSerializer(quote_for(organization=self.organization, quote_id=quote_id)).data)
+
+
+class OrdersView(TenantView):
+    """Orders."""
+
+    capabilities = {"POST": Capability.RUN}
+
+    @extend_schema(
+        request=OrderRequestSerializer,
+        responses={201: OrderSerializer},
+        parameters=[OpenApiParameter("Idempotency-Key", OpenApiTypes.STR, OpenApiParameter.HEADER)],
+    )
+    def post(self, request: Request) -> Response:
+        """Buy a quote: its ceiling is held, its job is queued. The same Idempotency-Key again gives the same order."""
+        form = OrderRequestSerializer(data=request.data)
+        form.is_valid(raise_exception=True)
+        order = orders.place_order(
+            membership=self.membership,
+            quote=quote_for(organization=self.organization, quote_id=form.validated_data["quote"]),
+            idempotency_key=_idempotency_key(request),
+        )
+        return Response(OrderSerializer(order).data, status=201)
+
+
+class JobsView(TenantView, ListAPIView[Job]):
+    """Jobs."""
+
+    capabilities = {"GET": Capability.VIEW}
+    serializer_class = JobSerializer
+    queryset = Job.objects.none()
+    filterset_fields = ("state", "reason", "framework")
+
+    def get_queryset(self) -> Any:
+        """The organization's jobs, newest first."""
+        return selectors.jobs_for(self.organization).prefetch_related("attempts")
+
+
+class JobView(TenantView):
+    """Base of what is about one job."""
+
+    capabilities = {"GET": Capability.VIEW}
+
+    def job(self, pk: int) -> Job:
+        """The job, if it is the organization's. Raises NotFound."""
+        return selectors.job_for(self.organization, pk)
+
+
+class JobDetailView(JobView):
+    """One job."""
+
+    @extend_schema(responses=JobSerializer)
+    def get(self, _request: Request, pk: int) -> Response:
+        """State, reason, why it waits, progress, attempts, cost."""
+        return Response(selectors.summary(self.job(pk)))
+
+
+class CancelView(JobView):
+    """Ending a job."""
+
+    capabilities = {"POST": Capability.RUN}
+
+    @extend_schema(request=None, responses=JobSerializer)
+    def post(self, _request: Request, pk: int) -> Response:
+        """Cancel: at once while it waits, by SIGTERM and a grace while it runs."""
+        orders.cancel_job(membership=self.membership, job=self.job(pk))
+        return Response(selectors.summary(self.job(pk)))
+
+
+class RerunView(JobView):
+    """Running a job again."""
+
+    capabilities = {"POST": Capability.RUN}
+
+    @extend_schema(request=QuoteRequestSerializer(partial=True), responses={201: OrderSerializer})
+    def post(self, request: Request, pk: int) -> Response:
+        """Buy the same run again at today's prices; fields in the body replace those of the job."""
+        order = orders.rerun(
+            membership=self.membership,
+            job=self.job(pk),
+            changes=_object(request),
+            idempotency_key=_idempotency_key(request),
+        )
+        return Response(OrderSerializer(order).data, status=201)
+
+
+class LogsView(JobView):
+    """A rank's output."""
+
+    renderer_classes = [JSONRenderer, EventStreamRenderer]
+
+    @extend_schema(
+        responses=LogSerializer,
+        parameters=[
+            OpenApiParameter("rank", OpenApiTypes.INT, default=0),
+            OpenApiParameter("offset", OpenApiTypes.INT, default=0, description="In bytes; `next_offset` of the last."),
+            OpenApiParameter("attempt", OpenApiTypes.INT, description="The latest where absent."),
+        ],
+    )
+    def get(self, request: Request, pk: int) -> Response | HttpResponseBase:
+        """A piece from `offset`; with `Accept: text/event-stream`, everything from there as it comes (events `log`)."""
+        job = self.job(pk)
+        rank = _number(request, "rank", 0)
+        offset = _number(request, "offset", 0)
+        if (seen := request.headers.get("Last-Event-ID", "")).isdecimal():
+            offset = int(seen)
+        attempt = _number(request, "attempt", 0) or None
+        chunk = selectors.log(job, rank, offset, attempt)
+        if wants_events(request.headers):
+            return event_stream(streams.log_events(job, rank, offset, attempt))
+        return Response({"text": chunk.text, "next_offset": chunk.next_offset, "eof": chunk.eof})
+
+
+class StreamView(JobView):
+    """A job, live."""
+
+    renderer_classes = [EventStreamRenderer, JSONRenderer]
+
+    @extend_schema(responses={(200, "text/event-stream"): OpenApiTypes.STR})
+    def get(self, _request: Request, pk: int) -> HttpResponseBase:
+        """Events `state` (the job) and `metrics` (new points by name) until the job has ended."""
+        return event_stream(streams.job_events(self.organization, self.job(pk).pk))
+
+
+class MetricsView(JobView):
+    """A job's curves."""
+
+    @extend_schema(responses=OpenApiTypes.OBJECT)
+    def get(self, _request: Request, pk: int) -> Response:
+        """Curves by name, each a list of [step, value]."""
+        return Response({"metrics": selectors.metrics(self.job(pk))[0]})
+
+
+class EventsView(JobView):
+    """What happened to a job."""
+
+    @extend_schema(responses=EventSerializer(many=True))
+    def get(self, _request: Request, pk: int) -> Response:
+        """Every event, oldest first."""
+        return Response({"results": EventSerializer(selectors.events(self.job(pk)), many=True).data})
+
+
+class EnvironmentView(JobView):
+    """What a rank sees."""
+
+    @extend_schema(responses=OpenApiTypes.OBJECT, parameters=[OpenApiParameter("rank", OpenApiTypes.INT, default=0)])
+    def get(self, request: Request, pk: int) -> Response:
+        """The variables of the environment contract, of one rank; a port of 0 is chosen when the run starts."""
+        return Response({"environment": selectors.environment(self.job(pk), _number(request, "rank", 0))})
+
+
+class ReceiptView(JobView):
+    """What a job came to."""
+
+    @extend_schema(responses=ReceiptSerializer)
+    def get(self, _request: Request, pk: int) -> Response:
+        """The receipt; 404 until the job has ended."""
+        receipt = selectors.receipt(self.job(pk))
+        if receipt is None:
+            raise NotFound(_("The receipt is written when the job has ended."))
+        return Response(ReceiptSerializer(receipt).data)
+
+
+def _object(request: Request) -> dict[str, Any]:
+    if not isinstance(request.data, dict):
+        raise InvalidInput(_("Send a JSON object."))
+    return dict(request.data)
+
+
+def _idempotency_key(request: Request) -> str:
+    key = request.headers.get("Idempotency-Key", "")
+    if len(key) > 255:
+        raise InvalidInput(fields={"Idempotency-Key": _("Use at most 255 characters.")})
+    return key
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    try:
+        number = int(request.query_params.get(name, default))
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise InvalidInput(fields={name: _("Give a whole number, 0 or more.")})
+    return number
+
+
+urlpatterns = [
+    path("services/distributed-training/activate/", ActivateView.as_view(), name="api_activate"),
+    path("services/distributed-training/deactivate/", DeactivateView.as_view(), name="api_deactivate"),
+    path("products/", ProductsView.as_view(), name="api_products"),
+    path("quotes/", QuotesView.as_view(), name="api_quotes"),
+    path("quotes/<uuid:quote_id>/", QuoteView.as_view(), name="api_quote"),
+    path("orders/", OrdersView.as_view(), name="api_orders"),
+    path("jobs/", JobsView.as_view(), name="api_jobs"),
+    path("jobs/<int:pk>/", JobDetailView.as_view(), name="api_job"),
+    path("jobs/<int:pk>/cancel/", CancelView.as_view(), name="api_job_cancel"),
+    path("jobs/<int:pk>/rerun/", RerunView.as_view(), name="api_job_rerun"),
+    path("jobs/<int:pk>/logs/", LogsView.as_view(), name="api_job_logs"),
+    path("jobs/<int:pk>/stream/", StreamView.as_view(), name="api_job_stream"),
+    path("jobs/<int:pk>/metrics/", MetricsView.as_view(), name="api_job_metrics"),
+    path("jobs/<int:pk>/events/", EventsView.as_view(), name="api_job_events"),
+    path("jobs/<int:pk>/environment/", EnvironmentView.as_view(), name="api_job_environment"),
+    path("jobs/<int:pk>/receipt/", ReceiptView.as_view(), name="api_job_receipt"),
+]

@@ -1,0 +1,30 @@
+"""The one cluster this installation runs on, made from settings once per process."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from django.conf import settings
+
+from billing.models import NodeSpec
+from runtime.backends.base import Backend, create
+from runtime.specs import Resources
+
+
+@cache
+def cluster() -> Backend:
+    """The backend that settings name."""
+    return create(
+        settings.RUNTIME_BACKEND,
+        root=settings.TRAINYARD_RUNS_ROOT,
+        images_root=settings.TRAINYARD_IMAGES_ROOT,
+        cpus=settings.LOCAL_CPUS,
+        memory_mib=settings.LOCAL_MEMORY_MIB,
+    )
+
+
+def resources_of(spec: NodeSpec) -> Resources:
+    """What one node of a spec asks of the cluster."""
+    return Resources(
+        cpus=float(spec.cpus), memory_mib=spec.memory_mib, gpus=spec.gpus, gpu_type=spec.gpu_type if spec.gpus else ""
+    )

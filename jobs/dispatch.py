@@ -1,0 +1,252 @@
+"""Between the queue and the cluster: what starts next, what became of what runs, what is left behind.
+
+Hides when to ask the backend and what its answers mean. The one rule: no call to the backend happens inside a database
+transaction, and every step can be done again: a claim is compare-and-set, a run's name is its attempt's, submit adopts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from datetime import timedelta
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import QuerySet, Sum
+from django.utils import timezone
+
+from console.accounts.models import Quota
+from jobs import lifecycle, telemetry
+from jobs.backend import cluster, resources_of
+from jobs.errors import StaleTransition
+from jobs.models import Attempt, Job
+from jobs.states import ACTIVE, ENDED, EndReason, JobState
+from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound
+from runtime.specs import Capacity, Image, RunPhase, RunSpec, RunStatus
+from storage import mounts
+
+logger = logging.getLogger(__name__)
+
+GRACE_SECONDS = 10
+WORKSPACE_TARGET = "/workspace"
+DATASETS_TARGET = "/datasets"
+PATIENCE = timedelta(minutes=10)
+"""Smaller jobs may overtake one that doesn't fit until it has waited this long; then room is kept free for it."""
+KEEP_RUNS = timedelta(days=30)
+"""Logs and results of an ended run are kept at the backend this long."""
+STRAY_AGE = timedelta(hours=1)
+
+
+def dispatch_queue() -> None:
+    """Start every waiting job that may start, oldest first, and write down why each other one waits."""
+    queued = Job.objects.filter(state=JobState.QUEUED).order_by("queued_at", "id")
+    if not queued.exists():
+        return
+    try:
+        capacity = cluster().capacity()
+    except BackendUnavailable:
+        queued.update(waiting_code="backend_unavailable", waiting_data={})
+        return
+    reserved = False
+    for job in queued.select_related("node_spec", "image", "workspace", "organization").iterator(chunk_size=200):
+        blocked = _blocked_by_quota(job) or _blocked_by_capacity(job, capacity, reserved=reserved)
+        if blocked is None:
+            if start(job):
+                capacity = cluster().capacity()
+            continue
+        code, data = blocked
+        if (job.waiting_code, job.waiting_data) != (code, data):
+            Job.objects.filter(pk=job.pk, state=JobState.QUEUED).update(waiting_code=code, waiting_data=data)
+        reserved = reserved or (code == "capacity" and timezone.now() - job.queued_at > PATIENCE)
+
+
+def start(job: Job) -> bool:
+    """Claim a waiting job and hand it to the backend. Gives whether it was."""
+    try:
+        attempt = lifecycle.claim(job=job, backend=settings.RUNTIME_BACKEND)
+    except StaleTransition:
+        return False
+    return submit(attempt)
+
+
+def submit(attempt: Attempt) -> bool:
+    """Hand an attempt to the backend; one that it knows already is adopted. Gives whether the backend has it."""
+    try:
+        cluster().submit(run_spec(attempt))
+    except NoCapacity:
+        _give_back(attempt)
+        return False
+    except BackendUnavailable:
+        return False  # the attempt stays STARTING, and the sweep submits it again
+    except InvalidSpec as error:
+        # What a customer may choose was checked at the order; what is left is this installation's to mend,
+        # except the customer's own script or folders, which may have gone since.
+        reason = EndReason.CODE_FAILED if error.field in {"script", "mounts"} else EndReason.PLATFORM_ERROR
+        _end(attempt, reason, str(error), final=True)
+        return False
+    Attempt.objects.filter(pk=attempt.pk, submitted_at=None).update(submitted_at=timezone.now())
+    _stop_if_unwanted(attempt)
+    return True
+
+
+def run_spec(attempt: Attempt) -> RunSpec:
+    """The attempt as the backend needs it."""
+    job = attempt.job
+    versions = [item.version for item in job.job_datasets.select_related("version__dataset")]
+    return RunSpec(
+        name=attempt.run_name,
+        framework=job.framework,  # type: ignore[arg-type]  # stored as its value; a StrEnum equals it
+        image=Image(builtin=job.image.name) if job.image.is_builtin else Image(reference=job.image.reference),
+        nodes=job.nodes,
+        workers_per_node=job.workers_per_node,
+        resources=resources_of(job.node_spec),
+        script=job.code_path,
+        deadline_seconds=job.deadline_seconds,
+        arguments=tuple(job.arguments),
+        epochs=job.epochs,
+        lr=job.lr,
+        batch_size=job.batch_size,
+        datasets=tuple(version.dataset.name for version in versions),
+        mounts=mounts.mounts_for(
+            workspace=job.workspace,
+            dataset_versions=versions,
+            workspace_target=WORKSPACE_TARGET,
+            datasets_target=DATASETS_TARGET,
+        ),
+        workspace_target=WORKSPACE_TARGET,
+        datasets_target=DATASETS_TARGET,
+        restart_count=attempt.number - 1,
+        grace_seconds=min(GRACE_SECONDS, job.deadline_seconds // 4),
+        checkpoint_key=f"job-{job.pk}",
+        labels={"organization": job.organization.slug, "job": str(job.pk)},
+    )
+
+
+def reconcile_job(*, job_pk: int) -> None:
+    """Bring one job up to what the backend says of its run."""
+    job = Job.objects.select_related("node_spec", "image", "workspace", "organization").filter(pk=job_pk).first()
+    attempt = lifecycle.open_attempt(job) if job else None
+    if job is None or attempt is None:
+        return
+    try:
+        status = cluster().describe(attempt.run_name)
+    except BackendUnavailable:
+        return
+    except RunNotFound:
+        _vanished(attempt)
+        return
+    if job.state == JobState.STOPPING and status.phase in {RunPhase.STARTING, RunPhase.RUNNING}:
+        cluster().stop(attempt.run_name, GRACE_SECONDS)
+    if status.phase is RunPhase.ENDED:
+        telemetry.ingest(attempt=attempt)
+    _observe(attempt, status)
+
+
+def reconcile() -> None:
+    """The sweep: every open job, then the queue, then what no row knows of."""
+    for pk in Job.objects.filter(state__in=ACTIVE).values_list("pk", flat=True):
+        reconcile_job(job_pk=pk)
+    dispatch_queue()
+    _sweep_runs()
+
+
+def stop(*, job_pk: int) -> None:
+    """Ask the backend to end a job's run, and take in what it says."""
+    attempt = Attempt.objects.filter(job_id=job_pk, job__state=JobState.STOPPING, finished_at=None).last()
+    if attempt:
+        try:
+            cluster().stop(attempt.run_name, GRACE_SECONDS)
+        except BackendUnavailable:
+            return  # the sweep asks again
+        reconcile_job(job_pk=job_pk)
+
+
+def _observe(attempt: Attempt, status: RunStatus) -> None:
+    with transaction.atomic():
+        job = lifecycle.observe(attempt=attempt, status=status)
+        if job.is_ended or job.state == JobState.QUEUED:
+            transaction.on_commit(dispatch_queue)
+
+
+def _blocked_by_quota(job: Job) -> tuple[str, dict[str, int]] | None:
+    most = Quota.objects.values_list("max_running_nodes", flat=True).get(organization_id=job.organization_id)
+    running: int = (
+        Job.objects.filter(organization_id=job.organization_id, state__in=ACTIVE).aggregate(total=Sum("nodes"))["total"]
+        or 0
+    )
+    return ("quota", {"running": running, "most": most}) if running + job.nodes > most else None
+
+
+def _blocked_by_capacity(job: Job, capacity: Capacity, *, reserved: bool) -> tuple[str, dict[str, int]] | None:
+    free = capacity.nodes_now(resources_of(job.node_spec))
+    if free >= job.nodes and not reserved:
+        return None
+    return "reserved" if free >= job.nodes else "capacity", {"free": free}
+
+
+def _vanished(attempt: Attempt) -> None:
+    """The backend knows no such run: it was never handed over, or it is lost with its node."""
+    job = attempt.job
+    if job.state == JobState.STOPPING:
+        _end(attempt, EndReason.CANCELLED, "")
+    elif attempt.submitted_at is None and job.state == JobState.STARTING:
+        submit(attempt)
+    else:
+        _end(attempt, EndReason.NODE_LOST, "The cluster no longer knows this run.")
+
+
+def _end(attempt: Attempt, reason: EndReason, detail: str, *, final: bool = False) -> None:
+    with transaction.atomic():
+        job = Job.objects.select_for_update(of=("self",)).select_related("order__hold__quote").get(pk=attempt.job_id)
+        locked = Attempt.objects.select_for_update().get(pk=attempt.pk)
+        locked.job = job
+        if locked.finished_at is None and not job.is_ended:
+            lifecycle.end_attempt(attempt=locked, reason=reason, detail=detail, final=final)
+
+
+def _give_back(attempt: Attempt) -> None:
+    """Another run took the room between our look and our submit: wait again. A cancel meanwhile ends it instead."""
+    try:
+        lifecycle.give_back(attempt=attempt, waiting_code="capacity", waiting_data={})
+    except StaleTransition:
+        _end(attempt, EndReason.CANCELLED, "")
+
+
+def _stop_if_unwanted(attempt: Attempt) -> None:
+    """A cancel may have come between the claim and the submit."""
+    attempt.job.refresh_from_db(fields=["state"])
+    if JobState(attempt.job.state) in {JobState.STOPPING} | ENDED:
+        cluster().stop(attempt.run_name, GRACE_SECONDS)
+
+
+def _sweep_runs() -> None:
+    """End runs whose attempt has ended or is unknown, and forget those that are old."""
+    try:
+        names = cluster().names()
+    except BackendUnavailable:
+        return
+    known = {attempt.run_name: attempt for attempt in _attempts_named(names)}
+    now = timezone.now()
+    for name in names:
+        attempt = known.get(name)
+        if attempt is None:
+            if name.startswith("job-"):
+                logger.warning("The cluster has a run %s that no row knows of: it is removed.", name)
+                cluster().delete(name)
+        elif attempt.finished_at and now - attempt.finished_at > KEEP_RUNS:
+            cluster().delete(name)
+        elif attempt.finished_at and now - attempt.finished_at < STRAY_AGE:
+            _quietly_stop(name)
+
+
+def _quietly_stop(name: str) -> None:
+    try:
+        if cluster().describe(name).phase is not RunPhase.ENDED:
+            cluster().stop(name, GRACE_SECONDS)
+    except (RunNotFound, BackendUnavailable):
+        return
+
+
+def _attempts_named(names: Iterable[str]) -> QuerySet[Attempt]:
+    job_ids = {int(part[1]) for name in names if len(part := name.split("-")) == 3 and part[1].isdecimal()}
+    return Attempt.objects.filter(job_id__in=job_ids)

@@ -1,0 +1,62 @@
+"""Follow the cluster: what a run writes and how it goes reaches its job's row as it happens."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import time
+from typing import Any
+
+from django.core.management.base import BaseCommand
+from django.db import DatabaseError, close_old_connections
+
+from jobs import dispatch, telemetry
+from jobs.backend import cluster
+from jobs.models import Attempt
+from runtime.errors import RuntimeFault
+
+logger = logging.getLogger(__name__)
+
+READ_EVERY_SECONDS = 0.25
+"""A run that writes without pause is read this often, not at each write."""
+
+
+class Command(BaseCommand):
+    """`manage.py watch_runs`."""
+
+    help = "Follow the cluster's changes and bring jobs up to them. The sweep is the net under it."
+
+    def handle(self, *_args: Any, **_options: Any) -> None:
+        """Watch until SIGTERM or SIGINT."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: sys.exit(0))
+        read_at: dict[str, float] = {}
+        waiting: set[str] = set()
+        for changed in cluster().changes():
+            waiting |= changed
+            now = time.monotonic()
+            due = {name for name in waiting if now - read_at.get(name, 0.0) >= READ_EVERY_SECONDS}
+            waiting -= due
+            for name in due:
+                read_at[name] = now
+                self._look(name)
+            read_at = {name: at for name, at in read_at.items() if now - at < 60 or name in waiting}
+
+    def _look(self, name: str) -> None:
+        """Bring one run's job up to date; a fault is logged, and the sweep makes up for it."""
+        try:
+            close_old_connections()
+            attempt = _open_attempt(name)
+            if attempt:
+                telemetry.ingest(attempt=attempt)
+                dispatch.reconcile_job(job_pk=attempt.job_id)
+        except (DatabaseError, RuntimeFault):
+            logger.exception("The change of %s could not be taken in; the sweep will.", name)
+
+
+def _open_attempt(name: str) -> Attempt | None:
+    parts = name.split("-")
+    if len(parts) != 3 or not (parts[1].isdecimal() and parts[2].isdecimal()):
+        return None
+    return Attempt.objects.filter(job_id=int(parts[1]), number=int(parts[2]), finished_at=None).first()

@@ -1,0 +1,216 @@
+"""Buying: a quote for a purchase, an order for a quote, cancelling, running again.
+
+The one rule: an order, its hold and its job are written together or not at all, once for each quote and idempotency
+key.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from billing import charges
+from billing.models import Quote
+from billing.pricing import Estimate, Mode
+from billing.pricing import Purchase as Priced
+from billing.quotes import make_quote, require_valid
+from console.accounts.errors import InvalidInput
+from console.accounts.hints import hint
+from console.accounts.models import Membership, Organization, Quota
+from console.accounts.services import record, require_active
+from jobs import lifecycle
+from jobs.errors import AlreadyEnded, ChoiceGone, IdempotencyConflict, QuotaExceeded, QuoteBought
+from jobs.models import Job, JobDataset, Order
+from jobs.purchase import Purchase, parse
+from jobs.states import ENDED, JobState
+from jobs.tasks import dispatch_queue, stop_job
+
+RUNS_LEARNT_FROM = 20
+SPREAD = 1.5
+"""p90 over p50 where only a reference speed is known."""
+
+
+def quote_order(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
+    """Price what `data` asks for (the API's field names).
+
+    Raises ServiceInactive, InvalidInput, and billing's errors.
+    """
+    organization = membership.organization
+    require_active(organization=organization)
+    purchase = parse(organization=organization, data=data)
+    return make_quote(
+        organization=organization,
+        user=membership.user,
+        purchase=Priced(
+            product=purchase.product.name,
+            mode=Mode(purchase.product.mode),
+            node_spec=purchase.node_spec.name,
+            nodes=purchase.nodes,
+            epochs=purchase.epochs,
+        ),
+        payload=purchase.to_json() | {"rerun_of": data.get("rerun_of")},
+        estimate=estimate(purchase),
+        headroom=purchase.product.headroom,
+        most_seconds=purchase.product.max_seconds,
+        max_seconds=purchase.max_seconds,
+        ceiling_minor=purchase.ceiling_minor,
+    )
+
+
+def place_order(*, membership: Membership, quote: Quote, idempotency_key: str = "") -> Order:
+    """Buy a quote: hold its ceiling and queue its job. The same key again gives the same order.
+
+    Raises ServiceInactive, QuoteExpired, QuoteBought, IdempotencyConflict, ChoiceGone, QuotaExceeded,
+    InsufficientFunds.
+    """
+    organization = membership.organization
+    key = idempotency_key or f"quote:{quote.pk}"
+    if order := _bought(organization, quote, key):
+        return order
+    require_active(organization=organization)
+    require_valid(quote)
+    try:
+        purchase = parse(organization=organization, data=quote.purchase)
+    except InvalidInput as error:
+        raise ChoiceGone(fields=error.fields) from error
+    try:
+        return _write_order(membership, quote, purchase, key)
+    except IntegrityError:
+        # Somebody bought the same quote, or used the same key, between our look and our write.
+        if order := _bought(organization, quote, key):
+            return order
+        raise
+
+
+def cancel_job(*, membership: Membership, job: Job) -> Job:
+    """End a job: at once while it waits, by stopping its run otherwise.
+
+    Cancelling twice is fine. Raises AlreadyEnded.
+    """
+    with transaction.atomic():
+        job = Job.objects.select_for_update().get(pk=job.pk)
+        if job.is_ended:
+            raise AlreadyEnded
+        if job.state != JobState.STOPPING:
+            lifecycle.request_cancel(job=job, actor=membership.user)
+            record(organization=job.organization, actor=membership.user, action="job.cancel", target=f"job:{job.pk}")
+            if job.state == JobState.STOPPING:
+                hint(stop_job, job.pk)
+            else:
+                hint(dispatch_queue)
+    return job
+
+
+def rerun(*, membership: Membership, job: Job, changes: Mapping[str, Any], idempotency_key: str = "") -> Order:
+    """Buy the same run again, with some settings changed; datasets are taken at their latest version."""
+    if idempotency_key and (known := _by_key(membership.organization, idempotency_key)):
+        return known
+    data = job.order.quote.purchase | {"dataset_versions": None} | dict(changes) | {"rerun_of": job.pk}
+    quote = quote_order(membership=membership, data=data)
+    return place_order(membership=membership, quote=quote, idempotency_key=idempotency_key)
+
+
+def estimate(purchase: Purchase) -> Estimate:
+    """How long the run will take: from earlier runs of the same script on the same nodes, else the reference speed."""
+    runs = Job.objects.filter(
+        organization=purchase.workspace.organization,
+        code_key=purchase.code_key,
+        node_spec=purchase.node_spec,
+        nodes=purchase.nodes,
+        workers_per_node=purchase.workers_per_node,
+        state=JobState.SUCCEEDED,
+        started_at__isnull=False,
+    ).order_by("-id")[:RUNS_LEARNT_FROM]
+    per_epoch = [
+        _seconds(run.finished_at - run.started_at) / run.epochs for run in runs if run.finished_at and run.started_at
+    ]
+    if per_epoch:
+        p50 = statistics.median(per_epoch) * purchase.epochs
+        p90 = max(p50, _percentile_90(per_epoch) * purchase.epochs)
+        return Estimate(round(p50, 3), round(p90, 3), "history", len(per_epoch))
+    reference = float(purchase.product.reference_seconds_per_epoch) * purchase.epochs / purchase.nodes
+    if purchase.max_seconds and purchase.max_seconds < reference * SPREAD:
+        return Estimate(min(reference, purchase.max_seconds), purchase.max_seconds, "customer")
+    return Estimate(reference, reference * SPREAD, "reference")
+
+
+def _write_order(membership: Membership, quote: Quote, purchase: Purchase, key: str) -> Order:
+    organization = membership.organization
+    with transaction.atomic():
+        _require_room(organization)
+        hold = charges.hold(quote=quote, reference=f"order:{quote.pk}")
+        order = Order.objects.create(
+            organization=organization,
+            quote=quote,
+            hold=hold,
+            product=purchase.product,
+            idempotency_key=key,
+            placed_by=membership.user,
+        )
+        job = Job.objects.create(
+            organization=organization,
+            order=order,
+            name=purchase.code_path.rsplit("/", 1)[-1][:100],
+            framework=purchase.framework,
+            image=purchase.image,
+            workspace=purchase.workspace,
+            code_path=purchase.code_path,
+            arguments=list(purchase.arguments),
+            epochs=purchase.epochs,
+            lr=purchase.lr,
+            batch_size=purchase.batch_size,
+            node_spec=purchase.node_spec,
+            nodes=purchase.nodes,
+            workers_per_node=purchase.workers_per_node,
+            deadline_seconds=quote.deadline_seconds,
+            code_key=purchase.code_key,
+            rerun_of=Job.objects.filter(organization=organization, pk=quote.purchase.get("rerun_of")).first(),
+            queued_at=timezone.now(),
+        )
+        JobDataset.objects.bulk_create(
+            JobDataset(job=job, version=version, position=position)
+            for position, version in enumerate(purchase.dataset_versions)
+        )
+        lifecycle.note(job=job, kind="ordered", actor=membership.user, data={"ceiling_minor": quote.ceiling_minor})
+        record(organization=organization, actor=membership.user, action="order.place", target=f"job:{job.pk}")
+        hint(dispatch_queue)
+    return order
+
+
+def _require_room(organization: Organization) -> None:
+    """Lock the organization's quota until the order is written: two orders at once can't both take the last place."""
+    quota = Quota.objects.select_for_update().get(organization=organization)
+    open_jobs = Job.objects.filter(organization=organization).exclude(state__in=ENDED).count()
+    if open_jobs >= quota.max_open_jobs:
+        raise QuotaExceeded(
+            _("Your organization has %(jobs)d jobs queued or running, as many as it may. Wait for one, or cancel one.")
+            % {"jobs": open_jobs}
+        )
+
+
+def _bought(organization: Organization, quote: Quote, key: str) -> Order | None:
+    if order := _by_key(organization, key):
+        if order.quote_id != quote.pk:
+            raise IdempotencyConflict
+        return order
+    if Order.objects.filter(quote=quote).exists():
+        raise QuoteBought
+    return None
+
+
+def _by_key(organization: Organization, key: str) -> Order | None:
+    return Order.objects.filter(organization=organization, idempotency_key=key).select_related("job").first()
+
+
+def _percentile_90(values: list[float]) -> float:
+    return values[0] if len(values) == 1 else statistics.quantiles(values, n=10, method="inclusive")[-1]
+
+
+def _seconds(duration: timedelta) -> float:
+    return duration.total_seconds()

@@ -1,0 +1,281 @@
+"""What a customer asks to buy, read from raw values and checked whole: every fault is told at its field, all at once.
+
+Pages and API come here with the same names. The one rule: a Purchase exists only if everything it names does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any, TypeVar
+
+from django.utils.translation import gettext as _
+
+from billing.models import NodeSpec
+from console.accounts.errors import CustomerError, InvalidInput, Text
+from console.accounts.models import Organization
+from jobs.backend import cluster, resources_of
+from jobs.models import Product
+from runtime.errors import RuntimeFault
+from runtime.specs import Framework
+from storage import mounts, selectors
+from storage.models import DatasetVersion, Image, Workspace
+
+T = TypeVar("T")
+
+LONGEST_ARGUMENTS = 8192
+MOST_BATCH = 1_000_000
+LEAST_SECONDS = 60
+PROCESSES_PER_CPU = 4
+
+
+@dataclass(frozen=True)
+class Purchase:
+    """A training run as it can be bought: every name resolved."""
+
+    product: Product
+    framework: Framework
+    image: Image
+    workspace: Workspace
+    code_path: str
+    arguments: tuple[str, ...]
+    dataset_versions: tuple[DatasetVersion, ...]
+    epochs: int
+    lr: str
+    batch_size: int
+    node_spec: NodeSpec
+    nodes: int
+    workers_per_node: int
+    max_seconds: int | None
+    ceiling_minor: int | None
+
+    @property
+    def code_key(self) -> str:
+        """What runs of the same code share: the script's place, whatever its settings."""
+        return hashlib.sha256(f"{self.workspace.pk}:{self.code_path}".encode()).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        """As the API's field names, with the dataset versions pinned; `parse` reads it again."""
+        return {
+            "product": self.product.name,
+            "framework": self.framework.value,
+            "image": self.image.name,
+            "workspace": self.workspace.name,
+            "code_path": self.code_path,
+            "arguments": list(self.arguments),
+            "datasets": [version.dataset.name for version in self.dataset_versions],
+            "dataset_versions": [version.pk for version in self.dataset_versions],
+            "epochs": self.epochs,
+            "lr": self.lr,
+            "batch_size": self.batch_size,
+            "node_spec": self.node_spec.name,
+            "nodes": self.nodes,
+            "workers_per_node": self.workers_per_node,
+            "max_seconds": self.max_seconds,
+            "ceiling_minor": self.ceiling_minor,
+        }
+
+
+class _Reader:
+    """Reads one field after the other and remembers what was wrong with each."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self.data = data
+        self.faults: dict[str, Text] = {}
+
+    def field(self, name: str, read: Callable[[Any], T]) -> T | None:
+        """The value of a field, or None where it is at fault."""
+        try:
+            return read(self.data.get(name))
+        except CustomerError as error:
+            self.faults[name] = error.fields.get(name) or error.message
+        except ValueError as error:
+            self.faults[name] = str(error)
+        return None
+
+
+def parse(*, organization: Organization, data: Mapping[str, Any]) -> Purchase:
+    """Read and check a purchase. Raises InvalidInput with a sentence for each field at fault."""
+    reader = _Reader(data)
+    product = reader.field("product", _product)
+    framework = reader.field("framework", _framework)
+    image = reader.field("image", lambda value: _image(organization, value, framework))
+    workspace = reader.field("workspace", lambda value: _workspace(organization, value))
+    code_path = reader.field("code_path", lambda value: _code_path(workspace, value))
+    arguments = reader.field("arguments", _arguments)
+    versions = reader.field("datasets", lambda value: _versions(organization, value, data.get("dataset_versions")))
+    epochs = reader.field("epochs", lambda value: _whole(value, 1, product.max_epochs if product else 10**6))
+    lr = reader.field("lr", _learning_rate)
+    batch_size = reader.field("batch_size", lambda value: _whole(value, 1, MOST_BATCH))
+    spec = reader.field("node_spec", _node_spec)
+    nodes = reader.field("nodes", lambda value: _nodes(organization, product, spec, value))
+    workers = reader.field("workers_per_node", lambda value: _workers(spec, value))
+    max_seconds = reader.field(
+        "max_seconds", lambda value: _optional(value, LEAST_SECONDS, product.max_seconds if product else 10**9)
+    )
+    ceiling_minor = reader.field("ceiling_minor", lambda value: _optional(value, 1, 10**12))
+    if reader.faults or not (product and framework and image and workspace and code_path and spec):
+        raise InvalidInput(fields=reader.faults)
+    return Purchase(
+        product=product,
+        framework=framework,
+        image=image,
+        workspace=workspace,
+        code_path=code_path,
+        arguments=arguments or (),
+        dataset_versions=versions or (),
+        epochs=epochs or 1,
+        lr=lr or "",
+        batch_size=batch_size or 1,
+        node_spec=spec,
+        nodes=nodes or 1,
+        workers_per_node=workers or 1,
+        max_seconds=max_seconds,
+        ceiling_minor=ceiling_minor,
+    )
+
+
+def _product(value: Any) -> Product:
+    product = Product.objects.filter(name=_name(value), is_active=True).first()
+    if product is None:
+        raise ValueError(_("There is no such product. Choose one of those on offer."))
+    return product
+
+
+def _framework(value: Any) -> Framework:
+    try:
+        return Framework(_name(value))
+    except ValueError:
+        known = ", ".join(Framework)
+        raise ValueError(_("Choose one of these frameworks: %(known)s.") % {"known": known}) from None
+
+
+def _image(organization: Organization, value: Any, framework: Framework | None) -> Image:
+    image = selectors.image_named(organization, _name(value))
+    if framework and framework not in image.frameworks:
+        raise ValueError(
+            _("The image %(image)s doesn't carry %(framework)s. Choose an image for this framework.")
+            % {"image": image.name, "framework": framework.value}
+        )
+    return image
+
+
+def _workspace(organization: Organization, value: Any) -> Workspace:
+    return selectors.workspace_named(organization, _name(value))
+
+
+def _code_path(workspace: Workspace | None, value: Any) -> str:
+    path = _name(value)
+    return mounts.check_script(workspace=workspace, code_path=path) if workspace else path
+
+
+def _arguments(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        try:
+            value = shlex.split(value)
+        except ValueError:
+            raise ValueError(_("A quotation mark is not closed.")) from None
+    if not isinstance(value, list) or not all(isinstance(item, str | int | float) for item in value):
+        raise ValueError(_("Give the arguments as a list of words."))
+    words = tuple(str(item) for item in value)
+    if sum(len(word) + 1 for word in words) > LONGEST_ARGUMENTS or any("\0" in word for word in words):
+        raise ValueError(_("The arguments are too long, or hold a NUL character."))
+    return words
+
+
+def _versions(organization: Organization, value: Any, pinned: Any) -> tuple[DatasetVersion, ...]:
+    if isinstance(value, str):
+        value = [name.strip() for name in value.split(",") if name.strip()]
+    names = value or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(_("Give the datasets as a list of names."))
+    if len(set(names)) != len(names):
+        raise ValueError(_("Each dataset can be chosen once."))
+    wanted = dict(zip(names, pinned or [], strict=False))
+    return tuple(_version(organization, name, wanted.get(name)) for name in names)
+
+
+def _version(organization: Organization, name: str, pinned: int | None) -> DatasetVersion:
+    dataset = selectors.dataset_named(organization, name)
+    version = dataset.versions.filter(pk=pinned).first() if pinned else selectors.latest_version(dataset)
+    if version is None:
+        sentence = _("The dataset %(name)s has no published version yet. Upload its files.")
+        raise ValueError(sentence % {"name": name})
+    return version
+
+
+def _learning_rate(value: Any) -> str:
+    text = str(value if value is not None else "").strip()
+    try:
+        rate = Decimal(text)
+    except InvalidOperation:
+        raise ValueError(_("Give the learning rate as a number, such as 0.01 or 1e-3.")) from None
+    if not rate.is_finite() or rate <= 0 or len(text) > 32:
+        raise ValueError(_("The learning rate is a number above 0."))
+    return text
+
+
+def _node_spec(value: Any) -> NodeSpec:
+    spec = NodeSpec.objects.filter(name=_name(value), is_active=True).first()
+    if spec is None:
+        raise ValueError(_("There is no such node spec. Choose one of those on offer."))
+    return spec
+
+
+def _nodes(organization: Organization, product: Product | None, spec: NodeSpec | None, value: Any) -> int:
+    nodes = _whole(value, 1, product.max_nodes if product else 1000)
+    if nodes > organization.quota.max_running_nodes:
+        raise ValueError(
+            _("Your organization may run %(most)d nodes at once. Choose fewer, or ask the administrator for more.")
+            % {"most": organization.quota.max_running_nodes}
+        )
+    if spec is None:
+        return nodes
+    try:
+        most = cluster().capacity().nodes_ever(resources_of(spec))
+    except RuntimeFault:
+        return nodes  # the cluster does not answer now; whether it fits is seen when the job is dispatched
+    if nodes > most:
+        raise ValueError(
+            _(
+                "%(nodes)d nodes of %(spec)s can never fit this cluster: it has room for %(most)d. Choose fewer or smaller."
+            )
+            % {"nodes": nodes, "spec": spec.name, "most": most}
+        )
+    return nodes
+
+
+def _workers(spec: NodeSpec | None, value: Any) -> int:
+    if spec is None:
+        return _whole(value or 1, 1, 1000)
+    if spec.gpus:
+        return _whole(value or spec.gpus, 1, spec.gpus)
+    return _whole(value or 1, 1, max(2, math.floor(spec.cpus * PROCESSES_PER_CPU)))
+
+
+def _optional(value: Any, least: int, most: int) -> int | None:
+    return None if value in {None, ""} else _whole(value, least, most)
+
+
+def _whole(value: Any, least: int, most: int) -> int:
+    sentence = _("Give a whole number from %(least)d to %(most)d.") % {"least": least, "most": most}
+    try:
+        # Through its text: 2.5 and True are no whole numbers, "2" from a form is one.
+        number = int(str(value).strip())
+    except ValueError:
+        raise ValueError(sentence) from None
+    if not least <= number <= most:
+        raise ValueError(sentence)
+    return number
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(_("Choose one."))
+    return value.strip()

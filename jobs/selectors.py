@@ -1,0 +1,232 @@
+"""Reads of jobs: lists, one job as the API and pages show it, its events, metrics, nodes, environment.
+
+No write here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from django.db.models import QuerySet
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from billing.models import Receipt
+from console.accounts.errors import NotFound
+from console.accounts.models import Organization
+from jobs.backend import cluster, resources_of
+from jobs.dispatch import run_spec
+from jobs.models import Attempt, Job, JobEvent, MetricPoint, Product
+from jobs.sentences import end_sentence, event_sentence, waiting_sentence
+from jobs.states import ENDED, JobState
+from runtime.errors import RuntimeFault
+from runtime.specs import Capacity, LogChunk
+
+POINTS_SHOWN = 1000
+"""Points of a curve sent at once; longer curves are thinned evenly."""
+
+
+def products() -> QuerySet[Product]:
+    """What can be bought."""
+    return Product.objects.filter(is_active=True)
+
+
+def jobs_for(organization: Organization) -> QuerySet[Job]:
+    """An organization's jobs, newest first, with what a list shows."""
+    return (
+        Job.objects.filter(organization=organization)
+        .select_related(
+            "order__hold", "order__quote", "order__product", "order__placed_by", "node_spec", "image", "workspace"
+        )
+        .order_by("-id")
+    )
+
+
+def job_for(organization: Organization, pk: int) -> Job:
+    """One job. Raises NotFound, for another organization's too."""
+    job = jobs_for(organization).filter(pk=pk).first()
+    if job is None:
+        raise NotFound
+    return job
+
+
+def open_jobs(organization: Organization) -> QuerySet[Job]:
+    """Jobs that have not ended."""
+    return jobs_for(organization).exclude(state__in=ENDED)
+
+
+def jobs_ahead(job: Job) -> int:
+    """How many jobs of anybody's wait before this one."""
+    waiting = Job.objects.filter(state=JobState.QUEUED)
+    return (
+        waiting.filter(queued_at__lt=job.queued_at).count()
+        + waiting.filter(queued_at=job.queued_at, pk__lt=job.pk).count()
+    )
+
+
+def waiting_for(job: Job) -> str:
+    """Why a waiting job waits; empty for every other."""
+    if job.state != JobState.QUEUED:
+        return ""
+    return waiting_sentence(
+        job.waiting_code, job.waiting_data, nodes=job.nodes, spec=job.node_spec.title, ahead=jobs_ahead(job)
+    )
+
+
+def cost_minor(job: Job) -> int:
+    """What the job has cost so far, or came to."""
+    return job.order.hold.metered_minor
+
+
+def progress(job: Job) -> dict[str, Any]:
+    """How far a job is: fraction 0..1, epochs, and the seconds it still needs where they can be told."""
+    return {
+        "fraction": round(job.progress, 4),
+        "epoch": job.epoch,
+        "epochs": job.epochs,
+        "eta_seconds": _eta_seconds(job),
+    }
+
+
+def summary(job: Job) -> dict[str, Any]:
+    """A job as the API shows it."""
+    return {
+        "id": job.pk,
+        "name": job.name,
+        "state": job.state,
+        "reason": job.reason,
+        "detail": job.detail,
+        "sentence": end_sentence(job.reason),
+        "waiting_for": waiting_for(job),
+        "progress": progress(job),
+        "attempts": [_attempt(attempt) for attempt in job.attempts.all()],
+        "queued_at": job.queued_at,
+        "started_at": job.started_at,
+        "finished_at": job.finished_at,
+        "currency": job.order.quote.currency,
+        "cost_minor": cost_minor(job),
+        "ceiling_minor": job.order.quote.ceiling_minor,
+        "deadline_seconds": job.deadline_seconds,
+        "product": job.order.product.name,
+        "framework": job.framework,
+        "image": job.image.name,
+        "workspace": job.workspace.name,
+        "code_path": job.code_path,
+        "arguments": job.arguments,
+        "epochs": job.epochs,
+        "lr": job.lr,
+        "batch_size": job.batch_size,
+        "node_spec": job.node_spec.name,
+        "nodes": job.nodes,
+        "workers_per_node": job.workers_per_node,
+        "rerun_of": job.rerun_of_id,
+    }
+
+
+@dataclass(frozen=True)
+class EventRow:
+    """An event with its words."""
+
+    event: JobEvent
+    sentence: str
+
+
+def events(job: Job) -> list[EventRow]:
+    """What happened, in order."""
+    rows = job.events.select_related("actor")
+    return [EventRow(event, event_sentence(event.kind, event.data)) for event in rows]
+
+
+def metrics(job: Job, after: int = 0) -> tuple[dict[str, list[list[float]]], int]:
+    """Curves as [step, value] pairs by name, of points written after the id `after`; and the last id."""
+    curves: dict[str, list[list[float]]] = {}
+    last = after
+    rows = MetricPoint.objects.filter(job=job, pk__gt=after).order_by("pk").values_list("pk", "name", "step", "value")
+    for pk, name, step, value in rows:
+        curves.setdefault(name, []).append([step, value])
+        last = pk
+    return {name: _thinned(sorted(points)) for name, points in curves.items()}, last
+
+
+def nodes(job: Job) -> list[dict[str, Any]]:
+    """What the backend last said of each node of the latest attempt."""
+    attempt = job.attempts.last()
+    return list(attempt.nodes) if attempt else []
+
+
+def environment(job: Job, rank: int = 0) -> dict[str, str]:
+    """What a rank of the job sees, by the environment contract. Raises NotFound for a rank the job hasn't."""
+    _require_rank(job, rank)
+    attempt = job.attempts.last()
+    number = attempt.number if attempt else 1
+    return dict(sorted(cluster().environment(run_spec(Attempt(job=job, number=number)), rank).items()))
+
+
+def receipt(job: Job) -> Receipt | None:
+    """What the job came to; None until it has ended."""
+    return Receipt.objects.filter(hold=job.order.hold_id).first()
+
+
+def log(job: Job, rank: int, offset: int, attempt: int | None = None) -> LogChunk:
+    """A piece of a rank's output. Raises NotFound for a rank the job hasn't; empty before its run begins."""
+    _require_rank(job, rank)
+    chosen = job.attempts.filter(number=attempt).first() if attempt else job.attempts.last()
+    if chosen is None:
+        return LogChunk("", offset, eof=job.is_ended)
+    try:
+        return cluster().logs(chosen.run_name, rank, offset)
+    except RuntimeFault:
+        return LogChunk("", offset, eof=job.is_ended)
+
+
+def capacity_now() -> Capacity | None:
+    """The cluster as it is; None where it does not answer."""
+    try:
+        return cluster().capacity()
+    except RuntimeFault:
+        return None
+
+
+def free_nodes(job: Job) -> int:
+    """How many nodes of the job's spec could start now."""
+    capacity = capacity_now()
+    return capacity.nodes_now(resources_of(job.node_spec)) if capacity else 0
+
+
+def _require_rank(job: Job, rank: int) -> None:
+    if not 0 <= rank < job.nodes * job.workers_per_node:
+        raise NotFound(_("This job has the ranks 0 to %(last)d.") % {"last": job.nodes * job.workers_per_node - 1})
+
+
+def _attempt(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "number": attempt.number,
+        "reason": attempt.reason,
+        "detail": attempt.detail,
+        "failure": attempt.failure,
+        "claimed_at": attempt.claimed_at,
+        "started_at": attempt.started_at,
+        "finished_at": attempt.finished_at,
+    }
+
+
+def _eta_seconds(job: Job) -> int | None:
+    """From the epochs done, else from the quote's estimate; never past the deadline."""
+    if job.state != JobState.RUNNING or job.started_at is None:
+        return None
+    elapsed = (timezone.now() - job.started_at) / timedelta(seconds=1)
+    if job.progress > 0:
+        left = elapsed * (1 - job.progress) / job.progress
+    else:
+        left = max(0.0, float(job.order.quote.basis["p50_seconds"]) - elapsed)
+    return math.ceil(max(0.0, min(left, job.deadline_seconds - elapsed)))
+
+
+def _thinned(points: list[list[float]]) -> list[list[float]]:
+    if len(points) <= POINTS_SHOWN:
+        return points
+    stride = math.ceil(len(points) / POINTS_SHOWN)
+    return [*points[:-1:stride], points[-1]]
