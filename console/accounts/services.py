@@ -154,19 +154,19 @@ def activate_service(*, membership: Membership, accept_terms: bool) -> ServiceAc
 def deactivate_service(*, membership: Membership) -> ServiceActivation | None:
     """Stop new orders; what runs goes on. Safe to repeat. None when it never was active. Raises NotAllowed."""
     _require(membership, Capability.MANAGE)
+    return suspend_service(organization=membership.organization, actor=membership.user)
+
+
+def suspend_service(*, organization: Organization, actor: User | None) -> ServiceActivation | None:
+    """The same by an administrator, who is no member."""
     with transaction.atomic():
-        _lock(membership.organization)
-        activation = selectors.activation(organization=membership.organization)
+        _lock(organization)
+        activation = selectors.activation(organization=organization)
         if activation is None or not activation.is_active:
             return activation
         activation.deactivated_at = timezone.now()
         activation.save(update_fields=["deactivated_at"])
-        record(
-            organization=membership.organization,
-            actor=membership.user,
-            action="service.deactivated",
-            target=DISTRIBUTED_TRAINING,
-        )
+        record(organization=organization, actor=actor, action="service.deactivated", target=DISTRIBUTED_TRAINING)
     return activation
 
 
