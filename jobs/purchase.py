@@ -243,9 +243,7 @@ def _nodes(organization: Organization, product: Product | None, spec: NodeSpec |
         return nodes  # the cluster does not answer now; whether it fits is seen when the job is dispatched
     if nodes > most:
         raise ValueError(
-            _(
-                "%(nodes)d nodes of %(spec)s can never fit this cluster: it has room for %(most)d. Choose fewer or smaller."
-            )
+            _("%(nodes)d nodes of %(spec)s can never fit this cluster: it has room for %(most)d.")
             % {"nodes": nodes, "spec": spec.name, "most": most}
         )
     return nodes

@@ -41,7 +41,8 @@ _NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
 EPOCH_LINE = re.compile(r"\bepochs?\b\W{0,3}(\d+)(?:\s*(?:/|of)\s*(\d+))?", re.IGNORECASE)
 STEP_LINE = re.compile(r"\b(?:step|iter|iteration|batch)\b\W{0,3}(\d+)", re.IGNORECASE)
 VALUE_LINE = re.compile(
-    rf"\b((?:train|test|val|valid|validation|eval|average|avg)?[ _-]?(?:loss|accuracy|acc))\b\s*[:=]?\s*{_NUMBER}(\s*%)?",
+    r"\b((?:train|test|val|valid|validation|eval|average|avg)?[ _-]?(?:loss|accuracy|acc))\b\s*[:=]?\s*"
+    rf"{_NUMBER}(\s*%)?",
     re.IGNORECASE,
 )
 

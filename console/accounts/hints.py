@@ -1,4 +1,7 @@
-"""Hints to the workers: a message that makes things fast. The one rule: losing one loses nothing, a sweep does the same."""
+"""Hints to the workers: messages that make things fast.
+
+The one rule: losing one loses nothing, a sweep does the same.
+"""
 
 from __future__ import annotations
 

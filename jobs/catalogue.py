@@ -1,0 +1,106 @@
+"""A starter catalogue: images, node specs, prices and products that a new installation can sell at once.
+
+The one rule: it only fills what is empty, so running it again changes nothing that an administrator made.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+from django.conf import settings
+from django.db import transaction
+
+from billing.models import NodeSpec, Price, PriceBook
+from billing.pricebooks import publish
+from billing.pricing import Mode, PriceKind
+from jobs.backend import cluster
+from jobs.models import Product
+from runtime.errors import RuntimeFault
+from storage import catalog
+
+SPECS = (
+    ("nano", "Nano", "Half a core: for trying out, and for many small nodes on one machine.", "0.5", 1024, 90),
+    ("small", "Small", "One core.", "1", 2048, 160),
+    ("medium", "Medium", "Two cores.", "2", 4096, 300),
+)
+"""name, title, description, cores, MiB, price of one node and hour in minor units."""
+GPU_HOURLY = 400
+MANY_NODES = 4
+MANY_NODES_DISCOUNT = Decimal("0.9")
+FIXED_EPOCH = {"nano": Decimal("0.8"), "small": Decimal("1.2"), "medium": Decimal(2)}
+GPU_FIXED_EPOCH = Decimal(4)
+LEAST_CHARGE = 5
+
+
+@transaction.atomic
+def seed() -> bool:
+    """Fill an empty catalogue. Gives whether anything was made."""
+    catalog.ensure_builtin_images()
+    if NodeSpec.objects.exists() or PriceBook.objects.exists() or Product.objects.exists():
+        return False
+    book = PriceBook.objects.create(name="Starter prices", currency=settings.CURRENCY)
+    for position, (name, title, description, cpus, memory_mib, hourly) in enumerate(SPECS):
+        spec = NodeSpec.objects.create(
+            name=name,
+            title=title,
+            description=description,
+            cpus=Decimal(cpus),
+            memory_mib=memory_mib,
+            position=10 * (position + 1),
+        )
+        _price(book, spec, Decimal(hourly), FIXED_EPOCH[name])
+    _gpu_spec(book)
+    Price.objects.create(book=book, kind=PriceKind.MINIMUM, amount=Decimal(LEAST_CHARGE))
+    publish(book=book)
+    Product.objects.create(
+        name="metered",
+        title="Metered training",
+        description="You pay the node time you use, by the second, and never more than the ceiling.",
+        mode=Mode.METERED,
+        reference_seconds_per_epoch=Decimal(20),
+        position=10,
+    )
+    Product.objects.create(
+        name="fixed",
+        title="Fixed price for each epoch",
+        description="A price for each epoch and node, known in full before the run.",
+        mode=Mode.FIXED,
+        reference_seconds_per_epoch=Decimal(20),
+        headroom=Decimal(4),
+        position=20,
+    )
+    return True
+
+
+def _price(book: PriceBook, spec: NodeSpec, hourly: Decimal, fixed_epoch: Decimal) -> None:
+    rows = [
+        (PriceKind.NODE_HOUR, "", 1, hourly),
+        (PriceKind.NODE_HOUR, "", MANY_NODES, hourly * MANY_NODES_DISCOUNT),
+        (PriceKind.FIXED_EPOCH, "fixed", 1, fixed_epoch),
+    ]
+    for kind, product, nodes_from, amount in rows:
+        Price.objects.create(
+            book=book, kind=kind, product=product, node_spec=spec, nodes_from=nodes_from, amount=amount
+        )
+
+
+def _gpu_spec(book: PriceBook) -> None:
+    """A spec for the GPUs this cluster has; none where it has none, since it could never be run."""
+    try:
+        machines = cluster().capacity().machines
+    except RuntimeFault:
+        return
+    gpu = next((machine.total for machine in machines if machine.total.gpus), None)
+    if gpu is None:
+        return
+    spec = NodeSpec.objects.create(
+        name="gpu",
+        title=gpu.gpu_type or "GPU",
+        description="One GPU with its share of the machine.",
+        cpus=Decimal(max(1, int(gpu.cpus / gpu.gpus))),
+        memory_mib=gpu.memory_mib // gpu.gpus,
+        gpus=1,
+        gpu_type=gpu.gpu_type,
+        position=100,
+    )
+    _price(book, spec, Decimal(GPU_HOURLY), GPU_FIXED_EPOCH)
