@@ -45,9 +45,7 @@ class TooLarge(StorageError):
     """More bytes or files than the quota or a limit allows."""
 
     code = "too_large"
-    message = _(
-        "This is larger than is allowed, or than what your organization may still store. Delete something first."
-    )
+    message = _("This is larger than allowed, or than what your organization may still store. Delete something first.")
 
 
 class StorageFull(StorageError):

@@ -76,19 +76,22 @@ class Written:
 
 @dataclass(frozen=True)
 class OpenFile:
-    """A regular file, open for reading; whoever asked for it closes `stream`, or reads `chunks` to their end."""
+    """A regular file, open for reading, as its pieces. Whoever asked for it closes it."""
 
     stream: BinaryIO
     size: int
     modified: datetime
 
-    def chunks(self) -> Iterator[bytes]:
-        """Its bytes up to `size`, even when a run appends to it meanwhile; closes it."""
-        with self.stream:
-            left = self.size
-            while left and (chunk := self.stream.read(min(left, CHUNK_BYTES))):
-                left -= len(chunk)
-                yield chunk
+    def __iter__(self) -> Iterator[bytes]:
+        """Its bytes up to `size`, even when a run appends to it meanwhile."""
+        left = self.size
+        while left and (chunk := self.stream.read(min(left, CHUNK_BYTES))):
+            left -= len(chunk)
+            yield chunk
+
+    def close(self) -> None:
+        """Close it. Safe to repeat."""
+        self.stream.close()
 
 
 def stat(*, root: Path, path: str) -> Entry:

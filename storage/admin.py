@@ -1,0 +1,77 @@
+"""Administrators' work on storage: the image catalogue; datasets and workspaces are there to be read.
+
+The one rule: nothing here shows a customer's secret or changes a customer's files.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.http import HttpRequest
+from unfold.admin import ModelAdmin
+
+from storage.models import Dataset, DatasetVersion, Image, Registry, Workspace
+
+
+@admin.register(Image)
+class ImageAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
+    """The images on offer."""
+
+    list_display = ("name", "title", "organization", "frameworks", "reference", "is_active")
+    list_filter = ("is_active",)
+    list_select_related = ("organization",)
+    search_fields = ("name", "title", "reference")
+    raw_id_fields = ("organization",)
+
+
+class ReadOnlyAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
+    """A list and a page that change nothing: rows and bytes are changed together, by `catalog` alone."""
+
+    def has_add_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
+        """Never."""
+        return False
+
+    def has_change_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
+        """Never."""
+        return False
+
+    def has_delete_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
+        """Never."""
+        return False
+
+
+@admin.register(Dataset)
+class DatasetAdmin(ReadOnlyAdmin):
+    """Datasets of all organizations."""
+
+    list_display = ("name", "organization", "latest", "created_by", "created_at", "deleted_at")
+    list_select_related = ("organization", "latest__dataset", "created_by")
+    search_fields = ("name", "organization__name")
+
+
+@admin.register(DatasetVersion)
+class DatasetVersionAdmin(ReadOnlyAdmin):
+    """Published versions of all organizations."""
+
+    list_display = ("dataset", "number", "size_bytes", "file_count", "sha256", "published_at")
+    list_select_related = ("dataset",)
+    search_fields = ("dataset__name", "sha256")
+
+
+@admin.register(Workspace)
+class WorkspaceAdmin(ReadOnlyAdmin):
+    """Workspaces of all organizations."""
+
+    list_display = ("name", "organization", "size_bytes", "created_by", "created_at", "deleted_at")
+    list_select_related = ("organization", "created_by")
+    search_fields = ("name", "organization__name")
+
+
+@admin.register(Registry)
+class RegistryAdmin(ReadOnlyAdmin):
+    """Whose images can be pulled from where; never with what password."""
+
+    list_display = ("host", "organization", "username", "created_at")
+    list_select_related = ("organization",)
+    exclude = ("secret",)
