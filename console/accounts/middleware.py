@@ -40,7 +40,7 @@ class OrganizationMiddleware:
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         """Pass the request on, widened."""
-        request.__class__ = _tenant_class(type(request))
+        request.__class__ = _tenant_class(type(request))  # type: ignore[arg-type]  # HttpRequest is hashable
         return self.get_response(request)
 
 

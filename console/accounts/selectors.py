@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db.models import Case, Count, IntegerField, QuerySet, Value, When
+from django.db.models import Case, IntegerField, QuerySet, Value, When
 
 from console.accounts.models import (
     DISTRIBUTED_TRAINING,
@@ -37,7 +37,7 @@ def members(*, organization: Organization) -> QuerySet[Membership]:
 
 def owners_count(*, organization: Organization) -> int:
     """How many owners an organization has."""
-    return organization.memberships.filter(role=Role.OWNER).aggregate(n=Count("id"))["n"]
+    return organization.memberships.filter(role=Role.OWNER).count()
 
 
 def tokens(*, membership: Membership) -> QuerySet[ApiToken]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 from threading import Event
-from typing import Any, ClassVar
+from typing import Any
 
 from django.core.management.base import BaseCommand
 
@@ -21,7 +21,7 @@ class Command(BaseCommand):
     """Leaves both running when it ends: `manage.py up` stops them, after everything that uses them."""
 
     help = "Keep the embedded PostgreSQL and Redis running. Part of `manage.py up`."
-    requires_system_checks: ClassVar[list[str]] = []
+    requires_system_checks = []
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Look once a second until SIGTERM."""

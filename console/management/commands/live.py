@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from django.core.management.base import BaseCommand
 
@@ -13,7 +13,7 @@ class Command(BaseCommand):
     """See `console.live`."""
 
     help = "Serve event streams handed over by the web workers. Part of `manage.py up`."
-    requires_system_checks: ClassVar[list[str]] = []
+    requires_system_checks = []
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Serve until SIGTERM."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from threading import Event
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
@@ -24,11 +24,11 @@ class Command(BaseCommand):
     """See `console.supervision`."""
 
     help = "Serve the whole console on this machine until Ctrl-C."
-    requires_system_checks: ClassVar[list[str]] = []
+    requires_system_checks = []
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Serve. Exits 0 after Ctrl-C, and when a healthy console is up already."""
-        self.screen = Console(file=self.stdout._out, highlight=False)  # noqa: SLF001  # rich wants the stream itself
+        self.screen = Console(highlight=False)
         self.stopping = Event()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._ask_to_stop)

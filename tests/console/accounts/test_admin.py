@@ -27,7 +27,12 @@ def test_lists_and_pages_open_and_show_no_secret(admin, owner, model):
 
 
 def test_a_person_added_by_an_administrator_gets_an_organization(admin):
-    form = {"email": "new@example.com", "usable_password": "true", "password1": "plain horse 9", "password2": "plain horse 9"}
+    form = {
+        "email": "new@example.com",
+        "usable_password": "true",
+        "password1": "plain horse 9",
+        "password2": "plain horse 9",
+    }
     answer = admin.post(reverse("admin:accounts_user_add"), form)
     assert answer.status_code == 302, answer.context["adminform"].form.errors
     assert User.objects.get(email="new@example.com").memberships.get().role == Role.OWNER
