@@ -161,7 +161,7 @@ class _Tape:
 
 
 def _tar_entries(stream: BinaryIO, kind: Format, limits: Limits) -> Iterator[Entry]:
-    raw: Readable = gzip.GzipFile(fileobj=stream) if kind is Format.TAR_GZ else stream
+    raw: Readable = gzip.GzipFile(fileobj=stream, mode="rb") if kind is Format.TAR_GZ else stream
     tape = _Tape(raw, limits.max_bytes + limits.max_entries * HEADERS_PER_ENTRY + HEADER_LIMIT)
     archive = tarfile.TarFile(fileobj=tape, mode="r", errorlevel=2)  # type: ignore[arg-type]  # reads, seeks, tells
     declared = 0
