@@ -1,0 +1,71 @@
+"""Images, datasets with versions, workspaces; versions and workspaces have their folders on the disk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import factory
+from factory.django import DjangoModelFactory
+
+from storage import catalog
+from storage.models import Dataset, DatasetVersion, Image, Workspace
+from tests.factories.accounts import OrganizationFactory
+
+
+class ImageFactory(DjangoModelFactory):
+    """A built-in image."""
+
+    class Meta:
+        model = Image
+
+    name = factory.Sequence(lambda n: f"image-{n}")
+    title = factory.LazyAttribute(lambda image: image.name.title())
+    frameworks = ["pytorch"]
+
+
+class DatasetFactory(DjangoModelFactory):
+    """A dataset without a version."""
+
+    class Meta:
+        model = Dataset
+
+    organization = factory.SubFactory(OrganizationFactory)
+    name = factory.Sequence(lambda n: f"dataset-{n}")
+
+
+class DatasetVersionFactory(DjangoModelFactory):
+    """A published version with an empty folder; it becomes its dataset's latest."""
+
+    class Meta:
+        model = DatasetVersion
+
+    dataset = factory.SubFactory(DatasetFactory)
+    number = factory.Sequence(lambda n: n + 1)
+    folder = factory.Faker("sha1")
+    size_bytes = 3
+    file_count = 1
+    sha256 = "0" * 64
+
+    @classmethod
+    def _create(cls, model_class: type[DatasetVersion], *args: Any, **kwargs: Any) -> DatasetVersion:
+        version: DatasetVersion = super()._create(model_class, *args, **kwargs)
+        (catalog.root() / "datasets" / version.folder).mkdir(parents=True, exist_ok=True)
+        Dataset.objects.filter(pk=version.dataset_id).update(latest=version)
+        return version
+
+
+class WorkspaceFactory(DjangoModelFactory):
+    """A workspace with an empty folder."""
+
+    class Meta:
+        model = Workspace
+
+    organization = factory.SubFactory(OrganizationFactory)
+    name = factory.Sequence(lambda n: f"workspace-{n}")
+    folder = factory.Faker("sha1")
+
+    @classmethod
+    def _create(cls, model_class: type[Workspace], *args: Any, **kwargs: Any) -> Workspace:
+        workspace: Workspace = super()._create(model_class, *args, **kwargs)
+        (catalog.root() / "workspaces" / workspace.folder).mkdir(parents=True, exist_ok=True)
+        return workspace

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from storage import trees
+from storage.errors import FileMissing
+
+
+def nest(folder: Path, depth: int) -> None:
+    """A chain of folders, deeper than any path may be long."""
+    handle = os.open(folder, os.O_RDONLY)
+    for _level in range(depth):
+        os.mkdir("deeper", dir_fd=handle)
+        below = os.open("deeper", os.O_RDONLY, dir_fd=handle)
+        os.close(handle)
+        handle = below
+    os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=handle))
+    os.close(handle)
+
+
+def test_folders_nested_without_end_are_measured_and_removed(root: Path, scratch: Path) -> None:
+    (root / "tree").mkdir()
+    nest(root / "tree", 3000)
+    (root / "tree" / "file").write_bytes(b"x" * 100)
+    assert trees.measure(root=root) == 100
+    assert trees.remove_tree(folder=root / "tree", scratch=scratch) == 100
+    assert list(root.iterdir()) == []
+    assert list(scratch.iterdir()) == []
+
+
+def test_removing_is_safe_to_repeat(root: Path, scratch: Path) -> None:
+    assert trees.remove_tree(folder=root / "gone", scratch=scratch) == 0
+    assert trees.remove_tree(folder=root / "gone" / "deeper", scratch=scratch) == 0
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_tree_without_permissions_is_removed(root: Path, scratch: Path) -> None:
+    (root / "tree" / "closed").mkdir(parents=True)
+    (root / "tree" / "closed" / "file").write_text("x")
+    trees.make_read_only(folder=root / "tree")
+    (root / "tree" / "closed").chmod(0)
+    trees.remove_tree(folder=root / "tree", scratch=scratch)
+    assert list(root.iterdir()) == []
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_process_that_goes_on_writing_does_not_keep_the_removal_going(root: Path, scratch: Path) -> None:
+    (root / "tree").mkdir()
+    handle = os.open(root / "tree", os.O_RDONLY)
+    stop = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            try:
+                os.close(os.open(str(number), os.O_CREAT | os.O_WRONLY, dir_fd=handle))
+            except FileNotFoundError:
+                return
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        trees.remove_tree(folder=root / "tree", scratch=scratch)
+        assert list(root.iterdir()) == []
+    finally:
+        stop.set()
+        thread.join()
+        os.close(handle)
+
+
+def test_measure_counts_files_and_neither_links_nor_holes(root: Path) -> None:
+    (root / "a").write_bytes(b"x" * 10)
+    (root / "folder").mkdir()
+    (root / "folder" / "b").write_bytes(b"x" * 5)
+    (root / "link").symlink_to("../outside")
+    with (root / "sparse").open("wb") as file:
+        file.truncate(10 * 1024**3)
+    assert trees.measure(root=root) == 15
+    with pytest.raises(FileMissing):
+        trees.measure(root=root / "gone")
+
+
+def test_make_read_only_keeps_what_is_executable(root: Path) -> None:
+    (root / "run.sh").write_text("x")
+    (root / "run.sh").chmod(0o700)
+    (root / "data").write_text("x")
+    (root / "data").chmod(0o600)
+    (root / "folder").mkdir(mode=0o700)
+    (root / "link").symlink_to("../secret.txt")
+    before = (root.parent / "secret.txt").stat().st_mode
+    trees.make_read_only(folder=root)
+    assert [(root / name).stat().st_mode & 0o7777 for name in ("run.sh", "data", "folder", ".")] == [
+        0o555,
+        0o444,
+        0o555,
+        0o555,
+    ]
+    assert (root.parent / "secret.txt").stat().st_mode == before
