@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 from console.accounts.errors import Text
 from runtime.specs import Mount
 from storage import files, selectors
-from storage.errors import FileMissing, NotAScript, UnsafePath
+from storage.errors import FileMissing, NotAScript, UnsafePath, WrongKind
 from storage.models import DatasetVersion, Workspace
 from storage.paths import Kind, split
 
@@ -37,7 +37,7 @@ def check_script(*, workspace: Workspace, code_path: str) -> str:
         kind = files.stat(root=selectors.workspace_folder(workspace), path=code_path).kind
     except UnsafePath as error:
         raise UnsafePath(error.message, fields={"code_path": error.message}) from None
-    except FileMissing:
+    except (FileMissing, WrongKind):
         raise _missing(_("There is no such file in the workspace. Check its path and its spelling.")) from None
     if kind is Kind.LINK:
         raise UnsafePath(fields={"code_path": UnsafePath.message})
