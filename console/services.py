@@ -27,6 +27,7 @@ SOCKET_PATH_LIMIT = 100
 """Unix socket paths end at 107 bytes; PostgreSQL's own file name is part of that."""
 POSTGRES_VERSION_FOLDER = "pginstall18"
 DATABASE = "trainyard"
+ORPHAN_SECONDS = 5.0
 OVERFLOW_UID = 65534
 """`nobody`: PostgreSQL refuses to run as root, so root runs it in a user namespace where it appears as this user."""
 
@@ -91,6 +92,7 @@ class Embedded:
             return
         if not (self.data_dir / "PG_VERSION").exists():
             self._make_cluster()
+        self._end_orphans()
         self._drop_borrowed_pid()
         log = self.log_dir / "postgres.log"
         options = f"-c listen_addresses='' -c unix_socket_directories='{self.socket_dir}' -c max_connections=200"
@@ -105,18 +107,30 @@ class Embedded:
             f"(SELECT FROM pg_database WHERE datname = '{DATABASE}')\\gexec",
         )  # fmt: skip
 
-    def _drop_borrowed_pid(self) -> None:
-        """Remove a pid file whose pid another program got meanwhile.
+    def _end_orphans(self) -> None:
+        """End the children of a killed server: as long as one uses its memory, no new server starts on its data."""
+        orphans = [
+            process
+            for process in psutil.process_iter(["name", "cwd"])
+            if process.info["name"] == "postgres" and process.info["cwd"] == str(self.data_dir)
+        ]
+        _, alive = psutil.wait_procs(orphans, timeout=ORPHAN_SECONDS)  # they notice it themselves, within moments
+        for process in alive:
+            process.kill()
+        psutil.wait_procs(alive, timeout=ORPHAN_SECONDS)
 
-        Any other stale one stays: PostgreSQL reads in it whether children of the killed server still use its memory.
+    def _drop_borrowed_pid(self) -> None:
+        """Remove pid files whose pid is another program's by now, or a killed server's that nobody has reaped yet.
+
+        PostgreSQL would take either for a server that runs. What names no process it handles itself.
         """
-        pidfile = self.data_dir / "postmaster.pid"
-        try:
-            pid = int(pidfile.read_text().split()[0])
-        except (FileNotFoundError, ValueError, IndexError):
-            return
-        if psutil.pid_exists(pid):
-            pidfile.unlink()
+        for pidfile in (self.data_dir / "postmaster.pid", self.socket_dir / ".s.PGSQL.5432.lock"):
+            try:
+                pid = int(pidfile.read_text().split()[0])
+            except (FileNotFoundError, ValueError, IndexError):
+                continue
+            if psutil.pid_exists(pid):
+                pidfile.unlink()
 
     def _make_cluster(self) -> None:
         """Init in a temporary folder and rename, so that a crash in the middle leaves no half-made cluster."""

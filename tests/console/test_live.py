@@ -13,17 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.console.processes import free_port, wait_for
+
 ROOT = Path(__file__).resolve().parents[2]
 REQUEST = "GET {} HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: text/event-stream\r\n\r\n"
-
-
-def wait_for(condition, seconds=20.0):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if found := condition():
-            return found
-        time.sleep(0.05)
-    pytest.fail(f"waited {seconds} s in vain for {condition}")
 
 
 class Console:
@@ -31,9 +24,7 @@ class Console:
 
     def __init__(self, folder: Path) -> None:
         self.socket = folder / "live.sock"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.environment = os.environ | {
             "DJANGO_SETTINGS_MODULE": "tests.console.live_settings",
             "TEST_LIVE_SOCKET": str(self.socket),
@@ -43,7 +34,7 @@ class Console:
 
     def start_both(self) -> None:
         self.live = self.start_live()
-        arguments = ["--workers", "1", "--threads", "2", "--bind", f"127.0.0.1:{self.port}", "--keep-alive", "5"]
+        arguments = ["--workers", "1", "--threads", "2", "--bind", f"127.0.0.1:{self.port}", "--no-control-socket"]
         worker = ["-k", "console.live.StreamPassingWorker"]
         self.start("-m", "gunicorn", "console.wsgi", *worker, *arguments)
         wait_for(self.answers)
