@@ -22,7 +22,7 @@ from jobs.errors import StaleTransition
 from jobs.models import Attempt, Job
 from jobs.states import ACTIVE, ENDED, EndReason, JobState
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound
-from runtime.specs import Capacity, Image, RunPhase, RunSpec, RunStatus
+from runtime.specs import Capacity, Framework, Image, RunPhase, RunSpec, RunStatus
 from storage import mounts
 
 logger = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ def run_spec(attempt: Attempt) -> RunSpec:
     versions = [item.version for item in job.job_datasets.select_related("version__dataset")]
     return RunSpec(
         name=attempt.run_name,
-        framework=job.framework,  # type: ignore[arg-type]  # stored as its value; a StrEnum equals it
+        framework=Framework(job.framework),
         image=Image(builtin=job.image.name) if job.image.is_builtin else Image(reference=job.image.reference),
         nodes=job.nodes,
         workers_per_node=job.workers_per_node,
@@ -145,7 +145,11 @@ def reconcile_job(*, job_pk: int) -> None:
 def reconcile() -> None:
     """The sweep: every open job, then the queue, then what no row knows of."""
     for pk in Job.objects.filter(state__in=ACTIVE).values_list("pk", flat=True):
-        reconcile_job(job_pk=pk)
+        try:
+            reconcile_job(job_pk=pk)
+        except Exception:
+            # One job's fault, whatever it is, must not keep the sweep from the others.
+            logger.exception("Job %s could not be reconciled; the next sweep tries again.", pk)
     dispatch_queue()
     _sweep_runs()
 

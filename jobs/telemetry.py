@@ -80,9 +80,12 @@ def ingest(*, attempt: Attempt) -> bool:
         job = Job.objects.get(pk=attempt.job_id)
         cursor = dict(attempt.cursor)
         reading = Reading([])
-        _read_log(attempt, cursor, reading)
         _read_metrics_file(folder / "run" / "metrics.jsonl", cursor, reading)
         _read_tensorboard(folder / "run" / "tensorboard", cursor, reading)
+        # What a curve's name says in a file is taken from there; lines of output are read for the rest.
+        if named := {point.name for point in reading.points} - set(cursor.get("named", ())):
+            cursor["named"] = sorted(named | set(cursor.get("named", ())))[:MOST_NAMES]
+        _read_log(attempt, cursor, reading)
         if cursor == attempt.cursor:
             return False
         attempt.cursor = cursor
@@ -125,10 +128,11 @@ def _read_log(attempt: Attempt, cursor: dict[str, Any], reading: Reading) -> Non
         if epoch is not None:
             cursor["epoch"] = epoch
             reading.epoch = max(reading.epoch, epoch)
+        values = {name: value for name, value in values.items() if name not in cursor.get("named", ())}
         if values:
             cursor["line"] = int(cursor.get("line", 0)) + 1
         for name, value in values.items():
-            reading.points.append(Point(f"log/{name}", step or cursor["line"], value, cursor.get("epoch"), now))
+            reading.points.append(Point(name, step or cursor["line"], value, cursor.get("epoch"), now))
 
 
 def _read_metrics_file(path: Path, cursor: dict[str, Any], reading: Reading) -> None:

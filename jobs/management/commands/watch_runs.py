@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import sys
@@ -9,12 +10,11 @@ import time
 from typing import Any
 
 from django.core.management.base import BaseCommand
-from django.db import DatabaseError, close_old_connections
+from django.db import close_old_connections
 
 from jobs import dispatch, telemetry
 from jobs.backend import cluster
 from jobs.models import Attempt
-from runtime.errors import RuntimeFault
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +31,11 @@ class Command(BaseCommand):
         """Watch until SIGTERM or SIGINT."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: sys.exit(0))
+        # the library that watches files turns an interruption into one of Python's
+        with contextlib.suppress(KeyboardInterrupt):
+            self._watch()
+
+    def _watch(self) -> None:
         read_at: dict[str, float] = {}
         waiting: set[str] = set()
         for changed in cluster().changes():
@@ -51,7 +56,7 @@ class Command(BaseCommand):
             if attempt:
                 telemetry.ingest(attempt=attempt)
                 dispatch.reconcile_job(job_pk=attempt.job_id)
-        except (DatabaseError, RuntimeFault):
+        except Exception:
             logger.exception("The change of %s could not be taken in; the sweep will.", name)
 
 

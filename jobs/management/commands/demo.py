@@ -1,0 +1,147 @@
+"""The main job on real input: serve the console, buy a training run through its API, show what was learnt and paid."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from rich.console import Console
+
+from console.accounts.models import Membership, User
+from console.accounts.services import create_organization, create_token, revoke_token
+from jobs.catalogue import seed
+from jobs.demo import Customer, DemoFailed
+
+READY_SECONDS = 120
+LABEL = "demo"
+EXAMPLES: Path = settings.BASE_DIR / "examples"
+
+
+class Command(BaseCommand):
+    """`manage.py demo [--once]`."""
+
+    help = "Serve the console and buy a real two-node training run through its API; --once stops everything at the end."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare --once."""
+        parser.add_argument("--once", action="store_true", help="stop everything at the end")
+
+    def handle(self, *_args: Any, once: bool, **_options: Any) -> None:
+        """Run the demo. Raises CommandError (exit status 1) with the reason where it fails."""
+        console = Console()
+        with _serving(console) as server:
+            seed()
+            accounts = _accounts()
+            _write_private(settings.VAR_DIR / "demo.json", accounts)
+            try:
+                _buy_and_show(Customer(settings.TRAINYARD_URL, accounts["customer"]["token"], console), console)
+            except (DemoFailed, httpx.HTTPError) as error:
+                raise CommandError(f"The demo failed: {error}") from error
+            if once:
+                return
+            console.print(
+                f"\nThe console goes on at [bold]{settings.TRAINYARD_URL}[/bold]. Log in as "
+                f"{accounts['customer']['email']}, password {accounts['customer']['password']} "
+                f"(the administrator's are in {settings.VAR_DIR / 'demo.json'}). Ctrl-C stops it.",
+                highlight=False,
+            )
+            if server is not None:
+                server.wait()
+
+
+def _buy_and_show(customer: Customer, console: Console) -> None:
+    archive = settings.VAR_DIR / "demo" / "digits.tar.gz"
+    if not archive.exists():
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run([sys.executable, str(EXAMPLES / "make_digits.py"), str(archive)], check=True)
+    customer.activate()
+    customer.top_up()
+    customer.bring_data(archive)
+    customer.bring_code(EXAMPLES / "mnist_ddp.py")
+    job = customer.buy()
+    ended = customer.follow(job)
+    console.print(customer.last_lines(job), style="dim", highlight=False)
+    if ended["state"] != "succeeded":
+        raise DemoFailed(f"Job {job} {ended['state']}: {ended['sentence']} {ended['detail']}")
+    first, last, accuracy = customer.result(job)
+    console.print(
+        f"\n[bold]Learnt:[/bold] loss {first:.3f} → {last:.3f}, test accuracy {accuracy:.1%}", highlight=False
+    )
+    console.print(customer.receipt(job))
+
+
+@contextlib.contextmanager
+def _serving(console: Console) -> Iterator[subprocess.Popen[bytes] | None]:
+    """The console serving: the one that runs already, or one of our own, stopped at the end."""
+    if _ready():
+        yield None
+        return
+    server = subprocess.Popen([sys.executable, str(settings.BASE_DIR / "manage.py"), "up"], start_new_session=True)
+    forward = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM,)}
+    try:
+        with console.status("Starting the console ..."):
+            _await_ready(server)
+        yield server
+    except KeyboardInterrupt:
+        console.print("Stopping.")
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait()
+        for number, handler in forward.items():
+            signal.signal(number, handler)
+
+
+def _await_ready(server: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + READY_SECONDS
+    while not _ready():
+        if server.poll() is not None:
+            raise CommandError("The console did not start; see the lines above.")
+        if time.monotonic() > deadline:
+            raise CommandError(f"The console was not ready within {READY_SECONDS} s; its logs are in var/log.")
+        time.sleep(0.2)  # another process's readiness comes with no event
+
+
+def _ready() -> bool:
+    try:
+        return httpx.get(f"{settings.TRAINYARD_URL}/readyz", timeout=5).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+def _accounts() -> dict[str, Any]:
+    """The demo's two accounts, with fresh passwords and tokens for what an earlier demo did not leave."""
+    return {
+        "url": settings.TRAINYARD_URL,
+        "customer": _account("demo@trainyard.example", "Digit Works", administrator=False),
+        "administrator": _account("admin@trainyard.example", "Trainyard operators", administrator=True),
+    }
+
+
+def _account(email: str, organization: str, *, administrator: bool) -> dict[str, str]:
+    password = secrets.token_urlsafe(12)
+    user, _created = User.objects.get_or_create(email=email)
+    user.is_staff = user.is_superuser = administrator
+    user.set_password(password)
+    user.save()
+    membership = Membership.objects.filter(user=user).first() or create_organization(user=user, name=organization)
+    for token in membership.tokens.filter(name=LABEL, revoked_at=None):
+        revoke_token(token=token, actor=user)
+    _token, secret = create_token(membership=membership, name=LABEL)
+    return {"email": email, "password": password, "token": secret}
+
+
+def _write_private(path: Path, data: dict[str, Any]) -> None:
+    path.touch(mode=0o600)
+    path.chmod(0o600)
+    path.write_text(json.dumps(data, indent=2) + "\n")
