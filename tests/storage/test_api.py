@@ -244,6 +244,8 @@ class Wire:
         self.left -= len(piece)
         return piece
 
+    readline = read
+
 
 def test_bodies_are_never_read_whole(client: APIClient, workspace: Workspace) -> None:
     wire = Wire(50 * MIB)
