@@ -1,0 +1,78 @@
+"""Images: what runs can run in, built-in and the organization's own."""
+
+from __future__ import annotations
+
+from django import forms
+from django.contrib import messages
+from django.http import HttpResponse
+from django.shortcuts import redirect, render
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+from django.views.decorators.http import require_GET, require_http_methods
+
+from console.accounts.errors import CustomerError
+from console.accounts.roles import Capability
+from console.web.access import MemberRequest, member, refuse
+from runtime.specs import Framework
+from storage import catalog, selectors
+
+FRAMEWORK_TITLES = {
+    Framework.PYTORCH.value: "PyTorch",
+    Framework.HOROVOD.value: "Horovod",
+    Framework.TENSORFLOW.value: "TensorFlow",
+}
+"""Names of products: the same in every language."""
+
+
+class ImageForm(forms.Form):
+    """An image of the customer's own registry."""
+
+    name = forms.CharField(label=gettext_lazy("Name"), max_length=63)
+    title = forms.CharField(label=gettext_lazy("Title"), max_length=100)
+    reference = forms.CharField(
+        label=gettext_lazy("Registry reference"),
+        max_length=500,
+        help_text=gettext_lazy("Host, name and tag, such as registry.example.com/team/train:1.2."),
+    )
+    frameworks = forms.MultipleChoiceField(
+        label=gettext_lazy("Frameworks it carries"),
+        choices=list(FRAMEWORK_TITLES.items()),
+        widget=forms.CheckboxSelectMultiple,
+    )
+    description = forms.CharField(
+        label=gettext_lazy("Description"), required=False, widget=forms.Textarea(attrs={"rows": 3})
+    )
+
+
+@require_GET
+@member(Capability.VIEW)
+def image_list(request: MemberRequest) -> HttpResponse:
+    """Every image on offer."""
+    found = list(selectors.images_for(request.membership.organization))
+    return render(
+        request,
+        "storage/image_list.html",
+        {
+            "builtin": [image for image in found if image.is_builtin],
+            "own": [image for image in found if not image.is_builtin],
+            "framework_titles": FRAMEWORK_TITLES,
+        },
+    )
+
+
+@require_http_methods(["GET", "POST"])
+@member(Capability.STORE)
+def image_new(request: MemberRequest) -> HttpResponse:
+    """Register an image."""
+    form = ImageForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        try:
+            made = catalog.create_image(
+                organization=request.membership.organization, user=request.membership.user, **form.cleaned_data
+            )
+        except CustomerError as error:
+            refuse(form, error)
+        else:
+            messages.success(request, _("The image %(name)s can be chosen now.") % {"name": made.name})
+            return redirect("image_list")
+    return render(request, "storage/image_new.html", {"form": form})

@@ -1,0 +1,17 @@
+// Sets the theme before the first paint: a small classic script in the head, so that there is no flash.
+// The one rule: the choice is kept in this browser alone ("light", "dark", or "auto" for the system's).
+(() => {
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const chosen = () => localStorage.getItem("trainyard-theme") || "auto";
+  const apply = () => {
+    const dark = chosen() === "dark" || (chosen() === "auto" && system.matches);
+    document.documentElement.setAttribute("data-bs-theme", dark ? "dark" : "light");
+  };
+  apply();
+  system.addEventListener("change", apply);
+  window.trainyardTheme = (choice) => {
+    localStorage.setItem("trainyard-theme", choice);
+    apply();
+    document.dispatchEvent(new CustomEvent("trainyard:theme"));
+  };
+})();
