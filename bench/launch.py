@@ -3,8 +3,8 @@
     make bench NAME=launch          (QUICK=1 for fewer rounds)
 
 Every variant runs once in each round, in random order, so that they share whatever else the machine does. Each
-measures the same thing: the time between asking for the launch and rank 0's own note of the moment its all-reduce was done, whose
-result is checked. The last line is one JSON object. Another variant is one more `Variant` in `variants`.
+measures the same thing: the time between asking for the launch and rank 0's own note of the moment its all-reduce was
+done, whose result is checked. The last line is one JSON object. Another variant is one more `Variant` in `variants`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
 """An MNIST script as people wrote them in 2019 for `torch.distributed.launch`; kept to show that it runs unchanged."""
+# ruff: noqa: D101,D102,D103,N812,PLR0402,PLW2901,PTH118,UP008,UP010,UP032 - a script of its time, kept as it was written
 from __future__ import print_function
 
 import argparse

@@ -54,6 +54,6 @@ def _add(archive: tarfile.TarFile, name: str, data: NDArray[np.uint8]) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:  # noqa: PLR2004 - the program and its one argument
+    if len(sys.argv) != 2:
         sys.exit("usage: make_digits.py OUT.tar.gz")
     write_archive(Path(sys.argv[1]))

@@ -38,29 +38,36 @@ def read_idx(path):
 
 
 def read_digits(part):
-    """The images, scaled to 0..1 with a channel dimension, and their labels."""
+    """The images, with a channel dimension and values around 0, and their labels."""
     folder = Path(os.environ["DATASETS_PATH"]) / os.environ["DATASETS"].split(",")[0] / "MNIST" / "raw"
     images = read_idx(folder / f"{part}-images-idx3-ubyte").float().unsqueeze(1) / 255
+    images = (images - 0.15) / 0.3
     labels = read_idx(folder / f"{part}-labels-idx1-ubyte").long()
     return TensorDataset(images, labels)
 
 
 class Digits(nn.Module):
-    """Two convolutions and a linear layer; works for any image size from 8x8 up."""
+    """Two convolutions and a linear layer; works for any image size from 8x8 up.
+
+    Group normalization keeps it stable at the learning rates of many processes, and needs no word between them.
+    """
 
     def __init__(self):
         super().__init__()
         self.features = nn.Sequential(
             nn.Conv2d(1, 16, 3, padding=1),
+            nn.GroupNorm(4, 16),
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Conv2d(16, 32, 3, padding=1),
+            nn.GroupNorm(4, 32),
             nn.ReLU(),
             nn.AdaptiveAvgPool2d(4),
         )
         self.classify = nn.Linear(32 * 16, 10)
 
     def forward(self, images):
+        """The classes' scores."""
         return self.classify(self.features(images).flatten(1))
 
 

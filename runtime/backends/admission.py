@@ -1,5 +1,7 @@
-"""Whether a spec can run here at all. The one rule: everything that can be known before a start is refused before it,
-with the field at fault and a sentence that says what to do.
+"""Whether a spec can run here at all.
+
+The one rule: what can be known before a start is refused before it, with the field at fault and a sentence that says
+what to do.
 """
 
 from __future__ import annotations
@@ -14,16 +16,23 @@ from runtime.errors import InvalidSpec
 from runtime.specs import NAME_PATTERN, Mount, RunSpec
 
 _KEY_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
-_RESERVED = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "proc", "dev", "sys", "tmp", "opt", "trainyard")
+_RESERVED = frozenset(
+    ["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "proc", "dev", "sys", "tmp", "opt", "trainyard"]
+)
+
+
+def check_name(name: str) -> None:
+    """Raises InvalidSpec for what cannot be a run's name, and so no folder's either."""
+    if not NAME_PATTERN.match(name):
+        raise InvalidSpec(
+            f"'{name}' cannot name a run: use lower-case letters, digits and dashes, 52 at most.", field="name"
+        )
 
 
 def check(spec: RunSpec, images_root: Path) -> RunSpec:
     """The spec with the sources of its mounts resolved. Raises InvalidSpec."""
+    check_name(spec.name)
     _check_numbers(spec)
-    if not NAME_PATTERN.match(spec.name):
-        raise InvalidSpec(
-            f"'{spec.name}' cannot name a run: use lower-case letters, digits and dashes, 52 at most.", field="name"
-        )
     if spec.checkpoint_key and not _KEY_PATTERN.match(spec.checkpoint_key):
         raise InvalidSpec("The checkpoint key may hold letters, digits, '.', '_' and '-'.", field="checkpoint_key")
     _check_image(spec, images_root)
@@ -54,19 +63,19 @@ def _check_image(spec: RunSpec, images_root: Path) -> None:
     name = spec.image.builtin
     if not name or spec.image.reference:
         raise InvalidSpec(
-            "This cluster runs built-in images only. Choose one of them, or ask your administrator for a Kubernetes cluster.",
+            "This cluster runs built-in images only. Choose one of them, or ask your administrator for Kubernetes.",
             field="image",
         )
     if not images.is_ready(images_root, name):
         raise InvalidSpec(
-            f"The image '{name}' is not built on this machine yet. Build it with 'python manage.py build_image {name}'.",
+            f"The image '{name}' is not built on this machine yet. Run 'python manage.py build_image {name}'.",
             field="image",
         )
 
 
 def _check_target(target: str) -> None:
     path = PurePosixPath(target)
-    if not path.is_absolute() or ".." in path.parts or len(path.parts) < 2 or path.parts[1] in _RESERVED:  # noqa: PLR2004
+    if not path.is_absolute() or ".." in path.parts or len(path.parts) < 2 or path.parts[1] in _RESERVED:
         raise InvalidSpec(f"Nothing can be mounted at '{target}'.", field="mounts")
 
 

@@ -19,8 +19,8 @@ class Backend(Protocol):
     def submit(self, spec: RunSpec) -> None:
         """Start the run, or adopt the one of this name that exists already (whatever its phase).
 
-        Returns once the run is on record, not once it runs. Raises InvalidSpec, NoCapacity, BackendUnavailable; after any
-        of them nothing of the run is left.
+        Returns once the run is on record, not once it runs. Raises InvalidSpec, NoCapacity, BackendUnavailable; after
+        any of them nothing of the run is left.
         """
 
     def describe(self, name: str) -> RunStatus:
@@ -30,10 +30,19 @@ class Backend(Protocol):
         """Up to `limit` bytes of one rank's output from byte `offset`. Raises RunNotFound."""
 
     def stop(self, name: str, grace_seconds: int) -> None:
-        """Ask the run to end: SIGTERM to every rank, SIGKILL after the grace. Returns at once; ended or unknown is fine."""
+        """Ask the run to end: SIGTERM to every rank, SIGKILL after the grace.
+
+        Returns at once; ended or unknown is fine. A second, sooner end counts.
+        """
 
     def delete(self, name: str) -> None:
-        """Remove every trace of the run, killing what still runs. Unknown is fine."""
+        """Remove every trace of the run, killing what still runs. Unknown is fine.
+
+        Checkpoints shared under a key stay: later attempts need them.
+        """
+
+    def delete_checkpoints(self, key: str) -> None:
+        """Remove the checkpoints that attempts share under this key. Unknown is fine."""
 
     def names(self) -> list[str]:
         """Every run the backend holds, ended or not: what a sweep compares with the jobs' rows."""
@@ -58,8 +67,8 @@ class Backend(Protocol):
 def create(kind: str, **options: Any) -> Backend:
     """The backend of this kind. Raises ValueError for an unknown kind.
 
-    `local`: `root` (Path of the runs), `images_root` (Path), and `cpus`, `memory_mib`, `memory_fraction` to override what
-    the machine has.
+    `local`: `root` (Path of the runs), `images_root` (Path), and `cpus`, `memory_mib`, `memory_fraction` to override
+    what the machine has.
     """
     if kind == "local":
         return LocalBackend(**options)

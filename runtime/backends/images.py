@@ -101,9 +101,7 @@ def mark_ready(folder: Path, digest: str) -> None:
     write_json(folder / "ready.json", {"digest": digest})
 
 
-def build(
-    images_root: Path, name: str, *, force: bool = False, progress: Progress, recipes: Path = RECIPES
-) -> bool:
+def build(images_root: Path, name: str, *, force: bool = False, progress: Progress, recipes: Path = RECIPES) -> bool:
     """Build the image unless it is current; returns whether there was anything to do.
 
     `progress` is given every line of the build's output. Raises InvalidSpec, ImageBuildFailed.
@@ -138,7 +136,7 @@ def _run(command: list[str], progress: Progress) -> None:
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
     environment.pop("PYTHONPATH", None)
     last = ""
-    with subprocess.Popen(  # noqa: S603 - our own interpreter, with arguments from our own recipe
+    with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
     ) as process:
         for line in process.stdout or ():
@@ -155,7 +153,7 @@ def _declare_vision_operators(python: Path, progress: Progress) -> None:
     them when torchvision is first imported, and costs an interpreter that never does nothing.
     """
     question = "import sysconfig, torch; print(sysconfig.get_path('purelib')); print(torch.version.cuda)"
-    answer = subprocess.run(  # noqa: S603 - our own interpreter and question
+    answer = subprocess.run(
         [str(python), "-I", "-c", question],
         capture_output=True,
         text=True,

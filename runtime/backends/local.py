@@ -1,7 +1,7 @@
 """The local backend: every node of a run is a supervised, sandboxed process tree on this machine.
 
-It hides folders, locks, ports and processes. Its one rule: the disk is the truth. Any number of these objects, in any number of
-processes, may work on one root at the same time and die at any moment; none holds state of its own.
+It hides folders, locks, ports and processes. Its one rule: the disk is the truth. Any number of these objects, in any
+number of processes, may work on one root at the same time and die at any moment; none holds state of its own.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ _HEARTBEAT_MILLISECONDS = 500
 _DEBOUNCE_MILLISECONDS = 50
 _STEP_MILLISECONDS = 5
 _SOURCE_ROOT = Path(__file__).resolve().parents[2]
-_SUPERVISE = f"import sys; sys.path.insert(0, {str(_SOURCE_ROOT)!r}); from runtime.backends.supervisor import main; main()"
+_SUPERVISE = (
+    f"import sys; sys.path.insert(0, {str(_SOURCE_ROOT)!r}); from runtime.backends.supervisor import main; main()"
+)
 
 
 class LocalBackend:
     """Runs on this machine. `root` holds the runs; `images_root` the built-in images (`runtime.backends.images`).
 
-    What the machine offers is measured unless given: `cpus`, and `memory_mib` (default: `memory_fraction` of its memory).
+    What the machine offers is measured unless given: `cpus`, and `memory_mib` (else `memory_fraction` of its memory).
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class LocalBackend:
 
     def submit(self, spec: RunSpec) -> None:
         """See `Backend.submit`. Built-in images only."""
+        admission.check_name(spec.name)
         run = self._run(spec.name)
         if run.exists():
             return
@@ -105,10 +108,11 @@ class LocalBackend:
         except FileNotFoundError:
             data, at_end = b"", True
         final = ended and at_end
-        text, used = codecs.getincrementaldecoder("utf-8")("replace"), data
-        decoded = text.decode(used, final=final)
-        pending = 0 if final else len(text.getstate()[0])
-        return LogChunk(decoded, offset + len(data) - pending, eof=final)
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        text = decoder.decode(data, final=final)
+        # What the decoder holds back is the start of a character: it is read again, with its end.
+        held_back = len(decoder.getstate()[0])
+        return LogChunk(text, offset + len(data) - held_back, eof=final)
 
     def stop(self, name: str, grace_seconds: int) -> None:
         """See `Backend.stop`."""
@@ -118,12 +122,12 @@ class LocalBackend:
                 run.request_stop(grace_seconds)
 
     def delete(self, name: str) -> None:
-        """See `Backend.delete`. Checkpoints shared under a key stay; see `delete_checkpoints`."""
+        """See `Backend.delete`."""
         with FolderLock(self._root / ".lock"):
             self._run(name).destroy()
 
     def delete_checkpoints(self, key: str) -> None:
-        """Remove the checkpoint folder that attempts share under this key. Unknown is fine."""
+        """See `Backend.delete_checkpoints`."""
         folder = self._checkpoints(key)
         if folder.is_dir():
             remove_tree(folder)
@@ -211,7 +215,7 @@ class LocalBackend:
                 lock = run.hold_lock(node)
                 stack.callback(os.close, lock)
                 kept = [lock, *([port.fileno() for port in ports] if node == 0 else [])]
-                order = self._order(run, spec, node, place, bubblewrap, nonce)
+                order = self._order(run, spec, node=node, place=place, bubblewrap=bubblewrap, nonce=nonce)
                 order["keep"] = kept
                 order["listener"] = listener.fileno() if node == 0 else None
                 order["launcher"] = {
@@ -246,7 +250,7 @@ class LocalBackend:
         return process
 
     def _order(
-        self, run: Run, spec: RunSpec, node: int, place: sandbox.Place, bubblewrap: str, nonce: str
+        self, run: Run, spec: RunSpec, *, node: int, place: sandbox.Place, bubblewrap: str, nonce: str
     ) -> dict[str, Any]:
         first = node * spec.workers_per_node
         return {

@@ -16,8 +16,10 @@ Record = dict[str, Any]
 
 
 def merge(name: str, submitted_at: float, records: Sequence[Record]) -> RunStatus:
-    """The run's status. A record is what the supervisor wrote, with `alive` (whether that process runs) and `seen_at`
-    (its last sign of life) added by who read it.
+    """The run's status.
+
+    A record is what the supervisor wrote, with `alive` (whether that process runs) and `seen_at` (its last sign of
+    life) added by who read it.
     """
     nodes = tuple(_node_status(record) for record in records)
     phase = _phase(nodes)
@@ -75,7 +77,9 @@ def _phase(nodes: Sequence[NodeStatus]) -> RunPhase:
 
 def _waiting_for(nodes: Sequence[NodeStatus]) -> str:
     waiting = [str(node.node) for node in nodes if node.phase is RunPhase.STARTING]
-    return f"Waiting for node {waiting[0]} to start." if len(waiting) == 1 else f"Waiting for {len(waiting)} nodes to start."
+    if len(waiting) == 1:
+        return f"Waiting for node {waiting[0]} to start."
+    return f"Waiting for {len(waiting)} nodes to start."
 
 
 def _causes(records: Sequence[Record]) -> list[Record]:

@@ -1,6 +1,7 @@
-"""The folder of one local run, and what it says. The one rule: `submission.json` is written last and in one step.
+"""The folder of one local run, and what it says.
 
-While it is missing, the run does not exist: supervisors that were started vanish, and whoever comes next may clear the folder.
+The one rule: `submission.json` is written last and in one step. While it is missing, the run does not exist:
+supervisors that were started vanish, and whoever comes next may clear the folder.
 
     <root>/<name>/submission.json        the spec, when it was submitted, which GPUs each node has
                   stop.json              a request to end

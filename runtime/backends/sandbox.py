@@ -1,11 +1,11 @@
 """What a node of a local run can see and do, as bubblewrap's arguments. PURE but for `find_bubblewrap` and `prefixes`.
 
-The one rule: the list below is all there is. A run sees the system's libraries, the interpreter, its image, the launcher
-(all read-only), its mounts, its own run and checkpoint folders and a /tmp of its own; nothing of the console.
+The one rule: the list below is all there is. A run sees the system's libraries, the interpreter, its image, the
+launcher (all read-only), its mounts, its own run and checkpoint folders and a /tmp of its own; nothing of the console.
 
 What it does *not* separate: the network. A run shares the host's network namespace, so code inside can reach what
-listens on loopback TCP, and other runs' ports. The console therefore keeps its database and broker on unix sockets, and
-what the run's own launchers say to each other over TCP is guarded by a token.
+listens on loopback TCP, and other runs' ports. The console therefore keeps its database and broker on unix sockets,
+and what the run's own launchers say to each other over TCP is guarded by a token.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One node of a local run: a detached process that starts the launcher in its sandbox and holds it to its limits.
 
 It hides pipes, clocks and kills. Its one rule: it needs nobody. The order comes over stdin once; from then on the
-deadline, the memory limit, the log caps and the record of what happened are its own, whether a console lives or not, and
-if it dies itself the kernel takes the sandbox with it. Standard library only, so that it starts in a few milliseconds.
+deadline, the memory limit, the log caps and the record of what happened are its own, whether a console lives or not,
+and if it dies itself the kernel takes the sandbox with it. Standard library only, so that it starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import selectors
 import signal
 import socket
@@ -31,7 +30,6 @@ KILL_MARGIN_SECONDS = 0.25
 _TICK_SECONDS = 0.25
 _BELL_SECONDS = 0.02
 _DRAIN_SECONDS = 5.0
-_OPEN_FILES = 65536
 _PLATFORM_LOG_BYTES = 1 << 20
 
 
@@ -79,7 +77,7 @@ class Supervisor:
     def run(self) -> None:
         """Supervise to the end."""
         self._save()
-        self._limit_itself()
+        watchdog.limit_itself(int(self._order["process_limit"]))
         self._catch_signals()
         self._start()
         while self._exit is None:
@@ -89,17 +87,6 @@ class Supervisor:
         self._finish()
 
     # Starting
-
-    def _limit_itself(self) -> None:
-        """What the sandbox inherits. The number of processes is watched besides: root is exempt from its limit."""
-        _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        files = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        _soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
-        processes = 2 * int(self._order["process_limit"])
-        if hard == resource.RLIM_INFINITY or processes < hard:
-            resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
 
     def _catch_signals(self) -> None:
         reading, writing = socket.socketpair()
@@ -146,7 +133,7 @@ class Supervisor:
         self._selector.register(self._link, selectors.EVENT_READ, self._link)
         with contextlib.suppress(ConnectionLost):
             self._link.send({**order["launcher"], "outputs": outputs, "listener": listener})
-        with open(info_reading, "rb") as info, contextlib.suppress(ValueError, KeyError):
+        with os.fdopen(info_reading, "rb") as info, contextlib.suppress(ValueError, KeyError):
             self._init = int(json.loads(info.read())["child-pid"])
 
     def _open_log(self, name: str, reading: int, limit_bytes: int) -> RankLog:
@@ -161,7 +148,7 @@ class Supervisor:
             self._news |= ready.pump()
             if not ready.open:
                 self._selector.unregister(ready)
-        elif ready is self._link:
+        elif isinstance(ready, Link):
             self._listen(ready)
         else:
             with contextlib.suppress(BlockingIOError):
@@ -276,11 +263,8 @@ class Supervisor:
         usage = watchdog.look(self._init, limit)
         if usage.memory_bytes > limit:
             rank = self._ranks_by_pid.get(usage.heaviest or 0)
-            self._blame(
-                "out_of_memory",
-                f"Node {self._node} used {usage.memory_bytes >> 20} MiB of memory, more than the {limit >> 20} MiB it has.",
-                rank=rank,
-            )
+            used = f"{usage.memory_bytes >> 20} MiB of memory, more than the {limit >> 20} MiB it has."
+            self._blame("out_of_memory", f"Node {self._node} used {used}", rank=rank)
         elif usage.processes > int(self._order["process_limit"]):
             self._blame(
                 "code_failed",
@@ -366,7 +350,7 @@ class Supervisor:
 
     def _explain(self, ended: Exit) -> None:
         """The launcher went without a word: killed from outside, or broken."""
-        killed = bool(ended.signal) or (ended.exit_code or 0) > 128  # noqa: PLR2004 - the shell's convention, bwrap's too
+        killed = bool(ended.signal) or (ended.exit_code or 0) > 128  # the shell's convention, bwrap's too
         if killed:
             self._add_cause("node_lost", f"The launcher of node {self._node} was killed.")
             return

@@ -1,28 +1,47 @@
-"""What a sandbox uses, seen from outside. The one rule: cheap while all is well, exact before anybody is blamed.
+"""What a sandbox may use and what it uses, seen from outside. The one rule: cheap while all is well, exact before anybody is blamed.
 
-Resident sizes are summed at every look; only when that sum, which counts shared pages once per process, passes the limit
-are the proportional sizes read, which cost the kernel a walk over every mapping. Standard library only.
+Resident sizes are summed at every look; only when that sum, which counts shared pages once per process, passes the
+limit are the proportional sizes read, which cost the kernel a walk over every mapping. Standard library only.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_OPEN_FILES = 65536
 _MEMORY_FOLDERS = ("tmp", "dev/shm")
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What the sandbox uses now. `heaviest` is the pid *inside* the sandbox of the launcher's child that, with all
-    that descends from it, uses the most memory; None when there is none.
+    """What the sandbox uses now.
+
+    `heaviest` is the pid *inside* the sandbox of the launcher's child that, with all that descends from it, uses the
+    most memory; None when there is none, or when nobody needed to know.
     """
 
     processes: int
     memory_bytes: int
     heaviest: int | None
+
+
+def limit_itself(processes: int) -> None:
+    """Set the kernel's limits on this process, which what it starts inherits.
+
+    The number of processes is watched besides: root is exempt from its limit, so here it only has to stop a flood.
+    """
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    flood = 4 * processes
+    if hard == resource.RLIM_INFINITY or flood < hard:
+        resource.setrlimit(resource.RLIMIT_NPROC, (flood, flood))
 
 
 def look(init: int, enough_bytes: int) -> Usage:

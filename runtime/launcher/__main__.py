@@ -1,7 +1,7 @@
 """The launcher's entry: `python <this folder> --socket FD`. Reads its order from the supervisor and runs one node.
 
-The order is one JSON line: the plan, a token shared by the run's launchers, and descriptors that this process inherits. In a
-zipapp, put this package in the archive under the name `launcher`, with a `__main__.py` that calls `main` from here.
+The order is one JSON line: the plan, a token shared by the run's launchers, and descriptors that this process inherits.
+In a zipapp, put this package in the archive under the name `launcher`, beside a `__main__.py` that calls `main` here.
 The one rule: before any customer code runs, nothing of the order is left where that code could read it.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, Dict, Iterator, List
 
 if not __package__:
     # Run as a folder: import the modules beside this one as the package `launcher`, whatever it is called elsewhere.
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100,PTH120
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     __package__ = "launcher"
 
 from .agent import Agent
@@ -37,13 +37,13 @@ def main(arguments: List[str]) -> int:
     for descriptor in [channel.fileno(), *order["outputs"], *([listener.fileno()] if listener else [])]:
         os.set_inheritable(descriptor, False)
     plan = Plan.from_data(order["plan"])
-    order["folder"] = os.path.dirname(plan.script)  # noqa: PTH120 - pathlib is slow to import
+    order["folder"] = os.path.dirname(plan.script)
     order["flag"] = local_rank_flag(_sources(plan.script, order["folder"]))
     order["environment"] = dict(order["environment"])
     try:
         return Agent(plan, order, supervisor).run(listener)
     except ConnectionLost as error:
-        sys.stderr.write("{}\n".format(error))
+        sys.stderr.write("node 0 does not answer: {}\n".format(error))
         return 1
 
 
@@ -56,7 +56,7 @@ def _read_order(supervisor: Link) -> Dict[str, Any]:
 def _prefer_for_oom() -> None:
     """Where the machine runs out of memory, a run is to die before the console does. Must precede `shield`."""
     try:
-        with open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123 - pathlib is slow to import
+        with open("/proc/self/oom_score_adj", "w") as file:
             file.write("500")
     except OSError:
         return
@@ -69,14 +69,14 @@ def _sources(script: str, folder: str) -> Iterator[str]:
     while waiting and len(seen) <= _MOST_SOURCES:
         path = waiting.pop(0)
         try:
-            with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - pathlib is slow to import
+            with open(path, encoding="utf-8", errors="replace") as file:
                 source = file.read(_LARGEST_SOURCE)
         except OSError:
             continue
         yield source
         for name in imported_names(source):
-            module = os.path.join(folder, name + ".py")  # noqa: PTH118 - pathlib is slow to import
-            if module not in seen and os.path.isfile(module):  # noqa: PTH113 - pathlib is slow to import
+            module = os.path.join(folder, name + ".py")
+            if module not in seen and os.path.isfile(module):
                 seen.add(module)
                 waiting.append(module)
 

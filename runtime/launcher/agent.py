@@ -58,7 +58,7 @@ class Rank:
 
 
 def _moment(text: bytes) -> float:
-    """The time that a rank gives for its own failure; the customer's code could give any, so not a later one than now."""
+    """The time that a rank gives for its own failure; the code could give any, so only a recent one is believed."""
     now = time.time()
     try:
         told = float(text)
@@ -207,7 +207,7 @@ class Agent:
 
     def _start(self, rendezvous_port: int) -> None:
         plan = self._plan._replace(rendezvous_port=rendezvous_port)
-        wrapper = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank.py")  # noqa: PTH100,PTH118,PTH120
+        wrapper = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank.py")
         for local_rank, output in enumerate(self._outputs):
             reading, writing = os.pipe()
             os.set_blocking(reading, False)
@@ -215,9 +215,7 @@ class Agent:
             environment.update(rank_environment(plan, local_rank))
             arguments = [self._python, "-u", wrapper, str(writing), plan.script]
             arguments += rank_arguments(plan, local_rank, self._flag)
-            pid = spawn(
-                arguments, environment, output=output, inherit=[writing], folder=self._folder, new_session=True
-            )
+            pid = spawn(arguments, environment, output=output, inherit=[writing], folder=self._folder, new_session=True)
             os.close(writing)
             os.close(output)
             rank = Rank(plan.rank(local_rank), pid, reading)
@@ -266,7 +264,8 @@ class Agent:
 
     def _fail_node(self, kind: str, message: str, node: int) -> None:
         if not self._ending:
-            self._report({"type": "cause", "cause": {"kind": kind, "at": time.time(), "node": node, "message": message}})
+            cause = {"kind": kind, "at": time.time(), "node": node, "message": message}
+            self._report({"type": "cause", "cause": cause})
             self._failed = True
             self._peers.tell({"type": "abort"})
         self._fall()

@@ -51,7 +51,7 @@ class Peers:
                 break
             except OSError as error:
                 if time.monotonic() >= give_up_at:
-                    raise ConnectionLost("node 0 does not answer: {}".format(error)) from error
+                    raise ConnectionLost(str(error)) from error
                 time.sleep(0.1)
         link = Link(connection)
         self._add(0, link)
@@ -84,11 +84,11 @@ class Peers:
             except ConnectionLost:
                 continue
 
-    def events(self, ready: Link | Peers | None) -> List[Tuple[int, Message]]:
+    def events(self, ready: object) -> List[Tuple[int, Message]]:
         """What follows from one ready object of ours (None: from the time that has passed)."""
         if ready is None:
             return self._tick()
-        if ready is self:
+        if not isinstance(ready, Link):
             self._accept()
             return []
         if ready in self._strangers:

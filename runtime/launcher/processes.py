@@ -49,8 +49,8 @@ def spawn(
             os.set_inheritable(descriptor, True)
         if folder is not None:
             os.chdir(folder)
-        os.execve(arguments[0], list(arguments), dict(environment))
-    except BaseException as error:  # noqa: BLE001 - the child must never return into the parent's code
+        os.execve(arguments[0], list(arguments), dict(environment))  # noqa: S606 - no shell is wanted
+    except BaseException as error:  # the child must never return into the parent's code
         os.write(2, "cannot start {}: {}\n".format(arguments[0], error).encode())
     finally:
         os._exit(127)
@@ -58,7 +58,7 @@ def spawn(
 
 def reap() -> List[Exit]:
     """Collect every child that has ended, adopted ones too."""
-    exits = []
+    exits: List[Exit] = []
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)

@@ -1,7 +1,8 @@
-"""What a rank's interpreter runs first: the customer's script, as `python script.py` would, with two words to the launcher.
+"""What a rank's interpreter runs first: the customer's script, as `python script.py` would, and two words about it.
 
-`finished` when the script's last line has returned and `raised` when an exception leaves it, both before the interpreter
-shuts down: gloo may abort there although the script succeeded, and a failing rank's peers may die before it has gone.
+The launcher is told `finished` when the script's last line has returned and `raised` when an exception leaves it, both
+before the interpreter shuts down: gloo may abort there although the script succeeded, and a failing rank's peers may
+die before it has gone. pathlib is not used, since the script would find it imported and pay for it.
 The one rule: the script cannot tell it from a plain interpreter (`__main__`, `sys.argv`, `sys.path`, tracebacks).
 """
 
@@ -20,13 +21,13 @@ def run(channel: int, script: str) -> None:
         except OSError:  # The script closed descriptors that were not its own: the exit code must do.
             return
 
-    sys.path[0] = os.path.dirname(script)  # noqa: PTH120 - pathlib would be imported before the script
+    sys.path[0] = os.path.dirname(script)
     module = type(sys)("__main__")
     module.__file__ = script
     module.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = module
     try:
-        with open(script, "rb") as file:  # noqa: PTH123 - as above
+        with open(script, "rb") as file:
             source = file.read()
         exec(compile(source, script, "exec"), module.__dict__)  # noqa: S102 - running the script is the purpose
     except SystemExit as leave:
@@ -35,7 +36,7 @@ def run(channel: int, script: str) -> None:
     except KeyboardInterrupt:
         tell("raised")
         raise
-    except BaseException as error:  # noqa: BLE001 - whatever leaves the script is shown as an interpreter shows it
+    except BaseException as error:  # whatever leaves the script is shown as an interpreter shows it
         tell("raised")
         # Without this frame: a traceback is to start in the script.
         trace = error.__traceback__.tb_next if error.__traceback__ is not None else None

@@ -36,14 +36,14 @@ class RendezvousServer(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: RendezvousServer
 
-    def do_GET(self) -> None:  # noqa: N802 - the name is http.server's
+    def do_GET(self) -> None:
         value = self.server.values.get(self.path)
         if value is None:
             self._answer(HTTPStatus.NOT_FOUND)
         else:
             self._answer(HTTPStatus.OK, value)
 
-    def do_PUT(self) -> None:  # noqa: N802 - the name is http.server's
+    def do_PUT(self) -> None:
         length = int(self.headers.get("Content-Length", 0))
         if length > _LARGEST_VALUE or len(self.server.values) >= _MOST_KEYS:
             self._answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
@@ -51,7 +51,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.values[self.path] = self.rfile.read(length)
         self._answer(HTTPStatus.OK)
 
-    def do_DELETE(self) -> None:  # noqa: N802 - the name is http.server's
+    def do_DELETE(self) -> None:
         self.server.values.pop(self.path, None)
         self._answer(HTTPStatus.OK)
 

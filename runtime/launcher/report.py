@@ -1,8 +1,8 @@
 """How the launcher speaks: JSON lines over a socket, to its supervisor and to the other nodes' launchers.
 
 The one rule: a line is a hint about the run and never about money; times and limits are the supervisor's own. The
-customer's code shares our user id, so what a socket says is believed only where that code cannot reach it: ranks do not inherit
-the sockets, and `shield` keeps them out of `/proc/<launcher>/fd`.
+customer's code shares our user id, so what a socket says is believed only where that code cannot reach it: ranks do
+not inherit the sockets, and `shield` keeps them out of `/proc/<launcher>/fd`.
 """
 
 from __future__ import annotations

@@ -16,13 +16,17 @@ from runtime.errors import RuntimeFault
 
 
 class Command(BaseCommand):
+    """Builds one image, and says so when there is nothing to do."""
+
     help = "Build a built-in image of the local backend, unless it is built already."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """NAME, and --force."""
         parser.add_argument("name", help="pytorch, tensorflow or horovod")
         parser.add_argument("--force", action="store_true", help="build it anew even when it is current")
 
     def handle(self, *args: Any, **options: Any) -> None:
+        """Build, telling pip's progress line by line."""
         name: str = options["name"]
         try:
             built = images.build(

@@ -110,8 +110,10 @@ def test_code_is_nobody_inside(yard: Yard) -> None:
 
 
 def test_the_ranks_inherit_no_descriptor_of_the_launchers(yard: Yard) -> None:
-    yard.run("import os\nprint([os.readlink(f'/proc/self/fd/{n}').split(':')[0] for n in (0, 1, 2)])\n"
-             "print(sum(os.path.exists(f'/proc/self/fd/{n}') for n in range(3, 100)))")
+    yard.run(
+        "import os\nprint([os.readlink(f'/proc/self/fd/{n}').split(':')[0] for n in (0, 1, 2)])\n"
+        "print(sum(os.path.exists(f'/proc/self/fd/{n}') for n in range(3, 100)))"
+    )
     assert yard.log() == "['/dev/null', 'pipe', 'pipe']\n1\n", "besides, the pipe that says how the script ended"
 
 

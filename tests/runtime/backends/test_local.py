@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from runtime.backends.runs import Run
 from runtime.errors import InvalidSpec, NoCapacity, RunNotFound
 from runtime.specs import Framework, Mount, Outcome, Resources, RunPhase
 
@@ -190,8 +191,6 @@ def test_a_half_made_submission_is_no_run_and_is_healed(yard: Yard) -> None:
 
 
 def test_supervisors_of_a_submitter_that_died_start_nothing(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    from runtime.backends.runs import Run
-
     def die(*_arguments: object, **_options: object) -> None:
         raise KeyboardInterrupt
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -129,7 +131,7 @@ def test_code_may_write_a_checkpoint_in_the_grace(yard: Yard) -> None:
     """
     status = yard.run(script, nodes=2, deadline_seconds=4, grace_seconds=2)
     assert status.outcome is Outcome.TIME_LIMIT
-    assert sorted(os.listdir(yard.backend.run_folder("job-1-1") / "checkpoints")) == ["0", "1"]
+    assert sorted(path.name for path in (yard.backend.run_folder("job-1-1") / "checkpoints").iterdir()) == ["0", "1"]
 
 
 def test_stop(yard: Yard) -> None:
@@ -168,9 +170,7 @@ def test_delete_ends_what_runs(yard: Yard, left_running: Callable[[], list[str]]
 
 
 @pytest.mark.parametrize("node", [0, 1])
-def test_a_killed_supervisor_takes_its_node_along(
-    yard: Yard, node: int, left_running: Callable[[], list[str]]
-) -> None:
+def test_a_killed_supervisor_takes_its_node_along(yard: Yard, node: int, left_running: Callable[[], list[str]]) -> None:
     yard.backend.submit(yard.spec(DEAF, nodes=2))
     yard.wait_for_text("ready", rank=0)
     yard.wait_for_text("ready", rank=1)
@@ -283,12 +283,10 @@ def test_an_interpreter_that_cannot_start_is_the_platforms_fault(yard: Yard, bar
 
 
 def test_supervisors_outlive_whoever_submitted(yard: Yard) -> None:
-    import subprocess
-    import sys
-
     spec = yard.spec(FOREVER)
     code = (
-        "import sys; from pathlib import Path; from runtime.backends.base import create; from runtime.specs import RunSpec;"
+        "import sys; from pathlib import Path; from runtime.backends.base import create; "
+        "from runtime.specs import RunSpec;"
         f"create('local', root=Path({str(yard.folder / 'runs')!r}), images_root=Path({str(yard.images_root)!r}))"
         ".submit(RunSpec.from_json(sys.stdin.read()))"
     )

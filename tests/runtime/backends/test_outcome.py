@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from typing import Any
+
+from runtime.backends.outcome import merge
+from runtime.specs import Outcome, RunPhase
+
+
+def record(node: int, phase: str = "ended", **changes: Any) -> dict[str, Any]:
+    return {
+        "node": node,
+        "phase": phase,
+        "address": "127.0.0.1",
+        "started_at": 10.0 + node,
+        "finished_at": 20.0 + node if phase == "ended" else None,
+        "exit_code": 0 if phase == "ended" else None,
+        "detail": "",
+        "causes": [],
+        "alive": phase != "ended",
+        "seen_at": 15.0,
+        **changes,
+    }
+
+
+def cause(kind: str, at: float, node: int, **more: Any) -> dict[str, Any]:
+    return {"kind": kind, "at": at, "node": node, **more}
+
+
+def test_a_run_starts_with_its_last_node_and_ends_with_its_last() -> None:
+    status = merge("r", 1.0, [record(0), record(1)])
+    assert (status.submitted_at, status.started_at, status.finished_at) == (1.0, 11.0, 21.0)
+    assert (status.phase, status.outcome, status.failure) == (RunPhase.ENDED, Outcome.COMPLETED, None)
+
+
+def test_a_run_runs_when_all_nodes_do() -> None:
+    starting = record(1, "starting", started_at=None)
+    status = merge("r", 1.0, [record(0, "running"), starting])
+    assert (status.phase, status.started_at) == (RunPhase.STARTING, None)
+    assert status.waiting_for == "Waiting for node 1 to start."
+    status = merge("r", 1.0, [starting, starting])
+    assert status.waiting_for == "Waiting for 2 nodes to start."
+    status = merge("r", 1.0, [record(0, "running"), record(1, "running")])
+    assert (status.phase, status.started_at, status.waiting_for) == (RunPhase.RUNNING, 11.0, "")
+
+
+def test_it_runs_until_the_last_node_has_ended_and_stops_with_the_first_that_stops() -> None:
+    assert merge("r", 1.0, [record(0), record(1, "running")]).phase is RunPhase.RUNNING
+    assert merge("r", 1.0, [record(0, "stopping"), record(1, "running")]).phase is RunPhase.STOPPING
+
+
+def test_a_node_without_a_last_word_is_lost() -> None:
+    status = merge("r", 1.0, [record(0), record(1, "running", alive=False)])
+    assert status.phase is RunPhase.ENDED
+    assert status.outcome is Outcome.NODE_LOST
+    assert status.failure is not None
+    assert status.failure.node == 1
+    assert status.nodes[1].phase is RunPhase.ENDED
+    assert status.finished_at == 20.0
+
+
+def test_what_others_say_of_a_loss_is_an_echo() -> None:
+    memory = cause("out_of_memory", 12.5, 1, message="too much", rank=1)
+    status = merge(
+        "r", 1.0, [record(0, causes=[cause("node_lost", 12.0, 1, message="gone")]), record(1, causes=[memory])]
+    )
+    assert status.outcome is Outcome.OUT_OF_MEMORY
+    assert status.failure is not None
+    assert status.failure.message == "too much"
+
+
+def test_the_limit_that_one_node_reached_first_is_everybodys() -> None:
+    causes = [cause("time_limit", 12.0, 0, message="time"), cause("code_failed", 12.1, 0, rank=0, exit_code=1)]
+    other = [cause("code_failed", 12.05, 1, rank=1, exit_code=None, signal="SIGABRT")]
+    assert merge("r", 1.0, [record(0, causes=causes), record(1, causes=other)]).outcome is Outcome.TIME_LIMIT
+
+
+def test_a_failure_is_one_sentence() -> None:
+    failed = cause("code_failed", 12.0, 0, rank=3, exit_code=None, signal="SIGSEGV", last_lines=["a", "b"])
+    status = merge("r", 1.0, [record(0, causes=[failed])])
+    assert status.failure is not None
+    assert status.failure.message == "Rank 3 on node 0 was ended by SIGSEGV."
+    assert status.failure.last_lines == ("a", "b")

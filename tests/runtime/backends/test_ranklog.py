@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.backends.ranklog import RankLog
+
+Opened = tuple[RankLog, int]
+
+
+@pytest.fixture
+def open_log(tmp_path: Path) -> Iterator[Callable[[int], Opened]]:
+    opened: list[RankLog] = []
+
+    def make(limit: int) -> Opened:
+        reading, writing = os.pipe()
+        opened.append(RankLog(tmp_path / "rank-0.log", reading, limit))
+        return opened[-1], writing
+
+    yield make
+    for log in opened:
+        log.close()
+
+
+def test_output_is_kept_as_it_comes(open_log: Callable[[int], Opened], tmp_path: Path) -> None:
+    log, writing = open_log(1000)
+    assert not log.pump()
+    os.write(writing, b"one\n\xff\0two")
+    assert log.pump()
+    assert (tmp_path / "rank-0.log").read_bytes() == b"one\n\xff\0two"
+    os.close(writing)
+    assert not log.pump()
+    assert not log.open
+    assert log.last_lines() == ["one", "\ufffd\0two"]
+
+
+def test_the_cap_is_said_once_and_the_pipe_is_drained(open_log: Callable[[int], Opened], tmp_path: Path) -> None:
+    log, writing = open_log(10)
+    for _ in range(5):
+        os.write(writing, b"x" * 8)
+        log.pump()
+    os.write(writing, b"the end")
+    assert not log.pump()
+    text = (tmp_path / "rank-0.log").read_text()
+    assert text.startswith("x" * 10 + "\n[trainyard]")
+    assert text.count("[trainyard]") == 1
+    assert log.last_lines() == ["x" * 40 + "the end"]
+    os.close(writing)
+
+
+def test_a_note_starts_a_line_of_its_own(open_log: Callable[[int], Opened], tmp_path: Path) -> None:
+    log, writing = open_log(100)
+    os.write(writing, b"no end")
+    log.pump()
+    log.note("told")
+    assert (tmp_path / "rank-0.log").read_text() == "no end\n[trainyard] told\n"
+    os.close(writing)
+
+
+def test_a_full_disk_is_told_and_not_fatal(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    log = RankLog(Path("/dev/full"), reading, 100)
+    os.write(writing, b"lost")
+    log.pump()
+    assert "No space left" in log.problem
+    os.close(writing)
+    log.close()

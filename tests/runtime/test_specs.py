@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from runtime.specs import (
+    NAME_PATTERN,
+    Capacity,
+    Framework,
+    Image,
+    Mount,
+    NodeCapacity,
+    Resources,
+    RunSpec,
+)
+
+SPEC = RunSpec(
+    name="job-1-1",
+    framework=Framework.HOROVOD,
+    image=Image(builtin="horovod"),
+    nodes=2,
+    workers_per_node=3,
+    resources=Resources(cpus=0.5, memory_mib=1024),
+    script="train.py",
+    deadline_seconds=60,
+    arguments=("--depth", "3"),
+    datasets=("digits",),
+    mounts=(Mount("/a", "/workspace", False),),
+    labels={"organization": "7"},
+)
+
+
+def test_a_spec_travels_as_json() -> None:
+    assert RunSpec.from_json(SPEC.to_json()) == SPEC
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"name": "x"}', "null"])
+def test_anything_else_is_no_spec(text: str) -> None:
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        RunSpec.from_json(text)
+
+
+def test_world_size() -> None:
+    assert SPEC.world_size == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "good"),
+    [("job-1-1", True), ("a" * 52, True), ("a" * 53, False), ("-a", False), ("a-", False), ("A", False), ("", False)],
+)
+def test_names(name: str, good: bool) -> None:
+    assert bool(NAME_PATTERN.match(name)) is good
+
+
+def test_a_half_core_fits_twice() -> None:
+    machine = NodeCapacity("m", total=Resources(2, 4096), free=Resources(1, 4096))
+    capacity = Capacity((machine,))
+    wanted = Resources(cpus=0.5, memory_mib=1024)
+    assert capacity.nodes_ever(wanted) == 4
+    assert capacity.nodes_now(wanted) == 2
+    assert capacity.fits_ever(wanted, 4)
+    assert not capacity.fits_now(wanted, 4)
+
+
+def test_gpus_count_by_type() -> None:
+    total = Resources(16, 65536, gpus=4, gpu_type="H200")
+    capacity = Capacity((NodeCapacity("m", total, total),))
+    wanted = Resources(1, 1024, gpus=2)
+    assert capacity.nodes_ever(wanted) == 2
+    assert capacity.nodes_ever(dataclasses.replace(wanted, gpu_type="H200")) == 2
+    assert capacity.nodes_ever(dataclasses.replace(wanted, gpu_type="A100")) == 0
