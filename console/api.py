@@ -6,13 +6,11 @@ The one rule: whatever goes wrong under /api/, the body is `{"code", "message", 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
-from django.urls import include, path
+from django.urls import path
 from django.utils.translation import gettext_lazy as _
 from django.views import defaults
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerView
@@ -20,8 +18,11 @@ from rest_framework import exceptions
 from rest_framework.renderers import JSONRenderer
 from rest_framework.response import Response
 
-from console.accounts.api import urlpatterns as accounts_urlpatterns
+from billing import api as billing
+from console.accounts import api as accounts
 from console.accounts.errors import CustomerError, NotAllowed, NotFound, Text
+from jobs import api as jobs
+from storage import api as storage
 
 API_PREFIXES = ("/api/", "/webhooks/")
 
@@ -164,10 +165,10 @@ def server_error(request: HttpRequest) -> HttpResponseBase:
 # --- Addresses --------------------------------------------------------------------------------------------------------
 
 urlpatterns = [
-    path("schema/", SpectacularAPIView.as_view(), name="schema"),
-    path("docs/", SpectacularSwaggerView.as_view(url_name="schema"), name="docs"),
-    path("", include(accounts_urlpatterns)),
+    path("schema/", SpectacularAPIView.as_view(), name="api_schema"),
+    path("docs/", SpectacularSwaggerView.as_view(url_name="api_schema"), name="api_docs"),
+    *accounts.urlpatterns,
+    *storage.urlpatterns,
+    *billing.urlpatterns,
+    *jobs.urlpatterns,
 ]
-for _module in ("storage.api", "billing.api", "jobs.api"):
-    if find_spec(_module):
-        urlpatterns.append(path("", include(import_module(_module).urlpatterns)))

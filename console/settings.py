@@ -188,7 +188,7 @@ REST_FRAMEWORK = {
     "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
     "DEFAULT_FILTER_BACKENDS": ["django_filters.rest_framework.DjangoFilterBackend"],
     "DEFAULT_PAGINATION_CLASS": "console.accounts.pagination.NewestFirst",
-    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "DEFAULT_SCHEMA_CLASS": "console.accounts.schema.Schema",
     "EXCEPTION_HANDLER": "console.api.exception_handler",
     "DEFAULT_THROTTLE_RATES": {"anonymous": "60/min"},
     "PAGE_SIZE": 50,

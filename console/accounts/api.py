@@ -197,10 +197,10 @@ class MemberView(TenantView):
 
 
 urlpatterns = [
-    path("whoami/", WhoAmIView.as_view(), name="whoami"),
-    path("tokens/", TokensView.as_view(), name="tokens"),
-    path("tokens/<int:pk>/", TokenView.as_view(), name="token"),
-    path("organization/", OrganizationView.as_view(), name="organization"),
-    path("organization/members/", MembersView.as_view(), name="members"),
-    path("organization/members/<int:pk>/", MemberView.as_view(), name="member"),
+    path("whoami/", WhoAmIView.as_view(), name="api_whoami"),
+    path("tokens/", TokensView.as_view(), name="api_tokens"),
+    path("tokens/<int:pk>/", TokenView.as_view(), name="api_token"),
+    path("organization/", OrganizationView.as_view(), name="api_organization"),
+    path("organization/members/", MembersView.as_view(), name="api_members"),
+    path("organization/members/<int:pk>/", MemberView.as_view(), name="api_member"),
 ]

@@ -1,0 +1,46 @@
+"""What every operation of the OpenAPI schema says alike: how to authenticate, and what an error looks like.
+
+The one rule: both are described here once; no view describes them again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.utils.translation import gettext_lazy as _
+from drf_spectacular.extensions import OpenApiAuthenticationExtension
+from drf_spectacular.openapi import AutoSchema
+from rest_framework import serializers
+
+
+class ErrorSerializer(serializers.Serializer[Any]):
+    """The body of every error."""
+
+    code = serializers.SlugField(help_text=_("Stable: programs may rely on it."))
+    message = serializers.CharField(help_text=_("What was wrong and what to do, in the language of the request."))
+    fields = serializers.DictField(  # type: ignore[assignment]  # a field of this name, as the contract has it
+        child=serializers.CharField(), required=False, help_text=_("What was wrong with which field.")
+    )
+
+
+class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]  # registered by being defined
+    """`Authorization: Token ty_...`."""
+
+    target_class = "console.accounts.authentication.TokenAuthentication"
+    name = "token"
+
+    def get_security_definition(self, auto_schema: AutoSchema) -> dict[str, str]:
+        """The scheme, in OpenAPI's words."""
+        description = "An API token of a member: `Authorization: Token ty_...`"
+        return {"type": "apiKey", "in": "header", "name": "Authorization", "description": description}
+
+
+class Schema(AutoSchema):
+    """Adds the error to every operation's answers."""
+
+    def _get_response_bodies(self, direction: Any = "response") -> dict[str, Any]:
+        bodies: dict[str, Any] = super()._get_response_bodies(direction)
+        if direction == "response":
+            error = self._get_response_for_code(ErrorSerializer, "4XX", direction=direction)  # type: ignore[no-untyped-call]
+            bodies["4XX"] = error
+        return bodies
