@@ -57,6 +57,9 @@ class Backend(Protocol):
         not a record: after a restart the caller describes what it knows.
         """
 
+    def environment(self, spec: RunSpec, rank: int) -> dict[str, str]:
+        """What a rank of such a run is told, by the environment contract. Ports, chosen at submit, are shown as 0."""
+
     def run_folder(self, name: str) -> Path:
         """The run's folder on shared storage, as the console sees it: what the code wrote to RUN_DIR is in `run/`.
 

@@ -24,6 +24,8 @@ import watchfiles
 from runtime.backends import admission, machine, sandbox
 from runtime.backends.runs import FolderLock, Run, remove_tree
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound, RuntimeFault
+from runtime.launcher.frameworks import rank_environment
+from runtime.launcher.topology import Plan
 from runtime.specs import Capacity, Framework, LogChunk, NodeCapacity, Resources, RunPhase, RunSpec, RunStatus
 
 _ADDRESS = "127.0.0.1"
@@ -156,6 +158,12 @@ class LocalBackend:
             yield {Path(path).name for _change, path in events}
             if end is not None and time.monotonic() >= end:
                 return
+
+    def environment(self, spec: RunSpec, rank: int) -> dict[str, str]:
+        """See `Backend`."""
+        plan = _plan(spec, [0] * _ports_needed(spec))
+        told = Plan.from_data({**plan, "node": rank // spec.workers_per_node})
+        return rank_environment(told, rank % spec.workers_per_node)
 
     def run_folder(self, name: str) -> Path:
         """See `Backend.run_folder`; the layout is in `runtime.backends.runs`."""
