@@ -259,7 +259,10 @@ class FileView(_View):
         root = selectors.workspace_folder(workspace)
         if files.stat(root=root, path=path).kind is Kind.FOLDER:
             return _listing(workspace, path)
-        return download(files.read(root=root, path=path), name=path.rpartition("/")[2])
+        response = download(files.read(root=root, path=path), name=path.rpartition("/")[2])
+        if request.method == "HEAD":
+            response.streaming_content = ()
+        return response
 
     @extend_schema(
         operation_id="files_write",
