@@ -150,13 +150,15 @@ def test_a_link_swapped_in_while_writing_never_leads_out(root: Path, scratch: Pa
 
 
 @pytest.mark.parametrize("make", ["fifo", "socket", "device"])
-def test_pipes_sockets_and_devices_are_no_files(root: Path, scratch: Path, make: str) -> None:
+def test_pipes_sockets_and_devices_are_no_files(
+    root: Path, scratch: Path, make: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = root / "thing"
     if make == "fifo":
         os.mkfifo(path)
     elif make == "socket":
         server = socket.socket(socket.AF_UNIX)
-        os.chdir(root)  # a socket's path is short
+        monkeypatch.chdir(root)  # a socket's path is short
         server.bind("thing")
         server.close()
     else:
