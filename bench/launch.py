@@ -1,10 +1,11 @@
 """How soon a run starts: from launch to the first finished all-reduce on 2 processes, ours beside torchrun.
 
-    make bench NAME=launch          (QUICK=1 for fewer rounds)
+make bench NAME=launch (QUICK=1 for fewer rounds)
 
 Every variant runs once in each round, in random order, so that they share whatever else the machine does. Each
-measures the same thing: the time between asking for the launch and rank 0's own note of the moment its all-reduce was
-done, whose result is checked. The last line is one JSON object. Another variant is one more `Variant` in `variants`.
+measures the same thing: the time between asking for the launch (for the console: sending the order) and rank 0's own
+note of the moment its all-reduce was done, whose result is checked. The last line is one JSON object. Another variant
+is one more `Variant` in `variants`.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 HOUSE = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(HOUSE))
 
+from bench.through_console import ThroughConsole  # noqa: E402 - as below
 from runtime.backends.base import Backend, create  # noqa: E402 - the house must be importable first
 from runtime.specs import Framework, Image, Mount, Outcome, Resources, RunPhase, RunSpec  # noqa: E402
 
@@ -43,6 +46,7 @@ dist.destroy_process_group()
 IMAGE = "pytorch"
 SECONDS = 120
 COLD_GOAL = 0.6
+OVERHEAD_GOAL = 0.25
 
 
 @dataclass(frozen=True)
@@ -107,12 +111,13 @@ def torchrun(folder: Path, images_root: Path) -> float:
     return float(note.read_text()) - begun
 
 
-def variants(folder: Path, images_root: Path) -> list[Variant]:
-    """What is measured. The first is the headline, the second its baseline."""
+def variants(folder: Path, images_root: Path, console: ThroughConsole) -> list[Variant]:
+    """What is measured. The first is the headline, the second its baseline, the third what a customer sees."""
     local = Local(folder, images_root)
     return [
         Variant("ours_1x2", lambda: local.measure(1, 2)),
         Variant("torchrun_1x2", lambda: torchrun(folder, images_root)),
+        Variant("console_1x2", lambda: console.measure(1, 2)),
         Variant("ours_2x1", lambda: local.measure(2, 1)),
     ]
 
@@ -125,12 +130,16 @@ def main() -> None:
         folder = Path(name)
         (folder / "workspace").mkdir()
         (folder / "workspace" / "reduce.py").write_text(SCRIPT)
-        times = measure(variants(folder, images_root), rounds)
-    figures = {name: summary(seconds) for name, seconds in times.items()}
+        with ThroughConsole(folder, images_root, SCRIPT) as console:
+            times = measure(variants(folder, images_root, console), rounds)
+    figures: dict[str, Any] = {name: summary(seconds) for name, seconds in times.items()}
+    overhead = [console - ours for console, ours in zip(times["console_1x2"], times["ours_1x2"], strict=True)]
     print(f"{'launch to first all-reduce':28}{'median s':>10}{'min':>8}{'max':>8}   ({rounds} rounds)")
     for name, figure in figures.items():
         print(f"{name:28}{figure['median']:10.2f}{figure['min']:8.2f}{figure['max']:8.2f}")
     ratio = figures["ours_1x2"]["median"] / figures["torchrun_1x2"]["median"]
+    figures["console_overhead_s"] = summary(overhead)
+    print(f"the console adds {figures['console_overhead_s']['median']:.2f} s (goal: at most {OVERHEAD_GOAL})")
     print(f"ours takes {ratio:.2f} of torchrun's time (goal: at most {COLD_GOAL})")
     machine = {"cpus": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()}
     print(
