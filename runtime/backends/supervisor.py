@@ -243,9 +243,9 @@ class Supervisor:
             self._blame("platform_error", "The node did not start in time.")
         elif now - self._heard > SILENCE_SECONDS:
             self._blame("node_lost", f"Node {self._node} stopped answering.")
-        elif self._record["started_at"] is None:
-            self._look_at_siblings()
-        elif self._init:
+        else:
+            if self._record["started_at"] is None:
+                self._look_at_siblings()
             self._weigh()
 
     def _look_at_siblings(self) -> None:
@@ -259,17 +259,18 @@ class Supervisor:
                     return
 
     def _weigh(self) -> None:
-        limit = int(self._order["memory_bytes"])
-        usage = watchdog.look(self._init, limit)
-        if usage.memory_bytes > limit:
+        if not self._init:
+            return
+        memory, processes = int(self._order["memory_bytes"]), int(self._order["process_limit"])
+        # Until the launcher speaks, bubblewrap may still be at work in there, with the host's own /tmp in sight.
+        started = self._record["started_at"] is not None
+        usage = watchdog.look(self._init, enough_bytes=memory if started else None, enough_processes=processes)
+        if usage.processes > processes:
+            self._blame("code_failed", f"Node {self._node} ran more than {processes} processes at once.")
+        elif usage.memory_bytes > memory:
+            used = f"{usage.memory_bytes >> 20} MiB of memory, more than the {memory >> 20} MiB it has."
             rank = self._ranks_by_pid.get(usage.heaviest or 0)
-            used = f"{usage.memory_bytes >> 20} MiB of memory, more than the {limit >> 20} MiB it has."
             self._blame("out_of_memory", f"Node {self._node} used {used}", rank=rank)
-        elif usage.processes > int(self._order["process_limit"]):
-            self._blame(
-                "code_failed",
-                f"Node {self._node} ran more than {self._order['process_limit']} processes at once.",
-            )
 
     def _look_at_metrics(self) -> None:
         """Metrics go past us, from the code into its own file: only whether they changed is looked at."""
