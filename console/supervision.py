@@ -134,7 +134,7 @@ class Supervised:
         config.chmod(0o600)
         command = [*_dying_with_parent(), *_python(), "-m", "supervisor.supervisord", "-n", "-c", str(config)]
         # A session of its own: Ctrl-C reaches `up` alone, which then stops everything in order.
-        self._process = subprocess.Popen(  # noqa: S603  # a command of our own
+        self._process = subprocess.Popen(  # a command of our own
             command, cwd=settings.BASE_DIR, start_new_session=True
         )
 

@@ -19,6 +19,7 @@ from rest_framework.test import APIClient
 from console.accounts import services as accounts
 from console.accounts.models import Membership
 from console.accounts.roles import Role
+from jobs.backend import cluster
 from tests.factories.accounts import MembershipFactory
 
 
@@ -61,6 +62,7 @@ def django_db_modify_db_settings(embedded: None) -> None:
 def _own_folders(settings: Settings, tmp_path: Path) -> None:
     settings.TRAINYARD_STORAGE_ROOT = tmp_path / "storage"
     settings.TRAINYARD_RUNS_ROOT = tmp_path / "runs"
+    cluster.cache_clear()
 
 
 @pytest.fixture

@@ -21,11 +21,18 @@ class HasCapability(BasePermission):
     """Asks the view's `capabilities` (HTTP method -> Capability) of the request's membership."""
 
     def has_permission(self, request: Request, view: APIView) -> bool:
-        """Whether the member may use this method; HEAD and OPTIONS ask for what GET asks."""
-        method = "GET" if request.method in {"HEAD", "OPTIONS"} else request.method
-        capability = getattr(view, "capabilities", {}).get(method)
+        """Whether the member may use this method; HEAD and OPTIONS ask for what GET asks.
+
+        A method that the view doesn't have is let through to its 405: it would do nothing for anybody.
+        """
         membership = request_membership(request)
-        return bool(capability and membership and membership.allows(capability))
+        if membership is None:
+            return False
+        method = "GET" if request.method in {"HEAD", "OPTIONS"} else str(request.method)
+        capability = getattr(view, "capabilities", {}).get(method)
+        if capability is None:
+            return not hasattr(view, method.lower())
+        return membership.allows(capability)
 
 
 def request_membership(request: Request) -> Membership | None:

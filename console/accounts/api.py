@@ -76,6 +76,18 @@ class MemberSerializer(serializers.ModelSerializer[Membership]):
         read_only_fields = ("created_at",)
 
 
+class TokenListSerializer(serializers.Serializer[Any]):
+    """Tokens, newest first."""
+
+    results = TokenSerializer(many=True)
+
+
+class MemberListSerializer(serializers.Serializer[Any]):
+    """Members, oldest first."""
+
+    results = MemberSerializer(many=True)
+
+
 class NewMemberSerializer(serializers.Serializer[Any]):
     """Whom to add."""
 
@@ -102,10 +114,10 @@ class TokensView(TenantView):
 
     capabilities: ClassVar = {"GET": Capability.VIEW, "POST": Capability.VIEW}
 
-    @extend_schema(operation_id="tokens_list", responses=TokenSerializer(many=True))
+    @extend_schema(operation_id="tokens_list", responses=TokenListSerializer)
     def get(self, request: Request) -> Response:
         """The tokens that work, newest first."""
-        return Response(TokenSerializer(selectors.tokens(membership=self.membership), many=True).data)
+        return Response(TokenListSerializer({"results": selectors.tokens(membership=self.membership)}).data)
 
     @extend_schema(operation_id="tokens_create", request=TokenSerializer, responses={201: NewTokenSerializer})
     def post(self, request: Request) -> Response:
@@ -155,10 +167,10 @@ class MembersView(TenantView):
 
     capabilities: ClassVar = {"GET": Capability.VIEW, "POST": Capability.MANAGE}
 
-    @extend_schema(operation_id="members_list", responses=MemberSerializer(many=True))
+    @extend_schema(operation_id="members_list", responses=MemberListSerializer)
     def get(self, request: Request) -> Response:
         """Every member, oldest first."""
-        return Response(MemberSerializer(selectors.members(organization=self.organization), many=True).data)
+        return Response(MemberListSerializer({"results": selectors.members(organization=self.organization)}).data)
 
     @extend_schema(operation_id="members_add", request=NewMemberSerializer, responses={201: MemberSerializer})
     def post(self, request: Request) -> Response:
