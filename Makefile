@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 .PHONY: up
-up: setup ## Serve the console at http://127.0.0.1:8000 until Ctrl-C
+up: images ## Serve the console at http://127.0.0.1:8000 until Ctrl-C
 	@exec $(PYTHON) manage.py up
 
 .PHONY: images

@@ -89,6 +89,7 @@ def prepare() -> None:
     """Bring an empty or older installation to where it can be served: servers, schema, static files."""
     start_services()
     call_command("migrate", interactive=False, verbosity=0)
+    call_command("seed_catalogue", verbosity=0)
     connections.close_all()
     stamp, wanted = settings.VAR_DIR / "static.stamp", _static_fingerprint()
     if not stamp.exists() or stamp.read_text() != wanted:

@@ -20,7 +20,6 @@ from rich.console import Console
 
 from console.accounts.models import Membership, User
 from console.accounts.services import create_organization, create_token, revoke_token
-from jobs.catalogue import seed
 from jobs.demo import Customer, DemoFailed
 
 READY_SECONDS = 120
@@ -41,7 +40,6 @@ class Command(BaseCommand):
         """Run the demo. Raises CommandError (exit status 1) with the reason where it fails."""
         console = Console()
         with _serving(console) as server:
-            seed()
             accounts = _accounts()
             _write_private(settings.VAR_DIR / "demo.json", accounts)
             try:

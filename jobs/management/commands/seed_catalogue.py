@@ -14,7 +14,8 @@ class Command(BaseCommand):
 
     help = "Fill an empty catalogue with something to sell; a catalogue that has anything is left alone."
 
-    def handle(self, *_args: Any, **_options: Any) -> None:
+    def handle(self, *_args: Any, verbosity: int, **_options: Any) -> None:
         """Seed."""
         made = catalogue.seed()
-        self.stdout.write("The starter catalogue is made." if made else "There is a catalogue already.")
+        if verbosity:
+            self.stdout.write("The starter catalogue is made." if made else "There is a catalogue already.")
