@@ -128,7 +128,7 @@ def switch(request: HttpRequest) -> HttpResponse:
     """Show the pages of another organization of this person's."""
     assert isinstance(request.user, User)  # noqa: S101  # login_required; for types
     wanted = request.POST.get("organization", "")
-    if not wanted.isdecimal() or not selectors.memberships(user=request.user).filter(organization=wanted).exists():
+    if not wanted.isdecimal() or not selectors.memberships(user=request.user).filter(organization=int(wanted)).exists():
         raise Http404
     request.session[SESSION_KEY] = int(wanted)
     return redirect("overview")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import posixpath
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -202,21 +203,19 @@ def _data(sent: QueryDict, currency: str) -> tuple[dict[str, Any], dict[str, Any
     """The form as the API's fields, and what is wrong with the limits, which people type in hours and major units."""
     data: dict[str, Any] = {name: sent.get(name, "") for name in FIELDS}
     faults: dict[str, Any] = {}
-    for name, typed, turn in (
-        (
-            "max_seconds",
-            sent.get("max_time", ""),
-            lambda number: int(number * UNITS.get(sent.get("max_time_unit", ""), 60)),
-        ),
-        ("ceiling_minor", sent.get("ceiling", ""), lambda number: wording.to_minor(number, currency)),
-    ):
+    unit = UNITS.get(str(sent.get("max_time_unit")), 60)
+    turns: dict[str, tuple[str, Callable[[Decimal], int]]] = {
+        "max_seconds": ("max_time", lambda number: int(number * unit)),
+        "ceiling_minor": ("ceiling", lambda number: wording.to_minor(number, currency)),
+    }
+    for name, (typed, turn) in turns.items():
+        text = str(sent.get(typed, "")).strip().replace(",", ".")
         try:
-            number = Decimal(typed.strip().replace(",", ".")) if typed.strip() else None
-            data[name] = "" if number is None else turn(number) if number.is_finite() and number < 10**9 else typed
-        except (InvalidOperation, ValueError):
+            data[name] = turn(Decimal(text)) if text else ""
+        except (InvalidOperation, ValueError, OverflowError):  # no number; too many decimals; "NaN", "Infinity"
             faults[name] = _("Give a number, or leave it empty.")
-    if sent.get("rerun_of", "").isdecimal():
-        data["rerun_of"] = int(sent["rerun_of"])
+    if (again := str(sent.get("rerun_of", ""))).isdecimal():
+        data["rerun_of"] = int(again)
     return data, faults
 
 

@@ -13,9 +13,10 @@ from typing import Any
 
 from django.contrib import messages
 from django.core.paginator import Paginator
-from django.http import FileResponse, HttpResponse, JsonResponse
+from django.http import HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils.http import content_disposition_header
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
@@ -155,7 +156,7 @@ def workspace_save(request: MemberRequest, name: str, path: str) -> JsonResponse
 
 @require_GET
 @member(Capability.VIEW)
-def workspace_download(request: MemberRequest, name: str, path: str) -> HttpResponse | FileResponse:
+def workspace_download(request: MemberRequest, name: str, path: str) -> HttpResponseBase:
     """A file as it is, to be saved."""
     workspace = _workspace(request, name)
     try:
@@ -163,14 +164,11 @@ def workspace_download(request: MemberRequest, name: str, path: str) -> HttpResp
     except CustomerError as error:
         tell(request, error)
         return redirect("workspace_detail", name)
-    answer = FileResponse(
-        opened.chunks(),
-        as_attachment=True,
-        filename=posixpath.basename(path),
-        content_type="application/octet-stream",
-    )
-    answer["Content-Length"] = str(opened.size)
-    return answer
+    headers = {
+        "Content-Disposition": content_disposition_header(as_attachment=True, filename=posixpath.basename(path)) or "",
+        "Content-Length": str(opened.size),
+    }
+    return StreamingHttpResponse(opened, content_type="application/octet-stream", headers=headers)
 
 
 @require_POST

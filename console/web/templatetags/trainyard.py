@@ -143,7 +143,9 @@ def memory(mebibytes: int | None) -> str:
 
 def as_datetime(value: datetime | str | None) -> datetime | None:
     """A moment as the services give it: a datetime, an ISO 8601 text, or nothing."""
-    return datetime.fromisoformat(value) if isinstance(value, str) and value else value or None  # type: ignore[return-value]  # "" became None
+    if isinstance(value, str):
+        return datetime.fromisoformat(value) if value else None
+    return value
 
 
 def _full(value: datetime) -> str:
