@@ -7,6 +7,7 @@ number of processes, may work on one root at the same time and die at any moment
 from __future__ import annotations
 
 import codecs
+import compileall
 import contextlib
 import json
 import os
@@ -35,6 +36,7 @@ _HEARTBEAT_MILLISECONDS = 500
 _DEBOUNCE_MILLISECONDS = 50
 _STEP_MILLISECONDS = 5
 _SOURCE_ROOT = Path(__file__).resolve().parents[2]
+_LAUNCHER = _SOURCE_ROOT / "runtime" / "launcher"
 _SUPERVISE = (
     f"import sys; sys.path.insert(0, {str(_SOURCE_ROOT)!r}); from runtime.backends.supervisor import main; main()"
 )
@@ -64,6 +66,8 @@ class LocalBackend:
             gpus=len(self._gpus),
             gpu_type=self._gpus[0].model if self._gpus else "",
         )
+        # A sandbox cannot keep what it compiles; an image with our own Python then need not compile the launcher.
+        compileall.compile_dir(_LAUNCHER, quiet=2)
         for folder in (self._root, *(self._root / part for part in (".active", ".changes", ".checkpoints"))):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
@@ -268,7 +272,7 @@ class LocalBackend:
             "node": node,
             "ranks": list(range(first, first + spec.workers_per_node)),
             "sandbox": [bubblewrap, *sandbox.arguments(place, self._environment(place))],
-            "command": [str(place.image / "bin" / "python"), "-I", "-S", "-B", sandbox.LAUNCHER_TARGET],
+            "command": [str(place.image / "bin" / "python"), "-I", "-S", sandbox.LAUNCHER_TARGET],
             "deadline_seconds": spec.deadline_seconds,
             "grace_seconds": spec.grace_seconds,
             "log_limit_bytes": spec.log_limit_bytes,
@@ -288,7 +292,7 @@ class LocalBackend:
             etc_folder=etc,
             image=image,
             interpreter_prefixes=sandbox.prefixes(image),
-            launcher=_SOURCE_ROOT / "runtime" / "launcher",
+            launcher=_LAUNCHER,
             mounts=spec.mounts,
             datasets_target=spec.datasets_target,
             memory_bytes=spec.resources.memory_mib << 20,

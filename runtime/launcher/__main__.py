@@ -16,6 +16,7 @@ if not __package__:
     # Run as a folder: import the modules beside this one as the package `launcher`, whatever it is called elsewhere.
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     __package__ = "launcher"
+    __spec__ = None  # it names no parent, and Python 3.13 warns where the two differ
 
 from .agent import Agent
 from .report import ConnectionLost, Link, shield
