@@ -39,6 +39,7 @@ STATUS_OF_CODE = {
     "quota_exceeded": 409,
     "last_owner": 409,
     "too_large": 413,
+    "storage_full": 507,
     "insufficient_funds": 402,
     "service_inactive": 403,
     "not_allowed": 403,

@@ -148,6 +148,7 @@ CELERY_BEAT_SCHEDULE = {
     "expire-quotes": {"task": "billing.tasks.expire_quotes", "schedule": 3600.0},
     "apply-events": {"task": "billing.tasks.apply_events", "schedule": 15.0, "options": {"expires": 15}},
     "fetch-events": {"task": "billing.tasks.fetch_events", "schedule": 3600.0},
+    "sweep-storage": {"task": "storage.tasks.sweep", "schedule": 3600.0},
 }
 
 # --- Who -------------------------------------------------------------------------------------------------------------
