@@ -1,4 +1,5 @@
 """An MNIST script as people wrote them in 2019 for `torch.distributed.launch`; kept to show that it runs unchanged."""
+
 # ruff: noqa: D101,D102,D103,N812,PLR0402,PLW2901,PTH118,UP008,UP010,UP032 - a script of its time, kept as it was written
 from __future__ import print_function
 
@@ -49,9 +50,7 @@ def main():
     train_set = datasets.MNIST(root=root, train=True, download=False, transform=transform)
     test_set = datasets.MNIST(root=root, train=False, download=False, transform=transform)
     sampler = torch.utils.data.distributed.DistributedSampler(train_set)
-    train_loader = torch.utils.data.DataLoader(
-        train_set, batch_size=int(os.environ["BATCH_SIZE"]), sampler=sampler
-    )
+    train_loader = torch.utils.data.DataLoader(train_set, batch_size=int(os.environ["BATCH_SIZE"]), sampler=sampler)
     test_loader = torch.utils.data.DataLoader(test_set, batch_size=1000)
 
     model = nn.parallel.DistributedDataParallel(Net().to(device))
