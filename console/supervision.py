@@ -80,6 +80,12 @@ def programs() -> list[Program]:
     return sorted(chosen, key=lambda program: program.priority)
 
 
+def clear_the_way() -> None:
+    """End what an earlier `up` left running, and see that the ports are free. Raises UpError."""
+    end_leftovers()
+    _require_free_ports()
+
+
 def start_services() -> None:
     """Start the embedded servers that the settings use. Safe to repeat. Raises services.ServiceError."""
     settings.EMBEDDED.start(database=settings.EMBEDDED_DATABASE, broker=settings.EMBEDDED_REDIS)
@@ -127,9 +133,7 @@ class Supervised:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Clear leftovers, check the ports, start supervisord. Raises UpError."""
-        end_leftovers()
-        _require_free_ports()
+        """Start supervisord."""
         config = settings.VAR_DIR / "supervisord.conf"
         config.write_text(supervisor_config())
         config.chmod(0o600)

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
@@ -21,6 +23,31 @@ from console.accounts.models import Membership
 from console.accounts.roles import Role
 from jobs.backend import cluster
 from tests.factories.accounts import MembershipFactory
+
+HEAVY = ("flow", "torch", "browser")
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that fill the machine run one after another, on one of the test processes."""
+    for item in items:
+        if any(item.get_closest_marker(name) for name in HEAVY):
+            item.add_marker(pytest.mark.xdist_group("machine"), append=False)
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Long bytes (an archive, with its time of making) must not name a test: each test process would name it anew."""
+    return argname if isinstance(val, bytes) and len(val) > 40 else None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Without Chromium, browser tests are skipped by a person and fail for CI (`CI=true` or `BROWSER=1`)."""
+    if item.get_closest_marker("browser") and not any(map(shutil.which, CHROMIUM)):
+        sentence = "There is no Chromium: apt-get install chromium"
+        if os.environ.get("CI") == "true" or os.environ.get("BROWSER"):
+            pytest.fail(sentence)
+        pytest.skip(sentence)
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,11 @@ import pytest
 from console.services import Embedded
 from tests.console.processes import free_port, wait_for
 
-pytestmark = [pytest.mark.flow, pytest.mark.xdist_group("up")]
+pytestmark = pytest.mark.flow
 ROOT = Path(__file__).resolve().parents[2]
+
+
+COMMANDS = [["manage.py", name] for name in ("live", "hold_services", "watch_runs", "payments_sandbox")]
 
 
 class Installation:
@@ -106,7 +109,7 @@ def test_serves_refuses_a_second_and_stops_cleanly(installation, running):
 
 
 def test_whatever_is_killed_comes_back(installation, running):
-    for words in (["manage.py", "live"], ["gunicorn"], ["celery", "worker"], ["celery", "beat"]):
+    for words in (["gunicorn"], ["celery", "worker"], ["celery", "beat"], *COMMANDS):
         parents = [process for process in installation.programs(*words) if _is_supervised(process)]
         assert len(parents) == 1, words
         victims = [*parents[0].children(recursive=True), *parents]

@@ -47,7 +47,7 @@ class Command(BaseCommand):
         supervised = supervision.Supervised()
         try:
             self.screen.print("Preparing the database and the static files ...")
-            supervision.end_leftovers()
+            supervision.clear_the_way()
             supervision.prepare()
             supervised.start()
             supervised.wait_until_ready(self.stopping)
