@@ -61,7 +61,7 @@ class AmountRefused(BillingError):
 class PaymentUnavailable(BillingError):
     """The payment provider did not answer; nothing was charged."""
 
-    code = "payment_unavailable"
+    code = "payments_unavailable"
     message = _("The payment service did not answer. Nothing was charged; try again in a minute.")
 
 

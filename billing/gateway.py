@@ -78,8 +78,8 @@ def verify(payload: bytes, header: str) -> dict[str, Any]:
             )
             stamp = next(int(part[2:]) for part in header.split(",") if part.startswith("t="))
             event = json.loads(payload)
-        except (stripe.SignatureVerificationError, ValueError, StopIteration):
-            continue
+        except (stripe.SignatureVerificationError, ValueError, TypeError, StopIteration):
+            continue  # TypeError: a signature that is no ASCII
         if stamp > time.time() + SIGNATURE_TOLERANCE_SECONDS or not _is_event(event):
             continue
         return dict(event)

@@ -3,6 +3,9 @@
 Hides the SQL that writes a transaction, its entries and the balances as one statement. The one rule: a reference is
 posted once; posting it again changes nothing. The database refuses what would break the books (zero sum, `posted >=
 held >= 0`).
+
+Locks are taken in one order everywhere: a hold's record, then wallets by id, then the platform's accounts by id. So two
+movements can wait for each other's end but never in a circle, and an account that everyone uses is locked last.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from billing.wording import money
 
 POST = """
 WITH locked AS (
-    SELECT id FROM billing_account WHERE id = ANY(%(accounts)s) ORDER BY id FOR UPDATE
+    SELECT id FROM billing_account WHERE id = ANY(%(accounts)s) ORDER BY organization_id IS NULL, id FOR UPDATE
 ), fresh AS (
     INSERT INTO billing_transaction (reference, kind, description, created_at)
     SELECT %(reference)s, %(kind)s, %(description)s, %(now)s FROM (SELECT count(*) FROM locked) AS l
@@ -63,11 +66,13 @@ def post(*, reference: str, kind: str, description: str, entries: Sequence[tuple
 
     Returns whether it was posted now (False: it had been posted before, with the same entries). Raises
     InsufficientFunds where a wallet would go below what is held of it, LedgerConflict for a known reference with
-    other entries, ValueError for entries that do not balance.
+    other entries, ValueError for entries that do not balance, or move nothing.
     """
     parts = {account.pk: amount for account, amount in entries if amount}
-    if sum(parts.values()) != 0 or len({account.currency for account, _amount in entries}) > 1:
+    if not parts or sum(parts.values()) != 0 or len({account.currency for account, _amount in entries}) > 1:
         raise ValueError(f"The entries of {reference} do not balance in one currency.")
+    if len({account.pk for account, _amount in entries}) != len(entries):
+        raise ValueError(f"The entries of {reference} name an account twice.")
     values: dict[str, Any] = {
         "reference": reference,
         "kind": kind,

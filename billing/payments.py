@@ -105,14 +105,16 @@ def grant(*, credit: CreditGrant, user: User, account: Account) -> CreditGrant:
 
 def _apply_session(event: StripeEvent) -> str:
     """Apply a Checkout Session's event; gives why it is quarantined, or an empty string."""
-    session = event.payload.get("data", {}).get("object", {})
+    session = _session(event.payload)
+    if session is None:
+        return "The event carries no Checkout Session."
     try:
         top_up = (
             TopUp.objects.select_for_update(of=("self",))
             .select_related("account")
             .get(pk=session.get("client_reference_id"))
         )
-    except (TopUp.DoesNotExist, ValidationError, ValueError):
+    except (TopUp.DoesNotExist, ValidationError, ValueError, TypeError):
         return "No top-up of ours has this client_reference_id."
     if event.type in EXPIRED_EVENTS:
         if top_up.state in {TopUp.States.CREATED, TopUp.States.PENDING}:
@@ -131,9 +133,23 @@ def _apply_session(event: StripeEvent) -> str:
         entries=[(top_up.account, top_up.amount_minor), (clearing, -top_up.amount_minor)],
     )
     top_up.state = TopUp.States.PAID
-    top_up.paid_at = top_up.paid_at or datetime.fromtimestamp(event.payload.get("created", 0), UTC)
+    top_up.paid_at = top_up.paid_at or _moment(event.payload.get("created"))
     top_up.save(update_fields=["state", "paid_at"])
     return ""
+
+
+def _session(payload: dict[str, Any]) -> dict[str, Any] | None:
+    data = payload.get("data")
+    session = data.get("object") if isinstance(data, dict) else None
+    return session if isinstance(session, dict) else None
+
+
+def _moment(created: Any) -> datetime:
+    """The provider's Unix time; now, where it gave none that can be read. Money does not wait for a clock."""
+    try:
+        return datetime.fromtimestamp(created, UTC)
+    except (TypeError, ValueError, OverflowError, OSError):
+        return timezone.now()
 
 
 def _mismatch(payload: dict[str, Any], session: dict[str, Any], top_up: TopUp) -> str:

@@ -55,9 +55,9 @@ def publish(*, book: PriceBook, effective_from: datetime | None = None) -> Price
     if effective_from and effective_from < now:
         raise BookRefused(_("Choose a date to come: prices can't change for the past."))
     starts = max(starts, now)
-    missing = NodeSpec.objects.filter(is_active=True).exclude(
-        prices__book=book, prices__kind=PriceKind.NODE_HOUR, prices__product="", prices__nodes_from=1
-    )
+    # By ids: `exclude` over a relation would let each condition be met by another price, of another book even.
+    priced = book.prices.filter(kind=PriceKind.NODE_HOUR, product="", nodes_from=1).values("node_spec")
+    missing = NodeSpec.objects.filter(is_active=True).exclude(pk__in=priced)
     if names := [spec.name for spec in missing]:
         raise BookRefused(
             _("These node specs have no price per hour for one node: %(names)s.") % {"names": ", ".join(names)}

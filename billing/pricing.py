@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from dataclasses import dataclass
-from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
+from decimal import ROUND_HALF_UP, Decimal
+from fractions import Fraction
 from typing import Any
 
 SECONDS_PER_HOUR = 3600
@@ -153,9 +155,9 @@ class Charge:
     total_minor: int
 
 
-def round_minor(amount: Decimal) -> int:
+def round_minor(amount: Decimal | Fraction) -> int:
     """An amount in minor units as an integer, half up."""
-    return int(amount.quantize(Decimal(1), rounding=ROUND_HALF_UP))
+    return math.floor(Fraction(amount) + Fraction(1, 2))
 
 
 def quote(
@@ -218,19 +220,18 @@ def rate(usage: Usage, terms: Terms) -> Charge:
 
 def affordable_seconds(terms: Terms, budget_minor: int) -> int:
     """The most whole seconds on all nodes whose price, with the epochs', is within `budget_minor`; never negative."""
-    room = Decimal(budget_minor - _epochs_minor(terms))
-    per_second = terms.hourly * terms.nodes / SECONDS_PER_HOUR
+    room = budget_minor - _epochs_minor(terms)
     if room < 0:
         return 0
-    if per_second == 0:
+    if terms.hourly == 0:
         return 10**9
-    seconds = int((room / per_second).to_integral_value(rounding=ROUND_DOWN))
-    return max(0, seconds)
+    return math.floor(room / _time_minor(terms, Decimal(1)))
 
 
 def _metered_offer(terms: Terms, estimate: Estimate, seconds: int, ceiling_minor: int | None) -> Offer:
     if ceiling_minor is not None:
-        least = max(terms.minimum_minor, _total(terms, Decimal(60)))
+        # Rounded up: what is named as the least does buy a minute.
+        least = max(terms.minimum_minor, math.ceil(_time_minor(terms, Decimal(60))) + _epochs_minor(terms))
         if ceiling_minor < least:
             raise PricingError("ceiling_too_small", field="ceiling_minor", minimum=least)
         seconds = min(seconds, affordable_seconds(terms, ceiling_minor))
@@ -289,6 +290,11 @@ def _epochs_minor(terms: Terms) -> int:
     return round_minor(terms.per_epoch * terms.epochs)
 
 
+def _time_minor(terms: Terms, seconds: Decimal) -> Fraction:
+    """The price of `seconds` on all nodes, exact: a third has no end in decimals, and must not tip a half."""
+    return Fraction(seconds) * terms.nodes * Fraction(terms.hourly) / SECONDS_PER_HOUR
+
+
 def _time_line(terms: Terms, seconds: Decimal) -> Line:
     hours = seconds * terms.nodes / SECONDS_PER_HOUR
     return Line(
@@ -296,7 +302,7 @@ def _time_line(terms: Terms, seconds: Decimal) -> Line:
         quantity=_plain(hours.quantize(Decimal("0.000001"), rounding=ROUND_HALF_UP)),
         unit="node_hours",
         unit_minor=_plain(terms.hourly),
-        amount_minor=round_minor(hours * terms.hourly),
+        amount_minor=round_minor(_time_minor(terms, seconds)),
     )
 
 

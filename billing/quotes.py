@@ -78,7 +78,7 @@ def make_quote(
 
 
 def quote_for(*, organization: Organization, quote_id: UUID | str) -> Quote:
-    """An organization's quote. Raises NotFound for another's, QuoteExpired."""
+    """An organization's quote, expired or not. Raises NotFound for another's."""
     try:
         quote = Quote.objects.select_related("order__job").get(organization=organization, pk=quote_id)
     except (Quote.DoesNotExist, ValueError, ValidationError) as error:

@@ -119,10 +119,13 @@ class Sandbox:
         Runs in a thread.
         """
         tries = 0
-        while not self._stopped:
+        while True:
             with self._lock:
-                waiting = list(self._state["undelivered"])
+                # Cleared before the look: a stop or an event that comes after it sets it again, and is not slept over.
                 self._wake.clear()
+                if self._stopped:
+                    return
+                waiting = list(self._state["undelivered"])
             delivered = [event_id for event_id in waiting if self._send(event_id)]
             with self._lock:
                 left = [event_id for event_id in self._state["undelivered"] if event_id not in delivered]
@@ -134,8 +137,9 @@ class Sandbox:
 
     def stop(self) -> None:
         """End `deliver`."""
-        self._stopped = True
-        self._wake.set()
+        with self._lock:
+            self._stopped = True
+            self._wake.set()
 
     def _emit(self, kind: str, session: dict[str, Any]) -> None:
         event = {
@@ -229,7 +233,8 @@ class Handler(BaseHTTPRequestHandler):
         """Nothing is logged: card fields pass through here."""
 
     def _authorized(self) -> bool:
-        return secrets.compare_digest(self.headers.get("Authorization", ""), f"Bearer {self.api_key}")
+        given = self.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        return secrets.compare_digest(given, f"Bearer {self.api_key}".encode())
 
     def _form(self) -> dict[str, str]:
         length = min(int(self.headers.get("Content-Length") or 0), MAX_BODY)

@@ -25,7 +25,11 @@ def apply_event(event_pk: int) -> None:
 def apply_events() -> None:
     """Apply every event that a lost message left behind."""
     for pk in StripeEvent.objects.filter(state=StripeEvent.States.RECEIVED).values_list("pk", flat=True)[:1000]:
-        payments.apply_event(event_pk=pk)
+        try:
+            payments.apply_event(event_pk=pk)
+        except Exception:
+            # One event's fault, whatever it is, must not keep the sweep from the others.
+            logger.exception("Payment event %s could not be applied; the next sweep tries again.", pk)
 
 
 @shared_task

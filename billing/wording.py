@@ -14,6 +14,8 @@ from babel.numbers import format_currency, get_currency_precision
 from django.utils.translation import get_language, gettext_lazy, ngettext, to_locale
 from django.utils.translation import gettext as _
 
+MOST_DIGITS = 18
+"""Of an amount that a customer types."""
 LINE_TITLES = {
     "time_used": gettext_lazy("Node time"),
     "epochs_completed": gettext_lazy("Epochs, charged when the run completes"),
@@ -32,7 +34,12 @@ def to_major(amount_minor: Decimal | int, currency: str) -> Decimal:
 
 
 def to_minor(amount: Decimal, currency: str) -> int:
-    """A customer's amount in minor units. Raises ValueError where it has more decimals than the currency."""
+    """A customer's amount in minor units.
+
+    Raises ValueError where it has more decimals than the currency, or is no amount at all (NaN, infinity, 1e999).
+    """
+    if not amount.is_finite() or amount.adjusted() > MOST_DIGITS:
+        raise ValueError("This is no amount of money.")
     scaled = amount.scaleb(get_currency_precision(currency))
     if scaled != scaled.to_integral_value():
         raise ValueError(f"{currency} has {get_currency_precision(currency)} decimals.")
