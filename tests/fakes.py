@@ -1,0 +1,254 @@
+"""Fakes that behave: they keep the contract of what they stand for, and let a test decide what happens next."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound, RuntimeFault
+from runtime.launcher.frameworks import rank_environment
+from runtime.launcher.topology import Plan
+from runtime.specs import (
+    Capacity,
+    Failure,
+    Framework,
+    LogChunk,
+    NodeCapacity,
+    NodeStatus,
+    Outcome,
+    Resources,
+    RunPhase,
+    RunSpec,
+    RunStatus,
+)
+
+HEARTBEAT_SECONDS = 0.05
+
+
+@dataclass
+class FakeRun:
+    """One run of the fake cluster. `output` holds each rank's bytes."""
+
+    spec: RunSpec
+    status: RunStatus
+    output: dict[int, bytes] = field(default_factory=dict)
+    kill_at: float = math.inf
+
+
+class FakeBackend:
+    """A cluster in memory that keeps `runtime.backends.base.Backend`'s contract. Thread-safe.
+
+    Nothing runs by itself: `start`, `write`, `end` and `lose` make things happen, at the time that `clock` tells.
+    What the backend enforces is enforced here too: no run lasts longer than its deadline, whatever a test says.
+    `available = False` makes every call raise BackendUnavailable; `refuses[name]` is raised by that run's submit.
+    """
+
+    def __init__(
+        self, *, root: Path, cpus: float = 8.0, memory_mib: int = 65536, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.root = root
+        self.total = Resources(cpus, memory_mib)
+        self.clock = clock
+        self.available = True
+        self.refuses: dict[str, RuntimeFault] = {}
+        self.submissions: list[str] = []
+        self.runs: dict[str, FakeRun] = {}
+        self.checkpoints: set[str] = set()
+        self._changed = threading.Condition(threading.RLock())
+        self._log: list[str] = []
+
+    # The contract
+
+    def submit(self, spec: RunSpec) -> None:
+        """See `Backend.submit`."""
+        with self._answering():
+            self.submissions.append(spec.name)
+            if spec.name in self.runs:
+                return
+            if fault := self.refuses.get(spec.name):
+                raise fault
+            if not self.capacity().fits_ever(spec.resources, spec.nodes):
+                raise InvalidSpec("This can never fit.", field="nodes")
+            if not self.capacity().fits_now(spec.resources, spec.nodes):
+                raise NoCapacity("There is no room now.")
+            nodes = tuple(NodeStatus(node, RunPhase.STARTING) for node in range(spec.nodes))
+            status = RunStatus(
+                spec.name, RunPhase.STARTING, nodes, submitted_at=self.clock(), waiting_for="The nodes start."
+            )
+            self.runs[spec.name] = FakeRun(spec, status)
+            if spec.checkpoint_key:
+                self.checkpoints.add(spec.checkpoint_key)
+            (self.run_folder(spec.name) / "run").mkdir(parents=True, exist_ok=True)
+            self._ring(spec.name)
+
+    def describe(self, name: str) -> RunStatus:
+        """See `Backend.describe`."""
+        with self._answering():
+            self._enforce(self._run(name))
+            return self._run(name).status
+
+    def logs(self, name: str, rank: int, offset: int = 0, limit: int = 65536) -> LogChunk:
+        """See `Backend.logs`."""
+        with self._answering():
+            run = self._run(name)
+            stored = run.output.get(rank, b"")
+            piece = stored[offset : offset + limit]
+            ended = run.status.phase is RunPhase.ENDED and offset + len(piece) >= len(stored)
+            return LogChunk(piece.decode("utf-8", "replace"), offset + len(piece), ended)
+
+    def stop(self, name: str, grace_seconds: int) -> None:
+        """See `Backend.stop`. The fake code ends when its grace is over, or when the test says `end`."""
+        with self._answering():
+            run = self.runs.get(name)
+            if run is None or run.status.phase is RunPhase.ENDED:
+                return
+            run.kill_at = min(run.kill_at, self.clock() + grace_seconds)
+            run.status = replace(run.status, phase=RunPhase.STOPPING)
+            self._ring(name)
+
+    def delete(self, name: str) -> None:
+        """See `Backend.delete`."""
+        with self._answering():
+            if self.runs.pop(name, None):
+                self._ring(name)
+
+    def delete_checkpoints(self, key: str) -> None:
+        """See `Backend.delete_checkpoints`."""
+        with self._answering():
+            self.checkpoints.discard(key)
+
+    def names(self) -> list[str]:
+        """See `Backend.names`."""
+        with self._answering():
+            return sorted(self.runs)
+
+    def capacity(self) -> Capacity:
+        """See `Backend.capacity`: one machine."""
+        with self._answering():
+            live = [run.spec for run in self.runs.values() if run.status.phase is not RunPhase.ENDED]
+            cpus = self.total.cpus - sum(spec.resources.cpus * spec.nodes for spec in live)
+            memory = self.total.memory_mib - sum(spec.resources.memory_mib * spec.nodes for spec in live)
+            free = Resources(max(0.0, round(cpus, 6)), max(0, memory))
+            return Capacity((NodeCapacity("fake", self.total, free),))
+
+    def changes(self, stop_after: float | None = None) -> Iterator[set[str]]:
+        """See `Backend.changes`."""
+        seen = len(self._log)
+        end = math.inf if stop_after is None else time.monotonic() + stop_after
+        while time.monotonic() < end:
+            with self._changed:
+                self._changed.wait_for(lambda seen=seen: len(self._log) > seen, timeout=HEARTBEAT_SECONDS)
+                fresh, seen = set(self._log[seen:]), len(self._log)
+            yield fresh
+
+    def environment(self, spec: RunSpec, rank: int) -> dict[str, str]:
+        """See `Backend.environment`."""
+        world = spec.nodes * spec.workers_per_node
+        plan = Plan(
+            run_id=spec.name,
+            node=rank // spec.workers_per_node,
+            nodes=spec.nodes,
+            workers=spec.workers_per_node,
+            framework=spec.framework.value,
+            backend="gloo",
+            addresses=["127.0.0.1"] * spec.nodes,
+            master_port=0,
+            script=spec.script,
+            arguments=list(spec.arguments),
+            epochs=spec.epochs,
+            lr=spec.lr,
+            batch_size=spec.batch_size,
+            datasets=list(spec.datasets),
+            datasets_path=spec.datasets_target,
+            workspace=spec.workspace_target,
+            run_dir="/run/trainyard",
+            checkpoint_dir="/checkpoints",
+            restart_count=spec.restart_count,
+            omp_threads=1,
+            interface="lo",
+            worker_ports=[0] * world if spec.framework is Framework.TENSORFLOW else [],
+        )
+        return rank_environment(plan, rank % spec.workers_per_node)
+
+    def run_folder(self, name: str) -> Path:
+        """See `Backend.run_folder`."""
+        return self.root / name
+
+    # What a test makes happen
+
+    def start(self, name: str, *, at: float | None = None) -> None:
+        """Every node runs the code, from `at` (now) on."""
+        with self._changed:
+            run = self._run(name)
+            if run.status.phase is not RunPhase.STARTING:
+                return
+            began = self.clock() if at is None else at
+            nodes = tuple(replace(node, phase=RunPhase.RUNNING, started_at=began) for node in run.status.nodes)
+            run.status = replace(run.status, phase=RunPhase.RUNNING, nodes=nodes, started_at=began, waiting_for="")
+            self._ring(name)
+
+    def write(self, name: str, text: str, *, rank: int = 0) -> None:
+        """A rank writes a piece of output."""
+        with self._changed:
+            run = self._run(name)
+            run.output[rank] = run.output.get(rank, b"") + text.encode()
+            self._ring(name)
+
+    def end(self, name: str, outcome: Outcome, *, at: float | None = None, message: str = "") -> None:
+        """The run's last process ends at `at` (now). A run that would last past its deadline ends there instead."""
+        with self._changed:
+            run = self._run(name)
+            if run.status.phase is RunPhase.ENDED:
+                return
+            finished = self.clock() if at is None else at
+            if run.status.started_at is not None and finished > run.status.started_at + run.spec.deadline_seconds:
+                finished, outcome = run.status.started_at + run.spec.deadline_seconds, Outcome.TIME_LIMIT
+            failure = None if outcome is Outcome.COMPLETED else Failure(message or f"It ended: {outcome}.")
+            nodes = tuple(replace(node, phase=RunPhase.ENDED, finished_at=finished) for node in run.status.nodes)
+            run.status = replace(
+                run.status,
+                phase=RunPhase.ENDED,
+                nodes=nodes,
+                finished_at=finished,
+                outcome=outcome,
+                failure=failure,
+                waiting_for="",
+            )
+            self._ring(name)
+
+    def lose(self, name: str) -> None:
+        """The run is gone without a trace, as when its machine is."""
+        with self._changed:
+            self.runs.pop(name, None)
+            self._ring(name)
+
+    # Inside
+
+    def _enforce(self, run: FakeRun) -> None:
+        """End what outlived its grace or its deadline, at the very moment that it did."""
+        if run.status.phase is RunPhase.ENDED:
+            return
+        started = run.status.started_at
+        limit = math.inf if started is None else started + run.spec.deadline_seconds
+        if self.clock() >= min(limit, run.kill_at):
+            outcome = Outcome.TIME_LIMIT if limit <= run.kill_at else Outcome.STOPPED
+            self.end(run.spec.name, outcome, at=min(limit, run.kill_at))
+
+    def _run(self, name: str) -> FakeRun:
+        try:
+            return self.runs[name]
+        except KeyError:
+            raise RunNotFound(f"There is no run {name}.") from None
+
+    def _answering(self) -> threading.Condition:
+        if not self.available:
+            raise BackendUnavailable("The fake cluster is away.")
+        return self._changed
+
+    def _ring(self, name: str) -> None:
+        self._log.append(name)
+        self._changed.notify_all()
