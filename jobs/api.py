@@ -26,6 +26,9 @@ from console.accounts.sse import EventStreamRenderer, event_stream, wants_events
 from jobs import activation, orders, selectors, streams
 from jobs.models import Job, Order, Product
 
+LONGEST_NUMBER = 15
+"""Digits of an offset or rank: far more than any file has bytes, and still a number that the system can seek to."""
+
 
 class ActivationSerializer(serializers.Serializer[Any]):
     """Taking up the service."""
@@ -286,7 +289,7 @@ class LogsView(JobView):
         job = self.job(pk)
         rank = _number(request, "rank", 0)
         offset = _number(request, "offset", 0)
-        if (seen := request.headers.get("Last-Event-ID", "")).isdecimal():
+        if (seen := request.headers.get("Last-Event-ID", "")).isdecimal() and len(seen) < LONGEST_NUMBER:
             offset = int(seen)
         attempt = _number(request, "attempt", 0) or None
         chunk = selectors.log(job, rank, offset, attempt)
@@ -363,7 +366,7 @@ def _number(request: Request, name: str, default: int) -> int:
         number = int(request.query_params.get(name, default))
     except ValueError:
         number = -1
-    if number < 0:
+    if not 0 <= number < 10**LONGEST_NUMBER:
         raise InvalidInput(fields={name: _("Give a whole number, 0 or more.")})
     return number
 

@@ -7,8 +7,9 @@ transaction, and every step can be done again: a claim is compare-and-set, a run
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from datetime import timedelta
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
 
 from django.conf import settings
 from django.db import transaction
@@ -18,6 +19,7 @@ from django.utils import timezone
 from console.accounts.models import Quota
 from jobs import lifecycle, telemetry
 from jobs.backend import cluster, resources_of
+from jobs.bell import publish_state
 from jobs.errors import StaleTransition
 from jobs.models import Attempt, Job
 from jobs.states import ACTIVE, ENDED, EndReason, JobState
@@ -35,6 +37,7 @@ PATIENCE = timedelta(minutes=10)
 KEEP_RUNS = timedelta(days=30)
 """Logs and results of an ended run are kept at the backend this long."""
 STRAY_AGE = timedelta(hours=1)
+TOO_LARGE = "too_large"
 
 
 def dispatch_queue() -> None:
@@ -43,30 +46,49 @@ def dispatch_queue() -> None:
     if not queued.exists():
         return
     try:
-        capacity = cluster().capacity()
+        _start_what_fits(queued)
     except BackendUnavailable:
         queued.update(waiting_code="backend_unavailable", waiting_data={})
-        return
+
+
+def _start_what_fits(queued: QuerySet[Job]) -> None:
+    capacity, running = cluster().capacity(), _running_nodes()
     reserved = False
-    for job in queued.select_related("node_spec", "image", "workspace", "organization").iterator(chunk_size=200):
-        blocked = _blocked_by_quota(job) or _blocked_by_capacity(job, capacity, reserved=reserved)
+    for job in queued.select_related("node_spec", "image", "workspace", "organization__quota").iterator(chunk_size=200):
+        blocked = _blocked_by_quota(job, running) or _blocked_by_capacity(job, capacity, reserved=reserved)
         if blocked is None:
-            if start(job):
-                capacity = cluster().capacity()
+            _start_guarded(job)
+            capacity, running = cluster().capacity(), _running_nodes()
             continue
         code, data = blocked
         if (job.waiting_code, job.waiting_data) != (code, data):
             Job.objects.filter(pk=job.pk, state=JobState.QUEUED).update(waiting_code=code, waiting_data=data)
+            publish_state(job.pk)
+        if code == TOO_LARGE and timezone.now() - datetime.fromisoformat(str(data["since"])) > PATIENCE:
+            lifecycle.refuse(job=job, reason=EndReason.NO_CAPACITY, detail="")
         reserved = reserved or (code == "capacity" and timezone.now() - job.queued_at > PATIENCE)
 
 
 def start(job: Job) -> bool:
     """Claim a waiting job and hand it to the backend. Gives whether it was."""
     try:
-        attempt = lifecycle.claim(job=job, backend=settings.RUNTIME_BACKEND)
+        with transaction.atomic():
+            # One claim of an organization at a time: two workers at once can't both take its last nodes.
+            job.organization.quota = Quota.objects.select_for_update().get(organization_id=job.organization_id)
+            if _blocked_by_quota(job, _running_nodes()):
+                return False
+            attempt = lifecycle.claim(job=job, backend=settings.RUNTIME_BACKEND)
     except StaleTransition:
         return False
     return submit(attempt)
+
+
+def _start_guarded(job: Job) -> None:
+    try:
+        start(job)
+    except Exception:
+        # One job's fault, whatever it is, must not keep the queue from the others.
+        logger.exception("Job %s could not be started; the sweep goes on with it.", job.pk)
 
 
 def submit(attempt: Attempt) -> bool:
@@ -74,7 +96,8 @@ def submit(attempt: Attempt) -> bool:
     try:
         cluster().submit(run_spec(attempt))
     except NoCapacity:
-        _give_back(attempt)
+        # Another run took the room between our look and our submit: wait again.
+        lifecycle.give_back(attempt=attempt, waiting_code="capacity", waiting_data={})
         return False
     except BackendUnavailable:
         return False  # the attempt stays STARTING, and the sweep submits it again
@@ -134,11 +157,12 @@ def reconcile_job(*, job_pk: int) -> None:
         return
     except RunNotFound:
         _vanished(attempt)
+        dispatch_queue()
         return
     if job.state == JobState.STOPPING and status.phase in {RunPhase.STARTING, RunPhase.RUNNING}:
-        cluster().stop(attempt.run_name, GRACE_SECONDS)
+        _quietly_stop(attempt.run_name)
     if status.phase is RunPhase.ENDED:
-        telemetry.ingest(attempt=attempt)
+        telemetry.ingest_all(attempt=attempt)
     _observe(attempt, status)
 
 
@@ -172,17 +196,24 @@ def _observe(attempt: Attempt, status: RunStatus) -> None:
             transaction.on_commit(dispatch_queue)
 
 
-def _blocked_by_quota(job: Job) -> tuple[str, dict[str, int]] | None:
-    most = Quota.objects.values_list("max_running_nodes", flat=True).get(organization_id=job.organization_id)
-    running: int = (
-        Job.objects.filter(organization_id=job.organization_id, state__in=ACTIVE).aggregate(total=Sum("nodes"))["total"]
-        or 0
-    )
+def _running_nodes() -> dict[int, int]:
+    """Nodes in use by organization."""
+    rows = Job.objects.filter(state__in=ACTIVE).order_by().values_list("organization_id").annotate(total=Sum("nodes"))
+    return dict(rows)
+
+
+def _blocked_by_quota(job: Job, running_nodes: Mapping[int, int]) -> tuple[str, dict[str, Any]] | None:
+    most, running = job.organization.quota.max_running_nodes, running_nodes.get(job.organization_id, 0)
     return ("quota", {"running": running, "most": most}) if running + job.nodes > most else None
 
 
-def _blocked_by_capacity(job: Job, capacity: Capacity, *, reserved: bool) -> tuple[str, dict[str, int]] | None:
-    free = capacity.nodes_now(resources_of(job.node_spec))
+def _blocked_by_capacity(job: Job, capacity: Capacity, *, reserved: bool) -> tuple[str, dict[str, Any]] | None:
+    resources = resources_of(job.node_spec)
+    if not capacity.fits_ever(resources, job.nodes):
+        # The cluster has shrunk since the order. It may grow again; until then nothing is kept free for this job.
+        seen = job.waiting_data.get("since") if job.waiting_code == TOO_LARGE else None
+        return TOO_LARGE, {"most": capacity.nodes_ever(resources), "since": seen or timezone.now().isoformat()}
+    free = capacity.nodes_now(resources)
     if free >= job.nodes and not reserved:
         return None
     return "reserved" if free >= job.nodes else "capacity", {"free": free}
@@ -201,49 +232,43 @@ def _vanished(attempt: Attempt) -> None:
 
 def _end(attempt: Attempt, reason: EndReason, detail: str, *, final: bool = False) -> None:
     with transaction.atomic():
-        job = Job.objects.select_for_update(of=("self",)).select_related("order__hold__quote").get(pk=attempt.job_id)
-        locked = Attempt.objects.select_for_update().get(pk=attempt.pk)
-        locked.job = job
-        if locked.finished_at is None and not job.is_ended:
+        locked = lifecycle.lock(attempt)
+        if locked and locked.finished_at is None and not locked.job.is_ended:
             lifecycle.end_attempt(attempt=locked, reason=reason, detail=detail, final=final)
-
-
-def _give_back(attempt: Attempt) -> None:
-    """Another run took the room between our look and our submit: wait again. A cancel meanwhile ends it instead."""
-    try:
-        lifecycle.give_back(attempt=attempt, waiting_code="capacity", waiting_data={})
-    except StaleTransition:
-        _end(attempt, EndReason.CANCELLED, "")
 
 
 def _stop_if_unwanted(attempt: Attempt) -> None:
     """A cancel may have come between the claim and the submit."""
     attempt.job.refresh_from_db(fields=["state"])
     if JobState(attempt.job.state) in {JobState.STOPPING} | ENDED:
-        cluster().stop(attempt.run_name, GRACE_SECONDS)
+        _quietly_stop(attempt.run_name)
 
 
 def _sweep_runs() -> None:
     """End runs whose attempt has ended or is unknown, and forget those that are old."""
     try:
         names = cluster().names()
+        known = {attempt.run_name: attempt for attempt in _attempts_named(names)}
+        for name in names:
+            _sweep_run(name, known.get(name))
     except BackendUnavailable:
-        return
-    known = {attempt.run_name: attempt for attempt in _attempts_named(names)}
+        return  # there is a next sweep
+
+
+def _sweep_run(name: str, attempt: Attempt | None) -> None:
     now = timezone.now()
-    for name in names:
-        attempt = known.get(name)
-        if attempt is None:
-            if name.startswith("job-"):
-                logger.warning("The cluster has a run %s that no row knows of: it is removed.", name)
-                cluster().delete(name)
-        elif attempt.finished_at and now - attempt.finished_at > KEEP_RUNS:
+    if attempt is None:
+        if name.startswith("job-"):
+            logger.warning("The cluster has a run %s that no row knows of: it is removed.", name)
             cluster().delete(name)
-        elif attempt.finished_at and now - attempt.finished_at < STRAY_AGE:
-            _quietly_stop(name)
+    elif attempt.finished_at and now - attempt.finished_at > KEEP_RUNS:
+        cluster().delete(name)
+    elif attempt.finished_at and now - attempt.finished_at < STRAY_AGE:
+        _quietly_stop(name)
 
 
 def _quietly_stop(name: str) -> None:
+    """Stop a run if it is there. Where the backend doesn't answer, the next sweep asks again."""
     try:
         if cluster().describe(name).phase is not RunPhase.ENDED:
             cluster().stop(name, GRACE_SECONDS)

@@ -84,20 +84,49 @@ def claim(*, job: Job, backend: str) -> Attempt:
         return Attempt.objects.create(job=job, number=number, backend=backend, claimed_at=timezone.now())
 
 
+def lock(attempt: Attempt) -> Attempt | None:
+    """The attempt as it is now, locked until the transaction ends, and before it its job; None where it was given back.
+
+    Whoever needs both locks takes them in this order.
+    """
+    job = Job.objects.select_for_update(of=("self",)).select_related("order__hold__quote").get(pk=attempt.job_id)
+    locked = Attempt.objects.select_for_update().filter(pk=attempt.pk).first()
+    if locked:
+        locked.job = job
+    return locked
+
+
 def give_back(*, attempt: Attempt, waiting_code: str, waiting_data: dict[str, Any]) -> None:
-    """STARTING -> QUEUED for an attempt of which nothing was started: it leaves no trace but the event."""
+    """STARTING -> QUEUED for an attempt of which nothing was started: it leaves no trace but the event.
+
+    A cancel meanwhile ends the job. Where somebody else has handed the attempt over meanwhile, nothing changes.
+    """
     with transaction.atomic():
-        job = attempt.job
-        transition(job=job, to=JobState.QUEUED, waiting_code=waiting_code, waiting_data=waiting_data)
-        attempt.delete()
+        locked = lock(attempt)
+        if locked is None or locked.finished_at or locked.submitted_at or locked.started_at:
+            return
+        if locked.job.state == JobState.STOPPING:
+            end_attempt(attempt=locked, reason=EndReason.CANCELLED, detail="")
+        else:
+            transition(job=locked.job, to=JobState.QUEUED, waiting_code=waiting_code, waiting_data=waiting_data)
+            locked.delete()
+
+
+def refuse(*, job: Job, reason: EndReason, detail: str) -> None:
+    """End a job that still waits: it can't be run at all. Nothing is charged."""
+    with transaction.atomic():
+        job = Job.objects.select_for_update(of=("self",)).select_related("order__hold__quote").get(pk=job.pk)
+        if job.state == JobState.QUEUED:
+            _finish(job, reason, detail)
 
 
 def observe(*, attempt: Attempt, status: RunStatus) -> Job:
     """Bring the rows up to what the backend says of a run. Safe to repeat, late, and by several workers at once."""
     with transaction.atomic():
-        job = Job.objects.select_for_update(of=("self",)).select_related("order__hold__quote").get(pk=attempt.job_id)
-        attempt = Attempt.objects.select_for_update().get(pk=attempt.pk)
-        attempt.job = job
+        locked = lock(attempt)
+        if locked is None:
+            return Job.objects.get(pk=attempt.job_id)
+        attempt, job = locked, locked.job
         if attempt.finished_at or job.is_ended:
             return job
         attempt.nodes = [dataclasses.asdict(node) for node in status.nodes]
@@ -148,6 +177,7 @@ def end_attempt(
             waiting_code="retry",
             waiting_data={"reason": reason},
         )
+        charges.meter(hold=job.order.hold, billable_seconds=0)
     else:
         # A cancelled run that the platform lost meanwhile is cancelled all the same, and still costs nothing.
         _finish(job, EndReason.CANCELLED if cancelled and reason in RETRIED else reason, detail, attempt=attempt)
@@ -164,6 +194,8 @@ def _finish(
 ) -> None:
     """The end of a job: its state, and in the same transaction its receipt."""
     finished_at = (attempt.finished_at if attempt else None) or timezone.now()
+    if attempt and attempt.started_at:
+        fields["started_at"] = attempt.started_at
     if reason is EndReason.COMPLETED:
         fields |= {"progress": 1.0, "epoch": job.epochs}
     transition(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
@@ -54,7 +54,7 @@ def quote_order(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
             nodes=purchase.nodes,
             epochs=purchase.epochs,
         ),
-        payload=purchase.to_json() | {"rerun_of": data.get("rerun_of")},
+        payload=purchase.to_json() | {"rerun_of": _earlier_job(organization, data.get("rerun_of"))},
         estimate=estimate(purchase),
         headroom=purchase.product.headroom,
         most_seconds=purchase.product.max_seconds,
@@ -76,16 +76,12 @@ def place_order(*, membership: Membership, quote: Quote, idempotency_key: str = 
     require_active(organization=organization)
     require_valid(quote)
     try:
-        purchase = parse(organization=organization, data=quote.purchase)
+        purchase = parse(
+            organization=organization, data=quote.purchase, pinned=quote.purchase.get("dataset_versions", ())
+        )
     except InvalidInput as error:
         raise ChoiceGone(fields=error.fields) from error
-    try:
-        return _write_order(membership, quote, purchase, key)
-    except IntegrityError:
-        # Somebody bought the same quote, or used the same key, between our look and our write.
-        if order := _bought(organization, quote, key):
-            return order
-        raise
+    return _write_order(membership, quote, purchase, key)
 
 
 def cancel_job(*, membership: Membership, job: Job) -> Job:
@@ -99,7 +95,7 @@ def cancel_job(*, membership: Membership, job: Job) -> Job:
             raise AlreadyEnded
         if job.state != JobState.STOPPING:
             lifecycle.request_cancel(job=job, actor=membership.user)
-            record(organization=job.organization, actor=membership.user, action="job.cancel", target=f"job:{job.pk}")
+            record(organization=job.organization, actor=membership.user, action="job.cancelled", target=f"job:{job.pk}")
             if job.state == JobState.STOPPING:
                 hint(stop_job, job.pk)
             else:
@@ -108,12 +104,21 @@ def cancel_job(*, membership: Membership, job: Job) -> Job:
 
 
 def rerun(*, membership: Membership, job: Job, changes: Mapping[str, Any], idempotency_key: str = "") -> Order:
-    """Buy the same run again, with some settings changed; datasets are taken at their latest version."""
-    if idempotency_key and (known := _by_key(membership.organization, idempotency_key)):
+    """Buy the same run again, with some settings changed; datasets are taken at their latest version.
+
+    Raises as `quote_order` and `place_order`.
+    """
+    if known := _rerun_before(membership.organization, job, idempotency_key):
         return known
-    data = job.order.quote.purchase | {"dataset_versions": None} | dict(changes) | {"rerun_of": job.pk}
+    data = job.order.quote.purchase | dict(changes) | {"rerun_of": job.pk}
     quote = quote_order(membership=membership, data=data)
-    return place_order(membership=membership, quote=quote, idempotency_key=idempotency_key)
+    try:
+        return place_order(membership=membership, quote=quote, idempotency_key=idempotency_key)
+    except IdempotencyConflict:
+        # The same request, sent twice at once: the other one was first.
+        if known := _rerun_before(membership.organization, job, idempotency_key):
+            return known
+        raise
 
 
 def estimate(purchase: Purchase) -> Estimate:
@@ -143,7 +148,10 @@ def estimate(purchase: Purchase) -> Estimate:
 def _write_order(membership: Membership, quote: Quote, purchase: Purchase, key: str) -> Order:
     organization = membership.organization
     with transaction.atomic():
-        _require_room(organization)
+        quota = _locked_quota(organization)
+        if order := _bought(organization, quote, key):
+            return order
+        _require_room(organization, quota)
         hold = charges.hold(quote=quote, reference=f"order:{quote.pk}")
         order = Order.objects.create(
             organization=organization,
@@ -170,7 +178,7 @@ def _write_order(membership: Membership, quote: Quote, purchase: Purchase, key: 
             workers_per_node=purchase.workers_per_node,
             deadline_seconds=quote.deadline_seconds,
             code_key=purchase.code_key,
-            rerun_of=Job.objects.filter(organization=organization, pk=quote.purchase.get("rerun_of")).first(),
+            rerun_of_id=quote.purchase.get("rerun_of"),
             queued_at=timezone.now(),
         )
         JobDataset.objects.bulk_create(
@@ -178,14 +186,20 @@ def _write_order(membership: Membership, quote: Quote, purchase: Purchase, key: 
             for position, version in enumerate(purchase.dataset_versions)
         )
         lifecycle.note(job=job, kind="ordered", actor=membership.user, data={"ceiling_minor": quote.ceiling_minor})
-        record(organization=organization, actor=membership.user, action="order.place", target=f"job:{job.pk}")
+        record(organization=organization, actor=membership.user, action="order.placed", target=f"job:{job.pk}")
         hint(dispatch_queue)
     return order
 
 
-def _require_room(organization: Organization) -> None:
-    """Lock the organization's quota until the order is written: two orders at once can't both take the last place."""
-    quota = Quota.objects.select_for_update().get(organization=organization)
+def _locked_quota(organization: Organization) -> Quota:
+    """The organization's quota, locked until the order is written.
+
+    So its orders are taken one after the other: two at once can't both buy one quote, or both take the last place.
+    """
+    return Quota.objects.select_for_update().get(organization=organization)
+
+
+def _require_room(organization: Organization, quota: Quota) -> None:
     open_jobs = Job.objects.filter(organization=organization).exclude(state__in=ENDED).count()
     if open_jobs >= quota.max_open_jobs:
         raise QuotaExceeded(
@@ -202,6 +216,20 @@ def _bought(organization: Organization, quote: Quote, key: str) -> Order | None:
     if Order.objects.filter(quote=quote).exists():
         raise QuoteBought
     return None
+
+
+def _rerun_before(organization: Organization, job: Job, key: str) -> Order | None:
+    known = _by_key(organization, key) if key else None
+    if known and known.job.rerun_of_id != job.pk:
+        raise IdempotencyConflict
+    return known
+
+
+def _earlier_job(organization: Organization, value: Any) -> int | None:
+    """The organization's job that a purchase repeats, as its form or `rerun` names it."""
+    if not isinstance(value, int):
+        return None
+    return Job.objects.filter(organization=organization, pk=value).values_list("pk", flat=True).first()
 
 
 def _by_key(organization: Organization, key: str) -> Order | None:

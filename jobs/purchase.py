@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any, TypeVar
@@ -28,6 +28,9 @@ from storage.models import DatasetVersion, Image, Workspace
 T = TypeVar("T")
 
 LONGEST_ARGUMENTS = 8192
+LONGEST_PATH = 1000
+LONGEST_RATE = 32
+MOST_DATASETS = 100
 MOST_BATCH = 1_000_000
 LEAST_SECONDS = 60
 PROCESSES_PER_CPU = 4
@@ -98,8 +101,11 @@ class _Reader:
         return None
 
 
-def parse(*, organization: Organization, data: Mapping[str, Any]) -> Purchase:
-    """Read and check a purchase. Raises InvalidInput with a sentence for each field at fault."""
+def parse(*, organization: Organization, data: Mapping[str, Any], pinned: Sequence[int] = ()) -> Purchase:
+    """Read and check a purchase. Raises InvalidInput with a sentence for each field at fault.
+
+    `pinned`: the versions that were quoted, one for each dataset; without it the latest are taken.
+    """
     reader = _Reader(data)
     product = reader.field("product", _product)
     framework = reader.field("framework", _framework)
@@ -107,7 +113,7 @@ def parse(*, organization: Organization, data: Mapping[str, Any]) -> Purchase:
     workspace = reader.field("workspace", lambda value: _workspace(organization, value))
     code_path = reader.field("code_path", lambda value: _code_path(workspace, value))
     arguments = reader.field("arguments", _arguments)
-    versions = reader.field("datasets", lambda value: _versions(organization, value, data.get("dataset_versions")))
+    versions = reader.field("datasets", lambda value: _versions(organization, value, pinned))
     epochs = reader.field("epochs", lambda value: _whole(value, 1, product.max_epochs if product else 10**6))
     lr = reader.field("lr", _learning_rate)
     batch_size = reader.field("batch_size", lambda value: _whole(value, 1, MOST_BATCH))
@@ -170,6 +176,8 @@ def _workspace(organization: Organization, value: Any) -> Workspace:
 
 def _code_path(workspace: Workspace | None, value: Any) -> str:
     path = _name(value)
+    if len(path) > LONGEST_PATH:
+        raise ValueError(_("This path is too long. Use shorter names, or fewer folders."))
     return mounts.check_script(workspace=workspace, code_path=path) if workspace else path
 
 
@@ -184,12 +192,12 @@ def _arguments(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str | int | float) for item in value):
         raise ValueError(_("Give the arguments as a list of words."))
     words = tuple(str(item) for item in value)
-    if sum(len(word) + 1 for word in words) > LONGEST_ARGUMENTS or any("\0" in word for word in words):
-        raise ValueError(_("The arguments are too long, or hold a NUL character."))
+    if sum(len(word) + 1 for word in words) > LONGEST_ARGUMENTS or not all(_is_text(word) for word in words):
+        raise ValueError(_("The arguments are too long, or hold characters that no text has."))
     return words
 
 
-def _versions(organization: Organization, value: Any, pinned: Any) -> tuple[DatasetVersion, ...]:
+def _versions(organization: Organization, value: Any, pinned: Sequence[int]) -> tuple[DatasetVersion, ...]:
     if isinstance(value, str):
         value = [name.strip() for name in value.split(",") if name.strip()]
     names = value or []
@@ -197,7 +205,9 @@ def _versions(organization: Organization, value: Any, pinned: Any) -> tuple[Data
         raise ValueError(_("Give the datasets as a list of names."))
     if len(set(names)) != len(names):
         raise ValueError(_("Each dataset can be chosen once."))
-    wanted = dict(zip(names, pinned or [], strict=False))
+    if len(names) > MOST_DATASETS:
+        raise ValueError(_("Choose %(most)d datasets at most.") % {"most": MOST_DATASETS})
+    wanted = dict(zip(names, pinned, strict=False))
     return tuple(_version(organization, name, wanted.get(name)) for name in names)
 
 
@@ -216,7 +226,8 @@ def _learning_rate(value: Any) -> str:
         rate = Decimal(text)
     except InvalidOperation:
         raise ValueError(_("Give the learning rate as a number, such as 0.01 or 1e-3.")) from None
-    if not rate.is_finite() or rate <= 0 or len(text) > 32:
+    # As the code will read it: 1e-999 is above 0 only on paper.
+    if not rate.is_finite() or not 0 < float(rate) < math.inf or len(text) > LONGEST_RATE:
         raise ValueError(_("The learning rate is a number above 0."))
     return text
 
@@ -251,14 +262,21 @@ def _nodes(organization: Organization, product: Product | None, spec: NodeSpec |
 
 def _workers(spec: NodeSpec | None, value: Any) -> int:
     if spec is None:
-        return _whole(value or 1, 1, 1000)
-    if spec.gpus:
-        return _whole(value or spec.gpus, 1, spec.gpus)
-    return _whole(value or 1, 1, max(2, math.floor(spec.cpus * PROCESSES_PER_CPU)))
+        most, usual = 1000, 1
+    elif spec.gpus:
+        most = usual = spec.gpus
+    else:
+        most, usual = max(2, math.floor(spec.cpus * PROCESSES_PER_CPU)), 1
+    return usual if _is_empty(value) else _whole(value, 1, most)
 
 
 def _optional(value: Any, least: int, most: int) -> int | None:
-    return None if value in {None, ""} else _whole(value, least, most)
+    return None if _is_empty(value) else _whole(value, least, most)
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether a field was left out: a form sends an empty text for that."""
+    return value is None or value == ""
 
 
 def _whole(value: Any, least: int, most: int) -> int:
@@ -274,6 +292,11 @@ def _whole(value: Any, least: int, most: int) -> int:
 
 
 def _name(value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, str) or not value.strip() or not _is_text(value):
         raise ValueError(_("Choose one."))
     return value.strip()
+
+
+def _is_text(value: str) -> bool:
+    """Whether the database can keep it: JSON can also spell a NUL, and halves of characters."""
+    return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)

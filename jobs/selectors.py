@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from django.db.models import QuerySet
+from django.db.models import Case, Count, OuterRef, Q, QuerySet, Subquery, When
+from django.db.models.functions import Coalesce
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
@@ -36,8 +37,17 @@ def products() -> QuerySet[Product]:
 
 def jobs_for(organization: Organization) -> QuerySet[Job]:
     """An organization's jobs, newest first, with what a list shows."""
+    waiting = (
+        Job.objects.filter(state=JobState.QUEUED)
+        .filter(Q(queued_at__lt=OuterRef("queued_at")) | Q(queued_at=OuterRef("queued_at"), pk__lt=OuterRef("pk")))
+        .order_by()
+        .values("state")
+        .annotate(count=Count("pk"))
+        .values("count")
+    )
     return (
         Job.objects.filter(organization=organization)
+        .annotate(ahead=Case(When(state=JobState.QUEUED, then=Coalesce(Subquery(waiting), 0)), default=0))
         .select_related(
             "order__hold", "order__quote", "order__product", "order__placed_by", "node_spec", "image", "workspace"
         )
@@ -58,21 +68,16 @@ def open_jobs(organization: Organization) -> QuerySet[Job]:
     return jobs_for(organization).exclude(state__in=ENDED)
 
 
-def jobs_ahead(job: Job) -> int:
-    """How many jobs of anybody's wait before this one."""
-    waiting = Job.objects.filter(state=JobState.QUEUED)
-    return (
-        waiting.filter(queued_at__lt=job.queued_at).count()
-        + waiting.filter(queued_at=job.queued_at, pk__lt=job.pk).count()
-    )
-
-
 def waiting_for(job: Job) -> str:
-    """Why a waiting job waits; empty for every other."""
+    """Why a waiting job waits, and how many of anybody's wait before it; empty for every other. For `jobs_for`'s."""
     if job.state != JobState.QUEUED:
         return ""
     return waiting_sentence(
-        job.waiting_code, job.waiting_data, nodes=job.nodes, spec=job.node_spec.title, ahead=jobs_ahead(job)
+        job.waiting_code,
+        job.waiting_data,
+        nodes=job.nodes,
+        spec=job.node_spec.title,
+        ahead=job.ahead,  # type: ignore[attr-defined]  # an annotation of `jobs_for`
     )
 
 

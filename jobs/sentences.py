@@ -39,14 +39,8 @@ def end_sentence(reason: str) -> str:
 def waiting_sentence(code: str, data: Mapping[str, Any], *, nodes: int, spec: str, ahead: int) -> str:
     """Why a job waits, its place in the queue, and what would start now instead."""
     place = ngettext("%(ahead)d job is before it.", "%(ahead)d jobs are before it.", ahead) % {"ahead": ahead}
-    if code == "capacity":
-        free = int(data.get("free", 0))
-        why = ngettext(
-            "Waiting for %(nodes)d free node of %(spec)s;", "Waiting for %(nodes)d free nodes of %(spec)s;", nodes
-        ) % {"nodes": nodes, "spec": spec}
-        now = ngettext("%(free)d is free now.", "%(free)d are free now.", free) % {"free": free}
-        instead = _("A run on %(free)d of them would start now.") % {"free": free} if free else ""
-        return " ".join(part for part in (why, now, place, instead) if part)
+    if code in {"capacity", "too_large"}:
+        return _for_room(code, data, nodes=nodes, spec=spec, place=place)
     if code == "reserved":
         return _("The cluster is being kept free for a larger run that has waited longest.") + " " + place
     if code == "quota":
@@ -59,6 +53,21 @@ def waiting_sentence(code: str, data: Mapping[str, Any], *, nodes: int, spec: st
     if code == "retry":
         return _("The platform lost the last attempt, which costs nothing. It is started again.") + " " + place
     return _("It starts in a moment.") if ahead == 0 else place
+
+
+def _for_room(code: str, data: Mapping[str, Any], *, nodes: int, spec: str, place: str) -> str:
+    if code == "too_large":
+        return _(
+            "The cluster has become too small for %(nodes)d nodes of %(spec)s: it could hold %(most)d. "
+            "If it does not grow again within minutes, the run ends and costs nothing."
+        ) % {"nodes": nodes, "spec": spec, "most": data.get("most", 0)}
+    free = int(data.get("free", 0))
+    why = ngettext(
+        "Waiting for %(nodes)d free node of %(spec)s;", "Waiting for %(nodes)d free nodes of %(spec)s;", nodes
+    ) % {"nodes": nodes, "spec": spec}
+    now = ngettext("%(free)d is free now.", "%(free)d are free now.", free) % {"free": free}
+    instead = _("A run on %(free)d of them would start now.") % {"free": free} if free else ""
+    return " ".join(part for part in (why, now, place, instead) if part)
 
 
 def event_sentence(kind: str, data: Mapping[str, Any]) -> str:

@@ -1,20 +1,20 @@
 """Live views of a job: its state and curves, and one rank's output, as they come.
 
-Hides where news come from: the job's bell in Redis, and the log file itself (inotify), so that a line reaches the
-browser in about a millisecond. The one rule: a stream holds no thread and no database connection between two events.
+Hides where news come from: the job's bell in Redis, and the cluster's own changes, followed by one thread of this
+process for all its streams. The one rule: a stream holds no thread and no database connection between two events.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import logging
+import threading
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import redis.asyncio
-from asgiref.sync import sync_to_async
 from django.conf import settings
-from watchfiles import awatch
 
 from console.accounts.models import Organization
 from console.accounts.sse import Event, reading
@@ -23,10 +23,62 @@ from jobs.backend import cluster
 from jobs.bell import channel
 from jobs.models import Job
 
+logger = logging.getLogger(__name__)
+
 LOOK_AGAIN_SECONDS = 5.0
 """A ring may be lost with Redis: this often the rows are looked at without one."""
-QUIET_MILLISECONDS = 20
-"""How long output is gathered before it is sent."""
+TRY_AGAIN_SECONDS = 1.0
+"""How long to wait for a Redis that is away before the rows are looked at and it is asked again."""
+
+
+class Ear:
+    """Hears of every run whose output grew, for all log streams of this process: one thread, while anybody listens."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._listeners: dict[int, set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
+        self._thread: threading.Thread | None = None
+
+    @contextlib.contextmanager
+    def listening(self, job_pk: int) -> Iterator[asyncio.Event]:
+        """An event that is set whenever any run of the job changed."""
+        listener = (asyncio.get_running_loop(), asyncio.Event())
+        with self._lock:
+            self._listeners.setdefault(job_pk, set()).add(listener)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._follow, name="ear", daemon=True)
+                self._thread.start()
+        try:
+            yield listener[1]
+        finally:
+            with self._lock:
+                self._listeners[job_pk].discard(listener)
+                if not self._listeners[job_pk]:
+                    del self._listeners[job_pk]
+
+    def _follow(self) -> None:
+        try:
+            for names in cluster().changes():
+                with self._lock:
+                    if not self._listeners:
+                        self._thread = None
+                        return
+                    self._tell(names)
+        except Exception:
+            # Streams look for themselves every LOOK_AGAIN_SECONDS; the next one to begin starts another thread.
+            logger.exception("The cluster's changes can't be followed.")
+            with self._lock:
+                self._thread = None
+
+    def _tell(self, names: set[str]) -> None:
+        for name in names:
+            number = name.split("-")[1:2]
+            for loop, event in self._listeners.get(int(number[0]), ()) if number and number[0].isdecimal() else ():
+                with contextlib.suppress(RuntimeError):  # its loop has just been closed
+                    loop.call_soon_threadsafe(event.set)
+
+
+EAR = Ear()
 
 
 async def job_events(organization: Organization, job_pk: int) -> AsyncIterator[Event]:
@@ -34,7 +86,7 @@ async def job_events(organization: Organization, job_pk: int) -> AsyncIterator[E
     client = redis.asyncio.Redis.from_url(settings.REDIS_URL)
     last_point, last_state = 0, None
     async with contextlib.aclosing(client), client.pubsub() as bell:
-        await bell.subscribe(channel(job_pk))
+        await _ring(bell, job_pk)
         while True:
             state, curves, last_point = await reading(_news, organization, job_pk, last_point)
             if curves:
@@ -44,63 +96,43 @@ async def job_events(organization: Organization, job_pk: int) -> AsyncIterator[E
                 last_state = state
             if state["finished_at"] is not None:
                 return
-            await bell.get_message(ignore_subscribe_messages=True, timeout=LOOK_AGAIN_SECONDS)
+            await _ring(bell, job_pk)
+
+
+async def _ring(bell: redis.asyncio.client.PubSub, job_pk: int) -> None:
+    """Wait for the job's bell. Returns early where it may have been missed: after subscribing, and without Redis."""
+    try:
+        if not bell.subscribed:
+            await bell.subscribe(channel(job_pk))
+            return
+        await bell.get_message(ignore_subscribe_messages=True, timeout=LOOK_AGAIN_SECONDS)
+    except (redis.RedisError, OSError):
+        await asyncio.sleep(TRY_AGAIN_SECONDS)
 
 
 async def log_events(job: Job, rank: int, offset: int, attempt: int | None) -> AsyncIterator[Event]:
     """`log` ({text, next_offset, eof}) from `offset` until the end of the output."""
-    changes: AsyncIterator[Any] | None = None
-    while True:
-        chunk = await reading(selectors.log, job, rank, offset, attempt)
-        if chunk.text or chunk.eof:
-            yield Event(
-                "log",
-                {"text": chunk.text, "next_offset": chunk.next_offset, "eof": chunk.eof},
-                id=str(chunk.next_offset),
-            )
-            offset = chunk.next_offset
-        if chunk.eof:
-            return
-        if chunk.text:
-            continue
-        if changes is None:
-            changes = await _watch(job, attempt)
-            continue  # what was written between the look and the watch
-        await anext(changes)
-        job = await reading(selectors.job_for, job.organization, job.pk)
+    with EAR.listening(job.pk) as changed:
+        while True:
+            changed.clear()
+            chunk = await reading(selectors.log, job, rank, offset, attempt)
+            if chunk.text or chunk.eof:
+                yield Event(
+                    "log",
+                    {"text": chunk.text, "next_offset": chunk.next_offset, "eof": chunk.eof},
+                    id=str(chunk.next_offset),
+                )
+                offset = chunk.next_offset
+            if chunk.eof:
+                return
+            if not chunk.text:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_AGAIN_SECONDS):
+                        await changed.wait()
+                job = await reading(selectors.job_for, job.organization, job.pk)
 
 
 def _news(organization: Organization, job_pk: int, after: int) -> tuple[dict[str, Any], dict[str, Any], int]:
     job = selectors.job_for(organization, job_pk)
     curves, last = selectors.metrics(job, after)
     return selectors.summary(job), curves, last
-
-
-async def _watch(job: Job, attempt: int | None) -> AsyncIterator[Any]:
-    """Yields whenever the run's output may have grown; at least every LOOK_AGAIN_SECONDS."""
-    folder = await sync_to_async(_log_folder)(job.pk, attempt)
-    if folder is None:
-        return _ticks()
-    return awatch(
-        folder,
-        debounce=QUIET_MILLISECONDS,
-        step=QUIET_MILLISECONDS,
-        rust_timeout=int(LOOK_AGAIN_SECONDS * 1000),
-        yield_on_timeout=True,
-        recursive=False,
-    )
-
-
-def _log_folder(job_pk: int, attempt: int | None) -> str | None:
-    attempts = Job.objects.get(pk=job_pk).attempts
-    chosen = attempts.filter(number=attempt).first() if attempt else attempts.last()
-    if chosen is None:
-        return None
-    folder = cluster().run_folder(chosen.run_name) / "logs"
-    return str(folder) if folder.is_dir() else None
-
-
-async def _ticks() -> AsyncIterator[Any]:
-    while True:
-        await asyncio.sleep(1)
-        yield None

@@ -7,6 +7,7 @@ the run's folder, and never decides about money.
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import math
@@ -34,14 +35,20 @@ MOST_BYTES = 1024 * 1024
 MOST_POINTS = 50_000
 """Points kept for each job."""
 MOST_NAMES = 50
-NAME = re.compile(r"^[A-Za-z][\w ./:-]{0,99}$")
+MOST_STEP = 2**53
+LONGEST_LINE = 2000
+"""Of a line of output no more is looked at: what tells a metric is short."""
+LOOKS_AT_THE_END = 80
+"""An ended run is read to its end, but for no more looks than this: it covers the largest log there can be."""
+NAME = re.compile(r"[A-Za-z][\w ./:-]{0,99}")
 RESERVED = frozenset({"epoch", "epochs", "step", "steps", "time", "timestamp", "rank", "at"})
 
 _NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
 EPOCH_LINE = re.compile(r"\bepochs?\b\W{0,3}(\d+)(?:\s*(?:/|of)\s*(\d+))?", re.IGNORECASE)
 STEP_LINE = re.compile(r"\b(?:step|iter|iteration|batch)\b\W{0,3}(\d+)", re.IGNORECASE)
+# The number of spaces is bounded: without that a line of nothing else would take time by the square of its length.
 VALUE_LINE = re.compile(
-    r"\b((?:train|test|val|valid|validation|eval|average|avg)?[ _-]?(?:loss|accuracy|acc))\b\s*[:=]?\s*"
+    r"\b((?:train|test|val|valid|validation|eval|average|avg)?[ _-]?(?:loss|accuracy|acc))\b\s{0,8}[:=]?\s{0,8}"
     rf"{_NUMBER}(\s*%)?",
     re.IGNORECASE,
 )
@@ -69,62 +76,84 @@ class Reading:
 def ingest(*, attempt: Attempt) -> bool:
     """Read what an attempt wrote since the last look.
 
-    Gives whether anything was new. Safe to repeat, and for two at once.
+    Gives whether anything was new. Safe to repeat, and for two at once: files are read without a lock, and what was
+    read counts only if nobody else has moved the cursor meanwhile.
     """
     try:
         folder = cluster().run_folder(attempt.run_name)
     except RuntimeFault:
         return False
+    before = Attempt.objects.values_list("cursor", flat=True).get(pk=attempt.pk)
+    cursor = copy.deepcopy(before)
+    reading = Reading([])
+    _read_metrics_file(folder / "run" / "metrics.jsonl", cursor, reading)
+    _read_tensorboard(folder / "run" / "tensorboard", cursor, reading)
+    # What a curve's name says in a file is taken from there; lines of output are read for the rest.
+    if named := {point.name for point in reading.points} - set(cursor.get("named", ())):
+        cursor["named"] = sorted(named | set(cursor.get("named", ())))[:MOST_NAMES]
+    _read_log(attempt, cursor, reading)
+    if cursor == before:
+        return False
     with transaction.atomic():
-        attempt = Attempt.objects.select_for_update().get(pk=attempt.pk)
-        job = Job.objects.get(pk=attempt.job_id)
-        cursor = dict(attempt.cursor)
-        reading = Reading([])
-        _read_metrics_file(folder / "run" / "metrics.jsonl", cursor, reading)
-        _read_tensorboard(folder / "run" / "tensorboard", cursor, reading)
-        # What a curve's name says in a file is taken from there; lines of output are read for the rest.
-        if named := {point.name for point in reading.points} - set(cursor.get("named", ())):
-            cursor["named"] = sorted(named | set(cursor.get("named", ())))[:MOST_NAMES]
-        _read_log(attempt, cursor, reading)
-        if cursor == attempt.cursor:
-            return False
-        attempt.cursor = cursor
-        attempt.save(update_fields=["cursor"])
+        # First the job, then the attempt, as everybody who locks both.
+        job = Job.objects.select_for_update().get(pk=attempt.job_id)
+        if not Attempt.objects.filter(pk=attempt.pk, cursor=before).update(cursor=cursor):
+            return True
         _keep(job, attempt, reading)
         publish_state(job.pk)
     return True
+
+
+def ingest_all(*, attempt: Attempt) -> None:
+    """Read an ended attempt to its end. A fault in what it wrote is logged, and never keeps a run from its end."""
+    try:
+        for _look in range(LOOKS_AT_THE_END):
+            if not ingest(attempt=attempt):
+                return
+    except Exception:
+        # What code wrote decides nothing about the run, so nothing about it may stop the run from being settled.
+        logger.exception("What %s wrote could not be taken in.", attempt.run_name)
 
 
 def parse_line(line: str) -> tuple[float | None, int | None, dict[str, float]]:
     """The epoch, step and values that a line of output tells in the usual spellings."""
     epoch = EPOCH_LINE.search(line)
     step = STEP_LINE.search(line)
+    epoch_number, step_number = _bounded(epoch), _bounded(step)
     values: dict[str, float] = {}
     for match in VALUE_LINE.finditer(line):
         value = float(match[2]) / (100 if match[3] else 1)
         if math.isfinite(value):
             values.setdefault(_canonical(match[1]), value)
-    return float(epoch[1]) if epoch else None, int(step[1]) if step else None, values
+    return None if epoch_number is None else float(epoch_number), step_number, values
+
+
+def _bounded(match: re.Match[str] | None) -> int | None:
+    """The whole number a pattern found; None where it is larger than any step or epoch."""
+    number = int(match[1]) if match else None
+    return number if number is not None and number < MOST_STEP else None
 
 
 def _read_log(attempt: Attempt, cursor: dict[str, Any], reading: Reading) -> None:
-    offset = int(cursor.get("log", 0))
     try:
-        chunk = cluster().logs(attempt.run_name, 0, offset, MOST_BYTES)
+        chunk = cluster().logs(attempt.run_name, 0, int(cursor.get("log", 0)), MOST_BYTES)
     except RuntimeFault:
         return
-    text = chunk.text
-    if not chunk.eof and (cut := text.rfind("\n")) >= 0:
-        # The last line may still be written: leave it for the next look.
-        cursor["log"] = offset + len(text[: cut + 1].encode("utf-8", "replace"))
-        text = text[: cut + 1]
-    elif chunk.eof or len(text) >= MOST_BYTES // 4:
-        cursor["log"] = chunk.next_offset
-    else:
+    if not chunk.text and not (chunk.eof and cursor.get("line_begun")):
         return
+    cursor["log"] = chunk.next_offset
+    # A progress bar ends its lines with a carriage return.
+    *lines, begun = (cursor.pop("line_begun", "") + chunk.text).replace("\r", "\n").split("\n")
+    if chunk.eof:
+        lines.append(begun)
+    elif begun:
+        # It may still be written. Whoever writes a line longer than any that is looked at need not be remembered whole.
+        cursor["line_begun"] = begun.replace("\0", " ")[:LONGEST_LINE]
     now = timezone.now()
-    for line in text.splitlines():
-        epoch, step, values = parse_line(line[:2000])
+    for line in lines:
+        if len(reading.points) >= MOST_POINTS:
+            return
+        epoch, step, values = parse_line(line[:LONGEST_LINE])
         if epoch is not None:
             cursor["epoch"] = epoch
             reading.epoch = max(reading.epoch, epoch)
@@ -143,6 +172,8 @@ def _read_metrics_file(path: Path, cursor: dict[str, Any], reading: Reading) -> 
         return
     cursor["metrics"] = offset + (cut or len(data))
     for line in data[:cut].splitlines():
+        if len(reading.points) >= MOST_POINTS:
+            return
         _read_record(line, cursor, reading)
 
 
@@ -159,25 +190,30 @@ def _read_record(line: bytes, cursor: dict[str, Any], reading: Reading) -> None:
         if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
     }
     epoch = numbers.get("epoch")
-    if epoch is not None and math.isfinite(epoch):
+    if epoch is not None:
         reading.epoch = max(reading.epoch, epoch)
     cursor["record"] = int(cursor.get("record", 0)) + 1
     step = numbers.get("step", float(cursor["record"]))
     stamp = numbers.get("time", numbers.get("timestamp", 0.0))
-    now = timezone.now()
-    at = datetime.fromtimestamp(stamp, UTC) if 0 < stamp <= now.timestamp() else now
+    at = _moment(stamp)
     for name, value in numbers.items():
-        if name not in RESERVED and NAME.match(name) and math.isfinite(value) and abs(step) < 2**53:
+        if name not in RESERVED and NAME.fullmatch(name) and abs(step) < MOST_STEP:
             reading.points.append(Point(name, int(step), value, epoch, at))
 
 
 def _read_tensorboard(folder: Path, cursor: dict[str, Any], reading: Reading) -> None:
     for scalar in read_scalars(folder, cursor.setdefault("tensorboard", {}), MOST_BYTES):
-        if NAME.match(scalar.tag) and math.isfinite(scalar.value):
-            at = datetime.fromtimestamp(scalar.wall_time, UTC) if scalar.wall_time > 0 else timezone.now()
+        if NAME.fullmatch(scalar.tag) and math.isfinite(scalar.value) and len(reading.points) < MOST_POINTS:
+            at = _moment(scalar.wall_time)
             reading.points.append(Point(scalar.tag, scalar.step, scalar.value, None, at))
     if not cursor["tensorboard"]:
         del cursor["tensorboard"]
+
+
+def _moment(stamp: float) -> datetime:
+    """A time that code told, in Unix seconds; now, where that can't be."""
+    now = timezone.now()
+    return datetime.fromtimestamp(stamp, UTC) if 0 < stamp <= now.timestamp() else now
 
 
 def _keep(job: Job, attempt: Attempt, reading: Reading) -> None:

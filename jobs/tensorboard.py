@@ -6,11 +6,15 @@ written. The files are a customer's: a length that is no length ends the reading
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
+import stat
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from google.protobuf.message import DecodeError
 from tensorboard.compat.proto.event_pb2 import Event
@@ -20,6 +24,8 @@ FOOTER_BYTES = 4
 LONGEST_RECORD = 1024 * 1024
 """Larger records hold images or graphs, no scalars: they are passed over."""
 MOST_FILES = 64
+MOST_FOLDERS = 256
+DEEPEST = 8
 DT_FLOAT, DT_DOUBLE = 1, 2
 
 
@@ -34,42 +40,66 @@ class Scalar:
 
 
 def read_scalars(folder: Path, cursor: dict[str, int], limit: int) -> Iterator[Scalar]:
-    """New scalars of every event file under `folder`, at most about `limit` bytes of each; `cursor` is moved on."""
-    for path in _event_files(folder):
-        name = str(path.relative_to(folder))
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
+    """New scalars of the event files under `folder`, from about `limit` bytes in all; `cursor` is moved on.
+
+    Its keys are made from the files' names, which may be anything.
+    """
+    for name, file in _event_files(folder):
+        if limit <= 0:
+            return
+        key = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
+        if key not in cursor and len(cursor) >= MOST_FILES:
             continue
-        with os.fdopen(descriptor, "rb") as file:
-            offset = cursor.get(name, 0)
-            end = offset + limit
-            size = os.fstat(descriptor).st_size
-            while offset < end:
-                file.seek(offset)
-                header = file.read(HEADER.size)
-                if len(header) < HEADER.size:
-                    break
-                length, _checksum = HEADER.unpack(header)
-                following = offset + HEADER.size + length + FOOTER_BYTES
-                if following > size:
-                    break
-                if length <= LONGEST_RECORD:
-                    yield from _scalars(file.read(length))
-                offset = following
-            if offset:
-                cursor[name] = offset
+        begun = offset = cursor.get(key, 0)
+        size = os.fstat(file.fileno()).st_size
+        while offset < begun + limit:
+            file.seek(offset)
+            header = file.read(HEADER.size)
+            if len(header) < HEADER.size:
+                break
+            length, _checksum = HEADER.unpack(header)
+            following = offset + HEADER.size + length + FOOTER_BYTES
+            if following > size:
+                break
+            if length <= LONGEST_RECORD:
+                yield from _scalars(file.read(length))
+            offset = following
+        limit -= min(limit, offset - begun)
+        if offset:
+            cursor[key] = offset
 
 
-def _event_files(folder: Path) -> list[Path]:
-    """The first event files below, without following links."""
-    found: list[Path] = []
-    for root, folders, names in os.walk(folder, followlinks=False):
-        folders.sort()
-        found += [Path(root, name) for name in sorted(names) if "tfevents" in name]
-        if len(found) >= MOST_FILES:
-            break
-    return found[:MOST_FILES]
+def _event_files(folder: Path) -> Iterator[tuple[str, BinaryIO]]:
+    """The first event files below, by name and open: each folder and file is opened from the one above it.
+
+    So no link is followed, not even one that takes a folder's place while it is looked at.
+    """
+    visited = found = 0
+    with contextlib.suppress(OSError):  # the folder is not there, is no folder, or goes while it is looked at
+        for root, folders, names, descriptor in os.fwalk(folder, follow_symlinks=False):
+            visited += 1
+            if visited > MOST_FOLDERS or found >= MOST_FILES:
+                return
+            folders.sort()
+            if len(Path(root).relative_to(folder).parts) >= DEEPEST:
+                folders.clear()
+            for name in sorted(name for name in names if "tfevents" in name)[:MOST_FILES]:
+                if file := _open(name, descriptor):
+                    with file:
+                        found += 1
+                        yield str(Path(root, name).relative_to(folder)), file
+
+
+def _open(name: str, folder: int) -> BinaryIO | None:
+    """A regular file in an open folder; None for anything else."""
+    try:
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except OSError:
+        return None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        return None
+    return os.fdopen(descriptor, "rb")
 
 
 def _scalars(record: bytes) -> Iterator[Scalar]:

@@ -1,0 +1,107 @@
+"""A customer who can buy: an active service, money in the wallet, a script in the workspace, the starter catalogue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from billing.models import Account, NodeSpec, Quote
+from console.accounts.models import Membership
+from console.accounts.roles import Role
+from jobs import activation, dispatch, lifecycle, orders
+from jobs.catalogue import seed
+from jobs.models import Attempt, Job, Order
+from runtime.specs import Outcome
+from storage.models import Workspace
+from storage.selectors import workspace_folder
+from tests.factories.accounts import MembershipFactory
+from tests.factories.billing import wallet
+from tests.fakes import FakeBackend
+
+SCRIPT = "train.py"
+
+
+class Customer:
+    """Buys runs on the fake cluster, and brings them where a test wants them."""
+
+    def __init__(self, backend: FakeBackend, *, balance_minor: int = 100_000) -> None:
+        seed()
+        self.backend = backend
+        self.membership: Membership = MembershipFactory(role=Role.OWNER)
+        self.organization = self.membership.organization
+        activation.activate(membership=self.membership, accept_terms=True)
+        wallet(self.organization, balance_minor=balance_minor)
+        self.workspace = Workspace.objects.get(organization=self.organization)
+        self.write(SCRIPT)
+
+    @property
+    def folder(self) -> Path:
+        """The workspace's folder."""
+        return workspace_folder(self.workspace)
+
+    @property
+    def wallet(self) -> Account:
+        """The wallet as it is now."""
+        return Account.objects.get(organization=self.organization, kind=Account.Kinds.WALLET)
+
+    def write(self, path: str, text: str = "print('hello')\n") -> None:
+        """Put a file into the workspace."""
+        target = self.folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+
+    def quota(self, **changes: int) -> None:
+        """Change the organization's quota."""
+        for name, value in changes.items():
+            setattr(self.organization.quota, name, value)
+        self.organization.quota.save()
+
+    def form(self, **changes: Any) -> dict[str, Any]:
+        """What the API is sent for a quote."""
+        return {
+            "product": "metered",
+            "framework": "pytorch",
+            "image": "pytorch",
+            "workspace": self.workspace.name,
+            "code_path": SCRIPT,
+            "epochs": 10,
+            "lr": "0.01",
+            "batch_size": 32,
+            "node_spec": "nano",
+            "nodes": 2,
+            "workers_per_node": 1,
+            "max_seconds": 3600,
+        } | changes
+
+    def quote(self, **changes: Any) -> Quote:
+        """A quote."""
+        return orders.quote_order(membership=self.membership, data=self.form(**changes))
+
+    def order(self, **changes: Any) -> Order:
+        """A quote, bought."""
+        return orders.place_order(membership=self.membership, quote=self.quote(**changes))
+
+    def job(self, **changes: Any) -> Job:
+        """A job in the queue."""
+        return self.order(**changes).job
+
+    def started(self, *, at: float | None = None, **changes: Any) -> Attempt:
+        """A job's first attempt, running on all its nodes since `at` (now)."""
+        job = self.job(**changes)
+        dispatch.start(job)
+        attempt = job.attempts.get()
+        self.backend.start(attempt.run_name, at=at)
+        dispatch.reconcile_job(job_pk=job.pk)
+        return attempt
+
+    def end(self, attempt: Attempt, outcome: Outcome, *, at: float | None = None, message: str = "") -> Job:
+        """End an attempt's run, and take it in. Gives the job as it is then."""
+        self.backend.end(attempt.run_name, outcome, at=at, message=message)
+        return lifecycle.observe(attempt=attempt, status=self.backend.describe(attempt.run_name))
+
+
+def never_fits(customer: Customer) -> NodeSpec:
+    """A node spec with a price, too large for the fake cluster."""
+    spec = NodeSpec.objects.get(name="medium")
+    NodeSpec.objects.filter(pk=spec.pk).update(cpus=1000)
+    return spec
