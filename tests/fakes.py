@@ -16,6 +16,7 @@ from runtime.specs import (
     Capacity,
     Failure,
     Framework,
+    Image,
     LogChunk,
     NodeCapacity,
     NodeStatus,
@@ -58,6 +59,7 @@ class FakeBackend:
         self.submissions: list[str] = []
         self.runs: dict[str, FakeRun] = {}
         self.checkpoints: set[str] = set()
+        self.missing_images: set[str] = set()
         self._changed = threading.Condition(threading.RLock())
         self._log: list[str] = []
 
@@ -125,6 +127,12 @@ class FakeBackend:
         """See `Backend.names`."""
         with self._answering():
             return sorted(self.runs)
+
+    def check_image(self, image: Image) -> None:
+        """See `Backend.check_image`."""
+        with self._answering():
+            if image.builtin in self.missing_images:
+                raise InvalidSpec("It is not built.", field="image")
 
     def capacity(self) -> Capacity:
         """See `Backend.capacity`: one machine."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from runtime.backends.local import LocalBackend
-from runtime.specs import Capacity, LogChunk, RunSpec, RunStatus
+from runtime.specs import Capacity, Image, LogChunk, RunSpec, RunStatus
 
 
 class Backend(Protocol):
@@ -56,6 +56,9 @@ class Backend(Protocol):
         An empty set is a heartbeat (at least every second). Ends after `stop_after` seconds, never where None. A hint,
         not a record: after a restart the caller describes what it knows.
         """
+
+    def check_image(self, image: Image) -> None:
+        """Raises InvalidSpec (field image) where runs of this image can't start on this cluster as it is."""
 
     def environment(self, spec: RunSpec, rank: int) -> dict[str, str]:
         """What a rank of such a run is told, by the environment contract. Ports, chosen at submit, are shown as 0."""

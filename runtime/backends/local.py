@@ -27,7 +27,7 @@ from runtime.backends.runs import FolderLock, Run, remove_tree
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound, RuntimeFault
 from runtime.launcher.frameworks import rank_environment
 from runtime.launcher.topology import Plan
-from runtime.specs import Capacity, Framework, LogChunk, NodeCapacity, Resources, RunPhase, RunSpec, RunStatus
+from runtime.specs import Capacity, Framework, Image, LogChunk, NodeCapacity, Resources, RunPhase, RunSpec, RunStatus
 
 _ADDRESS = "127.0.0.1"
 _INTERFACE = "lo"
@@ -162,6 +162,10 @@ class LocalBackend:
             yield {Path(path).name for _change, path in events}
             if end is not None and time.monotonic() >= end:
                 return
+
+    def check_image(self, image: Image) -> None:
+        """See `Backend`."""
+        admission.check_image(image, self._images_root)
 
     def environment(self, spec: RunSpec, rank: int) -> dict[str, str]:
         """See `Backend`."""
