@@ -87,6 +87,9 @@ def training_new(request: MemberRequest) -> HttpResponse:
     values = _defaults(images, workspaces, specs) | _rerun(organization, request.GET.get("rerun", ""))
     values |= {name: request.GET[name] for name in FIELDS if name in request.GET}
     workspace = next((each for each in workspaces if each.name == values["workspace"]), None)
+    scripts = _scripts(workspace) if workspace else []
+    if len(scripts) == 1:
+        values["code_path"] = values["code_path"] or scripts[0]
     return render(
         request,
         "jobs/training_new.html",
@@ -96,7 +99,7 @@ def training_new(request: MemberRequest) -> HttpResponse:
             "framework_titles": FRAMEWORK_TITLES,
             "images": images,
             "workspaces": workspaces,
-            "scripts": _scripts(workspace) if workspace else [],
+            "scripts": scripts,
             "datasets": storage.datasets_for(organization),
             "specs": specs,
             "account": account,
@@ -222,7 +225,7 @@ def _data(sent: QueryDict, currency: str) -> tuple[dict[str, Any], dict[str, Any
 def _defaults(images: list[Image], workspaces: list[Workspace], specs: list[SpecChoice]) -> dict[str, Any]:
     """A form that is nearly right at once: two of the smallest nodes."""
     product = jobs.products().first()
-    image = next((image for image in images if "pytorch" in image.frameworks), images[0] if images else None)
+    image = next((image for image in images if image.frameworks[:1] == ["pytorch"]), images[0] if images else None)
     return {
         "product": product.name if product else "",
         "framework": image.frameworks[0] if image else "",

@@ -1,6 +1,6 @@
 // The editor of one file: CodeMirror, saving with Ctrl-S, and a warning before unsaved text is left.
 // The one rule: text is saved as it came, line ends included.
-import { csrf, toast } from "./app.js";
+import { csrf, toast } from "./shared.js";
 
 const area = document.getElementById("editor");
 const state = document.getElementById("save-state");

@@ -1,7 +1,7 @@
 // A job, live. One event stream tells that the state has changed (the page then asks for its changed parts, in the reader's
 // language) and brings new points of curves; another brings the output of the rank that is shown.
 // The one rule: when a stream can't be had, the page asks every few seconds instead, and nothing is lost.
-import { toast } from "./app.js";
+import { toast } from "./shared.js";
 
 const job = document.getElementById("job");
 const REFRESH_EVERY = 700;

@@ -10,7 +10,7 @@ const touch = (event) => {
   field("touched").value = [...touched].join(",");
 };
 form.addEventListener("change", touch, true);
-form.addEventListener("focusout", (event) => event.target.value && touch(event), true);
+form.addEventListener("input", touch, true);
 
 const datasets = field("datasets");
 const boxes = [...form.querySelectorAll("[data-dataset]")];

@@ -1,6 +1,6 @@
 // Sends files from the browser to the API: a dataset's archive, or a workspace's files one after the other.
 // The one rule: bytes are never read into memory here; several files become one tar, a Blob made of the files themselves.
-import { csrf, toast } from "./app.js";
+import { csrf, toast } from "./shared.js";
 
 const ARCHIVE = /\.(tar|tar\.gz|tgz|zip)$/i;
 const BLOCK = 512;

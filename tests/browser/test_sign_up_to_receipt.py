@@ -124,10 +124,12 @@ def _write_a_note(page: Page) -> None:
 def _buy(watched: Watched) -> None:
     page = watched.page
     page.get_by_role("link", name="New training").first.click()
-    expect(page.locator("#quote")).to_contain_text("Still needed")
+    expect(page.get_by_label("Script")).to_have_value("mnist_ddp.py")  # the only one there is
+    page.get_by_label("Script").fill("nowhere.py")
+    expect(page.locator("#error-code_path")).to_contain_text("no such file")
     watched.shot("training-unfinished")
     page.get_by_label("Script").fill("mnist_ddp.py")
-    page.locator("[data-dataset=digits] + .face").click()
+    page.locator("[data-dataset=digits]").check()
     page.get_by_label("Learning rate").fill("abc")
     expect(page.locator("#error-lr")).to_contain_text("0.01")
     watched.shot("training-error")
@@ -138,7 +140,7 @@ def _buy(watched: Watched) -> None:
     ceiling = page.locator("[data-ceiling]")
     expect(ceiling).to_be_visible()
     before = ceiling.inner_text()
-    page.get_by_label("Longest time").fill("20")
+    page.locator("#max_time").fill("20")
     expect(ceiling).not_to_have_text(before)
     watched.shot("training")
     page.locator("#buy").dblclick()
