@@ -7,8 +7,10 @@ from functools import cache
 from django.conf import settings
 
 from billing.models import NodeSpec
+from runtime import specs
 from runtime.backends.base import Backend, create
 from runtime.specs import Resources
+from storage.models import Image
 
 
 @cache
@@ -28,3 +30,8 @@ def resources_of(spec: NodeSpec) -> Resources:
     return Resources(
         cpus=float(spec.cpus), memory_mib=spec.memory_mib, gpus=spec.gpus, gpu_type=spec.gpu_type if spec.gpus else ""
     )
+
+
+def image_of(image: Image) -> specs.Image:
+    """An image of the catalogue as the cluster knows it."""
+    return specs.Image(builtin=image.name) if image.is_builtin else specs.Image(reference=image.reference)

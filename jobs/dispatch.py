@@ -16,16 +16,18 @@ from django.db import transaction
 from django.db.models import QuerySet, Sum
 from django.utils import timezone
 
+from console.accounts.hints import hint
 from console.accounts.models import Quota
 from jobs import lifecycle, telemetry
-from jobs.backend import cluster, resources_of
+from jobs.backend import cluster, image_of, resources_of
 from jobs.bell import publish_state
 from jobs.errors import StaleTransition
 from jobs.models import Attempt, Job
 from jobs.states import ACTIVE, ENDED, EndReason, JobState
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound
-from runtime.specs import Capacity, Framework, Image, RunPhase, RunSpec, RunStatus
+from runtime.specs import Capacity, Framework, RunPhase, RunSpec, RunStatus
 from storage import mounts
+from storage.tasks import measure_workspace
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +121,7 @@ def run_spec(attempt: Attempt) -> RunSpec:
     return RunSpec(
         name=attempt.run_name,
         framework=Framework(job.framework),
-        image=Image(builtin=job.image.name) if job.image.is_builtin else Image(reference=job.image.reference),
+        image=image_of(job.image),
         nodes=job.nodes,
         workers_per_node=job.workers_per_node,
         resources=resources_of(job.node_spec),
@@ -140,7 +142,7 @@ def run_spec(attempt: Attempt) -> RunSpec:
         datasets_target=DATASETS_TARGET,
         restart_count=attempt.number - 1,
         grace_seconds=min(GRACE_SECONDS, job.deadline_seconds // 4),
-        checkpoint_key=f"job-{job.pk}",
+        checkpoint_key=_checkpoint_key(job.pk),
         labels={"organization": job.organization.slug, "job": str(job.pk)},
     )
 
@@ -194,6 +196,7 @@ def _observe(attempt: Attempt, status: RunStatus) -> None:
         job = lifecycle.observe(attempt=attempt, status=status)
         if job.is_ended or job.state == JobState.QUEUED:
             transaction.on_commit(dispatch_queue)
+            hint(measure_workspace, job.workspace_id)
 
 
 def _running_nodes() -> dict[int, int]:
@@ -261,10 +264,16 @@ def _sweep_run(name: str, attempt: Attempt | None) -> None:
         if name.startswith("job-"):
             logger.warning("The cluster has a run %s that no row knows of: it is removed.", name)
             cluster().delete(name)
+        cluster().delete_checkpoints(_checkpoint_key(attempt.job_id))
     elif attempt.finished_at and now - attempt.finished_at > KEEP_RUNS:
         cluster().delete(name)
     elif attempt.finished_at and now - attempt.finished_at < STRAY_AGE:
         _quietly_stop(name)
+
+
+def _checkpoint_key(job_pk: int) -> str:
+    """All attempts at a job share its checkpoints."""
+    return f"job-{job_pk}"
 
 
 def _quietly_stop(name: str) -> None:

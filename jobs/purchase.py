@@ -18,9 +18,9 @@ from django.utils.translation import gettext as _
 from billing.models import NodeSpec
 from console.accounts.errors import CustomerError, InvalidInput, Text
 from console.accounts.models import Organization
-from jobs.backend import cluster, resources_of
+from jobs.backend import cluster, image_of, resources_of
 from jobs.models import Product
-from runtime.errors import RuntimeFault
+from runtime.errors import InvalidSpec, RuntimeFault
 from runtime.specs import Framework
 from storage import mounts, selectors
 from storage.models import DatasetVersion, Image, Workspace
@@ -167,6 +167,15 @@ def _image(organization: Organization, value: Any, framework: Framework | None) 
             _("The image %(image)s doesn't carry %(framework)s. Choose an image for this framework.")
             % {"image": image.name, "framework": framework.value}
         )
+    try:
+        cluster().check_image(image_of(image))
+    except InvalidSpec:
+        raise ValueError(
+            _("The image %(image)s isn't ready on this cluster. Choose another, or ask the administrator to build it.")
+            % {"image": image.name}
+        ) from None
+    except RuntimeFault:
+        pass  # the cluster does not answer now; whether it can run is seen when the job is dispatched
     return image
 
 

@@ -18,13 +18,14 @@ from django.utils.translation import gettext as _
 from billing.models import Receipt
 from console.accounts.errors import NotFound
 from console.accounts.models import Organization
-from jobs.backend import cluster, resources_of
+from jobs.backend import cluster, image_of, resources_of
 from jobs.dispatch import run_spec
 from jobs.models import Attempt, Job, JobEvent, MetricPoint, Product
 from jobs.sentences import end_sentence, event_sentence, waiting_sentence
 from jobs.states import ENDED, JobState
-from runtime.errors import RuntimeFault
+from runtime.errors import InvalidSpec, RuntimeFault
 from runtime.specs import Capacity, LogChunk
+from storage.models import Image
 
 POINTS_SHOWN = 1000
 """Points of a curve sent at once; longer curves are thinned evenly."""
@@ -185,6 +186,17 @@ def log(job: Job, rank: int, offset: int, attempt: int | None = None) -> LogChun
         return cluster().logs(chosen.run_name, rank, offset)
     except RuntimeFault:
         return LogChunk("", offset, eof=job.is_ended)
+
+
+def is_runnable(image: Image) -> bool:
+    """Whether runs of an image can start on the cluster as it is; a cluster that does not answer is believed to."""
+    try:
+        cluster().check_image(image_of(image))
+    except InvalidSpec:
+        return False
+    except RuntimeFault:
+        return True
+    return True
 
 
 def capacity_now() -> Capacity | None:
