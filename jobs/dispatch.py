@@ -264,9 +264,9 @@ def _sweep_run(name: str, attempt: Attempt | None) -> None:
         if name.startswith("job-"):
             logger.warning("The cluster has a run %s that no row knows of: it is removed.", name)
             cluster().delete(name)
-        cluster().delete_checkpoints(_checkpoint_key(attempt.job_id))
     elif attempt.finished_at and now - attempt.finished_at > KEEP_RUNS:
         cluster().delete(name)
+        cluster().delete_checkpoints(_checkpoint_key(attempt.job_id))
     elif attempt.finished_at and now - attempt.finished_at < STRAY_AGE:
         _quietly_stop(name)
 
