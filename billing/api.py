@@ -16,6 +16,7 @@ from billing.models import Account, Hold, Receipt, TopUp
 from billing.wording import line_title
 from console.accounts.permissions import TenantView
 from console.accounts.roles import Capability
+from console.accounts.schema import results_of
 
 
 class WalletSerializer(serializers.Serializer[Account]):
@@ -104,7 +105,7 @@ class TopUpView(TenantView):
 
     capabilities = {"GET": Capability.PAY, "POST": Capability.PAY}
 
-    @extend_schema(responses=TopUpSerializer(many=True))
+    @extend_schema(responses=results_of(TopUpSerializer))
     def get(self, _request: Request) -> Response:
         """The last 100 top-ups."""
         return Response({"results": TopUpSerializer(_wallet(self).top_ups.all()[:100], many=True).data})
@@ -125,7 +126,7 @@ class HoldsView(TenantView):
 
     capabilities = {"GET": Capability.VIEW}
 
-    @extend_schema(responses=HoldSerializer(many=True))
+    @extend_schema(responses=results_of(HoldSerializer))
     def get(self, _request: Request) -> Response:
         """Open holds."""
         return Response({"results": HoldSerializer(selectors.open_holds(self.organization), many=True).data})
@@ -136,7 +137,7 @@ class ReceiptsView(TenantView):
 
     capabilities = {"GET": Capability.VIEW}
 
-    @extend_schema(responses=ReceiptSerializer(many=True))
+    @extend_schema(responses=results_of(ReceiptSerializer))
     def get(self, _request: Request) -> Response:
         """The last 100 receipts."""
         return Response({"results": ReceiptSerializer(selectors.receipts_for(self.organization)[:100], many=True).data})
@@ -147,7 +148,7 @@ class NodeSpecsView(TenantView):
 
     capabilities = {"GET": Capability.VIEW}
 
-    @extend_schema(responses=NodeSpecSerializer(many=True))
+    @extend_schema(responses=results_of(NodeSpecSerializer))
     def get(self, _request: Request) -> Response:
         """The catalogue, smallest first."""
         account = selectors.wallet(self.organization)

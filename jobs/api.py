@@ -22,6 +22,7 @@ from billing.wording import basis_sentence
 from console.accounts.errors import InvalidInput, NotFound
 from console.accounts.permissions import TenantView
 from console.accounts.roles import Capability
+from console.accounts.schema import results_of
 from console.accounts.sse import EventStreamRenderer, event_stream, wants_events
 from jobs import activation, orders, selectors, streams
 from jobs.models import Job, Order, Product
@@ -159,7 +160,7 @@ class ProductsView(TenantView):
 
     capabilities = {"GET": Capability.VIEW}
 
-    @extend_schema(responses=ProductSerializer(many=True))
+    @extend_schema(responses=results_of(ProductSerializer))
     def get(self, _request: Request) -> Response:
         """The catalogue."""
         return Response({"results": ProductSerializer(selectors.products(), many=True).data})
@@ -321,7 +322,7 @@ class MetricsView(JobView):
 class EventsView(JobView):
     """What happened to a job."""
 
-    @extend_schema(responses=EventSerializer(many=True))
+    @extend_schema(responses=results_of(EventSerializer))
     def get(self, _request: Request, pk: int) -> Response:
         """Every event, oldest first."""
         return Response({"results": EventSerializer(selectors.events(self.job(pk)), many=True).data})

@@ -5,11 +5,12 @@ The one rule: both are described here once; no view describes them again.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from django.utils.translation import gettext_lazy as _
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from drf_spectacular.openapi import AutoSchema
+from drf_spectacular.utils import inline_serializer
 from rest_framework import serializers
 
 
@@ -44,3 +45,9 @@ class Schema(AutoSchema):
             error = self._get_response_for_code(ErrorSerializer, "4XX", direction=direction)  # type: ignore[no-untyped-call]
             bodies["4XX"] = error
         return bodies
+
+
+def results_of(shape: type[serializers.BaseSerializer[Any]]) -> serializers.Serializer[Any]:
+    """The shape of a short list that is sent whole: `{"results": [...]}`."""
+    name = f"{shape.__name__.removesuffix('Serializer')}List"
+    return cast("serializers.Serializer[Any]", inline_serializer(name=name, fields={"results": shape(many=True)}))
