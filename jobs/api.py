@@ -9,125 +9,35 @@ from django.urls import path
 from django.utils.translation import gettext as _
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
-from rest_framework import serializers
 from rest_framework.generics import ListAPIView
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from billing.api import LineSerializer, ReceiptSerializer
-from billing.models import Quote
+from billing.api import ReceiptSerializer
 from billing.quotes import quote_for
-from billing.wording import basis_sentence
 from console.accounts.errors import InvalidInput, NotFound
 from console.accounts.permissions import TenantView
 from console.accounts.roles import Capability
 from console.accounts.schema import results_of
 from console.accounts.sse import EventStreamRenderer, event_stream, wants_events
 from jobs import activation, orders, selectors, streams
-from jobs.models import Job, Order, Product
+from jobs.models import Job
+from jobs.serializers import (
+    ActivationSerializer,
+    EventSerializer,
+    JobSerializer,
+    LogSerializer,
+    OrderRequestSerializer,
+    OrderSerializer,
+    ProductSerializer,
+    QuoteRequestSerializer,
+    QuoteSerializer,
+    ServiceSerializer,
+)
 
 LONGEST_NUMBER = 15
 """Digits of an offset or rank: far more than any file has bytes, and still a number that the system can seek to."""
-
-
-class ActivationSerializer(serializers.Serializer[Any]):
-    """Taking up the service."""
-
-    accept_terms = serializers.BooleanField()
-
-
-class ServiceSerializer(serializers.Serializer[Any]):
-    """A service and whether it is active."""
-
-    service = serializers.CharField()
-    is_active = serializers.BooleanField()
-    terms_version = serializers.CharField()
-
-
-class ProductSerializer(serializers.ModelSerializer[Product]):
-    """A product."""
-
-    class Meta:
-        model = Product
-        fields = ("name", "title", "description", "mode", "max_epochs", "max_nodes", "max_seconds")
-
-
-class QuoteRequestSerializer(serializers.Serializer[Any]):
-    """What to price. Read and checked by `jobs.purchase`, which tells every fault at once; here for the schema."""
-
-    product = serializers.CharField()
-    framework = serializers.ChoiceField(["pytorch", "horovod", "tensorflow"])
-    image = serializers.CharField()
-    workspace = serializers.CharField()
-    code_path = serializers.CharField(help_text="Path of the script inside the workspace.")
-    arguments = serializers.ListField(child=serializers.CharField(), required=False)
-    datasets = serializers.ListField(child=serializers.CharField(), required=False)
-    epochs = serializers.IntegerField(min_value=1)
-    lr = serializers.CharField(help_text="A number above 0, such as 0.01 or 1e-3.")
-    batch_size = serializers.IntegerField(min_value=1, help_text="Of each process.")
-    node_spec = serializers.CharField()
-    nodes = serializers.IntegerField(min_value=1)
-    workers_per_node = serializers.IntegerField(min_value=1)
-    max_seconds = serializers.IntegerField(required=False, help_text="The run is ended after this time.")
-    ceiling_minor = serializers.IntegerField(required=False, help_text="The run is ended before it costs more.")
-
-
-class QuoteSerializer(serializers.ModelSerializer[Quote]):
-    """An offer. The lines say what the ceiling is made of and sum to it."""
-
-    lines = LineSerializer(many=True)
-    estimate = serializers.SerializerMethodField()
-
-    class Meta:
-        model = Quote
-        fields = ("id", "currency", "mode", "lines", "estimate", "ceiling_minor", "deadline_seconds", "expires_at")
-
-    def get_estimate(self, quote: Quote) -> dict[str, Any]:
-        """What it will probably cost, and where that comes from."""
-        basis = quote.basis | {"sentence": basis_sentence(quote.basis)}
-        return {"p50_minor": quote.p50_minor, "p90_minor": quote.p90_minor, "basis": basis}
-
-
-class OrderRequestSerializer(serializers.Serializer[Any]):
-    """A quote to buy."""
-
-    quote = serializers.UUIDField()
-
-
-class OrderSerializer(serializers.Serializer[Order]):
-    """An order and the job it bought."""
-
-    id = serializers.UUIDField()
-    job = serializers.IntegerField(source="job.pk")
-
-
-class JobSerializer(serializers.Serializer[Job]):
-    """A job. Amounts in minor units, times in ISO 8601."""
-
-    def to_representation(self, instance: Job) -> dict[str, Any]:
-        """As `selectors.summary` has it, for pages, streams and API alike."""
-        return selectors.summary(instance)
-
-
-class LogSerializer(serializers.Serializer[Any]):
-    """A piece of a rank's output."""
-
-    text = serializers.CharField()
-    next_offset = serializers.IntegerField()
-    eof = serializers.BooleanField(help_text="Whether the output has ended.")
-
-
-class EventSerializer(serializers.Serializer[Any]):
-    """Something that happened."""
-
-    id = serializers.IntegerField(source="event.pk")
-    kind = serializers.CharField(source="event.kind")
-    attempt = serializers.IntegerField(source="event.attempt", allow_null=True)
-    actor = serializers.CharField(source="event.actor.email", default=None, allow_null=True)
-    details = serializers.DictField(source="event.data")
-    sentence = serializers.CharField()
-    created_at = serializers.DateTimeField(source="event.created_at")
 
 
 class ActivateView(TenantView):

@@ -5,7 +5,7 @@ The one rule: both are described here once; no view describes them again.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from django.utils.translation import gettext_lazy as _
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
@@ -50,4 +50,4 @@ class Schema(AutoSchema):
 def results_of(shape: type[serializers.BaseSerializer[Any]]) -> serializers.Serializer[Any]:
     """The shape of a short list that is sent whole: `{"results": [...]}`."""
     name = f"{shape.__name__.removesuffix('Serializer')}List"
-    return cast("serializers.Serializer[Any]", inline_serializer(name=name, fields={"results": shape(many=True)}))
+    return inline_serializer(name=name, fields={"results": shape(many=True)})

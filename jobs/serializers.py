@@ -1,0 +1,163 @@
+"""The shapes of the API of jobs. They say what comes and goes; what is right is decided by `purchase` and the services."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rest_framework import serializers
+
+from billing.api import LineSerializer
+from billing.models import Quote
+from billing.wording import basis_sentence
+from jobs import selectors
+from jobs.models import Job, Order, Product
+
+
+class ActivationSerializer(serializers.Serializer[Any]):
+    """Taking up the service."""
+
+    accept_terms = serializers.BooleanField()
+
+
+class ServiceSerializer(serializers.Serializer[Any]):
+    """A service and whether it is active."""
+
+    service = serializers.CharField()
+    is_active = serializers.BooleanField()
+    terms_version = serializers.CharField()
+
+
+class ProductSerializer(serializers.ModelSerializer[Product]):
+    """A product."""
+
+    class Meta:
+        model = Product
+        fields = ("name", "title", "description", "mode", "max_epochs", "max_nodes", "max_seconds")
+
+
+class QuoteRequestSerializer(serializers.Serializer[Any]):
+    """What to price. Read and checked by `jobs.purchase`, which tells every fault at once; here for the schema."""
+
+    product = serializers.CharField()
+    framework = serializers.ChoiceField(["pytorch", "horovod", "tensorflow"])
+    image = serializers.CharField()
+    workspace = serializers.CharField()
+    code_path = serializers.CharField(help_text="Path of the script inside the workspace.")
+    arguments = serializers.ListField(child=serializers.CharField(), required=False)
+    datasets = serializers.ListField(child=serializers.CharField(), required=False)
+    epochs = serializers.IntegerField(min_value=1)
+    lr = serializers.CharField(help_text="A number above 0, such as 0.01 or 1e-3.")
+    batch_size = serializers.IntegerField(min_value=1, help_text="Of each process.")
+    node_spec = serializers.CharField()
+    nodes = serializers.IntegerField(min_value=1)
+    workers_per_node = serializers.IntegerField(min_value=1)
+    max_seconds = serializers.IntegerField(required=False, help_text="The run is ended after this time.")
+    ceiling_minor = serializers.IntegerField(required=False, help_text="The run is ended before it costs more.")
+
+
+class QuoteSerializer(serializers.ModelSerializer[Quote]):
+    """An offer. The lines say what the ceiling is made of and sum to it."""
+
+    lines = LineSerializer(many=True)
+    estimate = serializers.SerializerMethodField()
+
+    class Meta:
+        model = Quote
+        fields = ("id", "currency", "mode", "lines", "estimate", "ceiling_minor", "deadline_seconds", "expires_at")
+
+    def get_estimate(self, quote: Quote) -> dict[str, Any]:
+        """What it will probably cost, and where that comes from."""
+        basis = quote.basis | {"sentence": basis_sentence(quote.basis)}
+        return {"p50_minor": quote.p50_minor, "p90_minor": quote.p90_minor, "basis": basis}
+
+
+class OrderRequestSerializer(serializers.Serializer[Any]):
+    """A quote to buy."""
+
+    quote = serializers.UUIDField()
+
+
+class OrderSerializer(serializers.Serializer[Order]):
+    """An order and the job it bought."""
+
+    id = serializers.UUIDField()
+    job = serializers.IntegerField(source="job.pk")
+
+
+class ProgressSerializer(serializers.Serializer[Any]):
+    """How far a job is."""
+
+    fraction = serializers.FloatField(help_text="0 to 1.")
+    epoch = serializers.IntegerField(help_text="Epochs done.")
+    epochs = serializers.IntegerField()
+    eta_seconds = serializers.IntegerField(allow_null=True, help_text="Null where it can't be told.")
+
+
+class AttemptSerializer(serializers.Serializer[Any]):
+    """One try at a job."""
+
+    number = serializers.IntegerField()
+    reason = serializers.ChoiceField(Job.Reasons.choices, allow_blank=True)
+    detail = serializers.CharField(allow_blank=True)
+    failure = serializers.DictField(allow_null=True, help_text="The first cause: node, rank, exit code, last lines.")
+    claimed_at = serializers.DateTimeField()
+    started_at = serializers.DateTimeField(allow_null=True)
+    finished_at = serializers.DateTimeField(allow_null=True)
+
+
+class JobSerializer(serializers.Serializer[Job]):
+    """A job. Amounts in minor units. Read through `selectors.summary`; the fields are here for the schema."""
+
+    id = serializers.IntegerField()
+    name = serializers.CharField()
+    state = serializers.ChoiceField(Job.States.choices)
+    reason = serializers.ChoiceField(Job.Reasons.choices, allow_blank=True)
+    detail = serializers.CharField(allow_blank=True)
+    sentence = serializers.CharField(help_text="Why it ended, and who pays.", allow_blank=True)
+    waiting_for = serializers.CharField(help_text="Why it waits, its place, what would start now.", allow_blank=True)
+    progress = ProgressSerializer()
+    attempts = AttemptSerializer(many=True)
+    queued_at = serializers.DateTimeField()
+    started_at = serializers.DateTimeField(allow_null=True)
+    finished_at = serializers.DateTimeField(allow_null=True)
+    currency = serializers.CharField()
+    cost_minor = serializers.IntegerField(help_text="So far, or in the end.")
+    ceiling_minor = serializers.IntegerField()
+    deadline_seconds = serializers.IntegerField()
+    product = serializers.CharField()
+    framework = serializers.CharField()
+    image = serializers.CharField()
+    workspace = serializers.CharField()
+    code_path = serializers.CharField()
+    arguments = serializers.ListField(child=serializers.CharField())
+    epochs = serializers.IntegerField()
+    lr = serializers.CharField()
+    batch_size = serializers.IntegerField()
+    node_spec = serializers.CharField()
+    nodes = serializers.IntegerField()
+    workers_per_node = serializers.IntegerField()
+    rerun_of = serializers.IntegerField(allow_null=True)
+
+    def to_representation(self, instance: Job) -> dict[str, Any]:
+        """As `selectors.summary` has it, for pages, streams and API alike."""
+        return selectors.summary(instance)
+
+
+class LogSerializer(serializers.Serializer[Any]):
+    """A piece of a rank's output."""
+
+    text = serializers.CharField()
+    next_offset = serializers.IntegerField()
+    eof = serializers.BooleanField(help_text="Whether the output has ended.")
+
+
+class EventSerializer(serializers.Serializer[Any]):
+    """Something that happened."""
+
+    id = serializers.IntegerField(source="event.pk")
+    kind = serializers.CharField(source="event.kind")
+    attempt = serializers.IntegerField(source="event.attempt", allow_null=True)
+    actor = serializers.CharField(source="event.actor.email", default=None, allow_null=True)
+    details = serializers.DictField(source="event.data")
+    sentence = serializers.CharField()
+    created_at = serializers.DateTimeField(source="event.created_at")
