@@ -1,4 +1,4 @@
-"""The shapes of the API of jobs. They say what comes and goes; what is right is decided by `purchase` and the services."""
+"""The shapes of the API of jobs: what comes and goes. What is right is decided by `purchase` and the services."""
 
 from __future__ import annotations
 
