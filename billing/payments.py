@@ -112,9 +112,9 @@ def _apply_session(event: StripeEvent) -> str:
         top_up = (
             TopUp.objects.select_for_update(of=("self",))
             .select_related("account")
-            .get(pk=session.get("client_reference_id"))
+            .get(pk=str(session.get("client_reference_id")))
         )
-    except (TopUp.DoesNotExist, ValidationError, ValueError, TypeError):
+    except (TopUp.DoesNotExist, ValidationError, ValueError):
         return "No top-up of ours has this client_reference_id."
     if event.type in EXPIRED_EVENTS:
         if top_up.state in {TopUp.States.CREATED, TopUp.States.PENDING}:

@@ -12,6 +12,8 @@ from billing.errors import BookRefused, NotPriced
 from billing.models import NodeSpec, Price, PriceBook
 from billing.pricing import PriceKind, PriceRow
 
+NAME_LIMIT = 100
+
 
 def current_book(*, currency: str, at: datetime | None = None) -> PriceBook:
     """The published book that holds at a moment (now). Raises NotPriced when none does."""
@@ -73,7 +75,8 @@ def publish(*, book: PriceBook, effective_from: datetime | None = None) -> Price
 @transaction.atomic
 def copy(*, book: PriceBook) -> PriceBook:
     """A draft with the same prices, to change and publish."""
-    draft = PriceBook.objects.create(name=_("Copy of %(name)s") % {"name": book.name}, currency=book.currency)
+    name = _("Copy of %(name)s") % {"name": book.name}
+    draft = PriceBook.objects.create(name=name[:NAME_LIMIT], currency=book.currency)
     Price.objects.bulk_create(
         Price(
             book=draft,

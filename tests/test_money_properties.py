@@ -1,0 +1,451 @@
+"""Orders, holds, top-ups, settlements, cancels and retries in random order and at once, on a real PostgreSQL.
+
+Hypothesis drives the services themselves; the cluster and the payment page are fakes that keep their contracts. What
+must hold is read by SQL after every step, not from the objects that the services gave.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from fractions import Fraction
+from math import floor
+from typing import Any
+
+import pytest
+from django.db import connection
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from billing import charges, gateway, payments, pricebooks
+from billing.errors import InsufficientFunds
+from billing.models import CreditGrant, Hold, Quote, Receipt, TopUp
+from billing.pricing import Usage
+from billing.selectors import wallet
+from console.accounts import hints
+from console.accounts.models import Membership
+from jobs import activation, backend, catalogue, dispatch, orders
+from jobs.errors import AlreadyEnded, IdempotencyConflict, StaleTransition
+from jobs.models import Attempt, Job, Order
+from jobs.states import BILLED, EndReason, JobState
+from runtime.specs import Outcome, RunPhase
+from storage.models import Workspace
+from storage.selectors import workspace_folder
+from tests.factories.accounts import MembershipFactory
+from tests.factories.billing import session_event
+from tests.fakes import FakeBackend
+from tests.racing import raised, together
+
+HINTS: list[tuple[Any, tuple[Any, ...]]] = []
+CLUSTER: list[FakeBackend] = []
+WRONG = [{"amount_total": 1}, {"currency": "eur"}, {"livemode": True}, {"id": "cs_another"}]
+FAULTS = {Outcome.NODE_LOST, Outcome.PLATFORM_ERROR}
+
+BROKEN_BOOKS = {
+    "a transaction does not sum to zero": """
+        SELECT transaction_id FROM billing_entry GROUP BY transaction_id HAVING sum(amount_minor) <> 0""",
+    "a balance is not the sum of its entries": """
+        SELECT a.id FROM billing_account a LEFT JOIN billing_entry e ON e.account_id = a.id
+        GROUP BY a.id HAVING a.posted_minor <> coalesce(sum(e.amount_minor), 0)""",
+    "what is held is not the sum of the open holds": """
+        SELECT a.id FROM billing_account a LEFT JOIN billing_hold h ON h.account_id = a.id AND h.state = 'held'
+        GROUP BY a.id HAVING a.held_minor <> coalesce(sum(h.amount_minor), 0)""",
+    "a wallet is below what is held, or below zero": """
+        SELECT id FROM billing_account
+        WHERE kind = 'wallet' AND NOT (posted_minor >= held_minor AND held_minor >= 0)""",
+    "a charge passes its ceiling": """
+        SELECT h.id FROM billing_hold h JOIN billing_quote q ON q.id = h.quote_id
+        WHERE greatest(h.charged_minor, h.metered_minor) > h.amount_minor OR h.amount_minor <> q.ceiling_minor""",
+    "a hold was not charged once, by what it says": """
+        SELECT h.id FROM billing_hold h
+        LEFT JOIN billing_transaction t ON t.reference = 'settle:' || h.reference
+        LEFT JOIN billing_entry e ON e.transaction_id = t.id AND e.account_id = h.account_id
+        GROUP BY h.id HAVING count(e.id) <> (h.state = 'settled')::int
+            OR coalesce(sum(e.amount_minor), 0) <> -coalesce(h.charged_minor, 0)""",
+    "a receipt does not sum to its total, or is not what was charged": """
+        SELECT r.id FROM billing_receipt r JOIN billing_hold h ON h.id = r.hold_id
+        WHERE r.total_minor <> coalesce(h.charged_minor, 0) OR r.ceiling_minor <> h.amount_minor
+            OR r.total_minor <> (SELECT coalesce(sum((line ->> 'amount_minor')::bigint), 0)
+                                 FROM jsonb_array_elements(r.lines) AS line)""",
+    "an ended job has no receipt, or another has one": """
+        SELECT j.id FROM jobs_job j JOIN jobs_order o ON o.id = j.order_id JOIN billing_hold h ON h.id = o.hold_id
+        LEFT JOIN billing_receipt r ON r.hold_id = h.id
+        WHERE (j.finished_at IS NOT NULL) <> (r.id IS NOT NULL) OR (r.id IS NULL) <> (h.state = 'held')""",
+    "an order, a hold or a job stands alone": """
+        SELECT h.reference FROM billing_hold h
+        LEFT JOIN jobs_order o ON o.hold_id = h.id LEFT JOIN jobs_job j ON j.order_id = o.id WHERE j.id IS NULL""",
+    "a platform fault was charged": """
+        SELECT j.id FROM jobs_job j JOIN jobs_order o ON o.id = j.order_id JOIN billing_hold h ON h.id = o.hold_id
+        WHERE j.reason IN ('no_capacity', 'node_lost', 'platform_error') AND h.charged_minor IS NOT NULL""",
+    "a job that never ran was charged": """
+        SELECT j.id FROM jobs_job j JOIN jobs_order o ON o.id = j.order_id JOIN billing_hold h ON h.id = o.hold_id
+        WHERE h.charged_minor IS NOT NULL
+            AND NOT EXISTS (SELECT 1 FROM jobs_attempt a WHERE a.job_id = j.id AND a.started_at IS NOT NULL)""",
+    "a top-up was credited twice, or is paid and was not": """
+        SELECT u.id FROM billing_topup u LEFT JOIN billing_transaction t ON t.reference = 'top-up:' || u.id
+        LEFT JOIN billing_entry e ON e.transaction_id = t.id AND e.account_id = u.account_id
+        GROUP BY u.id HAVING count(e.id) <> (u.state = 'paid')::int
+            OR coalesce(sum(e.amount_minor), 0) <> CASE WHEN u.state = 'paid' THEN u.amount_minor ELSE 0 END""",
+    "an idempotency key or a quote was bought twice": """
+        SELECT min(id::text) FROM jobs_order GROUP BY organization_id, idempotency_key HAVING count(*) > 1
+        UNION ALL SELECT min(id::text) FROM jobs_order GROUP BY quote_id HAVING count(*) > 1""",
+    "two attempts of a job are open": """
+        SELECT job_id FROM jobs_attempt WHERE finished_at IS NULL GROUP BY job_id HAVING count(*) > 1""",
+}
+
+
+class Market(RuleBasedStateMachine):
+    """Two customers, one cluster, and everything that may happen to their money.
+
+    What Hypothesis draws never depends on what happened (threads decide that): jobs and payments are drawn as numbers,
+    and counted from the newest backwards.
+    """
+
+    customers = st.integers(0, 1)
+    threads = st.integers(1, 3)
+    which = st.integers(0, 5)
+
+    @initialize(balances=st.tuples(st.integers(0, 800), st.integers(0, 800)))
+    def open_shop(self, balances: tuple[int, int]) -> None:
+        self.now = time.time()
+        self.cluster = CLUSTER[0]
+        self.cluster.runs.clear()
+        self.cluster.available = True
+        self.cluster.clock = lambda: self.now
+        HINTS.clear()
+        catalogue.seed()
+        self.prices_change(Decimal(90))
+        self.members: list[Membership] = []
+        self.paid_in: dict[int, int] = {}
+        self.bought: dict[str, uuid.UUID] = {}
+        self.jobs: list[int] = []
+        self.top_ups: list[TopUp] = []
+        for balance in balances:
+            member = MembershipFactory()
+            activation.activate(membership=member, accept_terms=True)
+            folder = workspace_folder(Workspace.objects.get(organization=member.organization))
+            (folder / "train.py").write_text("print('epoch 1 loss 0.5')\n")
+            self.members.append(member)
+            self.paid_in[member.organization_id] = balance
+            if balance:
+                self.grant(member, balance)
+
+    def grant(self, member: Membership, amount: int) -> None:
+        credit = CreditGrant(organization=member.organization, amount_minor=amount, reason="A test")
+        payments.grant(credit=credit, user=member.user, account=wallet(member.organization))
+
+    # Money in
+
+    @rule(customer=customers, amount=st.integers(500, 900))
+    def begin_top_up(self, customer: int, amount: int) -> None:
+        member, account = self.members[customer], wallet(self.members[customer].organization)
+        self.top_ups.append(payments.start_top_up(account=account, amount_minor=amount, user=member.user))
+
+    @rule(which=which, wrong=st.sampled_from([*WRONG, {}, {}, {}, {}]), threads=threads, events=st.integers(1, 2))
+    def pay(self, which: int, wrong: dict[str, Any], threads: int, events: int) -> None:
+        """One payment, told in several events, each delivered several times at once."""
+        if not self.top_ups:
+            return
+        top_up = self.top_ups[-1 - which % len(self.top_ups)]
+        told = [session_event(top_up, **wrong) for _ in range(events)]
+
+        def deliver(event: dict[str, Any]) -> None:
+            payments.apply_event(event_pk=payments.receive(event).pk)
+
+        assert raised(together(*[lambda event=event: deliver(event) for event in told] * threads)) == []
+        before = top_up.state
+        top_up.refresh_from_db()
+        if not wrong:
+            assert top_up.state == TopUp.States.PAID
+            if before != TopUp.States.PAID:
+                self.paid_in[top_up.account.organization_id] += top_up.amount_minor
+        assert top_up.state == (TopUp.States.PAID if before == TopUp.States.PAID or not wrong else before)
+
+    @rule(which=which)
+    def expire(self, which: int) -> None:
+        if not self.top_ups:
+            return
+        top_up = self.top_ups[-1 - which % len(self.top_ups)]
+        event = session_event(top_up, kind="checkout.session.expired", payment_status="unpaid")
+        payments.apply_event(event_pk=payments.receive(event).pk)
+        before = top_up.state
+        top_up.refresh_from_db()
+        assert (top_up.state == TopUp.States.PAID) == (before == TopUp.States.PAID)
+
+    # Buying
+
+    def quote(self, customer: int, product: str, nodes: int, seconds: int) -> Quote:
+        data = {
+            "product": product,
+            "framework": "pytorch",
+            "image": "pytorch",
+            "workspace": Workspace.objects.get(organization=self.members[customer].organization).name,
+            "code_path": "train.py",
+            "epochs": 100,
+            "lr": "0.1",
+            "batch_size": 8,
+            "node_spec": "nano",
+            "nodes": nodes,
+            "workers_per_node": 1,
+            "max_seconds": seconds,
+        }
+        return orders.quote_order(membership=self.members[customer], data=data)
+
+    def remember(self, order: Order) -> None:
+        assert self.bought.setdefault(order.idempotency_key, order.pk) == order.pk
+        self.jobs.append(order.job.pk)
+
+    @rule(
+        customer=customers,
+        product=st.sampled_from(["metered", "metered", "fixed"]),
+        nodes=st.integers(1, 5),
+        seconds=st.integers(60, 7200),
+        threads=threads,
+    )
+    def buy(self, customer: int, product: str, nodes: int, seconds: int, threads: int) -> None:
+        """One quote, ordered several times at once with the same key: one order, or one refusal."""
+        member, quote = self.members[customer], self.quote(customer, product, nodes, seconds)
+        available = wallet(member.organization).available_minor
+        key = uuid.uuid4().hex
+        outcomes = together(
+            *[lambda: orders.place_order(membership=member, quote=quote, idempotency_key=key)] * threads
+        )
+        if available < quote.ceiling_minor:
+            assert {type(outcome) for outcome in outcomes} == {InsufficientFunds}
+            return
+        assert raised(outcomes) == []
+        assert len({order.pk for order in outcomes}) == 1
+        self.remember(outcomes[0])
+
+    @rule(customer=customers, quotes=st.lists(st.integers(600, 7200), min_size=2, max_size=4))
+    def buy_several(self, customer: int, quotes: list[int]) -> None:
+        """Different quotes at once, from one wallet that may not cover them all."""
+        member = self.members[customer]
+        offers = [self.quote(customer, "metered", 2, seconds) for seconds in quotes]
+        available = wallet(member.organization).available_minor
+        outcomes = together(*(lambda q=q: orders.place_order(membership=member, quote=q) for q in offers))
+        assert {type(error) for error in raised(outcomes)} <= {InsufficientFunds}
+        bought = [order for order in outcomes if isinstance(order, Order)]
+        spent = sum(order.quote.ceiling_minor for order in bought)
+        assert spent <= available
+        refused = [offer for offer in offers if offer.pk not in {order.quote_id for order in bought}]
+        assert all(offer.ceiling_minor > available - spent for offer in refused)
+        for order in sorted(bought, key=lambda order: order.job.pk):
+            self.remember(order)
+
+    @rule(which=which, threads=threads)
+    def run_again(self, which: int, threads: int) -> None:
+        if (job := self.job(which)) is None:
+            return
+        row = Job.objects.select_related("order__quote").get(pk=job)
+        member = next(member for member in self.members if member.organization_id == row.organization_id)
+        key = uuid.uuid4().hex
+        outcomes = together(
+            *[lambda: orders.rerun(membership=member, job=row, changes={}, idempotency_key=key)] * threads
+        )
+        assert {type(error) for error in raised(outcomes)} <= {InsufficientFunds, IdempotencyConflict}
+        made = {order.pk: order for order in outcomes if isinstance(order, Order)}
+        assert len(made) <= 1
+        for order in made.values():
+            self.remember(order)
+
+    @rule(which=which, threads=threads)
+    def order_again(self, which: int, threads: int) -> None:
+        """The same key, long after: the same order, whatever became of it."""
+        if (job := self.job(which)) is None:
+            return
+        order = Order.objects.select_related("quote", "organization").get(job=job)
+        member = next(member for member in self.members if member.organization_id == order.organization_id)
+        key = order.idempotency_key
+        call = lambda: orders.place_order(membership=member, quote=order.quote, idempotency_key=key).pk  # noqa: E731
+        assert together(*[call] * threads) == [order.pk] * threads
+
+    # What the cluster does
+
+    @rule(seconds=st.integers(1, 4000))
+    def time_passes(self, seconds: int) -> None:
+        """At the cluster, whose clock is not the console's."""
+        self.now += seconds
+
+    def job(self, which: int) -> int | None:
+        return self.jobs[-1 - which % len(self.jobs)] if self.jobs else None
+
+    def run_of(self, job: int) -> str | None:
+        attempt = Attempt.objects.filter(job_id=job, finished_at=None).last()
+        return attempt.run_name if attempt and attempt.run_name in self.cluster.runs else None
+
+    @rule(which=which)
+    def run_starts(self, which: int) -> None:
+        if (job := self.job(which)) is None:
+            return
+        if name := self.run_of(job):
+            self.cluster.start(name)
+            self.cluster.write(name, "epoch 1 loss 0.5\n")
+
+    @rule(which=which, outcome=st.sampled_from(Outcome), seconds=st.integers(0, 9000))
+    def run_ends(self, which: int, outcome: Outcome, seconds: int) -> None:
+        if (job := self.job(which)) is None:
+            return
+        if name := self.run_of(job):
+            began = self.cluster.runs[name].status.started_at
+            self.cluster.end(name, outcome, at=(began or self.now) + seconds)
+
+    @rule(which=which)
+    def run_is_lost(self, which: int) -> None:
+        if (job := self.job(which)) is None:
+            return
+        if name := self.run_of(job):
+            self.cluster.lose(name)
+
+    @rule()
+    def cluster_goes_or_comes(self) -> None:
+        self.cluster.available = not self.cluster.available
+
+    # What the workers do
+
+    @rule(threads=threads)
+    def dispatch(self, threads: int) -> None:
+        self.work(*[dispatch.dispatch_queue] * threads)
+
+    @rule(threads=threads)
+    def sweep(self, threads: int) -> None:
+        self.work(*[dispatch.reconcile] * threads)
+
+    @rule(which=which, threads=threads)
+    def observe(self, which: int, threads: int) -> None:
+        if (job := self.job(which)) is None:
+            return
+        self.work(*[lambda: dispatch.reconcile_job(job_pk=job)] * threads)
+
+    @rule(number=st.integers(0, 30), threads=threads)
+    def messages_arrive(self, number: int, threads: int) -> None:
+        """In any order, late, more than once; or never."""
+        if HINTS:
+            task, arguments = HINTS.pop(number % len(HINTS))
+            self.work(*[lambda: task(*arguments)] * threads)
+
+    def work(self, *calls: Callable[[], Any]) -> None:
+        outcomes = together(*calls)
+        assert {type(error) for error in raised(outcomes)} <= {StaleTransition, Attempt.DoesNotExist}
+
+    # Ends
+
+    @rule(which=which, threads=threads, beside=st.booleans())
+    def cancel(self, which: int, threads: int, beside: bool) -> None:
+        """Several times at once, and perhaps while a worker looks."""
+        if (job := self.job(which)) is None:
+            return
+        row = Job.objects.get(pk=job)
+        member = next(member for member in self.members if member.organization_id == row.organization_id)
+        calls: list[Callable[[], Any]] = [lambda: orders.cancel_job(membership=member, job=row)] * threads
+        if beside:
+            calls += [lambda: dispatch.reconcile_job(job_pk=job), dispatch.dispatch_queue]
+        errors = raised(together(*calls))
+        assert {type(error) for error in errors} <= {AlreadyEnded, StaleTransition, Attempt.DoesNotExist}
+        row.refresh_from_db()
+        assert row.is_ended or row.state == JobState.STOPPING
+
+    @rule(which=which, seconds=st.integers(0, 10**6), completed=st.booleans(), threads=threads)
+    def settle_again(self, which: int, seconds: int, completed: bool, threads: int) -> None:
+        """Whatever is said of an ended run later, its receipt stands."""
+        if (job := self.job(which)) is None:
+            return
+        hold = Hold.objects.get(order__job=job)
+        if hold.state == Hold.States.HELD:
+            return
+        usage = Usage(seconds, completed=completed)
+        before = Receipt.objects.get(hold=hold)
+        receipts = together(*[lambda: charges.settle(hold=hold, usage=usage, title="Again")] * threads)
+        assert [receipt.pk for receipt in receipts] == [before.pk] * threads
+        assert [receipt.total_minor for receipt in receipts] == [before.total_minor] * threads
+
+    @rule(hourly=st.decimals(20, 300, places=4))
+    def prices_change(self, hourly: Decimal) -> None:
+        draft = pricebooks.copy(book=pricebooks.current_book(currency="USD"))
+        draft.prices.filter(kind="node_hour").update(amount=hourly)
+        pricebooks.publish(book=draft)
+
+    # What must hold
+
+    @invariant()
+    def the_books_are_whole(self) -> None:
+        with connection.cursor() as cursor:
+            for name, query in BROKEN_BOOKS.items():
+                cursor.execute(query)
+                assert cursor.fetchall() == [], name
+
+    @invariant()
+    def every_cent_that_came_in_is_known(self) -> None:
+        for member in self.members:
+            rows = wallet(member.organization).entries.exclude(transaction__kind="charge")
+            assert sum(rows.values_list("amount_minor", flat=True)) == self.paid_in[member.organization_id]
+
+    @invariant()
+    def what_was_charged_is_what_the_cluster_saw(self) -> None:
+        """Reckoned again from the attempts, in fractions, by nothing of `billing.pricing`."""
+        receipts = Receipt.objects.filter(organization__in=[member.organization_id for member in self.members])
+        for receipt in receipts.select_related("hold__quote", "hold__order__job"):
+            job, terms = receipt.hold.order.job, receipt.hold.quote.terms
+            seconds = sum(
+                max(0.0, (attempt.finished_at - attempt.started_at).total_seconds())
+                for attempt in job.attempts.filter(started_at__isnull=False)
+                if EndReason(attempt.reason) in BILLED
+            )
+            due = floor(Fraction(str(seconds)) * job.nodes * Fraction(terms["hourly"]) / 3600 + Fraction(1, 2))
+            if terms["mode"] == "fixed" and job.reason == EndReason.COMPLETED:
+                due = receipt.ceiling_minor
+            due = max(due, terms["minimum_minor"]) if seconds else 0
+            assert receipt.total_minor == min(due, receipt.ceiling_minor)
+
+    def teardown(self) -> None:
+        """In the end everything ends: what is open is cancelled, and nothing stays held."""
+        if not hasattr(self, "members"):
+            return
+        self.cluster.available = True
+        organizations = [member.organization_id for member in self.members]
+        for job in Job.objects.filter(organization__in=organizations, finished_at=None):
+            member = next(member for member in self.members if member.organization_id == job.organization_id)
+            orders.cancel_job(membership=member, job=job)
+        dispatch.reconcile()
+        self.now += dispatch.GRACE_SECONDS
+        dispatch.reconcile()
+        assert not Job.objects.filter(organization__in=organizations, finished_at=None).exists()
+        assert [wallet(member.organization).held_minor for member in self.members] == [0, 0]
+        assert all(run.status.phase is RunPhase.ENDED for run in self.cluster.runs.values())
+        self.the_books_are_whole()
+        self.what_was_charged_is_what_the_cluster_saw()
+
+
+@pytest.fixture
+def _a_market(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
+    """A fake cluster and payment page; messages to the workers wait in `HINTS` until a rule delivers them."""
+    fake = FakeBackend(root=tmp_path / "runs", cpus=4.0)
+    CLUSTER[:] = [fake]
+    monkeypatch.setattr(backend, "create", lambda *_args, **_options: fake)
+    monkeypatch.setattr(hints, "_send", lambda task, arguments: HINTS.append((task, arguments)))
+    monkeypatch.setattr(
+        gateway,
+        "create_checkout",
+        lambda **fields: gateway.Checkout(f"cs_{fields['reference']}", "https://pay.example/"),
+    )
+    backend.cluster.cache_clear()
+    yield
+    backend.cluster.cache_clear()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("_a_market")
+def test_no_order_of_events_loses_or_doubles_a_cent() -> None:
+    run_state_machine_as_test(
+        Market,
+        settings=settings(
+            max_examples=12,
+            stateful_step_count=30,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
