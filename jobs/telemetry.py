@@ -11,13 +11,11 @@ import copy
 import json
 import logging
 import math
-import os
 import re
-import stat
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from django.db import transaction
 from django.utils import timezone
@@ -25,7 +23,7 @@ from django.utils import timezone
 from jobs.backend import cluster
 from jobs.bell import publish_state
 from jobs.models import Attempt, Job, MetricPoint
-from jobs.tensorboard import read_scalars
+from jobs.tensorboard import open_regular, read_scalars
 from runtime.errors import RuntimeFault
 
 logger = logging.getLogger(__name__)
@@ -252,13 +250,9 @@ def _canonical(name: str) -> str:
 
 def _read_hostile(path: Path, offset: int) -> bytes:
     """Up to MOST_BYTES of a regular file from `offset`; nothing of a link, a pipe, or a file that is not there."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
+    file = open_regular(path)
+    if file is None:
         return b""
-    file: BinaryIO
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return b""
+    with file:
         file.seek(offset)
         return file.read(MOST_BYTES)

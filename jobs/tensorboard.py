@@ -84,14 +84,14 @@ def _event_files(folder: Path) -> Iterator[tuple[str, BinaryIO]]:
             if len(Path(root).relative_to(folder).parts) >= DEEPEST:
                 folders.clear()
             for name in sorted(name for name in names if "tfevents" in name)[:MOST_FILES]:
-                if file := _open(name, descriptor):
+                if file := open_regular(name, folder=descriptor):
                     with file:
                         found += 1
                         yield str(Path(root, name).relative_to(folder)), file
 
 
-def _open(name: str, folder: int) -> BinaryIO | None:
-    """A regular file in an open folder; None for anything else."""
+def open_regular(name: str | Path, *, folder: int | None = None) -> BinaryIO | None:
+    """A regular file, by its name in an open folder or by its path; None for a link, a pipe, or anything else."""
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except OSError:

@@ -39,7 +39,7 @@ def test_the_table_is_total_and_every_state_reaches_an_end():
 def test_every_reason_has_an_end_state_and_somebody_who_pays():
     assert set(END_STATE) == set(EndReason)
     assert set(END_STATE.values()) == ENDED
-    assert BILLED | RETRIED == set(EndReason)
+    assert set(EndReason) == BILLED | RETRIED
     assert not BILLED & RETRIED
     assert {EndReason.NO_CAPACITY, EndReason.NODE_LOST, EndReason.PLATFORM_ERROR} == RETRIED
 

@@ -1,0 +1,471 @@
+import time
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from billing import charges
+from billing.models import NodeSpec, Receipt, Transaction
+from console.accounts.models import Quota
+from jobs import dispatch, lifecycle, orders, selectors
+from jobs.models import Attempt, Job
+from jobs.states import ACTIVE, EndReason, JobState
+from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity
+from runtime.specs import Framework, Outcome, Resources, RunPhase
+from tests.factories.jobs import Customer, never_fits
+from tests.factories.storage import DatasetFactory, DatasetVersionFactory
+
+
+class Crash(BaseException):
+    """The process is killed here."""
+
+
+def states(*jobs):
+    return [Job.objects.get(pk=job.pk).state for job in jobs]
+
+
+def waiting(customer, job):
+    return selectors.waiting_for(selectors.job_for(customer.organization, job.pk))
+
+
+def age(job, duration):
+    Job.objects.filter(pk=job.pk).update(queued_at=timezone.now() - duration)
+
+
+def filled(customer, nodes=8):
+    """A job that takes all of the fake cluster's 8 cores, or some."""
+    customer.quota(max_running_nodes=100)
+    return customer.started(node_spec="small", nodes=nodes)
+
+
+# --- The queue --------------------------------------------------------------------------------------------------------
+
+
+def test_the_oldest_starts_first_and_all_that_fit_start(customer, backend):
+    customer.quota(max_running_nodes=100)
+    jobs = [customer.job(node_spec="small", nodes=3) for _ in range(3)]
+    age(jobs[1], timedelta(minutes=2))
+    age(jobs[2], timedelta(minutes=1))
+    dispatch.dispatch_queue()
+    assert states(*jobs) == ["queued", "starting", "starting"]
+    assert backend.submissions == [f"job-{jobs[1].pk}-1", f"job-{jobs[2].pk}-1"]
+    text = waiting(customer, jobs[0])
+    assert text.startswith("Waiting for 3 free nodes of Small; 2 are free now.")
+    assert "A run on 2 of them would start now." in text
+    assert "0 jobs are before it." in text
+
+
+def test_a_smaller_job_overtakes_until_patience_is_over(customer):
+    attempt = filled(customer, nodes=6)
+    large = customer.job(node_spec="small", nodes=4)
+    small = customer.job(node_spec="nano", nodes=1)
+    dispatch.dispatch_queue()
+    assert states(large, small) == ["queued", "starting"]
+
+    age(large, dispatch.PATIENCE + timedelta(seconds=1))
+    late = customer.job(node_spec="nano", nodes=1)
+    dispatch.dispatch_queue()
+    assert states(large, late) == ["queued", "queued"]
+    assert "kept free for a larger run" in waiting(customer, late)
+    assert "1 job is before it." in waiting(customer, late)
+
+    customer.end(attempt, Outcome.COMPLETED)
+    dispatch.dispatch_queue()
+    assert states(large, late) == ["starting", "starting"]
+
+
+def test_a_quota_makes_an_organization_wait_and_nobody_else(customer, other):
+    customer.quota(max_running_nodes=2)
+    first, second = customer.job(), customer.job(nodes=1)
+    theirs = other.job()
+    dispatch.dispatch_queue()
+    assert states(first, second, theirs) == ["starting", "queued", "starting"]
+    assert "runs 2 nodes of the 2 it may; this run needs 1 more" in waiting(customer, second)
+    age(second, timedelta(days=1))
+    assert other.job().pk
+    dispatch.dispatch_queue()
+    assert not Job.objects.filter(organization=other.organization, state=JobState.QUEUED).exists()
+
+
+def test_a_pass_over_the_queue_asks_no_more_for_more_jobs(customer, django_assert_max_num_queries):
+    customer.quota(max_running_nodes=2)
+    customer.job()
+    dispatch.dispatch_queue()
+    for _ in range(12):
+        customer.job()
+    dispatch.dispatch_queue()
+    with django_assert_max_num_queries(6):
+        dispatch.dispatch_queue()
+
+
+def test_nothing_waiting_asks_nobody(customer, backend, django_assert_num_queries):
+    backend.available = False
+    with django_assert_num_queries(1):
+        dispatch.dispatch_queue()
+
+
+def test_a_cluster_that_became_too_small_keeps_no_room_and_ends_the_job_free(customer):
+    large = customer.job(node_spec="medium", nodes=1)
+    never_fits(customer)
+    small = customer.job()
+    age(large, timedelta(days=1))
+    dispatch.dispatch_queue()
+    assert states(large, small) == ["queued", "starting"]
+    assert "too small for 1 nodes of Medium: it could hold 0" in waiting(customer, large)
+    large.refresh_from_db()
+    seen = timezone.now() - dispatch.PATIENCE - timedelta(seconds=1)
+    Job.objects.filter(pk=large.pk).update(waiting_data=large.waiting_data | {"since": seen.isoformat()})
+    dispatch.dispatch_queue()
+    large.refresh_from_db()
+    assert (large.state, large.reason) == (JobState.FAILED, EndReason.NO_CAPACITY)
+    assert Receipt.objects.get().total_minor == 0
+    assert customer.wallet.held_minor == small.order.hold.amount_minor
+
+
+def test_a_cluster_that_grows_again_in_time_runs_it(customer):
+    job = customer.job(node_spec="medium", nodes=1)
+    never_fits(customer)
+    dispatch.dispatch_queue()
+    NodeSpec.objects.filter(name="medium").update(cpus=2)
+    dispatch.dispatch_queue()
+    assert states(job) == ["starting"]
+
+
+# --- What the backend may say -----------------------------------------------------------------------------------------
+
+
+def test_the_spec_says_what_was_bought(customer, backend):
+    versions = [
+        DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name=name)) for name in "ba"
+    ]
+    job = customer.job(datasets=["b", "a"], arguments=["--x", "1 2"], workers_per_node=2, lr="1e-3")
+    dispatch.start(job)
+    spec = backend.runs[f"job-{job.pk}-1"].spec
+    assert (spec.framework, spec.image.builtin, spec.script) == (Framework.PYTORCH, "pytorch", "train.py")
+    assert (spec.nodes, spec.workers_per_node, spec.resources) == (2, 2, Resources(0.5, 1024))
+    assert (spec.epochs, spec.lr, spec.batch_size) == (10, "1e-3", 32)
+    assert (spec.arguments, spec.datasets) == (("--x", "1 2"), ("b", "a"))
+    assert spec.deadline_seconds == job.order.quote.deadline_seconds == 3600
+    assert spec.checkpoint_key == f"job-{job.pk}"
+    assert [(mount.source.rsplit("/", 1)[-1], mount.target, mount.read_only) for mount in spec.mounts] == [
+        (customer.workspace.folder, "/workspace", False),
+        (versions[0].folder, "/datasets/b", True),
+        (versions[1].folder, "/datasets/a", True),
+    ]
+
+
+def test_room_that_went_between_look_and_submit_gives_back_without_a_trace(customer, backend):
+    job = customer.job()
+    backend.refuses[f"job-{job.pk}-1"] = NoCapacity("taken")
+    dispatch.dispatch_queue()
+    assert states(job) == ["queued"]
+    assert not Attempt.objects.exists()
+    assert "0 are free now" in waiting(customer, job)
+    backend.refuses.clear()
+    dispatch.dispatch_queue()
+    assert states(job) == ["starting"]
+
+
+def test_a_spec_that_cannot_run_ends_free_and_is_not_tried_again(customer, backend):
+    job = customer.job()
+    backend.refuses[f"job-{job.pk}-1"] = InvalidSpec("The image is not built.", field="image")
+    dispatch.dispatch_queue()
+    job.refresh_from_db()
+    assert (job.state, job.reason, job.detail) == ("failed", "platform_error", "The image is not built.")
+    assert Receipt.objects.get().total_minor == 0
+    assert customer.wallet.held_minor == 0
+
+
+def test_a_script_that_went_since_is_the_customers_fault_and_still_free(customer, backend):
+    job = customer.job()
+    backend.refuses[f"job-{job.pk}-1"] = InvalidSpec("There is no file.", field="script")
+    dispatch.dispatch_queue()
+    job.refresh_from_db()
+    assert (job.state, job.reason) == ("failed", "code_failed")
+    assert Receipt.objects.get().total_minor == 0
+
+
+def test_an_unforeseen_fault_of_one_job_does_not_stop_the_queue(customer, backend, caplog):
+    broken, fine = customer.job(), customer.job()
+    backend.refuses[f"job-{broken.pk}-1"] = RuntimeError("what?")
+    dispatch.dispatch_queue()
+    assert states(broken, fine) == ["starting", "starting"]
+    assert "could not be started" in caplog.text
+    backend.refuses.clear()
+    dispatch.reconcile()
+    assert f"job-{broken.pk}-1" in backend.runs
+
+
+def test_a_cluster_that_is_away_is_told_and_waited_for(customer, backend):
+    job = customer.job()
+    backend.available = False
+    dispatch.dispatch_queue()
+    assert states(job) == ["queued"]
+    assert "does not answer" in waiting(customer, job)
+    backend.available = True
+    dispatch.dispatch_queue()
+    assert states(job) == ["starting"]
+
+
+@pytest.mark.parametrize("call", ["submit", "describe", "stop", "names", "capacity", "delete"])
+@pytest.mark.parametrize("moment", ["queued", "starting", "running", "stopping"])
+def test_a_cluster_that_is_away_at_any_call_is_made_up_for(customer, backend, monkeypatch, call, moment):
+    job = customer.job()
+    if moment != "queued":
+        dispatch.start(job)
+    if moment in {"running", "stopping"}:
+        backend.start(f"job-{job.pk}-1")
+        dispatch.reconcile_job(job_pk=job.pk)
+    if moment == "stopping":
+        orders.cancel_job(membership=customer.membership, job=job)
+    backend.submit(dispatch.run_spec(Attempt(job=job, number=9)))
+
+    def away(*_arguments, **_options):
+        raise BackendUnavailable("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, call, away)
+        dispatch.reconcile()
+        dispatch.stop(job_pk=job.pk)
+    dispatch.reconcile()
+    assert f"job-{job.pk}-9" not in backend.names()
+    name = f"job-{job.pk}-1"
+    if moment == "stopping":
+        assert backend.describe(name).phase is RunPhase.STOPPING
+    else:
+        backend.start(name)
+    backend.end(name, Outcome.COMPLETED)
+    dispatch.reconcile()
+    assert states(job) == ["succeeded"]
+    assert Receipt.objects.count() == 1
+    assert backend.names() == [name]
+
+
+def test_a_run_that_vanished_is_a_node_lost_and_started_again(customer, backend):
+    attempt = customer.started()
+    backend.lose(attempt.run_name)
+    dispatch.reconcile()
+    attempt.refresh_from_db()
+    assert attempt.reason == EndReason.NODE_LOST
+    assert list(backend.runs) == [f"job-{attempt.job_id}-2"]
+
+
+def test_a_cancelled_run_that_vanished_is_cancelled(customer, backend):
+    attempt = customer.started()
+    orders.cancel_job(membership=customer.membership, job=attempt.job)
+    backend.lose(attempt.run_name)
+    dispatch.reconcile()
+    assert states(attempt.job) == ["cancelled"]
+    assert backend.names() == []
+
+
+def test_a_cancel_between_claim_and_submit_starts_nothing_that_stays(customer, backend):
+    job = customer.job()
+    attempt = lifecycle.claim(job=job, backend="local")
+    orders.cancel_job(membership=customer.membership, job=job)
+    dispatch.submit(attempt)
+    assert backend.describe(attempt.run_name).phase is RunPhase.STOPPING
+    backend.end(attempt.run_name, Outcome.STOPPED)
+    dispatch.reconcile()
+    assert states(job) == ["cancelled"]
+
+
+def test_a_cancel_that_ended_the_job_before_the_submit_stops_the_run_too(customer, backend):
+    job = customer.job()
+    attempt = lifecycle.claim(job=job, backend="local")
+    orders.cancel_job(membership=customer.membership, job=job)
+    dispatch.stop(job_pk=job.pk)
+    assert states(job) == ["cancelled"]
+    dispatch.submit(attempt)
+    assert backend.describe(attempt.run_name).phase is RunPhase.STOPPING
+    assert Receipt.objects.get().total_minor == 0
+
+
+def test_what_code_wrote_never_keeps_a_run_from_being_settled(customer, backend, monkeypatch, caplog):
+    attempt = customer.started()
+
+    def explode(**_options):
+        raise ValueError("hostile")
+
+    monkeypatch.setattr("jobs.telemetry.ingest", explode)
+    backend.end(attempt.run_name, Outcome.COMPLETED)
+    dispatch.reconcile()
+    assert states(attempt.job) == ["succeeded"]
+    assert Receipt.objects.count() == 1
+    assert "could not be taken in" in caplog.text
+
+
+def test_one_broken_job_does_not_keep_the_sweep_from_the_others(customer, backend, monkeypatch):
+    first, second = customer.started(nodes=1), customer.started(nodes=1)
+    for attempt in (first, second):
+        backend.end(attempt.run_name, Outcome.COMPLETED)
+    describe = backend.describe
+
+    def broken(name):
+        if name == first.run_name:
+            raise ZeroDivisionError
+        return describe(name)
+
+    monkeypatch.setattr(backend, "describe", broken)
+    dispatch.reconcile()
+    assert states(first.job, second.job) == ["running", "succeeded"]
+
+
+# --- What is left behind ----------------------------------------------------------------------------------------------
+
+
+def test_runs_that_no_row_knows_are_removed_and_strangers_left(customer, backend):
+    attempt = customer.started()
+    spec = backend.runs[attempt.run_name].spec
+    for name in ("job-999999-1", f"job-{attempt.job_id}-7", "bench-1"):
+        backend.submit(spec.__class__(**{**vars(spec), "name": name, "checkpoint_key": ""}))
+    dispatch.reconcile()
+    assert backend.names() == sorted(["bench-1", attempt.run_name])
+
+
+def test_a_run_that_outlived_its_attempt_is_stopped(customer, backend):
+    attempt = customer.started()
+    Attempt.objects.update(finished_at=timezone.now(), reason=EndReason.NODE_LOST)
+    dispatch.reconcile()
+    assert backend.describe(attempt.run_name).phase is RunPhase.STOPPING
+
+
+def test_old_runs_are_forgotten(customer, backend):
+    attempt = customer.started()
+    customer.end(attempt, Outcome.COMPLETED)
+    dispatch.reconcile()
+    assert backend.names() == [attempt.run_name]
+    Attempt.objects.update(finished_at=timezone.now() - dispatch.KEEP_RUNS - timedelta(seconds=1))
+    dispatch.reconcile()
+    assert backend.names() == []
+
+
+# --- Killed anywhere --------------------------------------------------------------------------------------------------
+
+
+def crashing(function, *, after):
+    def crash(*arguments, **options):
+        if after:
+            function(*arguments, **options)
+        raise Crash
+
+    return crash
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        "jobs.lifecycle.claim", "jobs.dispatch.submit", "jobs.dispatch.run_spec", "backend.submit",
+        "jobs.dispatch._stop_if_unwanted", "jobs.lifecycle.transition",
+    ],
+)  # fmt: skip
+def test_killed_while_it_starts_the_run_is_adopted_not_doubled(customer, backend, monkeypatch, step, after):
+    job = customer.job()
+    with monkeypatch.context() as patch:
+        target, name = (backend, "submit") if step == "backend.submit" else step.rsplit(".", 1)
+        if isinstance(target, str):
+            target = {"jobs.lifecycle": lifecycle, "jobs.dispatch": dispatch}[target]
+        patch.setattr(target, name, crashing(getattr(target, name), after=after))
+        with pytest.raises(Crash):
+            dispatch.dispatch_queue()
+    dispatch.reconcile()
+    dispatch.reconcile()
+    assert Attempt.objects.count() == 1
+    assert backend.names() == [f"job-{job.pk}-1"]
+    began = time.time() - 400
+    backend.start(f"job-{job.pk}-1", at=began)
+    dispatch.reconcile()
+    backend.end(f"job-{job.pk}-1", Outcome.COMPLETED, at=began + 400)
+    dispatch.reconcile()
+    dispatch.reconcile()
+    assert states(job) == ["succeeded"]
+    assert Receipt.objects.get().total_minor == 20
+    assert Transaction.objects.filter(kind="charge").count() == 1
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        (dispatch.telemetry, "ingest_all"), (lifecycle, "observe"), (lifecycle, "end_attempt"), (charges, "settle"),
+        (lifecycle, "note"), (lifecycle, "transition"), (lifecycle, "publish_state"),
+    ],
+    ids=lambda step: step[1],
+)  # fmt: skip
+def test_killed_while_it_ends_the_run_is_charged_once(customer, backend, monkeypatch, step, after):
+    owner, name = step
+    began = time.time() - 400
+    attempt = customer.started(at=began)
+    backend.end(attempt.run_name, Outcome.COMPLETED, at=began + 400)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, crashing(getattr(owner, name), after=after))
+        with pytest.raises(Crash):
+            dispatch.reconcile_job(job_pk=attempt.job_id)
+    job = Job.objects.get()
+    assert (job.state == JobState.SUCCEEDED) == Receipt.objects.exists()
+    assert (customer.wallet.held_minor == 0) == Receipt.objects.exists()
+    dispatch.reconcile()
+    dispatch.reconcile()
+    assert states(job) == ["succeeded"]
+    assert Receipt.objects.get().total_minor == 20
+    assert customer.wallet.posted_minor == 100_000 - 20
+    assert list(job.events.values_list("kind", flat=True)).count("settled") == 1
+
+
+class TestAtOnce:
+    pytestmark = pytest.mark.django_db(transaction=True)
+
+    @pytest.fixture
+    def customer(self, transactional_db, backend, hints):
+        return Customer(backend)
+
+    def test_many_workers_start_each_job_once_within_quota_and_room(self, customer, backend, together):
+        customer.quota(max_running_nodes=6)
+        jobs = [customer.job(nodes=nodes) for nodes in (4, 1, 1, 2, 1)]
+        for _ in range(2):
+            results = together(*[dispatch.dispatch_queue] * 4)
+            assert results == [None] * 4
+        running = Job.objects.filter(state__in=ACTIVE)
+        assert sum(job.nodes for job in running) == 6
+        assert Attempt.objects.count() == running.count() == len(backend.runs)
+        assert states(*jobs[:3]) == ["starting"] * 3
+        most = Quota.objects.get(organization=customer.organization).max_running_nodes
+        assert most == 6
+
+    def test_an_end_starts_the_next_at_once(self, customer, backend):
+        customer.quota(max_running_nodes=2)
+        attempt = customer.started()
+        waits = customer.job()
+        dispatch.dispatch_queue()
+        assert states(waits) == ["queued"]
+        backend.end(attempt.run_name, Outcome.COMPLETED)
+        dispatch.reconcile_job(job_pk=attempt.job_id)
+        assert states(attempt.job, waits) == ["succeeded", "starting"]
+
+    def test_a_lost_cancelled_run_starts_the_next_at_once(self, customer, backend):
+        customer.quota(max_running_nodes=2)
+        attempt = customer.started()
+        waits = customer.job()
+        orders.cancel_job(membership=customer.membership, job=attempt.job)
+        backend.lose(attempt.run_name)
+        dispatch.stop(job_pk=attempt.job_id)
+        assert states(attempt.job, waits) == ["cancelled", "starting"]
+
+    def test_reconciling_and_ingesting_at_once_never_lock_each_other_out(self, customer, backend, together):
+        attempt = customer.started()
+        folder = backend.run_folder(attempt.run_name) / "run"
+        for number in range(15):
+            backend.write(attempt.run_name, f"epoch {number % 10} loss 0.{number}\n")
+            with (folder / "metrics.jsonl").open("a") as file:
+                file.write(f'{{"epoch": {number % 10}, "other": {number}}}\n')
+            calls = [
+                lambda: dispatch.reconcile_job(job_pk=attempt.job_id),
+                lambda: dispatch.telemetry.ingest(attempt=attempt),
+                lambda: dispatch.telemetry.ingest(attempt=attempt),
+            ]
+            results = together(*calls)
+            assert not [result for result in results if isinstance(result, Exception)], results
+        curves, _last = selectors.metrics(attempt.job)
+        assert [value for _step, value in curves["other"]] == list(range(15))
+        assert len(curves["loss"]) == 15

@@ -1,0 +1,176 @@
+"""Event files written by TensorBoard's own writer, and by somebody who means harm."""
+
+import os
+import struct
+import time
+
+import pytest
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from jobs import selectors, telemetry, tensorboard
+from jobs.models import MetricPoint
+from jobs.tensorboard import read_scalars
+
+LIMIT = 1 << 20
+
+
+def scalar(tag, step, value):
+    return Event(
+        wall_time=1000.0 + step, step=step, summary=Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+    )
+
+
+def write(folder, *events):
+    writer = EventFileWriter(str(folder))
+    for event in events:
+        writer.add_event(event)
+    writer.close()
+
+
+def read(folder, cursor=None, limit=LIMIT):
+    cursor = {} if cursor is None else cursor
+    return [(point.tag, point.step, round(point.value, 4)) for point in read_scalars(folder, cursor, limit)]
+
+
+def frame(data, length=None):
+    return struct.pack("<QI", len(data) if length is None else length, 0) + data + b"\0" * 4
+
+
+def test_scalars_of_its_own_writer_are_read_once(tmp_path):
+    write(tmp_path, scalar("loss", 1, 0.5), scalar("loss", 2, 0.25))
+    cursor = {}
+    assert read(tmp_path, cursor) == [("loss", 1, 0.5), ("loss", 2, 0.25)]
+    assert read(tmp_path, cursor) == []
+    write(tmp_path / "eval", scalar("accuracy", 2, 0.75))
+    assert read(tmp_path, cursor) == [("accuracy", 2, 0.75)]
+
+
+def test_a_scalar_as_a_tensor_is_read_too(tmp_path):
+    def event(**tensor):
+        return Event(summary=Summary(value=[Summary.Value(tag="t", tensor=TensorProto(**tensor))]))
+
+    matrix = TensorShapeProto(dim=[TensorShapeProto.Dim(size=2)])
+    write(
+        tmp_path,
+        event(dtype=1, float_val=[1.5]),
+        event(dtype=1, tensor_content=struct.pack("<f", 2.5)),
+        event(dtype=2, tensor_content=struct.pack("<d", 3.5)),
+        event(dtype=1, tensor_content=b"123"),
+        event(dtype=7, tensor_content=b"text"),
+        event(dtype=1, float_val=[9.0, 9.0], tensor_shape=matrix),
+    )
+    assert [value for _tag, _step, value in read(tmp_path)] == [1.5, 2.5, 3.5]
+
+
+def test_a_record_counts_when_it_is_whole(tmp_path):
+    write(tmp_path, scalar("loss", 1, 0.5))
+    path = next(tmp_path.iterdir())
+    whole = path.read_bytes()
+    cursor = {}
+    path.write_bytes(whole[:-3])
+    assert read(tmp_path, cursor) == []
+    path.write_bytes(whole)
+    assert read(tmp_path, cursor) == [("loss", 1, 0.5)]
+
+
+def test_records_too_large_to_be_scalars_are_passed_over(tmp_path):
+    data = frame(b"x" * (tensorboard.LONGEST_RECORD + 1)) + frame(scalar("loss", 1, 0.5).SerializeToString())
+    (tmp_path / "events.out.tfevents.1").write_bytes(data)
+    cursor, found = {}, []
+    for _look in range(4):
+        found += read(tmp_path, cursor)
+    assert found == [("loss", 1, 0.5)]
+
+
+def test_garbage_ends_the_reading_of_its_file_only(tmp_path):
+    write(tmp_path / "fine", scalar("loss", 1, 0.5))
+    for number, data in enumerate(
+        [
+            b"",
+            b"\xff" * 1000,
+            b"\0" * 1000,
+            frame(b"\xff\xff\xff"),
+            frame(b"", length=2**64 - 1),
+            frame(b"", length=2**62),
+        ]
+    ):
+        (tmp_path / f"bad.tfevents.{number}").write_bytes(data)
+    assert read(tmp_path) == [("loss", 1, 0.5)]
+
+
+def test_no_link_or_pipe_is_followed(tmp_path):
+    outside = tmp_path / "outside"
+    write(outside, scalar("secret", 1, 42))
+    secret = next(outside.iterdir())
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    (inside / "a.tfevents").symlink_to(secret)
+    (inside / "folder").symlink_to(outside)
+    os.mkfifo(inside / "pipe.tfevents")
+    (inside / "dir.tfevents").mkdir()
+    (inside / "null.tfevents").symlink_to("/dev/zero")
+    assert read(inside) == []
+    (tmp_path / "swapped").symlink_to(outside)
+    assert read(tmp_path / "swapped") == []
+    assert read(tmp_path / "missing") == []
+    assert read(secret) == []
+
+
+def test_a_look_reads_no_more_than_its_limit(tmp_path):
+    for name in "ab":
+        write(tmp_path / name, *(scalar(name, step, step) for step in range(1, 101)))
+    cursor = {}
+    first = read(tmp_path, cursor, limit=1000)
+    assert 0 < len(first) < 60
+    found = list(first)
+    for _look in range(20):
+        found += read(tmp_path, cursor, limit=1000)
+    assert sorted(found) == sorted((name, step, float(step)) for name in "ab" for step in range(1, 101))
+
+
+def test_files_folders_and_depth_are_bounded_and_names_may_be_anything(tmp_path):
+    for number in range(tensorboard.MOST_FILES + 20):
+        (tmp_path / f"{number}.tfevents").write_bytes(frame(scalar(f"t{number}", 1, 1).SerializeToString()))
+    cursor = {}
+    assert len(read(tmp_path, cursor)) == tensorboard.MOST_FILES
+    for path in tmp_path.iterdir():
+        path.rename(path.with_name(f"again.{path.name}"))
+    read(tmp_path, cursor)
+    assert len(cursor) == tensorboard.MOST_FILES
+    deep = tmp_path / "deep"
+    folder = deep / "/".join("d" * 300)
+    folder.mkdir(parents=True)
+    (folder / "x.tfevents").write_bytes(frame(scalar("deep", 1, 1).SerializeToString()))
+    wide = tmp_path / "wide"
+    for number in range(tensorboard.MOST_FOLDERS + 50):
+        (wide / str(number)).mkdir(parents=True)
+    began = time.monotonic()
+    assert read(deep) == read(wide) == []
+    assert time.monotonic() - began < 5
+
+
+def test_names_of_files_that_are_no_text(tmp_path):
+    path = tmp_path / os.fsdecode(b"\xff\xfe.tfevents")
+    path.write_bytes(frame(scalar("loss", 1, 0.5).SerializeToString()))
+    cursor = {}
+    assert read(tmp_path, cursor) == [("loss", 1, 0.5)]
+    assert all(key.isascii() for key in cursor)
+
+
+@pytest.mark.parametrize("stamp", [1e18, float("inf"), float("nan"), -5.0, 1e300])
+def test_what_it_says_is_kept_within_bounds(customer, backend, stamp):
+    attempt = customer.started()
+    folder = backend.run_folder(attempt.run_name) / "run" / "tensorboard"
+    events = [scalar("fine", 2**62, 0.5), scalar("nan", 1, float("nan")), scalar("bad\0tag", 1, 1)]
+    events += [scalar("x" * 100 + "\n", 1, 1), scalar("", 1, 1)]
+    for event in events:
+        event.wall_time = stamp
+    write(folder, *events)
+    assert telemetry.ingest(attempt=attempt)
+    assert selectors.metrics(attempt.job)[0] == {"fine": [[2**62, 0.5]]}
+    assert abs(MetricPoint.objects.get().at.timestamp() - time.time()) < 60
+    assert telemetry.ingest(attempt=attempt) is False
