@@ -32,7 +32,7 @@ class TermsForm(forms.Form):
 @member(Capability.VIEW)
 def activation(request: MemberRequest) -> HttpResponse:
     """The terms, and whether the service is active. POST activates."""
-    form = TermsForm(request.POST or None)
+    form = TermsForm(request.POST if request.method == "POST" else None)
     if request.method == "POST" and form.is_valid():
         try:
             service.activate(membership=request.membership, accept_terms=form.cleaned_data["accept_terms"])

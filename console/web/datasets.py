@@ -45,7 +45,7 @@ def dataset_list(request: MemberRequest) -> HttpResponse:
 @member(Capability.STORE)
 def dataset_new(request: MemberRequest) -> HttpResponse:
     """Name a dataset; its files come on its own page."""
-    form = NamedForm(request.POST or None)
+    form = NamedForm(request.POST if request.method == "POST" else None)
     if request.method == "POST" and form.is_valid():
         try:
             made = catalog.create_dataset(

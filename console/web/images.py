@@ -64,7 +64,7 @@ def image_list(request: MemberRequest) -> HttpResponse:
 @member(Capability.STORE)
 def image_new(request: MemberRequest) -> HttpResponse:
     """Register an image."""
-    form = ImageForm(request.POST or None)
+    form = ImageForm(request.POST if request.method == "POST" else None)
     if request.method == "POST" and form.is_valid():
         try:
             made = catalog.create_image(

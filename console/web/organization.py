@@ -139,7 +139,7 @@ def switch(request: HttpRequest) -> HttpResponse:
 def new(request: HttpRequest) -> HttpResponse:
     """Make an organization: for people who have none, or want another."""
     assert isinstance(request.user, User)  # noqa: S101  # login_required; for types
-    form = NameForm(request.POST or None)
+    form = NameForm(request.POST if request.method == "POST" else None)
     if request.method == "POST" and form.is_valid():
         try:
             made = services.create_organization(user=request.user, **form.cleaned_data)
@@ -156,7 +156,7 @@ def new(request: HttpRequest) -> HttpResponse:
 @member(Capability.VIEW)
 def tokens(request: MemberRequest) -> HttpResponse:
     """This member's API tokens. POST makes one and shows its secret, this once."""
-    form, secret = NameForm(request.POST or None), ""
+    form, secret = NameForm(request.POST if request.method == "POST" else None), ""
     if request.method == "POST" and form.is_valid():
         try:
             secret = services.create_token(membership=request.membership, **form.cleaned_data)[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from decimal import Decimal, InvalidOperation
 
 from django import forms
+from django.conf import settings
 from django.contrib import messages
 from django.core.paginator import Paginator
 from django.http import HttpResponse
@@ -56,7 +57,8 @@ def wallet(request: MemberRequest) -> HttpResponse:
     if account is None:
         return render(request, "billing/no_wallet.html")
     asked = request.GET.get("amount", "")
-    start = wording.to_major(int(asked), account.currency) if asked.isdecimal() and len(asked) < 12 else Decimal(50)
+    wanted = max(int(asked), settings.TOP_UP_MINIMUM_MINOR) if asked.isdecimal() and len(asked) < 12 else None
+    start = QUICK_PICKS[1] if wanted is None else wording.to_major(wanted, account.currency)
     return _page(request, account, TopUpForm(currency=account.currency, initial={"amount": f"{start:f}"}))
 
 

@@ -62,7 +62,7 @@ def workspace_list(request: MemberRequest) -> HttpResponse:
 @member(Capability.STORE)
 def workspace_new(request: MemberRequest) -> HttpResponse:
     """Make an empty workspace."""
-    form = NamedForm(request.POST or None)
+    form = NamedForm(request.POST if request.method == "POST" else None)
     if request.method == "POST" and form.is_valid():
         try:
             made = catalog.create_workspace(

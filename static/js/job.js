@@ -46,6 +46,15 @@ const curves = new Map(); // name -> Map(step -> value)
 const charts = new Map();
 const holder = document.getElementById("charts");
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+/** A colour variable as a canvas understands it: resolved by the browser, whatever it is made of. */
+const colour = (name) => {
+  const probe = document.createElement("i");
+  probe.style.color = `var(${name})`;
+  document.body.append(probe);
+  const resolved = getComputedStyle(probe).color;
+  probe.remove();
+  return resolved;
+};
 
 const data = (name) => {
   const points = [...curves.get(name)].sort((a, b) => a[0] - b[0]);
@@ -58,15 +67,15 @@ const draw = (name) => {
   place.innerHTML = '<div class="chart"><h3 class="card-title mb-1"></h3><div></div></div>';
   place.querySelector("h3").textContent = name;
   holder.append(place);
-  const grid = { stroke: style("--tblr-border-color"), width: 1 };
-  const axis = { stroke: style("--tblr-secondary"), grid, ticks: grid, font: `11px ${style("--tblr-font-sans-serif")}` };
+  const grid = { stroke: colour("--tblr-border-color"), width: 1 };
+  const axis = { stroke: colour("--tblr-secondary"), grid, ticks: grid, font: `11px ${style("--tblr-font-sans-serif")}` };
   const chart = new window.uPlot(
     {
       width: place.clientWidth - 16,
       height: 220,
       scales: { x: { time: false } },
       cursor: { points: { size: 7 } },
-      series: [{ label: holder.dataset.step }, { label: name, stroke: style("--tblr-primary"), width: 2, points: { show: curves.get(name).size < 40, size: 5 } }],
+      series: [{ label: holder.dataset.step }, { label: name, stroke: colour("--tblr-primary"), width: 2, points: { show: curves.get(name).size < 40, size: 5 } }],
       axes: [axis, { ...axis, size: 56 }],
     },
     data(name),

@@ -114,7 +114,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def watched(chromium: Browser, tmp_path: Path) -> Iterator[Watched]:
-    """A fresh window. Console errors, refused or failed requests, exceptions: each is a complaint, asserted at the end."""
+    """A fresh window. Console errors, failed requests, exceptions: each is a complaint, asserted at the end."""
     folder = Path(os.environ.get("TRAINYARD_SCREENSHOTS", tmp_path / "screenshots"))
     folder.mkdir(parents=True, exist_ok=True)
     context = chromium.new_context(viewport={"width": 1440, "height": 900}, locale="en")

@@ -182,7 +182,14 @@ def _look_around(url: str, watched: Watched) -> None:
     """Every other page once, on a desk, on a phone, and in the dark; none is wider than its screen."""
     page = watched.page
     pages = ["", "wallet/", "training/new/?rerun=1", "images/", "images/new/", "organization/", "tokens/", "service/"]
-    pages += ["jobs/", "datasets/", "datasets/d/digits/", "workspaces/w/main/", "accounts/password/change/", "accounts/email/"]
+    pages += [
+        "jobs/",
+        "datasets/",
+        "datasets/d/digits/",
+        "workspaces/w/main/",
+        "accounts/password/change/",
+        "accounts/email/",
+    ]
     for width, height, scheme in ((1440, 900, "dark"), (390, 844, "light")):
         page.set_viewport_size({"width": width, "height": height})
         page.emulate_media(color_scheme=scheme)
