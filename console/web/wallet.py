@@ -58,7 +58,7 @@ def wallet(request: MemberRequest) -> HttpResponse:
         return render(request, "billing/no_wallet.html")
     asked = request.GET.get("amount", "")
     wanted = max(int(asked), settings.TOP_UP_MINIMUM_MINOR) if asked.isdecimal() and len(asked) < 12 else None
-    start = QUICK_PICKS[1] if wanted is None else wording.to_major(wanted, account.currency)
+    start = Decimal(QUICK_PICKS[1]) if wanted is None else wording.to_major(wanted, account.currency)
     return _page(request, account, TopUpForm(currency=account.currency, initial={"amount": f"{start:f}"}))
 
 
