@@ -13,6 +13,7 @@ from django.views.decorators.http import require_GET, require_http_methods
 from console.accounts.errors import CustomerError
 from console.accounts.roles import Capability
 from console.web.access import MemberRequest, member, refuse
+from jobs import selectors as jobs
 from runtime.specs import Framework
 from storage import catalog, selectors
 
@@ -55,6 +56,7 @@ def image_list(request: MemberRequest) -> HttpResponse:
         {
             "builtin": [image for image in found if image.is_builtin],
             "own": [image for image in found if not image.is_builtin],
+            "runnable": [image for image in found if jobs.is_runnable(image)],
             "framework_titles": FRAMEWORK_TITLES,
         },
     )
