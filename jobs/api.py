@@ -205,7 +205,7 @@ class LogsView(JobView):
         attempt = _number(request, "attempt", 0) or None
         chunk = selectors.log(job, rank, offset, attempt)
         if wants_events(request.headers):
-            return event_stream(streams.log_events(job, rank, offset, attempt))
+            return event_stream(streams.log_events(self.organization, job, rank, offset, attempt))
         return Response({"text": chunk.text, "next_offset": chunk.next_offset, "eof": chunk.eof})
 
 

@@ -110,7 +110,9 @@ async def _ring(bell: redis.asyncio.client.PubSub, job_pk: int) -> None:
         await asyncio.sleep(TRY_AGAIN_SECONDS)
 
 
-async def log_events(job: Job, rank: int, offset: int, attempt: int | None) -> AsyncIterator[Event]:
+async def log_events(
+    organization: Organization, job: Job, rank: int, offset: int, attempt: int | None
+) -> AsyncIterator[Event]:
     """`log` ({text, next_offset, eof}) from `offset` until the end of the output."""
     with EAR.listening(job.pk) as changed:
         while True:
@@ -129,7 +131,7 @@ async def log_events(job: Job, rank: int, offset: int, attempt: int | None) -> A
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_AGAIN_SECONDS):
                         await changed.wait()
-                job = await reading(selectors.job_for, job.organization, job.pk)
+                job = await reading(selectors.job_for, organization, job.pk)
 
 
 def _news(organization: Organization, job_pk: int, after: int) -> tuple[dict[str, Any], dict[str, Any], int]:
