@@ -1,0 +1,284 @@
+"""A whole console of real processes on a port of its own, a customer of its API, and how to break it.
+
+The one rule: everything a test kills was started here, and is known by this installation's own mark or folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import psycopg
+from rich.console import Console as Screen
+
+from console.services import Embedded
+from jobs.demo import Customer
+from runtime.backends import identity
+from tests.console.processes import free_port, wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
+READY_SECONDS = 90
+PATIENCE_SECONDS = 60
+EMAIL = "flow@example.com"
+ACCOUNT = f"""
+from console.accounts.models import User
+from console.accounts.services import create_organization, create_token
+user = User.objects.create_user("{EMAIL}")
+print("token", create_token(membership=create_organization(user=user, name="Flow"), name="flow")[1])
+"""
+WAIT = """
+import os, pathlib, sys, time
+workspace = pathlib.Path(os.environ["WORKSPACE"])
+print("began", os.environ["RESTART_COUNT"], flush=True)
+while not (workspace / f"go-{sys.argv[1]}").exists():
+    time.sleep(0.02)
+print("epoch 1/1 loss 0.5", flush=True)
+"""
+"""Runs until its test lets it go: `go-<tag>` in the workspace."""
+
+
+class Console:
+    """An installation in a folder of its own. `process` is its `manage.py up`."""
+
+    def __init__(self, var: Path, images_root: Path, **environment: str) -> None:
+        self.var = var
+        self.embedded = Embedded(var)
+        self.port, self.sandbox_port = free_port(), free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("TRAINYARD_", "DJANGO_"))}
+        self.environment = clean | {
+            "TRAINYARD_VAR": str(var),
+            "TRAINYARD_URL": self.url,
+            "SANDBOX_PORT": str(self.sandbox_port),
+            "TRAINYARD_IMAGES_ROOT": str(images_root),
+            **environment,
+        }
+        self.output = var / "up.log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    # Up and down
+
+    def up(self) -> None:
+        """Start everything, and wait until it is ready."""
+        self.var.mkdir(parents=True, exist_ok=True)
+        with self.output.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "manage.py", "up"], cwd=ROOT, env=self.environment, stdout=log, stderr=log
+            )
+        self.wait_until_ready()
+
+    def up_again(self) -> int:
+        """`up` once more beside the one that runs. Gives its exit status."""
+        return subprocess.run(
+            [sys.executable, "manage.py", "up"], cwd=ROOT, env=self.environment, check=False, capture_output=True
+        ).returncode
+
+    def wait_until_ready(self) -> None:
+        """Wait for /readyz, and notice an `up` that ended instead."""
+        running = self.process
+        assert running is not None
+        wait_for(lambda: running.poll() is not None or self.is_ready(), READY_SECONDS)
+        assert running.poll() is None, self.output.read_text()
+
+    def is_ready(self) -> bool:
+        """Whether the console answers that it can work."""
+        try:
+            return httpx.get(f"{self.url}/readyz", timeout=5).status_code == httpx.codes.OK
+        except httpx.HTTPError:
+            return False
+
+    def down(self) -> None:
+        """Stop everything as Ctrl-C does."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGINT)
+        assert self.process.wait(90) == 0, self.output.read_text()
+
+    def remove(self) -> None:
+        """Whatever happened: end what is left, remove the folders."""
+        if self.process and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        _kill(set(self.processes()))
+        for pid, started in self.supervisors():
+            identity.send(pid, started, signal.SIGKILL)
+        for folder in (self.embedded.socket_dir, self.var):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    # What there is of it
+
+    def programs(self, *words: str) -> list[psutil.Process]:
+        """Our processes whose command line has these words."""
+        mark = f"trainyard={self.var}"
+        return [
+            process
+            for process in psutil.process_iter(["cmdline"])
+            if mark in (line := process.info["cmdline"] or []) and set(words) <= set(line)
+        ]
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process of the console, its servers included; runs are not among them."""
+        return self.programs() + self.embedded.processes()
+
+    def supervisors(self) -> list[tuple[int, int]]:
+        """(pid, start time) of every live supervisor of a node of a run."""
+        records = [json.loads(path.read_bytes()) for path in self.var.glob("runs/*/nodes/*.json")]
+        found = [(record["pid"], record["start_time"]) for record in records]
+        return [supervisor for supervisor in found if identity.is_alive(*supervisor)]
+
+    def left_behind(self) -> dict[str, Any]:
+        """What must not be there any more when everything was stopped; empty when all is well."""
+        inside = str(self.var)
+        lines = [
+            " ".join(process.info["cmdline"] or [])
+            for process in psutil.process_iter(["cmdline"])
+            if inside in " ".join(process.info["cmdline"] or [])
+        ]
+        mounts = [line for line in Path("/proc/self/mounts").read_text().splitlines() if inside in line]
+        sockets = [str(path) for path in self.embedded.socket_dir.glob("**/*") if path.is_socket() and _answers(path)]
+        ports = [port for port in (self.port, self.sandbox_port) if _is_taken(port)]
+        found = {"processes": lines, "supervisors": self.supervisors(), "mounts": mounts}
+        found |= {"sockets": sockets, "ports": ports}
+        return {name: what for name, what in found.items() if what}
+
+    def kill(self, *processes: psutil.Process) -> None:
+        """SIGKILL, all as nearly at once as can be; wait until they are gone."""
+        _kill({child for process in processes for child in (process, *_children(process))})
+
+    def kill_all(self) -> None:
+        """SIGKILL of the whole console at once: `up`, supervisord, every program, PostgreSQL, Redis. Runs go on."""
+        assert self.process is not None
+        _kill({psutil.Process(self.process.pid), *self.processes()})
+        self.process.wait()
+
+    def query(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        """What the database says."""
+        address = {"host": str(self.embedded.socket_dir), "user": "postgres", "dbname": "trainyard"}
+        with psycopg.connect(**address, autocommit=True) as connection:
+            cursor = connection.execute(sql, values)
+            return cursor.fetchall() if cursor.description else []
+
+    def workspace(self) -> Path:
+        """The customer's workspace as it lies on the disk."""
+        return next((self.var / "storage" / "workspaces").iterdir())
+
+    def release(self, tag: str) -> None:
+        """Let a run of WAIT end, whether any console lives or not."""
+        (self.workspace() / f"go-{tag}").touch()
+
+    def account(self) -> str:
+        """Make a customer's account. Gives its API token."""
+        done = subprocess.run(
+            [sys.executable, "manage.py", "shell", "-v", "0", "-c", ACCOUNT],
+            cwd=ROOT, env=self.environment, check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        return done.stdout.split("token ")[1].strip()
+
+
+class Buyer(Customer):
+    """A customer of the API who doesn't give up when the console goes away for a moment."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console.url, console.account(), Screen(quiet=True))
+        self.activate()
+        self.top_up()
+        for name in ("wait.py", "quick.py"):
+            source = WAIT if name == "wait.py" else "print('done')\n"
+            self.call("PUT", f"workspaces/main/files/{name}", content=source.encode())
+
+    def form(self, tag: str, **changes: Any) -> dict[str, Any]:
+        """A quote for WAIT."""
+        return {
+            "product": "metered", "framework": "pytorch", "image": "pytorch", "workspace": "main",
+            "code_path": "wait.py", "arguments": [tag], "epochs": 1, "lr": "0.01", "batch_size": 32,
+            "node_spec": "nano", "nodes": 2, "workers_per_node": 1, "max_seconds": 600,
+        } | changes  # fmt: skip
+
+    def start(self, tag: str, **changes: Any) -> int:
+        """Buy a run. Gives the job's id."""
+        quote = self.call("POST", "quotes/", json=self.form(tag, **changes))
+        return int(self.call("POST", "orders/", json={"quote": quote["id"]}, headers={"Idempotency-Key": tag})["job"])
+
+    def job(self, job: int) -> Any:
+        """The job."""
+        return self.call("GET", f"jobs/{job}/")
+
+    def until(self, job: int, happened: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The first state of a job for which it happened, by its live stream; opened again where it broke."""
+        deadline, last = time.monotonic() + PATIENCE_SECONDS, None
+        while time.monotonic() < deadline:
+            try:
+                for name, data in self._stream(f"jobs/{job}/stream/"):
+                    if name == "state":
+                        last = data
+                        if happened(data):
+                            return dict(data)
+                    if time.monotonic() > deadline:
+                        break
+            except Exception as error:  # the console was killed on purpose: a browser would connect again, too
+                last = last or error
+            time.sleep(0.1)
+        raise AssertionError(f"waited {PATIENCE_SECONDS} s in vain; last seen: {last}")
+
+    def running(self, job: int) -> dict[str, Any]:
+        """The job once it runs."""
+        return self.until(job, lambda data: data["state"] == "running")
+
+    def ended(self, job: int) -> dict[str, Any]:
+        """The job once it has ended."""
+        return self.until(job, lambda data: data["finished_at"] is not None)
+
+    def log(self, job: int, rank: int = 0, attempt: int = 1) -> str:
+        """All that a rank printed."""
+        return str(self.call("GET", f"jobs/{job}/logs/", params={"rank": rank, "attempt": attempt})["text"])
+
+    def bill(self, job: int) -> dict[str, Any]:
+        """The receipt, its lines by rule."""
+        receipt = self.call("GET", f"jobs/{job}/receipt/")
+        return {**receipt, "lines": {line["rule"]: line for line in receipt["lines"]}}
+
+
+def _kill(processes: set[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended with its parent
+            process.kill()
+    psutil.wait_procs(processes, timeout=20)
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
+def _is_taken(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def served(console: Console) -> Iterator[Console]:
+    """The console up; at the end it is stopped, has left nothing behind, and is removed."""
+    try:
+        console.up()
+        yield console
+        console.down()
+        assert console.left_behind() == {}
+    finally:
+        console.remove()
