@@ -1,0 +1,161 @@
+"""Administrators' work on money: it calls services, and the ledger can't be edited."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.urls import reverse
+from django.utils import timezone
+
+from billing import charges, payments, pricebooks
+from billing.models import Account, CreditGrant, NodeSpec, PriceBook, StripeEvent, Transaction
+from billing.pricing import Usage
+from tests.factories.accounts import OrganizationFactory, UserFactory
+from tests.factories.billing import NodeSpecFactory, TopUpFactory, book, quote, session_event, wallet
+
+pytestmark = pytest.mark.django_db
+
+READ_ONLY = ["account", "transaction", "hold", "receipt", "quote", "topup", "stripeevent"]
+
+
+@pytest.fixture
+def admin(client):
+    user = UserFactory(is_staff=True, is_superuser=True)
+    client.force_login(user)
+    client.user = user
+    return client
+
+
+@pytest.fixture
+def history():
+    """One of everything that the ledger can hold."""
+    book()
+    account = wallet(balance_minor=1000)
+    hold = charges.hold(quote=quote(account), reference="order:1")
+    charges.settle(hold=hold, usage=Usage(100, completed=True), title="#1")
+    payments.apply_event(event_pk=payments.receive(session_event(TopUpFactory(account=account))).pk)
+    return account
+
+
+def act(admin, model, action, *rows):
+    data = {"action": action, "_selected_action": [row.pk for row in rows]}
+    return admin.post(reverse(f"admin:billing_{model}_changelist"), data, follow=True)
+
+
+@pytest.mark.parametrize("model", [*READ_ONLY, "nodespec", "pricebook", "creditgrant"])
+def test_every_list_and_page_is_shown(admin, history, model):
+    if model == "creditgrant":
+        grant = CreditGrant(organization=history.organization, amount_minor=1, reason="A test")
+        payments.grant(credit=grant, user=admin.user, account=history)
+    listing = admin.get(reverse(f"admin:billing_{model}_changelist"))
+    assert listing.status_code == 200
+    row = listing.context["cl"].queryset.first()
+    assert row is not None
+    assert admin.get(reverse(f"admin:billing_{model}_change", args=[row.pk])).status_code == 200
+
+
+@pytest.mark.parametrize("model", READ_ONLY)
+def test_the_ledger_is_there_to_be_read(admin, history, model):
+    row = admin.get(reverse(f"admin:billing_{model}_changelist")).context["cl"].queryset.first()
+    assert admin.get(reverse(f"admin:billing_{model}_add")).status_code == 403
+    assert admin.post(reverse(f"admin:billing_{model}_add"), {}).status_code == 403
+    assert admin.post(reverse(f"admin:billing_{model}_change", args=[row.pk]), {"posted_minor": 1}).status_code == 403
+    assert admin.post(reverse(f"admin:billing_{model}_delete", args=[row.pk]), {"post": "yes"}).status_code == 403
+    act(admin, model, "delete_selected", row)
+    assert type(row).objects.filter(pk=row.pk).exists()
+
+
+def test_a_grant_moves_money_once(admin):
+    organization = OrganizationFactory()
+    data = {"organization": organization.pk, "amount_minor": 700, "reason": "For the outage"}
+    answer = admin.post(reverse("admin:billing_creditgrant_add"), data)
+    assert answer.status_code == 302
+    grant = CreditGrant.objects.get()
+    assert grant.granted_by == admin.user
+    assert Account.objects.get(organization=organization).posted_minor == 700
+    assert Transaction.objects.get().reference == f"grant:{grant.pk}"
+    again = admin.post(reverse("admin:billing_creditgrant_change", args=[grant.pk]), data | {"amount_minor": 900})
+    assert again.status_code == 403
+    assert admin.post(reverse("admin:billing_creditgrant_delete", args=[grant.pk]), {"post": "yes"}).status_code == 403
+    assert Account.objects.get(organization=organization).posted_minor == 700
+
+
+@pytest.mark.parametrize("amount", ["0", "-5", "abc", "1.5", str(10**30)])
+def test_a_grant_of_no_amount(admin, amount):
+    data = {"organization": OrganizationFactory().pk, "amount_minor": amount, "reason": "A slip"}
+    assert admin.post(reverse("admin:billing_creditgrant_add"), data).status_code == 200
+    assert not CreditGrant.objects.exists()
+    assert not Transaction.objects.exists()
+
+
+class TestPriceBooks:
+    def test_publish(self, admin):
+        draft = pricebooks.copy(book=book())
+        answer = act(admin, "pricebook", "publish", draft)
+        assert f"{draft} is published." in answer.content.decode()
+        draft.refresh_from_db()
+        assert draft.published_at is not None
+
+    def test_publish_from_its_date(self, admin):
+        draft = pricebooks.copy(book=book())
+        starts = timezone.now() + timedelta(days=3)
+        PriceBook.objects.filter(pk=draft.pk).update(effective_from=starts)
+        act(admin, "pricebook", "publish", draft)
+        draft.refresh_from_db()
+        assert (draft.effective_from, draft.published_at is not None) == (starts, True)
+
+    def test_a_refusal_is_told(self, admin):
+        draft = pricebooks.copy(book=book())
+        NodeSpecFactory(name="unpriced")
+        assert "unpriced" in act(admin, "pricebook", "publish", draft).content.decode()
+        draft.refresh_from_db()
+        assert draft.published_at is None
+
+    def test_copy(self, admin):
+        first = book()
+        act(admin, "pricebook", "copy", first)
+        draft = PriceBook.objects.get(published_at=None)
+        assert pricebooks.price_rows(draft) == pricebooks.price_rows(first)
+
+    def test_a_published_book_is_shown_and_not_edited(self, admin):
+        made = book()
+        address = reverse("admin:billing_pricebook_change", args=[made.pk])
+        assert admin.get(address).status_code == 200
+        assert admin.post(address, {"name": "Cheaper"}).status_code == 403
+        assert admin.post(reverse("admin:billing_pricebook_delete", args=[made.pk]), {"post": "yes"}).status_code == 403
+        act(admin, "pricebook", "delete_selected", made)
+        made.refresh_from_db()
+        assert made.name != "Cheaper"
+
+
+def test_a_spec_keeps_what_was_sold_under_its_name(admin):
+    book()
+    spec = NodeSpec.objects.get()
+    data = {
+        "name": "other",
+        "title": "Renamed",
+        "cpus": "64",
+        "memory_mib": 1,
+        "gpus": 8,
+        "position": 5,
+        "description": "",
+    }
+    assert admin.post(reverse("admin:billing_nodespec_change", args=[spec.pk]), data).status_code == 302
+    spec.refresh_from_db()
+    assert (spec.title, spec.position, spec.is_active) == ("Renamed", 5, False)
+    assert (spec.name, spec.cpus, spec.memory_mib, spec.gpus) == ("small", 1, 1024, 0)
+
+
+def test_apply_again_is_safe(admin):
+    top_up = TopUpFactory(session_id="cs_typo")
+    stored = payments.receive(session_event(top_up, id="cs_right"))
+    payments.apply_event(event_pk=stored.pk)
+    top_up.session_id = "cs_right"
+    top_up.save()
+    for _ in range(3):
+        assert act(admin, "stripeevent", "apply_again", stored).status_code == 200
+    stored.refresh_from_db()
+    top_up.account.refresh_from_db()
+    assert stored.state == StripeEvent.States.APPLIED
+    assert top_up.account.posted_minor == 5000
