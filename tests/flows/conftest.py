@@ -1,4 +1,4 @@
-"""One console for each module, since starting one takes seconds: with a bare image, or with torch."""
+"""Consoles to share, since starting one takes seconds: one with a bare image, one with torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def bare_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def console(bare_images: Path) -> Iterator[Console]:
     """A console on two cores, whatever the machine has, for plain Python. Short path: unix sockets need that."""
     folder = Path(tempfile.mkdtemp(prefix="ty-"))
@@ -40,7 +40,7 @@ def torch_console() -> Iterator[Console]:
     yield from served(Console(folder, root, LOCAL_CPUS="2", LOCAL_MEMORY_MIB="8192"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def buyer(console: Console) -> Iterator[Buyer]:
     """A customer with money in the wallet and WAIT in the workspace."""
     made = Buyer(console)

@@ -1,0 +1,41 @@
+import pytest
+import redis
+from django.conf import settings
+from django.db import transaction
+
+from jobs import bell
+
+
+@pytest.fixture
+def heard(embedded):
+    client = redis.Redis.from_url(settings.REDIS_URL)
+    listener = client.pubsub()
+    listener.subscribe(bell.channel(7))
+    assert listener.get_message(timeout=5)["type"] == "subscribe"
+    yield lambda seconds=5: listener.get_message(timeout=seconds)
+    listener.close()
+    client.close()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_it_rings_when_the_change_is_committed(heard):
+    with transaction.atomic():
+        bell.publish_state(7)
+        assert heard(0.05) is None
+    assert heard()["data"] == b"changed"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_was_rolled_back_rings_nobody(heard):
+    with transaction.atomic():
+        bell.publish_state(7)
+        transaction.set_rollback(True)
+    assert heard(0.1) is None
+
+
+@pytest.mark.django_db(transaction=True)
+def test_redis_being_away_is_no_fault_of_the_change(monkeypatch, caplog, tmp_path):
+    with redis.Redis(unix_socket_path=str(tmp_path / "nobody")) as away:
+        monkeypatch.setattr(bell, "_client", lambda: away)
+        bell.publish_state(7)
+    assert "Redis is away" in caplog.text
