@@ -61,7 +61,7 @@ bench: setup ## Run one benchmark: NAME=launch, QUICK=1 for a smaller run
 
 .PHONY: messages
 messages: setup ## Collect the sentences to translate, and compile the translations (needs gettext)
-	@$(PYTHON) manage.py makemessages -l zh_Hans --ignore $(VENV) --ignore var --no-location
+	@$(PYTHON) manage.py makemessages -l zh_Hans --ignore $(VENV) --ignore var --no-location --no-obsolete
 	@$(PYTHON) manage.py compilemessages --ignore $(VENV)
 
 .PHONY: clean

@@ -15,6 +15,7 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from billing import gateway, ledger
 from billing.errors import AmountRefused
@@ -129,7 +130,7 @@ def _apply_session(event: StripeEvent) -> str:
     ledger.post(
         reference=f"top-up:{top_up.pk}",
         kind="top-up",
-        description=_("Top-up"),
+        description=gettext_noop("Top-up"),
         entries=[(top_up.account, top_up.amount_minor), (clearing, -top_up.amount_minor)],
     )
     top_up.state = TopUp.States.PAID

@@ -9,6 +9,7 @@ from decimal import Decimal
 
 from django.conf import settings
 from django.db import transaction
+from django.utils.translation import gettext_noop
 
 from billing.models import NodeSpec, Price, PriceBook
 from billing.pricebooks import publish
@@ -54,16 +55,16 @@ def seed() -> bool:
     publish(book=book)
     Product.objects.create(
         name="metered",
-        title="Metered training",
-        description="You pay the node time you use, by the second, and never more than the ceiling.",
+        title=gettext_noop("Metered training"),
+        description=gettext_noop("You pay the node time you use, by the second, and never more than the ceiling."),
         mode=Mode.METERED,
         reference_seconds_per_epoch=Decimal(20),
         position=10,
     )
     Product.objects.create(
         name="fixed",
-        title="Fixed price for each epoch",
-        description="A price for each epoch and node, known in full before the run.",
+        title=gettext_noop("Fixed price for each epoch"),
+        description=gettext_noop("A price for each epoch and node, known in full before the run."),
         mode=Mode.FIXED,
         reference_seconds_per_epoch=Decimal(20),
         headroom=Decimal(4),

@@ -21,7 +21,7 @@ from console.accounts.models import Organization
 from jobs.backend import cluster, image_of, resources_of
 from jobs.dispatch import run_spec
 from jobs.models import Attempt, Job, JobEvent, MetricPoint, Product
-from jobs.sentences import end_sentence, event_sentence, waiting_sentence
+from jobs.sentences import end_sentence, event_sentence, failure_sentence, waiting_sentence
 from jobs.states import ENDED, JobState
 from runtime.errors import InvalidSpec, RuntimeFault
 from runtime.specs import Capacity, LogChunk
@@ -104,7 +104,7 @@ def summary(job: Job) -> dict[str, Any]:
         "name": job.name,
         "state": job.state,
         "reason": job.reason,
-        "detail": job.detail,
+        "detail": _detail(job),
         "sentence": end_sentence(job.reason),
         "waiting_for": waiting_for(job),
         "progress": progress(job),
@@ -218,11 +218,17 @@ def _require_rank(job: Job, rank: int) -> None:
         raise NotFound(_("This job has the ranks 0 to %(last)d.") % {"last": job.nodes * job.workers_per_node - 1})
 
 
+def _detail(job: Job) -> str:
+    """What ended the job, in the reader's language where the first cause is known."""
+    failures = [attempt.failure for attempt in job.attempts.all() if attempt.failure]
+    return failure_sentence(failures[-1]) if failures and job.detail else job.detail
+
+
 def _attempt(attempt: Attempt) -> dict[str, Any]:
     return {
         "number": attempt.number,
         "reason": attempt.reason,
-        "detail": attempt.detail,
+        "detail": failure_sentence(attempt.failure) if attempt.failure else attempt.detail,
         "failure": attempt.failure,
         "claimed_at": attempt.claimed_at,
         "started_at": attempt.started_at,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy, ngettext, pgettext
 
 from billing.wording import money
 from jobs.states import EndReason
@@ -21,7 +21,7 @@ END_SENTENCES = {
         "The run used more memory than its nodes have. Choose a larger node spec or a smaller batch. "
         "The time used is charged."
     ),
-    EndReason.CANCELLED: gettext_lazy("The run was cancelled. The time used is charged."),
+    EndReason.CANCELLED: gettext_lazy("The run was cancelled. Only the time it used until then is charged."),
     EndReason.TIME_LIMIT: gettext_lazy(
         "The run reached its time limit and was ended there, so that its ceiling was kept. The time used is charged."
     ),
@@ -36,13 +36,23 @@ def end_sentence(reason: str) -> str:
     return str(END_SENTENCES[EndReason(reason)]) if reason else ""
 
 
+def failure_sentence(failure: Mapping[str, Any]) -> str:
+    """The first cause of a failed attempt (`runtime.specs.Failure` as plain data)."""
+    who = {"rank": failure["rank"], "node": failure["node"]}
+    if failure["rank"] is not None and failure["signal"]:
+        return _("Rank %(rank)s on node %(node)s was ended by %(signal)s.") % {**who, "signal": failure["signal"]}
+    if failure["rank"] is not None and failure["exit_code"] is not None:
+        return _("Rank %(rank)s on node %(node)s exited with code %(code)s.") % {**who, "code": failure["exit_code"]}
+    return str(failure["message"])
+
+
 def waiting_sentence(code: str, data: Mapping[str, Any], *, nodes: int, spec: str, ahead: int) -> str:
     """Why a job waits, its place in the queue, and what would start now instead."""
     place = ngettext("%(ahead)d job is before it.", "%(ahead)d jobs are before it.", ahead) % {"ahead": ahead}
     if code in {"capacity", "too_large"}:
         return _for_room(code, data, nodes=nodes, spec=spec, place=place)
     if code == "reserved":
-        return _("The cluster is being kept free for a larger run that has waited longest.") + " " + place
+        return _joined(_("The cluster is being kept free for a larger run that has waited longest."), place)
     if code == "quota":
         return _(
             "Your organization runs %(running)d nodes of the %(most)d it may; this run needs %(nodes)d more. "
@@ -51,7 +61,7 @@ def waiting_sentence(code: str, data: Mapping[str, Any], *, nodes: int, spec: st
     if code == "backend_unavailable":
         return _("The cluster does not answer at the moment. The run starts as soon as it does.")
     if code == "retry":
-        return _("The platform lost the last attempt, which costs nothing. It is started again.") + " " + place
+        return _joined(_("The platform lost the last attempt, which costs nothing. It is started again."), place)
     return _("It starts in a moment.") if ahead == 0 else place
 
 
@@ -67,7 +77,7 @@ def _for_room(code: str, data: Mapping[str, Any], *, nodes: int, spec: str, plac
     ) % {"nodes": nodes, "spec": spec}
     now = ngettext("%(free)d is free now.", "%(free)d are free now.", free) % {"free": free}
     instead = _("A run on %(free)d of them would start now.") % {"free": free} if free else ""
-    return " ".join(part for part in (why, now, place, instead) if part)
+    return _joined(why, now, place, instead)
 
 
 def event_sentence(kind: str, data: Mapping[str, Any]) -> str:
@@ -81,7 +91,7 @@ def event_sentence(kind: str, data: Mapping[str, Any]) -> str:
             "detail": data.get("detail", "")
         }
     if data.get("reason"):
-        return " ".join(part for part in (end_sentence(str(data["reason"])), str(data.get("detail", ""))) if part)
+        return _joined(end_sentence(str(data["reason"])), str(data.get("detail", "")))
     sentences = {
         "ordered": _("Ordered; the ceiling is held in the wallet."),
         "queued": _("Back in the queue: another run took the room first."),
@@ -90,3 +100,8 @@ def event_sentence(kind: str, data: Mapping[str, Any]) -> str:
         "stopping": _("Cancelling: the code gets a moment to write a checkpoint."),
     }
     return sentences.get(kind, kind)
+
+
+def _joined(*sentences: str) -> str:
+    """Sentences one after another; languages differ in what stands between them."""
+    return pgettext("between sentences", " ").join(sentence for sentence in sentences if sentence)

@@ -22,6 +22,7 @@ from django.db.models import F, Max, QuerySet
 from django.db.models.functions import Greatest
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import gettext_noop
 
 from console.accounts.errors import CustomerError, InvalidInput, NotFound, Text
 from console.accounts.models import Organization, Quota, User
@@ -49,9 +50,9 @@ REFERENCE = re.compile(
 )
 """`host/name:tag` or `host/name@sha256:...`, as the distribution specification writes it, always with the host."""
 BUILTIN_IMAGES = (
-    ("pytorch", _("PyTorch"), _("PyTorch with torchvision and TensorBoard."), (Framework.PYTORCH,)),
-    ("tensorflow", _("TensorFlow"), _("TensorFlow with Keras and TensorBoard."), (Framework.TENSORFLOW,)),
-    ("horovod", _("Horovod"), _("Horovod with PyTorch, over gloo."), (Framework.HOROVOD, Framework.PYTORCH)),
+    ("pytorch", "PyTorch", gettext_noop("PyTorch with torchvision and TensorBoard."), (Framework.PYTORCH,)),
+    ("tensorflow", "TensorFlow", gettext_noop("TensorFlow with Keras and TensorBoard."), (Framework.TENSORFLOW,)),
+    ("horovod", "Horovod", gettext_noop("Horovod with PyTorch, over gloo."), (Framework.HOROVOD, Framework.PYTORCH)),
 )
 KEPT_AFTER_DELETION = timedelta(days=7)
 """How long the bytes of what was deleted stay: longer than a run that still reads them may last."""

@@ -45,7 +45,9 @@ def all_of(value: str | tuple[str, ...] | list[str]) -> list[str]:
 
 
 def key(message: Message) -> tuple[str | None, str]:
-    return message.context, all_of(message.id)[0]
+    context = message.context
+    # Babel reads the context of a compiled file as bytes, and that of a .po as text.
+    return context.decode() if isinstance(context, bytes) else context, all_of(message.id)[0]
 
 
 def sources() -> Iterator[tuple[str, str]]:

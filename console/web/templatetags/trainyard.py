@@ -178,7 +178,7 @@ def state_badge(state: str) -> SafeString:
     """The state of a job, as a word with its colour."""
     dot = "status-dot-animated" if JobState(state) in MOVING else ""
     return format_html(
-        '<span class="status status-{}" data-state="{}"><span class="status-dot {}"></span>{}</span>',
+        '<span class="status text-nowrap status-{}" data-state="{}"><span class="status-dot {}"></span>{}</span>',
         STATE_COLOURS[JobState(state)],
         state,
         dot,
