@@ -20,22 +20,7 @@ from billing.errors import BookRefused
 from billing.ledger import wallet_account
 from billing.selectors import default_currency
 from console.accounts.models import User
-
-
-class ReadOnlyAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
-    """A list and a page that change nothing."""
-
-    def has_add_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
-        """Never."""
-        return False
-
-    def has_change_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
-        """Never."""
-        return False
-
-    def has_delete_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
-        """Never."""
-        return False
+from console.accounts.readonly import ReadOnlyAdmin, ReadOnlyInline
 
 
 class PriceInline(TabularInline):  # type: ignore[misc]  # unfold publishes no types
@@ -143,20 +128,11 @@ class AccountAdmin(ReadOnlyAdmin):
     search_fields = ("organization__name",)
 
 
-class EntryInline(TabularInline):  # type: ignore[misc]  # unfold publishes no types
+class EntryInline(ReadOnlyInline):
     """The entries of a transaction."""
 
     model = models.Entry
-    extra = 0
-    can_delete = False
-
-    def has_add_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
-        """Never."""
-        return False
-
-    def has_change_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
-        """Never."""
-        return False
+    fields = ("account", "amount_minor")
 
 
 @admin.register(models.Transaction)
@@ -167,7 +143,6 @@ class TransactionAdmin(ReadOnlyAdmin):
     list_filter = ("kind",)
     search_fields = ("reference", "description")
     inlines = (EntryInline,)
-    show_full_result_count = False
 
 
 @admin.register(models.Hold)
@@ -178,7 +153,6 @@ class HoldAdmin(ReadOnlyAdmin):
     list_filter = ("state",)
     list_select_related = ("account__organization",)
     search_fields = ("reference",)
-    show_full_result_count = False
 
 
 @admin.register(models.Receipt)
@@ -187,7 +161,6 @@ class ReceiptAdmin(ReadOnlyAdmin):
 
     list_display = ("title", "organization", "total_minor", "ceiling_minor", "currency", "created_at")
     search_fields = ("title", "organization__name")
-    show_full_result_count = False
 
 
 @admin.register(models.Quote)
@@ -196,7 +169,6 @@ class QuoteAdmin(ReadOnlyAdmin):
 
     list_display = ("id", "organization", "mode", "p50_minor", "p90_minor", "ceiling_minor", "created_at", "expires_at")
     list_filter = ("mode",)
-    show_full_result_count = False
 
 
 @admin.register(models.TopUp)

@@ -6,9 +6,9 @@ from typing import Any
 
 from django.contrib import admin
 from django.http import HttpRequest
-from unfold.admin import ModelAdmin, TabularInline
+from unfold.admin import ModelAdmin
 
-from billing.admin import ReadOnlyAdmin
+from console.accounts.readonly import ReadOnlyAdmin, ReadOnlyInline
 from jobs import models
 
 
@@ -26,21 +26,6 @@ class ProductAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no typ
     def get_readonly_fields(self, _request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         """Prices name a product by its name, and its mode decides how it is priced."""
         return ("name", "mode") if obj else ()
-
-
-class ReadOnlyInline(TabularInline):  # type: ignore[misc]  # unfold publishes no types
-    """Rows of a job."""
-
-    extra = 0
-    can_delete = False
-
-    def has_add_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
-        """Never."""
-        return False
-
-    def has_change_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
-        """Never."""
-        return False
 
 
 class AttemptInline(ReadOnlyInline):
@@ -66,7 +51,6 @@ class JobAdmin(ReadOnlyAdmin):
     list_select_related = ("organization", "node_spec")
     search_fields = ("id", "name", "organization__name")
     inlines = (AttemptInline, EventInline)
-    show_full_result_count = False
 
 
 @admin.register(models.Order)
@@ -76,4 +60,3 @@ class OrderAdmin(ReadOnlyAdmin):
     list_display = ("id", "organization", "product", "placed_by", "created_at")
     list_select_related = ("organization", "product", "placed_by")
     search_fields = ("id", "organization__name")
-    show_full_result_count = False

@@ -32,6 +32,8 @@ from jobs.states import ENDED, JobState
 from jobs.tasks import dispatch_queue, stop_job
 
 RUNS_LEARNT_FROM = 20
+FEW_RUNS = 5
+FEW_RUNS_SPREAD = 1.2
 SPREAD = 1.5
 """p90 over p50 where only a reference speed is known."""
 
@@ -137,7 +139,9 @@ def estimate(purchase: Purchase) -> Estimate:
     ]
     if per_epoch:
         p50 = statistics.median(per_epoch) * purchase.epochs
-        p90 = max(p50, _percentile_90(per_epoch) * purchase.epochs)
+        # a few runs that took about the same time don't show how far the next may stray
+        least = FEW_RUNS_SPREAD if len(per_epoch) < FEW_RUNS else 1.0
+        p90 = max(p50 * least, _percentile_90(per_epoch) * purchase.epochs)
         return Estimate(round(p50, 3), round(p90, 3), "history", len(per_epoch))
     reference = float(purchase.product.reference_seconds_per_epoch) * purchase.epochs / purchase.nodes
     if purchase.max_seconds and purchase.max_seconds < reference * SPREAD:

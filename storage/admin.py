@@ -5,12 +5,10 @@ The one rule: nothing here shows a customer's secret or changes a customer's fil
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.contrib import admin
-from django.http import HttpRequest
 from unfold.admin import ModelAdmin
 
+from console.accounts.readonly import ReadOnlyAdmin
 from storage.models import Dataset, DatasetVersion, Image, Registry, Workspace
 
 
@@ -23,22 +21,6 @@ class ImageAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
     list_select_related = ("organization",)
     search_fields = ("name", "title", "reference")
     raw_id_fields = ("organization",)
-
-
-class ReadOnlyAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
-    """A list and a page that change nothing: rows and bytes are changed together, by `catalog` alone."""
-
-    def has_add_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
-        """Never."""
-        return False
-
-    def has_change_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
-        """Never."""
-        return False
-
-    def has_delete_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
-        """Never."""
-        return False
 
 
 @admin.register(Dataset)

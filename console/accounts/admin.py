@@ -22,25 +22,10 @@ from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationFo
 from console.accounts import services
 from console.accounts.errors import CustomerError
 from console.accounts.models import ApiToken, AuditEvent, Membership, Organization, Quota, ServiceActivation, User
+from console.accounts.readonly import ReadOnly
 from console.accounts.roles import Role
 
 admin.site.unregister(Group)
-
-
-class ReadOnly:
-    """Mixed into what is there to be read."""
-
-    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Never."""
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Never."""
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Never."""
-        return False
 
 
 class NewUserForm(UserCreationForm):  # type: ignore[misc]  # unfold publishes no types
