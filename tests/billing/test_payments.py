@@ -234,8 +234,8 @@ class TestAtOnce:
         top_up = TopUpFactory()
         event = session_event(top_up)
         outcomes = []
-        for _ in range(5):
-            outcomes += together(*[lambda: apply(event).state] * 10)
+        for _ in range(2):
+            outcomes += together(*[lambda: apply(event).state] * 25)
         assert raised(outcomes) == []
         assert balance(top_up) == 5000
 
