@@ -1,35 +1,59 @@
 import pytest
 from django.urls import reverse
 
-from console.accounts.models import User
-
-pytestmark = pytest.mark.django_db
+from jobs.models import Job, Order, Product
+from runtime.specs import Outcome
+from tests.factories.accounts import UserFactory
 
 
 @pytest.fixture
-def administrator(client):
-    client.force_login(User.objects.create_superuser("root@example.com", "a good password"))
+def admin(client, customer):
+    client.force_login(UserFactory(is_staff=True, is_superuser=True))
     return client
 
 
-def test_a_job_is_shown_with_its_attempts_and_events_and_can_not_be_edited(administrator, customer):
-    job = customer.job()
-    page = administrator.get(reverse("admin:jobs_job_change", args=[job.pk]))
-    assert page.status_code == 200
-    assert b"ordered" in page.content
-    assert administrator.post(reverse("admin:jobs_job_change", args=[job.pk]), {"state": "failed"}).status_code == 403
-    job.refresh_from_db()
-    assert job.state == "queued"
+def test_jobs_and_orders_are_there_to_be_read_and_for_nothing_else(admin, customer):
+    job = customer.end(customer.started(), Outcome.CODE_FAILED, message="Rank 1 exited.")
+    for model, row in (("job", job), ("order", job.order)):
+        assert admin.get(reverse(f"admin:jobs_{model}_changelist"), {"q": "1"}).status_code == 200
+        page = reverse(f"admin:jobs_{model}_change", args=[row.pk])
+        answer = admin.get(page)
+        assert answer.status_code == 200
+        assert 'name="_save"' not in answer.content.decode()
+        assert admin.get(reverse(f"admin:jobs_{model}_add")).status_code == 403
+        assert admin.post(reverse(f"admin:jobs_{model}_delete", args=[row.pk]), {"post": "yes"}).status_code == 403
+        assert admin.post(page, {"state": "succeeded"}).status_code == 403
+    shown = admin.get(reverse("admin:jobs_job_change", args=[job.pk])).content.decode()
+    assert "Rank 1 exited." in shown
+    assert "ordered" in shown
+    assert Job.objects.get().state == "failed"
+    assert Order.objects.count() == 1
 
 
-@pytest.mark.parametrize("name", ["job", "order", "product"])
-def test_lists_render(administrator, customer, name):
-    customer.job()
-    assert administrator.get(reverse(f"admin:jobs_{name}_changelist")).status_code == 200
+def test_the_list_of_jobs_asks_as_much_for_many_as_for_one(admin, customer, django_assert_max_num_queries):
+    for _ in range(8):
+        customer.job(nodes=1)
+    with django_assert_max_num_queries(9):
+        assert admin.get(reverse("admin:jobs_job_changelist")).status_code == 200
 
 
-def test_what_was_sold_keeps_its_name_and_mode(administrator, customer):
-    product = customer.job().order.product
-    page = administrator.get(reverse("admin:jobs_product_change", args=[product.pk]))
-    assert page.status_code == 200
-    assert b'name="mode"' not in page.content
+def test_products_are_the_administrators_but_their_names_stay(admin, customer):
+    product = Product.objects.get(name="metered")
+    page = reverse("admin:jobs_product_change", args=[product.pk])
+    form = {
+        "name": "renamed", "title": "Training by the second", "description": "", "mode": "fixed", "position": 1,
+        "reference_seconds_per_epoch": "5", "headroom": "3", "max_epochs": 10, "max_nodes": 2, "max_seconds": 600,
+        "is_active": "on",
+    }  # fmt: skip
+    assert admin.post(page, form).status_code == 302
+    product.refresh_from_db()
+    assert (product.title, product.max_nodes) == ("Training by the second", 2)
+    assert (product.name, product.mode) == ("metered", "metered")
+    assert admin.post(page, form | {"headroom": "0.5"}).status_code == 200
+    assert admin.post(reverse("admin:jobs_product_delete", args=[product.pk]), {"post": "yes"}).status_code == 403
+    assert admin.get(reverse("admin:jobs_product_changelist")).status_code == 200
+
+
+def test_a_customer_has_no_business_here(client, customer):
+    client.force_login(customer.membership.user)
+    assert client.get(reverse("admin:jobs_job_changelist")).status_code == 302
