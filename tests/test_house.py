@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from django.core.management import get_commands
 
+from jobs.states import TRANSITIONS
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("console", "billing", "storage", "jobs", "runtime")
 LONGEST = 400
@@ -93,3 +95,17 @@ def test_imports_stand_at_the_top():
                     if isinstance(inner, ast.Import | ast.ImportFrom) and "runtime" not in path.parts
                 ]
     assert not found, "Move the import up; if that makes a circle, the seam is wrong:\n" + "\n".join(found)
+
+
+def test_the_state_diagram_in_the_docs_is_the_table():
+    drawn = re.findall(r"^ +([A-Z]+) --> ([A-Z]+)$", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
+    table = {(state.name, following.name) for state, after in TRANSITIONS.items() for following in after}
+    assert set(drawn) == table, "Draw in docs/architecture.md what jobs/states.py says."
+    assert len(drawn) == len(set(drawn))
+
+
+def test_every_setting_is_in_the_operator_guide():
+    read = re.findall(r"env\.\w+\(\s*\"([A-Z_]+)\"", (ROOT / "console" / "settings.py").read_text())
+    guide = (ROOT / "docs" / "operator-guide.md").read_text()
+    missing = [name for name in dict.fromkeys(read) if f"`{name}`" not in guide]
+    assert not missing, f"Say in docs/operator-guide.md what these do: {', '.join(missing)}"
