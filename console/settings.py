@@ -45,7 +45,6 @@ WEB_BIND: str = env.str("WEB_BIND", f"127.0.0.1:{urlsplit(TRAINYARD_URL).port or
 TRAINYARD_STORAGE_ROOT: Path = Path(env.str("TRAINYARD_STORAGE_ROOT", str(VAR_DIR / "storage")))
 TRAINYARD_RUNS_ROOT: Path = Path(env.str("TRAINYARD_RUNS_ROOT", str(VAR_DIR / "runs")))
 TRAINYARD_IMAGES_ROOT: Path = Path(env.str("TRAINYARD_IMAGES_ROOT", str(VAR_DIR / "images")))
-TRAINYARD_IMAGE_REQUIREMENTS: Path = BASE_DIR / "deploy" / "images"
 TRAINYARD_LIVE_SOCKET: Path = EMBEDDED.socket_dir / "live.sock"
 
 # --- Django ----------------------------------------------------------------------------------------------------------

@@ -7,10 +7,9 @@ what the archive declares.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat as modes
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,8 @@ from typing import BinaryIO
 from django.utils.translation import gettext_lazy as _
 
 from storage.errors import BadArchive, FileMissing, TooLarge, UnsafePath, WrongKind
-from storage.files import FILE_MODE, MAKE_FILE, Readable, copy
-from storage.formats import BROKEN, Entry, Format, Limits, checked, entries, sniff
+from storage.files import FILE_MODE, MAKE_FILE, copy
+from storage.formats import BROKEN, Entry, Format, Limits, entries, sniff
 from storage.paths import OPEN_FOLDER, PATH_LIMIT, explained, open_folder, status_of, step
 
 DEPTH_LIMIT = 64
@@ -52,33 +51,6 @@ def unpack_archive(*, stream: BinaryIO, target: Path, limits: Limits, kind: Form
             writer.add(entry)
         writer.link_all()
         return Unpacked(writer.size, writer.files)
-
-
-def unpack_files(*, files: Iterable[tuple[str, Readable]], target: Path, limits: Limits) -> tuple[Unpacked, str]:
-    """Write files sent one by one into `target`, as `unpack_archive` does; also the SHA-256 of their list."""
-    lines: list[str] = []
-    with _readable(), explained(), _Target(target, limits) as writer:
-        for name, stream in files:
-            content = _Hashed(stream)
-            parts = checked(name)
-            writer.add(Entry(parts, content=content))
-            lines.append(f"{'/'.join(parts)}\0{content.digest.hexdigest()}")
-        lines.sort()
-        listing = "".join(f"{digest}  {name}\n" for name, digest in (line.split("\0") for line in lines))
-        return Unpacked(writer.size, writer.files), hashlib.sha256(listing.encode()).hexdigest()
-
-
-class _Hashed:
-    """A stream that hashes what is read from it."""
-
-    def __init__(self, stream: Readable) -> None:
-        self.digest = hashlib.sha256()
-        self._stream = stream
-
-    def read(self, size: int, /) -> bytes:
-        data = self._stream.read(size)
-        self.digest.update(data)
-        return data
 
 
 @contextmanager

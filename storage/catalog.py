@@ -11,7 +11,7 @@ import hashlib
 import io
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -29,7 +29,7 @@ from console.accounts.models import Organization, Quota, User
 from console.accounts.services import record
 from runtime.specs import Framework
 from storage import files, selectors, trees
-from storage.archives import Unpacked, unpack_archive, unpack_files
+from storage.archives import Unpacked, unpack_archive
 from storage.errors import BadArchive, FileMissing, NameTaken, TooLarge
 from storage.files import Readable, Written
 from storage.formats import Limits
@@ -83,16 +83,6 @@ def publish_version(*, dataset: Dataset, user: User | None, stream: Readable) ->
             files.copy(stream=stream, target=spool, limit_bytes=limit, digest=digest)
             unpacked = unpack_archive(stream=spool, target=made, limits=_limits(room))
         return _publish(dataset, user, made, unpacked, digest.hexdigest())
-
-
-def publish_files(*, dataset: Dataset, user: User | None, files: Iterable[tuple[str, Readable]]) -> DatasetVersion:
-    """Publish files sent one by one, under their relative names, as the next version: all or nothing.
-
-    Raises as `publish_version`.
-    """
-    with _scratch_folder() as (made, _spool_path):
-        unpacked, digest = unpack_files(files=files, target=made, limits=_limits(room_left(dataset.organization)))
-        return _publish(dataset, user, made, unpacked, digest)
 
 
 def delete_dataset(*, dataset: Dataset, user: User | None = None) -> None:

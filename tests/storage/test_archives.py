@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import os
 import random
@@ -19,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from storage import archives, formats
-from storage.archives import Unpacked, unpack_archive, unpack_files
+from storage.archives import Unpacked, unpack_archive
 from storage.errors import BadArchive, StorageError, TooLarge, UnsafePath
 from storage.formats import Format, Limits, sniff
 from tests.storage.archives import member, tar_of, tar_with, zip_of
@@ -380,20 +379,3 @@ def test_whatever_is_damaged_it_is_refused_or_unpacked_inside(
     except StorageError:
         pass
     assert [path.name for path in place.iterdir()] == ["target"]
-
-
-def test_files_sent_one_by_one(target: Path) -> None:
-    sent = [("b.txt", io.BytesIO(b"b")), ("a/a.txt", io.BytesIO(b"a"))]
-    unpacked, digest = unpack_files(files=sent, target=target, limits=Limits(MIB, 100))
-    assert unpacked == Unpacked(size_bytes=2, file_count=2)
-    lines = [f"{hashlib.sha256(name[-5:-4].encode()).hexdigest()}  {name}\n" for name in ("a/a.txt", "b.txt")]
-    assert digest == hashlib.sha256("".join(lines).encode()).hexdigest()
-    assert tree(target) == {"b.txt": b"b", "a/a.txt": b"a"}
-
-
-@pytest.mark.parametrize(
-    ("name", "refused"), [("../a", UnsafePath), ("", BadArchive), ("a", BadArchive), ("a/b", BadArchive)]
-)
-def test_files_sent_under_a_wrong_name(name: str, refused: type[StorageError], target: Path) -> None:
-    with pytest.raises(refused):
-        unpack_files(files=[("a", io.BytesIO()), (name, io.BytesIO())], target=target, limits=Limits(MIB, 100))

@@ -186,20 +186,6 @@ def test_a_dataset_deleted_while_its_upload_runs(owner: Membership) -> None:
     assert leftovers() == published() == []
 
 
-def test_files_one_by_one(owner: Membership) -> None:
-    dataset = make_dataset(owner)
-    sent = [(name, io.BytesIO(content)) for name, content in FILES.items()]
-    version = catalog.publish_files(dataset=dataset, user=owner.user, files=sent)
-    assert (version.number, version.size_bytes, version.file_count) == (1, 9, 2)
-    assert (selectors.version_folder(version) / "raw/a").read_bytes() == b"12345"
-    with pytest.raises(BadArchive):
-        catalog.publish_files(dataset=dataset, user=owner.user, files=[])
-    with pytest.raises(UnsafePath):
-        catalog.publish_files(dataset=dataset, user=owner.user, files=[("../a", io.BytesIO(b""))])
-    assert leftovers() == []
-    assert len(published()) == 1
-
-
 def in_threads(act: Callable[[int], object], count: int) -> list[object]:
     """What `act` gave or raised, in threads that begin together."""
     barrier, results = threading.Barrier(count), [None] * count
