@@ -1,3 +1,5 @@
+import os
+
 import pytest
 import redis
 from django.conf import settings
@@ -5,12 +7,15 @@ from django.db import transaction
 
 from jobs import bell
 
+NOBODYS = 10**9 + os.getpid()
+"""Test processes share one Redis: a number that no other one's job has."""
+
 
 @pytest.fixture
 def heard(embedded):
     client = redis.Redis.from_url(settings.REDIS_URL)
     listener = client.pubsub()
-    listener.subscribe(bell.channel(7))
+    listener.subscribe(bell.channel(NOBODYS))
     assert listener.get_message(timeout=5)["type"] == "subscribe"
     yield lambda seconds=5: listener.get_message(timeout=seconds)
     listener.close()
@@ -20,7 +25,7 @@ def heard(embedded):
 @pytest.mark.django_db(transaction=True)
 def test_it_rings_when_the_change_is_committed(heard):
     with transaction.atomic():
-        bell.publish_state(7)
+        bell.publish_state(NOBODYS)
         assert heard(0.05) is None
     assert heard()["data"] == b"changed"
 
@@ -28,7 +33,7 @@ def test_it_rings_when_the_change_is_committed(heard):
 @pytest.mark.django_db(transaction=True)
 def test_what_was_rolled_back_rings_nobody(heard):
     with transaction.atomic():
-        bell.publish_state(7)
+        bell.publish_state(NOBODYS)
         transaction.set_rollback(True)
     assert heard(0.1) is None
 
@@ -37,5 +42,5 @@ def test_what_was_rolled_back_rings_nobody(heard):
 def test_redis_being_away_is_no_fault_of_the_change(monkeypatch, caplog, tmp_path):
     with redis.Redis(unix_socket_path=str(tmp_path / "nobody")) as away:
         monkeypatch.setattr(bell, "_client", lambda: away)
-        bell.publish_state(7)
+        bell.publish_state(NOBODYS)
     assert "Redis is away" in caplog.text
