@@ -44,7 +44,8 @@ class FakeBackend:
     """A cluster in memory that keeps `runtime.backends.base.Backend`'s contract. Thread-safe.
 
     Nothing runs by itself: `start`, `write`, `end` and `lose` make things happen, at the time that `clock` tells.
-    What the backend enforces is enforced here too: no run lasts longer than its deadline, whatever a test says.
+    What the backend enforces is enforced here too: no run lasts longer than its deadline, whatever a test says (unless
+    it sets `keeps_deadlines = False`, for a cluster that is late).
     `available = False` makes every call raise BackendUnavailable; `refuses[name]` is raised by that run's submit.
     """
 
@@ -55,6 +56,7 @@ class FakeBackend:
         self.total = Resources(cpus, memory_mib)
         self.clock = clock
         self.available = True
+        self.keeps_deadlines = True
         self.refuses: dict[str, RuntimeFault] = {}
         self.submissions: list[str] = []
         self.runs: dict[str, FakeRun] = {}
@@ -213,8 +215,8 @@ class FakeBackend:
             if run.status.phase is RunPhase.ENDED:
                 return
             finished = self.clock() if at is None else at
-            if run.status.started_at is not None and finished > run.status.started_at + run.spec.deadline_seconds:
-                finished, outcome = run.status.started_at + run.spec.deadline_seconds, Outcome.TIME_LIMIT
+            if finished > self._deadline(run):
+                finished, outcome = self._deadline(run), Outcome.TIME_LIMIT
             failure = None if outcome is Outcome.COMPLETED else Failure(message or f"It ended: {outcome}.")
             nodes = tuple(replace(node, phase=RunPhase.ENDED, finished_at=finished) for node in run.status.nodes)
             run.status = replace(
@@ -240,11 +242,14 @@ class FakeBackend:
         """End what outlived its grace or its deadline, at the very moment that it did."""
         if run.status.phase is RunPhase.ENDED:
             return
-        started = run.status.started_at
-        limit = math.inf if started is None else started + run.spec.deadline_seconds
+        limit = self._deadline(run)
         if self.clock() >= min(limit, run.kill_at):
             outcome = Outcome.TIME_LIMIT if limit <= run.kill_at else Outcome.STOPPED
             self.end(run.spec.name, outcome, at=min(limit, run.kill_at))
+
+    def _deadline(self, run: FakeRun) -> float:
+        started = run.status.started_at
+        return started + run.spec.deadline_seconds if started is not None and self.keeps_deadlines else math.inf
 
     def _run(self, name: str) -> FakeRun:
         try:
