@@ -87,6 +87,15 @@ def test_a_quota_makes_an_organization_wait_and_nobody_else(customer, other):
     assert not Job.objects.filter(organization=other.organization, state=JobState.QUEUED).exists()
 
 
+def test_the_quota_is_looked_at_again_when_a_job_is_claimed(customer, backend):
+    customer.quota(max_running_nodes=2)
+    first, second = customer.job(), customer.job()
+    assert dispatch.start(first)
+    assert dispatch.start(second) is False
+    assert states(first, second) == ["starting", "queued"]
+    assert list(backend.runs) == [f"job-{first.pk}-1"]
+
+
 def test_a_pass_over_the_queue_asks_no_more_for_more_jobs(customer, django_assert_max_num_queries):
     customer.quota(max_running_nodes=2)
     customer.job()
@@ -432,6 +441,13 @@ class TestAtOnce:
         assert states(*jobs[:3]) == ["starting"] * 3
         most = Quota.objects.get(organization=customer.organization).max_running_nodes
         assert most == 6
+
+    def test_the_last_nodes_of_a_quota_are_taken_once(self, customer, backend, together):
+        customer.quota(max_running_nodes=2)
+        jobs = [customer.job() for _ in range(4)]
+        results = together(*[lambda job=job: dispatch.start(Job.objects.get(pk=job.pk)) for job in jobs])
+        assert sorted(results) == [False, False, False, True]
+        assert Attempt.objects.count() == len(backend.runs) == 1
 
     def test_an_end_starts_the_next_at_once(self, customer, backend):
         customer.quota(max_running_nodes=2)

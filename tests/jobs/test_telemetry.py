@@ -218,6 +218,24 @@ def test_progress_never_goes_back(attempt, folder):
     assert (job_of(attempt).epoch, job_of(attempt).progress) == (5, 0.5)
 
 
+def test_who_read_less_does_not_move_the_reading_back(attempt, backend, monkeypatch):
+    read_log, looks = telemetry._read_log, []
+
+    def overtaken(*arguments):
+        read_log(*arguments)
+        if not looks:
+            looks.append(1)
+            backend.write(attempt.run_name, "epoch 2 loss 2\n")
+            assert telemetry.ingest(attempt=attempt)
+
+    monkeypatch.setattr(telemetry, "_read_log", overtaken)
+    backend.write(attempt.run_name, "epoch 1 loss 1\n")
+    assert telemetry.ingest(attempt=attempt)
+    attempt.refresh_from_db()
+    assert attempt.cursor["log"] == 30
+    assert selectors.metrics(attempt.job)[0] == {"loss": [[1, 1.0], [2, 2.0]]}
+
+
 def test_a_run_that_is_not_there_is_nothing_new(customer, backend):
     job = customer.job()
     attempt = Attempt.objects.create(job=job, number=1, backend="local", claimed_at=job.queued_at)
