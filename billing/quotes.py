@@ -80,7 +80,7 @@ def make_quote(
 def quote_for(*, organization: Organization, quote_id: UUID | str) -> Quote:
     """An organization's quote, expired or not. Raises NotFound for another's."""
     try:
-        quote = Quote.objects.select_related("order__job").get(organization=organization, pk=quote_id)
+        quote = Quote.objects.get(organization=organization, pk=quote_id)
     except (Quote.DoesNotExist, ValueError, ValidationError) as error:
         raise NotFound(_("There is no such quote. Ask for a new one.")) from error
     return quote

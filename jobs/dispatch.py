@@ -226,7 +226,8 @@ def _vanished(attempt: Attempt) -> None:
     """The backend knows no such run: it was never handed over, or it is lost with its node."""
     job = attempt.job
     if job.state == JobState.STOPPING:
-        _end(attempt, EndReason.CANCELLED, "")
+        # One that ran was lost while it was being stopped, at a time nobody knows: that is the platform's fault.
+        _end(attempt, EndReason.NODE_LOST if attempt.started_at else EndReason.CANCELLED, "")
     elif attempt.submitted_at is None and job.state == JobState.STARTING:
         submit(attempt)
     else:

@@ -213,12 +213,13 @@ def _require_room(organization: Organization, quota: Quota) -> None:
 
 
 def _bought(organization: Organization, quote: Quote, key: str) -> Order | None:
-    if order := _by_key(organization, key):
-        if order.quote_id != quote.pk:
-            raise IdempotencyConflict
+    # The quote's order first: a repeat that is overtaken between two looks must find its own order, not a stranger's.
+    if order := Order.objects.filter(quote=quote).select_related("job").first():
+        if order.idempotency_key != key:
+            raise QuoteBought
         return order
-    if Order.objects.filter(quote=quote).exists():
-        raise QuoteBought
+    if _by_key(organization, key):
+        raise IdempotencyConflict
     return None
 
 

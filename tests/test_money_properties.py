@@ -28,7 +28,7 @@ from billing.selectors import wallet
 from console.accounts import hints
 from console.accounts.models import Membership
 from jobs import activation, backend, catalogue, dispatch, orders
-from jobs.errors import AlreadyEnded, IdempotencyConflict, QuoteBought, StaleTransition
+from jobs.errors import AlreadyEnded, IdempotencyConflict, StaleTransition
 from jobs.models import Attempt, Job, Order
 from jobs.states import BILLED, EndReason, JobState
 from runtime.specs import Outcome, RunPhase
@@ -234,8 +234,7 @@ class Market(RuleBasedStateMachine):
         if available < quote.ceiling_minor:
             assert {type(outcome) for outcome in outcomes} == {InsufficientFunds}
             return
-        # Until `_bought` looks at the quote before the key, a repeat may be told QuoteBought just while it is bought.
-        assert {type(error) for error in raised(outcomes)} <= {QuoteBought}
+        assert not raised(outcomes)
         bought = {order.pk: order for order in outcomes if isinstance(order, Order)}
         assert len(bought) == 1
         self.remember(*bought.values())

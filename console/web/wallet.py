@@ -90,7 +90,8 @@ def arrival(request: MemberRequest) -> HttpResponse:
     newest = account.top_ups.first() if account else None
     if newest is not None and newest.state == TopUp.States.PENDING:
         return render(request, "billing/_arrival.html", {"top_up": newest})
-    messages.success(request, _("The payment has come in."))
+    if newest is not None and newest.state == TopUp.States.PAID:
+        messages.success(request, _("The payment has come in."))
     return HttpResponseClientRedirect(reverse("wallet"))
 
 
