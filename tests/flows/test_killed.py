@@ -11,7 +11,7 @@ from runtime.backends import identity
 from tests.console.processes import wait_for
 from tests.flows.console import Buyer, Console
 
-pytestmark = [pytest.mark.flow, pytest.mark.xdist_group("machine")]
+pytestmark = pytest.mark.flow
 
 PROGRAMS = {
     "web": ["gunicorn"],

@@ -11,7 +11,7 @@ import pytest
 
 from tests.flows.console import ROOT, Buyer, Console
 
-pytestmark = [pytest.mark.flow, pytest.mark.torch, pytest.mark.xdist_group("machine")]
+pytestmark = [pytest.mark.flow, pytest.mark.torch]
 SCRIPT = ROOT / "examples" / "legacy_mnist.py"
 
 

@@ -12,7 +12,7 @@ import pytest
 from jobs.demo import DemoFailed
 from tests.flows.console import Buyer, Console
 
-pytestmark = [pytest.mark.flow, pytest.mark.xdist_group("machine")]
+pytestmark = pytest.mark.flow
 
 
 def moment(text: str) -> datetime:
