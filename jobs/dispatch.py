@@ -36,6 +36,8 @@ WORKSPACE_TARGET = "/workspace"
 DATASETS_TARGET = "/datasets"
 PATIENCE = timedelta(minutes=10)
 """Smaller jobs may overtake one that doesn't fit until it has waited this long; then room is kept free for it."""
+SUBMIT_PATIENCE = timedelta(minutes=5)
+"""A fault that nobody foresaw is tried again this long; then the attempt ends, free of charge."""
 KEEP_RUNS = timedelta(days=30)
 """Logs and results of an ended run are kept at the backend this long."""
 STRAY_AGE = timedelta(hours=1)
@@ -109,6 +111,10 @@ def submit(attempt: Attempt) -> bool:
         reason = EndReason.CODE_FAILED if error.field in {"script", "mounts"} else EndReason.PLATFORM_ERROR
         _end(attempt, reason, str(error), final=True)
         return False
+    except Exception:
+        if timezone.now() - attempt.claimed_at > SUBMIT_PATIENCE:
+            _end(attempt, EndReason.PLATFORM_ERROR, "The platform could not start the run.")
+        raise  # whoever asked logs it; the sweep tries again
     Attempt.objects.filter(pk=attempt.pk, submitted_at=None).update(submitted_at=timezone.now())
     _stop_if_unwanted(attempt)
     return True

@@ -220,8 +220,9 @@ def _require_rank(job: Job, rank: int) -> None:
 
 def _detail(job: Job) -> str:
     """What ended the job, in the reader's language where the first cause is known."""
-    failures = [attempt.failure for attempt in job.attempts.all() if attempt.failure]
-    return failure_sentence(failures[-1]) if failures and job.detail else job.detail
+    attempts = list(job.attempts.all())
+    failure = attempts[-1].failure if attempts else None
+    return failure_sentence(failure) if failure and job.detail else job.detail
 
 
 def _attempt(attempt: Attempt) -> dict[str, Any]:

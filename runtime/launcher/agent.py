@@ -21,6 +21,9 @@ from .topology import Plan, rank_arguments
 
 START_SECONDS = 60.0
 FALL_SECONDS = 3.0
+HEAD_START_SECONDS = 0.05
+"""PyTorch's rank 0 serves the store that the others connect to. One that comes before it listens is refused, and tries
+again only after about half a second, so the others begin a little later."""
 """How long the ranks that are left get between SIGTERM and SIGKILL when one has failed."""
 _TICK_SECONDS = 0.5
 _LONGEST_NOTE = 4096
@@ -215,7 +218,15 @@ class Agent:
             environment.update(rank_environment(plan, local_rank))
             arguments = [self._python, "-u", wrapper, str(writing), plan.script]
             arguments += rank_arguments(plan, local_rank, self._flag)
-            pid = spawn(arguments, environment, output=output, inherit=[writing], folder=self._folder, new_session=True)
+            pid = spawn(
+                arguments,
+                environment,
+                output=output,
+                inherit=[writing],
+                folder=self._folder,
+                new_session=True,
+                delay_seconds=HEAD_START_SECONDS if plan.framework == "pytorch" and plan.rank(local_rank) else 0.0,
+            )
             os.close(writing)
             os.close(output)
             rank = Rank(plan.rank(local_rank), pid, reading)

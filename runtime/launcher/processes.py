@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import List, Mapping, NamedTuple, Optional, Sequence
 
 
@@ -26,9 +27,11 @@ def spawn(
     inherit: Sequence[int] = (),
     folder: Optional[str] = None,
     new_session: bool = False,
+    delay_seconds: float = 0.0,
 ) -> int:
-    """Start a program with `output` as its stdout and stderr and nothing on its stdin; returns the pid.
+    """Start a program with `output` as its stdout and stderr and nothing on its stdin; returns the pid at once.
 
+    The program itself begins `delay_seconds` later.
     A program that cannot be started exits with 127 and says why on its own output.
     """
     pid = os.fork()
@@ -49,6 +52,8 @@ def spawn(
             os.set_inheritable(descriptor, True)
         if folder is not None:
             os.chdir(folder)
+        if delay_seconds:
+            time.sleep(delay_seconds)
         os.execve(arguments[0], list(arguments), dict(environment))  # noqa: S606 - no shell is wanted
     except BaseException as error:  # the child must never return into the parent's code
         os.write(2, "cannot start {}: {}\n".format(arguments[0], error).encode())

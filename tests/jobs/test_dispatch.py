@@ -205,6 +205,19 @@ def test_an_unforeseen_fault_of_one_job_does_not_stop_the_queue(customer, backen
     assert f"job-{broken.pk}-1" in backend.runs
 
 
+def test_an_unforeseen_fault_that_stays_ends_the_job_free_of_charge(customer, backend):
+    job = customer.job()
+    for number in (1, 2, 3):
+        backend.refuses[f"job-{job.pk}-{number}"] = RuntimeError("what?")
+    for _ in range(3):
+        dispatch.reconcile()
+        Attempt.objects.filter(finished_at=None).update(claimed_at=timezone.now() - dispatch.SUBMIT_PATIENCE * 2)
+        dispatch.reconcile()
+    job.refresh_from_db()
+    assert (job.state, job.reason) == ("failed", EndReason.PLATFORM_ERROR)
+    assert Receipt.objects.get(hold=job.order.hold).total_minor == 0
+
+
 def test_a_cluster_that_is_away_is_told_and_waited_for(customer, backend):
     job = customer.job()
     backend.available = False
