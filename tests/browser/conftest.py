@@ -45,7 +45,7 @@ def _two_free_ports() -> int:
             return port
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def console_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a console with the starter catalogue, in a folder of its own."""
     var = tmp_path_factory.mktemp("var")
@@ -101,9 +101,9 @@ class Watched:
         self.page.screenshot(path=self.folder / f"{self.shots:02d}-{name}.png", full_page=True)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """A headless Chromium."""
+    """A headless Chromium. It holds an event loop while it is open, which other modules' tests must not find."""
     if CHROMIUM is None:
         pytest.skip("There is no Chromium here: apt-get install chromium.")
     with sync_playwright() as playwright:
