@@ -20,7 +20,6 @@ from django.conf import settings
 from billing.errors import BadSignature, PaymentUnavailable
 
 SIGNATURE_TOLERANCE_SECONDS = 300
-SANDBOX_KEY = "sk_test_sandbox"
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,16 @@ def webhook_secrets() -> list[str]:
 
 def sandbox_secret() -> str:
     """The secret our sandbox signs with: this installation's own, never sent anywhere."""
-    return "whsec_" + hmac.new(settings.SECRET_KEY.encode(), b"payments sandbox", hashlib.sha256).hexdigest()
+    return "whsec_" + _own_secret(b"payments sandbox")
+
+
+def sandbox_key() -> str:
+    """The API key of our sandbox. A secret too: customers' code reaches loopback, and the events name other customers."""
+    return "sk_test_" + _own_secret(b"payments sandbox key")
+
+
+def _own_secret(purpose: bytes) -> str:
+    return hmac.new(settings.SECRET_KEY.encode(), purpose, hashlib.sha256).hexdigest()
 
 
 def _is_event(event: Any) -> bool:
@@ -112,5 +120,5 @@ def _is_event(event: Any) -> bool:
 
 def _client() -> stripe.StripeClient:
     if settings.PAYMENTS_SANDBOX:
-        return stripe.StripeClient(SANDBOX_KEY, base_addresses={"api": settings.SANDBOX_URL}, max_network_retries=2)
+        return stripe.StripeClient(sandbox_key(), base_addresses={"api": settings.SANDBOX_URL}, max_network_retries=2)
     return stripe.StripeClient(settings.STRIPE_SECRET_KEY, max_network_retries=2)

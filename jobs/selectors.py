@@ -18,7 +18,7 @@ from django.utils.translation import gettext as _
 from billing.models import Receipt
 from console.accounts.errors import NotFound
 from console.accounts.models import Organization
-from jobs.backend import cluster, image_of, resources_of
+from jobs.backend import cluster, image_of
 from jobs.dispatch import run_spec
 from jobs.models import Attempt, Job, JobEvent, MetricPoint, Product
 from jobs.sentences import end_sentence, event_sentence, failure_sentence, waiting_sentence
@@ -205,12 +205,6 @@ def capacity_now() -> Capacity | None:
         return cluster().capacity()
     except RuntimeFault:
         return None
-
-
-def free_nodes(job: Job) -> int:
-    """How many nodes of the job's spec could start now."""
-    capacity = capacity_now()
-    return capacity.nodes_now(resources_of(job.node_spec)) if capacity else 0
 
 
 def _require_rank(job: Job, rank: int) -> None:

@@ -110,3 +110,11 @@ def test_a_provider_that_is_away(settings):
     assert caught.value.code == "payments_unavailable"
     with pytest.raises(PaymentUnavailable):
         list(gateway.events_since(0))
+
+
+def test_the_sandbox_is_spoken_to_with_a_secret_of_this_installation(settings):
+    key = gateway.sandbox_key()
+    assert key.startswith("sk_test_")
+    assert key != gateway.sandbox_secret().replace("whsec_", "sk_test_")
+    settings.SECRET_KEY = "another installation's"
+    assert gateway.sandbox_key() != key

@@ -82,7 +82,7 @@ def start(tmp_path, settings, console):
             webhook_url=console.url,
             secret=gateway.sandbox_secret(),
         )
-        server = sandbox.server(sandbox=provider, port=0, api_key=gateway.SANDBOX_KEY, pay_page=PAGE)
+        server = sandbox.server(sandbox=provider, port=0, api_key=gateway.sandbox_key(), pay_page=PAGE)
         settings.SANDBOX_URL = provider.base_url = f"http://127.0.0.1:{server.server_address[1]}"
         delivery = threading.Thread(target=provider.deliver)
         delivery.start()
@@ -253,7 +253,7 @@ def test_without_the_key(provider, method, path, key):
     ],
 )
 def test_what_is_not_there(provider, method, path):
-    headers = {"Authorization": f"Bearer {gateway.SANDBOX_KEY}"}
+    headers = {"Authorization": f"Bearer {gateway.sandbox_key()}"}
     assert httpx.request(method, provider.base_url + path, headers=headers).status_code == 404
 
 

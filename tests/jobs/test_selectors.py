@@ -123,10 +123,9 @@ def test_output_before_during_and_after(customer, backend):
 
 def test_a_cluster_that_is_away_is_no_fault_of_a_read(customer, backend):
     job = customer.job()
-    assert selectors.free_nodes(job) == 16
+    assert selectors.capacity_now() is not None
     backend.available = False
     assert selectors.capacity_now() is None
-    assert selectors.free_nodes(job) == 0
     assert selectors.log(job, 0, 0).text == ""
 
 

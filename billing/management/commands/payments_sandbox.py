@@ -30,7 +30,7 @@ class Command(BaseCommand):
         )
         page = Path(sandbox.__file__).with_name("sandbox_page.html").read_text()
         server = sandbox.server(
-            sandbox=provider, port=settings.SANDBOX_PORT, api_key=gateway.SANDBOX_KEY, pay_page=page
+            sandbox=provider, port=settings.SANDBOX_PORT, api_key=gateway.sandbox_key(), pay_page=page
         )
         delivery = threading.Thread(target=provider.deliver)
         delivery.start()
