@@ -106,7 +106,7 @@ def sandbox_secret() -> str:
 
 
 def sandbox_key() -> str:
-    """The API key of our sandbox. A secret too: customers' code reaches loopback, and the events name other customers."""
+    """The API key of our sandbox: a secret too, since customers' code reaches loopback and events name other people."""
     return "sk_test_" + _own_secret(b"payments sandbox key")
 
 
