@@ -1,0 +1,155 @@
+"""Every cent that moved, and what is set aside.
+
+Only `ledger` writes balances; transactions and entries can't be changed or deleted (triggers in the database), and the
+entries of each transaction sum to zero.
+"""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import F, Q
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+
+from billing.models.pricing import Quote
+from console.accounts.models import Organization
+
+
+class Account(models.Model):
+    """A place where money is. A wallet belongs to an organization and can't go below what is held of it."""
+
+    class Kinds(models.TextChoices):
+        """What an account is for."""
+
+        WALLET = "wallet", _("wallet")
+        REVENUE = "revenue", _("revenue")
+        CLEARING = "clearing", _("payment provider")
+        CREDIT = "credit", _("credits granted")
+        RECEIVABLE = "receivable", _("receivable")
+
+    organization = models.ForeignKey(Organization, models.PROTECT, null=True, blank=True, related_name="accounts")
+    kind = models.CharField(max_length=16, choices=Kinds.choices)
+    currency = models.CharField(max_length=3)
+    posted_minor = models.BigIntegerField(_("balance"), default=0)
+    held_minor = models.BigIntegerField(_("held"), default=0)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        verbose_name = _("account")
+        verbose_name_plural = _("accounts")
+        constraints = (
+            models.UniqueConstraint(
+                fields=["organization", "kind", "currency"], name="one_account_of_a_kind", nulls_distinct=False
+            ),
+            models.UniqueConstraint(
+                fields=["organization"], condition=Q(kind="wallet"), name="one_wallet_per_organization"
+            ),
+            models.CheckConstraint(condition=Q(held_minor__gte=0), name="held_not_negative"),
+            models.CheckConstraint(
+                condition=~Q(kind="wallet") | Q(posted_minor__gte=F("held_minor")), name="wallet_covers_what_is_held"
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.organization or 'platform'} · {self.kind} · {self.currency}"
+
+    @property
+    def available_minor(self) -> int:
+        """What can be spent now."""
+        return self.posted_minor - self.held_minor
+
+
+class Hold(models.Model):
+    """Money set aside for one purchase: HELD until it is SETTLED (charged in part or whole) or RELEASED."""
+
+    class States(models.TextChoices):
+        """The life of a hold."""
+
+        HELD = "held", _("held")
+        SETTLED = "settled", _("settled")
+        RELEASED = "released", _("released")
+
+    account = models.ForeignKey(Account, models.PROTECT, related_name="holds")
+    quote = models.OneToOneField(Quote, models.PROTECT, related_name="hold")
+    reference = models.CharField(max_length=64, unique=True)
+    amount_minor = models.PositiveBigIntegerField()
+    metered_minor = models.PositiveBigIntegerField(default=0, help_text=_("What the run has cost so far."))
+    charged_minor = models.PositiveBigIntegerField(null=True, blank=True)
+    state = models.CharField(max_length=8, choices=States.choices, default=States.HELD)
+    created_at = models.DateTimeField(auto_now_add=True)
+    ended_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("hold")
+        verbose_name_plural = _("holds")
+        ordering = ("-id",)
+        constraints = (
+            models.CheckConstraint(condition=Q(metered_minor__lte=F("amount_minor")), name="metered_within_the_hold"),
+            models.CheckConstraint(
+                condition=Q(charged_minor__isnull=True) | Q(charged_minor__lte=F("amount_minor")),
+                name="charged_within_the_hold",
+            ),
+            models.CheckConstraint(
+                condition=Q(state="settled", charged_minor__isnull=False)
+                | ~Q(state="settled") & Q(charged_minor__isnull=True),
+                name="settled_hold_is_charged",
+            ),
+        )
+
+    def __str__(self) -> str:
+        return self.reference
+
+
+class Transaction(models.Model):
+    """Money that moved, once. `reference` names the business object it is about, so it can't be posted twice."""
+
+    reference = models.CharField(_("reference"), max_length=100, unique=True)
+    kind = models.CharField(_("kind"), max_length=16)
+    description = models.CharField(_("description"), max_length=255)
+    created_at = models.DateTimeField(_("when"), default=timezone.now)
+
+    class Meta:
+        verbose_name = _("transaction")
+        verbose_name_plural = _("transactions")
+        ordering = ("-id",)
+
+    def __str__(self) -> str:
+        return self.reference
+
+
+class Entry(models.Model):
+    """One account's part in a transaction: positive into the account, negative out of it."""
+
+    transaction = models.ForeignKey(Transaction, models.PROTECT, related_name="entries")
+    account = models.ForeignKey(Account, models.PROTECT, related_name="entries")
+    amount_minor = models.BigIntegerField(_("amount"))
+
+    class Meta:
+        verbose_name = _("entry")
+        verbose_name_plural = _("entries")
+        ordering = ("id",)
+        constraints = (models.CheckConstraint(condition=~Q(amount_minor=0), name="entry_moves_something"),)
+
+    def __str__(self) -> str:
+        return f"{self.account} {self.amount_minor:+d}"
+
+
+class Receipt(models.Model):
+    """What one purchase came to: its lines with the rule behind each, written when its hold ended. Never edited."""
+
+    hold = models.OneToOneField(Hold, models.PROTECT, related_name="receipt")
+    organization = models.ForeignKey(Organization, models.PROTECT, related_name="receipts")
+    title = models.CharField(max_length=255)
+    currency = models.CharField(max_length=3)
+    lines = models.JSONField()
+    total_minor = models.PositiveBigIntegerField()
+    ceiling_minor = models.PositiveBigIntegerField()
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        verbose_name = _("receipt")
+        verbose_name_plural = _("receipts")
+        ordering = ("-id",)
+
+    def __str__(self) -> str:
+        return self.title
