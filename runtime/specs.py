@@ -25,14 +25,27 @@ class Framework(enum.StrEnum):
     TENSORFLOW = "tensorflow"
 
 
+class Controller(enum.StrEnum):
+    """How the ranks of a run find each other and talk."""
+
+    GLOO = "gloo"
+    """Over TCP, with what the launcher offers; collectives on GPUs still go through NCCL."""
+    MPI = "mpi"
+    """Started by the image's `mpirun`, which asks the launchers, not ssh, to reach the other nodes."""
+
+
 @dataclass(frozen=True)
 class Resources:
-    """What one node of the run gets; the backend enforces it. Memory in MiB."""
+    """What one node of the run gets; the backend enforces it. Memory and disk in MiB.
+
+    `disk_mib` bounds what one run may add to its run folder, its checkpoints and its workspace; 0: the backend's own.
+    """
 
     cpus: float
     memory_mib: int
     gpus: int = 0
     gpu_type: str = ""
+    disk_mib: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,6 +77,9 @@ class RunSpec:
     `datasets_target/<name>`. `script` is relative to the workspace. `deadline_seconds` counts from the moment all
     nodes run; when it is over the backend sends SIGTERM, waits `grace_seconds`, then kills: the grace lies *inside*
     the deadline, so that no run is ever charged past it.
+
+    `nodes` is what the run starts with. It goes on without one that is lost while at least `min_nodes` are left
+    (0: all are needed); its ranks then restart from their last checkpoint, or, with Horovod's elastic mode, go on.
     """
 
     name: str
@@ -87,6 +103,16 @@ class RunSpec:
     log_limit_bytes: int = 64 * 1024 * 1024
     checkpoint_key: str = ""
     """Attempts that share this key share one checkpoint folder (`CHECKPOINT_DIR`); empty: a folder of its own."""
+    min_nodes: int = 0
+    controller: Controller = Controller.GLOO
+    collective_timeout_seconds: int = 0
+    """How long a collective may wait for a peer, told to the framework; 0: the framework's own."""
+    stall_check_seconds: int = 0
+    """Horovod warns after this long of ranks that have not joined a collective; 0: its own."""
+    hang_seconds: int = 120
+    """A run that shows no sign of progress this long has hung (the launcher may be surer sooner); 0: not watched."""
+    builtin_script: str = ""
+    """A script of the platform's own, run instead of the workspace's: `smoke`. Then `script` is empty."""
     labels: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -103,6 +129,7 @@ class RunSpec:
         """Read what `to_json` wrote. Raises ValueError or TypeError on anything else."""
         data: dict[str, Any] = json.loads(text)
         data["framework"] = Framework(data["framework"])
+        data["controller"] = Controller(data["controller"])
         data["image"] = Image(**data["image"])
         data["resources"] = Resources(**data["resources"])
         data["mounts"] = tuple(Mount(**mount) for mount in data["mounts"])
@@ -130,10 +157,34 @@ class Outcome(enum.StrEnum):
     COMPLETED = "completed"
     CODE_FAILED = "code_failed"
     OUT_OF_MEMORY = "out_of_memory"
+    DISK_FULL = "disk_full"
+    """The run wrote more than its `disk_mib`."""
+    HUNG = "hung"
+    """No sign of progress for too long: `RunStatus.progress_at` was the last."""
     STOPPED = "stopped"
     """`stop` was called."""
     TIME_LIMIT = "time_limit"
     NODE_LOST = "node_lost"
+    PLATFORM_ERROR = "platform_error"
+
+
+class FailureCode(enum.StrEnum):
+    """What a failure is about, for whoever words it: the console says it in the reader's language."""
+
+    RANK_EXITED = "rank_exited"
+    RANK_KILLED = "rank_killed"
+    OUT_OF_MEMORY = "out_of_memory"
+    TOO_MANY_PROCESSES = "too_many_processes"
+    DISK_FULL = "disk_full"
+    HUNG = "hung"
+    STOPPED = "stopped"
+    TIME_LIMIT = "time_limit"
+    NODE_LOST = "node_lost"
+    """Its supervisor or launcher was killed, or its machine went down."""
+    NODE_SILENT = "node_silent"
+    """It stopped answering: frozen, or cut off from the others."""
+    NODE_NOT_STARTED = "node_not_started"
+    NODES_NOT_MET = "nodes_not_met"
     PLATFORM_ERROR = "platform_error"
 
 
@@ -142,10 +193,13 @@ class Failure:
     """The first cause of a run that did not complete.
 
     `rank` is global and None where the fault is a node's; exactly one of `exit_code`, `signal` is set for a process.
-    `message` is one English sentence; `last_lines` the end of that rank's output.
+    `message` is one English sentence for logs, `code` and `data` (plain numbers and names, such as `limit_mib`) the
+    same for people; `last_lines` the end of that rank's output.
     """
 
     message: str
+    code: FailureCode = FailureCode.PLATFORM_ERROR
+    data: dict[str, Any] = field(default_factory=dict)
     node: int | None = None
     rank: int | None = None
     exit_code: int | None = None
@@ -167,11 +221,22 @@ class NodeStatus:
 
 
 @dataclass(frozen=True)
+class Span:
+    """A stretch of a run with one number of nodes; the last one of a run that still goes has no end. Unix seconds."""
+
+    nodes: int
+    started_at: float
+    finished_at: float | None = None
+
+
+@dataclass(frozen=True)
 class RunStatus:
     """How a run goes. Times are Unix seconds by the backend's clock.
 
     `started_at` is when the last node began to run, and `finished_at` when the last process ended: what lies between
-    is metered. `started_at` stays None for a run that never ran on all its nodes.
+    is metered. `started_at` stays None for a run that never ran on all its nodes. `spans` cover it without a gap:
+    one, unless an elastic run lost nodes. `progress_at` is the last sign of progress (output, metrics, work done), and
+    `checkpoint_at` when the newest file in the checkpoint folder was written, by that file's own word.
     """
 
     name: str
@@ -182,6 +247,11 @@ class RunStatus:
     finished_at: float | None = None
     outcome: Outcome | None = None
     failure: Failure | None = None
+    spans: tuple[Span, ...] = ()
+    progress_at: float | None = None
+    checkpoint_at: float | None = None
+    restarts: int = 0
+    """How often the ranks were started again inside this run, because a node was lost."""
     waiting_for: str = ""
     """While STARTING: what the backend still waits for, one English sentence; else empty."""
 

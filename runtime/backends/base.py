@@ -29,6 +29,15 @@ class Backend(Protocol):
     def logs(self, name: str, rank: int, offset: int = 0, limit: int = 65536) -> LogChunk:
         """Up to `limit` bytes of one rank's output from byte `offset`. Raises RunNotFound."""
 
+    def samples(self, name: str, node: int, offset: int = 0, limit: int = 65536) -> LogChunk:
+        """What one node used over time, as JSON lines (`runtime.launcher.sampling` says what is in one), whole ones.
+
+        Raises RunNotFound.
+        """
+
+    def stacks(self, name: str) -> dict[int, str]:
+        """Where each rank stood when the run was found hung: rank to text; empty where none was. Raises RunNotFound."""
+
     def stop(self, name: str, grace_seconds: int) -> None:
         """Ask the run to end: SIGTERM to every rank, SIGKILL after the grace.
 
