@@ -7,6 +7,7 @@ the run.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from django.db import transaction
 from django.utils import timezone
@@ -76,6 +77,28 @@ def settle(*, hold: Hold, usage: pricing.Usage, title: str, free_lines: Sequence
     )
 
 
-def free_line(*, rule: str, seconds: float) -> pricing.Line:
-    """A line that says what is not charged, and for how long it lasted."""
-    return pricing.Line(rule=rule, quantity=f"{max(0.0, seconds):.1f}", unit="seconds", unit_minor="0", amount_minor=0)
+def free_line(
+    *,
+    rule: str,
+    seconds: float,
+    began_at: str = "",
+    ended_at: str = "",
+    nodes: int = 0,
+    evidence: dict[str, Any] | None = None,
+) -> pricing.Line:
+    """A line that says what is not charged, for how long it lasted, and what shows it.
+
+    `rule`: `queue`, `pull`, `start`, `hang` or `platform_fault`. Moments are ISO 8601 texts; `evidence` of a fault has
+    `reason`, `node`, `at`, and the failure's `code` and `data` (`billing.wording.evidence_sentence` words it).
+    """
+    return pricing.Line(
+        rule=rule,
+        quantity=f"{max(0.0, seconds):.1f}",
+        unit="seconds",
+        unit_minor="0",
+        amount_minor=0,
+        began_at=began_at,
+        ended_at=ended_at,
+        nodes=nodes,
+        evidence=evidence or {},
+    )

@@ -1,7 +1,8 @@
 """What a run costs, before and after: quote and rate. PURE: no clock, no database, no import from outside.
 
-The one rounding rule: each line is rounded once, half up, to the minor unit (`round_minor`). The one promise: what
-`rate` gives is never more than the quote's ceiling. Worked numbers stand in `docs/pricing.md`, and a test recomputes
+The one rounding rule: each line is rounded once, half up, to the minor unit (`round_minor`); ranges of time are rounded
+on their running total, so that a run costs the same however it was cut into ranges. The one promise: what `rate` gives
+is never more than the quote's ceiling. Worked numbers stand in `docs/pricing.md`, and a test recomputes
 them.
 """
 
@@ -10,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from decimal import ROUND_HALF_UP, Decimal
 from fractions import Fraction
 from typing import Any
@@ -121,10 +123,18 @@ class Line:
     """`node_hours`, `epochs`, `seconds` or `run`."""
     unit_minor: str
     amount_minor: int
+    began_at: str = ""
+    """With `ended_at`, the moments (ISO 8601) of a line that is about a stretch of time; empty for any other."""
+    ended_at: str = ""
+    nodes: int = 0
+    """How many nodes a stretch of time is about; 0 where that says nothing."""
+    evidence: dict[str, Any] = field(default_factory=dict, hash=False)
+    """What stands behind a line that is free: which node, what failed (plain names and numbers)."""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON."""
-        return dataclasses.asdict(self)
+        """As plain JSON, without what does not apply."""
+        data = dataclasses.asdict(self)
+        return {name: data[name] for name in data if data[name] or name not in OPTIONAL_OF_A_LINE}
 
 
 @dataclass(frozen=True)
@@ -139,12 +149,45 @@ class Offer:
     deadline_seconds: int
 
 
+OPTIONAL_OF_A_LINE = frozenset({"began_at", "ended_at", "nodes", "evidence"})
+
+
+@dataclass(frozen=True)
+class Range:
+    """A stretch of a run with one number of nodes. The moments are ISO 8601 texts: shown, never reckoned with."""
+
+    seconds: float
+    nodes: int
+    began_at: str = ""
+    ended_at: str = ""
+
+
 @dataclass(frozen=True)
 class Usage:
-    """What a run used: seconds in which all its nodes ran and somebody has to pay, and whether it completed."""
+    """What a run used: seconds in which its nodes ran and somebody has to pay, and whether it completed.
+
+    `ranges` say how many nodes ran when, and replace `billable_seconds`; without them all of the quote's nodes ran.
+    """
 
     billable_seconds: float
     completed: bool
+    ranges: tuple[Range, ...] = ()
+
+    @classmethod
+    def of(cls, ranges: Iterable[Range], *, completed: bool) -> Usage:
+        """The usage that these ranges make."""
+        kept = tuple(each for each in ranges if each.seconds > 0)
+        return cls(sum(each.seconds for each in kept), completed, kept)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON; `from_json` is the inverse."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Usage:
+        """Read what `to_json` gave."""
+        ranges = tuple(Range(**each) for each in data["ranges"])
+        return cls(data["billable_seconds"], data["completed"], ranges)
 
 
 @dataclass(frozen=True)
@@ -212,7 +255,7 @@ def rate(usage: Usage, terms: Terms) -> Charge:
     if terms.mode is Mode.FIXED and usage.completed:
         lines = [_line("fixed_price", Decimal(terms.epochs), "epochs", terms.per_epoch)]
     else:
-        lines = [_time_line(terms, Decimal(str(usage.billable_seconds)))]
+        lines = _used_lines(terms, usage)
         if terms.mode is Mode.METERED and usage.completed and terms.per_epoch:
             lines.append(_line("epochs_completed", Decimal(terms.epochs), "epochs", terms.per_epoch))
     return _within(lines, terms)
@@ -293,6 +336,28 @@ def _epochs_minor(terms: Terms) -> int:
 def _time_minor(terms: Terms, seconds: Decimal) -> Fraction:
     """The price of `seconds` on all nodes, exact: a third has no end in decimals, and must not tip a half."""
     return Fraction(seconds) * terms.nodes * Fraction(terms.hourly) / SECONDS_PER_HOUR
+
+
+def _used_lines(terms: Terms, usage: Usage) -> list[Line]:
+    """A line for each range, rounded so that they sum to the rounded price of all of them."""
+    whole = Range(usage.billable_seconds, terms.nodes)
+    lines, due, written = [], Fraction(0), 0
+    for part in usage.ranges or (whole,):
+        of_part = dataclasses.replace(terms, nodes=part.nodes)
+        seconds = Decimal(str(part.seconds))
+        due += _time_minor(of_part, seconds)
+        amount = round_minor(due) - written
+        written += amount
+        lines.append(
+            dataclasses.replace(
+                _time_line(of_part, seconds),
+                amount_minor=amount,
+                began_at=part.began_at,
+                ended_at=part.ended_at,
+                nodes=part.nodes if part.began_at else 0,
+            )
+        )
+    return lines
 
 
 def _time_line(terms: Terms, seconds: Decimal) -> Line:
