@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound, RuntimeFault
 from runtime.launcher.frameworks import rank_environment
 from runtime.launcher.topology import Plan
 from runtime.specs import (
     Capacity,
+    Controller,
     Failure,
+    FailureCode,
     Framework,
     Image,
     LogChunk,
@@ -25,27 +29,40 @@ from runtime.specs import (
     RunPhase,
     RunSpec,
     RunStatus,
+    Span,
 )
 
 HEARTBEAT_SECONDS = 0.05
+CODE_OF = {
+    Outcome.CODE_FAILED: FailureCode.RANK_EXITED,
+    Outcome.OUT_OF_MEMORY: FailureCode.OUT_OF_MEMORY,
+    Outcome.DISK_FULL: FailureCode.DISK_FULL,
+    Outcome.HUNG: FailureCode.HUNG,
+    Outcome.STOPPED: FailureCode.STOPPED,
+    Outcome.TIME_LIMIT: FailureCode.TIME_LIMIT,
+    Outcome.NODE_LOST: FailureCode.NODE_LOST,
+    Outcome.PLATFORM_ERROR: FailureCode.PLATFORM_ERROR,
+}
 
 
 @dataclass
 class FakeRun:
-    """One run of the fake cluster. `output` holds each rank's bytes."""
+    """One run of the fake cluster. `output` holds each rank's bytes, `samples` each node's, `stacks` each rank's."""
 
     spec: RunSpec
     status: RunStatus
     output: dict[int, bytes] = field(default_factory=dict)
+    samples: dict[int, bytes] = field(default_factory=dict)
+    stacks: dict[int, str] = field(default_factory=dict)
     kill_at: float = math.inf
 
 
 class FakeBackend:
     """A cluster in memory that keeps `runtime.backends.base.Backend`'s contract. Thread-safe.
 
-    Nothing runs by itself: `start`, `write`, `end` and `lose` make things happen, at the time that `clock` tells.
-    What the backend enforces is enforced here too: no run lasts longer than its deadline, whatever a test says (unless
-    it sets `keeps_deadlines = False`, for a cluster that is late).
+    Nothing runs by itself: `start`, `write`, `sample`, `progress`, `shrink`, `hang`, `end` and `lose` make things
+    happen, at the time that `clock` tells. What the backend enforces is enforced here too: no run lasts longer than its
+    deadline, whatever a test says (unless it sets `keeps_deadlines = False`, for a cluster that is late).
     `available = False` makes every call raise BackendUnavailable; `refuses[name]` is raised by that run's submit.
     """
 
@@ -62,6 +79,7 @@ class FakeBackend:
         self.runs: dict[str, FakeRun] = {}
         self.checkpoints: set[str] = set()
         self.missing_images: set[str] = set()
+        self.images_with_mpi: set[str] = set()
         self._changed = threading.Condition(threading.RLock())
         self._log: list[str] = []
 
@@ -104,6 +122,21 @@ class FakeBackend:
             ended = run.status.phase is RunPhase.ENDED and offset + len(piece) >= len(stored)
             return LogChunk(piece.decode("utf-8", "replace"), offset + len(piece), ended)
 
+    def samples(self, name: str, node: int, offset: int = 0, limit: int = 65536) -> LogChunk:
+        """See `Backend.samples`."""
+        with self._answering():
+            run = self._run(name)
+            stored = run.samples.get(node, b"")
+            piece = stored[offset : offset + limit]
+            piece = piece[: piece.rfind(b"\n") + 1]
+            ended = run.status.phase is RunPhase.ENDED and offset + len(piece) >= len(stored)
+            return LogChunk(piece.decode(), offset + len(piece), ended)
+
+    def stacks(self, name: str) -> dict[int, str]:
+        """See `Backend.stacks`."""
+        with self._answering():
+            return dict(self._run(name).stacks)
+
     def stop(self, name: str, grace_seconds: int) -> None:
         """See `Backend.stop`. The fake code ends when its grace is over, or when the test says `end`."""
         with self._answering():
@@ -130,11 +163,13 @@ class FakeBackend:
         with self._answering():
             return sorted(self.runs)
 
-    def check_image(self, image: Image) -> None:
+    def check_image(self, image: Image, controller: Controller = Controller.GLOO) -> None:
         """See `Backend.check_image`."""
         with self._answering():
             if image.builtin in self.missing_images:
                 raise InvalidSpec("It is not built.", field="image")
+            if controller is Controller.MPI and image.builtin not in self.images_with_mpi:
+                raise InvalidSpec("It has no mpirun.", field="controller")
 
     def capacity(self) -> Capacity:
         """See `Backend.capacity`: one machine."""
@@ -198,7 +233,15 @@ class FakeBackend:
                 return
             began = self.clock() if at is None else at
             nodes = tuple(replace(node, phase=RunPhase.RUNNING, started_at=began) for node in run.status.nodes)
-            run.status = replace(run.status, phase=RunPhase.RUNNING, nodes=nodes, started_at=began, waiting_for="")
+            run.status = replace(
+                run.status,
+                phase=RunPhase.RUNNING,
+                nodes=nodes,
+                started_at=began,
+                spans=(Span(len(nodes), began),),
+                progress_at=began,
+                waiting_for="",
+            )
             self._ring(name)
 
     def write(self, name: str, text: str, *, rank: int = 0) -> None:
@@ -207,6 +250,43 @@ class FakeBackend:
             run = self._run(name)
             run.output[rank] = run.output.get(rank, b"") + text.encode()
             self._ring(name)
+
+    def sample(self, name: str, line: Mapping[str, Any], *, node: int = 0) -> None:
+        """A node's launcher took a sample."""
+        with self._changed:
+            run = self._run(name)
+            run.samples[node] = run.samples.get(node, b"") + json.dumps(line).encode() + b"\n"
+
+    def progress(self, name: str, *, at: float | None = None, checkpoint: bool = False) -> None:
+        """The run shows a sign of progress at `at` (now); `checkpoint`: it writes one."""
+        with self._changed:
+            run = self._run(name)
+            moment = self.clock() if at is None else at
+            run.status = replace(run.status, progress_at=moment)
+            if checkpoint:
+                run.status = replace(run.status, checkpoint_at=moment)
+            self._ring(name)
+
+    def shrink(self, name: str, nodes: int, *, at: float | None = None) -> None:
+        """An elastic run goes on with `nodes` nodes from `at` (now) on."""
+        with self._changed:
+            run = self._run(name)
+            if run.status.phase is not RunPhase.RUNNING:
+                return
+            moment = self.clock() if at is None else at
+            *before, last = run.status.spans
+            spans = (*before, replace(last, finished_at=moment), Span(nodes, moment))
+            run.status = replace(run.status, spans=spans, restarts=run.status.restarts + 1)
+            self._ring(name)
+
+    def hang(self, name: str, *, at: float | None = None, progress_at: float | None = None) -> None:
+        """The run is found hung and ended at `at` (now); its last sign of progress was at `progress_at`."""
+        with self._changed:
+            run = self._run(name)
+            if progress_at is not None:
+                run.status = replace(run.status, progress_at=progress_at)
+            run.stacks = {rank: f"rank {rank}: in all_reduce\n" for rank in range(run.spec.world_size)}
+            self.end(name, Outcome.HUNG, at=at)
 
     def end(self, name: str, outcome: Outcome, *, at: float | None = None, message: str = "") -> None:
         """The run's last process ends at `at` (now). A run that would last past its deadline ends there instead."""
@@ -217,7 +297,10 @@ class FakeBackend:
             finished = self.clock() if at is None else at
             if finished > self._deadline(run):
                 finished, outcome = self._deadline(run), Outcome.TIME_LIMIT
-            failure = None if outcome is Outcome.COMPLETED else Failure(message or f"It ended: {outcome}.")
+            failure = None
+            if outcome is not Outcome.COMPLETED:
+                failure = Failure(message or f"It ended: {outcome}.", code=CODE_OF[outcome])
+            spans = tuple(replace(span, finished_at=span.finished_at or finished) for span in run.status.spans)
             nodes = tuple(replace(node, phase=RunPhase.ENDED, finished_at=finished) for node in run.status.nodes)
             run.status = replace(
                 run.status,
@@ -226,6 +309,7 @@ class FakeBackend:
                 finished_at=finished,
                 outcome=outcome,
                 failure=failure,
+                spans=spans,
                 waiting_for="",
             )
             self._ring(name)

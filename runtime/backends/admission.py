@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from runtime.backends import images
 from runtime.errors import InvalidSpec
-from runtime.specs import NAME_PATTERN, Image, Mount, RunSpec
+from runtime.specs import NAME_PATTERN, Controller, Image, Mount, RunSpec
 
 _KEY_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
 _RESERVED = frozenset(
@@ -35,7 +35,7 @@ def check(spec: RunSpec, images_root: Path) -> RunSpec:
     _check_numbers(spec)
     if spec.checkpoint_key and not _KEY_PATTERN.match(spec.checkpoint_key):
         raise InvalidSpec("The checkpoint key may hold letters, digits, '.', '_' and '-'.", field="checkpoint_key")
-    check_image(spec.image, images_root)
+    check_image(spec.image, images_root, spec.controller)
     for target in (spec.workspace_target, spec.datasets_target):
         _check_target(target)
     resolved = dataclasses.replace(spec, mounts=tuple(_resolve(spec, mount) for mount in spec.mounts))
@@ -59,8 +59,8 @@ def _check_numbers(spec: RunSpec) -> None:
         raise InvalidSpec("A node needs some CPU and some memory.", field="resources")
 
 
-def check_image(image: Image, images_root: Path) -> None:
-    """Raises InvalidSpec for an image that this machine can't run now, with what would mend it."""
+def check_image(image: Image, images_root: Path, controller: Controller = Controller.GLOO) -> None:
+    """Raises InvalidSpec for an image that this machine can't run now (so), with what would mend it."""
     name = image.builtin
     if not name or image.reference:
         raise InvalidSpec(
@@ -72,6 +72,8 @@ def check_image(image: Image, images_root: Path) -> None:
             f"The image '{name}' is not built on this machine yet. Run 'python manage.py build_image {name}'.",
             field="image",
         )
+    if controller is Controller.MPI and not (images_root / name / "bin" / "mpirun").exists():
+        raise InvalidSpec(f"The image '{name}' has no mpirun. Choose gloo, or an image with MPI.", field="controller")
 
 
 def _check_target(target: str) -> None:

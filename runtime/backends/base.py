@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from runtime.backends.local import LocalBackend
-from runtime.specs import Capacity, Image, LogChunk, RunSpec, RunStatus
+from runtime.specs import Capacity, Controller, Image, LogChunk, RunSpec, RunStatus
 
 
 class Backend(Protocol):
@@ -66,8 +66,11 @@ class Backend(Protocol):
         not a record: after a restart the caller describes what it knows.
         """
 
-    def check_image(self, image: Image) -> None:
-        """Raises InvalidSpec (field image) where runs of this image can't start on this cluster as it is."""
+    def check_image(self, image: Image, controller: Controller = Controller.GLOO) -> None:
+        """Raises InvalidSpec where runs of this image can't start on this cluster as it is.
+
+        Its field is `image`, or `controller` where the image lacks what this controller needs.
+        """
 
     def environment(self, spec: RunSpec, rank: int) -> dict[str, str]:
         """What a rank of such a run is told, by the environment contract. Ports, chosen at submit, are shown as 0."""

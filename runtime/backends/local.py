@@ -27,7 +27,18 @@ from runtime.backends.runs import FolderLock, Run, remove_tree
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound, RuntimeFault
 from runtime.launcher.frameworks import rank_environment
 from runtime.launcher.topology import Plan
-from runtime.specs import Capacity, Framework, Image, LogChunk, NodeCapacity, Resources, RunPhase, RunSpec, RunStatus
+from runtime.specs import (
+    Capacity,
+    Controller,
+    Framework,
+    Image,
+    LogChunk,
+    NodeCapacity,
+    Resources,
+    RunPhase,
+    RunSpec,
+    RunStatus,
+)
 
 _ADDRESS = "127.0.0.1"
 _INTERFACE = "lo"
@@ -163,9 +174,9 @@ class LocalBackend:
             if end is not None and time.monotonic() >= end:
                 return
 
-    def check_image(self, image: Image) -> None:
+    def check_image(self, image: Image, controller: Controller = Controller.GLOO) -> None:
         """See `Backend`."""
-        admission.check_image(image, self._images_root)
+        admission.check_image(image, self._images_root, controller)
 
     def environment(self, spec: RunSpec, rank: int) -> dict[str, str]:
         """See `Backend`."""
