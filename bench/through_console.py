@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
@@ -21,15 +22,15 @@ from jobs.demo import SETTINGS, Customer
 
 HOUSE = Path(__file__).resolve().parent.parent
 SERVING = "The console goes on"
+WANTED = SETTINGS | {"datasets": [], "epochs": 1, "max_seconds": 60}
 
 
 class ThroughConsole:
     """Orders runs over the HTTP API; a context manager."""
 
-    def __init__(self, folder: Path, images_root: Path, script: str) -> None:
+    def __init__(self, folder: Path, images_root: Path) -> None:
         self._var = folder / "var"
         self._images_root = images_root
-        self._script = script
 
     def __enter__(self) -> ThroughConsole:
         environment = {
@@ -53,8 +54,8 @@ class ThroughConsole:
         else:
             raise SystemExit("The console did not start:\n" + "".join(lines))
         accounts = json.loads((self._var / "demo.json").read_text())
-        self._customer = Customer(accounts["url"], accounts["customer"]["token"], Screen(quiet=True))
-        self._customer.call("PUT", "workspaces/main/files/reduce.py", content=self._script.encode())
+        self._url, self._token = accounts["url"], accounts["customer"]["token"]
+        self._customer = self._client()
         return self
 
     def __exit__(
@@ -63,16 +64,45 @@ class ThroughConsole:
         self._process.send_signal(signal.SIGTERM)
         self._process.wait()
 
-    def measure(self, nodes: int, workers: int) -> float:
+    def write(self, path: str, text: str) -> None:
+        """Put a script into the workspace."""
+        self._customer.call("PUT", f"workspaces/main/files/{path}", content=text.encode())
+
+    def first_all_reduce(self, nodes: int, workers: int) -> float:
         """Order, wait for the end, and compare the order's time with what rank 0 noted. The quote is made before."""
-        wanted = SETTINGS | {"code_path": "reduce.py", "datasets": [], "node_spec": "medium", "epochs": 1}
-        quote = self._customer.call("POST", "quotes/", json=wanted | {"nodes": nodes, "workers_per_node": workers})
+        wanted = WANTED | {"code_path": "reduce.py", "node_spec": "medium", "nodes": nodes, "workers_per_node": workers}
+        quote = self._customer.call("POST", "quotes/", json=wanted)
         begun = time.time()
-        order = self._customer.call("POST", "orders/", json={"quote": quote["id"]})["job"]
-        ended = self._customer.follow(order)
+        job = self._customer.call("POST", "orders/", json={"quote": quote["id"]})["job"]
+        self._see_to_its_end(self._customer, job)
+        return float((self._var / "runs" / f"job-{job}-1" / "run" / "first-all-reduce").read_text()) - begun
+
+    def trivial_runs(self, runs: int, clients: int) -> float:
+        """Seconds that so many trivial runs took from the first quote to the last receipt, by so many clients at once.
+
+        Each client asks for a quote, orders, follows the run to its end, and takes the next.
+        """
+        customers = [self._client() for _client in range(clients)]
+        begun = time.monotonic()
+        with ThreadPoolExecutor(clients) as pool:
+            for done in [pool.submit(self._trivial, customer, runs // clients) for customer in customers]:
+                done.result()
+        return time.monotonic() - begun
+
+    def _trivial(self, customer: Customer, runs: int) -> None:
+        wanted = WANTED | {"code_path": "trivial.py", "node_spec": "nano", "nodes": 1, "workers_per_node": 1}
+        for _run in range(runs):
+            quote = customer.call("POST", "quotes/", json=wanted)
+            job = customer.call("POST", "orders/", json={"quote": quote["id"]})["job"]
+            self._see_to_its_end(customer, job)
+
+    def _see_to_its_end(self, customer: Customer, job: int) -> None:
+        ended = customer.follow(job)
         if ended["state"] != "succeeded":
             raise SystemExit(f"The console's run did not complete: {ended}")
-        return float((self._var / "runs" / f"job-{order}-1" / "run" / "first-all-reduce").read_text()) - begun
+
+    def _client(self) -> Customer:
+        return Customer(self._url, self._token, Screen(quiet=True))
 
 
 def _free_ports() -> int:
