@@ -365,4 +365,6 @@ def _plan(spec: RunSpec, ports: list[int]) -> dict[str, Any]:
         "restart_count": spec.restart_count,
         "omp_threads": max(1, int(spec.resources.cpus // spec.workers_per_node)),
         "interface": _INTERFACE,
+        "hang_seconds": spec.hang_seconds,
+        "cpus": spec.resources.cpus,
     }

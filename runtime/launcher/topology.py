@@ -18,6 +18,7 @@ class Plan(NamedTuple):
 
     Paths are as seen inside the sandbox. `worker_ports` holds one free port per global rank where the framework needs
     them (TensorFlow), else nothing. `interface` is the network interface that collectives use; empty: their choice.
+    `hang_seconds`: how long a run may show no sign of progress (0: not watched); `cpus`: the cores of one node (0: unknown).
     """
 
     run_id: str
@@ -43,6 +44,8 @@ class Plan(NamedTuple):
     interface: str
     worker_ports: List[int]
     rendezvous_port: int = 0
+    hang_seconds: int = 0
+    cpus: float = 0.0
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Plan:
