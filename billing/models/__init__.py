@@ -1,12 +1,21 @@
-"""The rows of billing, by what they are about: prices and quotes, the ledger, payments.
+"""The rows of billing, by what they are about: prices and quotes, the ledger, payments, credit, budgets, invoices.
 
 One rule: other modules import them from here, so that a class may move.
 """
 
+from billing.models.budgets import BalanceWarning, Budget, BudgetAlert
+from billing.models.credits import CreditGrant, CreditUse, Voucher
+from billing.models.invoices import (
+    BillingDetails,
+    BillingPolicy,
+    Invoice,
+    InvoiceDocument,
+    InvoiceLine,
+    InvoiceSeries,
+)
 from billing.models.ledger import Account, Entry, Hold, Receipt, Transaction
 from billing.models.payments import (
     AutoTopUp,
-    CreditGrant,
     Dispute,
     PaymentCustomer,
     Refund,
@@ -18,10 +27,20 @@ from billing.models.pricing import NodeSpec, Price, PriceBook, Quote
 __all__ = [
     "Account",
     "AutoTopUp",
+    "BalanceWarning",
+    "BillingDetails",
+    "BillingPolicy",
+    "Budget",
+    "BudgetAlert",
     "CreditGrant",
+    "CreditUse",
     "Dispute",
     "Entry",
     "Hold",
+    "Invoice",
+    "InvoiceDocument",
+    "InvoiceLine",
+    "InvoiceSeries",
     "NodeSpec",
     "PaymentCustomer",
     "Price",
@@ -32,4 +51,5 @@ __all__ = [
     "StripeEvent",
     "TopUp",
     "Transaction",
+    "Voucher",
 ]

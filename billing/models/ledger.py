@@ -6,6 +6,7 @@ entries of each transaction sum to zero.
 
 from __future__ import annotations
 
+from django.conf import settings
 from django.db import models
 from django.db.models import F, Q
 from django.utils import timezone
@@ -25,6 +26,7 @@ class Account(models.Model):
         REVENUE = "revenue", _("revenue")
         CLEARING = "clearing", _("payment provider")
         CREDIT = "credit", _("credits granted")
+        TAX = "tax", _("tax to be paid on")
         RECEIVABLE = "receivable", _("receivable")
 
     organization = models.ForeignKey(Organization, models.PROTECT, null=True, blank=True, related_name="accounts")
@@ -75,6 +77,10 @@ class Hold(models.Model):
     amount_minor = models.PositiveBigIntegerField()
     metered_minor = models.PositiveBigIntegerField(default=0, help_text=_("What the run has cost so far."))
     charged_minor = models.PositiveBigIntegerField(null=True, blank=True)
+    placed_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+", verbose_name=_("bought by")
+    )
+    labels = models.JSONField(default=dict, help_text=_("Names by which costs are told apart: workspace, node_spec."))
     state = models.CharField(max_length=8, choices=States.choices, default=States.HELD)
     created_at = models.DateTimeField(auto_now_add=True)
     ended_at = models.DateTimeField(null=True, blank=True)
@@ -83,6 +89,10 @@ class Hold(models.Model):
         verbose_name = _("hold")
         verbose_name_plural = _("holds")
         ordering = ("-id",)
+        indexes = (
+            models.Index(fields=["account", "ended_at"], name="holds_of_a_wallet_by_end"),
+            models.Index(fields=["account"], name="open_holds_of_a_wallet", condition=Q(state="held")),
+        )
         constraints = (
             models.CheckConstraint(condition=Q(metered_minor__lte=F("amount_minor")), name="metered_within_the_hold"),
             models.CheckConstraint(
@@ -144,12 +154,14 @@ class Receipt(models.Model):
     lines = models.JSONField()
     total_minor = models.PositiveBigIntegerField()
     ceiling_minor = models.PositiveBigIntegerField()
+    usage = models.JSONField(null=True, help_text=_("pricing.Usage as JSON: what was rated."))
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
         verbose_name = _("receipt")
         verbose_name_plural = _("receipts")
         ordering = ("-id",)
+        indexes = (models.Index(fields=["organization", "created_at"], name="receipts_by_time"),)
 
     def __str__(self) -> str:
         return self.title

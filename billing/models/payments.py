@@ -78,27 +78,6 @@ class TopUp(models.Model):
         return str(self.id)
 
 
-class CreditGrant(models.Model):
-    """Money an administrator gave, with the reason. Its transaction is `grant:<id>`."""
-
-    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
-    organization = models.ForeignKey(Organization, models.PROTECT, related_name="credit_grants")
-    amount_minor = models.PositiveBigIntegerField(_("amount (minor units)"), validators=[MinValueValidator(1)])
-    reason = models.CharField(_("reason"), max_length=255)
-    granted_by = models.ForeignKey(
-        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+", editable=False
-    )
-    created_at = models.DateTimeField(_("when"), auto_now_add=True)
-
-    class Meta:
-        verbose_name = _("credit grant")
-        verbose_name_plural = _("credit grants")
-        ordering = ("-created_at",)
-
-    def __str__(self) -> str:
-        return f"{self.organization} {self.amount_minor}"
-
-
 class StripeEvent(models.Model):
     """A webhook as it came, stored before it is acted on.
 
