@@ -65,6 +65,69 @@ class PaymentUnavailable(BillingError):
     message = _("The payment service did not answer. Nothing was charged; try again in a minute.")
 
 
+class PaymentRefused(BillingError):
+    """The payment provider said no to the request itself: asking again gives the same answer. `reason` is its own."""
+
+    code = "payment_refused"
+    message = _("The payment service refused this. Nothing was charged. Tell an administrator if it happens again.")
+
+    def __init__(self, *, reason: str) -> None:
+        super().__init__()
+        self.reason = reason
+
+
+class PaymentDeclined(BillingError):
+    """The card's bank said no. `reason` is its code."""
+
+    code = "payment_declined"
+    message = _("The bank declined the card. Nothing was charged. Try another card.")
+
+    def __init__(self, *, reason: str) -> None:
+        super().__init__()
+        self.reason = reason
+
+
+class RefundRefused(BillingError):
+    """A refund that can't be made: of a payment that never came, or of more than is left of it."""
+
+    code = "invalid"
+
+
+class NoSavedCard(BillingError):
+    """A card that this organization has not saved, or has removed."""
+
+    code = "invalid"
+    message = _("Save a card first.")
+
+
+class VoucherRefused(BillingError):
+    """A code that gives nothing, or nothing more, at its field."""
+
+    code = "invalid"
+
+
+class BudgetExceeded(BillingError):
+    """The purchase would pass a budget that the customer set; nothing was held."""
+
+    code = "budget_exceeded"
+
+
+class InvoiceRefused(BillingError):
+    """An invoice or credit note that can't be written as asked."""
+
+    code = "invalid"
+
+
+class DocumentUnavailable(BillingError):
+    """Invoices can't be drawn as PDF on this machine; they can still be read and printed as pages."""
+
+    code = "pdf_unavailable"
+    message = _(
+        "PDF files can't be made here: the administrator has to install Pango (see the operator guide)."
+        " Open the invoice and print it instead."
+    )
+
+
 class BookRefused(BillingError):
     """A price book that can't be published as it is."""
 
