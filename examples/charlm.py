@@ -1,8 +1,8 @@
 """A small language model of bytes and its training loop: what the examples of model parallelism have in common.
 
 fsdp2.py, tensor_parallel.py and pipeline_parallel.py spread this one model over the ranks in three ways, and train it
-on the same batches: BATCH_SIZE x WORLD_SIZE pieces of the text at a time, whatever the way. So their curves are those of
-one process that takes the whole batch, up to rounding. Put this file beside them in the workspace.
+on the same batches: BATCH_SIZE x WORLD_SIZE pieces of the text at a time, whatever the way. So their curves are those
+of one process that takes the whole batch, up to rounding. Put this file beside them in the workspace.
 
 The checkpoint is sharded (torch.distributed.checkpoint): each rank writes what it holds, and a run that goes on may
 have another number of ranks. On SIGTERM the ranks write one in the middle of the epoch and leave with exit code 143.
@@ -176,6 +176,8 @@ def check(model, step, text, share, device):
         if isinstance(grad, DTensor):  # one dimension of the mesh after the other, as they were cut
             grad = grad.redistribute(placements=[Replicate(), *grad.placements[1:]]).full_tensor()
         gap = torch.maximum(gap, (grad - expected[name].grad).abs().max())
+    # An optimizer whose state is to be restored must find no gradients.
+    model.zero_grad()
     dist.all_reduce(gap, dist.ReduceOp.MAX)
     if not gap < TOLERANCE:
         sys.exit(f"The split model differs from the whole one by {gap:.1e}.")
