@@ -158,10 +158,12 @@ class FakeBackend:
         with self._answering():
             self.checkpoints.discard(key)
 
-    def names(self) -> list[str]:
+    def names(self, *, live: bool = False) -> list[str]:
         """See `Backend.names`."""
         with self._answering():
-            return sorted(self.runs)
+            return sorted(
+                name for name, run in self.runs.items() if not live or run.status.phase is not RunPhase.ENDED
+            )
 
     def check_image(self, image: Image, controller: Controller = Controller.GLOO) -> None:
         """See `Backend.check_image`."""

@@ -53,8 +53,11 @@ class Backend(Protocol):
     def delete_checkpoints(self, key: str) -> None:
         """Remove the checkpoints that attempts share under this key. Unknown is fine."""
 
-    def names(self) -> list[str]:
-        """Every run the backend holds, ended or not: what a sweep compares with the jobs' rows."""
+    def names(self, *, live: bool = False) -> list[str]:
+        """Every run the backend holds: what a sweep compares with the jobs' rows.
+
+        `live`: only those that may still have processes; this is cheap, however many have ended.
+        """
 
     def capacity(self) -> Capacity:
         """What the cluster has and what is free. Raises BackendUnavailable."""

@@ -149,8 +149,10 @@ class LocalBackend:
         if folder.is_dir():
             remove_tree(folder)
 
-    def names(self) -> list[str]:
+    def names(self, *, live: bool = False) -> list[str]:
         """See `Backend.names`. Half-made submissions are among them."""
+        if live:
+            return sorted(path.name for path in (self._root / ".active").iterdir())
         return sorted(path.name for path in self._root.iterdir() if path.is_dir() and not path.name.startswith("."))
 
     def capacity(self) -> Capacity:
