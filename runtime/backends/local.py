@@ -43,6 +43,7 @@ from runtime.specs import (
 _ADDRESS = "127.0.0.1"
 _INTERFACE = "lo"
 _PROCESS_LIMIT = 1024
+_LONGEST_SAMPLE = 1 << 20
 _HEARTBEAT_MILLISECONDS = 500
 _DEBOUNCE_MILLISECONDS = 50
 _STEP_MILLISECONDS = 5
@@ -57,6 +58,7 @@ class LocalBackend:
     """Runs on this machine. `root` holds the runs; `images_root` the built-in images (`runtime.backends.images`).
 
     What the machine offers is measured unless given: `cpus`, and `memory_mib` (else `memory_fraction` of its memory).
+    `disk_mib` is what a run whose spec does not say may add to its folders.
     """
 
     def __init__(
@@ -67,9 +69,11 @@ class LocalBackend:
         cpus: float | None = None,
         memory_mib: int | None = None,
         memory_fraction: float = 0.9,
+        disk_mib: int = 51200,
     ) -> None:
         self._root = root.resolve()
         self._images_root = images_root.resolve()
+        self._disk_mib = disk_mib
         self._gpus = machine.gpus()
         self._total = Resources(
             cpus=machine.cpus() if cpus is None else cpus,
@@ -116,20 +120,35 @@ class LocalBackend:
         ended = run.status().phase is RunPhase.ENDED
         if not 0 <= rank < run.spec().world_size:
             raise RunNotFound(f"The run '{name}' has no rank {rank}.")
-        offset = max(0, offset)
-        try:
-            with (run.folder / "logs" / f"rank-{rank}.log").open("rb") as file:
-                file.seek(offset)
-                data = file.read(limit)
-                at_end = not file.read(1)
-        except FileNotFoundError:
-            data, at_end = b"", True
+        data, at_end = _read(run.folder / "logs" / f"rank-{rank}.log", offset, limit)
         final = ended and at_end
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         text = decoder.decode(data, final=final)
         # What the decoder holds back is the start of a character: it is read again, with its end.
         held_back = len(decoder.getstate()[0])
-        return LogChunk(text, offset + len(data) - held_back, eof=final)
+        return LogChunk(text, max(0, offset) + len(data) - held_back, eof=final)
+
+    def samples(self, name: str, node: int, offset: int = 0, limit: int = 65536) -> LogChunk:
+        """See `Backend.samples`. A node that the run does not have raises RunNotFound."""
+        run = self._run(name)
+        ended = run.status().phase is RunPhase.ENDED
+        if not 0 <= node < run.spec().nodes:
+            raise RunNotFound(f"The run '{name}' has no node {node}.")
+        path = run.folder / "nodes" / f"{node}.samples.jsonl"
+        data, at_end = _read(path, offset, limit)
+        if b"\n" not in data and not at_end:
+            data, at_end = _read(path, offset, _LONGEST_SAMPLE)
+        data = data[: data.rfind(b"\n") + 1]
+        return LogChunk(data.decode("utf-8", "replace"), max(0, offset) + len(data), eof=ended and at_end)
+
+    def stacks(self, name: str) -> dict[int, str]:
+        """See `Backend.stacks`."""
+        run = self._run(name)
+        run.submission()
+        found = {}
+        for path in (run.folder / "logs").glob("stacks-*.txt"):
+            found[int(path.stem.partition("-")[2])] = path.read_text("utf-8", "replace")
+        return dict(sorted(found.items()))
 
     def stop(self, name: str, grace_seconds: int) -> None:
         """See `Backend.stop`."""
@@ -287,6 +306,8 @@ class LocalBackend:
             "bell": str(run.bell),
             "nonce": nonce,
             "node": node,
+            "nodes": spec.nodes,
+            "elastic": 0 < spec.min_nodes < spec.nodes,
             "ranks": list(range(first, first + spec.workers_per_node)),
             "sandbox": [bubblewrap, *sandbox.arguments(place, self._environment(place))],
             "command": [str(place.image / "bin" / "python"), "-I", "-S", sandbox.LAUNCHER_TARGET],
@@ -295,6 +316,8 @@ class LocalBackend:
             "log_limit_bytes": spec.log_limit_bytes,
             "memory_bytes": spec.resources.memory_mib << 20,
             "process_limit": _PROCESS_LIMIT,
+            "disk_bytes": (spec.resources.disk_mib or self._disk_mib) << 20,
+            "written": self._written(spec, place),
         }
 
     def _place(self, run: Run, spec: RunSpec, node: int, gpus: list[int], checkpoints: Path) -> sandbox.Place:
@@ -316,6 +339,11 @@ class LocalBackend:
             gpus=tuple(gpus),
         )
 
+    def _written(self, spec: RunSpec, place: sandbox.Place) -> dict[str, str]:
+        """The folders that the run may write to, each a part of its disk limit."""
+        workspace = next(mount.source for mount in spec.mounts if mount.target == spec.workspace_target)
+        return {"run": str(place.run_folder), "checkpoints": str(place.checkpoint_folder), "workspace": workspace}
+
     def _environment(self, place: sandbox.Place) -> dict[str, str]:
         return sandbox.base_environment(place.image, [gpu.uuid for gpu in self._gpus if gpu.index in place.gpus])
 
@@ -326,6 +354,16 @@ class LocalBackend:
 
     def _checkpoints(self, key: str) -> Path:
         return self._root / ".checkpoints" / key
+
+
+def _read(path: Path, offset: int, limit: int) -> tuple[bytes, bool]:
+    """Up to `limit` bytes from an offset, and whether that was all; nothing where there is no such file yet."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, offset))
+            return file.read(limit), not file.read(1)
+    except FileNotFoundError:
+        return b"", True
 
 
 def _ports_needed(spec: RunSpec) -> int:

@@ -1,7 +1,7 @@
 """From what each node's supervisor wrote down to one RunStatus. PURE: records in, status out.
 
 The one rule: all nodes share one outcome, that of the first cause. A node that has gone without a last record is lost,
-and whatever the others say about its loss is an echo.
+and whatever the others say about its loss is an echo. A node that the run went on without is nobody's cause.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from runtime.launcher.report import first_cause
-from runtime.specs import Failure, NodeStatus, Outcome, RunPhase, RunStatus
+from runtime.specs import Failure, FailureCode, NodeStatus, Outcome, RunPhase, RunStatus, Span
 
 Record = dict[str, Any]
 
@@ -18,35 +18,62 @@ Record = dict[str, Any]
 def merge(name: str, submitted_at: float, records: Sequence[Record]) -> RunStatus:
     """The run's status.
 
-    A record is what the supervisor wrote, with `alive` (whether that process runs) and `seen_at` (its last sign of
-    life) added by who read it.
+    A record is what the supervisor wrote, with `alive` (whether that process runs), `seen_at` (its last sign of life)
+    and `silent` (whether it was ended for not giving any) added by who read it.
     """
     nodes = tuple(_node_status(record) for record in records)
     phase = _phase(nodes)
-    begun = [node.started_at for node in nodes]
+    changes = _changes(records)
+    members = set(changes[-1]["nodes"]) if changes else {node.node for node in nodes}
+    # A run that began without a node, as its order allowed, was never to run on it.
+    first = set(changes[0]["nodes"]) if changes and not changes[0]["round"] else {node.node for node in nodes}
+    begun = [node.started_at for node in nodes if node.node in first]
     started_at = max((at for at in begun if at is not None), default=None) if None not in begun else None
-    status = RunStatus(
-        name=name,
-        phase=phase,
-        nodes=nodes,
-        submitted_at=submitted_at,
-        started_at=started_at,
-        waiting_for=_waiting_for(nodes) if phase is RunPhase.STARTING else "",
-    )
-    if phase is not RunPhase.ENDED:
-        return status
-    cause = first_cause(_causes(records))
     ends = [node.finished_at for node in nodes if node.finished_at is not None]
+    ended = phase is RunPhase.ENDED
+    finished_at = max(ends, default=submitted_at) if ended else None
+    cause = first_cause(_causes(records, members)) if ended else None
+    outcome = Outcome(cause["kind"]) if cause else Outcome.COMPLETED
     return RunStatus(
         name=name,
         phase=phase,
         nodes=nodes,
         submitted_at=submitted_at,
         started_at=started_at,
-        finished_at=max(ends, default=submitted_at),
-        outcome=Outcome(cause["kind"]) if cause else Outcome.COMPLETED,
+        finished_at=finished_at,
+        outcome=outcome if ended else None,
         failure=_failure(cause) if cause else None,
+        spans=() if started_at is None else _spans(len(nodes), started_at, finished_at, changes),
+        progress_at=_latest(records, "progress_at"),
+        checkpoint_at=_latest(records, "checkpoint_at"),
+        restarts=max((record.get("round", 0) for record in records), default=0),
+        waiting_for=_waiting_for(nodes) if phase is RunPhase.STARTING else "",
     )
+
+
+def _changes(records: Sequence[Record]) -> list[Record]:
+    """Who took part, from when on, as the hub told its supervisor."""
+    return max((record.get("members", []) for record in records), key=len, default=[])
+
+
+def _spans(nodes: int, started_at: float, finished_at: float | None, changes: Sequence[Record]) -> tuple[Span, ...]:
+    spans = [Span(nodes, started_at)]
+    for change in changes:
+        count = len(change["nodes"])
+        at = max(started_at, float(change["at"]))
+        at = at if finished_at is None else min(at, finished_at)
+        if count == spans[-1].nodes:
+            continue
+        last = spans.pop()
+        if at > last.started_at:
+            spans.append(Span(last.nodes, last.started_at, at))
+        spans.append(Span(count, max(at, last.started_at)))
+    last = spans.pop()
+    return (*spans, Span(last.nodes, last.started_at, finished_at))
+
+
+def _latest(records: Sequence[Record], what: str) -> float | None:
+    return max((record[what] for record in records if record.get(what) is not None), default=None)
 
 
 def _is_lost(record: Record) -> bool:
@@ -82,30 +109,50 @@ def _waiting_for(nodes: Sequence[NodeStatus]) -> str:
     return f"Waiting for {len(waiting)} nodes to start."
 
 
-def _causes(records: Sequence[Record]) -> list[Record]:
+def _causes(records: Sequence[Record], members: set[int]) -> list[Record]:
+    """What went wrong for the nodes that still take part: a run that goes on without a node has not failed with it."""
+    records = [record for record in records if record["node"] in members]
     explained = {record["node"] for record in records if record["phase"] == "ended" and record["causes"]}
     causes = [
         cause
         for record in records
         for cause in record["causes"]
-        if not (cause["kind"] == "node_lost" and cause["node"] != record["node"] and cause["node"] in explained)
+        if cause.get("node") in members | {None}
+        and not (cause["kind"] == "node_lost" and cause["node"] != record["node"] and cause["node"] in explained)
     ]
-    lost = [record for record in records if _is_lost(record)]
-    for record in lost:
-        message = f"Node {record['node']} was lost: its supervisor was killed or the machine went down."
-        causes.append({"kind": "node_lost", "at": record["seen_at"], "node": record["node"], "message": message})
-    return causes
+    return causes + [_loss(record) for record in records if _is_lost(record)]
+
+
+def _loss(record: Record) -> Record:
+    cause = {"kind": Outcome.NODE_LOST, "at": record["seen_at"], "node": record["node"]}
+    if record.get("silent"):
+        message = f"Node {record['node']} stopped answering: its supervisor stood still."
+        return {**cause, "code": FailureCode.NODE_SILENT, "message": message}
+    message = f"Node {record['node']} was lost: its supervisor was killed or the machine went down."
+    return {**cause, "code": FailureCode.NODE_LOST, "message": message}
 
 
 def _failure(cause: Record) -> Failure:
     return Failure(
         message=cause.get("message") or _sentence(cause),
+        code=_code(cause),
+        data=cause.get("data") or {},
         node=cause.get("node"),
         rank=cause.get("rank"),
         exit_code=cause.get("exit_code"),
         signal=cause.get("signal") or "",
         last_lines=tuple(cause.get("last_lines", ())),
     )
+
+
+def _code(cause: Record) -> FailureCode:
+    """What the cause says it is, or what follows from its kind."""
+    told = cause.get("code")
+    if told in {code.value for code in FailureCode}:
+        return FailureCode(told)
+    if cause["kind"] == Outcome.CODE_FAILED:
+        return FailureCode.RANK_KILLED if cause.get("signal") else FailureCode.RANK_EXITED
+    return FailureCode(cause["kind"])
 
 
 def _sentence(cause: Record) -> str:

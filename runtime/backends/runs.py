@@ -5,8 +5,11 @@ supervisors that were started vanish, and whoever comes next may clear the folde
 
     <root>/<name>/submission.json        the spec, when it was submitted, which GPUs each node has
                   stop.json              a request to end
-                  nodes/<node>.json      what the node's supervisor says; .lock is held while it lives
-                  logs/rank-<rank>.log   output, rank by rank; node-<node>.log is the platform's own
+                  nodes/<node>.json      what the node's supervisor says; .lock is held while it lives, .silent is
+                                         there where it was ended for not giving a sign of life
+                  nodes/<node>.samples.jsonl  what the node used over time
+                  logs/rank-<rank>.log   output, rank by rank; node-<node>.log is the platform's own, stacks-<rank>.txt
+                                         where a rank stood when the run hung
                   run/                   RUN_DIR: written by the customer's code, hostile
                   checkpoints/           CHECKPOINT_DIR where the run shares none
     <root>/.checkpoints/<key>/           CHECKPOINT_DIR shared by attempts
@@ -31,7 +34,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from runtime.backends import identity, outcome
+from runtime.backends import identity, outcome, siblings
 from runtime.errors import RunNotFound
 from runtime.specs import RunPhase, RunSpec, RunStatus
 
@@ -95,12 +98,12 @@ class Run:
         return status
 
     def _read_record(self, node: int) -> outcome.Record:
-        path = self.folder / "nodes" / f"{node}.json"
-        record = _load_record(path)
+        path = siblings.record_path(self.folder, node)
+        record = siblings.load(path)
         if record is None:
             alive = self._lock_is_held(node)
             # The first record may have been written between the two looks; a lock let go without one is a node lost.
-            record = _load_record(path) or {
+            record = siblings.load(path) or {
                 "node": node,
                 "phase": "starting",
                 "address": "",
@@ -114,9 +117,13 @@ class Run:
             }
         if "alive" not in record:
             record["alive"] = identity.is_alive(record["pid"], record["start_time"])
+            if record["alive"] and siblings.is_silent(path, record):
+                siblings.end_silent(path, record)
+                record["alive"] = not wait_gone(record["pid"], record["start_time"], _END_SECONDS)
+                record["silent"] = True
             if not record["alive"] and record["phase"] != "ended":
                 # It may have ended properly between the two looks; only the second one counts as lost.
-                record = {**(_load_record(path) or record), "alive": False}
+                record = {**(siblings.load(path) or record), "alive": False}
         return record
 
     def request_stop(self, grace_seconds: int) -> None:
@@ -138,7 +145,7 @@ class Run:
         self.bell.unlink(missing_ok=True)
 
     def _supervisors(self) -> list[tuple[int, int]]:
-        records = (_load_record(path) for path in (self.folder / "nodes").glob("*.json"))
+        records = (siblings.load(path) for path in (self.folder / "nodes").glob("*.json"))
         return [(record["pid"], record["start_time"]) for record in records if record is not None]
 
     def _end_supervisors(self) -> None:
@@ -226,12 +233,3 @@ def remove_tree(folder: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
     shutil.rmtree(folder, onerror=open_up)
-
-
-def _load_record(path: Path) -> outcome.Record | None:
-    try:
-        record: outcome.Record = json.loads(path.read_bytes())
-        record["seen_at"] = path.stat().st_mtime
-    except (OSError, ValueError):
-        return None
-    return record

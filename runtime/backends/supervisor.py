@@ -18,65 +18,48 @@ import time
 from pathlib import Path
 from typing import Any
 
-from runtime.backends import identity, watchdog
+from runtime.backends import watchdog
+from runtime.backends.limits import SILENCE_SECONDS, Limits
 from runtime.backends.ranklog import RankLog
+from runtime.backends.record import Record, Verdict
 from runtime.launcher.processes import Exit, reap, send_signal, spawn
-from runtime.launcher.report import ConnectionLost, Link, first_cause
+from runtime.launcher.report import ConnectionLost, Link, Message, first_cause
 
-START_SECONDS = 90.0
-SILENCE_SECONDS = 12.0
-KILL_MARGIN_SECONDS = 0.25
-"""SIGKILL goes out this long before the deadline, so that nothing is left when it is there."""
-_TICK_SECONDS = 0.25
-_BELL_SECONDS = 0.02
 _DRAIN_SECONDS = 5.0
 _PLATFORM_LOG_BYTES = 1 << 20
+_OUTPUT_SECONDS = 1.0
+_ABORT_SECONDS = 0.5
 
 
 class Supervisor:
-    """The node, from the launcher's start to the last line of its record (`nodes/<node>.json`)."""
+    """The node, from the launcher's start to the last line of its record."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self._order = order
         self._node: int = order["node"]
-        self._folder = Path(order["folder"])
-        self._record_path = self._folder / "nodes" / f"{self._node}.json"
-        self._stop_path = self._folder / "stop.json"
-        self._metrics_path = self._folder / "run" / "metrics.jsonl"
-        self._record: dict[str, Any] = {
-            "node": self._node,
-            "phase": "starting",
-            "address": order["launcher"]["plan"]["addresses"][self._node],
-            "pid": os.getpid(),
-            "start_time": identity.start_time(os.getpid()),
-            "started_at": None,
-            "finished_at": None,
-            "exit_code": None,
-            "detail": "",
-            "causes": [],
-        }
+        folder = Path(order["folder"])
+        self._folder = folder
+        self._stop_path = folder / "stop.json"
+        self._metrics_path = folder / "run" / "metrics.jsonl"
+        address = order["launcher"]["plan"]["addresses"][self._node]
+        self._record = Record(folder, Path(order["bell"]), node=self._node, address=address)
+        self._limits = Limits(order, self._record)
         self._selector = selectors.DefaultSelector()
         self._logs: dict[int, RankLog] = {}
         self._platform_log: RankLog | None = None
         self._link: Link | None = None
-        self._ranks_by_pid: dict[int, int] = {}
         self._sandbox: int = 0
         self._init = 0
         self._exit: Exit | None = None
         self._told_end = False
-        self._begun = time.monotonic()
-        self._heard = self._begun
-        self._term_at: float | None = None
-        self._kill_at: float | None = None
-        self._beat_at = 0.0
-        self._ring_at = 0.0
-        self._news = False
-        self._unsaved = False
+        self._aborting = False
+        self._output_at: float | None = None
+        self._output_told_at = 0.0
         self._metrics_seen: tuple[int, int] = (0, 0)
 
     def run(self) -> None:
         """Supervise to the end."""
-        self._save()
+        self._record.save()
         watchdog.limit_itself(int(self._order["process_limit"]))
         self._catch_signals()
         self._start()
@@ -145,9 +128,12 @@ class Supervisor:
 
     def _handle(self, ready: Any) -> None:
         if isinstance(ready, RankLog):
-            self._news |= ready.pump()
+            if ready.pump():
+                self._record.news()
             if not ready.open:
                 self._selector.unregister(ready)
+            elif ready is not self._platform_log:
+                self._output_at = time.time()
         elif isinstance(ready, Link):
             self._listen(ready)
         else:
@@ -164,27 +150,40 @@ class Supervisor:
         except ConnectionLost:
             self._selector.unregister(link)
             return
-        self._heard = time.monotonic()
+        self._limits.heard()
         for message in messages:
-            match message.get("type"):
-                case "running":
-                    self._running(message["pids"])
-                case "cause":
-                    self._record["causes"].append(message["cause"])
-                case "rank_ended" if message["aborted_late"]:
-                    self._forgive(message["rank"])
-                case "ended":
-                    self._told_end = True
+            self._take(message)
 
-    def _running(self, pids: dict[str, int]) -> None:
-        self._ranks_by_pid = {int(pid): rank for pid, rank in pids.items()}
-        now = time.monotonic()
-        deadline = float(self._order["deadline_seconds"])
-        grace = min(float(self._order["grace_seconds"]), deadline / 2)
-        self._term_at = now + max(0.0, deadline - grace)
-        self._kill_at = now + max(0.0, deadline - KILL_MARGIN_SECONDS)
-        self._record.update(phase="running", started_at=time.time())
-        self._save()
+    def _take(self, message: Message) -> None:
+        """One word of the launcher's; `runtime.launcher.report` says what there is."""
+        match message.get("type"):
+            case "running":
+                self._running(message)
+            case "cause":
+                self._record.data["causes"].append(message["cause"])
+            case "rank_ended" if message["aborted_late"]:
+                self._forgive(message["rank"])
+            case "members":
+                self._record.data["members"].append({name: message[name] for name in ("nodes", "round", "at")})
+                self._record.save()
+            case "sample":
+                self._record.add_sample(message)
+            case "progress":
+                self._record.progress(float(message["at"]))
+            case "stacks":
+                self._record.add_stacks(int(message["rank"]), str(message["text"]))
+            case "ended":
+                self._told_end = True
+                if self._aborting:
+                    self._kill()
+
+    def _running(self, message: Message) -> None:
+        self._limits.running({int(pid): rank for pid, rank in message["pids"].items()})
+        self._record.data["round"] = message.get("round", 0)
+        if not self._record.started:
+            now = time.time()
+            self._record.data.update(phase="running", started_at=now, progress_at=now)
+        self._record.save()
 
     def _forgive(self, rank: int) -> None:
         sentence = (
@@ -192,85 +191,40 @@ class Supervisor:
             "interpreter was shutting down. The run counts as completed."
         )
         self._logs[rank].note(sentence)
-        self._record["detail"] = f"{self._record['detail']} {sentence}".strip()
+        self._record.add_detail(sentence)
 
     def _look_for_stop(self) -> None:
         try:
             stop = json.loads(self._stop_path.read_bytes())
         except (OSError, ValueError):
             return
-        kill_at = time.monotonic() + stop["at"] + stop["grace_seconds"] - time.time()
-        if self._kill_at is None or kill_at < self._kill_at:
-            self._kill_at = kill_at
-        self._end("stopped", "The run was stopped on request.")
+        self._limits.kill_by(time.monotonic() + stop["at"] + stop["grace_seconds"] - time.time())
+        self._end(Verdict("stopped", "stopped", "The run was stopped on request."))
 
-    # Limits
+    # Time and limits
 
     def _patience(self) -> float:
         now = time.monotonic()
-        wait = _TICK_SECONDS
-        if self._news:
-            wait = min(wait, self._ring_at - now)
-        for moment in (self._term_at, self._kill_at):
-            if moment is not None:
-                wait = min(wait, moment - now)
-        return max(0.0, wait)
+        return max(0.0, min(self._limits.patience(now), self._record.patience(now)))
 
     def _keep_time(self) -> None:
         now = time.monotonic()
-        if self._term_at is not None and now >= self._term_at:
-            self._end("time_limit", "The run reached its time limit.")
-        if self._kill_at is not None and now >= self._kill_at:
+        if self._limits.term_at is not None and now >= self._limits.term_at:
+            seconds = self._order["deadline_seconds"]
+            self._end(
+                Verdict("time_limit", "time_limit", "The run reached its time limit.", data={"limit_seconds": seconds})
+            )
+        if self._limits.kill_at is not None and now >= self._limits.kill_at:
             self._kill()
-        if now >= self._beat_at:
-            self._beat_at = now + _TICK_SECONDS
-            self._watch(now)
-        if self._news and now >= self._ring_at:
-            self._ring()
-
-    def _watch(self, now: float) -> None:
-        if self._exit is not None:
-            return
-        if self._unsaved:
-            self._save()
-        else:
-            # The record's time of change is this node's last known sign of life.
-            with contextlib.suppress(OSError):
-                os.utime(self._record_path)
-        self._look_for_stop()
-        self._look_at_metrics()
-        if self._record["started_at"] is None and now - self._begun > START_SECONDS:
-            self._blame("platform_error", "The node did not start in time.")
-        elif now - self._heard > SILENCE_SECONDS:
-            self._blame("node_lost", f"Node {self._node} stopped answering.")
-        else:
-            if self._record["started_at"] is None:
-                self._look_at_siblings()
-            self._weigh()
-
-    def _look_at_siblings(self) -> None:
-        """Until the launchers have met, none of them can tell that another will not come."""
-        for path in self._folder.glob("nodes/*.json"):
-            with contextlib.suppress(OSError, ValueError):
-                sibling = json.loads(path.read_bytes())
-                gone = sibling["phase"] != "ended" and not identity.is_alive(sibling["pid"], sibling["start_time"])
-                if gone or sibling["causes"]:
-                    self._blame("node_lost", f"Node {sibling['node']} was lost.", node=sibling["node"])
-                    return
-
-    def _weigh(self) -> None:
-        if not self._init:
-            return
-        memory, processes = int(self._order["memory_bytes"]), int(self._order["process_limit"])
-        # Until the launcher speaks, bubblewrap may still be at work in there, with the host's own /tmp in sight.
-        started = self._record["started_at"] is not None
-        usage = watchdog.look(self._init, enough_bytes=memory if started else None, enough_processes=processes)
-        if usage.processes > processes:
-            self._blame("code_failed", f"Node {self._node} ran more than {processes} processes at once.")
-        elif usage.memory_bytes > memory:
-            used = f"{usage.memory_bytes >> 20} MiB of memory, more than the {memory >> 20} MiB it has."
-            rank = self._ranks_by_pid.get(usage.heaviest or 0)
-            self._blame("out_of_memory", f"Node {self._node} used {used}", rank=rank)
+        if self._exit is None and self._limits.due(now):
+            self._record.beat()
+            self._look_for_stop()
+            self._look_at_metrics()
+            self._tell_of_output(now)
+            verdict = None if self._aborting else self._limits.look(now, self._init)
+            if verdict is not None:
+                self._blame(verdict)
+        self._record.ring_if_due(now)
 
     def _look_at_metrics(self) -> None:
         """Metrics go past us, from the code into its own file: only whether they changed is looked at."""
@@ -279,40 +233,54 @@ class Supervisor:
         with contextlib.suppress(OSError):
             state = self._metrics_path.lstat()
             seen = (state.st_mtime_ns, state.st_size)
-            self._news |= seen != self._metrics_seen
-            self._metrics_seen = seen
+            if seen != self._metrics_seen:
+                self._metrics_seen = seen
+                self._output_at = time.time()
+                self._record.news()
+
+    def _tell_of_output(self, now: float) -> None:
+        """Output is a sign of progress, which the launcher, whose ranks write past it, cannot see."""
+        if self._output_at is None or now - self._output_told_at < _OUTPUT_SECONDS:
+            return
+        self._record.progress(self._output_at)
+        self._output_at = None
+        self._output_told_at = now
+        self._say({"type": "output"})
 
     # Ending
 
-    def _end(self, kind: str, message: str) -> None:
+    def _end(self, verdict: Verdict) -> None:
         """Ask the ranks to end; the first reason given stays the reason."""
-        self._term_at = None
-        if self._record["phase"] == "stopping":
+        self._limits.term_at = None
+        if self._record.phase == "stopping":
             return
-        if self._record["phase"] == "starting":
-            self._blame(kind, message)
+        if self._record.phase == "starting":
+            self._blame(verdict)
             return
         if self._told_end:
             return
-        self._add_cause(kind, message)
-        self._record["phase"] = "stopping"
-        self._save()
+        self._record.add_cause(verdict)
+        self._record.data["phase"] = "stopping"
+        self._record.save()
+        self._say({"type": "end"})
+
+    def _blame(self, verdict: Verdict) -> None:
+        """End the sandbox at once, for this reason. A run that could go on without this node hears of it first."""
+        self._record.add_cause(verdict)
+        if self._order["elastic"] and self._record.started and verdict.kind != "node_lost":
+            self._say({"type": "abort"})
+            self._aborting = True
+            self._limits.kill_by(time.monotonic() + _ABORT_SECONDS)
+        else:
+            self._kill()
+
+    def _say(self, message: Message) -> None:
         if self._link is not None:
             with contextlib.suppress(ConnectionLost):
-                self._link.send({"type": "end"})
-
-    def _blame(self, kind: str, message: str, *, rank: int | None = None, node: int | None = None) -> None:
-        """End the sandbox at once, for this reason."""
-        self._add_cause(kind, message, rank=rank, node=node)
-        self._kill()
-
-    def _add_cause(self, kind: str, message: str, *, rank: int | None = None, node: int | None = None) -> None:
-        where = self._node if node is None else node
-        cause = {"kind": kind, "at": time.time(), "node": where, "rank": rank, "message": message}
-        self._record["causes"].append(cause)
+                self._link.send(message)
 
     def _kill(self) -> None:
-        self._kill_at = self._term_at = None
+        self._limits.kill_at = self._limits.term_at = None
         # The first process takes every other one of its pid namespace with it.
         for pid in (self._init, self._sandbox):
             if pid and self._exit is None:
@@ -322,60 +290,45 @@ class Supervisor:
         """Nothing runs any more: empty the pipes, write the last record, ring once more."""
         give_up_at = time.monotonic() + _DRAIN_SECONDS
         waiting = [log for log in [*self._logs.values(), self._platform_log] if log is not None and log.open]
-        if self._link is not None and self._link.fileno() >= 0:
-            with contextlib.suppress(KeyError):
-                self._listen(self._link)
+        while self._link is not None and self._link in self._selector.get_map() and time.monotonic() < give_up_at:
+            self._listen(self._link)
         while waiting and time.monotonic() < give_up_at:
             for log in waiting:
                 log.pump()
             waiting = [log for log in waiting if log.open]
+        if self._output_at is not None:
+            self._record.progress(self._output_at)
         ended = self._exit
-        if ended is not None and not self._told_end and not self._record["causes"]:
+        if ended is not None and not self._told_end and not self._record.causes:
             self._explain(ended)
-        problems = sorted({log.problem for log in self._logs.values() if log.problem})
-        cause = first_cause([cause for cause in self._record["causes"] if cause.get("rank") in self._logs])
+        self._blame_the_disk(self._limits.last_look())
+        for problem in sorted({log.problem for log in self._logs.values() if log.problem}):
+            self._record.add_detail(problem)
+        cause = first_cause([cause for cause in self._record.causes if cause.get("rank") in self._logs])
         if cause is not None:
             cause["last_lines"] = self._logs[cause["rank"]].last_lines()
-        self._record.update(
-            phase="ended",
-            finished_at=time.time(),
-            exit_code=None if ended is None else ended.exit_code,
-            detail=" ".join([self._record["detail"], *problems]).strip(),
-        )
-        for _attempt in range(60):
-            self._save()
-            if not self._unsaved:
-                break
-            time.sleep(1)
-        self._ring()
+        self._record.finish(finished_at=time.time(), exit_code=None if ended is None else ended.exit_code)
 
     def _explain(self, ended: Exit) -> None:
         """The launcher went without a word: killed from outside, or broken."""
         killed = bool(ended.signal) or (ended.exit_code or 0) > 128  # the shell's convention, bwrap's too
+        node = self._node
         if killed:
-            self._add_cause("node_lost", f"The launcher of node {self._node} was killed.")
+            message = f"The launcher of node {node} was killed."
+            self._record.add_cause(Verdict("node_lost", "node_lost", message))
             return
-        self._add_cause("platform_error", f"Node {self._node} could not be started or broke down.")
+        message = f"Node {node} could not be started or broke down."
+        self._record.add_cause(Verdict("platform_error", "platform_error", message))
         if self._platform_log is not None:
-            self._record["detail"] = "\n".join(self._platform_log.last_lines())
+            self._record.data["detail"] = "\n".join(self._platform_log.last_lines())
 
-    # Telling
-
-    def _save(self) -> None:
-        temporary = self._record_path.with_suffix(".tmp")
-        try:
-            temporary.write_text(json.dumps(self._record))
-            temporary.replace(self._record_path)
-            self._unsaved = False
-        except OSError:
-            self._unsaved = True
-        self._news = True
-
-    def _ring(self) -> None:
-        self._news = False
-        self._ring_at = time.monotonic() + _BELL_SECONDS
-        with contextlib.suppress(OSError):
-            Path(self._order["bell"]).write_bytes(b"!")
+    def _blame_the_disk(self, verdict: Verdict | None) -> None:
+        """Code that failed on a disk which others had filled is not to blame."""
+        causes = self._record.data["causes"]
+        if verdict is None or not any(cause["kind"] == "code_failed" for cause in causes):
+            return
+        self._record.add_cause(verdict)
+        causes[-1]["at"] = min(float(cause["at"]) for cause in causes) - 0.001
 
 
 def _is_submitted(order: dict[str, Any]) -> bool:

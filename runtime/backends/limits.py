@@ -1,0 +1,190 @@
+"""What a node of a local run is held to: its time, memory, processes and disk, and that it answers.
+
+The one rule: limits say what is wrong and act on nothing; the supervisor, which asks a few times a second, does. Clocks
+are this process's own. Standard library only: the supervisor imports this.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from runtime.backends import disk, watchdog
+from runtime.backends.record import Record, Verdict
+from runtime.backends.siblings import Siblings
+
+START_SECONDS = 90.0
+SILENCE_SECONDS = 12.0
+KILL_MARGIN_SECONDS = 0.25
+"""SIGKILL goes out this long before the deadline, so that nothing is left when it is there."""
+TICK_SECONDS = 0.25
+_SURVEY_SECONDS = 2.0
+_SURVEY_SHARE = 50
+"""A walk over the run's files is followed by a pause this many times as long as it worked."""
+_STEP_SECONDS = 0.005
+
+
+class Limits:
+    """The node's limits, as its order gives them."""
+
+    def __init__(self, order: dict[str, Any], record: Record) -> None:
+        self._order = order
+        self._record = record
+        self._siblings = Siblings(record.folder, record.node, order["nodes"])
+        self._disk = _Disk(order) if record.node == 0 else None
+        self._folder = record.folder
+        self._begun = self._heard = time.monotonic()
+        self._ranks_by_pid: dict[int, int] = {}
+        self._watch_at = 0.0
+        self.term_at: float | None = None
+        self.kill_at: float | None = None
+
+    def running(self, ranks_by_pid: dict[int, int]) -> None:
+        """The ranks run, perhaps again; with the first time the deadline is set."""
+        self._ranks_by_pid = ranks_by_pid
+        if self._record.started:
+            return
+        now = time.monotonic()
+        deadline = float(self._order["deadline_seconds"])
+        grace = min(float(self._order["grace_seconds"]), deadline / 2)
+        self.term_at = now + max(0.0, deadline - grace)
+        self.kill_at = now + max(0.0, deadline - KILL_MARGIN_SECONDS)
+
+    def heard(self) -> None:
+        """The launcher has spoken."""
+        self._heard = time.monotonic()
+
+    def kill_by(self, moment: float) -> None:
+        """Nothing may run past this moment; an earlier one stays."""
+        if self.kill_at is None or moment < self.kill_at:
+            self.kill_at = moment
+
+    def patience(self, now: float) -> float:
+        """Seconds until something has to be looked at."""
+        moments = [moment for moment in (self.term_at, self.kill_at, self._watch_at) if moment is not None]
+        return max(0.0, min([TICK_SECONDS, *(moment - now for moment in moments)]))
+
+    def due(self, now: float) -> bool:
+        """Whether it is time for another `look`."""
+        if now < self._watch_at:
+            return False
+        self._watch_at = now + TICK_SECONDS
+        return True
+
+    def look(self, now: float, init: int) -> Verdict | None:
+        """What is wrong now, if anything. `init` is the sandbox's first process, 0 while there is none."""
+        self._siblings.end_silent_ones(now)
+        node = self._record.node
+        if not self._record.started and now - self._begun > START_SECONDS:
+            return Verdict("platform_error", "node_not_started", "The node did not start in time.")
+        if now - self._heard > SILENCE_SECONDS:
+            return Verdict("node_lost", "node_silent", f"Node {node} stopped answering.")
+        if not self._record.started and not self._order["elastic"]:
+            lost = self._siblings.lost_one()
+            if lost is not None:
+                return Verdict("node_lost", "node_lost", f"Node {lost} was lost.", node=lost)
+        verdict = self._weigh(init)
+        if verdict is None and self._disk is not None:
+            verdict = self._disk.look(now, self._record)
+        return verdict
+
+    def last_look(self) -> Verdict | None:
+        """When everything has ended: whether a full disk, which the run did not fill, is to blame for its failure."""
+        if self._disk is not None:
+            self._disk.finish(self._record)
+        free = disk.free_bytes(self._folder)
+        if free is None or free >= disk.RESERVE_BYTES:
+            return None
+        return Verdict(
+            "platform_error",
+            "disk_full",
+            f"The disk of the machine is full: {free >> 20} MiB are free. This run did not fill it.",
+            data={"free_mib": free >> 20},
+        )
+
+    def _weigh(self, init: int) -> Verdict | None:
+        if not init:
+            return None
+        node = self._record.node
+        memory, processes = int(self._order["memory_bytes"]), int(self._order["process_limit"])
+        # Until the launcher speaks, bubblewrap may still be at work in there, with the host's own /tmp in sight.
+        enough = memory if self._record.started else None
+        usage = watchdog.look(init, enough_bytes=enough, enough_processes=processes)
+        if usage.processes > processes:
+            return Verdict(
+                "code_failed",
+                "too_many_processes",
+                f"Node {node} ran more than {processes} processes at once.",
+                data={"limit": processes},
+            )
+        if usage.memory_bytes > memory:
+            used, limit = usage.memory_bytes >> 20, memory >> 20
+            return Verdict(
+                "out_of_memory",
+                "out_of_memory",
+                f"Node {node} used {used} MiB of memory, more than the {limit} MiB it has.",
+                rank=self._ranks_by_pid.get(usage.heaviest or 0),
+                data={"used_mib": used, "limit_mib": limit},
+            )
+        return None
+
+
+class _Disk:
+    """What the run has added to its folders, measured again and again; node 0 does that for all."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        self._limit = int(order["disk_bytes"])
+        self._folders = {name: Path(folder) for name, folder in order["written"].items()}
+        self._surveys: dict[str, disk.Survey] = {}
+        self._before: dict[str, int] = {"run": 0}
+        self._added: dict[str, int] = {}
+        self._worked = 0.0
+        self._next_at = 0.0
+
+    def look(self, now: float, record: Record) -> Verdict | None:
+        if not self._surveys:
+            if now < self._next_at:
+                return None
+            self._worked = 0.0
+            self._surveys = {name: disk.Survey([folder]) for name, folder in self._folders.items()}
+        begun = time.monotonic()
+        done = True
+        for survey in self._surveys.values():
+            done &= survey.step(_STEP_SECONDS)
+        self._worked += time.monotonic() - begun
+        if not done:
+            return None
+        verdict = self._take_in(record)
+        self._surveys = {}
+        self._next_at = now + max(_SURVEY_SECONDS, self._worked * _SURVEY_SHARE)
+        return verdict
+
+    def finish(self, record: Record) -> None:
+        """A last word about the checkpoints: the next attempt begins with them."""
+        for survey in self._surveys.values():
+            survey.close()
+        last = disk.measure([self._folders["checkpoints"]], 1.0)
+        if last is not None:
+            record.checkpoint(last.newest)
+
+    def _take_in(self, record: Record) -> Verdict | None:
+        too_deep = False
+        for name, survey in self._surveys.items():
+            result = survey.result
+            if result is None:
+                continue
+            before = self._before.setdefault(name, result.bytes)
+            self._added[name] = result.bytes - before
+            too_deep |= result.too_deep and name != "workspace"
+            if name == "checkpoints":
+                record.checkpoint(result.newest)
+        added = max(0, sum(self._added.values()))
+        if added <= self._limit and not too_deep:
+            return None
+        limit = self._limit >> 20
+        if too_deep:
+            sentence = f"The run made folders nested deeper than {disk.DEEPEST}, which cannot be measured."
+        else:
+            sentence = f"The run wrote {added >> 20} MiB to its folders, more than the {limit} MiB it may."
+        return Verdict("disk_full", "disk_full", sentence, data={"used_mib": added >> 20, "limit_mib": limit})
