@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 STACK_SIGNAL = 50
 """A real-time signal that no library is known to use. Where nobody handles it, it kills: see `stacks`."""
 _WATCHED = frozenset(
-    ("torch", "torch.distributed.distributed_c10d", "torch.nn.parallel.distributed", "horovod.torch.mpi_ops")
+    (
+        "torch.optim.optimizer",
+        "torch.distributed.distributed_c10d",
+        "torch.nn.parallel.distributed",
+        "horovod.torch.mpi_ops",
+    )
 )
 _STEPS = "_trainyard_steps"
 

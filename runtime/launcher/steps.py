@@ -86,7 +86,7 @@ def open_record() -> int:
 
 
 def read(record: int) -> Counts:
-    """What is in the record; nothing where it makes no sense: the rank's code may write to it and cut it as it likes."""
+    """What is in the record; nothing where it makes no sense: the rank's code can write to it and cut it."""
     nothing = Counts(0, 0, 0.0, None)
     try:
         # Not mapped: a record that was cut would end this process.
@@ -216,8 +216,8 @@ def watch(module: Any, record: int) -> None:
     _WATCHES[module.__name__](module, _recorder)
 
 
-def _watch_torch(module: Any, recorder: Recorder) -> None:
-    module.optim.optimizer.register_optimizer_step_post_hook(recorder.stepped)
+def _watch_optimizers(module: Any, recorder: Recorder) -> None:
+    module.register_optimizer_step_post_hook(recorder.stepped)
 
 
 def _watch_collectives(module: Any, recorder: Recorder) -> None:
@@ -256,7 +256,7 @@ def _wrap(owner: Any, name: str, recorder: Recorder) -> None:
 
 
 _WATCHES = {
-    "torch": _watch_torch,
+    "torch.optim.optimizer": _watch_optimizers,
     "torch.distributed.distributed_c10d": _watch_collectives,
     "torch.nn.parallel.distributed": _watch_replicas,
     "horovod.torch.mpi_ops": _watch_horovod,
