@@ -6,23 +6,24 @@ the run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.db import transaction
 from django.utils import timezone
 
-from billing import ledger, pricing
+from billing import budgets, credit, ledger, pricing
 from billing.errors import NoWallet
 from billing.models import Account, Hold, Quote, Receipt
 from billing.selectors import wallet
+from console.accounts.models import User
 
 
 @transaction.atomic
-def hold(*, quote: Quote, reference: str) -> Hold:
-    """Set the quote's ceiling aside.
+def hold(*, quote: Quote, reference: str, user: User | None = None, labels: Mapping[str, str] | None = None) -> Hold:
+    """Set the quote's ceiling aside, on credit first. `user` buys; `labels` are names that costs are told apart by.
 
-    The same reference again gives the same hold. Raises InsufficientFunds, NoWallet.
+    The same reference again gives the same hold. Raises InsufficientFunds, BudgetExceeded, NoWallet.
     """
     known = Hold.objects.filter(reference=reference).select_related("account", "quote").first()
     if known:
@@ -30,8 +31,20 @@ def hold(*, quote: Quote, reference: str) -> Hold:
     account = wallet(quote.organization)
     if account is None:
         raise NoWallet
+    credit.take_back_expired(account=account)
+    # This locks the wallet: what follows, until the end of the transaction, is done by one order after the other.
     ledger.hold(account=account, amount_minor=quote.ceiling_minor)
-    return Hold.objects.create(account=account, quote=quote, reference=reference, amount_minor=quote.ceiling_minor)
+    budgets.require_room(account=account, user=user or quote.created_by, amount_minor=quote.ceiling_minor)
+    made = Hold.objects.create(
+        account=account,
+        quote=quote,
+        reference=reference,
+        amount_minor=quote.ceiling_minor,
+        placed_by=user or quote.created_by,
+        labels=dict(labels or {}),
+    )
+    credit.reserve(hold=made)
+    return made
 
 
 def meter(*, hold: Hold, billable_seconds: float) -> int:
@@ -61,6 +74,7 @@ def settle(*, hold: Hold, usage: pricing.Usage, title: str, free_lines: Sequence
             description=title,
             entries=[(locked.account, -charge.total_minor), (revenue, charge.total_minor)],
         )
+    credit.spend(hold=locked, amount_minor=charge.total_minor)
     locked.state = Hold.States.SETTLED if charge.total_minor else Hold.States.RELEASED
     locked.charged_minor = charge.total_minor or None
     locked.metered_minor = charge.total_minor
@@ -74,6 +88,7 @@ def settle(*, hold: Hold, usage: pricing.Usage, title: str, free_lines: Sequence
         lines=[line.to_json() for line in [*free_lines, *charge.lines]],
         total_minor=charge.total_minor,
         ceiling_minor=locked.amount_minor,
+        usage=usage.to_json(),
     )
 
 

@@ -8,40 +8,56 @@ from datetime import timedelta
 from celery import shared_task
 from django.utils import timezone
 
-from billing import payments
+from billing import budgets, credit, invoices, mails, payments
 from billing.errors import PaymentUnavailable
-from billing.models import Quote, StripeEvent
+from billing.models import Quote
 
 logger = logging.getLogger(__name__)
 
 
 @shared_task
-def apply_event(event_pk: int) -> None:
-    """Apply one stored event."""
-    payments.apply_event(event_pk=event_pk)
-
-
-@shared_task
 def apply_events() -> None:
-    """Apply every event that a lost message left behind."""
-    for pk in StripeEvent.objects.filter(state=StripeEvent.States.RECEIVED).values_list("pk", flat=True)[:1000]:
-        try:
-            payments.apply_event(event_pk=pk)
-        except Exception:
-            # One event's fault, whatever it is, must not keep the sweep from the others.
-            logger.exception("Payment event %s could not be applied; the next sweep tries again.", pk)
+    """Act on every payment event that waits."""
+    while events.apply_waiting():
+        pass
 
 
 @shared_task
 def fetch_events() -> None:
     """Fetch what was not delivered."""
     try:
-        payments.fetch_undelivered()
+        fresh = events.fetch_undelivered()
     except PaymentUnavailable:
         logger.warning("The payment provider did not answer; the next sweep asks again.")
+        return
+    if fresh:
+        events.apply_waiting()
+
+
+@shared_task
+def move_money() -> None:
+    """Begin and repeat what the payment provider is to be asked for: automatic top-ups, refunds; and tell by mail."""
+    automatic.sweep()
+    reversals.tell_waiting()
+    payment_mails.send_due()
 
 
 @shared_task
 def expire_quotes() -> None:
     """Forget quotes that nobody bought, a day after they expired."""
     Quote.objects.filter(hold=None, expires_at__lt=timezone.now() - timedelta(days=1)).delete()
+
+
+@shared_task
+def watch_money() -> None:
+    """Take back expired credit, and warn of budgets and wallets that run out."""
+    credit.sweep_expired()
+    budgets.watch()
+    budgets.watch_balances()
+    mails.send_due()
+
+
+@shared_task
+def write_invoices() -> None:
+    """Write the invoices of the months that are over."""
+    invoices.issue_due()

@@ -37,6 +37,7 @@ STATUS_OF_CODE = {
     "stale_transition": 409,
     "quote_expired": 409,
     "quota_exceeded": 409,
+    "budget_exceeded": 409,
     "last_owner": 409,
     "too_large": 413,
     "storage_full": 507,
@@ -45,6 +46,7 @@ STATUS_OF_CODE = {
     "not_allowed": 403,
     "backend_unavailable": 503,
     "payments_unavailable": 503,
+    "pdf_unavailable": 503,
 }
 """A customer error whose code is not here is a 400. By code, so that no room need be imported."""
 

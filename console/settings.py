@@ -144,9 +144,12 @@ CELERY_BROKER_CONNECTION_MAX_RETRIES = None
 CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeout": 3600}
 CELERY_BEAT_SCHEDULE = {
     "reconcile": {"task": "jobs.tasks.reconcile", "schedule": 5.0, "options": {"expires": 5}},
+    "forget-runs": {"task": "jobs.tasks.forget_runs", "schedule": 3600.0},
     "expire-quotes": {"task": "billing.tasks.expire_quotes", "schedule": 3600.0},
     "apply-events": {"task": "billing.tasks.apply_events", "schedule": 15.0, "options": {"expires": 15}},
     "fetch-events": {"task": "billing.tasks.fetch_events", "schedule": 3600.0},
+    "watch-money": {"task": "billing.tasks.watch_money", "schedule": 60.0, "options": {"expires": 60}},
+    "write-invoices": {"task": "billing.tasks.write_invoices", "schedule": 3600.0},
     "sweep-storage": {"task": "storage.tasks.sweep", "schedule": 3600.0},
 }
 

@@ -1,9 +1,10 @@
-"""Taking up the service: terms accepted, wallet and first workspace made. Safe to repeat."""
+"""Taking up the service: terms accepted, wallet and first workspace made, trial credit given. Safe to repeat."""
 
 from __future__ import annotations
 
 from django.db import transaction
 
+from billing import credit
 from billing.ledger import wallet_account
 from billing.selectors import default_currency
 from console.accounts import services
@@ -15,7 +16,8 @@ from storage import catalog
 def activate(*, membership: Membership, accept_terms: bool) -> ServiceActivation:
     """Activate distributed training for the member's organization. Raises TermsNotAccepted."""
     activation = services.activate_service(membership=membership, accept_terms=accept_terms)
-    wallet_account(organization_id=membership.organization_id, currency=default_currency())
+    account = wallet_account(organization_id=membership.organization_id, currency=default_currency())
+    credit.grant_trial(account=account, user=membership.user)
     catalog.ensure_first_workspace(organization=membership.organization, user=membership.user)
     return activation
 

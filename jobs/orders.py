@@ -69,7 +69,7 @@ def place_order(*, membership: Membership, quote: Quote, idempotency_key: str = 
     """Buy a quote: hold its ceiling and queue its job. The same key again gives the same order.
 
     Raises ServiceInactive, QuoteExpired, QuoteBought, IdempotencyConflict, ChoiceGone, QuotaExceeded,
-    InsufficientFunds.
+    InsufficientFunds, BudgetExceeded.
     """
     organization = membership.organization
     key = idempotency_key or f"quote:{quote.pk}"
@@ -156,7 +156,16 @@ def _write_order(membership: Membership, quote: Quote, purchase: Purchase, key: 
         if order := _bought(organization, quote, key):
             return order
         _require_room(organization, quota)
-        hold = charges.hold(quote=quote, reference=f"order:{quote.pk}")
+        hold = charges.hold(
+            quote=quote,
+            reference=f"order:{quote.pk}",
+            user=membership.user,
+            labels={
+                "workspace": purchase.workspace.name,
+                "node_spec": purchase.node_spec.name,
+                "product": purchase.product.name,
+            },
+        )
         order = Order.objects.create(
             organization=organization,
             quote=quote,
@@ -181,6 +190,7 @@ def _write_order(membership: Membership, quote: Quote, purchase: Purchase, key: 
             nodes=purchase.nodes,
             workers_per_node=purchase.workers_per_node,
             deadline_seconds=quote.deadline_seconds,
+            **purchase.resilience.to_json(),
             code_key=purchase.code_key,
             rerun_of_id=quote.purchase.get("rerun_of"),
             queued_at=timezone.now(),

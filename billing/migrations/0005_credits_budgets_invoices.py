@@ -384,7 +384,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='invoice',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('corrects__isnull', True), ('credits_minor__lte', 0), ('kind', 'invoice'), ('total_minor__gte', 0)), models.Q(('corrects__isnull', False), ('credits_minor__gte', 0), ('kind', 'note'), ('total_minor__lt', 0)), _connector='OR'), name='a_note_corrects_an_invoice'),
+            constraint=models.CheckConstraint(condition=models.Q(models.Q(('corrects__isnull', True), ('credits_minor__lte', 0), ('kind', 'invoice'), ('subtotal_minor__gt', 0), ('total_minor__gte', 0)), models.Q(('corrects__isnull', False), ('credits_minor__gte', 0), ('kind', 'note'), ('subtotal_minor__lt', 0), ('total_minor__lte', 0)), _connector='OR'), name='a_note_corrects_an_invoice'),
         ),
         migrations.AddConstraint(
             model_name='invoicedocument',

@@ -143,8 +143,16 @@ class Invoice(models.Model):
                 name="invoice_adds_up",
             ),
             models.CheckConstraint(
-                condition=Q(kind="invoice", corrects__isnull=True, total_minor__gte=0, credits_minor__lte=0)
-                | Q(kind="note", corrects__isnull=False, total_minor__lt=0, credits_minor__gte=0),
+                condition=Q(
+                    kind="invoice",
+                    corrects__isnull=True,
+                    subtotal_minor__gt=0,
+                    total_minor__gte=0,
+                    credits_minor__lte=0,
+                )
+                | Q(
+                    kind="note", corrects__isnull=False, subtotal_minor__lt=0, total_minor__lte=0, credits_minor__gte=0
+                ),
                 name="a_note_corrects_an_invoice",
             ),
         )
