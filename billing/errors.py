@@ -141,5 +141,13 @@ class BadSignature(BillingError):
     message = _("This is not signed by the payment provider, or its time is off.")
 
 
+class Quarantined(Exception):  # no customer ever sees it
+    """What the provider says does not match our rows; the text says how. It waits for a person."""
+
+
+class Parked(Exception):  # no customer ever sees it
+    """What the provider says can't be acted on yet; the text says why. It is tried again."""
+
+
 class LedgerConflict(Exception):  # a conflict is what it is; no customer ever sees it
     """A reference that was posted before with other entries: a programming error, never a customer's."""

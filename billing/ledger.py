@@ -24,7 +24,7 @@ from billing.wording import money
 
 POST = """
 WITH locked AS (
-    SELECT id FROM billing_account WHERE id = ANY(%(accounts)s) ORDER BY organization_id IS NULL, id FOR UPDATE
+    SELECT id FROM billing_account WHERE id = ANY(%(accounts)s) ORDER BY organization_id IS NULL, id FOR NO KEY UPDATE
 ), fresh AS (
     INSERT INTO billing_transaction (reference, kind, description, created_at)
     SELECT %(reference)s, %(kind)s, %(description)s, %(now)s FROM (SELECT count(*) FROM locked) AS l
@@ -59,6 +59,13 @@ def platform_account(kind: Account.Kinds, currency: str) -> Account:
         Account.objects.bulk_create([Account(kind=kind, currency=currency)], ignore_conflicts=True)
         account = Account.objects.get(organization=None, kind=kind, currency=currency)
     return account
+
+
+def receivable_account(wallet: Account) -> Account:
+    """What a wallet's organization owes, made when it first does. Its balance is 0 or below."""
+    owner = {"organization_id": wallet.organization_id, "kind": Account.Kinds.RECEIVABLE, "currency": wallet.currency}
+    Account.objects.bulk_create([Account(**owner)], ignore_conflicts=True)
+    return Account.objects.get(**owner)
 
 
 def post(*, reference: str, kind: str, description: str, entries: Sequence[tuple[Account, int]]) -> bool:

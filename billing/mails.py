@@ -31,11 +31,11 @@ def send_due() -> int:
     sent = 0
     alerts = BudgetAlert.objects.filter(mailed_at=None).select_related("budget__organization", "budget__user")
     for alert in alerts:
-        sent += _send(alerts.filter(pk=alert.pk), *_budget_mail(alert))
+        sent += deliver(alerts.filter(pk=alert.pk), *_budget_mail(alert))
     warnings = BalanceWarning.objects.filter(mailed_at=None).select_related("account__organization")
     for warning in warnings:
         if warning.account.organization is not None:
-            sent += _send(warnings.filter(pk=warning.pk), *_balance_mail(warning, warning.account.organization))
+            sent += deliver(warnings.filter(pk=warning.pk), *_balance_mail(warning, warning.account.organization))
     return sent
 
 
@@ -79,7 +79,7 @@ def _balance_mail(warning: BalanceWarning, organization: Organization) -> tuple[
     return subject, render_to_string("billing/mail/balance.txt", figures), payers(organization)
 
 
-def _send(rows: QuerySet[Any], subject: str, text: str, to: set[str]) -> bool:
+def deliver(rows: QuerySet[Any], subject: str, text: str, to: set[str]) -> bool:
     """Claim the row, then send: two workers never both do, and a failure is tried again by the next sweep."""
     if not rows.filter(mailed_at=None).update(mailed_at=timezone.now()):
         return False

@@ -8,7 +8,7 @@ from datetime import timedelta
 from celery import shared_task
 from django.utils import timezone
 
-from billing import budgets, credit, invoices, mails, payments
+from billing import automatic, budgets, credit, events, invoices, mails, payment_mails, reversals
 from billing.errors import PaymentUnavailable
 from billing.models import Quote
 

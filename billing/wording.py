@@ -27,6 +27,16 @@ LINE_TITLES = {
     "platform_fault": gettext_lazy("Platform fault: free"),
 }
 
+FAILURES = {
+    "insufficient_funds": gettext_lazy("The card has insufficient funds."),
+    "expired_card": gettext_lazy("The card has expired."),
+    "authentication_required": gettext_lazy("The bank wants its customer to confirm each payment."),
+    "lost_card": gettext_lazy("The bank declined the card."),
+    "disputed": gettext_lazy("A payment by this card was disputed."),
+    "refused": gettext_lazy("The card is not saved any more."),
+    "unanswered": gettext_lazy("The payment service did not answer."),
+}
+
 
 def to_major(amount_minor: Decimal | int, currency: str) -> Decimal:
     """An amount in the currency's major unit, by ISO 4217's number of decimals."""
@@ -71,3 +81,8 @@ def basis_sentence(basis: Mapping[str, Any]) -> str:
     if basis.get("source") == "customer":
         return _("From the time you set; there is no earlier run of this script to learn from.")
     return _("From the product's reference speed; the first run of your script makes the next estimate better.")
+
+
+def failure_sentence(code: str) -> str:
+    """Why a payment failed, from the provider's code. What a bank does not say is not guessed."""
+    return str(FAILURES.get(code, _("The bank declined the card.")))

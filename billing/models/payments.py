@@ -44,6 +44,7 @@ class TopUp(models.Model):
     state = models.CharField(max_length=8, choices=States.choices, default=States.CREATED)
     origin = models.CharField(max_length=10, choices=Origins.choices, default=Origins.CHECKOUT)
     session_id = models.CharField(max_length=255, blank=True)
+    method_id = models.CharField(max_length=255, blank=True, help_text=_("The saved card of an automatic top-up."))
     payment_intent = models.CharField(max_length=255, blank=True, db_index=True)
     checkout_url = models.TextField(blank=True)
     failure = models.CharField(max_length=100, blank=True, help_text=_("The provider's code for what went wrong."))
@@ -58,6 +59,7 @@ class TopUp(models.Model):
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)
     paid_at = models.DateTimeField(null=True, blank=True)
+    mailed_at = models.DateTimeField(null=True, blank=True, help_text=_("When its failure was told by mail."))
 
     class Meta:
         verbose_name = _("top-up")
@@ -216,6 +218,7 @@ class Dispute(models.Model):
     evidence_due_at = models.DateTimeField(_("evidence due"), null=True, blank=True)
     opened_at = models.DateTimeField(_("opened"))
     ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
+    mailed_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
         verbose_name = _("dispute")

@@ -20,6 +20,11 @@ def hint(task: Task[Any, Any], *arguments: Any) -> None:
     transaction.on_commit(lambda: _send(task, arguments))
 
 
+def send(task: Task[Any, Any], *arguments: Any) -> None:
+    """Send `task` now, from where no transaction is open. A broker that is away is logged, never raised."""
+    _send(task, arguments)
+
+
 def _send(task: Task[Any, Any], arguments: tuple[Any, ...]) -> None:
     try:
         task.apply_async(arguments, retry=False)

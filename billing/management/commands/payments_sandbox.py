@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from pathlib import Path
 from typing import Any
 
 from django.conf import settings
@@ -22,17 +21,13 @@ class Command(BaseCommand):
         """Serve until SIGTERM or SIGINT."""
         if not settings.PAYMENTS_SANDBOX:
             raise CommandError("Stripe keys are set: the sandbox does not run beside them. Unset STRIPE_SECRET_KEY.")
-        provider = sandbox.Sandbox(
-            path=settings.VAR_DIR / "sandbox" / "state.json",
-            base_url=settings.SANDBOX_URL,
-            webhook_url=f"{settings.TRAINYARD_URL}/webhooks/stripe/",
-            secret=gateway.sandbox_secret(),
+        store = sandbox.Store(settings.VAR_DIR / "sandbox" / "journal.jsonl")
+        provider = sandbox.Provider(store, base_url=settings.SANDBOX_URL)
+        sender = sandbox.Delivery(
+            provider, url=f"{settings.TRAINYARD_URL}/webhooks/stripe/", secret=gateway.sandbox_secret()
         )
-        page = Path(sandbox.__file__).with_name("sandbox_page.html").read_text()
-        server = sandbox.server(
-            sandbox=provider, port=settings.SANDBOX_PORT, api_key=gateway.sandbox_key(), pay_page=page
-        )
-        delivery = threading.Thread(target=provider.deliver)
+        server = sandbox.serve(provider=provider, port=settings.SANDBOX_PORT, api_key=gateway.sandbox_key())
+        delivery = threading.Thread(target=sender.deliver)
         delivery.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             # shutdown() waits for the serving loop, which this very thread runs: ask from another one.
@@ -40,5 +35,5 @@ class Command(BaseCommand):
         self.stdout.write(f"The payments sandbox listens at {settings.SANDBOX_URL}.")
         server.serve_forever()
         server.server_close()
-        provider.stop()
+        sender.stop()
         delivery.join()

@@ -1,0 +1,235 @@
+"""Money that goes back: refunds by administrators, and disputes, in which a cardholder's bank takes it.
+
+The one rule: what the ledger does follows from the object as the provider has it now, and is keyed on our row of it; so
+events may come twice, late, or in any order. What was taken from the wallet for a refund that failed, or a dispute that
+was won, comes back the same way as any payment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.db.models import Sum
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
+
+from billing import gateway, receivables
+from billing.errors import Parked, PaymentRefused, PaymentUnavailable, Quarantined, RefundRefused
+from billing.models import AutoTopUp, Dispute, Refund, TopUp
+from billing.payments import moment
+from billing.wording import money
+from console.accounts.models import User
+
+KEY_LASTS = timedelta(hours=23)
+"""After a day the provider has forgotten an idempotency key: it is asked first whether the refund is there."""
+STATES = {
+    "succeeded": Refund.States.SUCCEEDED,
+    "pending": Refund.States.PENDING,
+    "requires_action": Refund.States.PENDING,
+    "failed": Refund.States.FAILED,
+    "canceled": Refund.States.FAILED,
+}
+ENDS = {"won": Dispute.States.WON, "lost": Dispute.States.LOST, "warning_closed": Dispute.States.WON}
+"""`warning_closed`: a mere inquiry, which moved nothing."""
+
+
+# --- Refunds ----------------------------------------------------------------------------------------------------------
+
+
+def refundable_minor(top_up: TopUp) -> int:
+    """What of a top-up has not gone back yet, by refund or dispute."""
+    if top_up.state != TopUp.States.PAID:
+        return 0
+    refunds = top_up.refunds.exclude(state=Refund.States.FAILED).aggregate(total=Sum("amount_minor"))
+    disputes = top_up.disputes.filter(is_withdrawn=True, is_reinstated=False).aggregate(total=Sum("amount_minor"))
+    return top_up.amount_minor - int(refunds["total"] or 0) - int(disputes["total"] or 0)
+
+
+def refund(*, top_up: TopUp, amount_minor: int, reason: str, user: User) -> Refund:
+    """Pay a part of a top-up back the way it came: out of the wallet now, then told to the provider.
+
+    A provider that does not answer is told again by the sweep. Raises RefundRefused (field amount_minor).
+    """
+    with transaction.atomic():
+        locked = TopUp.objects.select_for_update(of=("self",)).select_related("account").get(pk=top_up.pk)
+        left = refundable_minor(locked)
+        if not 1 <= amount_minor <= left:
+            sentence = _("At most %(left)s of this top-up can be paid back.") % {"left": money(left, locked.currency)}
+            raise RefundRefused(sentence, fields={"amount_minor": sentence})
+        made = Refund.objects.create(top_up=locked, amount_minor=amount_minor, reason=reason, requested_by=user)
+        _take_for(made)
+    tell(refund=made)
+    made.refresh_from_db()
+    return made
+
+
+def tell(*, refund: Refund) -> None:
+    """Ask the provider for a refund that it has not been told of. Safe to repeat; never pays back twice."""
+    reference, intent = str(refund.pk), refund.top_up.payment_intent
+    try:
+        known = None
+        if refund.created_at < timezone.now() - KEY_LASTS:
+            known = gateway.refund_with(reference=reference, payment_intent=intent)
+        made = known or gateway.refund(reference=reference, payment_intent=intent, amount_minor=refund.amount_minor)
+    except PaymentUnavailable:
+        return
+    except PaymentRefused as error:
+        with transaction.atomic():
+            _set_state(_locked_refund(refund.pk), Refund.States.FAILED, failure=error.reason)
+        return
+    with transaction.atomic():
+        row = _locked_refund(refund.pk)
+        row.refund_id = row.refund_id or made.id
+        _set_state(row, STATES.get(made.status, Refund.States.PENDING))
+
+
+def tell_waiting() -> int:
+    """Tell the provider of every refund it has not heard of. Gives how many there were."""
+    waiting = Refund.objects.filter(state=Refund.States.CREATED).select_related("top_up")[:100]
+    for row in waiting:
+        tell(refund=row)
+    return len(waiting)
+
+
+def apply_refund(found: Mapping[str, Any], *, livemode: object) -> None:
+    """Take in a refund as the provider has it now, be it ours or one made at the provider's own pages.
+
+    In the caller's transaction. Raises Quarantined, Parked.
+    """
+    top_up = _top_up_of(found, livemode=livemode)
+    reference = (found.get("metadata") or {}).get("refund")
+    row = _refund_with(str(found["id"]), reference)
+    if row is None:
+        if found["amount"] > refundable_minor(top_up):
+            raise Quarantined(f"More is paid back ({found['amount']}) than is left of the top-up.")
+        row = Refund.objects.create(
+            top_up=top_up,
+            amount_minor=found["amount"],
+            reason=_("Made at the payment provider"),
+            refund_id=found["id"],
+            state=Refund.States.PENDING,
+        )
+        _take_for(row)
+    elif (row.top_up_id, row.amount_minor) != (top_up.pk, found["amount"]):
+        raise Quarantined(f"Refund {row.pk} is of {row.amount_minor}, this one of {found['amount']}, or of another.")
+    row.refund_id = row.refund_id or str(found["id"])
+    status = str(found.get("status"))
+    _set_state(row, STATES.get(status, Refund.States.PENDING), failure=str(found.get("failure_reason") or ""))
+
+
+def _take_for(row: Refund) -> None:
+    receivables.take_back(
+        account=row.top_up.account,
+        amount_minor=row.amount_minor,
+        reference=f"refund:{row.pk}",
+        kind="refund",
+        description=gettext_noop("Refund of a top-up"),
+    )
+
+
+def _set_state(row: Refund, state: Refund.States, *, failure: str = "") -> None:
+    """The one way a refund changes; failing gives the money back, and is final."""
+    if row.state == Refund.States.FAILED:
+        return
+    if state == Refund.States.FAILED:
+        receivables.pay_in(
+            account=row.top_up.account,
+            amount_minor=row.amount_minor,
+            reference=f"refund-failed:{row.pk}",
+            kind="refund",
+            description=gettext_noop("Refund that failed: back in the wallet"),
+        )
+    row.state = state
+    row.failure = failure[:100]
+    row.ended_at = timezone.now() if state in {Refund.States.SUCCEEDED, Refund.States.FAILED} else None
+    row.save(update_fields=["refund_id", "state", "failure", "ended_at"])
+
+
+def _locked_refund(pk: UUID) -> Refund:
+    # Locks go from the top-up to what is of it, here as everywhere.
+    TopUp.objects.select_for_update(of=("self",)).get(refunds=pk)
+    return Refund.objects.select_for_update(of=("self",)).select_related("top_up__account").get(pk=pk)
+
+
+def _refund_with(refund_id: str, reference: object) -> Refund | None:
+    rows = Refund.objects.select_for_update(of=("self",)).select_related("top_up__account")
+    if row := rows.filter(refund_id=refund_id).first():
+        return row
+    try:
+        return rows.filter(pk=str(reference), refund_id=None).first() if reference else None
+    except (ValidationError, ValueError):
+        return None
+
+
+# --- Disputes ---------------------------------------------------------------------------------------------------------
+
+
+def apply_dispute(found: Mapping[str, Any], *, livemode: object) -> None:
+    """Take in a dispute as the provider has it now: its funds withdrawn, reinstated, or neither (an inquiry).
+
+    In the caller's transaction. Raises Quarantined, Parked.
+    """
+    top_up = _top_up_of(found, livemode=livemode)
+    amount = found["amount"]
+    if not 0 < amount <= top_up.amount_minor:
+        raise Quarantined(f"The dispute is of {amount}, the top-up of {top_up.amount_minor}.")
+    moved = [each["amount"] for each in found.get("balance_transactions") or ()]
+    status = str(found.get("status"))
+    due = (found.get("evidence_details") or {}).get("due_by")
+    row, is_new = Dispute.objects.select_for_update().get_or_create(
+        dispute_id=found["id"],
+        defaults={
+            "top_up": top_up,
+            "amount_minor": amount,
+            "reason": str(found.get("reason") or "")[:100],
+            "opened_at": moment(found.get("created")),
+            "evidence_due_at": moment(due) if due else None,
+        },
+    )
+    if is_new:  # a card that is disputed is not charged again while its owner is away
+        AutoTopUp.objects.filter(account=top_up.account, is_on=True).update(is_on=False, last_failure="disputed")
+    if any(each < 0 for each in moved) and not row.is_withdrawn:
+        row.is_withdrawn = True
+        receivables.take_back(
+            account=top_up.account,
+            amount_minor=row.amount_minor,
+            reference=f"dispute:{row.dispute_id}",
+            kind="dispute",
+            description=gettext_noop("Disputed payment: taken back by the bank"),
+        )
+    if any(each > 0 for each in moved) and row.is_withdrawn and not row.is_reinstated:
+        row.is_reinstated = True
+        receivables.pay_in(
+            account=top_up.account,
+            amount_minor=row.amount_minor,
+            reference=f"dispute-won:{row.dispute_id}",
+            kind="dispute",
+            description=gettext_noop("Dispute won: back in the wallet"),
+        )
+    if status in ENDS:
+        row.state = ENDS[status]
+        row.ended_at = row.ended_at or timezone.now()
+    row.save()
+
+
+def _top_up_of(found: Mapping[str, Any], *, livemode: object) -> TopUp:
+    """The paid top-up whose payment this is about, locked. Raises Quarantined, Parked."""
+    if livemode != gateway.is_live():
+        raise Quarantined(f"livemode is {livemode!r}, not {gateway.is_live()!r}")
+    intent = str(found.get("payment_intent") or "")
+    top_up = (
+        TopUp.objects.select_for_update(of=("self",)).select_related("account").filter(payment_intent=intent).first()
+        if intent
+        else None
+    )
+    if top_up is None:
+        raise Parked("The payment it is about is not (yet) a top-up of ours.")
+    if str(found.get("currency")).upper() != top_up.currency:
+        raise Quarantined(f"currency is {found.get('currency')!r}, not {top_up.currency!r}")
+    return top_up

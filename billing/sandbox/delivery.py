@@ -1,0 +1,94 @@
+"""Webhooks of the sandbox: signed as Stripe signs them, and sent again, with longer waits, until they are taken.
+
+The one rule: an event counts as delivered when the console answered 2xx, and not before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import http.client
+import json
+import threading
+import time
+import urllib.request
+from urllib.error import URLError
+
+from billing.sandbox.book import shown
+from billing.sandbox.provider import Provider
+from billing.sandbox.store import Object
+
+RETRY_SECONDS = (0.2, 1, 2, 5, 10, 30, 60)
+"""Waits between tries of a webhook; the last is repeated."""
+
+
+class Delivery:
+    """Sends a provider's events to one address. `deliver` runs in a thread until `stop`."""
+
+    def __init__(self, provider: Provider, *, url: str, secret: str) -> None:
+        self.url = url
+        self._provider = provider
+        self._secret = secret
+        self._wake = threading.Event()
+        self._stopped = threading.Event()
+        provider.on_event = self._wake.set
+
+    def deliver(self) -> None:
+        """Send what waits, oldest first, whenever something does."""
+        while not self._stopped.is_set():
+            # Cleared before the look: an event or a stop that comes after it sets it again, and is not slept over.
+            self._wake.clear()
+            for event_id in self._due():
+                if self._stopped.is_set():
+                    return
+                self._try(event_id)
+            self._wake.wait(self._until_next())
+
+    def stop(self) -> None:
+        """End `deliver`."""
+        self._stopped.set()
+        self._wake.set()
+
+    def _due(self) -> list[str]:
+        with self._provider.lock:
+            return [each["id"] for each in self._waiting() if each["next_at"] <= time.time()]
+
+    def _until_next(self) -> float | None:
+        """Seconds until the next try; none where nothing waits."""
+        with self._provider.lock:
+            times = [each["next_at"] for each in self._waiting()]
+        return max(0.0, min(times) - time.time()) if times else None
+
+    def _waiting(self) -> list[Object]:
+        return list(self._provider.book.store.all("delivery"))
+
+    def _try(self, event_id: str) -> None:
+        store = self._provider.book.store
+        with self._provider.lock:
+            event = self._provider.book.get("event", event_id)
+            body = json.dumps(shown(event)).encode()
+        taken = self._send(body)
+        with self._provider.lock:
+            if taken:
+                store.remove("delivery", event_id)
+                store.put("event", event_id, event | {"pending_webhooks": 0})
+            elif waiting := store.get("delivery", event_id):
+                wait = RETRY_SECONDS[min(waiting["tries"], len(RETRY_SECONDS) - 1)]
+                store.put(
+                    "delivery", event_id, waiting | {"tries": waiting["tries"] + 1, "next_at": time.time() + wait}
+                )
+            store.commit()
+
+    def _send(self, body: bytes) -> bool:
+        stamp = int(time.time())
+        signature = hmac.new(self._secret.encode(), b"%d.%s" % (stamp, body), hashlib.sha256).hexdigest()
+        request = urllib.request.Request(  # noqa: S310  # the URL is our own console's, from settings
+            self.url,
+            data=body,
+            headers={"Content-Type": "application/json", "Stripe-Signature": f"t={stamp},v1={signature}"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310  # as above
+                return bool(200 <= answer.status < 300)
+        except (URLError, OSError, http.client.HTTPException):
+            return False

@@ -1,0 +1,146 @@
+"""The sandbox over HTTP: Stripe's routes under /v1, the payment page, and the bank's challenge page.
+
+The one rule: it is bound to loopback, asks for this installation's own key, and takes no live one.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import secrets
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from billing.sandbox import cards, checkout
+from billing.sandbox.book import Refused
+from billing.sandbox.provider import Provider
+from billing.wording import money
+
+MAX_BODY = 65536
+PAGES = Path(__file__).parent
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    provider: Provider
+    api_key: str
+    protocol_version = "HTTP/1.1"
+    server_version = "TrainyardSandbox"
+    sys_version = ""
+
+    def do_GET(self) -> None:  # the name http.server calls
+        """The API, or a page."""
+        self._answer("GET")
+
+    def do_POST(self) -> None:  # the name http.server calls
+        """The API, or what a payer sends from a page."""
+        self._answer("POST")
+
+    def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002  # the base class's name
+        """Nothing is logged: card fields pass through here."""
+
+    def _answer(self, method: str) -> None:
+        url = urlsplit(self.path)
+        encoded = self._body() if method == "POST" else url.query
+        if url.path.startswith("/v1/"):
+            self._api(method, url.path, encoded)
+            return
+        try:
+            match [method, *url.path.strip("/").split("/")]:
+                case ["GET", "pay", session_id]:
+                    self._show_payment(session_id)
+                case ["POST", "pay", session_id]:
+                    step = self.provider.submit(session_id, dict(parse_qsl(encoded)))
+                    self._go(step, lambda: self._show_payment(session_id, step.refused))
+                case ["GET", "challenge", intent_id]:
+                    self._show_challenge(intent_id)
+                case ["POST", "challenge", intent_id]:
+                    agreed = dict(parse_qsl(encoded)).get("answer") == "agree"
+                    step = self.provider.answer_challenge(intent_id, agreed=agreed)
+                    self._go(step, lambda: self._show_challenge(intent_id))
+                case _:
+                    self._json(HTTPStatus.NOT_FOUND, Refused("There is no such page.").answer)
+        except Refused as error:
+            self._json(error.status, error.answer)
+
+    def _api(self, method: str, path: str, encoded: str) -> None:
+        given = self.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if not secrets.compare_digest(given, f"Bearer {self.api_key}".encode()):
+            live = b"_live_" in given
+            sentence = "The sandbox takes no live key: no real money moves here." if live else "Invalid API key."
+            self._json(HTTPStatus.UNAUTHORIZED, Refused(sentence).answer)
+            return
+        answer = self.provider.handle(method, path, encoded, self.headers.get("Idempotency-Key", ""))
+        self._json(answer.status, answer.body, **({"Idempotent-Replayed": "true"} if answer.replayed else {}))
+
+    def _body(self) -> str:
+        length = min(int(self.headers.get("Content-Length") or 0), MAX_BODY)
+        return self.rfile.read(length).decode(errors="replace")
+
+    def _show_payment(self, session_id: str, refused: str = "") -> None:
+        session = self.provider.session(session_id)
+        amount = money(session["amount_total"], session["currency"].upper()) if session["amount_total"] else ""
+        others = "".join(
+            f'<button class="other" type="submit" name="method" value="{name}" formnovalidate>{cards.REDIRECTS[name]}'
+            "</button>"
+            for name in checkout.offered(session)
+        )
+        values = {
+            "heading": amount or "Save a card",
+            "title": session["_title"] or "For automatic top-ups. Nothing is paid now.",
+            "act": f"Pay {amount}" if amount else "Save the card",
+            "cancel_url": session["cancel_url"] or "",
+            "refused": refused,
+            "status": session["status"],
+        }
+        self._page("pay.html", values, others=others)
+
+    def _show_challenge(self, intent_id: str) -> None:
+        intent, session = self.provider.challenged(intent_id)
+        amount = money(intent["amount"], intent["currency"].upper()) if "amount" in intent else ""
+        self._page("challenge.html", {"amount": amount or "No amount", "title": session["_title"]})
+
+    def _page(self, name: str, values: dict[str, str], **markup: str) -> None:
+        page = (PAGES / name).read_text()
+        for field, value in values.items():
+            page = page.replace("{{ " + field + " }}", html.escape(str(value)))
+        for field, value in markup.items():
+            page = page.replace("{{ " + field + " }}", value)
+        self._send(HTTPStatus.OK, "text/html; charset=utf-8", page.encode())
+
+    def _go(self, step: checkout.Step, otherwise: Any) -> None:
+        if not step.url:
+            otherwise()
+            return
+        self.send_response(HTTPStatus.SEE_OTHER)
+        self.send_header("Location", step.url)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def _json(self, status: int, body: dict[str, Any], **headers: str) -> None:
+        self._send(status, "application/json", json.dumps(body).encode(), **headers)
+
+    def _send(self, status: int, content_type: str, body: bytes, **headers: str) -> None:
+        self.send_response(status)
+        headers |= {
+            "Content-Type": content_type,
+            "Content-Length": str(len(body)),
+            "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+            "X-Content-Type-Options": "nosniff",
+        }
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def serve(*, provider: Provider, port: int, api_key: str) -> ThreadingHTTPServer:
+    """The HTTP server, bound to loopback and not yet serving. Raises ValueError for a live key."""
+    if "_live_" in api_key:
+        raise ValueError("The sandbox does not run with a live key.")
+    attributes = {"provider": provider, "api_key": api_key}
+    return ThreadingHTTPServer(("127.0.0.1", port), type("SandboxHandler", (Handler,), attributes))
