@@ -367,7 +367,12 @@ def _read(path: Path, offset: int, limit: int) -> tuple[bytes, bool]:
 
 
 def _ports_needed(spec: RunSpec) -> int:
-    """TensorFlow's processes each listen; elsewhere rank 0 alone does."""
+    """TensorFlow's processes each listen, elsewhere rank 0 alone; anew in every round of an elastic run."""
+    rounds = 1 + (spec.nodes - spec.min_nodes if spec.min_nodes else 0)
+    return _ports_per_round(spec) * rounds
+
+
+def _ports_per_round(spec: RunSpec) -> int:
     return spec.world_size if spec.framework is Framework.TENSORFLOW else 1
 
 
@@ -383,15 +388,21 @@ def _reserve_port() -> socket.socket:
 
 
 def _plan(spec: RunSpec, ports: list[int]) -> dict[str, Any]:
+    first = _ports_per_round(spec)
     return {
         "run_id": spec.name,
         "nodes": spec.nodes,
         "workers": spec.workers_per_node,
         "framework": spec.framework.value,
-        "backend": "nccl" if spec.resources.gpus else "gloo",
+        "controller": spec.controller.value,
+        "backend": "mpi" if spec.controller is Controller.MPI else "nccl" if spec.resources.gpus else "gloo",
         "addresses": [_ADDRESS] * spec.nodes,
         "master_port": ports[0],
-        "worker_ports": ports if spec.framework is Framework.TENSORFLOW else [],
+        "worker_ports": ports[:first] if spec.framework is Framework.TENSORFLOW else [],
+        "spare_ports": ports[first:],
+        "min_nodes": spec.min_nodes,
+        "collective_timeout_seconds": spec.collective_timeout_seconds,
+        "stall_check_seconds": spec.stall_check_seconds,
         "script": f"{spec.workspace_target}/{spec.script}",
         "arguments": list(spec.arguments),
         "epochs": spec.epochs,

@@ -19,7 +19,7 @@ if not __package__:
     __spec__ = None  # it names no parent, and Python 3.13 warns where the two differ
 
 from .agent import Agent
-from .report import ConnectionLost, Link, shield
+from .report import Link, shield
 from .topology import Plan, imported_names, local_rank_flag
 
 _LARGEST_SOURCE = 1 << 20
@@ -41,11 +41,7 @@ def main(arguments: List[str]) -> int:
     order["folder"] = os.path.dirname(plan.script)
     order["flag"] = local_rank_flag(_sources(plan.script, order["folder"]))
     order["environment"] = dict(order["environment"])
-    try:
-        return Agent(plan, order, supervisor).run(listener)
-    except ConnectionLost as error:
-        sys.stderr.write("node 0 does not answer: {}\n".format(error))
-        return 1
+    return Agent(plan, order, supervisor).run(listener)
 
 
 def _read_order(supervisor: Link) -> Dict[str, Any]:

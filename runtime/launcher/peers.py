@@ -11,18 +11,23 @@ import hmac
 import selectors
 import socket
 import time
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Sequence, Set, Tuple
 
-from .report import ConnectionLost, Link, Message
+from .report import LONGEST_LINE, ConnectionLost, Link, Message
 
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 10.0
+_CONNECT_SECONDS = 2.0
 _HELLO_SECONDS = 5.0
+_LONGEST_HELLO = 4096
 _MOST_STRANGERS = 64
 
 
 class Peers:
-    """The other nodes. `events` yields what they said as (node, message); a lost one says `{"type": "lost"}`, once."""
+    """The other nodes. `events` yields what they said as (node, message).
+
+    A lost one says `{"type": "lost"}`, once; with `silent` where its connection stood, but nothing came any more.
+    """
 
     def __init__(self, selector: selectors.BaseSelector, node: int, nodes: int, token: str) -> None:
         self._selector = selector
@@ -33,7 +38,8 @@ class Peers:
         self._strangers: Dict[Link, float] = {}
         self._links: Dict[int, Link] = {}
         self._heard: Dict[int, float] = {}
-        self._finished: Dict[int, bool] = {}
+        self._finished: Set[int] = set()
+        self._hub_address: Optional[Tuple[str, int]] = None
         self._beat_at = 0.0
 
     def listen(self, listener: socket.socket) -> None:
@@ -42,20 +48,18 @@ class Peers:
         self._listener = listener
         self._selector.register(listener, selectors.EVENT_READ, self)
 
-    def connect(self, address: Tuple[str, int], patience_seconds: float) -> None:
-        """Join the hub, which may come up later than this node. Raises ConnectionLost when it does not come up."""
-        give_up_at = time.monotonic() + patience_seconds
-        while True:
-            try:
-                connection = socket.create_connection(address, timeout=SILENCE_SECONDS)
-                break
-            except OSError as error:
-                if time.monotonic() >= give_up_at:
-                    raise ConnectionLost(str(error)) from error
-                time.sleep(0.1)
+    def join(self, address: Tuple[str, int]) -> None:
+        """Join the hub, now or, when it comes up later than this node, at a later `events(None)`."""
+        self._hub_address = address
+        try:
+            connection = socket.create_connection(address, timeout=_CONNECT_SECONDS)
+        except OSError:
+            return
+        self._hub_address = None
+        connection.settimeout(SILENCE_SECONDS)
         link = Link(connection)
         self._add(0, link)
-        link.send({"type": "hello", "token": self._token, "node": self._node})
+        self.tell({"type": "hello", "token": self._token, "node": self._node})
 
     @property
     def complete(self) -> bool:
@@ -69,12 +73,16 @@ class Peers:
 
     def finished(self, node: int) -> None:
         """From now on this node may leave without being missed."""
-        self._finished[node] = True
+        self._finished.add(node)
+
+    def have_finished(self, members: Sequence[int]) -> bool:
+        """Whether each of these nodes, but this one, has said that its ranks are done."""
+        return all(member in self._finished for member in members if member != self._node)
 
     @property
-    def all_finished(self) -> bool:
-        """Whether every other node has said that its ranks are done."""
-        return len(self._finished) == self._nodes - 1
+    def some_finished(self) -> bool:
+        """Whether a node has said that its ranks are done."""
+        return bool(self._finished)
 
     def tell(self, message: Message) -> None:
         """Say something to every node we hold a connection to; a broken one is noticed by `events`."""
@@ -114,7 +122,9 @@ class Peers:
             self.tell({"type": "beat"})
         lost: List[Tuple[int, Message]] = []
         for node in [node for node, heard in self._heard.items() if now - heard > SILENCE_SECONDS]:
-            lost += self._lose(node)
+            lost += self._lose(node, silent=True)
+        if self._hub_address is not None:
+            self.join(self._hub_address)
         return lost
 
     def _accept(self) -> None:
@@ -128,7 +138,7 @@ class Peers:
             connection.close()
             return
         connection.setblocking(False)
-        link = Link(connection)
+        link = Link(connection, _LONGEST_HELLO)
         self._strangers[link] = time.monotonic()
         self._selector.register(link, selectors.EVENT_READ, link)
 
@@ -149,6 +159,7 @@ class Peers:
         del self._strangers[link]
         self._selector.unregister(link)
         link.socket.settimeout(SILENCE_SECONDS)
+        link.longest_line = LONGEST_LINE
         self._add(node, link)
 
     def _add(self, node: int, link: Link) -> None:
@@ -161,11 +172,11 @@ class Peers:
         self._selector.unregister(link)
         link.close()
 
-    def _lose(self, node: int) -> List[Tuple[int, Message]]:
+    def _lose(self, node: int, silent: bool = False) -> List[Tuple[int, Message]]:
         link = self._links.pop(node, None)
         if link is not None:
             self._selector.unregister(link)
             link.close()
         # Kept as infinitely heard: the node has been met, and is reported lost once.
         self._heard[node] = float("inf")
-        return [] if node in self._finished else [(node, {"type": "lost"})]
+        return [] if node in self._finished else [(node, {"type": "lost", "silent": silent})]

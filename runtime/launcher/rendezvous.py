@@ -1,6 +1,10 @@
 """The key-value server that Horovod's Gloo controller meets at: GET, PUT and DELETE on `/scope/key`.
 
-The one rule: it listens before any rank starts (Horovod tries three times and then aborts). Values live in memory.
+For an elastic run it is also what `horovodrun`'s driver would be to the workers: one that has lost a peer asks for
+`/rank_and_size/<host>:<local rank>`, and is answered when every worker of the new round has asked. Of the addresses
+that workers leave at `/worker_addresses` to be told of changes nothing is needed: nodes only ever go, and a worker
+learns that from its collectives. The one rule: the server listens before any rank starts (Horovod tries three times and
+then aborts), and never unpickles what a worker sent.
 """
 
 from __future__ import annotations
@@ -8,10 +12,13 @@ from __future__ import annotations
 import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Dict
+from typing import Any, Dict, Optional, Set
 
 _LARGEST_VALUE = 1 << 20
 _MOST_KEYS = 100_000
+_RANK_AND_SIZE = "/rank_and_size/"
+_REMOVED = "-1,-1,-1,-1,-1,-1"
+"""What Horovod's driver tells a worker that is no part of the run any more."""
 
 
 class RendezvousServer(ThreadingHTTPServer):
@@ -22,6 +29,12 @@ class RendezvousServer(ThreadingHTTPServer):
     def __init__(self, host: str) -> None:
         super().__init__((host, 0), _Handler)
         self.values: Dict[str, bytes] = {}
+        self._serving = False
+        self._changed = threading.Condition()
+        self._slots: Dict[str, str] = {}
+        self._asking: Set[str] = set()
+        self._meetings = 0
+        self._met = False
 
     @property
     def port(self) -> int:
@@ -30,14 +43,54 @@ class RendezvousServer(ThreadingHTTPServer):
 
     def serve(self) -> None:
         """Answer from now on, in the background."""
-        threading.Thread(target=self.serve_forever, name="rendezvous", daemon=True).start()
+        if not self._serving:
+            self._serving = True
+            threading.Thread(target=self.serve_forever, name="rendezvous", daemon=True).start()
+
+    def assign(self, slots: Dict[str, str], *, anew: bool = False) -> None:
+        """Who is to meet here from now on, and what each is told then; `anew`: they are other processes than before."""
+        with self._changed:
+            self._slots = dict(slots)
+            self._asking = set() if anew else self._asking & set(slots)
+            self._met = False
+            self._meet()
+            self._changed.notify_all()
+            if anew:
+                self.values.clear()
+
+    @property
+    def settled(self) -> bool:
+        """Whether all have met since the last `assign`."""
+        return self._met
+
+    def place(self, worker: str) -> str:
+        """The worker's place, once all have asked. Also where nobody is lost: then a collective failed on its own."""
+        with self._changed:
+            meeting = self._meetings
+            self._asking.add(worker)
+            self._meet()
+            while self._meetings == meeting and worker in self._slots:
+                self._changed.wait()
+            return self._slots.get(worker, _REMOVED)
+
+    def _meet(self) -> None:
+        if self._slots and self._asking >= set(self._slots):
+            self._meetings += 1
+            self._asking = set()
+            self._met = True
+            # What they left here when they met last would lead them astray.
+            self.values.clear()
+            self._changed.notify_all()
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: RendezvousServer
 
     def do_GET(self) -> None:
-        value = self.server.values.get(self.path)
+        if self.path.startswith(_RANK_AND_SIZE):
+            value: Optional[bytes] = self.server.place(self.path[len(_RANK_AND_SIZE) :]).encode()
+        else:
+            value = self.server.values.get(self.path)
         if value is None:
             self._answer(HTTPStatus.NOT_FOUND)
         else:

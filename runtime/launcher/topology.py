@@ -7,7 +7,7 @@ nowhere else (the frameworks' own are in `frameworks`).
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 LOCAL_RANK_FLAGS = ("--local_rank", "--local-rank")
 _IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+\.?([A-Za-z_]\w*)|import[ \t]+([A-Za-z_][\w., \t]*))", re.MULTILINE)
@@ -18,7 +18,8 @@ class Plan(NamedTuple):
 
     Paths are as seen inside the sandbox. `worker_ports` holds one free port per global rank where the framework needs
     them (TensorFlow), else nothing. `interface` is the network interface that collectives use; empty: their choice.
-    `hang_seconds`: how long a run may show no sign of progress (0: not watched); `cpus`: the cores of one node (0: unknown).
+    `hang_seconds` is how long a run may show no sign of progress (0: not watched), `cpus` the cores of one node (0: not
+    known). `own_network` says that this node's network namespace carries no traffic of others.
     """
 
     run_id: str
@@ -44,8 +45,15 @@ class Plan(NamedTuple):
     interface: str
     worker_ports: List[int]
     rendezvous_port: int = 0
+    min_nodes: int = 0
+    spare_ports: Sequence[int] = ()
+    controller: str = "gloo"
+    collective_timeout_seconds: int = 0
+    stall_check_seconds: int = 0
+    home: int = -1
     hang_seconds: int = 0
     cpus: float = 0.0
+    own_network: bool = False
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Plan:
@@ -57,6 +65,15 @@ class Plan(NamedTuple):
         """All processes of the run."""
         return self.nodes * self.workers
 
+    @property
+    def elastic(self) -> bool:
+        """Whether the run can go on without some of its nodes."""
+        return 0 < self.min_nodes < self.nodes
+
+    def host(self, node: int) -> str:
+        """The name that frameworks know a node by, from its number at submission: one that stays and is its own."""
+        return "{}-{}".format(self.run_id, node)
+
     def rank(self, local_rank: int) -> int:
         """The global rank of a local one on this node: nodes are filled one after another."""
         return self.node * self.workers + local_rank
@@ -65,7 +82,7 @@ class Plan(NamedTuple):
 def common_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
     """The part of the contract that every framework shares."""
     run_dir = plan.run_dir.rstrip("/")
-    return {
+    environment = {
         "DATASETS_PATH": plan.datasets_path,
         "DATASETS": ",".join(plan.datasets),
         "WORKSPACE": plan.workspace,
@@ -88,6 +105,9 @@ def common_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
         "OMP_NUM_THREADS": str(plan.omp_threads),
         "PYTHONUNBUFFERED": "1",
     }
+    if plan.collective_timeout_seconds:
+        environment["COLLECTIVE_TIMEOUT_SECONDS"] = str(plan.collective_timeout_seconds)
+    return environment
 
 
 def imported_names(source: str) -> List[str]:

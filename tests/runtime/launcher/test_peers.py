@@ -70,9 +70,11 @@ def test_all_nodes_meet_and_finish(meeting: Meeting) -> None:
     meeting.turn()
     assert meeting.said == [(1, "done")]
     meeting.hub.finished(1)
-    assert not meeting.hub.all_finished
+    assert meeting.hub.some_finished
+    assert not meeting.hub.have_finished([0, 1, 2])
+    assert meeting.hub.have_finished([0, 1]), "of those that are left"
     meeting.hub.finished(2)
-    assert meeting.hub.all_finished
+    assert meeting.hub.have_finished([0, 1, 2])
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import json
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from runtime.launcher.report import ConnectionLost, Link, first_cause
+from runtime.launcher.report import LONGEST_LINE, ConnectionLost, Link, cause, first_cause
 
 
 def failed(at: float, rank: int, signal: str = "") -> dict[str, Any]:
@@ -23,7 +25,11 @@ def failed(at: float, rank: int, signal: str = "") -> dict[str, Any]:
         ([failed(5.0, 1), failed(5.3, 0, "SIGABRT")], 0),
         ([failed(5.0, 1), failed(5.1, 0, "SIGTERM"), failed(5.2, 2, "SIGSEGV")], 2),
         ([{"kind": "time_limit", "at": 5.0}, failed(5.1, 0, "SIGKILL")], 0),
-        ([failed(5.1, 0), {"kind": "node_lost", "at": 5.2}], 0),
+        # A peer of a node that was lost fails by it, and may be reaped first.
+        ([failed(5.1, 0), {"kind": "node_lost", "at": 5.2}], 1),
+        ([failed(5.1, 0), {"kind": "node_lost", "at": 6.2}], 0),
+        ([failed(5.1, 0), {"kind": "node_lost", "at": 5.2}, failed(5.3, 1, "SIGKILL")], 2),
+        ([failed(5.1, 0, "SIGSEGV"), {"kind": "node_lost", "at": 5.2}], 0),
     ],
 )
 def test_first_cause(causes: list[dict[str, Any]], first: int | None) -> None:
@@ -55,11 +61,29 @@ def test_what_is_no_object_is_left_out(ends: tuple[socket.socket, Link]) -> None
 
 def test_a_line_without_an_end_breaks_the_connection(ends: tuple[socket.socket, Link]) -> None:
     theirs, link = ends
-    theirs.sendall(b"x" * 60000)
-    assert link.receive() == []
-    theirs.sendall(b"x" * 60000)
-    with pytest.raises(ConnectionLost):
+    for _piece in range(LONGEST_LINE // 50_000):
+        theirs.sendall(b"x" * 50_000)
+        assert link.receive() == []
+    theirs.sendall(b"x" * 50_000)
+    with pytest.raises(ConnectionLost, match="without an end"):
         link.receive()
+
+
+def test_a_line_of_nearly_a_mebibyte_comes_whole(ends: tuple[socket.socket, Link]) -> None:
+    theirs, link = ends
+    text = "x" * (LONGEST_LINE - 20)
+    line = json.dumps({"a": text}).encode() + b"\n"
+    found: list[dict[str, Any]] = []
+    for at in range(0, len(line), 50_000):
+        theirs.sendall(line[at : at + 50_000])
+        found += link.receive()
+    assert found == [{"a": text}]
+
+
+def test_a_cause_names_kind_code_and_time() -> None:
+    made = cause("node_lost", "node_silent", 2, data={"seconds": 10})
+    assert (made["kind"], made["code"], made["node"], made["data"]) == ("node_lost", "node_silent", 2, {"seconds": 10})
+    assert abs(made["at"] - time.time()) < 60
 
 
 def test_a_closed_connection(ends: tuple[socket.socket, Link]) -> None:

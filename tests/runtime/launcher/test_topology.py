@@ -30,6 +30,7 @@ PLAN = Plan(
     omp_threads=2,
     interface="",
     worker_ports=[],
+    spare_ports=[],
 )
 
 CONTRACT = {
@@ -75,7 +76,7 @@ def test_pytorch_gets_what_torchrun_sets() -> None:
         "ROLE_WORLD_SIZE": "4",
         "TORCHELASTIC_RUN_ID": "job-1-1",
         "TORCHELASTIC_RESTART_COUNT": "1",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "1",
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
@@ -111,6 +112,46 @@ def test_horovod_gets_its_rendezvous() -> None:
         "CONTROLLER": "gloo",
         "CPU_OPERATIONS": "gloo",
     }
+
+
+def test_horovod_with_mpi_is_told_no_places() -> None:
+    environment = rank_environment(PLAN._replace(framework="horovod", controller="mpi", backend="mpi"), 1)
+    found = {name[8:]: value for name, value in environment.items() if name.startswith("HOROVOD_")}
+    assert found == {"CONTROLLER": "mpi", "CPU_OPERATIONS": "mpi"}
+    assert environment["BACKEND"] == "mpi"
+
+
+@pytest.mark.parametrize(
+    ("timeout", "warning", "expected"),
+    [
+        (0, 0, {}),
+        (0, 20, {"STALL_CHECK_TIME_SECONDS": "20"}),
+        (
+            90,
+            0,
+            {"GLOO_TIMEOUT_SECONDS": "90", "STALL_SHUTDOWN_TIME_SECONDS": "90", "STALL_CHECK_TIME_SECONDS": "60"},
+        ),
+        # Horovod gives up on nothing that it has not warned of.
+        (
+            30,
+            45,
+            {"GLOO_TIMEOUT_SECONDS": "30", "STALL_SHUTDOWN_TIME_SECONDS": "30", "STALL_CHECK_TIME_SECONDS": "30"},
+        ),
+    ],
+)
+def test_horovod_waits_as_long_as_the_order_says(timeout: int, warning: int, expected: dict[str, str]) -> None:
+    plan = PLAN._replace(framework="horovod", collective_timeout_seconds=timeout, stall_check_seconds=warning)
+    environment = rank_environment(plan, 0)
+    found = {name[8:]: value for name, value in environment.items() if "TIME" in name and name.startswith("HOROVOD_")}
+    assert found == expected
+    assert environment.get("COLLECTIVE_TIMEOUT_SECONDS") == (str(timeout) if timeout else None)
+
+
+def test_an_elastic_run_says_how_often_it_may_start_again() -> None:
+    plan = PLAN._replace(nodes=4, min_nodes=2, addresses=["10.0.0.1"] * 4)
+    assert rank_environment(plan, 0)["TORCHELASTIC_MAX_RESTARTS"] == "3"
+    assert rank_environment(plan._replace(framework="horovod"), 0)["HOROVOD_ELASTIC"] == "1"
+    assert "HOROVOD_ELASTIC" not in rank_environment(PLAN._replace(framework="horovod"), 0)
 
 
 def test_no_dataset_is_an_empty_list() -> None:

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import pytest
+
+from runtime.launcher.elastic import Round, can_lose, first_round, horovod_slots, plan_of, reforms
+from runtime.launcher.frameworks import rank_environment
+from runtime.launcher.topology import Plan
+from tests.runtime.launcher.test_topology import PLAN
+
+ELASTIC = PLAN._replace(
+    node=2, nodes=3, min_nodes=2, addresses=["10.0.0.1", "10.0.0.2", "10.0.0.3"], spare_ports=[29501, 29502]
+)
+
+
+def test_the_first_round_is_the_plan_as_it_was_submitted() -> None:
+    assert first_round(ELASTIC) == Round(0, [0, 1, 2])
+    assert plan_of(ELASTIC, first_round(ELASTIC)) == ELASTIC
+
+
+def test_a_round_numbers_its_nodes_densely_and_has_a_port_of_its_own() -> None:
+    following = first_round(ELASTIC).without(ELASTIC, 1)
+    assert following == Round(1, [0, 2])
+    plan = plan_of(ELASTIC, following)
+    assert (plan.node, plan.nodes, plan.world_size, plan.home) == (1, 2, 4, 2)
+    assert plan.addresses == ["10.0.0.1", "10.0.0.3"]
+    environment = rank_environment(plan, 1)
+    expected = {
+        "MASTER_PORT": "29501",
+        "WORLD_SIZE": "4",
+        "RANK": "3",
+        "NODE_RANK": "1",
+        "GROUP_RANK": "1",
+        "RESTART_COUNT": "2",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+    }
+    assert {name: environment[name] for name in expected} == expected
+
+
+def test_tensorflow_moves_to_other_ports_together() -> None:
+    plan = ELASTIC._replace(
+        framework="tensorflow", worker_ports=[1, 2, 3, 4, 5, 6], spare_ports=[11, 12, 13, 14, 15, 16]
+    )
+    assert plan_of(plan, Round(1, [0, 2])).worker_ports == [11, 12, 13, 14]
+
+
+@pytest.mark.parametrize(
+    ("plan", "members", "node", "expected"),
+    [
+        (ELASTIC, [0, 1, 2], 1, True),
+        (ELASTIC, [0, 1, 2], 0, False),
+        (ELASTIC, [0, 2], 2, False),
+        (ELASTIC, [0, 2], 1, True),
+        (ELASTIC._replace(min_nodes=0), [0, 1, 2], 1, False),
+        (ELASTIC._replace(min_nodes=3), [0, 1, 2], 1, False),
+    ],
+)
+def test_which_node_can_be_spared(plan: Plan, members: list[int], node: int, expected: bool) -> None:
+    assert can_lose(plan, Round(1, members), node) is expected
+
+
+def test_only_horovod_over_gloo_finds_itself_again() -> None:
+    assert not reforms(ELASTIC)
+    assert reforms(ELASTIC._replace(framework="horovod"))
+    assert not reforms(ELASTIC._replace(framework="horovod", controller="mpi"))
+    assert not reforms(PLAN._replace(framework="horovod"))
+    soft = first_round(ELASTIC).without(ELASTIC._replace(framework="horovod"), 1)
+    assert soft.soft
+    assert soft.again() == Round(2, [0, 2])
+
+
+def test_horovod_workers_keep_their_host_and_get_new_ranks() -> None:
+    plan = ELASTIC._replace(framework="horovod")
+    following = Round(1, [0, 2], soft=True)
+    assert horovod_slots(plan, following) == {
+        "job-1-1-0:0": "0,4,0,2,0,2",
+        "job-1-1-0:1": "1,4,1,2,0,2",
+        "job-1-1-2:0": "2,4,0,2,1,2",
+        "job-1-1-2:1": "3,4,1,2,1,2",
+    }
+    again = plan_of(plan, following.again())
+    assert rank_environment(again, 0)["HOROVOD_HOSTNAME"] == "job-1-1-2", "a soft round may follow the hard one"
