@@ -13,19 +13,20 @@ from typing import Any
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import QuerySet, Sum
+from django.db.models import Q, QuerySet, Sum
 from django.utils import timezone
 
 from console.accounts.hints import hint
 from console.accounts.models import Quota
-from jobs import lifecycle, telemetry
+from jobs import lifecycle, telemetry, usage
 from jobs.backend import cluster, image_of, resources_of
 from jobs.bell import publish_state
 from jobs.errors import StaleTransition
 from jobs.models import Attempt, Job
-from jobs.states import ACTIVE, ENDED, EndReason, JobState
+from jobs.sentences import Cause, cause
+from jobs.states import ACTIVE, ENDED, EndReason, JobState, OnHang
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound
-from runtime.specs import Capacity, Framework, RunPhase, RunSpec, RunStatus
+from runtime.specs import Capacity, Controller, Framework, RunPhase, RunSpec, RunStatus
 from storage import mounts
 from storage.tasks import measure_workspace
 
@@ -40,13 +41,15 @@ SUBMIT_PATIENCE = timedelta(minutes=5)
 """A fault that nobody foresaw is tried again this long; then the attempt ends, free of charge."""
 KEEP_RUNS = timedelta(days=30)
 """Logs and results of an ended run are kept at the backend this long."""
-STRAY_AGE = timedelta(hours=1)
+HANG_SECONDS = 120
+"""A run that shows no sign of progress for as long has hung; the launcher may be sure sooner."""
 TOO_LARGE = "too_large"
 
 
 def dispatch_queue() -> None:
     """Start every waiting job that may start, oldest first, and write down why each other one waits."""
-    queued = Job.objects.filter(state=JobState.QUEUED).order_by("queued_at", "id")
+    ready = Q(not_before=None) | Q(not_before__lte=timezone.now())
+    queued = Job.objects.filter(ready, state=JobState.QUEUED).order_by("queued_at", "id")
     if not queued.exists():
         return
     try:
@@ -59,9 +62,10 @@ def _start_what_fits(queued: QuerySet[Job]) -> None:
     capacity, running = cluster().capacity(), _running_nodes()
     reserved = False
     for job in queued.select_related("node_spec", "image", "workspace", "organization__quota").iterator(chunk_size=200):
+        room = _room_in_quota(job, running)
         blocked = _blocked_by_quota(job, running) or _blocked_by_capacity(job, capacity, reserved=reserved)
         if blocked is None:
-            _start_guarded(job)
+            _start_guarded(job, min(job.nodes, room, capacity.nodes_now(resources_of(job.node_spec))))
             capacity, running = cluster().capacity(), _running_nodes()
             continue
         code, data = blocked
@@ -69,27 +73,29 @@ def _start_what_fits(queued: QuerySet[Job]) -> None:
             Job.objects.filter(pk=job.pk, state=JobState.QUEUED).update(waiting_code=code, waiting_data=data)
             publish_state(job.pk)
         if code == TOO_LARGE and timezone.now() - datetime.fromisoformat(str(data["since"])) > PATIENCE:
-            lifecycle.refuse(job=job, reason=EndReason.NO_CAPACITY, detail="")
+            lifecycle.refuse(job=job, reason=EndReason.NO_CAPACITY)
         reserved = reserved or (code == "capacity" and timezone.now() - job.queued_at > PATIENCE)
 
 
-def start(job: Job) -> bool:
-    """Claim a waiting job and hand it to the backend. Gives whether it was."""
+def start(job: Job, nodes: int | None = None) -> bool:
+    """Claim a waiting job for `nodes` nodes (all that were bought) and hand it to the backend. Gives whether it was."""
     try:
         with transaction.atomic():
             # One claim of an organization at a time: two workers at once can't both take its last nodes.
             job.organization.quota = Quota.objects.select_for_update().get(organization_id=job.organization_id)
-            if _blocked_by_quota(job, _running_nodes()):
+            running = _running_nodes()
+            if _blocked_by_quota(job, running):
                 return False
-            attempt = lifecycle.claim(job=job, backend=settings.RUNTIME_BACKEND)
+            granted = min(nodes or job.nodes, _room_in_quota(job, running))
+            attempt = lifecycle.claim(job=job, backend=settings.RUNTIME_BACKEND, nodes=granted)
     except StaleTransition:
         return False
     return submit(attempt)
 
 
-def _start_guarded(job: Job) -> None:
+def _start_guarded(job: Job, nodes: int) -> None:
     try:
-        start(job)
+        start(job, nodes)
     except Exception:
         # One job's fault, whatever it is, must not keep the queue from the others.
         logger.exception("Job %s could not be started; the sweep goes on with it.", job.pk)
@@ -109,11 +115,11 @@ def submit(attempt: Attempt) -> bool:
         # What a customer may choose was checked at the order; what is left is this installation's to mend,
         # except the customer's own script or folders, which may have gone since.
         reason = EndReason.CODE_FAILED if error.field in {"script", "mounts"} else EndReason.PLATFORM_ERROR
-        _end(attempt, reason, str(error), final=True)
+        _end(attempt, reason, cause(Cause.REFUSED, str(error), field=error.field), final=True)
         return False
     except Exception:
         if timezone.now() - attempt.claimed_at > SUBMIT_PATIENCE:
-            _end(attempt, EndReason.PLATFORM_ERROR, "The platform could not start the run.")
+            _end(attempt, EndReason.PLATFORM_ERROR, cause(Cause.NOT_STARTED, "The platform could not start the run."))
         raise  # whoever asked logs it; the sweep tries again
     Attempt.objects.filter(pk=attempt.pk, submitted_at=None).update(submitted_at=timezone.now())
     _stop_if_unwanted(attempt)
@@ -121,18 +127,21 @@ def submit(attempt: Attempt) -> bool:
 
 
 def run_spec(attempt: Attempt) -> RunSpec:
-    """The attempt as the backend needs it."""
-    job = attempt.job
+    """The attempt as the backend needs it; the same whenever it is asked for."""
+    job, nodes = attempt.job, attempt.granted_nodes
     versions = [item.version for item in job.job_datasets.select_related("version__dataset")]
+    earlier = job.attempts.filter(number__lt=attempt.number) if attempt.number > 1 else []
+    deadline = max(1, usage.left_seconds(job, earlier, nodes=nodes, longest_seconds=lifecycle.longest_seconds(job)))
     return RunSpec(
         name=attempt.run_name,
         framework=Framework(job.framework),
         image=image_of(job.image),
-        nodes=job.nodes,
+        nodes=nodes,
         workers_per_node=job.workers_per_node,
         resources=resources_of(job.node_spec),
         script=job.code_path,
-        deadline_seconds=job.deadline_seconds,
+        builtin_script=job.builtin_script,
+        deadline_seconds=deadline,
         arguments=tuple(job.arguments),
         epochs=job.epochs,
         lr=job.lr,
@@ -147,8 +156,13 @@ def run_spec(attempt: Attempt) -> RunSpec:
         workspace_target=WORKSPACE_TARGET,
         datasets_target=DATASETS_TARGET,
         restart_count=attempt.number - 1,
-        grace_seconds=min(GRACE_SECONDS, job.deadline_seconds // 4),
+        grace_seconds=min(GRACE_SECONDS, deadline // 4),
         checkpoint_key=_checkpoint_key(job.pk),
+        min_nodes=min(job.min_nodes, nodes),
+        controller=Controller(job.controller),
+        collective_timeout_seconds=job.collective_timeout_seconds,
+        stall_check_seconds=job.stall_check_seconds,
+        hang_seconds=0 if job.on_hang == OnHang.IGNORE else HANG_SECONDS,
         labels={"organization": job.organization.slug, "job": str(job.pk)},
     )
 
@@ -206,26 +220,32 @@ def _observe(attempt: Attempt, status: RunStatus) -> None:
 
 
 def _running_nodes() -> dict[int, int]:
-    """Nodes in use by organization."""
-    rows = Job.objects.filter(state__in=ACTIVE).order_by().values_list("organization_id").annotate(total=Sum("nodes"))
-    return dict(rows)
+    """Nodes in use by organization: what open attempts were granted."""
+    attempts = Attempt.objects.filter(finished_at=None, job__state__in=ACTIVE).order_by()
+    return dict(attempts.values_list("job__organization_id").annotate(total=Sum("granted_nodes")))
+
+
+def _room_in_quota(job: Job, running_nodes: Mapping[int, int]) -> int:
+    return job.organization.quota.max_running_nodes - running_nodes.get(job.organization_id, 0)
 
 
 def _blocked_by_quota(job: Job, running_nodes: Mapping[int, int]) -> tuple[str, dict[str, Any]] | None:
-    most, running = job.organization.quota.max_running_nodes, running_nodes.get(job.organization_id, 0)
-    return ("quota", {"running": running, "most": most}) if running + job.nodes > most else None
+    if _room_in_quota(job, running_nodes) >= job.least_nodes:
+        return None
+    running = running_nodes.get(job.organization_id, 0)
+    return "quota", {"running": running, "most": job.organization.quota.max_running_nodes}
 
 
 def _blocked_by_capacity(job: Job, capacity: Capacity, *, reserved: bool) -> tuple[str, dict[str, Any]] | None:
     resources = resources_of(job.node_spec)
-    if not capacity.fits_ever(resources, job.nodes):
+    if not capacity.fits_ever(resources, job.least_nodes):
         # The cluster has shrunk since the order. It may grow again; until then nothing is kept free for this job.
         seen = job.waiting_data.get("since") if job.waiting_code == TOO_LARGE else None
         return TOO_LARGE, {"most": capacity.nodes_ever(resources), "since": seen or timezone.now().isoformat()}
     free = capacity.nodes_now(resources)
-    if free >= job.nodes and not reserved:
+    if free >= job.least_nodes and not reserved:
         return None
-    return "reserved" if free >= job.nodes else "capacity", {"free": free}
+    return "reserved" if free >= job.least_nodes else "capacity", {"free": free}
 
 
 def _vanished(attempt: Attempt) -> None:
@@ -233,18 +253,18 @@ def _vanished(attempt: Attempt) -> None:
     job = attempt.job
     if job.state == JobState.STOPPING:
         # One that ran was lost while it was being stopped, at a time nobody knows: that is the platform's fault.
-        _end(attempt, EndReason.NODE_LOST if attempt.started_at else EndReason.CANCELLED, "")
+        _end(attempt, EndReason.NODE_LOST if attempt.started_at else EndReason.CANCELLED)
     elif attempt.submitted_at is None and job.state == JobState.STARTING:
         submit(attempt)
     else:
-        _end(attempt, EndReason.NODE_LOST, "The cluster no longer knows this run.")
+        _end(attempt, EndReason.NODE_LOST, cause(Cause.VANISHED, "The cluster no longer knows this run."))
 
 
-def _end(attempt: Attempt, reason: EndReason, detail: str, *, final: bool = False) -> None:
+def _end(attempt: Attempt, reason: EndReason, failure: dict[str, Any] | None = None, *, final: bool = False) -> None:
     with transaction.atomic():
         locked = lifecycle.lock(attempt)
         if locked and locked.finished_at is None and not locked.job.is_ended:
-            lifecycle.end_attempt(attempt=locked, reason=reason, detail=detail, final=final)
+            lifecycle.end_attempt(attempt=locked, reason=reason, failure=failure, final=final)
 
 
 def _stop_if_unwanted(attempt: Attempt) -> None:
@@ -254,28 +274,41 @@ def _stop_if_unwanted(attempt: Attempt) -> None:
         _quietly_stop(attempt.run_name)
 
 
-def _sweep_runs() -> None:
-    """End runs whose attempt has ended or is unknown, and forget those that are old."""
+def forget_runs() -> None:
+    """Remove what ended runs left at the backend, once it is old, and runs that no row knows of."""
+    oldest = timezone.now() - KEEP_RUNS
     try:
-        names = cluster().names()
-        known = {attempt.run_name: attempt for attempt in _attempts_named(names)}
-        for name in names:
-            _sweep_run(name, known.get(name))
+        for name, attempt in _held_runs(live=False):
+            if attempt is None:
+                _remove_unknown(name)
+            elif attempt.finished_at and attempt.finished_at < oldest:
+                cluster().delete(name)
+                cluster().delete_checkpoints(_checkpoint_key(attempt.job_id))
+    except BackendUnavailable:
+        return  # there is a next time
+
+
+def _sweep_runs() -> None:
+    """End runs that go on though their attempt has ended, however long ago, or is unknown."""
+    try:
+        for name, attempt in _held_runs(live=True):
+            if attempt is None:
+                _remove_unknown(name)
+            elif attempt.finished_at:
+                _quietly_stop(name)
     except BackendUnavailable:
         return  # there is a next sweep
 
 
-def _sweep_run(name: str, attempt: Attempt | None) -> None:
-    now = timezone.now()
-    if attempt is None:
-        if name.startswith("job-"):
-            logger.warning("The cluster has a run %s that no row knows of: it is removed.", name)
-            cluster().delete(name)
-    elif attempt.finished_at and now - attempt.finished_at > KEEP_RUNS:
-        cluster().delete(name)
-        cluster().delete_checkpoints(_checkpoint_key(attempt.job_id))
-    elif attempt.finished_at and now - attempt.finished_at < STRAY_AGE:
-        _quietly_stop(name)
+def _held_runs(*, live: bool) -> list[tuple[str, Attempt | None]]:
+    names = [name for name in cluster().names(live=live) if name.startswith("job-")]
+    known = {attempt.run_name: attempt for attempt in _attempts_named(names)} if names else {}
+    return [(name, known.get(name)) for name in names]
+
+
+def _remove_unknown(name: str) -> None:
+    logger.warning("The cluster has a run %s that no row knows of: it is removed.", name)
+    cluster().delete(name)
 
 
 def _checkpoint_key(job_pk: int) -> str:

@@ -7,28 +7,34 @@ rule: the event, the receipt and the state change stand in one transaction.
 from __future__ import annotations
 
 import dataclasses
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import transaction
 from django.utils import timezone
 
 from billing import charges
-from billing.pricing import Line, Usage
+from billing.pricing import Usage
 from console.accounts.models import User
+from jobs import usage
 from jobs.bell import publish_state
 from jobs.errors import StaleTransition
 from jobs.models import Attempt, Job, JobEvent
-from jobs.states import ACTIVE, BILLED, END_STATE, RETRIED, EndReason, JobState, may_follow
+from jobs.states import ACTIVE, END_STATE, RETRIABLE, RETRIED, EndReason, JobState, OnHang, may_follow
 from runtime.specs import Outcome, RunPhase, RunStatus
 
 MOST_ATTEMPTS = 3
 """After as many platform faults the job ends, free of charge, and says so."""
+LEAST_RETRY_SECONDS = 30
+"""With less left of its time a job is not tried again: it could do nothing in it."""
+LONGEST_BACKOFF = timedelta(hours=6)
 
 REASON_OF: dict[Outcome, EndReason] = {
     Outcome.COMPLETED: EndReason.COMPLETED,
     Outcome.CODE_FAILED: EndReason.CODE_FAILED,
     Outcome.OUT_OF_MEMORY: EndReason.OUT_OF_MEMORY,
+    Outcome.DISK_FULL: EndReason.DISK_FULL,
+    Outcome.HUNG: EndReason.HUNG,
     Outcome.STOPPED: EndReason.CANCELLED,
     Outcome.TIME_LIMIT: EndReason.TIME_LIMIT,
     Outcome.NODE_LOST: EndReason.NODE_LOST,
@@ -71,17 +77,26 @@ def request_cancel(*, job: Job, actor: User | None) -> None:
     """Begin the end that a customer asked for. `job` is locked by the caller. A waiting job ends here."""
     now = timezone.now()
     if job.state == JobState.QUEUED:
-        _finish(job, EndReason.CANCELLED, "", actor=actor, cancel_requested_at=now)
+        _finish(job, EndReason.CANCELLED, None, actor=actor, cancel_requested_at=now)
     else:
         transition(job=job, to=JobState.STOPPING, actor=actor, cancel_requested_at=now)
 
 
-def claim(*, job: Job, backend: str) -> Attempt:
-    """QUEUED -> STARTING, with a new attempt. Raises StaleTransition where another worker was first."""
+def claim(*, job: Job, backend: str, nodes: int | None = None) -> Attempt:
+    """QUEUED -> STARTING, with a new attempt on `nodes` nodes (all that were bought).
+
+    Raises StaleTransition where another worker was first.
+    """
     with transaction.atomic():
-        transition(job=job, to=JobState.STARTING, waiting_code="", waiting_data={})
+        transition(job=job, to=JobState.STARTING, waiting_code="", waiting_data={}, not_before=None)
         number = job.attempts.count() + 1
-        return Attempt.objects.create(job=job, number=number, backend=backend, claimed_at=timezone.now())
+        return Attempt.objects.create(
+            job=job,
+            number=number,
+            backend=backend,
+            granted_nodes=nodes or job.nodes,
+            claimed_at=timezone.now(),
+        )
 
 
 def lock(attempt: Attempt) -> Attempt | None:
@@ -89,7 +104,11 @@ def lock(attempt: Attempt) -> Attempt | None:
 
     Whoever needs both locks takes them in this order.
     """
-    job = Job.objects.select_for_update(of=("self",)).select_related("order__hold__quote").get(pk=attempt.job_id)
+    job = (
+        Job.objects.select_for_update(of=("self",))
+        .select_related("order__hold__quote", "order__product")
+        .get(pk=attempt.job_id)
+    )
     locked = Attempt.objects.select_for_update().filter(pk=attempt.pk).first()
     if locked:
         locked.job = job
@@ -106,18 +125,22 @@ def give_back(*, attempt: Attempt, waiting_code: str, waiting_data: dict[str, An
         if locked is None or locked.finished_at or locked.submitted_at or locked.started_at:
             return
         if locked.job.state == JobState.STOPPING:
-            end_attempt(attempt=locked, reason=EndReason.CANCELLED, detail="")
+            end_attempt(attempt=locked, reason=EndReason.CANCELLED)
         else:
             transition(job=locked.job, to=JobState.QUEUED, waiting_code=waiting_code, waiting_data=waiting_data)
             locked.delete()
 
 
-def refuse(*, job: Job, reason: EndReason, detail: str) -> None:
+def refuse(*, job: Job, reason: EndReason) -> None:
     """End a job that still waits: it can't be run at all. Nothing is charged."""
     with transaction.atomic():
-        job = Job.objects.select_for_update(of=("self",)).select_related("order__hold__quote").get(pk=job.pk)
+        job = (
+            Job.objects.select_for_update(of=("self",))
+            .select_related("order__hold__quote", "order__product")
+            .get(pk=job.pk)
+        )
         if job.state == JobState.QUEUED:
-            _finish(job, reason, detail)
+            _finish(job, reason, None)
 
 
 def observe(*, attempt: Attempt, status: RunStatus) -> Job:
@@ -129,21 +152,18 @@ def observe(*, attempt: Attempt, status: RunStatus) -> Job:
         attempt, job = locked, locked.job
         if attempt.finished_at or job.is_ended:
             return job
-        attempt.nodes = [dataclasses.asdict(node) for node in status.nodes]
-        attempt.started_at = _moment(status.started_at) or attempt.started_at
-        attempt.save(update_fields=["nodes", "started_at"])
+        _take_in(attempt, status)
         if attempt.started_at and job.state == JobState.STARTING:
             transition(job=job, to=JobState.RUNNING, attempt=attempt.number, started_at=attempt.started_at)
         if status.phase == RunPhase.ENDED and status.outcome:
             end_attempt(
                 attempt=attempt,
                 reason=REASON_OF[status.outcome],
-                detail=status.failure.message if status.failure else "",
                 failure=dataclasses.asdict(status.failure) if status.failure else None,
-                finished_at=_moment(status.finished_at),
+                finished_at=usage.moment(status.finished_at),
             )
         elif attempt.started_at:
-            charges.meter(hold=job.order.hold, billable_seconds=(timezone.now() - attempt.started_at).total_seconds())
+            _meter(job)
     return job
 
 
@@ -151,42 +171,94 @@ def end_attempt(
     *,
     attempt: Attempt,
     reason: EndReason,
-    detail: str,
     failure: dict[str, Any] | None = None,
     finished_at: datetime | None = None,
     final: bool = False,
 ) -> None:
-    """End an attempt, and with it the job, unless a platform fault is retried (`final`: trying again can't help).
+    """End an attempt, and with it the job, unless it is tried again (`final`: that can't help).
 
-    The caller has locked job and attempt.
+    `failure`: the first cause, as `runtime.specs.Failure` or `sentences.failure` has it. The caller has locked job and
+    attempt.
     """
     job = attempt.job
     attempt.finished_at = finished_at or timezone.now()
     attempt.reason = reason
-    attempt.detail = detail
+    attempt.detail = str(failure["message"]) if failure else ""
     attempt.failure = failure
     attempt.save(update_fields=["finished_at", "reason", "detail", "failure"])
     cancelled = job.cancel_requested_at is not None
-    if reason in RETRIED and not (cancelled or final or attempt.number >= MOST_ATTEMPTS):
-        transition(
-            job=job,
-            to=JobState.QUEUED,
-            attempt=attempt.number,
-            data={"reason": reason, "detail": detail, "retry": True},
-            started_at=None,
-            waiting_code="retry",
-            waiting_data={"reason": reason},
-        )
-        charges.meter(hold=job.order.hold, billable_seconds=0)
-    else:
+    wait = None if cancelled or final else _retry_after(job, attempt)
+    if wait is None:
         # A cancelled run that the platform lost meanwhile is cancelled all the same, and still costs nothing.
-        _finish(job, EndReason.CANCELLED if cancelled and reason in RETRIED else reason, detail, attempt=attempt)
+        _finish(job, EndReason.CANCELLED if cancelled and reason in RETRIED else reason, failure, attempt=attempt)
+        return
+    not_before = timezone.now() + wait if wait else None
+    transition(
+        job=job,
+        to=JobState.QUEUED,
+        attempt=attempt.number,
+        data={"reason": reason, "failure": _cause(failure), "retry": True, "wait_seconds": wait.total_seconds()},
+        started_at=None,
+        not_before=not_before,
+        waiting_code="backoff" if not_before else "retry",
+        waiting_data={"reason": reason, "at": not_before.isoformat() if not_before else ""},
+    )
+    _meter(job)
+
+
+def longest_seconds(job: Job) -> int:
+    """How long all attempts may take by the clock: what the customer named, or else what the product allows."""
+    return job.order.hold.quote.purchase.get("max_seconds") or job.order.product.max_seconds
+
+
+def _retry_after(job: Job, attempt: Attempt) -> timedelta | None:
+    """How long to wait before another attempt; None where there is none."""
+    reason, attempts = EndReason(attempt.reason), list(job.attempts.all())
+    if reason in RETRIED:
+        faults = sum(each.reason in RETRIED for each in attempts)
+        again, wait = faults < MOST_ATTEMPTS, timedelta(0)
+    elif reason in RETRIABLE and (reason is not EndReason.HUNG or job.on_hang == OnHang.RETRY):
+        tried = sum(each.reason in RETRIABLE for each in attempts)
+        again = tried <= job.retries
+        wait = min(timedelta(seconds=job.retry_backoff_seconds * 2 ** (tried - 1)), LONGEST_BACKOFF)
+    else:
+        return None
+    left = usage.left_seconds(job, attempts, nodes=job.nodes, longest_seconds=longest_seconds(job))
+    return wait if again and left >= min(LEAST_RETRY_SECONDS, job.deadline_seconds) else None
+
+
+def _take_in(attempt: Attempt, status: RunStatus) -> None:
+    """What the backend says of a run, on its attempt's row."""
+    told = {
+        "nodes": [dataclasses.asdict(node) for node in status.nodes],
+        "started_at": usage.moment(status.started_at) or attempt.started_at,
+        "spans": [dataclasses.asdict(span) for span in status.spans],
+        "progress_at": usage.moment(status.progress_at) or attempt.progress_at,
+        "checkpoint_at": usage.moment(status.checkpoint_at) or attempt.checkpoint_at,
+        "restarts": status.restarts,
+    }
+    changed = [name for name, value in told.items() if getattr(attempt, name) != value]
+    for name in changed:
+        setattr(attempt, name, told[name])
+    if changed:
+        attempt.save(update_fields=changed)
+
+
+def _meter(job: Job) -> None:
+    """Show what the run has cost so far."""
+    used = usage.billable_seconds(job, job.attempts.all(), timezone.now())
+    charges.meter(hold=job.order.hold, billable_seconds=used)
+
+
+def _cause(failure: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A failure without the output that came with it: what an event keeps."""
+    return None if failure is None else {name: value for name, value in failure.items() if name != "last_lines"}
 
 
 def _finish(
     job: Job,
     reason: EndReason,
-    detail: str,
+    failure: dict[str, Any] | None,
     *,
     attempt: Attempt | None = None,
     actor: User | None = None,
@@ -203,48 +275,24 @@ def _finish(
         to=END_STATE[reason],
         actor=actor,
         attempt=attempt.number if attempt else None,
-        data={"reason": reason, "detail": detail},
+        data={"reason": reason, "failure": _cause(failure)},
         reason=reason,
-        detail=detail,
+        detail=str(failure["message"]) if failure else "",
         finished_at=finished_at,
+        not_before=None,
         waiting_code="",
         waiting_data={},
         **fields,
     )
-    usage, free = _usage(job, finished_at)
+    attempts = list(job.attempts.all())
+    paid = [part for each in attempts for part in usage.ranges(each, finished_at)]
     receipt = charges.settle(
         hold=job.order.hold,
-        usage=Usage(billable_seconds=usage, completed=reason is EndReason.COMPLETED),
+        usage=Usage.of(paid, completed=reason is EndReason.COMPLETED),
         title=f"#{job.pk} {job.name}",
-        free_lines=free,
+        free_lines=usage.free_lines(job, attempts, finished_at),
     )
     note(job=job, kind="settled", data={"total_minor": receipt.total_minor, "currency": receipt.currency})
-
-
-def _usage(job: Job, finished_at: datetime) -> tuple[float, list[Line]]:
-    """Seconds to pay for, and what is shown at nothing: the queue, the starts, the platform's faults."""
-    billable = queued = starting = faults = 0.0
-    waiting_since = job.queued_at
-    for attempt in job.attempts.all():
-        ended = attempt.finished_at or finished_at
-        queued += (attempt.claimed_at - waiting_since).total_seconds()
-        waiting_since = ended
-        started = attempt.started_at or ended
-        starting += (started - attempt.claimed_at).total_seconds()
-        ran = max(0.0, (ended - started).total_seconds())
-        if EndReason(attempt.reason) in BILLED:
-            billable += ran
-        else:
-            faults += ran
-    queued += (finished_at - waiting_since).total_seconds()
-    free = [charges.free_line(rule="queue", seconds=queued), charges.free_line(rule="start", seconds=starting)]
-    if faults:
-        free.append(charges.free_line(rule="platform_fault", seconds=faults))
-    return billable, free
-
-
-def _moment(seconds: float | None) -> datetime | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
 
 def open_attempt(job: Job) -> Attempt | None:

@@ -16,7 +16,8 @@ from django.utils.translation import gettext_lazy as _
 
 from billing.models import Hold, NodeSpec, Quote
 from console.accounts.models import Organization
-from jobs.states import ENDED, EndReason, JobState
+from jobs.states import ENDED, EndReason, JobState, OnHang
+from runtime.specs import Controller
 from storage.models import DatasetVersion, Image, Workspace
 
 
@@ -102,11 +103,26 @@ class Job(models.Model):
         COMPLETED = EndReason.COMPLETED, _("Completed")
         CODE_FAILED = EndReason.CODE_FAILED, _("The code failed")
         OUT_OF_MEMORY = EndReason.OUT_OF_MEMORY, _("Out of memory")
+        DISK_FULL = EndReason.DISK_FULL, _("Disk full")
+        HUNG = EndReason.HUNG, _("It hung")
         CANCELLED = EndReason.CANCELLED, _("Cancelled")
         TIME_LIMIT = EndReason.TIME_LIMIT, _("Time limit reached")
         NO_CAPACITY = EndReason.NO_CAPACITY, _("No capacity")
         NODE_LOST = EndReason.NODE_LOST, _("A node was lost")
         PLATFORM_ERROR = EndReason.PLATFORM_ERROR, _("Platform error")
+
+    class HangPolicies(models.TextChoices):
+        """Labels for `states.OnHang`."""
+
+        STOP = OnHang.STOP, _("End the run")
+        RETRY = OnHang.RETRY, _("Try again, as one of the retries")
+        IGNORE = OnHang.IGNORE, _("Do not watch for hangs")
+
+    class Controllers(models.TextChoices):
+        """Labels for `runtime.specs.Controller`."""
+
+        GLOO = Controller.GLOO, _("Gloo")
+        MPI = Controller.MPI, _("MPI")
 
     organization = models.ForeignKey(Organization, models.PROTECT, related_name="jobs")
     order = models.OneToOneField(Order, models.PROTECT, related_name="job")
@@ -126,6 +142,21 @@ class Job(models.Model):
         DatasetVersion, through="JobDataset", related_name="+"
     )
     deadline_seconds = models.PositiveIntegerField()
+    """The time that all attempts share, on all nodes; fewer nodes may take longer (`usage.left_seconds`)."""
+    retries = models.PositiveSmallIntegerField(_("retries"), default=0)
+    """How often a fault of the code is tried again; the platform's own faults do not count."""
+    retry_backoff_seconds = models.PositiveIntegerField(_("wait before a retry (seconds)"), default=0)
+    """Before the first retry; doubled before each following."""
+    on_hang = models.CharField(
+        _("when it hangs"), max_length=8, choices=HangPolicies.choices, default=HangPolicies.STOP
+    )
+    min_nodes = models.PositiveSmallIntegerField(_("least nodes"), default=0)
+    """An elastic run starts and goes on with as few; 0: all are needed."""
+    controller = models.CharField(_("controller"), max_length=8, choices=Controllers.choices, default=Controllers.GLOO)
+    collective_timeout_seconds = models.PositiveIntegerField(_("timeout of a collective (seconds)"), default=0)
+    stall_check_seconds = models.PositiveIntegerField(_("stall check (seconds)"), default=0)
+    builtin_script = models.CharField(max_length=16, blank=True)
+    """A script of the platform's own instead of the workspace's: see `checks`."""
     code_key = models.CharField(max_length=64, db_index=True, help_text=_("What earlier runs are compared by."))
     rerun_of = models.ForeignKey("self", models.SET_NULL, null=True, blank=True, related_name="reruns")
 
@@ -133,6 +164,8 @@ class Job(models.Model):
     reason = models.CharField(_("reason"), max_length=16, choices=Reasons.choices, blank=True)
     detail = models.TextField(_("detail"), blank=True)
     queued_at = models.DateTimeField(_("queued"))
+    not_before = models.DateTimeField(null=True, blank=True)
+    """A retry waits until then."""
     started_at = models.DateTimeField(_("started"), null=True, blank=True)
     finished_at = models.DateTimeField(_("finished"), null=True, blank=True)
     cancel_requested_at = models.DateTimeField(null=True, blank=True)
@@ -169,6 +202,11 @@ class Job(models.Model):
         """Whether nothing can follow."""
         return JobState(self.state) in ENDED
 
+    @property
+    def least_nodes(self) -> int:
+        """With how many nodes it may start."""
+        return self.min_nodes or self.nodes
+
 
 class JobDataset(models.Model):
     """A dataset version that a job mounts; `position` keeps the order chosen."""
@@ -191,6 +229,8 @@ class Attempt(models.Model):
     job = models.ForeignKey(Job, models.CASCADE, related_name="attempts")
     number = models.PositiveSmallIntegerField()
     backend = models.CharField(max_length=32)
+    granted_nodes = models.PositiveSmallIntegerField()
+    """How many nodes it was started with: fewer than bought where the order allows that and room was short."""
     claimed_at = models.DateTimeField()
     submitted_at = models.DateTimeField(null=True, blank=True)
     started_at = models.DateTimeField(null=True, blank=True)
@@ -200,6 +240,12 @@ class Attempt(models.Model):
     failure = models.JSONField(null=True, blank=True)
     nodes = models.JSONField(default=list, blank=True)
     """What the backend last said of each node: see `runtime.specs.NodeStatus`."""
+    spans = models.JSONField(default=list, blank=True)
+    """How many nodes ran when, by the backend's clock: see `runtime.specs.Span`."""
+    progress_at = models.DateTimeField(null=True, blank=True)
+    checkpoint_at = models.DateTimeField(null=True, blank=True)
+    restarts = models.PositiveSmallIntegerField(default=0)
+    """How often the ranks were started again inside it, because a node was lost."""
     cursor = models.JSONField(default=dict, blank=True)
     """How far `telemetry` has read this attempt's files."""
 

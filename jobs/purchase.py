@@ -8,24 +8,24 @@ from __future__ import annotations
 import hashlib
 import math
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
-from typing import Any, TypeVar
+from typing import Any
 
 from django.utils.translation import gettext as _
 
 from billing.models import NodeSpec
-from console.accounts.errors import CustomerError, InvalidInput, Text
+from console.accounts.errors import InvalidInput
 from console.accounts.models import Organization
+from jobs import fields
 from jobs.backend import cluster, image_of, resources_of
 from jobs.models import Product
+from jobs.resilience import Resilience, read_resilience
 from runtime.errors import InvalidSpec, RuntimeFault
 from runtime.specs import Framework
 from storage import mounts, selectors
 from storage.models import DatasetVersion, Image, Workspace
-
-T = TypeVar("T")
 
 LONGEST_ARGUMENTS = 8192
 LONGEST_PATH = 1000
@@ -55,6 +55,7 @@ class Purchase:
     workers_per_node: int
     max_seconds: int | None
     ceiling_minor: int | None
+    resilience: Resilience = field(default_factory=Resilience)
 
     @property
     def code_key(self) -> str:
@@ -80,25 +81,7 @@ class Purchase:
             "workers_per_node": self.workers_per_node,
             "max_seconds": self.max_seconds,
             "ceiling_minor": self.ceiling_minor,
-        }
-
-
-class _Reader:
-    """Reads one field after the other and remembers what was wrong with each."""
-
-    def __init__(self, data: Mapping[str, Any]) -> None:
-        self.data = data
-        self.faults: dict[str, Text] = {}
-
-    def field(self, name: str, read: Callable[[Any], T]) -> T | None:
-        """The value of a field, or None where it is at fault."""
-        try:
-            return read(self.data.get(name))
-        except CustomerError as error:
-            self.faults[name] = error.fields.get(name) or error.message
-        except ValueError as error:
-            self.faults[name] = str(error)
-        return None
+        } | self.resilience.to_json()
 
 
 def parse(*, organization: Organization, data: Mapping[str, Any], pinned: Sequence[int] = ()) -> Purchase:
@@ -106,7 +89,7 @@ def parse(*, organization: Organization, data: Mapping[str, Any], pinned: Sequen
 
     `pinned`: the versions that were quoted, one for each dataset; without it the latest are taken.
     """
-    reader = _Reader(data)
+    reader = fields.Reader(data)
     product = reader.field("product", _product)
     framework = reader.field("framework", _framework)
     image = reader.field("image", lambda value: _image(organization, value, framework))
@@ -114,16 +97,17 @@ def parse(*, organization: Organization, data: Mapping[str, Any], pinned: Sequen
     code_path = reader.field("code_path", lambda value: _code_path(workspace, value))
     arguments = reader.field("arguments", _arguments)
     versions = reader.field("datasets", lambda value: _versions(organization, value, pinned))
-    epochs = reader.field("epochs", lambda value: _whole(value, 1, product.max_epochs if product else 10**6))
+    epochs = reader.field("epochs", lambda value: fields.whole(value, 1, product.max_epochs if product else 10**6))
     lr = reader.field("lr", _learning_rate)
-    batch_size = reader.field("batch_size", lambda value: _whole(value, 1, MOST_BATCH))
+    batch_size = reader.field("batch_size", lambda value: fields.whole(value, 1, MOST_BATCH))
     spec = reader.field("node_spec", _node_spec)
     nodes = reader.field("nodes", lambda value: _nodes(organization, product, spec, value))
     workers = reader.field("workers_per_node", lambda value: _workers(spec, value))
     max_seconds = reader.field(
-        "max_seconds", lambda value: _optional(value, LEAST_SECONDS, product.max_seconds if product else 10**9)
+        "max_seconds", lambda value: fields.optional(value, LEAST_SECONDS, product.max_seconds if product else 10**9)
     )
-    ceiling_minor = reader.field("ceiling_minor", lambda value: _optional(value, 1, 10**12))
+    ceiling_minor = reader.field("ceiling_minor", lambda value: fields.optional(value, 1, 10**12))
+    resilience = read_resilience(reader, framework=framework, image=image, nodes=nodes)
     if reader.faults or not (product and framework and image and workspace and code_path and spec):
         raise InvalidInput(fields=reader.faults)
     return Purchase(
@@ -142,11 +126,12 @@ def parse(*, organization: Organization, data: Mapping[str, Any], pinned: Sequen
         workers_per_node=workers or 1,
         max_seconds=max_seconds,
         ceiling_minor=ceiling_minor,
+        resilience=resilience,
     )
 
 
 def _product(value: Any) -> Product:
-    product = Product.objects.filter(name=_name(value), is_active=True).first()
+    product = Product.objects.filter(name=fields.name(value), is_active=True).first()
     if product is None:
         raise ValueError(_("There is no such product. Choose one of those on offer."))
     return product
@@ -154,14 +139,14 @@ def _product(value: Any) -> Product:
 
 def _framework(value: Any) -> Framework:
     try:
-        return Framework(_name(value))
+        return Framework(fields.name(value))
     except ValueError:
         known = ", ".join(Framework)
         raise ValueError(_("Choose one of these frameworks: %(known)s.") % {"known": known}) from None
 
 
 def _image(organization: Organization, value: Any, framework: Framework | None) -> Image:
-    image = selectors.image_named(organization, _name(value))
+    image = selectors.image_named(organization, fields.name(value))
     if framework and framework not in image.frameworks:
         raise ValueError(
             _("The image %(image)s doesn't carry %(framework)s. Choose an image for this framework.")
@@ -180,11 +165,11 @@ def _image(organization: Organization, value: Any, framework: Framework | None) 
 
 
 def _workspace(organization: Organization, value: Any) -> Workspace:
-    return selectors.workspace_named(organization, _name(value))
+    return selectors.workspace_named(organization, fields.name(value))
 
 
 def _code_path(workspace: Workspace | None, value: Any) -> str:
-    path = _name(value)
+    path = fields.name(value)
     if len(path) > LONGEST_PATH:
         raise ValueError(_("This path is too long. Use shorter names, or fewer folders."))
     return mounts.check_script(workspace=workspace, code_path=path) if workspace else path
@@ -201,7 +186,7 @@ def _arguments(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str | int | float) for item in value):
         raise ValueError(_("Give the arguments as a list of words."))
     words = tuple(str(item) for item in value)
-    if sum(len(word) + 1 for word in words) > LONGEST_ARGUMENTS or not all(_is_text(word) for word in words):
+    if sum(len(word) + 1 for word in words) > LONGEST_ARGUMENTS or not all(fields.is_text(word) for word in words):
         raise ValueError(_("The arguments are too long, or hold characters that no text has."))
     return words
 
@@ -242,14 +227,14 @@ def _learning_rate(value: Any) -> str:
 
 
 def _node_spec(value: Any) -> NodeSpec:
-    spec = NodeSpec.objects.filter(name=_name(value), is_active=True).first()
+    spec = NodeSpec.objects.filter(name=fields.name(value), is_active=True).first()
     if spec is None:
         raise ValueError(_("There is no such node spec. Choose one of those on offer."))
     return spec
 
 
 def _nodes(organization: Organization, product: Product | None, spec: NodeSpec | None, value: Any) -> int:
-    nodes = _whole(value, 1, product.max_nodes if product else 1000)
+    nodes = fields.whole(value, 1, product.max_nodes if product else 1000)
     if nodes > organization.quota.max_running_nodes:
         raise ValueError(
             _("Your organization may run %(most)d nodes at once. Choose fewer, or ask the administrator for more.")
@@ -276,36 +261,4 @@ def _workers(spec: NodeSpec | None, value: Any) -> int:
         most = usual = spec.gpus
     else:
         most, usual = max(2, math.floor(spec.cpus * PROCESSES_PER_CPU)), 1
-    return usual if _is_empty(value) else _whole(value, 1, most)
-
-
-def _optional(value: Any, least: int, most: int) -> int | None:
-    return None if _is_empty(value) else _whole(value, least, most)
-
-
-def _is_empty(value: Any) -> bool:
-    """Whether a field was left out: a form sends an empty text for that."""
-    return value is None or value == ""
-
-
-def _whole(value: Any, least: int, most: int) -> int:
-    sentence = _("Give a whole number from %(least)d to %(most)d.") % {"least": least, "most": most}
-    try:
-        # Through its text: 2.5 and True are no whole numbers, "2" from a form is one.
-        number = int(str(value).strip())
-    except ValueError:
-        raise ValueError(sentence) from None
-    if not least <= number <= most:
-        raise ValueError(sentence)
-    return number
-
-
-def _name(value: Any) -> str:
-    if not isinstance(value, str) or not value.strip() or not _is_text(value):
-        raise ValueError(_("Choose one."))
-    return value.strip()
-
-
-def _is_text(value: str) -> bool:
-    """Whether the database can keep it: JSON can also spell a NUL, and halves of characters."""
-    return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
+    return usual if fields.is_empty(value) else fields.whole(value, 1, most)

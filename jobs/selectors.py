@@ -18,6 +18,7 @@ from django.utils.translation import gettext as _
 from billing.models import Receipt
 from console.accounts.errors import NotFound
 from console.accounts.models import Organization
+from jobs import usage
 from jobs.backend import cluster, image_of
 from jobs.dispatch import run_spec
 from jobs.models import Attempt, Job, JobEvent, MetricPoint, Product
@@ -108,7 +109,7 @@ def summary(job: Job) -> dict[str, Any]:
         "sentence": end_sentence(job.reason),
         "waiting_for": waiting_for(job),
         "progress": progress(job),
-        "attempts": [_attempt(attempt) for attempt in job.attempts.all()],
+        "attempts": [_attempt(job, attempt) for attempt in job.attempts.all()],
         "queued_at": job.queued_at,
         "started_at": job.started_at,
         "finished_at": job.finished_at,
@@ -129,6 +130,14 @@ def summary(job: Job) -> dict[str, Any]:
         "nodes": job.nodes,
         "workers_per_node": job.workers_per_node,
         "rerun_of": job.rerun_of_id,
+        "retries": job.retries,
+        "retry_backoff_seconds": job.retry_backoff_seconds,
+        "on_hang": job.on_hang,
+        "min_nodes": job.min_nodes,
+        "controller": job.controller,
+        "collective_timeout_seconds": job.collective_timeout_seconds,
+        "stall_check_seconds": job.stall_check_seconds,
+        "not_before": job.not_before,
     }
 
 
@@ -168,7 +177,8 @@ def environment(job: Job, rank: int = 0) -> dict[str, str]:
     _require_rank(job, rank)
     attempt = job.attempts.last()
     number = attempt.number if attempt else 1
-    return dict(sorted(cluster().environment(run_spec(Attempt(job=job, number=number)), rank).items()))
+    spec = run_spec(Attempt(job=job, number=number, granted_nodes=job.nodes))
+    return dict(sorted(cluster().environment(spec, rank).items()))
 
 
 def receipt(job: Job) -> Receipt | None:
@@ -213,21 +223,32 @@ def _require_rank(job: Job, rank: int) -> None:
 
 
 def _detail(job: Job) -> str:
-    """What ended the job, in the reader's language where the first cause is known."""
+    """The first cause of a job's end, in the reader's language."""
     attempts = list(job.attempts.all())
-    failure = attempts[-1].failure if attempts else None
-    return failure_sentence(failure) if failure and job.detail else job.detail
+    failure = attempts[-1].failure if attempts and job.detail else None
+    return failure_sentence(failure) if failure else ""
 
 
-def _attempt(attempt: Attempt) -> dict[str, Any]:
+def _attempt(job: Job, attempt: Attempt) -> dict[str, Any]:
+    now = timezone.now()
     return {
         "number": attempt.number,
         "reason": attempt.reason,
-        "detail": failure_sentence(attempt.failure) if attempt.failure else attempt.detail,
+        "detail": failure_sentence(attempt.failure) if attempt.failure else "",
         "failure": attempt.failure,
         "claimed_at": attempt.claimed_at,
         "started_at": attempt.started_at,
         "finished_at": attempt.finished_at,
+        "granted_nodes": attempt.granted_nodes,
+        "spans": [
+            {"nodes": count, "started_at": began, "finished_at": ended}
+            for count, began, ended in usage.spans(attempt, attempt.finished_at or now)
+        ],
+        "restarts": attempt.restarts,
+        "progress_at": attempt.progress_at,
+        "checkpoint_at": attempt.checkpoint_at,
+        "lost_seconds": usage.lost_seconds(attempt),
+        "billed_seconds": usage.billable_seconds(job, [attempt], now),
     }
 
 

@@ -5,14 +5,28 @@ Made when read, in the reader's language.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import enum
+from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any
 
+from django.utils import formats, timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext
 
 from billing.wording import money
 from jobs.states import EndReason
+from runtime.specs import FailureCode
+
+
+class Cause(enum.StrEnum):
+    """What a run failed of before or outside the cluster; `FailureCode` has the cluster's own."""
+
+    REFUSED = "refused"
+    """The cluster can't run it as it is; `data` has the field at fault."""
+    NOT_STARTED = "not_started"
+    VANISHED = "vanished"
+
 
 END_SENTENCES = {
     EndReason.COMPLETED: gettext_lazy("The run completed."),
@@ -20,6 +34,14 @@ END_SENTENCES = {
     EndReason.OUT_OF_MEMORY: gettext_lazy(
         "The run used more memory than its nodes have. Choose a larger node spec or a smaller batch. "
         "The time used is charged."
+    ),
+    EndReason.DISK_FULL: gettext_lazy(
+        "The run wrote more than its nodes' disks hold. Write less, or delete old checkpoints as it goes. "
+        "The time used is charged."
+    ),
+    EndReason.HUNG: gettext_lazy(
+        "The run hung: no output, no metrics and no work were seen any more. It is charged up to its last sign of "
+        "progress; the time it hung is free."
     ),
     EndReason.CANCELLED: gettext_lazy("The run was cancelled. Only the time it used until then is charged."),
     EndReason.TIME_LIMIT: gettext_lazy(
@@ -36,14 +58,84 @@ def end_sentence(reason: str) -> str:
     return str(END_SENTENCES[EndReason(reason)]) if reason else ""
 
 
+FAILURE_SENTENCES: dict[str, Any] = {
+    FailureCode.TOO_MANY_PROCESSES: gettext_lazy("Node %(node)s started more processes than the %(limit)s it may."),
+    FailureCode.STOPPED: gettext_lazy("The run was stopped."),
+    FailureCode.TIME_LIMIT: gettext_lazy("The run reached its time limit."),
+    FailureCode.NODE_LOST: gettext_lazy("Node %(node)s was lost: its supervisor ended, or its machine went down."),
+    FailureCode.NODE_SILENT: gettext_lazy("Node %(node)s stopped answering: it froze, or was cut off from the others."),
+    FailureCode.NODE_NOT_STARTED: gettext_lazy("Node %(node)s did not start."),
+    FailureCode.NODES_NOT_MET: gettext_lazy("The nodes did not find each other in time."),
+    Cause.NOT_STARTED: gettext_lazy("The platform could not start the run."),
+    Cause.VANISHED: gettext_lazy("The cluster no longer knows this run."),
+}
+"""What is always the same sentence. A figure that the cluster did not tell is shown as three dots."""
+REFUSALS = {
+    "script": gettext_lazy("The script is no longer in the workspace."),
+    "mounts": gettext_lazy("A folder of the run is no longer there: its workspace, or one of its datasets."),
+    "image": gettext_lazy("The image can't be used on this cluster now."),
+    "controller": gettext_lazy("The image has no MPI on this cluster."),
+}
+
+
+def cause(code: Cause, message: str, **data: Any) -> dict[str, Any]:
+    """A failure that the cluster did not tell, in the shape of `runtime.specs.Failure`; `message` is for logs."""
+    nowhere: dict[str, Any] = {"node": None, "rank": None, "exit_code": None, "signal": "", "last_lines": []}
+    return {"message": message, "code": code.value, "data": data, **nowhere}
+
+
 def failure_sentence(failure: Mapping[str, Any]) -> str:
-    """The first cause of a failed attempt (`runtime.specs.Failure` as plain data)."""
-    who = {"rank": failure["rank"], "node": failure["node"]}
-    if failure["rank"] is not None and failure["signal"]:
+    """The first cause of a failed attempt (`runtime.specs.Failure` as plain data), in the reader's language."""
+    code, data = str(failure.get("code", "")), dict(failure.get("data") or {})
+    who = {"rank": failure.get("rank"), "node": failure.get("node")}
+    if special := _SPECIAL.get(code):
+        return special(who | data)
+    if sentence := FAILURE_SENTENCES.get(code):
+        known = {name: "…" if value is None else value for name, value in (who | data).items()}
+        return str(sentence) % ({"limit": "…"} | known)
+    return _of_a_rank(who, failure) or _("The platform failed while it ran this.")
+
+
+def _of_a_rank(who: Mapping[str, Any], failure: Mapping[str, Any]) -> str:
+    if who["rank"] is not None and failure.get("signal"):
         return _("Rank %(rank)s on node %(node)s was ended by %(signal)s.") % {**who, "signal": failure["signal"]}
-    if failure["rank"] is not None and failure["exit_code"] is not None:
+    if who["rank"] is not None and failure.get("exit_code") is not None:
         return _("Rank %(rank)s on node %(node)s exited with code %(code)s.") % {**who, "code": failure["exit_code"]}
-    return str(failure["message"])
+    return ""
+
+
+def _refused(data: Mapping[str, Any]) -> str:
+    return str(REFUSALS.get(str(data.get("field")), _("The cluster can't run this as it is.")))
+
+
+def _out_of_memory(data: Mapping[str, Any]) -> str:
+    limit = data.get("limit_mib")
+    if limit is None:
+        return _("Node %(node)s ran out of memory.") % {"node": data["node"]}
+    return _("Node %(node)s used more than its %(limit)s MiB of memory.") % {"node": data["node"], "limit": limit}
+
+
+def _disk_full(data: Mapping[str, Any]) -> str:
+    if "free_mib" in data:
+        return _("The disk of a machine is full, and not by this run.")
+    if (limit := data.get("limit_mib")) is None:
+        return _("The run wrote more than its disk holds.")
+    return _("The run wrote more than the %(limit)s MiB of disk that it may.") % {"limit": limit}
+
+
+def _hung(data: Mapping[str, Any]) -> str:
+    seconds = data.get("idle_seconds")
+    if seconds is None:
+        return _("No rank showed any sign of progress any more.")
+    return _("No rank showed any sign of progress for %(seconds)d seconds.") % {"seconds": float(seconds)}
+
+
+_SPECIAL: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    Cause.REFUSED: _refused,
+    FailureCode.OUT_OF_MEMORY: _out_of_memory,
+    FailureCode.DISK_FULL: _disk_full,
+    FailureCode.HUNG: _hung,
+}
 
 
 def waiting_sentence(code: str, data: Mapping[str, Any], *, nodes: int, spec: str, ahead: int) -> str:
@@ -60,9 +152,30 @@ def waiting_sentence(code: str, data: Mapping[str, Any], *, nodes: int, spec: st
         ) % {"running": data.get("running", 0), "most": data.get("most", 0), "nodes": nodes}
     if code == "backend_unavailable":
         return _("The cluster does not answer at the moment. The run starts as soon as it does.")
-    if code == "retry":
-        return _joined(_("The platform lost the last attempt, which costs nothing. It is started again."), place)
+    if code in {"retry", "backoff"}:
+        return _joined(_again(data), _not_before(data) or place)
     return _("It starts in a moment.") if ahead == 0 else place
+
+
+def _again(data: Mapping[str, Any]) -> str:
+    """Why an attempt is made again, and who pays for the one before."""
+    sentences = {
+        EndReason.CODE_FAILED: _(
+            "The last attempt ended with an error of the code. It is tried again, as you ordered."
+        ),
+        EndReason.OUT_OF_MEMORY: _("The last attempt ran out of memory. It is tried again, as you ordered."),
+        EndReason.HUNG: _("The last attempt hung. It is tried again, as you ordered."),
+    }
+    free = _("The platform lost the last attempt, which costs nothing. It is started again.")
+    return sentences.get(EndReason(str(data["reason"])), free) if data.get("reason") else free
+
+
+def _not_before(data: Mapping[str, Any]) -> str:
+    """Until when a retry waits, as the reader writes times."""
+    if not data.get("at"):
+        return ""
+    moment = timezone.localtime(datetime.fromisoformat(str(data["at"])))
+    return _("It waits until %(time)s, and then tries again.") % {"time": formats.time_format(moment, "H:i:s")}
 
 
 def _for_room(code: str, data: Mapping[str, Any], *, nodes: int, spec: str, place: str) -> str:
@@ -86,12 +199,12 @@ def event_sentence(kind: str, data: Mapping[str, Any]) -> str:
         return _("Charged %(amount)s; the rest of the hold was released.") % {
             "amount": money(int(data["total_minor"]), str(data["currency"]))
         }
+    failure = data.get("failure")
+    told = failure_sentence(failure) if failure else ""
     if data.get("retry"):
-        return _("The platform lost the attempt: %(detail)s It is started again, free of charge.") % {
-            "detail": data.get("detail", "")
-        }
+        return _joined(told, _again(data))
     if data.get("reason"):
-        return _joined(end_sentence(str(data["reason"])), str(data.get("detail", "")))
+        return _joined(end_sentence(str(data["reason"])), told)
     sentences = {
         "ordered": _("Ordered; the ceiling is held in the wallet."),
         "queued": _("Back in the queue: another run took the room first."),

@@ -11,6 +11,9 @@ from billing.models import Quote
 from billing.wording import basis_sentence
 from jobs import selectors
 from jobs.models import Job, Order, Product
+from jobs.resilience import MOST_RETRIES
+from jobs.states import OnHang
+from runtime.specs import Controller
 
 
 class ActivationSerializer(serializers.Serializer[Any]):
@@ -53,6 +56,19 @@ class QuoteRequestSerializer(serializers.Serializer[Any]):
     workers_per_node = serializers.IntegerField(min_value=1)
     max_seconds = serializers.IntegerField(required=False, help_text="The run is ended after this time.")
     ceiling_minor = serializers.IntegerField(required=False, help_text="The run is ended before it costs more.")
+    retries = serializers.IntegerField(
+        required=False, min_value=0, max_value=MOST_RETRIES, help_text="After a fault of the code; under one ceiling."
+    )
+    retry_backoff_seconds = serializers.IntegerField(
+        required=False, help_text="Before the first retry; doubled before each following."
+    )
+    on_hang = serializers.ChoiceField(list(OnHang), required=False)
+    min_nodes = serializers.IntegerField(
+        required=False, help_text="Elastic: with how few nodes it may start and go on; 0 means all."
+    )
+    controller = serializers.ChoiceField(list(Controller), required=False, help_text="`mpi` is for Horovod.")
+    collective_timeout_seconds = serializers.IntegerField(required=False, help_text="0: the framework's own.")
+    stall_check_seconds = serializers.IntegerField(required=False, help_text="Horovod's; 0: its own.")
 
 
 class QuoteSerializer(serializers.ModelSerializer[Quote]):
@@ -93,16 +109,33 @@ class ProgressSerializer(serializers.Serializer[Any]):
     eta_seconds = serializers.IntegerField(allow_null=True, help_text="Null where it can't be told.")
 
 
+class SpanSerializer(serializers.Serializer[Any]):
+    """A stretch with one number of nodes."""
+
+    nodes = serializers.IntegerField()
+    started_at = serializers.DateTimeField()
+    finished_at = serializers.DateTimeField()
+
+
 class AttemptSerializer(serializers.Serializer[Any]):
     """One try at a job."""
 
     number = serializers.IntegerField()
     reason = serializers.ChoiceField(Job.Reasons.choices, allow_blank=True)
     detail = serializers.CharField(allow_blank=True)
-    failure = serializers.DictField(allow_null=True, help_text="The first cause: node, rank, exit code, last lines.")
+    failure = serializers.DictField(
+        allow_null=True, help_text="The first cause: code, data, node, rank, exit code, last lines."
+    )
     claimed_at = serializers.DateTimeField()
     started_at = serializers.DateTimeField(allow_null=True)
     finished_at = serializers.DateTimeField(allow_null=True)
+    granted_nodes = serializers.IntegerField(help_text="Nodes it started with.")
+    spans = SpanSerializer(many=True, help_text="How many nodes ran when.")
+    restarts = serializers.IntegerField(help_text="Restarts of the ranks inside it, because a node was lost.")
+    progress_at = serializers.DateTimeField(allow_null=True, help_text="The last sign of progress.")
+    checkpoint_at = serializers.DateTimeField(allow_null=True, help_text="The newest checkpoint.")
+    lost_seconds = serializers.FloatField(allow_null=True, help_text="Work that the next attempt can't go on from.")
+    billed_seconds = serializers.FloatField(help_text="As if all nodes that were bought had run.")
 
 
 class JobSerializer(serializers.Serializer[Job]):
@@ -137,6 +170,14 @@ class JobSerializer(serializers.Serializer[Job]):
     nodes = serializers.IntegerField()
     workers_per_node = serializers.IntegerField()
     rerun_of = serializers.IntegerField(allow_null=True)
+    retries = serializers.IntegerField()
+    retry_backoff_seconds = serializers.IntegerField()
+    on_hang = serializers.ChoiceField(Job.HangPolicies.choices)
+    min_nodes = serializers.IntegerField()
+    controller = serializers.ChoiceField(Job.Controllers.choices)
+    collective_timeout_seconds = serializers.IntegerField()
+    stall_check_seconds = serializers.IntegerField()
+    not_before = serializers.DateTimeField(allow_null=True, help_text="A retry waits until then.")
 
     def to_representation(self, instance: Job) -> dict[str, Any]:
         """As `selectors.summary` has it, for pages, streams and API alike."""

@@ -27,6 +27,8 @@ class EndReason(enum.StrEnum):
     COMPLETED = "completed"
     CODE_FAILED = "code_failed"
     OUT_OF_MEMORY = "out_of_memory"
+    DISK_FULL = "disk_full"
+    HUNG = "hung"
     CANCELLED = "cancelled"
     TIME_LIMIT = "time_limit"
     NO_CAPACITY = "no_capacity"
@@ -64,6 +66,8 @@ END_STATE: dict[EndReason, JobState] = {
     EndReason.COMPLETED: JobState.SUCCEEDED,
     EndReason.CODE_FAILED: JobState.FAILED,
     EndReason.OUT_OF_MEMORY: JobState.FAILED,
+    EndReason.DISK_FULL: JobState.FAILED,
+    EndReason.HUNG: JobState.FAILED,
     EndReason.CANCELLED: JobState.CANCELLED,
     EndReason.TIME_LIMIT: JobState.FAILED,
     EndReason.NO_CAPACITY: JobState.FAILED,
@@ -76,13 +80,30 @@ BILLED: frozenset[EndReason] = frozenset(
         EndReason.COMPLETED,
         EndReason.CODE_FAILED,
         EndReason.OUT_OF_MEMORY,
+        EndReason.DISK_FULL,
+        EndReason.HUNG,
         EndReason.CANCELLED,
         EndReason.TIME_LIMIT,
     }
 )
-"""The time used is the customer's. Any other reason is the platform's fault, costs nothing and is retried free."""
+"""The time used is the customer's; of a hang, up to the last sign of progress.
+
+Any other reason is the platform's fault, costs nothing and is retried free.
+"""
 
 RETRIED: frozenset[EndReason] = frozenset(EndReason) - BILLED
+
+RETRIABLE: frozenset[EndReason] = frozenset({EndReason.CODE_FAILED, EndReason.OUT_OF_MEMORY, EndReason.HUNG})
+"""Faults of the code that may not come again: tried again as often as the order bought."""
+
+
+class OnHang(enum.StrEnum):
+    """What an order wants of a run that shows no sign of progress."""
+
+    STOP = "stop"
+    RETRY = "retry"
+    IGNORE = "ignore"
+    """It is not watched: the time it hangs is paid, up to the ceiling."""
 
 
 def may_follow(current: JobState, following: JobState) -> bool:

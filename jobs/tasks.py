@@ -20,6 +20,12 @@ def reconcile() -> None:
 
 
 @shared_task
+def forget_runs() -> None:
+    """Remove what runs left at the backend long ago."""
+    dispatch.forget_runs()
+
+
+@shared_task
 def stop_job(job_pk: int) -> None:
     """Stop a job's run."""
     dispatch.stop(job_pk=job_pk)

@@ -1,3 +1,4 @@
+import dataclasses
 import time
 from datetime import timedelta
 
@@ -181,6 +182,9 @@ def test_a_spec_that_cannot_run_ends_free_and_is_not_tried_again(customer, backe
     dispatch.dispatch_queue()
     job.refresh_from_db()
     assert (job.state, job.reason, job.detail) == ("failed", "platform_error", "The image is not built.")
+    assert selectors.summary(selectors.job_for(customer.organization, job.pk))["detail"] == (
+        "The image can't be used on this cluster now."
+    )
     assert Receipt.objects.get().total_minor == 0
     assert customer.wallet.held_minor == 0
 
@@ -240,7 +244,7 @@ def test_a_cluster_that_is_away_at_any_call_is_made_up_for(customer, backend, mo
         dispatch.reconcile_job(job_pk=job.pk)
     if moment == "stopping":
         orders.cancel_job(membership=customer.membership, job=job)
-    backend.submit(dispatch.run_spec(Attempt(job=job, number=9)))
+    backend.submit(dispatch.run_spec(Attempt(job=job, number=9, granted_nodes=job.nodes)))
 
     def away(*_arguments, **_options):
         raise BackendUnavailable("away")
@@ -345,9 +349,10 @@ def test_runs_that_no_row_knows_are_removed_and_strangers_left(customer, backend
     assert backend.names() == sorted(["bench-1", attempt.run_name])
 
 
-def test_a_run_that_outlived_its_attempt_is_stopped(customer, backend):
+@pytest.mark.parametrize("age", [timedelta(0), timedelta(hours=2), timedelta(days=90)], ids=str)
+def test_a_run_that_outlived_its_attempt_is_stopped(customer, backend, age):
     attempt = customer.started()
-    Attempt.objects.update(finished_at=timezone.now(), reason=EndReason.NODE_LOST)
+    Attempt.objects.update(finished_at=timezone.now() - age, reason=EndReason.NODE_LOST)
     dispatch.reconcile()
     assert backend.describe(attempt.run_name).phase is RunPhase.STOPPING
 
@@ -355,11 +360,27 @@ def test_a_run_that_outlived_its_attempt_is_stopped(customer, backend):
 def test_old_runs_are_forgotten(customer, backend):
     attempt = customer.started()
     customer.end(attempt, Outcome.COMPLETED)
-    dispatch.reconcile()
+    spec = backend.runs[attempt.run_name].spec
+    backend.submit(dataclasses.replace(spec, name="job-999999-1", checkpoint_key=""))
+    backend.end("job-999999-1", Outcome.COMPLETED)
+    dispatch.forget_runs()
     assert backend.names() == [attempt.run_name]
+    assert backend.checkpoints == {f"job-{attempt.job_id}"}
     Attempt.objects.update(finished_at=timezone.now() - dispatch.KEEP_RUNS - timedelta(seconds=1))
-    dispatch.reconcile()
+    backend.available = False
+    dispatch.forget_runs()
+    backend.available = True
+    assert backend.names() == [attempt.run_name]
+    dispatch.forget_runs()
     assert backend.names() == []
+    assert backend.checkpoints == set()
+
+
+def test_the_sweep_looks_at_no_run_that_has_ended(customer, backend, monkeypatch):
+    customer.end(customer.started(), Outcome.COMPLETED)
+    monkeypatch.setattr(backend, "describe", None)
+    monkeypatch.setattr(backend, "stop", None)
+    dispatch.reconcile()
 
 
 # --- Killed anywhere --------------------------------------------------------------------------------------------------

@@ -22,6 +22,11 @@ def lines(job):
     return {line["rule"]: line for line in receipt.lines}
 
 
+def quantities(job, rule):
+    receipt = Receipt.objects.get(hold__order__job=job)
+    return [float(line["quantity"]) for line in receipt.lines if line["rule"] == rule]
+
+
 def test_a_transition_that_somebody_overtook_writes_nothing(customer):
     job = customer.job()
     stale = Job.objects.get(pk=job.pk)
@@ -48,6 +53,7 @@ def test_nothing_follows_an_end(customer):
         (Outcome.COMPLETED, EndReason.COMPLETED),
         (Outcome.CODE_FAILED, EndReason.CODE_FAILED),
         (Outcome.OUT_OF_MEMORY, EndReason.OUT_OF_MEMORY),
+        (Outcome.DISK_FULL, EndReason.DISK_FULL),
         (Outcome.STOPPED, EndReason.CANCELLED),
         (Outcome.TIME_LIMIT, EndReason.TIME_LIMIT),
     ],
@@ -97,7 +103,8 @@ def test_a_platform_fault_is_retried_free_and_not_for_ever(customer, outcome):
     assert (job.state, job.reason) == (JobState.FAILED, lifecycle.REASON_OF[outcome])
     assert Receipt.objects.get().total_minor == 0
     assert lines(job)["platform_fault"]["amount_minor"] == 0
-    assert float(lines(job)["platform_fault"]["quantity"]) == pytest.approx(60 + 30 + (500 - 150), abs=0.2)
+    assert lines(job)["platform_fault"]["evidence"]["reason"] == lifecycle.REASON_OF[outcome]
+    assert quantities(job, "platform_fault") == pytest.approx([60, 30, 500 - 150], abs=0.2)
     assert customer.wallet.available_minor == 100_000
 
 
@@ -203,7 +210,7 @@ def test_the_meter_shows_the_cost_so_far_and_never_more_than_the_ceiling(custome
     hold.refresh_from_db()
     assert hold.metered_minor == pytest.approx(90, abs=1)
     customer.backend.start(attempt.run_name)
-    late = dataclasses.replace(customer.backend.describe(attempt.run_name), started_at=time.time() - 10**6)
+    late = dataclasses.replace(customer.backend.describe(attempt.run_name), started_at=time.time() - 10**6, spans=())
     lifecycle.observe(attempt=attempt, status=late)
     hold.refresh_from_db()
     assert hold.metered_minor == hold.amount_minor == attempt.job.order.quote.ceiling_minor

@@ -1,10 +1,20 @@
 import pytest
-from django.utils import translation
+from django.utils import timezone, translation
 
 from jobs import sentences
 from jobs.states import EndReason, JobState
+from runtime.specs import FailureCode
 
-CODES = ["", "capacity", "too_large", "reserved", "quota", "backend_unavailable", "retry", "something new"]
+CODES = ["", "capacity", "too_large", "reserved", "quota", "backend_unavailable", "retry", "backoff", "something new"]
+LOST = {
+    "message": "English.",
+    "code": "node_lost",
+    "data": {},
+    "node": 1,
+    "rank": None,
+    "exit_code": None,
+    "signal": "",
+}
 
 
 @pytest.mark.parametrize("language", ["en", "zh-hans"])
@@ -12,9 +22,9 @@ CODES = ["", "capacity", "too_large", "reserved", "quota", "backend_unavailable"
 def test_every_end_has_a_sentence_in_every_language(language, reason):
     with translation.override(language):
         assert sentences.end_sentence(reason).endswith((".", "。"))
-        told = sentences.event_sentence("failed", {"reason": reason, "detail": "Why."})
+        told = sentences.event_sentence("failed", {"reason": reason, "failure": LOST})
         assert told.startswith(sentences.end_sentence(reason))
-        assert told.endswith("Why.")
+        assert told.endswith(sentences.failure_sentence(LOST))
 
 
 def test_an_end_says_who_pays():
@@ -52,7 +62,46 @@ def test_every_event_has_a_sentence(kind):
 
 def test_events_of_money_and_of_a_retry():
     assert "$1.23" in sentences.event_sentence("settled", {"total_minor": 123, "currency": "USD"})
-    told = sentences.event_sentence("queued", {"retry": True, "reason": "node_lost", "detail": "Node 1 was lost."})
-    assert "Node 1 was lost." in told
-    assert "free of charge" in told
+    told = sentences.event_sentence("queued", {"retry": True, "reason": "node_lost", "failure": LOST})
+    assert "Node 1 was lost" in told
+    assert "costs nothing" in told
+    told = sentences.event_sentence("queued", {"retry": True, "reason": "hung", "failure": None})
+    assert told == "The last attempt hung. It is tried again, as you ordered."
     assert "another run took the room" in sentences.event_sentence("queued", {})
+
+
+@pytest.mark.parametrize("language", ["en", "zh-hans"])
+@pytest.mark.parametrize("code", [*FailureCode, *sentences.Cause])
+@pytest.mark.parametrize(
+    "data", [{}, {"limit_mib": 512, "limit": 100, "idle_seconds": 61.5}, {"field": "script", "free_mib": 3}], ids=str
+)
+def test_every_failure_has_a_sentence_that_no_row_keeps(language, code, data):
+    with translation.override(language):
+        told = sentences.failure_sentence(LOST | {"code": code, "data": data})
+        assert told.endswith((".", "。"))
+        assert "English" not in told
+        assert "%(" not in told
+
+
+def test_failures_name_rank_code_signal_and_limits():
+    tell = sentences.failure_sentence
+    rank = LOST | {"code": "rank_exited", "rank": 3}
+    assert tell(rank | {"exit_code": 7}) == "Rank 3 on node 1 exited with code 7."
+    assert tell(rank | {"signal": "SIGSEGV", "exit_code": None}) == "Rank 3 on node 1 was ended by SIGSEGV."
+    assert "512 MiB" in tell(LOST | {"code": "out_of_memory", "data": {"limit_mib": 512}})
+    assert "61 seconds" in tell(LOST | {"code": "hung", "data": {"idle_seconds": 61.5}})
+    assert "100" in tell(LOST | {"code": "too_many_processes", "data": {"limit": 100}})
+    assert "not by this run" in tell(LOST | {"code": "disk_full", "data": {"free_mib": 1}})
+    assert "Node 1 stopped answering" in tell(LOST | {"code": "node_silent"})
+
+
+def test_a_row_of_before_failures_had_codes_still_reads():
+    old = {"message": "Rank 0 ...", "node": 0, "rank": 0, "exit_code": 3, "signal": "", "last_lines": []}
+    assert sentences.failure_sentence(old) == "Rank 0 on node 0 exited with code 3."
+
+
+def test_a_retry_that_waits_says_until_when():
+    at = timezone.now().replace(hour=12, minute=30, second=5).isoformat()
+    told = sentences.waiting_sentence("backoff", {"reason": "code_failed", "at": at}, nodes=1, spec="Nano", ahead=0)
+    assert told.startswith("The last attempt ended with an error of the code. It is tried again, as you ordered.")
+    assert "until 12:30:05" in told

@@ -238,7 +238,7 @@ def test_who_read_less_does_not_move_the_reading_back(attempt, backend, monkeypa
 
 def test_a_run_that_is_not_there_is_nothing_new(customer, backend):
     job = customer.job()
-    attempt = Attempt.objects.create(job=job, number=1, backend="local", claimed_at=job.queued_at)
+    attempt = Attempt.objects.create(job=job, number=1, backend="local", granted_nodes=2, claimed_at=job.queued_at)
     assert telemetry.ingest(attempt=attempt) is False
 
 
