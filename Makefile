@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 PYTHON := $(BIN)/python
 STAMP := $(VENV)/.installed
 BASE_PYTHON := $(shell command -v python3.11 || command -v python3)
+IMAGES := pytorch horovod tensorflow
 PACKAGES := console billing storage jobs runtime
 # `make check` looks at the project as it is deployed: behind HTTPS.
 CHECKED := TRAINYARD_URL=https://trainyard.example.com
@@ -28,15 +29,19 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 .PHONY: up
-up: images ## Serve the console at http://127.0.0.1:8000 until Ctrl-C
+up: image ## Serve the console at http://127.0.0.1:8000 until Ctrl-C
 	@exec $(PYTHON) manage.py up
 
-.PHONY: images
-images: setup ## Build the image that demo and tests train in; once
+.PHONY: image
+image: setup
 	@$(PYTHON) manage.py build_image pytorch
 
+.PHONY: images
+images: setup ## Build the images that the tests train in, once (needs g++ for Horovod); IMAGES="pytorch" for some
+	@$(PYTHON) manage.py build_image $(IMAGES)
+
 .PHONY: demo
-demo: images ## Buy a training run through the API and watch it; ONCE=1 stops everything at the end
+demo: image ## Buy a training run through the API and watch it; ONCE=1 stops everything at the end
 	@exec $(PYTHON) manage.py demo $(if $(ONCE),--once)
 
 .PHONY: test

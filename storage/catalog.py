@@ -52,7 +52,18 @@ REFERENCE = re.compile(
 BUILTIN_IMAGES = (
     ("pytorch", "PyTorch", gettext_noop("PyTorch with torchvision and TensorBoard."), (Framework.PYTORCH,)),
     ("tensorflow", "TensorFlow", gettext_noop("TensorFlow with Keras and TensorBoard."), (Framework.TENSORFLOW,)),
-    ("horovod", "Horovod", gettext_noop("Horovod with PyTorch, over gloo."), (Framework.HOROVOD, Framework.PYTORCH)),
+    (
+        "horovod",
+        "Horovod",
+        gettext_noop("Horovod with PyTorch and torchvision, over Gloo or MPI."),
+        (Framework.HOROVOD, Framework.PYTORCH),
+    ),
+    (
+        "horovod-tensorflow",
+        "Horovod for TensorFlow",
+        gettext_noop("Horovod with TensorFlow, over Gloo or MPI."),
+        (Framework.HOROVOD, Framework.TENSORFLOW),
+    ),
 )
 KEPT_AFTER_DELETION = timedelta(days=7)
 """How long the bytes of what was deleted stay: longer than a run that still reads them may last."""

@@ -60,9 +60,9 @@ def test_images(client: APIClient, stranger: Membership) -> None:
     catalog.ensure_builtin_images()
     ImageFactory(name="theirs", organization=stranger.organization)
     answer = client.get("/api/v1/images/").json()
-    assert [image["name"] for image in answer["results"]] == ["horovod", "tensorflow", "pytorch"]
+    assert [image["name"] for image in answer["results"]] == ["horovod-tensorflow", "horovod", "tensorflow", "pytorch"]
     assert answer["next"] is None
-    assert answer["results"][2] == {
+    assert answer["results"][3] == {
         "name": "pytorch",
         "title": "PyTorch",
         "description": "PyTorch with torchvision and TensorBoard.",

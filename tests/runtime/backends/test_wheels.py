@@ -1,0 +1,123 @@
+"""A real compiler, a real pip and a small library in C++, offline: the way Horovod goes, in seconds."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import textwrap
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from runtime.backends import wheels
+from runtime.backends.recipes import Compilation, Section
+from runtime.backends.wheels import CompilerMissing
+
+# A build backend of a few lines. What the wrapper is to change: a flag gives the answer, another one no compiler knows,
+# and the file that does not compile is taken for an empty one.
+BACKEND = """
+    import os, subprocess, zipfile
+
+    def build_wheel(folder, config_settings=None, metadata_directory=None):
+        command = [os.environ["CXX"], "-DANSWER=1", "--nonsense", "-shared", "-fPIC", "-o", "answer.so"]
+        subprocess.run([*command, "answer.cc", "./broken.cc"], check=True)
+        name = f"answer-{os.environ['VERSION']}-py3-none-any.whl"
+        with zipfile.ZipFile(os.path.join(folder, name), "w") as wheel:
+            wheel.write("answer.so")
+            info, version = f"answer-{os.environ['VERSION']}.dist-info", os.environ["VERSION"]
+            wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\\nName: answer\\nVersion: {version}\\n")
+            wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+            wheel.writestr(f"{info}/RECORD", "")
+        return name
+"""
+SOURCE = 'extern "C" int answer() { return ANSWER * 10 + ADDED; }\n'
+
+
+class Shell:
+    """Runs commands as the builder does, and remembers them."""
+
+    def __init__(self) -> None:
+        self.commands: list[list[str]] = []
+
+    def __call__(self, command: list[str], environment: Mapping[str, str]) -> str:
+        self.commands.append(command)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env={**os.environ, **environment}, timeout=300
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    @property
+    def compilations(self) -> int:
+        return sum("wheel" in command for command in self.commands)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "trainyard" / "wheels"
+
+
+@pytest.fixture
+def section(tmp_path: Path) -> Section:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    )
+    (source / "backend.py").write_text(textwrap.dedent(BACKEND))
+    (source / "answer.cc").write_text(SOURCE)
+    (source / "broken.cc").write_text("#include <no_such_header.h>\n")
+    flags = (("-DANSWER=1", "-DANSWER=42"), ("--nonsense", ""), ("", "-DADDED=7"))
+    compilation = Compilation(environment=(("VERSION", "1"),), flags=flags, empty=("broken.cc",))
+    return Section(("--no-build-isolation",), (str(source),), compilation)
+
+
+def compile_it(section: Section, shell: Shell) -> list[str]:
+    return wheels.compiled(section, Path(sys.executable), run=shell, step=lambda _text: None)
+
+
+def test_a_wheel_is_compiled_by_the_wrapper_once_and_then_taken_from_the_cache(
+    section: Section, cache: Path, tmp_path: Path
+) -> None:
+    shell = Shell()
+    (wheel,) = compile_it(section, shell)
+    assert Path(wheel).is_relative_to(cache)
+    assert compile_it(section, shell) == [wheel]
+    assert shell.compilations == 1
+    assert [path.name for path in cache.iterdir()] == [Path(wheel).parent.name], "nothing else is left there"
+
+    with zipfile.ZipFile(wheel) as archive:
+        library = archive.extract("answer.so", tmp_path)
+    assert ctypes.CDLL(library).answer() == 427
+
+
+def test_another_recipe_is_another_wheel(section: Section, cache: Path) -> None:
+    shell = Shell()
+    compile_it(section, shell)
+    assert section.compilation is not None
+    other = section._replace(compilation=section.compilation._replace(environment=(("VERSION", "2"),)))
+    compile_it(other, shell)
+    assert shell.compilations == 2
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_a_compilation_that_fails_leaves_nothing_in_the_cache(section: Section, cache: Path) -> None:
+    assert section.compilation is not None
+    broken = section._replace(compilation=section.compilation._replace(empty=()))
+    with pytest.raises(AssertionError, match=r"no_such_header\.h"):
+        compile_it(broken, Shell())
+    assert list(cache.iterdir()) == []
+
+
+def test_without_a_compiler_the_sentence_says_what_to_install(
+    section: Section, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CompilerMissing, match=r"g\+\+ and make must be installed .* apt-get install g\+\+ make"):
+        compile_it(section, Shell())
+    assert not cache.exists()
