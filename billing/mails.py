@@ -31,11 +31,13 @@ def send_due() -> int:
     sent = 0
     alerts = BudgetAlert.objects.filter(mailed_at=None).select_related("budget__organization", "budget__user")
     for alert in alerts:
-        sent += deliver(alerts.filter(pk=alert.pk), *_budget_mail(alert))
+        sent += deliver(BudgetAlert.objects.filter(pk=alert.pk), *_budget_mail(alert))
     warnings = BalanceWarning.objects.filter(mailed_at=None).select_related("account__organization")
     for warning in warnings:
         if warning.account.organization is not None:
-            sent += deliver(warnings.filter(pk=warning.pk), *_balance_mail(warning, warning.account.organization))
+            sent += deliver(
+                BalanceWarning.objects.filter(pk=warning.pk), *_balance_mail(warning, warning.account.organization)
+            )
     return sent
 
 

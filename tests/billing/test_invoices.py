@@ -1,0 +1,440 @@
+"""Invoices: numbers, lines, tax, credit notes, and what the database refuses; on PostgreSQL."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+from django.utils import timezone
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from billing import charges, credit, invoices, ledger
+from billing.errors import InvoiceRefused
+from billing.models import (
+    Account,
+    BillingDetails,
+    BillingPolicy,
+    CreditGrant,
+    Invoice,
+    InvoiceLine,
+    InvoiceSeries,
+    Receipt,
+    Transaction,
+)
+from billing.pricing import Usage
+from billing.taxes import Tax
+from console.accounts.errors import NotFound
+from tests.factories.accounts import MembershipFactory
+from tests.factories.billing import book, quote, wallet
+from tests.racing import raised, together
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def account() -> Account:
+    """A wallet with 10,000; nodes cost 360 an hour: 1 for 10 seconds."""
+    book()
+    return wallet(balance_minor=10_000)
+
+
+def run(account: Account, amount: int, title: str = "#1 train.py") -> Receipt:
+    made = quote(account, seconds=max(amount, 1) * 10)
+    hold = charges.hold(quote=made, reference=f"order:{made.pk}")
+    return charges.settle(hold=hold, usage=Usage(amount * 10, completed=True), title=title)
+
+
+def give(account: Account, amount: int) -> None:
+    lot = CreditGrant(organization=account.organization, amount_minor=amount, reason="A test")
+    credit.grant(credit=lot, user=None, account=account)
+
+
+def issue(account: Account, **options) -> Invoice:
+    invoice = invoices.issue(organization=account.organization, **options)
+    assert invoice is not None
+    check_now()
+    return invoice
+
+
+def check_now() -> None:
+    """Deferred triggers wait for a commit that a test never makes."""
+    with connection.cursor() as cursor:
+        cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        cursor.execute("SET CONSTRAINTS ALL DEFERRED")
+
+
+def figures(invoice: Invoice) -> tuple[int, int, int, int]:
+    return invoice.subtotal_minor, invoice.credits_minor, invoice.tax_minor, invoice.total_minor
+
+
+def balance(kind: Account.Kinds, owner: Account | None = None) -> int:
+    organization = owner.organization if owner else None
+    found = Account.objects.filter(organization=organization, kind=kind).first()
+    return found.posted_minor if found else 0
+
+
+def test_an_invoice_has_a_line_for_every_receipt(account):
+    first, free, second = run(account, 300, "#1 a.py"), run(account, 0, "#2 b.py"), run(account, 200, "#3 c.py")
+    invoice = issue(account)
+    assert figures(invoice) == (500, 0, 0, 500)
+    lines = [(line.position, line.receipt, line.title, line.amount_minor) for line in invoice.lines.all()]
+    assert lines == [(1, first, "#1 a.py", 300), (2, free, "#2 b.py", 0), (3, second, "#3 c.py", 200)]
+    assert invoice.lines.first().receipt_lines == first.lines
+
+
+def test_a_receipt_stands_on_one_invoice(account):
+    run(account, 300)
+    issue(account)
+    assert invoices.issue(organization=account.organization) is None
+    run(account, 100)
+    assert issue(account).subtotal_minor == 100
+
+
+def test_nothing_charged_is_nothing_to_invoice(account):
+    run(account, 0)
+    assert invoices.issue(organization=account.organization) is None
+    assert not Invoice.objects.exists()
+    assert InvoiceSeries.objects.get().last == 0
+
+
+def test_numbers_have_no_gap_and_are_the_installations(account):
+    BillingPolicy.objects.create(invoice_prefix="TY-")
+    other = wallet(balance_minor=1000)
+    for each in (account, other, account):
+        run(each, 10)
+        issue(each)
+    assert [invoice.number for invoice in Invoice.objects.order_by("pk")] == ["TY-000001", "TY-000002", "TY-000003"]
+
+
+def test_a_number_that_was_not_used_is_used_by_the_next(account):
+    run(account, 10)
+
+    def fail_late() -> None:
+        with transaction.atomic():
+            invoices.issue(organization=account.organization)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_late()
+    assert issue(account).sequence == 1
+
+
+def test_monthly(account):
+    month = timezone.localtime().replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    late, now = run(account, 300), run(account, 200)
+    check_now()
+    with connection.cursor() as cursor:  # receipts are append-only, but for this test's clock
+        cursor.execute("SET LOCAL session_replication_role = replica")
+        Receipt.objects.filter(pk=late.pk).update(created_at=month - timedelta(seconds=1))
+        cursor.execute("SET LOCAL session_replication_role = origin")
+    (invoice,) = invoices.issue_due()
+    check_now()
+    assert [line.receipt for line in invoice.lines.all()] == [late]
+    assert invoice.period_end == (month - timedelta(days=1)).date()
+    assert invoice.period_start == invoice.period_end
+    assert invoices.issue_due() == []
+    assert [line.receipt for line in issue(account).lines.all()] == [now]
+
+
+def test_the_month_is_over_for_each_organization(account):
+    others = [wallet(balance_minor=1000) for _ in range(2)]
+    for each in (account, *others):
+        run(each, 10)
+    assert invoices.issue_due() == []
+
+
+def test_credit_is_taken_off(account):
+    give(account, 120)
+    run(account, 100)
+    run(account, 100)
+    invoice = issue(account)
+    assert figures(invoice) == (200, -120, 0, 80)
+    assert [line.credit_minor for line in invoice.lines.all()] == [-100, -20]
+
+
+# Tax
+
+
+@pytest.mark.parametrize(
+    ("percent", "inclusive", "taxable", "due"),
+    [
+        ("19", True, 119, 19),
+        ("19", False, 100, 19),
+        ("19", False, 50, 10),  # 9.5
+        ("7.5", False, 20, 2),  # 1.5
+        ("0", True, 100, 0),
+        ("25", True, 10, 2),
+        ("8.875", False, 400, 36),  # 35.5
+        ("100", True, 1, 1),  # 0.5
+    ],
+)
+def test_the_tax_of_an_amount(percent, inclusive, taxable, due):
+    assert Tax("VAT", Decimal(percent), inclusive).of(taxable) == due
+
+
+@pytest.mark.parametrize(
+    ("inclusive", "expected", "wallet_left", "revenue"),
+    [(True, (1190, 0, 190, 1190), 8810, 1000), (False, (1190, 0, 226, 1416), 8584, 1190)],
+)
+def test_tax_in_prices_or_on_top(account, inclusive, expected, wallet_left, revenue):
+    BillingPolicy.objects.create(tax_percent=Decimal(19), tax_inclusive=inclusive)
+    run(account, 1190)
+    invoice = issue(account)
+    assert figures(invoice) == expected
+    account.refresh_from_db()
+    assert account.posted_minor == wallet_left
+    assert (balance(Account.Kinds.REVENUE), balance(Account.Kinds.TAX)) == (revenue, expected[2])
+    assert invoice.net_minor == revenue
+
+
+def test_tax_on_top_that_the_wallet_does_not_hold_is_owed(account):
+    BillingPolicy.objects.create(tax_percent=Decimal(10), tax_inclusive=False)
+    run(account, 9950)
+    give(account, 500)
+    issue(account)
+    account.refresh_from_db()
+    # the 50 that were paid in are taken; credit pays no tax
+    assert (account.posted_minor, balance(Account.Kinds.RECEIVABLE, account)) == (500, -945)
+    assert balance(Account.Kinds.TAX) == 995
+
+
+def test_an_organizations_own_tax(account):
+    BillingPolicy.objects.create(tax_percent=Decimal(19), seller_name="Trains Ltd", seller_tax_id="GB1")
+    BillingDetails.objects.create(
+        organization=account.organization, name="Kunde GmbH", tax_percent=Decimal(0), tax_note="Reverse charge"
+    )
+    run(account, 100)
+    invoice = issue(account)
+    assert invoice.tax_minor == 0
+    assert invoice.customer["name"] == "Kunde GmbH"
+    assert invoice.customer["tax_note"] == "Reverse charge"
+    assert invoice.seller["name"] == "Trains Ltd"
+
+
+@settings(max_examples=200)
+@given(
+    amounts=st.lists(st.integers(0, 10**7), min_size=1, max_size=4),
+    percent=st.decimals(0, 100, places=3),
+    inclusive=st.booleans(),
+    shares=st.lists(st.integers(0, 100), min_size=4, max_size=4),
+)
+def test_notes_give_back_all_of_the_tax_and_never_more(amounts, percent, inclusive, shares):
+    """However a whole invoice is given back in parts, the taxes given back sum to its tax. Pure."""
+    tax = Tax("VAT", percent, inclusive)
+    whole = sum(amounts)
+    left, given_back = whole, 0
+    for share in [*shares, 100]:
+        part = left * share // 100
+        back = tax.of(whole) - given_back - tax.of(left - part)
+        assert back >= 0
+        given_back, left = given_back + back, left - part
+    assert (left, given_back) == (0, tax.of(whole))
+
+
+# Credit notes
+
+
+def test_a_credit_note_gives_the_money_back(account):
+    BillingPolicy.objects.create(tax_percent=Decimal(19), note_prefix="G-")
+    member = MembershipFactory(organization=account.organization)
+    run(account, 119)
+    run(account, 238)
+    invoice = issue(account)
+    first, second = invoice.lines.all()
+    note = invoices.correct(invoice=invoice, amounts={second.pk: 119}, reason="It was our fault", user=member.user)
+    check_now()
+    assert (note.number, figures(note)) == ("G-000001", (-119, 0, -19, -119))
+    account.refresh_from_db()
+    assert account.posted_minor == 10_000 - 357 + 119
+    assert (balance(Account.Kinds.REVENUE), balance(Account.Kinds.TAX)) == (200, 38)
+    assert invoices.correctable(invoice) == [(first, 119), (second, 119)]
+    rest = invoices.correct(invoice=invoice, amounts={first.pk: 119, second.pk: 119}, reason="All of it", user=None)
+    check_now()
+    assert figures(rest) == (-238, 0, -38, -238)
+    account.refresh_from_db()
+    assert account.posted_minor == 10_000
+    assert (balance(Account.Kinds.REVENUE), balance(Account.Kinds.TAX)) == (0, 0)
+
+
+def test_what_credit_paid_comes_back_as_credit_and_last(account):
+    give(account, 60)
+    run(account, 100)
+    invoice = issue(account)
+    (line,) = invoice.lines.all()
+    note = invoices.correct(invoice=invoice, amounts={line.pk: 70}, reason="A fault", user=None)
+    check_now()
+    assert figures(note) == (-70, 30, 0, -40)
+    account.refresh_from_db()
+    assert (account.posted_minor, credit.credit_minor(account), credit.paid_minor(account)) == (10_030, 30, 10_000)
+    last = invoices.correct(invoice=invoice, amounts={line.pk: 30}, reason="The rest", user=None)
+    check_now()
+    assert figures(last) == (-30, 30, 0, 0)
+    account.refresh_from_db()
+    assert (account.posted_minor, credit.credit_minor(account)) == (10_060, 60)
+
+
+def test_tax_on_top_comes_back_in_step(account):
+    BillingPolicy.objects.create(tax_percent=Decimal("7.5"), tax_inclusive=False)
+    run(account, 33)
+    invoice = issue(account)
+    (line,) = invoice.lines.all()
+    for _ in range(3):
+        invoices.correct(invoice=invoice, amounts={line.pk: 11}, reason="A fault", user=None)
+        check_now()
+    account.refresh_from_db()
+    assert account.posted_minor == 10_000
+    assert (balance(Account.Kinds.REVENUE), balance(Account.Kinds.TAX)) == (0, 0)
+
+
+@pytest.mark.parametrize("amount", [0, -1, 101])
+def test_more_than_was_charged_is_not_given_back(account, amount):
+    run(account, 100)
+    invoice = issue(account)
+    (line,) = invoice.lines.all()
+    with pytest.raises(InvoiceRefused):
+        invoices.correct(invoice=invoice, amounts={line.pk: amount}, reason="A fault", user=None)
+    assert Invoice.objects.count() == 1
+    assert InvoiceSeries.objects.filter(kind="note", last__gt=0).count() == 0
+
+
+def test_a_note_needs_a_reason_lines_of_its_invoice_and_an_invoice(account):
+    run(account, 100)
+    invoice = issue(account)
+    run(account, 100)
+    other = issue(account)
+    (line,), (foreign,) = invoice.lines.all(), other.lines.all()
+    with pytest.raises(InvoiceRefused):
+        invoices.correct(invoice=invoice, amounts={line.pk: 1}, reason=" ", user=None)
+    with pytest.raises(InvoiceRefused):
+        invoices.correct(invoice=invoice, amounts={foreign.pk: 1}, reason="A fault", user=None)
+    note = invoices.correct(invoice=invoice, amounts={line.pk: 1}, reason="A fault", user=None)
+    with pytest.raises(InvoiceRefused):
+        invoices.correct(invoice=note, amounts={note.lines.get().pk: 1}, reason="A fault", user=None)
+
+
+# Two at once
+
+
+@pytest.mark.django_db(transaction=True)
+def test_asked_for_at_once_it_is_written_once(account):
+    other = wallet(balance_minor=1000)
+    for each in (account, other):
+        run(each, 100)
+    calls = [lambda each=each: invoices.issue(organization=each.organization) for each in (account, other)] * 3
+    outcomes = together(*calls)
+    assert not raised(outcomes)
+    assert sum(invoice is not None for invoice in outcomes) == 2
+    assert sorted(Invoice.objects.values_list("sequence", flat=True)) == [1, 2]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_line_is_given_back_once(account):
+    run(account, 100)
+    invoice = invoices.issue(organization=account.organization)
+    (line,) = invoice.lines.all()
+    correct = lambda: invoices.correct(invoice=invoice, amounts={line.pk: 100}, reason="A fault", user=None)  # noqa: E731
+    assert [type(error) for error in raised(together(correct, correct, correct))] == [InvoiceRefused] * 2
+    account.refresh_from_db()
+    assert account.posted_minor == 10_000
+
+
+# What the database refuses
+
+
+@pytest.mark.parametrize("model", [Invoice, InvoiceLine])
+@pytest.mark.parametrize("change", ["update", "delete"])
+def test_what_is_written_stays(account, model, change):
+    run(account, 100)
+    issue(account)
+    rows = model.objects.all()
+    acts = {
+        "update": lambda: rows.update(**{"number" if model is Invoice else "title": "x"}),
+        "delete": lambda: rows._raw_delete(rows.db),
+    }
+    with pytest.raises(IntegrityError, match="append-only"), transaction.atomic():
+        acts[change]()
+
+
+def write(*rows: Invoice | InvoiceLine) -> None:
+    with transaction.atomic():
+        for row in rows:
+            row.save()
+        check_now()
+
+
+def copy_of(invoice: Invoice, **changes) -> Invoice:
+    values = {field.name: getattr(invoice, field.name) for field in Invoice._meta.fields if field.name != "id"}
+    values |= {"sequence": invoice.sequence + 1, "number": "another"} | changes
+    return Invoice(**values)
+
+
+@pytest.mark.parametrize(
+    ("changes", "refusal"),
+    [
+        ({}, "does not equal its lines"),
+        ({"subtotal_minor": 99, "total_minor": 99}, "does not equal its lines"),
+        ({"sequence": 7, "line_count": 1}, "does not equal its lines|number before"),
+        ({"total_minor": 99}, "invoice_adds_up"),
+        ({"sequence": 1}, "one_invoice_of_a_number"),
+    ],
+)
+def test_an_invoice_that_is_not_its_lines(account, changes, refusal):
+    run(account, 100)
+    invoice = issue(account)
+    with pytest.raises(IntegrityError, match=refusal):
+        write(copy_of(invoice, **changes))
+
+
+def test_a_line_that_is_not_its_receipt_a_gap_and_a_wrong_tax(account):
+    for changes, amount, refusal in [
+        ({"sequence": 2}, 100, "number before"),
+        ({"tax_minor": 1}, 100, "The tax of"),
+        ({"subtotal_minor": 99, "total_minor": 99}, 99, "not its receipt"),
+    ]:
+        receipt = run(account, 100)
+        base = Invoice(
+            kind="invoice", sequence=1, number="x", organization=account.organization, currency="USD",
+            period_start=timezone.localdate(), period_end=timezone.localdate(), seller={}, customer={}, tax_name="",
+            tax_percent=Decimal(0), tax_inclusive=True, line_count=1, subtotal_minor=100, credits_minor=0, tax_minor=0,
+            total_minor=100, issued_at=timezone.now(),
+        )  # fmt: skip
+        for name, value in changes.items():
+            setattr(base, name, value)
+        line = InvoiceLine(invoice=base, position=1, receipt=receipt, title="x", amount_minor=amount, credit_minor=0)
+        with pytest.raises(IntegrityError, match=refusal):
+            write(base, line)
+
+
+def test_no_line_comes_later(account):
+    run(account, 100)
+    invoice = issue(account)
+    later = run(account, 0)
+    with pytest.raises(IntegrityError, match="no place"), transaction.atomic():
+        InvoiceLine.objects.create(
+            invoice=invoice, position=2, receipt=later, title="x", amount_minor=0, credit_minor=0
+        )
+
+
+def test_another_organization_sees_nothing_of_it(account, stranger):
+    run(account, 100)
+    invoice = issue(account)
+    assert invoices.invoice_for(account.organization, invoice.pk) == invoice
+    with pytest.raises(NotFound):
+        invoices.invoice_for(stranger.organization, invoice.pk)
+    assert invoices.uninvoiced_minor(account.organization) == 0
+    run(account, 5)
+    assert invoices.uninvoiced_minor(account.organization) == 5
+
+
+def test_every_posting_of_an_invoice_has_one_reference(account):
+    BillingPolicy.objects.create(tax_percent=Decimal(19))
+    run(account, 119)
+    invoice = issue(account)
+    (line,) = invoice.lines.all()
+    invoices.correct(invoice=invoice, amounts={line.pk: 119}, reason="A fault", user=None)
+    kinds = Transaction.objects.exclude(kind__in=["charge", "top-up"]).order_by("pk")
+    assert [row.reference for row in kinds] == ["tax:invoice:1", "credit-note:1"]
+    assert ledger.platform_account(Account.Kinds.TAX, "USD").posted_minor == 0
