@@ -17,7 +17,7 @@ if "TF_CONFIG" in os.environ:
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.constant(rank + 1.0))
 
     total = float(strategy.run(tf.function(give)))
-elif "HOROVOD_RANK" in os.environ or "OMPI_COMM_WORLD_RANK" in os.environ:
+elif "HOROVOD_CONTROLLER" in os.environ:
     try:
         import horovod.torch as hvd
         from torch import tensor

@@ -1,0 +1,233 @@
+"""What the customer's code sees (design.md, section 5): in every framework, on every shape, from inside real runs.
+
+The script says what it sees and then does a real collective of its framework, so that a variable which is there but
+wrong fails too. The table of names and meanings below is the public contract, written down a second time on purpose.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from runtime.specs import Controller, Framework, Image, Mount, Outcome, Resources, RunSpec
+from tests.runtime.images_of_ours import use_image
+
+if TYPE_CHECKING:
+    from tests.runtime.conftest import Yard
+
+SHOW = """
+    import argparse, json, os, sys
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--depth", type=int)
+    parser.add_argument("--local_rank", type=int)
+    given = parser.parse_args()
+    seen = {
+        "environment": dict(os.environ),
+        "argv": sys.argv,
+        "cwd": os.getcwd(),
+        "path": sys.path[0],
+        "local_rank": given.local_rank,
+        "dataset": open(os.path.join(os.environ["DATASETS_PATH"], "digits", "three.txt")).read(),
+        "writable": sorted(
+            name
+            for name in ("WORKSPACE", "RUN_DIR", "CHECKPOINT_DIR", "TENSORBOARD_LOGDIR", "DATASETS_PATH")
+            if os.access(os.environ[name], os.W_OK)
+        ),
+    }
+"""
+COLLECTIVES = {
+    "pytorch": """
+    import torch, torch.distributed as dist
+    dist.init_process_group(os.environ["BACKEND"], init_method="env://")
+    given = torch.tensor([dist.get_rank() + 1.0])
+    dist.all_reduce(given)
+    seen["framework"] = [dist.get_rank(), dist.get_world_size(), given.item()]
+    dist.destroy_process_group()
+    """,
+    "horovod": """
+    import torch, horovod.torch as hvd
+    hvd.init()
+    total = hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum)
+    seen["framework"] = [hvd.rank(), hvd.size(), total.item()]
+    seen["horovod"] = [hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(), hvd.mpi_enabled()]
+    """,
+    "tensorflow": """
+    import tensorflow as tf
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    rank = strategy.cluster_resolver.task_id
+    def give():
+        context = tf.distribute.get_replica_context()
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.constant(rank + 1.0))
+    seen["framework"] = [rank, strategy.num_replicas_in_sync, float(strategy.run(tf.function(give)))]
+    """,
+}
+TELL = """
+    print("SEEN " + json.dumps(seen), flush=True)
+"""
+BASE = {"PATH", "HOME", "USER", "LOGNAME", "LANG", "CUDA_VISIBLE_DEVICES", "SSL_CERT_FILE"}
+"""What a process of the sandbox has besides: nothing of the host."""
+# What mpirun and the libraries that it starts tell their processes; it differs from version to version.
+OF_MPI = re.compile(r"^(OMPI|OPAL|ORTE|PMIX|PRTE|PMI|HWLOC|IPATH|PSM[23]|HFI|NCCL|UCX|TMPDIR|PWD|SHLVL|OLDPWD|_)")
+PORTS = ("MASTER_PORT", "HOROVOD_GLOO_RENDEZVOUS_PORT")
+
+
+class Case(NamedTuple):
+    """A framework as it is sold."""
+
+    framework: str
+    controller: Controller = Controller.GLOO
+
+    @property
+    def backend(self) -> str:
+        return "mpi" if self.controller is Controller.MPI else "gloo"
+
+
+CASES = [Case("pytorch"), Case("horovod"), Case("horovod", Controller.MPI), Case("tensorflow")]
+
+
+def contract(case: Case, nodes: int, workers: int, rank: int) -> dict[str, str]:
+    """Section 5 of design.md for one rank of the run below, but for ports."""
+    node, local_rank = divmod(rank, workers)
+    everywhere = {
+        "DATASETS_PATH": "/datasets",
+        "DATASETS": "letters,digits",
+        "WORKSPACE": "/workspace",
+        "EPOCHS": "7",
+        "LR": "0.050",
+        "BATCH_SIZE": "48",
+        "BACKEND": case.backend,
+        "MASTER_ADDR": "127.0.0.1",
+        "WORLD_SIZE": str(nodes * workers),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "NODE_RANK": str(node),
+        "WORKER_PER_NODE": str(workers),
+        "OMP_NUM_THREADS": "1",
+        "RUN_DIR": "/trainyard/run",
+        "CHECKPOINT_DIR": "/trainyard/checkpoints",
+        "TENSORBOARD_LOGDIR": "/trainyard/run/tensorboard",
+        "METRICS_FILE": "/trainyard/run/metrics.jsonl",
+        "RESTART_COUNT": "2",
+    }
+    torchrun = {
+        "LOCAL_WORLD_SIZE": str(workers),
+        "GROUP_RANK": str(node),
+        "GROUP_WORLD_SIZE": str(nodes),
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(nodes * workers),
+        "TORCHELASTIC_RUN_ID": "job-1-3",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+    }
+    horovod = {
+        "HOROVOD_RANK": str(rank),
+        "HOROVOD_SIZE": str(nodes * workers),
+        "HOROVOD_LOCAL_RANK": str(local_rank),
+        "HOROVOD_LOCAL_SIZE": str(workers),
+        "HOROVOD_CROSS_RANK": str(node),
+        "HOROVOD_CROSS_SIZE": str(nodes),
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+    }
+    mpi = {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
+    own = {
+        Case("pytorch"): torchrun,
+        Case("horovod"): {**torchrun, **horovod},
+        Case("horovod", Controller.MPI): {**torchrun, **mpi},
+        Case("tensorflow"): {},
+    }
+    return {**everywhere, **own[case]}
+
+
+def without_ports(environment: dict[str, str]) -> dict[str, Any]:
+    """The same with every port as 0, as `Backend.environment` tells them."""
+    told: dict[str, Any] = {name: "0" if name in PORTS else value for name, value in environment.items()}
+    if "TF_CONFIG" in told:
+        config = json.loads(told["TF_CONFIG"])
+        config["cluster"]["worker"] = [worker.rpartition(":")[0] + ":0" for worker in config["cluster"]["worker"]]
+        told["TF_CONFIG"] = config
+    return told
+
+
+def spec_of(yard: Yard, case: Case, nodes: int, workers: int) -> RunSpec:
+    letters = yard.folder / "letters"
+    letters.mkdir()
+    (yard.dataset / "three.txt").write_text("3")
+    return yard.spec(
+        SHOW + COLLECTIVES[case.framework] + TELL,
+        name="job-1-3",
+        framework=Framework(case.framework),
+        image=Image(builtin=case.framework),
+        nodes=nodes,
+        workers_per_node=workers,
+        resources=Resources(cpus=1, memory_mib=4096),
+        arguments=("--depth", "3"),
+        epochs=7,
+        lr="0.050",
+        batch_size=48,
+        restart_count=2,
+        deadline_seconds=180,
+        controller=case.controller,
+        datasets=("letters", "digits"),
+        mounts=(
+            Mount(str(yard.workspace), "/workspace", read_only=False),
+            Mount(str(letters), "/datasets/letters"),
+            Mount(str(yard.dataset), "/datasets/digits"),
+        ),
+    )
+
+
+def seen_by(yard: Yard, rank: int) -> dict[str, Any]:
+    lines = [line for line in yard.log(rank, "job-1-3").splitlines() if line.startswith("SEEN ")]
+    assert len(lines) == 1, yard.all_logs("job-1-3")
+    seen: dict[str, Any] = json.loads(lines[0].removeprefix("SEEN "))
+    return seen
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_the_contract(yard: Yard, case: Case, nodes: int, workers: int) -> None:
+    use_image(yard, case.framework)
+    spec = spec_of(yard, case, nodes, workers)
+    yard.backend.submit(spec)
+    status = yard.wait(spec.name, lambda status: status.outcome is not None, seconds=200)
+    assert status.outcome is Outcome.COMPLETED, yard.all_logs(spec.name)
+
+    size = nodes * workers
+    everyone = [seen_by(yard, rank) for rank in range(size)]
+    for rank, seen in enumerate(everyone):
+        node, local_rank = divmod(rank, workers)
+        environment = seen["environment"]
+        expected = contract(case, nodes, workers, rank)
+        assert {name: environment.get(name) for name in expected} == expected
+        assert seen["framework"] == [rank, size, size * (size + 1) / 2]
+        if case.framework == "horovod":
+            assert seen["horovod"] == [local_rank, workers, node, nodes, case.controller is Controller.MPI]
+        assert seen["argv"] == ["/workspace/train.py", "--depth", "3", f"--local_rank={local_rank}"]
+        assert seen["local_rank"] == local_rank
+        assert seen["cwd"] == seen["path"] == "/workspace"
+        assert seen["dataset"] == "3"
+        assert seen["writable"] == ["CHECKPOINT_DIR", "RUN_DIR", "TENSORBOARD_LOGDIR", "WORKSPACE"]
+
+        told = without_ports(yard.backend.environment(spec, rank))
+        besides = {name: value for name, value in without_ports(environment).items() if name not in BASE}
+        if case.controller is Controller.MPI:
+            besides = {name: value for name, value in besides.items() if name in told or not OF_MPI.match(name)}
+        assert besides == told, "the backend tells what a rank will see, and a rank sees nothing else"
+        assert expected.keys() <= told.keys()
+
+    for name in PORTS:
+        assert len({seen["environment"].get(name) for seen in everyone}) == 1, "all ranks must meet at one port"
+    if case.framework == "tensorflow":
+        configs = [json.loads(seen["environment"]["TF_CONFIG"]) for seen in everyone]
+        workers_told = configs[0]["cluster"]["worker"]
+        assert len(set(workers_told)) == len(workers_told) == size, "a port for every process"
+        for rank, config in enumerate(configs):
+            assert config["cluster"] == {"worker": workers_told}
+            assert config["task"] == {"type": "worker", "index": rank}
