@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from decimal import Decimal
 from fractions import Fraction
 from math import floor
@@ -20,7 +21,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from billing import charges, gateway, payments, pricebooks
+from billing import charges, credit, gateway, payments, pricebooks
 from billing.errors import InsufficientFunds
 from billing.models import CreditGrant, Hold, Quote, Receipt, TopUp
 from billing.pricing import Usage
@@ -30,7 +31,7 @@ from console.accounts.models import Membership
 from jobs import activation, backend, catalogue, dispatch, orders
 from jobs.errors import AlreadyEnded, IdempotencyConflict, StaleTransition
 from jobs.models import Attempt, Job, Order
-from jobs.states import BILLED, EndReason, JobState
+from jobs.states import BILLED, EndReason, JobState, OnHang
 from runtime.specs import Outcome, RunPhase
 from storage.models import Workspace
 from storage.selectors import workspace_folder
@@ -97,6 +98,18 @@ BROKEN_BOOKS = {
 }
 
 
+def node_seconds(attempt: Attempt) -> Fraction:
+    """Of an attempt that is paid: each node's time, and nothing after the last sign of progress of one that hung."""
+    last = attempt.finished_at.timestamp()
+    if attempt.reason == EndReason.HUNG:
+        last = min(last, attempt.progress_at.timestamp())
+    total = Fraction(0)
+    for span in attempt.spans:
+        began, ended = (datetime.fromtimestamp(at, UTC) for at in (span["started_at"], min(span["finished_at"], last)))
+        total += span["nodes"] * max(Fraction(0), Fraction(str((ended - began).total_seconds())))
+    return total
+
+
 class Market(RuleBasedStateMachine):
     """Two customers, one cluster, and everything that may happen to their money.
 
@@ -139,21 +152,21 @@ class Market(RuleBasedStateMachine):
         for customer in (0, 1, 1):
             self.begin_top_up(customer, 500)
             self.pay(0, {}, threads=2, events=2)
-            self.buy(customer, "metered", 2, 1800, threads=2)
+            self.buy(customer=customer, product="metered", nodes=2, seconds=1800, resilience={"retries": 2}, threads=2)
         for wrong in WRONG:
             self.begin_top_up(0, 500)
             self.pay(0, wrong, threads=1, events=1)
-        self.run_goes_on(2, True, Outcome.COMPLETED, 700, 2)
+        self.ordinary(2, Outcome.COMPLETED, 700, observers=2)
         self.settle_again(2, 100, True, 2)
-        self.run_goes_on(1, True, Outcome.NODE_LOST, 500, 2)
+        self.ordinary(1, Outcome.NODE_LOST, 500, observers=2)
         self.cluster.keeps_deadlines = False
-        self.run_goes_on(1, True, Outcome.CODE_FAILED, 9000, 1)
+        self.ordinary(1, Outcome.CODE_FAILED, 9000, observers=1)
         self.cluster.keeps_deadlines = True
         self.cancel(0, 2, True)
 
     def grant(self, member: Membership, amount: int) -> None:
-        credit = CreditGrant(organization=member.organization, amount_minor=amount, reason="A test")
-        payments.grant(credit=credit, user=member.user, account=wallet(member.organization))
+        given = CreditGrant(organization=member.organization, amount_minor=amount, reason="A test")
+        credit.grant(credit=given, user=member.user, account=wallet(member.organization))
 
     # Money in
 
@@ -195,7 +208,7 @@ class Market(RuleBasedStateMachine):
 
     # Buying
 
-    def quote(self, customer: int, product: str, nodes: int, seconds: int) -> Quote:
+    def quote(self, customer: int, product: str, nodes: int, seconds: int, **more: Any) -> Quote:
         data = {
             "product": product,
             "framework": "pytorch",
@@ -209,7 +222,7 @@ class Market(RuleBasedStateMachine):
             "nodes": nodes,
             "workers_per_node": 1,
             "max_seconds": seconds,
-        }
+        } | more
         return orders.quote_order(membership=self.members[customer], data=data)
 
     def remember(self, order: Order) -> None:
@@ -221,11 +234,24 @@ class Market(RuleBasedStateMachine):
         product=st.sampled_from(["metered", "metered", "fixed"]),
         nodes=st.integers(1, 5),
         seconds=st.integers(60, 7200),
+        resilience=st.one_of(
+            st.just({}),
+            st.fixed_dictionaries(
+                {
+                    "retries": st.integers(1, 3),
+                    "retry_backoff_seconds": st.sampled_from([0, 0, 3600]),
+                    "on_hang": st.sampled_from(OnHang),
+                    "min_nodes": st.integers(0, 1),
+                }
+            ),
+        ),
         threads=threads,
     )
-    def buy(self, customer: int, product: str, nodes: int, seconds: int, threads: int) -> None:
+    def buy(
+        self, *, customer: int, product: str, nodes: int, seconds: int, resilience: dict[str, Any], threads: int
+    ) -> None:
         """One quote, ordered several times at once with the same key: one order, or one refusal."""
-        member, quote = self.members[customer], self.quote(customer, product, nodes, seconds)
+        member, quote = self.members[customer], self.quote(customer, product, nodes, seconds, **resilience)
         available = wallet(member.organization).available_minor
         key = uuid.uuid4().hex
         outcomes = together(
@@ -302,21 +328,35 @@ class Market(RuleBasedStateMachine):
         ends=st.sampled_from([True, True, False]),
         outcome=st.sampled_from([Outcome.COMPLETED, *Outcome]),
         seconds=st.integers(0, 9000),
+        quiet=st.integers(0, 9000),
+        loses=st.booleans(),
         observers=st.integers(0, 3),
     )
-    def run_goes_on(self, which: int, ends: bool, outcome: Outcome, seconds: int, observers: int) -> None:
-        """A job is handed over, runs, and perhaps ends; workers look at it at once, or not yet."""
+    def run_goes_on(
+        self, *, which: int, ends: bool, outcome: Outcome, seconds: int, quiet: int, loses: bool, observers: int
+    ) -> None:
+        """A job is handed over, runs, perhaps loses a node, and perhaps ends; workers look at once, or not yet."""
         if (job := self.job(which)) is None:
             return
         self.work(dispatch.dispatch_queue)
         if name := self.run_of(job):
             self.cluster.start(name)
             self.cluster.write(name, "epoch 1 loss 0.5\n")
-            if ends:
-                began = self.cluster.runs[name].status.started_at
-                self.cluster.end(name, outcome, at=(began or self.now) + seconds)
+            run = self.cluster.runs[name]
+            began = run.status.started_at or self.now
+            if loses and run.spec.min_nodes and run.status.spans[-1].nodes > run.spec.min_nodes:
+                self.cluster.shrink(name, run.status.spans[-1].nodes - 1, at=max(self.now, began))
+            if ends and outcome is Outcome.HUNG:
+                self.cluster.hang(name, at=began + seconds, progress_at=began + seconds - quiet)
+            elif ends:
+                self.cluster.end(name, outcome, at=began + seconds)
         if observers:
             self.work(*[lambda: dispatch.reconcile_job(job_pk=job)] * observers)
+
+    def ordinary(self, which: int, outcome: Outcome, seconds: int, *, observers: int) -> None:
+        self.run_goes_on(
+            which=which, ends=True, outcome=outcome, seconds=seconds, quiet=0, loses=False, observers=observers
+        )
 
     @rule(which=which)
     def run_is_lost(self, which: int) -> None:
@@ -411,11 +451,11 @@ class Market(RuleBasedStateMachine):
         for receipt in receipts.select_related("hold__quote", "hold__order__job"):
             job, terms = receipt.hold.order.job, receipt.hold.quote.terms
             seconds = sum(
-                max(0.0, (attempt.finished_at - attempt.started_at).total_seconds())
+                node_seconds(attempt)
                 for attempt in job.attempts.filter(started_at__isnull=False)
                 if EndReason(attempt.reason) in BILLED
             )
-            due = floor(Fraction(str(seconds)) * job.nodes * Fraction(terms["hourly"]) / 3600 + Fraction(1, 2))
+            due = floor(seconds * Fraction(terms["hourly"]) / 3600 + Fraction(1, 2))
             if terms["mode"] == "fixed" and job.reason == EndReason.COMPLETED:
                 due = receipt.ceiling_minor
             due = max(due, terms["minimum_minor"]) if seconds else 0
