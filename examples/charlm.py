@@ -219,6 +219,7 @@ def train(model, step, score, share, device):
         tell(epoch, progress["step"], loss=train_loss / count, accuracy=accuracy(test, score, share, device))
     if ending:
         save(model, optimizer, progress)
+        say("told to end: saved after epoch {done}, batch {batch}".format(**progress))
     dist.destroy_process_group()
     if ending:
         sys.exit(128 + signal.SIGTERM)

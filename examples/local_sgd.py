@@ -101,6 +101,8 @@ def main():
         if os.environ["WORLD_SIZE"] != os.environ["WORKER_PER_NODE"]:
             print(f"sent between nodes: {sent:,} numbers, {sent / with_ddp:.0%} of the {with_ddp:,} of DDP")
         print(f"result: test accuracy {accuracy:.4f}, loss {first_loss:.2f} -> {loss:.2f}", flush=True)
+        if ending:
+            print(f"told to end: saved after epoch {done}, image {seen}", flush=True)
     dist.destroy_process_group()
     if ending:
         sys.exit(128 + signal.SIGTERM)

@@ -199,6 +199,8 @@ def main():
         tell(epoch, step, loss=train_loss, accuracy=accuracy)
     if dist.get_rank() == 0:
         print(f"result: test accuracy {accuracy:.4f}, loss {first_loss:.2f} -> {loss:.2f}", flush=True)
+        if ending:
+            print(f"told to end: saved after epoch {done}, image {seen}", flush=True)
     dist.destroy_process_group()
     if ending:
         sys.exit(128 + signal.SIGTERM)

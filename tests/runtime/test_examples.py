@@ -1,4 +1,4 @@
-"""The examples, trained for real: torch, gloo, sandboxes, on the digits."""
+"""The PyTorch examples, trained for real: torch, gloo, sandboxes, on digits and on prose."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import json
 import os
 import re
 import shutil
+import signal
+import socket
 import struct
+import subprocess
 import tarfile
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from jobs.telemetry import parse_line
 from runtime.specs import Outcome, Resources
 
 if TYPE_CHECKING:
@@ -24,6 +28,22 @@ HOUSE = Path(__file__).resolve().parents[2]
 EXAMPLES = HOUSE / "examples"
 IMAGES = Path(os.environ.get("TRAINYARD_IMAGES_ROOT", HOUSE / "var" / "images"))
 SMALL_NODE = Resources(cpus=0.5, memory_mib=1024)
+TEXT_KILOBYTES = 30
+"""The small text of these tests: 14 steps of 32 pieces in an epoch."""
+SPLIT = ["fsdp2.py", "tensor_parallel.py", "pipeline_parallel.py"]
+WHOLE = """
+import charlm
+
+device = charlm.start()
+model = charlm.build().to(device)
+
+def step(inputs, targets):
+    loss = charlm.loss_of(model(inputs), targets)
+    loss.backward()
+    return loss
+
+charlm.train(model, step, lambda inputs, _targets: model(inputs), (0, 1), device)
+"""
 
 
 def load(name: str) -> ModuleType:
@@ -57,10 +77,53 @@ def torch_yard(yard: Yard, digits: Path) -> Yard:
     return yard
 
 
-def train(yard: Yard, script: str, **changes: Any) -> str:
-    status = yard.run("", script=script, **{"resources": SMALL_NODE, "lr": "0.02", "epochs": 4, **changes})
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture
+def text_yard(torch_yard: Yard) -> Yard:
+    """The same, with a little prose as data set."""
+    shutil.rmtree(torch_yard.dataset / "MNIST")
+    load("make_text").write_text(torch_yard.dataset / "python.txt", TEXT_KILOBYTES)
+    return torch_yard
+
+
+def train(yard: Yard, script: str, source: str = "", **changes: Any) -> str:
+    """A run of one of the examples, or of the source, to its good end. Gives rank 0's output."""
+    status = yard.run(source, script=script, **{"resources": SMALL_NODE, "lr": "0.02", "epochs": 4, **changes})
     assert status.outcome is Outcome.COMPLETED, f"{status}\n{yard.all_logs(status.name)}"
     return yard.log(name=status.name)
+
+
+def stop_after_an_epoch(yard: Yard, script: str, **changes: Any) -> tuple[int, str]:
+    """Run `job-1-1`, end it at some moment after its first epoch. Gives the epochs done, and where it was saved."""
+    spec = yard.spec("", script=script, checkpoint_key="job-1", epochs=500, **{"resources": SMALL_NODE, **changes})
+    yard.backend.submit(spec)
+    yard.wait_for_text("epoch 1/500")
+    yard.backend.stop("job-1-1", 30)
+    assert yard.wait_for_end().outcome is Outcome.STOPPED
+    told = re.fullmatch(r"told to end: saved (after epoch (\d+), \w+ \d+)", yard.log().splitlines()[-1])
+    assert told is not None, yard.all_logs("job-1-1")
+    assert len(curve(yard)) == int(told[2])
+    return int(told[2]), told[1]
+
+
+def curve(yard: Yard, name: str = "job-1-1") -> list[tuple[float | None, int | None, dict[str, float]]]:
+    """Epoch, step and values of each epoch, as the console reads them from the output; the metrics file says the same.
+
+    A run that took up another's checkpoint has its own output and its own metrics file.
+    """
+    parsed = [parse_line(line) for line in yard.log(name=name).splitlines() if line.startswith("epoch ")]
+    assert all(set(values) == {"loss", "accuracy"} for _epoch, _step, values in parsed)
+    lines = (yard.backend.run_folder(name) / "run" / "metrics.jsonl").read_text().splitlines()
+    for (epoch, step, values), record in zip(parsed, map(json.loads, lines), strict=True):
+        assert (record["epoch"], record["step"]) == (epoch, step)
+        assert values == {key: pytest.approx(record[key], abs=1e-4) for key in values}
+    return parsed
 
 
 def test_the_digits_are_laid_out_as_mnist(digits: Path) -> None:
@@ -78,39 +141,159 @@ def test_the_digits_are_laid_out_as_mnist(digits: Path) -> None:
         assert all(member.name.startswith("MNIST/raw/") for member in members.values())
 
 
+def test_the_text_is_prose_of_the_size_asked_for(tmp_path: Path) -> None:
+    load("make_text").write_text(tmp_path / "small.txt", 3)
+    load("make_text").write_text(tmp_path / "whole.txt")
+    small, whole = (tmp_path / "small.txt").read_bytes(), (tmp_path / "whole.txt").read_bytes()
+    assert len(small) == 3000
+    assert len(whole) > 300_000
+    assert whole.startswith(small)
+    assert b"statement" in small
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("nodes", [1, 2, 4])
 def test_mnist_ddp_learns(torch_yard: Yard, nodes: int) -> None:
     log = train(torch_yard, "mnist_ddp.py", nodes=nodes)
-    assert re.search(r"^epoch 4/4 step \d+ loss \d\.\d+ accuracy 0\.\d+$", log, re.MULTILINE)
     result = re.search(r"^result: test accuracy (\S+), loss (\S+) -> (\S+)$", log, re.MULTILINE)
     assert result is not None, log
     accuracy, first, last = map(float, result.groups())
     assert accuracy > 0.7
     assert last < first / 2
-    lines = (torch_yard.backend.run_folder("job-1-1") / "run" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["epoch"] for line in lines] == [1, 2, 3, 4]
+    epochs = curve(torch_yard)
+    assert [epoch for epoch, _step, _values in epochs] == [1, 2, 3, 4]
+    assert epochs[-1][2]["accuracy"] == accuracy
 
 
 @pytest.mark.torch
 def test_mnist_ddp_goes_on_from_its_checkpoint(torch_yard: Yard) -> None:
     train(torch_yard, "mnist_ddp.py", epochs=1, checkpoint_key="job-1")
     log = train(torch_yard, "mnist_ddp.py", epochs=2, checkpoint_key="job-1", name="job-1-2", restart_count=1)
-    assert log.splitlines()[0] == "resumed after epoch 1"
-    assert "epoch 2/2" in log
-    assert "epoch 1/2" not in log
+    assert log.splitlines()[0] == "resumed after epoch 1, image 0; restart 1"
+    assert [epoch for epoch, _step, _values in curve(torch_yard, "job-1-2")] == [2]
 
 
 @pytest.mark.torch
-def test_mnist_ddp_saves_when_it_is_asked_to_end(torch_yard: Yard) -> None:
-    yard = torch_yard
-    spec = yard.spec("", script="mnist_ddp.py", nodes=2, epochs=500, lr="0.01", resources=SMALL_NODE)
-    yard.backend.submit(spec)
-    yard.wait_for_text("epoch 1/500")
-    yard.backend.stop("job-1-1", 30)
-    assert yard.wait_for_end().outcome is Outcome.STOPPED
-    assert yard.log().splitlines()[-1].startswith("result: ")
-    assert (yard.backend.run_folder("job-1-1") / "checkpoints" / "mnist.pt").exists()
+@pytest.mark.parametrize(("script", "workers"), [("mnist_ddp.py", 1), ("local_sgd.py", 2)])
+def test_training_that_was_ended_goes_on_in_the_middle_of_its_epoch(
+    torch_yard: Yard, script: str, workers: int
+) -> None:
+    shape = {"nodes": 2, "workers_per_node": workers, "batch_size": 8, "lr": "0.01"}
+    done, saved = stop_after_an_epoch(torch_yard, script, **shape)
+    shape["epochs"] = done + 2
+    log = train(torch_yard, script, checkpoint_key="job-1", name="job-1-2", restart_count=1, **shape)
+    assert log.startswith(f"resumed {saved}; restart 1\n")
+    went_on = curve(torch_yard, "job-1-2")
+    assert [epoch for epoch, _step, _values in went_on] == [done + 1, done + 2]
+    # Every image was seen once in each epoch, by the count of steps.
+    steps = -(-1437 // (16 * workers))
+    assert [step for _epoch, step, _values in went_on] == [(done + 1) * steps, (done + 2) * steps]
+    if script == "mnist_ddp.py":
+        # And the training that nobody ended comes to the very same. (Averaging once more is a little different.)
+        train(torch_yard, script, name="job-2-1", **shape)
+        assert curve(torch_yard, "job-2-1")[-1] == went_on[-1]
+
+
+@pytest.mark.torch
+def test_local_sgd_learns_and_says_less_between_nodes(torch_yard: Yard) -> None:
+    log = train(torch_yard, "local_sgd.py", nodes=2, epochs=6)
+    sent = re.search(r"^sent between nodes: ([\d,]+) numbers, (\d+)% of the ([\d,]+) of DDP$", log, re.MULTILINE)
+    assert sent is not None, log
+    assert int(sent[2]) < 40
+    epochs = curve(torch_yard)
+    assert epochs[-1][2]["accuracy"] > 0.8
+    # While the nodes average after every step, it is DDP.
+    train(torch_yard, "mnist_ddp.py", nodes=2, epochs=2, name="job-2-1")
+    together, apart = curve(torch_yard, "job-2-1")
+    assert epochs[0] == together
+    assert epochs[1] != apart
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("script", ["mnist_ddp.py", "local_sgd.py", "fsdp2.py"])
+def test_the_exit_code_tells_that_it_was_ended(torch_yard: Yard, script: str, free_port: int) -> None:
+    load("make_text").write_text(torch_yard.dataset / "python.txt", TEXT_KILOBYTES)
+    folder = torch_yard.folder
+    place = {
+        "WORLD_SIZE": 1,
+        "RANK": 0,
+        "LOCAL_RANK": 0,
+        "WORKER_PER_NODE": 1,
+        "RESTART_COUNT": 0,
+        "OMP_NUM_THREADS": 1,
+    }
+    bought = {"EPOCHS": 500, "LR": 0.01, "BATCH_SIZE": 8, "BACKEND": "gloo"}
+    paths = {
+        "DATASETS_PATH": folder,
+        "DATASETS": "digits",
+        "CHECKPOINT_DIR": folder,
+        "METRICS_FILE": folder / "metrics",
+    }
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port, "PYTHONUNBUFFERED": 1}
+    environment = {name: str(value) for name, value in {**place, **bought, **paths, **meeting}.items()}
+    command = [IMAGES / "pytorch" / "bin" / "python", torch_yard.workspace / script]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("epoch 1/500"):
+                break
+        process.terminate()
+        assert process.stdout.read().splitlines()[-1].startswith("told to end: saved after epoch ")
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("script", SPLIT)
+def test_a_split_model_trains_as_the_whole_one_does(text_yard: Yard, script: str) -> None:
+    settings = {"lr": "0.003", "epochs": 2}
+    train(text_yard, "train.py", WHOLE, batch_size=32, **settings)
+    log = train(text_yard, script, nodes=2, workers_per_node=2, batch_size=8, name="job-2-1", **settings)
+    gap = re.search(r"^equal to the whole model: loss and gradients differ by (\S+) at most$", log, re.MULTILINE)
+    assert gap is not None, log
+    assert 0 < float(gap[1]) < 1e-6
+    whole, split = curve(text_yard), curve(text_yard, "job-2-1")
+    assert len(whole) == len(split) == 2
+    for (epoch, step, expected), (*place, values) in zip(whole, split, strict=True):
+        assert place == [epoch, step]
+        assert values == {name: pytest.approx(value, abs=2e-3) for name, value in expected.items()}
+    assert whole[1][2]["loss"] < whole[0][2]["loss"] < 5.5
+    assert whole[1][2]["accuracy"] > 0.12
+    assert {"fsdp2.py": "each rank holds 59,104 of 236,416 parameters"}.get(script, "") in log
+    assert {"tensor_parallel.py": "mesh of 2 x 2: data x tensor"}.get(script, "") in log
+    assert {"pipeline_parallel.py": "blocks of each stage: [[0], [1], [2], [3]]"}.get(script, "") in log
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("script", "next_script"), list(zip(SPLIT, [*SPLIT[1:], SPLIT[0]], strict=True)))
+def test_a_split_model_goes_on_in_another_shape(text_yard: Yard, script: str, next_script: str) -> None:
+    settings = {"lr": "0.003", "batch_size": 16}
+    done, saved = stop_after_an_epoch(text_yard, script, nodes=1, workers_per_node=2, **settings)
+    # One checkpoint is kept, and that is whole.
+    assert len(list(text_yard.folder.rglob("step-*"))) == len(list(text_yard.folder.rglob("step-*/.metadata"))) == 1
+    settings["epochs"] = done + 2
+    log = train(text_yard, next_script, nodes=2, checkpoint_key="job-1", name="job-1-2", restart_count=1, **settings)
+    assert f"\nresumed {saved}; restart 1\n" in log
+    went_on = curve(text_yard, "job-1-2")
+    assert [epoch for epoch, _step, _values in went_on] == [done + 1, done + 2]
+    # The training that nobody ended comes to the same, up to the order of sums.
+    train(text_yard, "train.py", WHOLE, name="job-2-1", **{**settings, "batch_size": 32})
+    epoch, step, expected = curve(text_yard, "job-2-1")[-1]
+    assert went_on[-1][:2] == (epoch, step)
+    assert went_on[-1][2] == {name: pytest.approx(value, abs=2e-3) for name, value in expected.items()}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"batch_size": 6}, "The batch size must be a multiple of 4: it is cut into microbatches."),
+        ({"batch_size": 400}, "The test text has 46 pieces, less than a batch of 400: bring more text"),
+    ],
+)
+def test_what_cannot_be_split_is_said(text_yard: Yard, changes: dict[str, Any], sentence: str) -> None:
+    status = text_yard.run("", script="pipeline_parallel.py", resources=SMALL_NODE, **changes)
+    assert status.outcome is Outcome.CODE_FAILED
+    assert sentence in text_yard.log()
 
 
 @pytest.mark.torch
