@@ -18,11 +18,13 @@ from django.conf import settings as django_settings
 from pytest_django import Settings
 from rest_framework.test import APIClient
 
+from billing import gateway
 from console.accounts import services as accounts
 from console.accounts.models import Membership
 from console.accounts.roles import Role
 from jobs.backend import cluster
 from tests.factories.accounts import MembershipFactory
+from tests.provider import Stripe
 
 HEAVY = ("flow", "torch", "browser")
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
@@ -122,3 +124,11 @@ def api() -> Callable[[Membership | None], APIClient]:
         return made
 
     return client
+
+
+@pytest.fixture
+def provider(monkeypatch: pytest.MonkeyPatch) -> Stripe:
+    """The payment provider behind the gateway, without a socket."""
+    side = Stripe()
+    monkeypatch.setattr(gateway, "_client", lambda: side.client)
+    return side

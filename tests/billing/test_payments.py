@@ -1,22 +1,16 @@
-"""Money that comes in: credited once, and only where everything matches our own row."""
+"""Money that comes in: a row before its page, a page for the right amount, and nothing credited by coming back."""
 
 from __future__ import annotations
 
 import pytest
-from django.utils import timezone
+import stripe
 
 from billing import gateway, payments
 from billing.errors import AmountRefused, PaymentUnavailable
-from billing.models import CreditGrant, StripeEvent, TopUp, Transaction
+from billing.models import PaymentCustomer, StripeEvent, TopUp
 from tests.factories.accounts import MembershipFactory
-from tests.factories.billing import TopUpFactory, session_event, wallet
-from tests.racing import raised, together
-
-QUARANTINED, APPLIED, IGNORED = (
-    StripeEvent.States.QUARANTINED,
-    StripeEvent.States.APPLIED,
-    StripeEvent.States.IGNORED,
-)
+from tests.factories.billing import TopUpFactory, book, quote, wallet
+from tests.provider import ASKS, DECLINED, GOOD, POOR, lost
 
 
 def balance(top_up):
@@ -25,264 +19,145 @@ def balance(top_up):
     return top_up.account.posted_minor
 
 
-def apply(event):
-    """Store and apply an event; gives its row."""
-    stored = payments.receive(event)
-    payments.apply_event(event_pk=stored.pk)
-    stored.refresh_from_db()
-    return stored
+def start(amount_minor=5000, **options):
+    member = MembershipFactory()
+    account = wallet(member.organization)
+    return payments.start_top_up(account=account, amount_minor=amount_minor, user=member.user, **options)
 
 
-@pytest.fixture
-def checkout(monkeypatch):
-    """The calls to the provider; each makes a page."""
-    calls = []
-
-    def create(**fields):
-        calls.append(fields)
-        return gateway.Checkout(f"cs_{fields['reference']}", f"https://pay.example/{fields['reference']}")
-
-    monkeypatch.setattr(gateway, "create_checkout", create)
-    return calls
+def page_of(provider, top_up):
+    return provider.provider.session(top_up.session_id)
 
 
 @pytest.mark.django_db
 class TestStartTopUp:
-    def start(self, amount_minor):
+    def test_opens_a_page_for_the_row(self, provider):
+        top_up = start(5000)
+        page = page_of(provider, top_up)
+        assert (top_up.state, top_up.session_id, top_up.checkout_url) == (TopUp.States.PENDING, page["id"], page["url"])
+        assert (page["client_reference_id"], page["amount_total"], page["currency"]) == (str(top_up.pk), 5000, "usd")
+        assert balance(top_up) == 0
+
+    def test_the_customer_at_the_provider_is_the_organization(self, provider):
         member = MembershipFactory()
         account = wallet(member.organization)
-        return payments.start_top_up(account=account, amount_minor=amount_minor, user=member.user)
-
-    def test_opens_a_page_for_a_row_that_exists_already(self, checkout):
-        top_up = self.start(5000)
-        assert (top_up.state, top_up.session_id) == (TopUp.States.PENDING, f"cs_{top_up.pk}")
-        assert top_up.checkout_url == f"https://pay.example/{top_up.pk}"
-        assert balance(top_up) == 0
-        (call,) = checkout
-        assert (call["reference"], call["amount_minor"], call["currency"]) == (str(top_up.pk), 5000, "USD")
-        assert call["email"] == top_up.created_by.email
+        pages = [
+            page_of(provider, payments.start_top_up(account=account, amount_minor=500, user=member.user))
+            for _ in range(2)
+        ]
+        row = PaymentCustomer.objects.get()
+        assert {page["customer"] for page in pages} == {row.customer_id}
+        assert (row.organization, row.mode) == (member.organization, "sandbox")
+        assert provider.ask("GET", f"customers/{row.customer_id}")["email"] == member.user.email
 
     @pytest.mark.parametrize("amount", [500, 1_000_000])
-    def test_the_limits_themselves_are_fine(self, checkout, amount):
-        assert self.start(amount).amount_minor == amount
+    def test_the_limits_themselves_are_fine(self, provider, amount):
+        assert start(amount).amount_minor == amount
 
     @pytest.mark.parametrize("amount", [499, 1_000_001, 0, -5000, 10**30, -(10**30)])
-    def test_beyond_the_limits(self, checkout, amount):
+    def test_beyond_the_limits(self, provider, amount):
         with pytest.raises(AmountRefused) as caught:
-            self.start(amount)
+            start(amount)
         assert caught.value.code == "invalid"
         assert str(caught.value.fields["amount_minor"]) == "Top up between $5.00 and $10,000.00 at once."
         assert not TopUp.objects.exists()
-        assert checkout == []
+        assert provider.wire.calls == []
 
-    def test_a_provider_that_is_away_leaves_a_row_that_nobody_can_pay(self, monkeypatch):
-        def away(**_fields):
-            raise PaymentUnavailable
+    def test_the_row_is_written_before_the_call_and_its_id_is_the_key(self, provider):
+        seen = []
+        provider.wire.before = lambda _method, path: path.endswith("sessions") and seen.append(TopUp.objects.get().pk)
+        top_up = start()
+        assert seen == [top_up.pk]
+        assert provider.provider.book.store.get("key", f"top-up-{top_up.pk}")
 
-        monkeypatch.setattr(gateway, "create_checkout", away)
+    def test_a_provider_that_is_away_leaves_a_row_that_nobody_can_pay(self, provider):
+        provider.wire.before = lambda _method, path: lost() if path.endswith("sessions") else None
         with pytest.raises(PaymentUnavailable):
-            self.start(5000)
+            start(5000)
         assert TopUp.objects.get().state == TopUp.States.CREATED
 
-    def test_a_payment_that_is_faster_than_our_own_write(self, monkeypatch):
+    def test_a_payment_that_is_faster_than_our_own_write(self, provider):
         """The event comes before the row has learnt the session's id: it is credited, and stays paid."""
 
-        def pay_at_once(**fields):
-            top_up = TopUp.objects.get(pk=fields["reference"])
-            assert apply(session_event(top_up, id="cs_fast")).state == APPLIED
-            return gateway.Checkout("cs_fast", "https://pay.example/fast")
+        def pay_at_once(_method, path):
+            if path.endswith("sessions"):
+                (session,) = provider.provider.book.store.all("checkout.session")
+                provider.pay(session["id"])
+                provider.deliver()
 
-        monkeypatch.setattr(gateway, "create_checkout", pay_at_once)
-        top_up = self.start(5000)
-        assert (top_up.state, top_up.session_id) == (TopUp.States.PAID, "cs_fast")
+        provider.wire.after = pay_at_once
+        top_up = start(5000)
+        assert top_up.state == TopUp.States.PAID
+        assert top_up.session_id.startswith("cs_test_")
         assert balance(top_up) == 5000
+
+    def test_a_card_is_saved_only_when_asked_for(self, provider):
+        for save in (False, True):
+            top_up = start(5000, save_card=save)
+            provider.pay(top_up.session_id)
+            provider.deliver()
+            assert balance(top_up) == 5000
+            (row,) = PaymentCustomer.objects.filter(organization=top_up.account.organization)
+            assert len(gateway.cards(row.customer_id)) == int(save)
 
 
 @pytest.mark.django_db
-class TestApplyEvent:
-    def test_a_paid_session_credits_its_top_up(self):
-        top_up = TopUpFactory()
-        event = session_event(top_up)
-        stored = apply(event)
-        assert (stored.state, stored.reason) == (APPLIED, "")
-        assert stored.applied_at is not None
-        assert balance(top_up) == 5000
-        assert top_up.state == TopUp.States.PAID
-        assert int(top_up.paid_at.timestamp()) == event["created"]
-        assert Transaction.objects.filter(reference=f"top-up:{top_up.pk}").count() == 1
+class TestPaying:
+    @pytest.mark.parametrize(("card", "sentence"), [(DECLINED, "declined"), (POOR, "insufficient funds")])
+    def test_a_declined_card_pays_nothing_and_another_may_be_tried(self, provider, card, sentence):
+        top_up = start()
+        assert sentence in provider.pay(top_up.session_id, card)
+        provider.deliver()
+        assert (balance(top_up), top_up.state) == (0, TopUp.States.PENDING)
+        provider.pay(top_up.session_id, GOOD)
+        provider.deliver()
+        assert (balance(top_up), top_up.state) == (5000, TopUp.States.PAID)
 
-    def test_again_and_again(self):
-        top_up = TopUpFactory()
-        stored = apply(session_event(top_up))
+    @pytest.mark.parametrize("agreed", [True, False])
+    def test_a_card_whose_bank_asks(self, provider, agreed):
+        top_up = start()
+        intent = provider.pay(top_up.session_id, ASKS).rsplit("/", 1)[1]
+        provider.deliver()
+        assert balance(top_up) == 0
+        provider.provider.answer_challenge(intent, agreed=agreed)
+        provider.deliver()
+        assert balance(top_up) == (5000 if agreed else 0)
+
+    def test_other_means_in_their_currency(self, provider):
+        member = MembershipFactory()
+        account = wallet(member.organization, currency="CNY")
+        top_up = payments.start_top_up(account=account, amount_minor=5000, user=member.user)
+        where = provider.pay(top_up.session_id, "", method="wechat_pay")
+        provider.provider.answer_challenge(where.rsplit("/", 1)[1], agreed=True)
+        provider.deliver()
+        assert balance(top_up) == 5000
+
+    def test_every_payment_is_on_both_sides(self, provider):
         for _ in range(3):
-            payments.apply_event(event_pk=stored.pk)
-        assert balance(top_up) == 5000
-
-    def test_other_events_of_the_same_payment_credit_nothing_more(self):
-        """Money is keyed on the top-up: events with other ids, of either type, are about the same payment."""
-        top_up = TopUpFactory()
-        kinds = ["checkout.session.completed", "checkout.session.async_payment_succeeded"]
-        for kind in kinds * 2:
-            assert apply(session_event(top_up, kind=kind)).state == APPLIED
-        assert balance(top_up) == 5000
-
-    def test_a_payment_method_that_takes_days(self):
-        top_up = TopUpFactory()
-        apply(session_event(top_up, payment_status="unpaid"))
-        assert balance(top_up) == 0
-        assert top_up.state == TopUp.States.PENDING
-        apply(session_event(top_up, kind="checkout.session.async_payment_succeeded"))
-        assert balance(top_up) == 5000
-
-    def test_the_same_out_of_order(self):
-        top_up = TopUpFactory()
-        apply(session_event(top_up, kind="checkout.session.async_payment_succeeded"))
-        apply(session_event(top_up, payment_status="unpaid"))
-        assert balance(top_up) == 5000
-        assert top_up.state == TopUp.States.PAID
-
-    def test_an_expired_page(self):
-        top_up = TopUpFactory()
-        expired = session_event(top_up, kind="checkout.session.expired", payment_status="unpaid")
-        assert apply(expired).state == APPLIED
-        assert balance(top_up) == 0
-        assert top_up.state == TopUp.States.EXPIRED
-
-    def test_expired_and_paid_out_of_order(self):
-        """What was paid is credited, whichever event came first."""
-        late, early = TopUpFactory(), TopUpFactory()
-        apply(session_event(late, kind="checkout.session.expired", payment_status="unpaid"))
-        apply(session_event(late))
-        apply(session_event(early))
-        apply(session_event(early, kind="checkout.session.expired", payment_status="unpaid"))
-        for top_up in (late, early):
-            assert balance(top_up) == 5000
-            assert top_up.state == TopUp.States.PAID
-
-    @pytest.mark.parametrize(
-        ("change", "reason"),
-        [
-            ({"amount_total": 4999}, "amount_total is 4999, not 5000"),
-            ({"amount_total": 500_000}, "amount_total is 500000, not 5000"),
-            ({"amount_total": None}, "amount_total is None, not 5000"),
-            ({"currency": "jpy"}, "currency is 'JPY', not 'USD'"),
-            ({"currency": None}, "currency is 'NONE', not 'USD'"),
-            ({"livemode": True}, "livemode is True, not False"),
-            ({"livemode": None}, "livemode is None, not False"),
-            ({"id": "cs_another"}, "session is 'cs_another'"),
-            ({"client_reference_id": None}, "No top-up of ours"),
-            ({"client_reference_id": "b3a2b1c4-0000-4000-8000-000000000000"}, "No top-up of ours"),
-            ({"client_reference_id": "garbage"}, "No top-up of ours"),
-            ({"client_reference_id": 10**40}, "No top-up of ours"),
-            ({"client_reference_id": ["a"]}, "No top-up of ours"),
-            ({"client_reference_id": {"a": 1}}, "No top-up of ours"),
-        ],
-    )
-    def test_what_does_not_match_our_row_is_quarantined(self, change, reason):
-        top_up = TopUpFactory()
-        stored = apply(session_event(top_up, **change))
-        assert stored.state == QUARANTINED
-        assert reason in stored.reason
-        assert balance(top_up) == 0
-        assert top_up.state == TopUp.States.PENDING
-
-    def test_every_mismatch_is_named(self):
-        stored = apply(session_event(TopUpFactory(), amount_total=1, currency="eur"))
-        assert "amount_total" in stored.reason
-        assert "currency" in stored.reason
-
-    @pytest.mark.parametrize("data", [None, [], "x", {}, {"object": None}, {"object": "cs_1"}, {"object": []}])
-    def test_an_event_without_a_session(self, data):
-        stored = apply({"id": "evt_1", "type": "checkout.session.completed", "data": data})
-        assert (stored.state, stored.reason) == (QUARANTINED, "The event carries no Checkout Session.")
-
-    @pytest.mark.parametrize("created", [None, "soon", 10**20, -(10**20), 1e300, [], True])
-    def test_a_time_that_cannot_be_read_holds_no_money_up(self, created):
-        top_up = TopUpFactory()
-        event = session_event(top_up) | {"created": created}
-        assert apply(event).state == APPLIED
-        assert balance(top_up) == 5000
-        assert top_up.paid_at is not None
-
-    def test_an_unknown_type_is_ignored(self):
-        top_up = TopUpFactory()
-        assert apply(session_event(top_up, kind="payment_intent.succeeded")).state == IGNORED
-        assert balance(top_up) == 0
-
-    def test_apply_again_credits_once_the_row_is_right(self):
-        top_up = TopUpFactory(session_id="cs_typo")
-        stored = apply(session_event(top_up, id="cs_right"))
-        assert stored.state == QUARANTINED
-        TopUp.objects.filter(pk=top_up.pk).update(session_id="cs_right")
-        for _ in range(2):
-            payments.apply_event(event_pk=stored.pk)
-        stored.refresh_from_db()
-        assert (stored.state, stored.reason) == (APPLIED, "")
-        assert balance(top_up) == 5000
-
-    def test_a_quarantined_event_of_a_paid_top_up_changes_nothing(self):
-        top_up = TopUpFactory()
-        apply(session_event(top_up))
-        assert apply(session_event(top_up, amount_total=1)).state == QUARANTINED
-        assert balance(top_up) == 5000
-        assert top_up.state == TopUp.States.PAID
-
-
-@pytest.mark.django_db(transaction=True)
-class TestAtOnce:
-    def test_fifty_deliveries_credit_once(self):
-        top_up = TopUpFactory()
-        event = session_event(top_up)
-        outcomes = []
-        for _ in range(2):
-            outcomes += together(*[lambda: apply(event).state] * 25)
-        assert raised(outcomes) == []
-        assert balance(top_up) == 5000
-
-    def test_two_events_of_one_payment_credit_once(self):
-        for _ in range(5):
-            top_up = TopUpFactory()
-            events = [session_event(top_up) for _ in range(4)]
-            assert raised(together(*(lambda event=event: apply(event) for event in events))) == []
-            assert balance(top_up) == 5000
-
-    def test_payments_into_one_wallet_are_all_credited(self):
-        account = wallet()
-        top_ups = [TopUpFactory(account=account) for _ in range(8)]
-        assert raised(together(*(lambda top_up=top_up: apply(session_event(top_up)) for top_up in top_ups))) == []
-        assert balance(top_ups[0]) == 8 * 5000
+            provider.pay(start(5000).session_id)
+        provider.deliver()
+        assert provider.held() == 15000
+        assert StripeEvent.objects.filter(state=StripeEvent.States.QUARANTINED).count() == 0
 
 
 @pytest.mark.django_db
-class TestFetchUndelivered:
-    def test_stores_what_never_came_and_leaves_the_rest(self, monkeypatch):
-        known, lost = session_event(TopUpFactory()), session_event(TopUpFactory())
-        apply(known)
-        asked = []
+class TestPayFor:
+    def offer(self, balance_minor):
+        book()
+        member = MembershipFactory()
+        account = wallet(member.organization, balance_minor=balance_minor)
+        return payments.pay_for(
+            quote=quote(account, seconds=36_000), account=account, user=member.user, return_path="/training/paid/x/"
+        )
 
-        def events_since(created):
-            asked.append(created)
-            return iter([lost, known])
+    def test_what_the_wallet_lacks(self, provider):
+        top_up = self.offer(1000)
+        assert top_up.quote.ceiling_minor == 3600
+        assert top_up.amount_minor == 2600
+        assert page_of(provider, top_up)["success_url"].endswith("/training/paid/x/?paid=1")
 
-        monkeypatch.setattr(gateway, "events_since", events_since)
-        assert payments.fetch_undelivered() == 1
-        assert payments.fetch_undelivered() == 0
-        assert StripeEvent.objects.get(event_id=lost["id"]).state == StripeEvent.States.RECEIVED
-        assert StripeEvent.objects.get(event_id=known["id"]).state == APPLIED
-        assert abs(timezone.now().timestamp() - payments.FETCH_BACK.total_seconds() - asked[0]) < 60
-
-
-@pytest.mark.django_db
-def test_a_grant_moves_its_money_once():
-    member = MembershipFactory()
-    account = wallet(member.organization)
-    credit = CreditGrant(organization=member.organization, amount_minor=700, reason="For the outage")
-    for _ in range(2):
-        payments.grant(credit=credit, user=member.user, account=account)
-    account.refresh_from_db()
-    assert account.posted_minor == 700
-    assert CreditGrant.objects.get().granted_by == member.user
-    assert Transaction.objects.get(reference=f"grant:{credit.pk}").description == "For the outage"
+    def test_at_least_the_smallest_payment(self, provider):
+        assert self.offer(3500).amount_minor == 500
 
 
 @pytest.mark.django_db
@@ -293,3 +168,7 @@ def test_the_page_a_customer_returns_to_credits_nothing(client):
     assert client.get("/wallet/?paid=1").status_code == 200
     assert balance(top_up) == 0
     assert top_up.state == TopUp.States.PENDING
+
+
+def test_the_version_is_the_one_the_client_was_made_for():
+    assert stripe._api_version._ApiVersion.CURRENT == gateway.API_VERSION

@@ -7,46 +7,31 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from billing import charges, gateway, payments, tasks
-from billing.errors import PaymentUnavailable
-from billing.models import Quote, StripeEvent
+from billing import automatic, charges, events, payment_mails, payments, reversals, tasks
+from billing.models import Quote, StripeEvent, TopUp
+from tests.factories.accounts import MembershipFactory
 from tests.factories.billing import TopUpFactory, book, quote, session_event, wallet
+from tests.provider import lost, receive
 
 pytestmark = pytest.mark.django_db
 
 
-def test_apply_event():
-    stored = payments.receive(session_event(TopUpFactory()))
-    tasks.apply_event(stored.pk)
-    stored.refresh_from_db()
-    assert stored.state == StripeEvent.States.APPLIED
+def test_apply_events_takes_all_that_waits(monkeypatch):
+    waiting = iter([1000, 3, 0])
+    monkeypatch.setattr(events, "apply_waiting", lambda: next(waiting))
+    tasks.apply_events()
+    assert list(waiting) == []
 
 
 def test_apply_events_makes_up_for_lost_messages():
-    events = [payments.receive(session_event(TopUpFactory())) for _ in range(3)]
+    rows = [receive(session_event(TopUpFactory())) for _ in range(3)]
     tasks.apply_events()
     assert {event.state for event in StripeEvent.objects.all()} == {StripeEvent.States.APPLIED}
-    assert all(StripeEvent.objects.get(pk=event.pk).applied_at for event in events)
-
-
-def test_one_poisoned_event_keeps_the_sweep_from_no_other(monkeypatch, caplog):
-    first, poisoned, last = [payments.receive(session_event(TopUpFactory())) for _ in range(3)]
-    apply = payments.apply_event
-
-    def choke(*, event_pk):
-        if event_pk == poisoned.pk:
-            raise RuntimeError("poison")
-        apply(event_pk=event_pk)
-
-    monkeypatch.setattr(payments, "apply_event", choke)
-    tasks.apply_events()
-    states = [StripeEvent.objects.get(pk=event.pk).state for event in (first, poisoned, last)]
-    assert states == [StripeEvent.States.APPLIED, StripeEvent.States.RECEIVED, StripeEvent.States.APPLIED]
-    assert f"Payment event {poisoned.pk}" in caplog.text
+    assert all(StripeEvent.objects.get(pk=row.pk).applied_at for row in rows)
 
 
 def test_quarantined_events_wait_for_a_person():
-    event = payments.receive(session_event(TopUpFactory(), amount_total=1))
+    event = receive(session_event(TopUpFactory(), amount_total=1))
     tasks.apply_events()
     before = StripeEvent.objects.get(pk=event.pk)
     tasks.apply_events()
@@ -54,13 +39,29 @@ def test_quarantined_events_wait_for_a_person():
     assert StripeEvent.objects.get(pk=event.pk).applied_at == before.applied_at
 
 
-def test_fetch_events_survives_a_provider_that_is_away(monkeypatch, caplog):
-    def away(_created):
-        raise PaymentUnavailable
+def test_fetch_events_fetches_and_applies(provider):
+    member = MembershipFactory()
+    account = wallet(member.organization)
+    top_up = payments.start_top_up(account=account, amount_minor=5000, user=member.user)
+    provider.pay(top_up.session_id)
+    tasks.fetch_events()
+    top_up.refresh_from_db()
+    assert top_up.state == TopUp.States.PAID
 
-    monkeypatch.setattr(gateway, "events_since", away)
+
+def test_fetch_events_survives_a_provider_that_is_away(provider, caplog):
+    provider.wire.before = lost
     tasks.fetch_events()
     assert "did not answer" in caplog.text
+
+
+def test_move_money_does_all_three(monkeypatch):
+    done = []
+    monkeypatch.setattr(automatic, "sweep", lambda: done.append("automatic"))
+    monkeypatch.setattr(reversals, "tell_waiting", lambda: done.append("refunds"))
+    monkeypatch.setattr(payment_mails, "send_due", lambda: done.append("mails"))
+    tasks.move_money()
+    assert done == ["automatic", "refunds", "mails"]
 
 
 def test_expire_quotes_forgets_what_nobody_bought():

@@ -13,11 +13,12 @@ import stripe
 from django.utils import timezone
 from factory.django import DjangoModelFactory
 
-from billing import gateway, ledger, pricebooks, pricing
+from billing import gateway, ledger, payments, pricebooks, pricing
 from billing.models import Account, NodeSpec, Price, PriceBook, Quote, TopUp
 from billing.quotes import make_quote
 from console.accounts.models import Membership, Organization
 from tests.factories.accounts import MembershipFactory, OrganizationFactory
+from tests.provider import GOOD, Stripe
 
 
 class NodeSpecFactory(DjangoModelFactory):
@@ -65,6 +66,19 @@ class TopUpFactory(DjangoModelFactory):
     currency = "USD"
     state = TopUp.States.PENDING
     session_id = factory.Sequence(lambda n: f"cs_test_{n}")
+
+
+def paid_top_up(provider: Stripe, *, card: str = GOOD, amount_minor: int = 5000, deliver: bool = True) -> TopUp:
+    """A top-up that was paid at the provider's page; `deliver` takes its events in."""
+    member = MembershipFactory()
+    top_up = payments.start_top_up(
+        account=wallet(member.organization), amount_minor=amount_minor, user=member.user, save_card=True
+    )
+    provider.pay(top_up.session_id, card)
+    if deliver:
+        provider.deliver()
+    top_up.refresh_from_db()
+    return top_up
 
 
 def book(currency: str = "USD", *, hourly: str = "360", minimum: str = "") -> PriceBook:
@@ -122,7 +136,7 @@ def session_event(top_up: TopUp, *, kind: str = "checkout.session.completed", **
         "amount_total": top_up.amount_minor,
         "currency": top_up.currency.lower(),
         "payment_status": "paid",
-        "status": "complete",
+        "status": "expired" if kind.endswith("expired") else "complete",
     } | changes
     return {
         "id": f"evt_{uuid.uuid4().hex}",

@@ -1,0 +1,287 @@
+"""Refunds and disputes: the ledger follows the provider's object, in any order, and once."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from billing import ledger, receivables, reversals
+from billing.errors import RefundRefused
+from billing.models import Account, AutoTopUp, Dispute, Refund, StripeEvent, TopUp
+from tests.factories.accounts import UserFactory
+from tests.factories.billing import paid_top_up
+from tests.provider import DISPUTED, REFUND_FAILS, lost
+from tests.racing import raised, together
+
+pytestmark = pytest.mark.django_db
+
+
+def balance(top_up):
+    top_up.account.refresh_from_db()
+    return top_up.account.posted_minor
+
+
+def cleared():
+    """What our books say the provider holds."""
+    return -ledger.platform_account(Account.Kinds.CLEARING, "USD").posted_minor
+
+
+def agree(provider):
+    """Every event is taken in; then both sides hold the same, and nothing waits for a person."""
+    provider.deliver()
+    assert provider.held() == cleared()
+    waiting = {StripeEvent.States.QUARANTINED, StripeEvent.States.PARKED, StripeEvent.States.RECEIVED}
+    assert not StripeEvent.objects.filter(state__in=waiting).exists()
+    return True
+
+
+def refund(top_up, amount_minor=2000):
+    return reversals.refund(top_up=top_up, amount_minor=amount_minor, reason="Asked for", user=UserFactory())
+
+
+class TestRefund:
+    def test_goes_back_the_way_it_came(self, provider):
+        top_up = paid_top_up(provider)
+        made = refund(top_up, 2000)
+        assert (made.state, made.top_up, made.amount_minor) == (Refund.States.SUCCEEDED, top_up, 2000)
+        (theirs,) = provider.ask("GET", "refunds")["data"]
+        assert (theirs["id"], theirs["payment_intent"]) == (made.refund_id, top_up.payment_intent)
+        assert agree(provider)
+        assert balance(top_up) == 3000
+        assert reversals.refundable_minor(top_up) == 3000
+
+    def test_more_than_the_balance_is_owed(self, provider):
+        top_up = paid_top_up(provider)
+        ledger.hold(account=top_up.account, amount_minor=4000)
+        refund(top_up, 5000)
+        assert agree(provider)
+        assert balance(top_up) == 4000
+        assert receivables.owed_minor(top_up.account) == 4000
+
+    @pytest.mark.parametrize("amount", [0, -1, 5001, 10**9])
+    def test_no_more_than_was_paid(self, provider, amount):
+        top_up = paid_top_up(provider)
+        with pytest.raises(RefundRefused) as caught:
+            refund(top_up, amount)
+        assert "$50.00" in str(caught.value.fields["amount_minor"])
+        assert not Refund.objects.exists()
+
+    def test_in_parts_until_nothing_is_left(self, provider):
+        top_up = paid_top_up(provider)
+        refund(top_up, 3000)
+        refund(top_up, 2000)
+        with pytest.raises(RefundRefused):
+            refund(top_up, 1)
+        assert agree(provider)
+        assert provider.held() == 0
+
+    def test_of_what_was_never_paid(self, provider):
+        top_up = paid_top_up(provider)
+        TopUp.objects.filter(pk=top_up.pk).update(state=TopUp.States.PENDING)
+        top_up.refresh_from_db()
+        with pytest.raises(RefundRefused):
+            refund(top_up, 1)
+
+    def test_a_provider_that_is_away_is_told_later_once(self, provider):
+        top_up = paid_top_up(provider)
+        provider.wire.before = lost
+        made = refund(top_up)
+        assert made.state == Refund.States.CREATED
+        assert balance(top_up) == 3000  # it can't be spent meanwhile
+        provider.wire.before = lambda *_call: None
+        for _ in range(3):
+            reversals.tell_waiting()
+        made.refresh_from_db()
+        assert made.state == Refund.States.SUCCEEDED
+        assert agree(provider)
+        assert provider.held() == 3000
+
+    def test_an_answer_that_was_lost(self, provider):
+        """The provider did it, and nobody heard: the same call again is the same refund."""
+        top_up = paid_top_up(provider)
+        provider.wire.after = lost
+        assert refund(top_up).state == Refund.States.CREATED
+        assert provider.held() == 3000
+        provider.wire.after = lambda *_call: None
+        assert agree(provider)
+        assert Refund.objects.get().state == Refund.States.SUCCEEDED
+        assert reversals.tell_waiting() == 0
+
+    @pytest.mark.parametrize("arrived", [True, False])
+    def test_an_answer_that_was_lost_for_longer_than_keys_last(self, provider, arrived):
+        top_up = paid_top_up(provider)
+        if arrived:
+            provider.wire.after = lost
+        else:
+            provider.wire.before = lost
+        refund(top_up)
+        provider.wire.after = provider.wire.before = lambda *_call: None
+        Refund.objects.update(created_at=timezone.now() - timedelta(days=2))
+        for key in list(provider.provider.book.store._objects["key"]):
+            provider.provider.book.store.remove("key", key)
+        reversals.tell_waiting()
+        assert Refund.objects.get().state == Refund.States.SUCCEEDED
+        assert provider.held() == 3000
+        assert agree(provider)
+
+    def test_one_that_the_provider_refuses_comes_back(self, provider):
+        top_up = paid_top_up(provider)
+        charge = provider.ask("GET", "charges")["data"][0]["id"]
+        provider.ask("POST", "refunds", charge=charge, amount=4000)  # at the Dashboard, not yet told
+        made = refund(top_up, 2000)
+        assert made.state == Refund.States.FAILED
+        assert "no more than" in made.failure
+        assert agree(provider)
+        assert balance(top_up) == 1000
+
+    def test_one_that_fails_later_comes_back(self, provider):
+        top_up = paid_top_up(provider, card=REFUND_FAILS)
+        assert refund(top_up, 5000).state == Refund.States.SUCCEEDED
+        assert balance(top_up) == 0
+        assert agree(provider)
+        assert Refund.objects.get().state == Refund.States.FAILED
+        assert balance(top_up) == 5000
+        assert reversals.refundable_minor(top_up) == 5000
+
+    def test_one_that_failed_pays_the_debt_it_made(self, provider):
+        top_up = paid_top_up(provider, card=REFUND_FAILS)
+        ledger.hold(account=top_up.account, amount_minor=4000)
+        refund(top_up, 5000)
+        assert receivables.owed_minor(top_up.account) == 4000
+        assert agree(provider)
+        assert receivables.owed_minor(top_up.account) == 0
+        assert balance(top_up) == 5000
+
+    def test_one_made_at_the_dashboard(self, provider):
+        top_up = paid_top_up(provider)
+        provider.ask("POST", "refunds", payment_intent=top_up.payment_intent, amount=1500)
+        assert agree(provider)
+        assert agree(provider)
+        assert balance(top_up) == 3500
+        assert Refund.objects.get().requested_by is None
+
+    def test_two_at_once_pay_back_no_more_than_there_is(self, provider):
+        top_up = paid_top_up(provider)
+        outcomes = [_try(lambda: refund(top_up, 3000)) for _ in range(2)]
+        assert [type(error) for error in raised(outcomes)] == [RefundRefused]
+        assert agree(provider)
+        assert provider.held() == 2000
+
+
+@pytest.mark.django_db(transaction=True)
+def test_many_at_once_pay_back_no_more_than_there_is(provider):
+    top_up = paid_top_up(provider)
+    outcomes = together(*[lambda: refund(top_up, 2000)] * 6)
+    assert {type(error) for error in raised(outcomes)} == {RefundRefused}
+    assert len(raised(outcomes)) == 4
+    events = provider.fresh()
+    assert raised(together(*[lambda: provider.deliver(*events)] * 3)) == []
+    assert provider.held() == cleared() == 1000
+
+
+class TestDispute:
+    def test_funds_are_frozen(self, provider):
+        top_up = paid_top_up(provider, card=DISPUTED)
+        assert agree(provider)
+        assert balance(top_up) == 0
+        row = Dispute.objects.get()
+        assert (row.state, row.is_withdrawn, row.reason) == (Dispute.States.OPEN, True, "fraudulent")
+        assert row.evidence_due_at > timezone.now()
+        assert reversals.refundable_minor(top_up) == 0
+
+    def test_what_was_spent_is_owed(self, provider):
+        top_up = paid_top_up(provider, card=DISPUTED, deliver=False)
+        told = provider.fresh()
+        provider.deliver(*[event for event in told if event["type"] == "checkout.session.completed"])
+        ledger.hold(account=top_up.account, amount_minor=3500)
+        provider.deliver(*told)
+        assert balance(top_up) == 3500
+        assert receivables.owed_minor(top_up.account) == 3500
+        assert provider.held() == cleared() == 0
+
+    @pytest.mark.parametrize(("evidence", "state", "left"), [("winning", "won", 5000), ("losing", "lost", 0)])
+    def test_its_end(self, provider, evidence, state, left):
+        top_up = paid_top_up(provider, card=DISPUTED)
+        (theirs,) = provider.ask("GET", "disputes")["data"]
+        provider.ask("POST", f"disputes/{theirs['id']}", **{"evidence[uncategorized_text]": f"{evidence}_evidence"})
+        assert agree(provider)
+        row = Dispute.objects.get()
+        assert (row.state, row.is_reinstated) == (state, state == "won")
+        assert row.ended_at is not None
+        assert balance(top_up) == left
+
+    def test_one_that_was_won_pays_the_debt_first(self, provider):
+        top_up = paid_top_up(provider, card=DISPUTED, deliver=False)
+        told = provider.fresh()
+        provider.deliver(*[event for event in told if event["type"] == "checkout.session.completed"])
+        ledger.hold(account=top_up.account, amount_minor=5000)
+        provider.deliver(*told)
+        assert receivables.owed_minor(top_up.account) == 5000
+        (theirs,) = provider.ask("GET", "disputes")["data"]
+        provider.ask("POST", f"disputes/{theirs['id']}", **{"evidence[uncategorized_text]": "winning_evidence"})
+        ledger.unhold(account=top_up.account, amount_minor=5000)
+        assert agree(provider)
+        assert receivables.owed_minor(top_up.account) == 0
+        assert balance(top_up) == 5000
+
+    def test_an_inquiry_moves_nothing(self, provider):
+        top_up = paid_top_up(provider)
+        (charge,) = provider.provider.book.store.all("charge")
+        book = provider.provider.book
+        inquiry = book.make(
+            "dispute", "du", amount=5000, balance_transactions=[], charge=charge["id"], currency="usd",
+            payment_intent=charge["payment_intent"], reason="general", status="warning_needs_response",
+        )  # fmt: skip
+        book.emit("charge.dispute.created", inquiry)
+        assert agree(provider)
+        assert balance(top_up) == 5000
+        book.change(inquiry, status="warning_closed")
+        book.emit("charge.dispute.closed", inquiry)
+        assert agree(provider)
+        assert Dispute.objects.get().state == Dispute.States.WON
+
+    def test_switches_automatic_top_ups_off_once(self, provider):
+        top_up = paid_top_up(provider, card=DISPUTED, deliver=False)
+        setup = AutoTopUp.objects.create(account=top_up.account, is_on=True, threshold_minor=1, amount_minor=500)
+        told = provider.fresh()
+        provider.deliver(*told)
+        setup.refresh_from_db()
+        assert (setup.is_on, setup.last_failure) == (False, "disputed")
+        AutoTopUp.objects.update(is_on=True)  # a person looked at it
+        (theirs,) = provider.ask("GET", "disputes")["data"]
+        provider.ask("POST", f"disputes/{theirs['id']}/close")
+        assert agree(provider)
+        setup.refresh_from_db()
+        assert setup.is_on
+
+    @pytest.mark.parametrize(
+        ("changes", "reason"),
+        [({"currency": "eur"}, "currency is 'eur'"), ({"amount": 5001}, "of 5001"), ({"amount": 0}, "of 0")],
+    )
+    def test_what_does_not_match_is_quarantined(self, provider, changes, reason):
+        top_up = paid_top_up(provider, card=DISPUTED, deliver=False)
+        (dispute,) = provider.provider.book.store.all("dispute")
+        provider.provider.book.change(dispute, **changes)
+        rows = provider.deliver()
+        wrong = [row for row in rows if row.type.startswith("charge.dispute")]
+        assert {row.state for row in wrong} == {StripeEvent.States.QUARANTINED}
+        assert all(reason in row.reason for row in wrong)
+        assert balance(top_up) == 5000
+
+
+def test_an_event_of_another_mode_moves_nothing(provider):
+    top_up = paid_top_up(provider)
+    provider.ask("POST", "refunds", payment_intent=top_up.payment_intent)
+    rows = provider.deliver(*[event | {"livemode": True} for event in provider.fresh()])
+    refunds = [row for row in rows if row.type.startswith("refund")]
+    assert [row.state for row in refunds] == [StripeEvent.States.QUARANTINED]
+    assert balance(top_up) == 5000
+
+
+def _try(call):
+    try:
+        return call()
+    except Exception as error:
+        return error
