@@ -25,6 +25,8 @@ ROUND_SECONDS = 30.0
 """How long a round may take to end the ranks of the one before; killing them takes a tenth of it."""
 VERDICT_SECONDS = 1.0
 """A rank of an elastic run may fail because a node was lost, and before that is known: so long its failure waits."""
+WATCH_SECONDS = 1.0
+"""So long after their start nobody looks at the ranks: starting is to cost nothing besides."""
 _TICK_SECONDS = 0.5
 
 
@@ -40,6 +42,9 @@ class Agent:
         self._ranks = Ranks(self._selector, plan, order)
         self._round = first_round(plan)
         self._rendezvous: Any = None
+        self._devices = [name for name in order["environment"].get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        self._watch: Any = None
+        self._watch_at = 0.0
         self._started = False
         # Between two rounds: since when, and which members have no rank left.
         self._reforming_since: Optional[float] = None
@@ -73,6 +78,8 @@ class Agent:
                 self._handle(key.data, wakeup)
             self._from_peers(None)
             self._keep_time(time.monotonic())
+        if self._watch is not None:
+            self._watch.finish(self._ranks.all)
         self._report({"type": "ended"})
         return 1 if self._failed or self._ending else 0
 
@@ -80,7 +87,7 @@ class Agent:
         patience = self._ranks.patience(_TICK_SECONDS)
         if self._verdict_at is not None:
             patience = max(0.0, min(patience, self._verdict_at - time.monotonic()))
-        return patience
+        return patience if self._watch is None else float(self._watch.patience(patience))
 
     def _wake_on_children(self) -> socket.socket:
         reading, writing = socket.socketpair()
@@ -126,6 +133,18 @@ class Agent:
         if self._searching and self._rendezvous is not None and self._rendezvous.settled:
             self._peers.tell({"type": "settled", "round": self._round.number})
             self._searching = False
+        if self._started and now >= self._watch_at:
+            hung = self._watching().keep_time(self._round.number, self._round.members, self._ranks.living)
+            if hung is not None:
+                self._fail(hung)
+
+    def _watching(self) -> Any:
+        if self._watch is None:
+            # Imported here for speed alone: no rank waits for it.
+            from .watch import Watch  # noqa: PLC0415
+
+            self._watch = Watch(self._plan, self._devices, report=self._report, tell=self._peers.tell)
+        return self._watch
 
     def _over(self) -> bool:
         """Whether nothing is left to do on this node; tells the hub when its own ranks have succeeded."""
@@ -155,6 +174,8 @@ class Agent:
             if kind == "end":
                 self._ending = True
                 self._ranks.signal(signal.SIGTERM)
+            elif kind == "output":
+                self._watching().printed()
             elif kind == "abort":
                 self._peers.tell({"type": "abort"})
                 self._report({"type": "ended"})
@@ -177,10 +198,13 @@ class Agent:
     def _from_member(self, node: int, kind: Any, message: Message) -> None:
         if kind == "done":
             self._peers.finished(node)
+            self._watching().left(node)
         elif kind == "fallen" and message.get("round") == self._round.number:
             self._member_fell(node)
         elif kind == "restart" and message.get("round") == self._round.number and self._searching:
             self._announce(self._round.again())
+        elif self._watch is not None:
+            self._watch.heard(node, message)
 
     def _from_hub(self, kind: Any, message: Message) -> None:
         if kind == "start":
@@ -189,6 +213,8 @@ class Agent:
             self._enter(Round(int(message["round"]), list(message["members"]), bool(message["soft"])))
         elif kind == "settled" and message.get("round") == self._round.number:
             self._searching = False
+        elif self._watch is not None:
+            self._watch.heard(0, message)
 
     def _lost(self, node: int, silent: bool) -> None:
         if self._ending:
@@ -229,6 +255,7 @@ class Agent:
         note = "A node was lost. This process starts again as rank {rank} of {size}."
         pids = self._ranks.start(plan, note if number else "")
         self._started = True
+        self._watch_at = time.monotonic() + WATCH_SECONDS
         self._reforming_since = None
         self._report({"type": "running", "pids": pids, "round": number})
 

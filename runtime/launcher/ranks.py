@@ -10,10 +10,11 @@ import os
 import selectors
 import signal
 import time
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from .frameworks import rank_environment
 from .processes import Exit, send_signal, spawn
+from .steps import open_record
 from .topology import Plan, rank_arguments
 
 FALL_SECONDS = 3.0
@@ -21,17 +22,22 @@ FALL_SECONDS = 3.0
 HEAD_START_SECONDS = 0.05
 """PyTorch's rank 0 serves the store that the others connect to. One that comes before it listens is refused, and tries
 again only after about half a second, so the others begin a little later."""
-_LONGEST_NOTE = 4096
+_LONGEST_NOTE = 1 << 14
 _WRAPPER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank.py")
 
 
 class Rank:
-    """One process of the customer's code, from its start to its end."""
+    """One process of the customer's code, from its start to its end.
 
-    def __init__(self, seat: int, pid: int, notes: int) -> None:
+    `notes` is the pipe it speaks through, which `overhear` is shown all of; `record` the file it counts its steps in.
+    """
+
+    def __init__(self, seat: int, pid: int, notes: int, record: int = -1) -> None:
         self.seat = seat
         self.pid = pid
         self.notes = notes
+        self.record = record
+        self.overhear: Optional[Callable[[int, bytes], None]] = None
         self.exit: Optional[Exit] = None
         self.finished = False
         self.raised_at: Optional[float] = None
@@ -45,6 +51,8 @@ class Rank:
             return True
         if not data:
             return False
+        if self.overhear is not None:
+            self.overhear(self.seat, data)
         *lines, rest = (self._noted + data).split(b"\n")
         self._noted = rest[-_LONGEST_NOTE:]
         for line in lines:
@@ -99,6 +107,9 @@ class Ranks:
 
     def start(self, plan: Plan, note: str = "") -> Dict[str, int]:
         """Start every rank of this node by this plan and return {pid: seat}; a note goes to each one's output first."""
+        for rank in self._by_pid.values():
+            if rank.record >= 0:
+                os.close(rank.record)
         self._by_pid.clear()
         self._kill_at = None
         for local_rank in range(plan.workers):
@@ -114,22 +125,23 @@ class Ranks:
         """Start one rank; `more` is added to its environment."""
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
+        record = open_record()
         environment = dict(self._environment)
         environment.update(rank_environment(plan, local_rank))
         environment.update(more or {})
-        arguments = [self._python, "-u", _WRAPPER, str(writing), plan.script]
+        arguments = [self._python, "-u", _WRAPPER, "{},{}".format(writing, record), plan.script]
         arguments += rank_arguments(plan, local_rank, self._flag)
         pid = spawn(
             arguments,
             environment,
             output=self._outputs[local_rank],
-            inherit=[writing],
+            inherit=[writing, record] if record >= 0 else [writing],
             folder=self._folder,
             new_session=True,
             delay_seconds=HEAD_START_SECONDS if plan.framework == "pytorch" and plan.rank(local_rank) else 0.0,
         )
         os.close(writing)
-        rank = Rank(self._seats[local_rank], pid, reading)
+        rank = Rank(self._seats[local_rank], pid, reading, record)
         self._by_pid[pid] = rank
         self._selector.register(reading, selectors.EVENT_READ, rank)
         return rank
@@ -144,6 +156,16 @@ class Ranks:
     def pids(self) -> Dict[str, int]:
         """{pid: seat}, as the supervisor is told."""
         return {str(pid): rank.seat for pid, rank in self._by_pid.items()}
+
+    @property
+    def all(self) -> List[Rank]:
+        """The ranks of this round, those that have ended as well."""
+        return list(self._by_pid.values())
+
+    @property
+    def living(self) -> List[Rank]:
+        """The ranks that have not ended."""
+        return [rank for rank in self._by_pid.values() if rank.exit is None]
 
     @property
     def alive(self) -> bool:

@@ -40,6 +40,11 @@ Launcher to launcher (node 0 is the hub, the others know only it):
     fallen   round                            to the hub: no rank of the round before is left here
     settled  round                            from the hub: the ranks of a soft round have found each other
     restart  round                            to the hub: a rank ended in a soft round; make it a hard one
+    pulse    quiet, silent, begun, round      to the hub: for how long this node has shown no sign; see `progress.Pulse`
+    look     round                            from the hub: where do your ranks stand?
+    stands   stands {rank: stand}, round      to the hub, in answer; see `progress.Stand`
+    hang     round                            from the hub: the run has hung; take stacks, they are for the supervisor
+    stacked  round                            to the hub: that is done
     mpi      (fields: `mpi`)                  asks to start, and tells the end of, an MPI daemon
 """
 
@@ -60,6 +65,8 @@ _PR_SET_DUMPABLE = 4
 # beside a rank that died by another signal.
 _ECHO_SIGNALS = ("", "SIGABRT", "SIGTERM")
 _ECHO_SECONDS = 1.0
+# The supervisor knows why the kernel killed a rank, and says so.
+_KINDS_OF_A_RANK = ("code_failed", "out_of_memory")
 
 
 class ConnectionLost(Exception):
@@ -133,7 +140,7 @@ def first_cause(causes: Sequence[Message]) -> Optional[Message]:
         return first
     near = [one for one in ordered if one["at"] - first["at"] <= _ECHO_SECONDS]
     for one in near:
-        if one["kind"] == "code_failed" and (one.get("signal") or "") not in _ECHO_SIGNALS:
+        if one["kind"] in _KINDS_OF_A_RANK and (one.get("signal") or "") not in _ECHO_SIGNALS:
             return one
     return next((one for one in near if one["kind"] == "node_lost"), first)
 

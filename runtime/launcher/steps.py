@@ -19,13 +19,10 @@ The one rule: whatever goes wrong here, the script goes on as if this were not t
 from __future__ import annotations
 
 import functools
-import mmap
 import os
 import struct
 import sys
-import threading
 import time
-import weakref
 from typing import Any, Callable, List, NamedTuple, Optional
 
 SIZE = 64
@@ -103,7 +100,12 @@ class Recorder:
     """Counts in one process. `stepped` is called by optimizers, `timed` wraps what waits for other ranks."""
 
     def __init__(self, record: int, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._map: Optional[mmap.mmap] = mmap.mmap(record, SIZE)
+        # Imported here for speed alone: the launcher needs of this module only what is above.
+        import mmap  # noqa: PLC0415
+        import threading  # noqa: PLC0415
+        import weakref  # noqa: PLC0415
+
+        self._map: Any = mmap.mmap(record, SIZE)
         self._clock = clock
         self._inside = threading.local()
         self._leader = 0
