@@ -13,6 +13,7 @@ from typing import Any
 from runtime.backends import disk, watchdog
 from runtime.backends.record import Record, Verdict
 from runtime.backends.siblings import Siblings
+from runtime.backends.tree import Tree
 
 START_SECONDS = 90.0
 SILENCE_SECONDS = 12.0
@@ -23,13 +24,16 @@ _SURVEY_SECONDS = 2.0
 _SURVEY_SHARE = 50
 """A walk over the run's files is followed by a pause this many times as long as it worked."""
 _STEP_SECONDS = 0.005
+_AFTERMATH_SECONDS = 30.0
+"""A rank that fails this soon after the kernel has killed for want of memory fails of it: a killed helper, an echo."""
 
 
 class Limits:
     """The node's limits, as its order gives them."""
 
-    def __init__(self, order: dict[str, Any], record: Record) -> None:
+    def __init__(self, order: dict[str, Any], record: Record, tree: Tree) -> None:
         self._order = order
+        self._tree = tree
         self._record = record
         self._siblings = Siblings(record.folder, record.node, order["nodes"])
         self._disk = _Disk(order) if record.node == 0 else None
@@ -37,6 +41,8 @@ class Limits:
         self._begun = self._heard = time.monotonic()
         self._ranks_by_pid: dict[int, int] = {}
         self._watch_at = 0.0
+        self._oom = _Counter()
+        self._refused = _Counter()
         self.term_at: float | None = None
         self.kill_at: float | None = None
 
@@ -72,8 +78,8 @@ class Limits:
         self._watch_at = now + TICK_SECONDS
         return True
 
-    def look(self, now: float, init: int) -> Verdict | None:
-        """What is wrong now, if anything. `init` is the sandbox's first process, 0 while there is none."""
+    def look(self, now: float) -> Verdict | None:
+        """What is wrong now, if anything."""
         self._siblings.end_silent_ones(now)
         node = self._record.node
         if not self._record.started and now - self._begun > START_SECONDS:
@@ -84,7 +90,7 @@ class Limits:
             lost = self._siblings.lost_one()
             if lost is not None:
                 return Verdict("node_lost", "node_lost", f"Node {lost} was lost.", node=lost)
-        verdict = self._weigh(init)
+        verdict = self._weigh(now)
         if verdict is None and self._disk is not None:
             verdict = self._disk.look(now, self._record)
         return verdict
@@ -103,31 +109,70 @@ class Limits:
             data={"free_mib": free >> 20},
         )
 
-    def _weigh(self, init: int) -> Verdict | None:
-        if not init:
+    def explain(self, cause: dict[str, Any], now: float) -> Verdict | None:
+        """What the kernel's limits have to do with a rank that failed; None where nothing."""
+        if cause["kind"] != "code_failed" or self._tree.group is None:
             return None
-        node = self._record.node
+        self._count(now)
+        for counted, verdict in ((self._oom, self._out_of_memory), (self._refused, self._too_many)):
+            if counted.at is not None and now - counted.at < _AFTERMATH_SECONDS:
+                return verdict(cause.get("rank"))
+        return None
+
+    def killed_for_memory(self) -> Verdict | None:
+        """Whether it was for want of memory that the node was killed as a whole."""
+        self._count(time.monotonic())
+        return None if self._oom.at is None else self._out_of_memory(None)
+
+    def _count(self, now: float) -> None:
+        group = self._tree.group
+        if group is not None:
+            self._oom.count(group.oom_kills(), now)
+            self._refused.count(group.refusals(), now)
+
+    def _weigh(self, now: float) -> Verdict | None:
+        """With a control group the kernel holds the limits, and only what it did about them is counted."""
+        if self._tree.group is not None:
+            self._count(now)
+            return None
+        if not self._tree.init:
+            return None
         memory, processes = int(self._order["memory_bytes"]), int(self._order["process_limit"])
         # Until the launcher speaks, bubblewrap may still be at work in there, with the host's own /tmp in sight.
         enough = memory if self._record.started else None
-        usage = watchdog.look(init, enough_bytes=enough, enough_processes=processes)
+        usage = watchdog.look(self._tree.init, enough_bytes=enough, enough_processes=processes)
         if usage.processes > processes:
-            return Verdict(
-                "code_failed",
-                "too_many_processes",
-                f"Node {node} ran more than {processes} processes at once.",
-                data={"limit": processes},
-            )
+            return self._too_many(None)
         if usage.memory_bytes > memory:
-            used, limit = usage.memory_bytes >> 20, memory >> 20
-            return Verdict(
-                "out_of_memory",
-                "out_of_memory",
-                f"Node {node} used {used} MiB of memory, more than the {limit} MiB it has.",
-                rank=self._ranks_by_pid.get(usage.heaviest or 0),
-                data={"used_mib": used, "limit_mib": limit},
-            )
+            return self._out_of_memory(self._ranks_by_pid.get(usage.heaviest or 0), usage.memory_bytes)
         return None
+
+    def _out_of_memory(self, rank: int | None, used_bytes: int | None = None) -> Verdict:
+        node, limit = self._record.node, int(self._order["memory_bytes"]) >> 20
+        data = {"limit_mib": limit}
+        message = f"Node {node} used more than the {limit} MiB of memory it has."
+        if used_bytes is not None:
+            data["used_mib"] = used_bytes >> 20
+            message = f"Node {node} used {data['used_mib']} MiB of memory, more than the {limit} MiB it has."
+        return Verdict("out_of_memory", "out_of_memory", message, rank=rank, data=data)
+
+    def _too_many(self, rank: int | None) -> Verdict:
+        limit = int(self._order["process_limit"])
+        message = f"Node {self._record.node} ran more than {limit} processes at once."
+        return Verdict("code_failed", "too_many_processes", message, rank=rank, data={"limit": limit})
+
+
+class _Counter:
+    """A number that the kernel counts up, and when it last rose."""
+
+    def __init__(self) -> None:
+        self._value = 0
+        self.at: float | None = None
+
+    def count(self, value: int, now: float) -> None:
+        if value > self._value:
+            self._value = value
+            self.at = now
 
 
 class _Disk:

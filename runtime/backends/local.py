@@ -22,7 +22,7 @@ from typing import Any
 
 import watchfiles
 
-from runtime.backends import admission, machine, sandbox
+from runtime.backends import admission, machine, orders, sandbox
 from runtime.backends.runs import FolderLock, Run, remove_tree
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound, RuntimeFault
 from runtime.launcher.frameworks import rank_environment
@@ -30,7 +30,6 @@ from runtime.launcher.topology import Plan
 from runtime.specs import (
     Capacity,
     Controller,
-    Framework,
     Image,
     LogChunk,
     NodeCapacity,
@@ -40,25 +39,21 @@ from runtime.specs import (
     RunStatus,
 )
 
-_ADDRESS = "127.0.0.1"
-_INTERFACE = "lo"
-_PROCESS_LIMIT = 1024
 _LONGEST_SAMPLE = 1 << 20
 _HEARTBEAT_MILLISECONDS = 500
 _DEBOUNCE_MILLISECONDS = 50
 _STEP_MILLISECONDS = 5
 _SOURCE_ROOT = Path(__file__).resolve().parents[2]
 _LAUNCHER = _SOURCE_ROOT / "runtime" / "launcher"
-_SUPERVISE = (
-    f"import sys; sys.path.insert(0, {str(_SOURCE_ROOT)!r}); from runtime.backends.supervisor import main; main()"
-)
+_START = f"import sys; sys.path.insert(0, {str(_SOURCE_ROOT)!r}); from runtime.backends.starter import main; main()"
 
 
 class LocalBackend:
     """Runs on this machine. `root` holds the runs; `images_root` the built-in images (`runtime.backends.images`).
 
     What the machine offers is measured unless given: `cpus`, and `memory_mib` (else `memory_fraction` of its memory).
-    `disk_mib` is what a run whose spec does not say may add to its folders.
+    `disk_mib` is what a run whose spec does not say may add to its folders. `network`: `private` gives each run one of
+    its own where the kernel allows, `host` shares the machine's. `cgroups`: use them where the kernel allows.
     """
 
     def __init__(
@@ -70,10 +65,14 @@ class LocalBackend:
         memory_mib: int | None = None,
         memory_fraction: float = 0.9,
         disk_mib: int = 51200,
+        network: str = "private",
+        cgroups: bool = True,
     ) -> None:
         self._root = root.resolve()
         self._images_root = images_root.resolve()
         self._disk_mib = disk_mib
+        self._network = network
+        self._cgroups = cgroups
         self._gpus = machine.gpus()
         self._total = Resources(
             cpus=machine.cpus() if cpus is None else cpus,
@@ -201,8 +200,8 @@ class LocalBackend:
 
     def environment(self, spec: RunSpec, rank: int) -> dict[str, str]:
         """See `Backend`."""
-        plan = _plan(spec, [0] * _ports_needed(spec))
-        told = Plan.from_data({**plan, "node": rank // spec.workers_per_node})
+        ports = {"master_port": 0, "worker_ports": [0] * orders.ports_needed(spec)["worker_ports"]}
+        told = Plan.from_data({**orders.plan(spec), **ports, "node": rank // spec.workers_per_node})
         return rank_environment(told, rank % spec.workers_per_node)
 
     def run_folder(self, name: str) -> Path:
@@ -254,41 +253,46 @@ class LocalBackend:
         nonce = secrets.token_hex(16)
         token = secrets.token_hex(32)
         with contextlib.ExitStack() as stack:
-            listener = stack.enter_context(socket.create_server((_ADDRESS, 0), backlog=128))
-            ports = [stack.enter_context(_reserve_port()) for _port in range(_ports_needed(spec))]
-            plan = _plan(spec, [port.getsockname()[1] for port in ports])
-            starting = []
+            locks: list[int] = []
+            told: list[dict[str, Any]] = []
             for node in range(spec.nodes):
                 place = self._place(run, spec, node, gpus[node], checkpoints)
-                lock = run.hold_lock(node)
-                stack.callback(os.close, lock)
-                kept = [lock, *([port.fileno() for port in ports] if node == 0 else [])]
-                order = self._order(run, spec, node=node, place=place, bubblewrap=bubblewrap, nonce=nonce)
-                order["keep"] = kept
-                order["listener"] = listener.fileno() if node == 0 else None
-                order["launcher"] = {
-                    "plan": {**plan, "node": node},
-                    "token": token,
-                    "control_port": listener.getsockname()[1],
-                    "python": str(place.image / "bin" / "python"),
-                    "environment": self._environment(place),
-                }
-                starting.append(stack.enter_context(self._spawn(order)))
+                locks.append(run.hold_lock(node))
+                stack.callback(os.close, locks[-1])
+                environment = self._environment(place)
+                told.append(
+                    {
+                        **orders.for_node(spec, node, place, environment, disk_mib=self._disk_mib),
+                        "folder": str(run.folder),
+                        "bell": str(run.bell),
+                        "nonce": nonce,
+                        "sandbox": [bubblewrap, *sandbox.arguments(place, environment)],
+                        "cgroups": self._cgroups,
+                    }
+                )
+                told[-1]["launcher"]["token"] = token
+            order = {
+                "folder": str(run.folder),
+                "nonce": nonce,
+                "network": self._network,
+                **orders.ports_needed(spec),
+                "locks": locks,
+                "nodes": told,
+            }
+            stack.enter_context(self._start(run, order))
             run.record(spec, nonce=nonce, gpus=gpus)
-        # Leaving the block closed their stdin, which is what the supervisors wait for.
+        # Leaving the block closed its stdin, which is what the starter waits for.
 
-    def _spawn(self, order: dict[str, Any]) -> subprocess.Popen[bytes]:
-        inherited = [*order["keep"], *([order["listener"]] if order["listener"] is not None else [])]
-        log = Path(order["folder"]) / "logs" / f"supervisor-{order['node']}.log"
-        with log.open("ab") as output:
+    def _start(self, run: Run, order: dict[str, Any]) -> subprocess.Popen[bytes]:
+        with (run.folder / "logs" / "supervisor-0.log").open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _SUPERVISE],
+                [sys.executable, "-I", "-S", "-c", _START],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
                 cwd="/",
                 env={"LANG": "C.UTF-8"},
-                pass_fds=inherited,
+                pass_fds=order["locks"],
                 start_new_session=True,
             )
         if process.stdin is None:
@@ -296,29 +300,6 @@ class LocalBackend:
         process.stdin.write(json.dumps(order).encode())
         process.stdin.flush()
         return process
-
-    def _order(
-        self, run: Run, spec: RunSpec, *, node: int, place: sandbox.Place, bubblewrap: str, nonce: str
-    ) -> dict[str, Any]:
-        first = node * spec.workers_per_node
-        return {
-            "folder": str(run.folder),
-            "bell": str(run.bell),
-            "nonce": nonce,
-            "node": node,
-            "nodes": spec.nodes,
-            "elastic": 0 < spec.min_nodes < spec.nodes,
-            "ranks": list(range(first, first + spec.workers_per_node)),
-            "sandbox": [bubblewrap, *sandbox.arguments(place, self._environment(place))],
-            "command": [str(place.image / "bin" / "python"), "-I", "-S", sandbox.LAUNCHER_TARGET],
-            "deadline_seconds": spec.deadline_seconds,
-            "grace_seconds": spec.grace_seconds,
-            "log_limit_bytes": spec.log_limit_bytes,
-            "memory_bytes": spec.resources.memory_mib << 20,
-            "process_limit": _PROCESS_LIMIT,
-            "disk_bytes": (spec.resources.disk_mib or self._disk_mib) << 20,
-            "written": self._written(spec, place),
-        }
 
     def _place(self, run: Run, spec: RunSpec, node: int, gpus: list[int], checkpoints: Path) -> sandbox.Place:
         hostname = f"{spec.name}-{node}"
@@ -338,11 +319,6 @@ class LocalBackend:
             memory_bytes=spec.resources.memory_mib << 20,
             gpus=tuple(gpus),
         )
-
-    def _written(self, spec: RunSpec, place: sandbox.Place) -> dict[str, str]:
-        """The folders that the run may write to, each a part of its disk limit."""
-        workspace = next(mount.source for mount in spec.mounts if mount.target == spec.workspace_target)
-        return {"run": str(place.run_folder), "checkpoints": str(place.checkpoint_folder), "workspace": workspace}
 
     def _environment(self, place: sandbox.Place) -> dict[str, str]:
         return sandbox.base_environment(place.image, [gpu.uuid for gpu in self._gpus if gpu.index in place.gpus])
@@ -364,58 +340,3 @@ def _read(path: Path, offset: int, limit: int) -> tuple[bytes, bool]:
             return file.read(limit), not file.read(1)
     except FileNotFoundError:
         return b"", True
-
-
-def _ports_needed(spec: RunSpec) -> int:
-    """TensorFlow's processes each listen, elsewhere rank 0 alone; anew in every round of an elastic run."""
-    rounds = 1 + (spec.nodes - spec.min_nodes if spec.min_nodes else 0)
-    return _ports_per_round(spec) * rounds
-
-
-def _ports_per_round(spec: RunSpec) -> int:
-    return spec.world_size if spec.framework is Framework.TENSORFLOW else 1
-
-
-def _reserve_port() -> socket.socket:
-    """A port that nobody else is given while the socket is held, and that the code inside can still listen on.
-
-    Bound with SO_REUSEADDR but not listening: the kernel hands it to nobody, and lets one listener with that option in.
-    """
-    holder = socket.socket()
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    holder.bind(("", 0))
-    return holder
-
-
-def _plan(spec: RunSpec, ports: list[int]) -> dict[str, Any]:
-    first = _ports_per_round(spec)
-    return {
-        "run_id": spec.name,
-        "nodes": spec.nodes,
-        "workers": spec.workers_per_node,
-        "framework": spec.framework.value,
-        "controller": spec.controller.value,
-        "backend": "mpi" if spec.controller is Controller.MPI else "nccl" if spec.resources.gpus else "gloo",
-        "addresses": [_ADDRESS] * spec.nodes,
-        "master_port": ports[0],
-        "worker_ports": ports[:first] if spec.framework is Framework.TENSORFLOW else [],
-        "spare_ports": ports[first:],
-        "min_nodes": spec.min_nodes,
-        "collective_timeout_seconds": spec.collective_timeout_seconds,
-        "stall_check_seconds": spec.stall_check_seconds,
-        "script": f"{spec.workspace_target}/{spec.script}",
-        "arguments": list(spec.arguments),
-        "epochs": spec.epochs,
-        "lr": spec.lr,
-        "batch_size": spec.batch_size,
-        "datasets": list(spec.datasets),
-        "datasets_path": spec.datasets_target,
-        "workspace": spec.workspace_target,
-        "run_dir": sandbox.RUN_TARGET,
-        "checkpoint_dir": sandbox.CHECKPOINT_TARGET,
-        "restart_count": spec.restart_count,
-        "omp_threads": max(1, int(spec.resources.cpus // spec.workers_per_node)),
-        "interface": _INTERFACE,
-        "hang_seconds": spec.hang_seconds,
-        "cpus": spec.resources.cpus,
-    }

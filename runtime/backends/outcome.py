@@ -120,16 +120,18 @@ def _causes(records: Sequence[Record], members: set[int]) -> list[Record]:
         if cause.get("node") in members | {None}
         and not (cause["kind"] == "node_lost" and cause["node"] != record["node"] and cause["node"] in explained)
     ]
-    return causes + [_loss(record) for record in records if _is_lost(record)]
+    return causes + [_loss(record, causes) for record in records if _is_lost(record)]
 
 
-def _loss(record: Record) -> Record:
-    cause = {"kind": Outcome.NODE_LOST, "at": record["seen_at"], "node": record["node"]}
+def _loss(record: Record, causes: Sequence[Record]) -> Record:
+    """The loss of a node, from its last sign of life on; what the others say of it says why it mattered."""
+    node = record["node"]
+    code, why = FailureCode.NODE_LOST, "its supervisor was killed or the machine went down"
     if record.get("silent"):
-        message = f"Node {record['node']} stopped answering: its supervisor stood still."
-        return {**cause, "code": FailureCode.NODE_SILENT, "message": message}
-    message = f"Node {record['node']} was lost: its supervisor was killed or the machine went down."
-    return {**cause, "code": FailureCode.NODE_LOST, "message": message}
+        code, why = FailureCode.NODE_SILENT, "its supervisor stood still and gave no sign of life"
+    told = [cause["message"] for cause in causes if cause["node"] == node and cause["kind"] == Outcome.NODE_LOST]
+    message = " ".join([f"Node {node} was lost: {why}.", *told[:1]])
+    return {"kind": Outcome.NODE_LOST, "code": code, "at": record["seen_at"], "node": node, "message": message}
 
 
 def _failure(cause: Record) -> Failure:

@@ -6,7 +6,8 @@ supervisors that were started vanish, and whoever comes next may clear the folde
     <root>/<name>/submission.json        the spec, when it was submitted, which GPUs each node has
                   stop.json              a request to end
                   nodes/<node>.json      what the node's supervisor says; .lock is held while it lives, .silent is
-                                         there where it was ended for not giving a sign of life
+                                         there where it was ended for not giving a sign of life, .cgroups names its
+                                         control groups while there are any
                   nodes/<node>.samples.jsonl  what the node used over time
                   logs/rank-<rank>.log   output, rank by rank; node-<node>.log is the platform's own, stacks-<rank>.txt
                                          where a rank stood when the run hung
@@ -34,9 +35,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from runtime.backends import identity, outcome, siblings
+from runtime.backends import identity, outcome, siblings, tree
 from runtime.errors import RunNotFound
-from runtime.specs import RunPhase, RunSpec, RunStatus
+from runtime.specs import Outcome, RunPhase, RunSpec, RunStatus
 
 _END_SECONDS = 5.0
 
@@ -95,7 +96,13 @@ class Run:
         status = outcome.merge(self.name, submission["submitted_at"], records)
         if status.phase is RunPhase.ENDED:
             self.active.unlink(missing_ok=True)
+            if status.outcome is Outcome.NODE_LOST:
+                self._clear_after_the_lost()
         return status
+
+    def _clear_after_the_lost(self) -> None:
+        for note in (self.folder / "nodes").glob("*.cgroups"):
+            tree.clear_after(note)
 
     def _read_record(self, node: int) -> outcome.Record:
         path = siblings.record_path(self.folder, node)
@@ -136,6 +143,7 @@ class Run:
         """End what runs and remove every trace."""
         if self.folder.is_dir():
             self._end_supervisors()
+            self._clear_after_the_lost()
             self._trash.mkdir(exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
                 self.folder.rename(self._trash / uuid.uuid4().hex)

@@ -1,8 +1,8 @@
 """One node of a local run: a detached process that starts the launcher in its sandbox and holds it to its limits.
 
-It hides pipes, clocks and kills. Its one rule: it needs nobody. The order comes over stdin once; from then on the
-deadline, the memory limit, the log caps and the record of what happened are its own, whether a console lives or not,
-and if it dies itself the kernel takes the sandbox with it. Standard library only, so that it starts in milliseconds.
+It hides pipes, clocks and kills. Its one rule: it needs nobody. It is given its order once; from then on the deadline,
+the limits, the log caps and the record of what happened are its own, whether a console lives or not, and if it dies
+itself the kernel takes the sandbox with it. Standard library only, so that it starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 import selectors
 import signal
 import socket
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,8 @@ from runtime.backends import watchdog
 from runtime.backends.limits import SILENCE_SECONDS, Limits
 from runtime.backends.ranklog import RankLog
 from runtime.backends.record import Record, Verdict
-from runtime.launcher.processes import Exit, reap, send_signal, spawn
+from runtime.backends.tree import Tree
+from runtime.launcher.processes import Exit, reap
 from runtime.launcher.report import ConnectionLost, Link, Message, first_cause
 
 _DRAIN_SECONDS = 5.0
@@ -43,14 +43,12 @@ class Supervisor:
         self._metrics_path = folder / "run" / "metrics.jsonl"
         address = order["launcher"]["plan"]["addresses"][self._node]
         self._record = Record(folder, Path(order["bell"]), node=self._node, address=address)
-        self._limits = Limits(order, self._record)
+        self._tree = Tree(order, folder / "nodes" / f"{self._node}.cgroups")
+        self._limits = Limits(order, self._record, self._tree)
         self._selector = selectors.DefaultSelector()
         self._logs: dict[int, RankLog] = {}
         self._platform_log: RankLog | None = None
         self._link: Link | None = None
-        self._sandbox: int = 0
-        self._init = 0
-        self._exit: Exit | None = None
         self._told_end = False
         self._aborting = False
         self._output_at: float | None = None
@@ -60,10 +58,10 @@ class Supervisor:
     def run(self) -> None:
         """Supervise to the end."""
         self._record.save()
-        watchdog.limit_itself(int(self._order["process_limit"]))
+        watchdog.keep_awake()
         self._catch_signals()
         self._start()
-        while self._exit is None:
+        while self._tree.exit is None:
             for key, _events in self._selector.select(self._patience()):
                 self._handle(key.data)
             self._keep_time()
@@ -92,32 +90,15 @@ class Supervisor:
             outputs.append(writing)
         platform_reading, platform_writing = os.pipe()
         self._platform_log = self._open_log(f"node-{self._node}.log", platform_reading, _PLATFORM_LOG_BYTES)
-        info_reading, info_writing = os.pipe()
-        inherit = [theirs.fileno(), info_writing, *outputs]
         listener: int | None = order["listener"]
-        if listener is not None:
-            inherit.append(listener)
-        arguments = [
-            *order["sandbox"][:1],
-            "--info-fd",
-            str(info_writing),
-            *order["sandbox"][1:],
-            *order["command"],
-            "--socket",
-            str(theirs.fileno()),
-        ]
-        self._sandbox = spawn(arguments, {}, output=platform_writing, inherit=inherit)
-        for descriptor in [platform_writing, info_writing, *outputs]:
+        given = outputs if listener is None else [*outputs, listener]
+        self._tree.start(theirs.fileno(), output=platform_writing, inherit=given)
+        for descriptor in [platform_writing, *given]:
             os.close(descriptor)
         theirs.close()
-        if listener is not None:
-            os.close(listener)
         self._link = Link(ours)
         self._selector.register(self._link, selectors.EVENT_READ, self._link)
-        with contextlib.suppress(ConnectionLost):
-            self._link.send({**order["launcher"], "outputs": outputs, "listener": listener})
-        with os.fdopen(info_reading, "rb") as info, contextlib.suppress(ValueError, KeyError):
-            self._init = int(json.loads(info.read())["child-pid"])
+        self._say({**order["launcher"], "outputs": outputs, "listener": listener})
 
     def _open_log(self, name: str, reading: int, limit_bytes: int) -> RankLog:
         log = RankLog(self._folder / "logs" / name, reading, limit_bytes)
@@ -140,8 +121,7 @@ class Supervisor:
             with contextlib.suppress(BlockingIOError):
                 ready[0].recv(4096)
             for gone in reap():
-                if gone.pid == self._sandbox:
-                    self._exit = gone
+                self._tree.reaped(gone)
             self._look_for_stop()
 
     def _listen(self, link: Link) -> None:
@@ -160,7 +140,7 @@ class Supervisor:
             case "running":
                 self._running(message)
             case "cause":
-                self._record.data["causes"].append(message["cause"])
+                self._take_cause(message["cause"])
             case "rank_ended" if message["aborted_late"]:
                 self._forgive(message["rank"])
             case "members":
@@ -184,6 +164,14 @@ class Supervisor:
             now = time.time()
             self._record.data.update(phase="running", started_at=now, progress_at=now)
         self._record.save()
+
+    def _take_cause(self, cause: dict[str, Any]) -> None:
+        """A rank that failed may have met one of the kernel's limits: then that is the cause."""
+        verdict = self._limits.explain(cause, time.monotonic())
+        if verdict is not None:
+            told = {"kind": verdict.kind, "code": verdict.code, "message": verdict.message, "data": verdict.data}
+            cause = {**cause, **told}
+        self._record.data["causes"].append(cause)
 
     def _forgive(self, rank: int) -> None:
         sentence = (
@@ -216,12 +204,12 @@ class Supervisor:
             )
         if self._limits.kill_at is not None and now >= self._limits.kill_at:
             self._kill()
-        if self._exit is None and self._limits.due(now):
+        if self._tree.exit is None and self._limits.due(now):
             self._record.beat()
             self._look_for_stop()
             self._look_at_metrics()
             self._tell_of_output(now)
-            verdict = None if self._aborting else self._limits.look(now, self._init)
+            verdict = None if self._aborting else self._limits.look(now)
             if verdict is not None:
                 self._blame(verdict)
         self._record.ring_if_due(now)
@@ -281,10 +269,7 @@ class Supervisor:
 
     def _kill(self) -> None:
         self._limits.kill_at = self._limits.term_at = None
-        # The first process takes every other one of its pid namespace with it.
-        for pid in (self._init, self._sandbox):
-            if pid and self._exit is None:
-                send_signal(pid, signal.SIGKILL)
+        self._tree.kill()
 
     def _finish(self) -> None:
         """Nothing runs any more: empty the pipes, write the last record, ring once more."""
@@ -298,7 +283,8 @@ class Supervisor:
             waiting = [log for log in waiting if log.open]
         if self._output_at is not None:
             self._record.progress(self._output_at)
-        ended = self._exit
+        ended = self._tree.exit
+        self._tree.clear()
         if ended is not None and not self._told_end and not self._record.causes:
             self._explain(ended)
         self._blame_the_disk(self._limits.last_look())
@@ -313,6 +299,10 @@ class Supervisor:
         """The launcher went without a word: killed from outside, or broken."""
         killed = bool(ended.signal) or (ended.exit_code or 0) > 128  # the shell's convention, bwrap's too
         node = self._node
+        memory = self._limits.killed_for_memory() if killed else None
+        if memory is not None:
+            self._record.add_cause(memory)
+            return
         if killed:
             message = f"The launcher of node {node} was killed."
             self._record.add_cause(Verdict("node_lost", "node_lost", message))
@@ -329,24 +319,3 @@ class Supervisor:
             return
         self._record.add_cause(verdict)
         causes[-1]["at"] = min(float(cause["at"]) for cause in causes) - 0.001
-
-
-def _is_submitted(order: dict[str, Any]) -> bool:
-    """Whether this very submission is on record; a later one of the same name has another nonce."""
-    try:
-        return bool(json.loads((Path(order["folder"]) / "submission.json").read_bytes())["nonce"] == order["nonce"])
-    except (OSError, ValueError):
-        return False
-
-
-def main() -> None:
-    """Detach, read the order from stdin, and supervise: if the submission is on record, else vanish."""
-    if os.fork():
-        os._exit(0)
-    order = json.loads(sys.stdin.buffer.read() or b"null")
-    # End of input: the submitter has written its record, or has died before it could.
-    if order is None or not _is_submitted(order):
-        return
-    for descriptor in order["keep"]:
-        os.set_inheritable(descriptor, False)
-    Supervisor(order).run()

@@ -31,7 +31,7 @@ class Usage:
     heaviest: int | None
 
 
-def limit_itself(processes: int) -> None:
+def limit_itself(*, processes: int, file_bytes: int) -> None:
     """Set the kernel's limits on this process, which what it starts inherits.
 
     The number of processes is watched besides: root is exempt from its limit, so here it only has to stop a flood.
@@ -40,12 +40,17 @@ def limit_itself(processes: int) -> None:
     files = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
-    flood = 2 * processes
-    if hard == resource.RLIM_INFINITY or flood < hard:
-        resource.setrlimit(resource.RLIMIT_NPROC, (flood, flood))
-    # Where that limit does not hold (for root), a flood of processes must not keep us from ending it. Children of ours
-    # are scheduled as anybody.
+    for name, wanted in ((resource.RLIMIT_NPROC, 2 * processes), (resource.RLIMIT_FSIZE, file_bytes)):
+        _soft, hard = resource.getrlimit(name)
+        if hard == resource.RLIM_INFINITY or wanted < hard:
+            resource.setrlimit(name, (wanted, wanted))
+
+
+def keep_awake() -> None:
+    """Let no flood of processes keep this one from ending it, where limits do not hold (for root).
+
+    Children are scheduled as anybody.
+    """
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
 

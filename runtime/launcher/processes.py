@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import List, Mapping, NamedTuple, Optional, Sequence
+from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence
 
 
 class Exit(NamedTuple):
@@ -28,10 +28,11 @@ def spawn(
     folder: Optional[str] = None,
     new_session: bool = False,
     delay_seconds: float = 0.0,
+    prepare: Optional[Callable[[], None]] = None,
 ) -> int:
     """Start a program with `output` as its stdout and stderr and nothing on its stdin; returns the pid at once.
 
-    The program itself begins `delay_seconds` later.
+    The program itself begins `delay_seconds` later. `prepare` is called in the new process before that.
     A program that cannot be started exits with 127 and says why on its own output.
     """
     pid = os.fork()
@@ -48,6 +49,8 @@ def spawn(
         os.dup2(nothing, 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
+        if prepare is not None:
+            prepare()
         for descriptor in inherit:
             os.set_inheritable(descriptor, True)
         if folder is not None:

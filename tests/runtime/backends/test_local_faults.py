@@ -14,7 +14,7 @@ import pytest
 
 from runtime.backends import identity
 from runtime.backends.runs import wait_gone
-from runtime.specs import Outcome, Resources, RunPhase
+from runtime.specs import FailureCode, Outcome, Resources, RunPhase
 
 if TYPE_CHECKING:
     from tests.runtime.conftest import Yard
@@ -233,7 +233,9 @@ def test_too_much_memory(yard: Yard) -> None:
     assert status.outcome is Outcome.OUT_OF_MEMORY
     assert status.failure is not None
     assert status.failure.rank == 1
-    assert "more than the 200 MiB it has" in status.failure.message
+    assert status.failure.code is FailureCode.OUT_OF_MEMORY
+    assert status.failure.data["limit_mib"] == 200
+    assert "200 MiB" in status.failure.message
 
 
 def test_files_in_memory_count_as_memory(yard: Yard) -> None:
@@ -264,7 +266,8 @@ def test_pages_that_processes_share_count_once(yard: Yard) -> None:
 
 
 def test_too_many_processes(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.backends.local._PROCESS_LIMIT", 30)
+    monkeypatch.setattr("runtime.backends.orders.TASK_LIMIT", 30)
+    monkeypatch.setattr("runtime.backends.orders.TASKS_PER_RANK", 0)
     script = "import os, signal\nfor _ in range(100):\n    if os.fork() == 0: signal.pause()\nsignal.pause()\n"
     status = yard.run(script)
     assert status.outcome is Outcome.CODE_FAILED

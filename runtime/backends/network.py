@@ -1,0 +1,75 @@
+"""The network of a run: a namespace of its own with nothing but loopback in it, where the kernel lets us.
+
+The one rule: whoever calls `enter` is in it from then on, with all that it starts. The namespace has no name and no
+mount: it lives as long as a process in it does, so nothing of it can be left behind. Standard library only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+from pathlib import Path
+
+ADDRESS = "127.0.0.1"
+INTERFACE = "lo"
+_CLONE_NEWUSER = 0x10000000
+_CLONE_NEWNET = 0x40000000
+_SIOCSIFFLAGS = 0x8914
+_UP_AND_RUNNING = 0x1 | 0x40
+
+
+def enter() -> str:
+    """Move this process, which must have one thread, into a new network. Returns why that is not to be had, or "".
+
+    An ordinary user may do that only in a user namespace of his own, in which he stays who he is. Whoever holds no
+    right outside gains none by it: it owns this network and what is nested in it, nothing else.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    user, group = os.geteuid(), os.getegid()
+    if libc.unshare(_CLONE_NEWNET):
+        if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET):
+            return f"The kernel gives no network namespace: {os.strerror(ctypes.get_errno())}."
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        request = struct.pack("16sh14x", INTERFACE.encode(), _UP_AND_RUNNING)
+        fcntl.ioctl(control, _SIOCSIFFLAGS, request)
+    return ""
+
+
+def probe() -> str:
+    """Why runs here can't have a network of their own, or "". Asked in a process of its own, which ends."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            why = enter()
+        except OSError as error:
+            why = f"The kernel gives no network namespace: {error.strerror}."
+        os.write(writing, why.encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as answer:
+        why = answer.read().decode()
+    os.waitpid(child, 0)
+    return why
+
+
+def listen() -> socket.socket:
+    """A listener for the launchers, on a port of this network that is free."""
+    return socket.create_server((ADDRESS, 0), backlog=128)
+
+
+def reserve_port() -> socket.socket:
+    """A port that nobody else is given while the socket is held, and that the code inside can still listen on.
+
+    Bound with SO_REUSEADDR but not listening: the kernel hands it to nobody, and lets one listener with that option in.
+    """
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("", 0))
+    return holder

@@ -1,0 +1,98 @@
+"""The processes of one node: bubblewrap, its sandbox, and everything in it, as one thing.
+
+Hides control groups, descriptors and who is whose parent. The one rule: the tree ends as one. The sandbox's first
+process takes every other one of its pid namespace with it, and dies with this process. Standard library only: the
+supervisor imports this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from runtime.backends import cgroups, watchdog
+from runtime.launcher.processes import Exit, send_signal, spawn
+
+
+class Tree:
+    """One node's processes. `exit` says how they ended, None before; `init` is the sandbox's first one on the host."""
+
+    def __init__(self, order: dict[str, Any], note: Path) -> None:
+        self._order = order
+        self._note = note
+        self._bubblewrap = 0
+        self._made: list[Path] = []
+        self.group: cgroups.Group | None = None
+        self.init = 0
+        self.exit: Exit | None = None
+
+    def start(self, order_on: int, *, output: int, inherit: Sequence[int]) -> None:
+        """Start the launcher in its sandbox; it finds its order at the other end of the socket `order_on`."""
+        order = self._order
+        if order["cgroups"]:
+            self._make_group()
+        reading, writing = os.pipe()
+        arguments = [
+            *order["sandbox"][:1],
+            "--info-fd",
+            str(writing),
+            *order["sandbox"][1:],
+            *order["command"],
+            "--socket",
+            str(order_on),
+        ]
+        inherited = [order_on, writing, *inherit]
+        self._bubblewrap = spawn(arguments, {}, output=output, inherit=inherited, prepare=self._prepare)
+        os.close(writing)
+        with os.fdopen(reading, "rb") as info, contextlib.suppress(ValueError, KeyError):
+            self.init = int(json.loads(info.read())["child-pid"])
+
+    def _make_group(self) -> None:
+        order = self._order
+        name = f"trainyard-{order['name']}-{order['node']}-{order['nonce'][:8]}"
+        # Noted before it is made, so that whoever clears up after us knows of it.
+        places, _unified = cgroups.find()
+        self._note.write_text(json.dumps(sorted({str(place / name) for place in places.values()})))
+        self.group, self._made = cgroups.create(
+            name, memory_bytes=order["memory_bytes"], processes=order["process_limit"], cpus=order["cpus"]
+        )
+
+    def _prepare(self) -> None:
+        """In the new process, before bubblewrap is there."""
+        order = self._order
+        watchdog.limit_itself(
+            processes=order["process_limit"], file_bytes=max(order["disk_bytes"], order["memory_bytes"])
+        )
+        if self.group is not None:
+            self.group.join()
+
+    def reaped(self, gone: Exit) -> None:
+        """A child of this process has ended: perhaps ours."""
+        if gone.pid == self._bubblewrap:
+            self.exit = gone
+
+    def kill(self) -> None:
+        """End everything, now."""
+        for pid in (self.init, self._bubblewrap):
+            if pid and self.exit is None:
+                send_signal(pid, signal.SIGKILL)
+
+    def clear(self) -> None:
+        """Nothing runs any more: remove what was made for it."""
+        if cgroups.remove(self._made):
+            self._note.unlink(missing_ok=True)
+
+
+def clear_after(note: Path) -> None:
+    """What `clear` would have done, for a node whose supervisor was killed."""
+    try:
+        folders = [Path(folder) for folder in json.loads(note.read_bytes())]
+    except (OSError, ValueError):
+        return
+    if cgroups.remove(folders):
+        note.unlink(missing_ok=True)
