@@ -23,7 +23,9 @@ LINE_TITLES = {
     "minimum": gettext_lazy("Up to the least charge of a run"),
     "above_ceiling": gettext_lazy("Above the ceiling: not charged"),
     "queue": gettext_lazy("Waiting in the queue: free"),
+    "pull": gettext_lazy("Fetching the image: free"),
     "start": gettext_lazy("Starting the nodes: free"),
+    "hang": gettext_lazy("Hanging, without a sign of progress: free"),
     "platform_fault": gettext_lazy("Platform fault: free"),
 }
 

@@ -60,13 +60,18 @@ SECTIONS = (
     Section(
         _("Account"),
         (
-            Entry(_("Wallet"), "wallet", "wallet", ("wallet", "receipt_")),
+            Entry(_("Wallet"), "wallet", "wallet", ("wallet", "receipt_", "credit_")),
+            Entry(_("Costs"), "cost_list", "chart-line", ("cost_", "budget_")),
+            Entry(_("Invoices"), "invoice_list", "file-text", ("invoice_", "billing_details")),
             Entry(_("Organization"), "organization", "building", ("organization",)),
             Entry(_("API tokens"), "tokens", "key", ("token",)),
             Entry(_("Service"), "activation", "shield-check", ("activation",)),
         ),
     ),
 )
+
+NEEDED = {"training_new": Capability.RUN, "invoice_list": Capability.PAY}
+"""What an entry is of use for, where not every member may."""
 
 
 def context(request: HttpRequest) -> dict[str, Any]:
@@ -87,7 +92,7 @@ def context(request: HttpRequest) -> dict[str, Any]:
 
 def _sections(membership: Membership, here: str) -> list[Section]:
     """The sections that this role has a use for, the present one marked."""
-    hidden = set() if membership.allows(Capability.RUN) else {"training_new"}
+    hidden = {name for name, needed in NEEDED.items() if not membership.allows(needed)}
     return [
         Section(
             section.title,

@@ -11,6 +11,7 @@ from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_GET
 
+from billing import budgets
 from billing import selectors as billing
 from billing.models import Account
 from console.accounts.models import Organization
@@ -51,6 +52,8 @@ def overview(request: MemberRequest) -> HttpResponse:
         "overview.html",
         {
             "account": account,
+            "budgets": budgets.states(organization),
+            "balance": budgets.balance(account) if account else None,
             "open_rows": rows(running),
             "last_rows": rows(last),
             "capacity": jobs.capacity_now(),

@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_GET, require_http_methods
 from django_htmx.http import HttpResponseClientRedirect
 
-from billing import payments, selectors, wording
+from billing import budgets, credit, payments, selectors, wording
 from billing.errors import BillingError
 from billing.models import Account, TopUp
 from console.accounts.roles import Capability
@@ -132,6 +132,9 @@ def _page(request: MemberRequest, account: Account, form: TopUpForm) -> HttpResp
             "page": page,
             "holds": selectors.open_holds(organization).select_related("order__job"),
             "receipts": selectors.receipts_for(organization)[:6],
+            "credit_minor": credit.credit_minor(account),
+            "budgets": budgets.states(organization),
+            "balance": budgets.balance(account),
             "arriving": _arriving(account) if "paid" in request.GET else None,
         },
         status=200 if not form.errors else 422,

@@ -6,13 +6,13 @@ The one rule: a template never formats a value itself; what depends on language 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from functools import cache
 from typing import Any
 
 from babel.core import Locale
-from babel.dates import format_datetime, format_timedelta
+from babel.dates import format_date, format_datetime, format_skeleton, format_timedelta
 from babel.numbers import format_decimal, format_percent
 from django import template
 from django.conf import settings
@@ -25,6 +25,7 @@ from django.utils.translation import gettext as _
 
 from billing import wording
 from jobs.models import Job
+from jobs.sentences import failure_sentence
 from jobs.states import JobState
 
 register = template.Library()
@@ -162,6 +163,21 @@ def moment(value: datetime | str | None) -> str:
 
 
 @register.filter
+def day(value: datetime | date | str | None) -> str:
+    """A day in the reader's language; of a moment, in the installation's time zone."""
+    at = value if isinstance(value, date) and not isinstance(value, datetime) else as_datetime(value)
+    if at is None:
+        return "–"
+    return str(format_date(timezone.localdate(at) if isinstance(at, datetime) else at, "medium", locale=_locale()))
+
+
+@register.filter
+def month(value: datetime) -> str:
+    """The month of a moment, in the reader's language."""
+    return str(format_skeleton("yMMMM", timezone.localtime(value), locale=_locale()))
+
+
+@register.filter
 def ago(value: datetime | str | None) -> str:
     """How long ago a moment was; the whole of it in the title."""
     at = as_datetime(value)
@@ -240,6 +256,17 @@ def line_unit(line: Mapping[str, Any]) -> str:
         "run": _("once per run"),
     }
     return units.get(str(line["unit"]), "%(quantity)s") % {"quantity": number(line["quantity"])}
+
+
+@register.filter
+def evidence_sentence(evidence: Mapping[str, Any]) -> str:
+    """Why a line is free: the fault as a sentence, with the attempt it was of and its moment."""
+    what = failure_sentence({"rank": None, **evidence})
+    return _("Attempt %(attempt)s: %(what)s (%(when)s)") % {
+        "attempt": evidence.get("attempt", "1"),
+        "what": what.rstrip(".。"),
+        "when": _full(as_datetime(evidence["at"]) or timezone.now()),
+    }
 
 
 @register.filter
