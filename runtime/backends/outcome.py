@@ -44,7 +44,7 @@ def merge(name: str, submitted_at: float, records: Sequence[Record]) -> RunStatu
         outcome=outcome if ended else None,
         failure=_failure(cause) if cause else None,
         spans=() if started_at is None else _spans(len(nodes), started_at, finished_at, changes),
-        progress_at=_latest(records, "progress_at"),
+        progress_at=_progress_at(records, cause),
         checkpoint_at=_latest(records, "checkpoint_at"),
         restarts=max((record.get("round", 0) for record in records), default=0),
         waiting_for=_waiting_for(nodes) if phase is RunPhase.STARTING else "",
@@ -70,6 +70,13 @@ def _spans(nodes: int, started_at: float, finished_at: float | None, changes: Se
         spans.append(Span(count, max(at, last.started_at)))
     last = spans.pop()
     return (*spans, Span(last.nodes, last.started_at, finished_at))
+
+
+def _progress_at(records: Sequence[Record], cause: Record | None) -> float | None:
+    """The last sign of progress; where the run hung, by the word of who found it: it may have computed to the end."""
+    latest = _latest(records, "progress_at")
+    told = (cause or {}).get("data", {}).get("progress_at") if cause and cause["kind"] == Outcome.HUNG else None
+    return latest if told is None or latest is None else min(latest, float(told))
 
 
 def _latest(records: Sequence[Record], what: str) -> float | None:

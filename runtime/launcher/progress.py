@@ -34,6 +34,7 @@ _BLOCKED_PATIENCE = 4
 _GAP_FACTOR = 4
 _GAP_SECONDS = 1.0
 _LOOKS = 4
+_MOST_DOUBLINGS = 6
 _LATE = 5.0
 
 NOT_WAITING = 0
@@ -147,6 +148,7 @@ class Judge:
         self._gap = 0.0
         self._look_at: Optional[float] = None
         self._fruitless = 0
+        self._looks_at_quiet = False
         self._quiet_looks = 0
         self._asked: Set[int] = set()
         self._answers: Dict[int, Stand] = {}
@@ -203,13 +205,17 @@ class Judge:
         """Whether every rank is to be looked at now; True once for each look, which `stood` then answers."""
         if not self._hang:
             return False
-        spinning = self.silent - self.quiet >= self._sure / 2
-        if self.quiet < self._sure / 2 and self.silent < self._hang / 2:
+        quiet = self.quiet >= self._sure / 2
+        if not quiet and self.silent < self._hang / 2:
             return False
+        if quiet != self._looks_at_quiet:
+            self._looks_at_quiet = quiet
+            self._fruitless = 0
+            self._look_at = now
         if self._look_at is not None and now < self._look_at:
             return False
-        pause = self._hang / (2 * _LOOKS) if spinning else self._sure / _LOOKS
-        self._look_at = now + pause * 2 ** min(self._fruitless, 6)
+        pause = self._sure / _LOOKS if quiet else self._hang / (2 * _LOOKS)
+        self._look_at = now + pause * 2 ** min(self._fruitless, _MOST_DOUBLINGS)
         self._asked = set(self._nodes)
         self._answers = {}
         return True
@@ -228,9 +234,9 @@ class Judge:
             same = known.digest == stand.digest
             standing[rank] = (stand, since if same else now, looks + 1 if same else 1)
         self._standing = standing
-        waiting = self._all_wait(WAITING_IF_IDLE)
+        waiting = self._all_wait(WAITING_IF_IDLE if self._looks_at_quiet else WAITING)
         self._fruitless = 0 if waiting else self._fruitless + 1
-        self._quiet_looks = self._quiet_looks + 1 if waiting else 0
+        self._quiet_looks = self._quiet_looks + 1 if waiting and self._looks_at_quiet else 0
 
     def _all_wait(self, how: int) -> bool:
         return bool(self._standing) and all(stand.waits >= how for stand, _since, _looks in self._standing.values())
