@@ -16,6 +16,7 @@ from runtime.errors import InvalidSpec
 from runtime.specs import NAME_PATTERN, Controller, Image, Mount, RunSpec
 
 _KEY_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+_BUILTIN_SCRIPTS = frozenset({"smoke"})
 _RESERVED = frozenset(
     ["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "proc", "dev", "sys", "tmp", "opt", "trainyard"]
 )
@@ -101,6 +102,10 @@ def _check_script(spec: RunSpec) -> None:
     workspace = next((mount for mount in spec.mounts if mount.target == spec.workspace_target), None)
     if workspace is None:
         raise InvalidSpec("The run has no workspace.", field="mounts")
+    if spec.builtin_script:
+        if spec.builtin_script not in _BUILTIN_SCRIPTS or spec.script:
+            raise InvalidSpec(f"The platform has no script '{spec.builtin_script}'.", field="script")
+        return
     script = PurePosixPath(spec.script)
     if not spec.script or script.is_absolute() or ".." in script.parts or "\0" in spec.script:
         raise InvalidSpec("The script must be a path inside the workspace.", field="script")

@@ -47,6 +47,13 @@ def for_node(
     }
 
 
+def _script(spec: RunSpec) -> str:
+    """Where the run finds its script: in the workspace, or beside the launcher where it is the platform's own."""
+    if spec.builtin_script:
+        return f"{sandbox.LAUNCHER_TARGET}/{spec.builtin_script}.py"
+    return f"{spec.workspace_target}/{spec.script}"
+
+
 def plan(spec: RunSpec) -> dict[str, Any]:
     """What the launchers are told, the same on every node; `runtime.launcher.topology.Plan` says what it means."""
     return {
@@ -60,7 +67,7 @@ def plan(spec: RunSpec) -> dict[str, Any]:
         "min_nodes": spec.min_nodes,
         "collective_timeout_seconds": spec.collective_timeout_seconds,
         "stall_check_seconds": spec.stall_check_seconds,
-        "script": f"{spec.workspace_target}/{spec.script}",
+        "script": _script(spec),
         "arguments": list(spec.arguments),
         "epochs": spec.epochs,
         "lr": spec.lr,
