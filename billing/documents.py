@@ -52,11 +52,18 @@ def context(invoice: Invoice) -> dict[str, Any]:
     return {"invoice": invoice, "lines": lines, "detailed": len(lines) <= DETAILS_UP_TO}
 
 
-def problem() -> str:
-    """What an administrator has to install for PDF files, as a sentence; empty where nothing is missing."""
+def is_available() -> bool:
+    """Whether this machine has what PDF files take."""
     try:
         _weasyprint()
     except DocumentUnavailable:
+        return False
+    return True
+
+
+def problem() -> str:
+    """What an administrator has to install for PDF files, as a sentence; empty where nothing is missing."""
+    if not is_available():
         return _(
             "Invoices can't be made as PDF: Pango is missing. On Debian and Ubuntu:"
             " apt-get install libpango-1.0-0 libpangoft2-1.0-0 libharfbuzz-subset0"

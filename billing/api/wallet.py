@@ -10,7 +10,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from billing import payments, selectors
+from billing import credit, payments, selectors
 from billing.errors import NoWallet
 from billing.models import Account, Hold, Receipt, TopUp
 from billing.wording import line_title
@@ -26,6 +26,11 @@ class WalletSerializer(serializers.Serializer[Account]):
     posted_minor = serializers.IntegerField(help_text="What was paid in less what was charged.")
     held_minor = serializers.IntegerField(help_text="Set aside for runs that have not ended.")
     available_minor = serializers.IntegerField(help_text="What can be spent now.")
+    credit_minor = serializers.SerializerMethodField(help_text="How much of what is available is credit.")
+
+    def get_credit_minor(self, account: Account) -> int:
+        """Credit is spent first."""
+        return credit.credit_minor(account)
 
 
 class TopUpRequestSerializer(serializers.Serializer[Any]):
@@ -65,6 +70,26 @@ class LineSerializer(serializers.Serializer[dict[str, Any]]):
     unit = serializers.CharField()
     unit_minor = serializers.CharField()
     amount_minor = serializers.IntegerField()
+    began_at = serializers.SerializerMethodField(help_text="Of a stretch of time; empty for any other line.")
+    ended_at = serializers.SerializerMethodField()
+    nodes = serializers.SerializerMethodField(help_text="How many nodes ran; 0 where that says nothing.")
+    evidence = serializers.SerializerMethodField(help_text="What stands behind a free line: which node, when, why.")
+
+    def get_began_at(self, line: dict[str, Any]) -> str:
+        """ISO 8601."""
+        return str(line.get("began_at", ""))
+
+    def get_ended_at(self, line: dict[str, Any]) -> str:
+        """ISO 8601."""
+        return str(line.get("ended_at", ""))
+
+    def get_nodes(self, line: dict[str, Any]) -> int:
+        """How many."""
+        return int(line.get("nodes", 0))
+
+    def get_evidence(self, line: dict[str, Any]) -> dict[str, Any]:
+        """Plain names and numbers."""
+        return dict(line.get("evidence", {}))
 
     def get_title(self, line: dict[str, Any]) -> str:
         """The rule in words."""

@@ -14,13 +14,16 @@ import pytest
 from django.db import transaction
 from django.urls import URLPattern, URLResolver, get_resolver
 
+from billing import charges, documents
+from billing.credit import grant
 from billing.ledger import wallet_account
-from billing.models import CreditGrant
-from billing.payments import grant
+from billing.models import CreditGrant, Voucher
+from billing.pricing import Usage
 from console.accounts.models import ApiToken, Membership
 from console.accounts.roles import Capability, Role, allows
 from jobs import activation, catalogue
 from tests.factories.accounts import MembershipFactory
+from tests.factories.billing import quote
 
 pytestmark = pytest.mark.django_db
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -99,6 +102,16 @@ ROUTES: dict[str, dict[str, Ask]] = {
     "wallet/holds/": {"GET": listing()},
     "wallet/receipts/": {"GET": listing()},
     "node-specs/": {"GET": listing()},
+    "costs/": {"GET": listing()},
+    "costs/csv/": {"GET": listing()},
+    "budgets/": {"GET": listing(), "PUT": Ask(PAY, 200, 200, {"amount_minor": 10**6})},
+    "credits/": {"GET": listing()},
+    "vouchers/redeem/": {"POST": Ask(PAY, 201, 201, {"code": "MATRIX25"})},
+    "invoices/": {"GET": listing(PAY), "POST": Ask(PAY, 201, 204)},
+    "invoices/<int:pk>/": {"GET": Ask(PAY)},
+    # without Pango there is no PDF, and the answer says so
+    "invoices/<int:pk>/pdf/": {"GET": Ask(PAY, 200 if documents.is_available() else 503)},
+    "invoices/<int:pk>/csv/": {"GET": Ask(PAY)},
     "products/": {"GET": listing()},
     "services/distributed-training/activate/": {"POST": Ask(MANAGE, 200, 200, {"accept_terms": True})},
     "services/distributed-training/deactivate/": {"POST": Ask(MANAGE, 204, 204)},
@@ -162,6 +175,18 @@ class World:
         bought = self.make("POST", "quotes/", QUOTE).data["id"]
         self.job = self.make("POST", "orders/", {"quote": bought}).data["job"]
         self.quote = self.make("POST", "quotes/", QUOTE).data["id"]
+        Voucher.objects.create(
+            code="MATRIX25", reason="test", amount_minor=25, currency="USD", max_uses=99, max_uses_each=99
+        )
+        self.charge("first")
+        self.invoice = self.make("POST", "invoices/", None).data["id"]
+        self.charge("second")
+
+    def charge(self, reference: str) -> None:
+        """A receipt that stands on no invoice yet."""
+        account = wallet_account(organization_id=self.owner.organization_id, currency="USD")
+        hold = charges.hold(quote=quote(account, member=self.owner), reference=reference)
+        charges.settle(hold=hold, usage=Usage(600, completed=True), title=reference)
 
     def restore_files(self) -> None:
         for workspace in ("matrix", "spare"):
@@ -182,7 +207,9 @@ class World:
         return getattr(self.clients[actor], method.lower())(f"/api/v1/{path}", **extra)
 
     def path_of(self, route: str) -> str:
-        pk = {"tokens": self.token_pk, "organization": self.other.pk}.get(route.split("/", maxsplit=1)[0], self.job)
+        pk = {"tokens": self.token_pk, "organization": self.other.pk, "invoices": self.invoice}.get(
+            route.split("/", maxsplit=1)[0], self.job
+        )
         name = "spare" if route.startswith("workspaces") else "digits"
         if route == "datasets/<str:name>/":
             name = "spare"
@@ -244,6 +271,6 @@ def test_public_routes_are_open_to_nobody(client, route):
 
 @pytest.mark.parametrize("route", [route for route, asks in ROUTES.items() if asks.get("GET") == listing()])
 def test_lists_of_another_organization_show_nothing_of_ours(world, route):
-    text = world.send("stranger", "GET", world.path_of(route), None).content.decode()
+    text = world.send("stranger", "GET", world.path_of(route), None).getvalue().decode()
     for ours in ("matrix", "digits", world.owner.user.email, world.owner.organization.slug):
         assert ours not in text
