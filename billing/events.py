@@ -14,7 +14,7 @@ from datetime import timedelta
 from itertools import islice
 from typing import Any
 
-from django.db import connection, transaction
+from django.db import InterfaceError, OperationalError, connection, transaction
 from django.db.models import Q
 from django.utils import timezone
 
@@ -43,8 +43,21 @@ VALUES (%s, %s, %s::jsonb, 'received', '', now(), 0) ON CONFLICT (event_id) DO N
 
 def store(event: Mapping[str, Any], body: str) -> int | None:
     """Store a verified event, `body` being its JSON; None where it was stored before. One statement, one commit."""
+    values = (event["id"][:255], event["type"][:100], body)
+    try:
+        # A broken connection shows itself here as well as by asking first, and the statement can be repeated.
+        connection.health_check_done = True  # type: ignore[attr-defined]  # django-stubs doesn't know it
+        return _insert(values)
+    except (OperationalError, InterfaceError):
+        if connection.in_atomic_block:
+            raise
+        connection.close()
+        return _insert(values)
+
+
+def _insert(values: tuple[str, str, str]) -> int | None:
     with connection.cursor() as cursor:
-        cursor.execute(STORE, (event["id"][:255], event["type"][:100], body))
+        cursor.execute(STORE, values)
         row = cursor.fetchone()
     return row[0] if row else None
 

@@ -1,6 +1,6 @@
 """The only writer of balances: double entry, append-only, keyed on what each movement is about.
 
-Hides the SQL that writes a transaction, its entries and the balances as one statement. The one rule: a reference is
+Hides the SQL that writes a transaction, its entries and the balances in one call. The one rule: a reference is
 posted once; posting it again changes nothing. The database refuses what would break the books (zero sum, `posted >=
 held >= 0`).
 
@@ -11,7 +11,7 @@ movements can wait for each other's end but never in a circle, and an account th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from contextlib import nullcontext
 
 from django.db import IntegrityError, connection, transaction
 from django.db.models import F
@@ -22,26 +22,8 @@ from billing.errors import InsufficientFunds, LedgerConflict
 from billing.models import Account, Entry
 from billing.wording import money
 
-POST = """
-WITH locked AS (
-    SELECT id FROM billing_account WHERE id = ANY(%(accounts)s) ORDER BY organization_id IS NULL, id FOR NO KEY UPDATE
-), fresh AS (
-    INSERT INTO billing_transaction (reference, kind, description, created_at)
-    SELECT %(reference)s, %(kind)s, %(description)s, %(now)s FROM (SELECT count(*) FROM locked) AS l
-    ON CONFLICT (reference) DO NOTHING
-    RETURNING id
-), written AS (
-    INSERT INTO billing_entry (transaction_id, account_id, amount_minor)
-    SELECT fresh.id, part.account, part.amount
-    FROM fresh, unnest(%(accounts)s, %(amounts)s) AS part(account, amount)
-    RETURNING account_id, amount_minor
-), moved AS (
-    UPDATE billing_account SET posted_minor = posted_minor + written.amount_minor
-    FROM written WHERE billing_account.id = written.account_id
-    RETURNING billing_account.id
-)
-SELECT count(*) FROM moved
-"""
+POST = "SELECT billing_post(%s, %s, %s, %s, %s::bigint[], %s::bigint[])"
+"""A function in the database (migration 0008): locks, transaction, entries and balances in one call."""
 
 
 def wallet_account(*, organization_id: int, currency: str) -> Account:
@@ -80,25 +62,20 @@ def post(*, reference: str, kind: str, description: str, entries: Sequence[tuple
         raise ValueError(f"The entries of {reference} do not balance in one currency.")
     if len({account.pk for account, _amount in entries}) != len(entries):
         raise ValueError(f"The entries of {reference} name an account twice.")
-    values: dict[str, Any] = {
-        "reference": reference,
-        "kind": kind,
-        "description": description,
-        "now": timezone.now(),
-        "accounts": list(parts),
-        "amounts": list(parts.values()),
-    }
+    values = (reference, kind, description, timezone.now(), list(parts), list(parts.values()))
+    # Alone, the call is a transaction by itself; within one, a refusal must leave the caller's work standing.
+    within = transaction.atomic() if connection.in_atomic_block else nullcontext()
     try:
-        with transaction.atomic(), connection.cursor() as cursor:
+        with within, connection.cursor() as cursor:
             cursor.execute(POST, values)
-            moved = cursor.fetchone()[0]
+            posted = bool(cursor.fetchone()[0])
     except IntegrityError as error:
         if "wallet_covers_what_is_held" not in str(error):
             raise
         raise _short_of_funds(entries) from error
-    if moved == 0:
+    if not posted:
         _require_same(reference, parts)
-    return bool(moved)
+    return posted
 
 
 def hold(*, account: Account, amount_minor: int) -> None:

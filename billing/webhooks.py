@@ -7,8 +7,9 @@ one hint goes out for all the events of a moment. A hint that is lost is made up
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
@@ -18,6 +19,7 @@ from billing.errors import BadSignature
 from billing.tasks import apply_events
 from console.accounts.hints import send
 
+PATH = "/webhooks/stripe/"
 GAP_SECONDS = 0.02
 """Between two hints: what is stored meanwhile goes with the next."""
 
@@ -62,7 +64,18 @@ def stripe_webhook(request: HttpRequest) -> HttpResponse:
         return JsonResponse({"code": error.code, "message": str(error.message)}, status=400)
     if events.store(event, body.decode()) is not None:
         bell.ring()
-    return HttpResponse(status=200)
+    return HttpResponse(status=200, headers={"Content-Length": "0"})
 
 
-urlpatterns = [path("webhooks/stripe/", stripe_webhook, name="stripe_webhook")]
+class WebhookMiddleware:
+    """Answers webhooks before any other middleware: they have no session, language, organization or page."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        """A webhook's answer, or what the others make of the request."""
+        return stripe_webhook(request) if request.path_info == PATH else self.get_response(request)
+
+
+urlpatterns = [path(PATH.lstrip("/"), stripe_webhook, name="stripe_webhook")]

@@ -89,6 +89,7 @@ INSTALLED_APPS = [
     "jobs",
 ]
 MIDDLEWARE = [
+    "billing.webhooks.WebhookMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "csp.middleware.CSPMiddleware",
@@ -147,6 +148,7 @@ CELERY_BEAT_SCHEDULE = {
     "forget-runs": {"task": "jobs.tasks.forget_runs", "schedule": 3600.0},
     "expire-quotes": {"task": "billing.tasks.expire_quotes", "schedule": 3600.0},
     "apply-events": {"task": "billing.tasks.apply_events", "schedule": 15.0, "options": {"expires": 15}},
+    "move-money": {"task": "billing.tasks.move_money", "schedule": 60.0, "options": {"expires": 60}},
     "fetch-events": {"task": "billing.tasks.fetch_events", "schedule": 3600.0},
     "watch-money": {"task": "billing.tasks.watch_money", "schedule": 60.0, "options": {"expires": 60}},
     "write-invoices": {"task": "billing.tasks.write_invoices", "schedule": 3600.0},

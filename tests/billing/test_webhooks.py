@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from queue import Empty, Queue
 
+import psycopg
 import pytest
+from django.db import connection
 from kombu.exceptions import OperationalError
 
 from billing import tasks, webhooks
@@ -132,3 +134,16 @@ def test_two_hundred_deliveries_at_once_credit_once(client, rings):
     assert top_up.state == TopUp.States.PAID
     top_up.account.refresh_from_db()
     assert top_up.account.posted_minor == 5000
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_connection_that_broke_costs_no_event(client, rings):
+    """The database was restarted since this connection's last request: nothing asks it first, nothing is lost."""
+    connection.ensure_connection()
+    event = session_event(TopUpFactory())
+    address = {name: connection.settings_dict[name.upper()] for name in ("host", "user")}
+    with psycopg.connect(**address, dbname=connection.settings_dict["NAME"], autocommit=True) as other:
+        other.execute("SELECT pg_terminate_backend(%s)", (connection.connection.info.backend_pid,))
+    answer = deliver(client, event)
+    assert answer.status_code == 200
+    assert StripeEvent.objects.get().event_id == event["id"]

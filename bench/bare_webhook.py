@@ -1,0 +1,48 @@
+"""The baseline of `bench.money`: the smallest honest webhook in Django.
+
+A bare view, no middleware, the same check of the signature and of the body, and one raw insert into the same table.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
+
+from django.conf import settings
+
+settings.MIDDLEWARE = []
+settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if not app.startswith("allauth")]
+settings.ROOT_URLCONF = "bench.bare_webhook"
+settings.DATABASES["default"]["CONN_HEALTH_CHECKS"] = False
+
+from django.core.wsgi import get_wsgi_application  # noqa: E402 - as above
+
+application = get_wsgi_application()
+
+from django.db import connection  # noqa: E402 - as above
+from django.http import HttpRequest, HttpResponse  # noqa: E402 - as above
+from django.urls import path  # noqa: E402 - as above
+
+from billing import gateway  # noqa: E402 - as above
+from billing.errors import BadSignature  # noqa: E402 - as above
+
+INSERT = """
+INSERT INTO billing_stripeevent (event_id, type, payload, state, reason, received_at, tries)
+VALUES (%s, %s, %s, 'received', '', now(), 0) ON CONFLICT (event_id) DO NOTHING
+"""
+
+
+def webhook(request: HttpRequest) -> HttpResponse:
+    """Check, insert, 200."""
+    body = request.body
+    try:
+        event = gateway.verify(body, request.headers.get("Stripe-Signature", ""))
+    except BadSignature:
+        return HttpResponse(status=400)
+    with connection.cursor() as cursor:
+        cursor.execute(INSERT, (event["id"], event["type"], body.decode()))
+    return HttpResponse(status=200, headers={"Content-Length": "0"})
+
+
+urlpatterns = [path("webhooks/stripe/", webhook)]
