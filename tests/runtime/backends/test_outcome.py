@@ -85,7 +85,7 @@ def test_a_failure_is_one_sentence() -> None:
 def test_progress_is_the_latest_sign_of_any_node_but_in_a_hang_what_its_finder_says() -> None:
     records = [record(0, progress_at=12.0), record(1, progress_at=14.0)]
     assert merge("r", 1.0, records).progress_at == 14.0
-    records[0]["causes"] = [cause("hung", 20.0, 0, message="", data={"progress_at": 13.0})]
+    records[0]["causes"] = [cause("hung", 20.0, 0, message="hung", data={"progress_at": 13.0})]
     assert merge("r", 1.0, records).progress_at == 13.0
-    records[0]["causes"] = [cause("hung", 20.0, 0, message="", data={"progress_at": 15.0})]
+    records[0]["causes"] = [cause("hung", 20.0, 0, message="hung", data={"progress_at": 15.0})]
     assert merge("r", 1.0, records).progress_at == 14.0, "a sign is a sign: never later than any node has seen"
