@@ -11,18 +11,17 @@ import selectors
 import signal
 import socket
 import time
-from typing import Any, Dict, List, Optional, Set
+from typing import Any, Dict, List, Optional
 
-from .elastic import Round, can_lose, first_round, horovod_slots, plan_of, told
+from .elastic import told
 from .peers import BEAT_SECONDS, Peers
 from .processes import Exit, reap
 from .ranks import Rank, Ranks
 from .report import ConnectionLost, Link, Message, cause
+from .rounds import Rounds
 from .topology import Plan
 
 START_SECONDS = 60.0
-ROUND_SECONDS = 30.0
-"""How long a round may take to end the ranks of the one before; killing them takes a tenth of it."""
 VERDICT_SECONDS = 1.0
 """A rank of an elastic run may fail because a node was lost, and before that is known: so long its failure waits."""
 WATCH_SECONDS = 1.0
@@ -40,17 +39,9 @@ class Agent:
         self._peers = Peers(self._selector, plan.node, plan.nodes, order["token"])
         self._hub_address = (plan.addresses[0], int(order["control_port"]))
         self._ranks = Ranks(self._selector, plan, order)
-        self._round = first_round(plan)
-        self._rendezvous: Any = None
+        self._rounds = Rounds(plan, self._peers, self._ranks, self._report, self._round_began)
         self._devices = [name for name in order["environment"].get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
         self._watch: Any = None
-        self._watch_at = 0.0
-        self._started = False
-        # Between two rounds: since when, and which members have no rank left.
-        self._reforming_since: Optional[float] = None
-        self._fallen: Set[int] = set()
-        # Ranks of a soft round that have yet to find each other.
-        self._searching = False
         self._suspects: List[Message] = []
         self._verdict_at: Optional[float] = None
         self._ending = False
@@ -72,8 +63,8 @@ class Agent:
             self._peers.join(self._hub_address)
         self._give_up_at = time.monotonic() + START_SECONDS
         while not self._over():
-            if self._hub and not self._started and self._peers.complete:
-                self._open()
+            if self._hub and self._rounds.waiting and not self._ending and self._peers.complete:
+                self._rounds.open()
             for key, _events in self._selector.select(self._patience()):
                 self._handle(key.data, wakeup)
             self._from_peers(None)
@@ -122,19 +113,15 @@ class Agent:
             self._judge()
         if self._ending:
             return
-        if not self._started and self._reforming_since is None and now >= self._give_up_at:
+        if self._rounds.waiting and now >= self._give_up_at:
             missing = self._peers.missing if self._hub else [0]
             sentence = "Nodes {} did not come within a minute.".format(told(missing))
             self._fail(cause("platform_error", "nodes_not_met", self._plan.node, message=sentence))
-        if self._hub and self._reforming_since is not None and now >= self._reforming_since + ROUND_SECONDS:
-            slow = sorted(set(self._round.members) - self._fallen)
-            sentence = "The ranks of nodes {} did not end for the next round.".format(told(slow))
-            self._fail(cause("platform_error", "nodes_not_met", slow[0], message=sentence))
-        if self._searching and self._rendezvous is not None and self._rendezvous.settled:
-            self._peers.tell({"type": "settled", "round": self._round.number})
-            self._searching = False
-        if self._started and now >= self._watch_at:
-            hung = self._watching().keep_time(self._round.number, self._round.members, self._ranks.living)
+        late = self._rounds.keep_time(now)
+        if late is not None:
+            self._fail(late)
+        if self._rounds.started_at is not None and now >= self._rounds.started_at + WATCH_SECONDS:
+            hung = self._watching().keep_time(self._rounds.number, self._rounds.members, self._ranks.living)
             if hung is not None:
                 self._fail(hung)
 
@@ -150,12 +137,12 @@ class Agent:
         """Whether nothing is left to do on this node; tells the hub when its own ranks have succeeded."""
         if self._ending:
             return not self._ranks.alive
-        if not self._started or self._ranks.alive or self._suspects:
+        if self._rounds.started_at is None or self._ranks.alive or self._suspects:
             return False
-        if len(self._round.members) == 1:
+        if len(self._rounds.members) == 1:
             return True
         if self._hub:
-            return self._peers.have_finished(self._round.members)
+            return self._peers.have_finished(self._rounds.members)
         if not self._done_told:
             self._done_told = True
             self._peers.tell({"type": "done"})
@@ -190,120 +177,27 @@ class Agent:
                 self._confess()
                 self._peers.tell({"type": "abort"})
                 self._fall()
-            elif self._hub:
-                self._from_member(node, kind, message)
-            else:
-                self._from_hub(kind, message)
-
-    def _from_member(self, node: int, kind: Any, message: Message) -> None:
-        if kind == "done":
-            self._peers.finished(node)
-            self._watching().left(node)
-        elif kind == "fallen" and message.get("round") == self._round.number:
-            self._member_fell(node)
-        elif kind == "restart" and message.get("round") == self._round.number and self._searching:
-            self._announce(self._round.again())
-        elif self._watch is not None:
-            self._watch.heard(node, message)
-
-    def _from_hub(self, kind: Any, message: Message) -> None:
-        if kind == "start":
-            self._start(int(message["rendezvous_port"]))
-        elif kind == "round":
-            self._enter(Round(int(message["round"]), list(message["members"]), bool(message["soft"])))
-        elif kind == "settled" and message.get("round") == self._round.number:
-            self._searching = False
-        elif self._watch is not None:
-            self._watch.heard(0, message)
+            elif kind == "done":
+                self._peers.finished(node)
+                self._watching().left(node)
+            elif self._ending or self._rounds.heard(node, message):
+                continue
+            elif self._watch is not None:
+                self._watch.heard(node, message)
 
     def _lost(self, node: int, silent: bool) -> None:
         if self._ending:
             return
-        going = self._started or self._reforming_since is not None
-        finished = self._peers.some_finished or (self._started and not self._ranks.alive and not self._suspects)
-        if self._hub and going and not finished and can_lose(self._plan, self._round, node):
-            self._announce(self._round.without(self._plan, node))
+        why = self._rounds.lose(node)
+        if why is None:
             return
-        how = "stopped answering" if silent else "was lost"
-        sentence = "Node {} {}.".format(node, how)
-        if self._plan.elastic and node:
-            why = "others have finished already" if finished else "fewer than {} are left".format(self._plan.min_nodes)
-            sentence = "Node {} {}, and {}.".format(node, how, why)
+        sentence = "Node {} {}{}.".format(node, "stopped answering" if silent else "was lost", why)
         self._fail(cause("node_lost", "node_silent" if silent else "node_lost", node, message=sentence))
 
-    # Rounds
-
-    def _open(self) -> None:
-        """Every member is there, with no rank running: start."""
-        port = 0
-        if self._plan.framework == "horovod" and self._plan.controller == "gloo":
-            if self._rendezvous is None:
-                # Imported here for speed alone: only Horovod needs a server, and `http.server` is slow to import.
-                from .rendezvous import RendezvousServer  # noqa: PLC0415
-
-                self._rendezvous = RendezvousServer(self._plan.addresses[0])
-            self._rendezvous.assign(horovod_slots(self._plan, self._round), anew=True)
-            port = self._rendezvous.port
-        self._peers.tell({"type": "start", "round": self._round.number, "rendezvous_port": port})
-        self._start(port)
-        if self._rendezvous is not None:
-            self._rendezvous.serve()
-
-    def _start(self, rendezvous_port: int) -> None:
-        number = self._round.number
-        plan = plan_of(self._plan, self._round)._replace(rendezvous_port=rendezvous_port)
-        note = "A node was lost. This process starts again as rank {rank} of {size}."
-        pids = self._ranks.start(plan, note if number else "")
-        self._started = True
-        self._watch_at = time.monotonic() + WATCH_SECONDS
-        self._reforming_since = None
-        self._report({"type": "running", "pids": pids, "round": number})
-
-    def _announce(self, following: Round) -> None:
-        """The hub's decision: this round is over, the following one begins."""
-        number, members = following.number, following.members
-        self._peers.tell({"type": "round", "round": number, "members": members, "soft": following.soft})
-        self._report({"type": "members", "nodes": members, "round": number, "at": time.time()})
-        self._enter(following)
-
-    def _enter(self, following: Round) -> None:
-        soft = following.soft and self._started
-        self._round = following
+    def _round_began(self) -> None:
+        """What failed in the round before follows from the node that was lost."""
         self._suspects = []
         self._verdict_at = None
-        self._searching = soft
-        if soft:
-            if self._rendezvous is not None:
-                self._rendezvous.assign(horovod_slots(self._plan, following))
-            if self._ranks.some_ended:
-                self._ask_for_restart()
-            return
-        self._started = False
-        self._reforming_since = time.monotonic()
-        self._fallen = set()
-        self._ranks.fall()
-        if not self._ranks.alive:
-            self._all_ended()
-
-    def _ask_for_restart(self) -> None:
-        """A rank is gone that the others of a soft round would wait for."""
-        if self._hub:
-            self._announce(self._round.again())
-        else:
-            self._peers.tell({"type": "restart", "round": self._round.number})
-
-    def _all_ended(self) -> None:
-        """Between two rounds: no rank is left on this node, and nothing that one left behind."""
-        self._ranks.sweep()
-        if self._hub:
-            self._member_fell(self._plan.node)
-        else:
-            self._peers.tell({"type": "fallen", "round": self._round.number})
-
-    def _member_fell(self, node: int) -> None:
-        self._fallen.add(node)
-        if self._reforming_since is not None and self._fallen >= set(self._round.members):
-            self._open()
 
     # Ending
 
@@ -318,17 +212,12 @@ class Agent:
                 "exit_code": gone.exit_code,
                 "signal": gone.signal,
                 "aborted_late": rank.aborted_late,
-                "round": self._round.number,
+                "round": self._rounds.number,
             }
         )
         if self._ending:
             return
-        if self._reforming_since is not None:
-            if not self._ranks.alive:
-                self._all_ended()
-        elif self._searching:
-            self._ask_for_restart()
-        elif not rank.succeeded:
+        if not self._rounds.rank_ended() and not rank.succeeded:
             self._suspect(rank, gone)
 
     def _suspect(self, rank: Rank, gone: Exit) -> None:

@@ -173,6 +173,11 @@ class Ranks:
         return any(rank.exit is None for rank in self._by_pid.values())
 
     @property
+    def succeeded(self) -> bool:
+        """Whether there are ranks and all of them have ended well."""
+        return bool(self._by_pid) and all(rank.succeeded for rank in self._by_pid.values())
+
+    @property
     def some_ended(self) -> bool:
         """Whether a rank has ended."""
         return any(rank.exit is not None for rank in self._by_pid.values())
