@@ -77,6 +77,33 @@ def make_quote(
     )
 
 
+def make_free_quote(
+    *, organization: Organization, user: User, nodes: int, deadline_seconds: int, payload: dict[str, Any]
+) -> Quote:
+    """An offer at 0: nothing is held and nothing charged, however long it runs. Raises NoWallet, NotPriced."""
+    account = wallet(organization)
+    if account is None:
+        raise NoWallet
+    book = current_book(currency=account.currency)
+    terms = pricing.Terms(pricing.Mode.METERED, nodes, 1, Decimal(0), Decimal(0), minimum_minor=0, ceiling_minor=0)
+    return Quote.objects.create(
+        organization=organization,
+        created_by=user,
+        book=book,
+        currency=book.currency,
+        mode=terms.mode,
+        purchase=payload,
+        terms=terms.to_json(),
+        lines=[],
+        p50_minor=0,
+        p90_minor=0,
+        basis=dataclasses.asdict(pricing.Estimate(deadline_seconds, deadline_seconds, "customer")),
+        ceiling_minor=0,
+        deadline_seconds=deadline_seconds,
+        expires_at=timezone.now() + timedelta(seconds=settings.QUOTE_TTL_SECONDS),
+    )
+
+
 def quote_for(*, organization: Organization, quote_id: UUID | str) -> Quote:
     """An organization's quote, expired or not. Raises NotFound for another's."""
     try:
