@@ -183,8 +183,8 @@ class Ranks:
         return any(rank.exit is not None for rank in self._by_pid.values())
 
     def listen(self, rank: Rank) -> None:
-        """Take what a rank has said."""
-        if not rank.read_notes():
+        """Take what a rank has said; nothing where its end, found at the same moment, was taken first."""
+        if rank.notes >= 0 and not rank.read_notes():
             self._selector.unregister(rank.notes)
             os.close(rank.notes)
             rank.notes = -1
