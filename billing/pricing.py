@@ -77,9 +77,14 @@ class Estimate:
     p50_seconds: float
     p90_seconds: float
     source: str
-    """`history`, `reference` or `customer`."""
+    """`history`, `probe`, `reference`, `customer` or `free`."""
     runs: int = 0
     """How many earlier runs stand behind it."""
+    measured_nodes: tuple[int, ...] = ()
+    """The node counts of those runs, where none had the number asked for and their times were scaled to it."""
+    efficiency: float | None = None
+    """What share of the ideal speed the scaling leaves, by what was measured; None where nothing was scaled, or where
+    runs of one node count alone can't show it."""
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,14 @@ FAILURES = {
     "unanswered": gettext_lazy("The payment service did not answer."),
 }
 
+BASES = {
+    "customer": gettext_lazy("From the time you set; there is no earlier run of this script to learn from."),
+    "free": gettext_lazy("This run is free, and ended when its time is over."),
+    "reference": gettext_lazy(
+        "From the product's reference speed; the first run of your script makes the next estimate better."
+    ),
+}
+
 
 def to_major(amount_minor: Decimal | int, currency: str) -> Decimal:
     """An amount in the currency's major unit, by ISO 4217's number of decimals."""
@@ -73,18 +81,31 @@ def line_title(line: Mapping[str, Any]) -> str:
 
 def basis_sentence(basis: Mapping[str, Any]) -> str:
     """Where an estimate comes from, as a sentence."""
-    if basis.get("source") == "history":
-        runs = int(basis["runs"])
+    source, runs = basis.get("source"), int(basis.get("runs") or 0)
+    if source == "history" and basis.get("measured_nodes"):
+        return _scaled_sentence(basis, runs)
+    if source == "history":
         return ngettext(
             "From %(runs)d earlier run of the same script on the same nodes.",
             "From %(runs)d earlier runs of the same script on the same nodes.",
             runs,
         ) % {"runs": runs}
-    if basis.get("source") == "customer":
-        return _("From the time you set; there is no earlier run of this script to learn from.")
-    return _("From the product's reference speed; the first run of your script makes the next estimate better.")
+    if source == "probe":
+        return ngettext(
+            "From %(runs)d free probe of this script on one node.",
+            "From %(runs)d free probes of this script on one node.",
+            runs,
+        ) % {"runs": runs}
+    return str(BASES.get(str(source), BASES["reference"]))
 
 
-def failure_sentence(code: str) -> str:
-    """Why a payment failed, from the provider's code. What a bank does not say is not guessed."""
-    return str(FAILURES.get(code, _("The bank declined the card.")))
+def _scaled_sentence(basis: Mapping[str, Any], runs: int) -> str:
+    told = ngettext(
+        "From %(runs)d earlier run of the same script on other numbers of these nodes (%(nodes)s), scaled.",
+        "From %(runs)d earlier runs of the same script on other numbers of these nodes (%(nodes)s), scaled.",
+        runs,
+    ) % {"runs": runs, "nodes": ", ".join(map(str, basis["measured_nodes"]))}
+    if basis.get("efficiency") is None:
+        return told
+    efficiency = _("Measured efficiency: %(percent)d %%.") % {"percent": round(float(basis["efficiency"]) * 100)}
+    return f"{told} {efficiency}"
