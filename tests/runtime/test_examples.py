@@ -169,7 +169,7 @@ def test_mnist_ddp_learns(torch_yard: Yard, nodes: int) -> None:
 def test_mnist_ddp_goes_on_from_its_checkpoint(torch_yard: Yard) -> None:
     train(torch_yard, "mnist_ddp.py", epochs=1, checkpoint_key="job-1")
     log = train(torch_yard, "mnist_ddp.py", epochs=2, checkpoint_key="job-1", name="job-1-2", restart_count=1)
-    assert log.splitlines()[0] == "resumed after epoch 1, image 0; restart 1"
+    assert "resumed after epoch 1, image 0; restart 1" in log.splitlines()
     assert [epoch for epoch, _step, _values in curve(torch_yard, "job-1-2")] == [2]
 
 
@@ -182,7 +182,7 @@ def test_training_that_was_ended_goes_on_in_the_middle_of_its_epoch(
     done, saved = stop_after_an_epoch(torch_yard, script, **shape)
     shape["epochs"] = done + 2
     log = train(torch_yard, script, checkpoint_key="job-1", name="job-1-2", restart_count=1, **shape)
-    assert log.startswith(f"resumed {saved}; restart 1\n")
+    assert f"resumed {saved}; restart 1" in log.splitlines()
     went_on = curve(torch_yard, "job-1-2")
     assert [epoch for epoch, _step, _values in went_on] == [done + 1, done + 2]
     # Every image was seen once in each epoch, by the count of steps.
@@ -243,43 +243,40 @@ def test_the_exit_code_tells_that_it_was_ended(torch_yard: Yard, script: str, fr
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("script", SPLIT)
-def test_a_split_model_trains_as_the_whole_one_does(text_yard: Yard, script: str) -> None:
-    settings = {"lr": "0.003", "epochs": 2}
-    train(text_yard, "train.py", WHOLE, batch_size=32, **settings)
-    log = train(text_yard, script, nodes=2, workers_per_node=2, batch_size=8, name="job-2-1", **settings)
-    gap = re.search(r"^equal to the whole model: loss and gradients differ by (\S+) at most$", log, re.MULTILINE)
-    assert gap is not None, log
-    assert 0 < float(gap[1]) < 1e-6
-    whole, split = curve(text_yard), curve(text_yard, "job-2-1")
-    assert len(whole) == len(split) == 2
-    for (epoch, step, expected), (*place, values) in zip(whole, split, strict=True):
-        assert place == [epoch, step]
-        assert values == {name: pytest.approx(value, abs=2e-3) for name, value in expected.items()}
-    assert whole[1][2]["loss"] < whole[0][2]["loss"] < 5.5
-    assert whole[1][2]["accuracy"] > 0.12
-    assert {"fsdp2.py": "each rank holds 59,104 of 236,416 parameters"}.get(script, "") in log
-    assert {"tensor_parallel.py": "mesh of 2 x 2: data x tensor"}.get(script, "") in log
-    assert {"pipeline_parallel.py": "blocks of each stage: [[0], [1], [2], [3]]"}.get(script, "") in log
-
-
-@pytest.mark.torch
 @pytest.mark.parametrize(("script", "next_script"), list(zip(SPLIT, [*SPLIT[1:], SPLIT[0]], strict=True)))
-def test_a_split_model_goes_on_in_another_shape(text_yard: Yard, script: str, next_script: str) -> None:
-    settings = {"lr": "0.003", "batch_size": 16}
-    done, saved = stop_after_an_epoch(text_yard, script, nodes=1, workers_per_node=2, **settings)
+def test_a_split_model_trains_as_the_whole_one_and_goes_on_in_another_shape(
+    text_yard: Yard, script: str, next_script: str
+) -> None:
+    yard, lr = text_yard, "0.003"
+    done, saved = stop_after_an_epoch(yard, script, workers_per_node=2, batch_size=16, lr=lr)
     # One checkpoint is kept, and that is whole.
-    assert len(list(text_yard.folder.rglob("step-*"))) == len(list(text_yard.folder.rglob("step-*/.metadata"))) == 1
-    settings["epochs"] = done + 2
-    log = train(text_yard, next_script, nodes=2, checkpoint_key="job-1", name="job-1-2", restart_count=1, **settings)
-    assert f"\nresumed {saved}; restart 1\n" in log
-    went_on = curve(text_yard, "job-1-2")
-    assert [epoch for epoch, _step, _values in went_on] == [done + 1, done + 2]
-    # The training that nobody ended comes to the same, up to the order of sums.
-    train(text_yard, "train.py", WHOLE, name="job-2-1", **{**settings, "batch_size": 32})
-    epoch, step, expected = curve(text_yard, "job-2-1")[-1]
-    assert went_on[-1][:2] == (epoch, step)
-    assert went_on[-1][2] == {name: pytest.approx(value, abs=2e-3) for name, value in expected.items()}
+    assert len(list(yard.folder.rglob("step-*"))) == len(list(yard.folder.rglob("step-*/.metadata"))) == 1
+    on_four = {"nodes": 2, "workers_per_node": 2, "batch_size": 8, "lr": lr, "epochs": done + 2}
+    log = train(yard, next_script, checkpoint_key="job-1", name="job-1-2", restart_count=1, **on_four)
+    assert f"resumed {saved}; restart 1" in log.splitlines()
+    assert {
+        "fsdp2.py": "each rank holds 59,104 of 236,416 parameters",
+        "tensor_parallel.py": "mesh of 2 x 2: data x tensor",
+        "pipeline_parallel.py": "blocks of each stage: [[0], [1], [2], [3]]",
+    }[next_script] in log
+    for output in (yard.log(), log):
+        gap = re.search(r"^equal to the whole model: loss and gradients differ by (\S+) at most$", output, re.MULTILINE)
+        assert gap is not None, output
+        assert 0 < float(gap[1]) < 1e-6
+
+    # The whole model, which nobody ended, in one process: all comes to the same, up to the order of sums.
+    train(yard, "train.py", WHOLE, name="job-2-1", batch_size=32, lr=lr, epochs=done + 2)
+    whole, begun, went_on = curve(yard, "job-2-1"), curve(yard), curve(yard, "job-1-2")
+    assert [epoch for epoch, _step, _values in begun + went_on] == list(range(1, done + 3))
+    for place, (epoch, step, expected) in enumerate(whole):
+        split_epoch, split_step, values = (begun + went_on)[place]
+        assert (split_epoch, split_step) == (epoch, step)
+        names = {"accuracy"} if place == done else {"accuracy", "loss"}  # the loss told is of what an attempt trained
+        assert {name: values[name] for name in names} == {
+            name: pytest.approx(expected[name], abs=2e-3) for name in names
+        }
+    assert whole[-1][2]["loss"] < whole[0][2]["loss"] < 5.5
+    assert whole[-1][2]["accuracy"] > 0.15
 
 
 @pytest.mark.torch
