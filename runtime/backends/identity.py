@@ -13,11 +13,22 @@ from pathlib import Path
 
 def start_time(pid: int) -> int | None:
     """When the process started, in clock ticks since boot; None where it is gone (a zombie counts as gone)."""
+    fields = _fields(pid)
+    return None if fields is None or fields[0] in "ZX" else int(fields[19])
+
+
+def parent(pid: int) -> int | None:
+    """Whose child the process is; None where it is gone."""
+    fields = _fields(pid)
+    return None if fields is None else int(fields[1])
+
+
+def _fields(pid: int) -> list[str] | None:
+    """Of /proc/<pid>/stat, from the state on."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if fields[0] in "ZX" else int(fields[19])
 
 
 def is_alive(pid: int, started: int) -> bool:

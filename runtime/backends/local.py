@@ -9,12 +9,9 @@ from __future__ import annotations
 import codecs
 import compileall
 import contextlib
-import json
 import os
 import secrets
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,9 +19,10 @@ from typing import Any
 
 import watchfiles
 
-from runtime.backends import admission, machine, orders, sandbox
+from runtime.backends import admission, machine, orders, recipes, sandbox, warmstart
+from runtime.backends.keeper import Keeper
 from runtime.backends.runs import FolderLock, Run, remove_tree
-from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound, RuntimeFault
+from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound
 from runtime.launcher.frameworks import rank_environment
 from runtime.launcher.topology import Plan
 from runtime.specs import (
@@ -45,7 +43,6 @@ _DEBOUNCE_MILLISECONDS = 50
 _STEP_MILLISECONDS = 5
 _SOURCE_ROOT = Path(__file__).resolve().parents[2]
 _LAUNCHER = _SOURCE_ROOT / "runtime" / "launcher"
-_START = f"import sys; sys.path.insert(0, {str(_SOURCE_ROOT)!r}); from runtime.backends.starter import main; main()"
 
 
 class LocalBackend:
@@ -54,6 +51,7 @@ class LocalBackend:
     What the machine offers is measured unless given: `cpus`, and `memory_mib` (else `memory_fraction` of its memory).
     `disk_mib` is what a run whose spec does not say may add to its folders. `network`: `private` gives each run one of
     its own where the kernel allows, `host` shares the machine's. `cgroups`: use them where the kernel allows.
+    `warm_seconds`: how long interpreters are kept ready after the last submission; 0: every start is a cold one.
     """
 
     def __init__(
@@ -67,12 +65,14 @@ class LocalBackend:
         disk_mib: int = 51200,
         network: str = "private",
         cgroups: bool = True,
+        warm_seconds: float = 0,
     ) -> None:
         self._root = root.resolve()
         self._images_root = images_root.resolve()
         self._disk_mib = disk_mib
         self._network = network
         self._cgroups = cgroups
+        self._warm_seconds = warm_seconds
         self._gpus = machine.gpus()
         self._total = Resources(
             cpus=machine.cpus() if cpus is None else cpus,
@@ -80,6 +80,7 @@ class LocalBackend:
             gpus=len(self._gpus),
             gpu_type=self._gpus[0].model if self._gpus else "",
         )
+        self._keeper = Keeper(self._root, idle_seconds=warm_seconds)
         # A sandbox cannot keep what it compiles; an image with our own Python then need not compile the launcher.
         compileall.compile_dir(_LAUNCHER, quiet=2)
         for folder in (self._root, *(self._root / part for part in (".active", ".changes", ".checkpoints"))):
@@ -208,6 +209,21 @@ class LocalBackend:
         """See `Backend.run_folder`; the layout is in `runtime.backends.runs`."""
         return self._run(name).folder
 
+    def prepare(self, image: Image) -> None:
+        """Get ready for runs of this image, in the background; nothing where warm starts are not wanted."""
+        wish = self._zygote(image)
+        if wish is not None:
+            self._keeper.prepare(wish)
+
+    def is_prepared(self, image: Image) -> bool:
+        """Whether the next run of this image would start warm."""
+        wish = self._zygote(image)
+        return wish is not None and (self._root / warmstart.FOLDER / wish["name"]).exists()
+
+    def retire(self) -> None:
+        """See `Backend.retire`."""
+        self._keeper.retire()
+
     # Room
 
     def _free(self) -> tuple[Resources, list[int]]:
@@ -252,6 +268,7 @@ class LocalBackend:
         checkpoints.mkdir(exist_ok=True, mode=0o700)
         nonce = secrets.token_hex(16)
         token = secrets.token_hex(32)
+        wish = self._zygote(spec.image) if spec.controller is not Controller.MPI else None
         with contextlib.ExitStack() as stack:
             locks: list[int] = []
             told: list[dict[str, Any]] = []
@@ -265,9 +282,9 @@ class LocalBackend:
                         **orders.for_node(spec, node, place, environment, disk_mib=self._disk_mib),
                         "folder": str(run.folder),
                         "bell": str(run.bell),
-                        "nonce": nonce,
                         "sandbox": [bubblewrap, *sandbox.arguments(place, environment)],
                         "cgroups": self._cgroups,
+                        "zygote": "" if wish is None else str(self._root / warmstart.FOLDER / wish["name"]),
                     }
                 )
                 told[-1]["launcher"]["token"] = token
@@ -278,28 +295,23 @@ class LocalBackend:
                 **orders.ports_needed(spec),
                 "locks": locks,
                 "nodes": told,
+                "wish": wish,
             }
-            stack.enter_context(self._start(run, order))
-            run.record(spec, nonce=nonce, gpus=gpus)
-        # Leaving the block closed its stdin, which is what the starter waits for.
+            with self._keeper.started(order, run.folder / "logs" / "supervisor-0.log") as nonce:
+                run.record(spec, nonce=nonce, gpus=gpus)
 
-    def _start(self, run: Run, order: dict[str, Any]) -> subprocess.Popen[bytes]:
-        with (run.folder / "logs" / "supervisor-0.log").open("ab") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _START],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                cwd="/",
-                env={"LANG": "C.UTF-8"},
-                pass_fds=order["locks"],
-                start_new_session=True,
-            )
-        if process.stdin is None:
-            raise RuntimeFault("a supervisor was started without a stdin")
-        process.stdin.write(json.dumps(order).encode())
-        process.stdin.flush()
-        return process
+    def _zygote(self, image: Image) -> dict[str, Any] | None:
+        """The zygote of an image as it is now, as the nursery is told of it; None where nothing is kept ready."""
+        if not self._warm_seconds:
+            return None
+        folder = self._images_root / image.builtin
+        return {
+            "name": f"{image.builtin}-{(folder / 'ready.json').stat().st_mtime_ns}",
+            "python": str(folder / "bin" / "python"),
+            "modules": recipes.preloads(image.builtin),
+            # No GPU is to be touched before a rank is told which are its own.
+            "environment": sandbox.base_environment(folder, []),
+        }
 
     def _place(self, run: Run, spec: RunSpec, node: int, gpus: list[int], checkpoints: Path) -> sandbox.Place:
         hostname = f"{spec.name}-{node}"

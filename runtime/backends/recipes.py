@@ -10,6 +10,7 @@ The one rule: a recipe is a requirements file that pip could read; all that is o
                                 in its place; no OLD: NEW is given besides
     # compile: empty FILE            ... and that takes this source file for an empty one
     # check: <python>           a statement that must run in the result
+    # preload: <modules>        what nearly every script imports, kept ready for warm starts (changes no image)
     # smoke: <framework> [mpi]  the image is ready only after a real run of two processes of this framework
     # unbuildable: <why>        there is no recipe yet
 """
@@ -61,6 +62,7 @@ class Recipe(NamedTuple):
     checks: tuple[str, ...]
     smokes: tuple[Smoke, ...]
     unbuildable: str
+    preloads: tuple[str, ...] = ()
 
 
 def names(recipes: Path = RECIPES) -> list[str]:
@@ -76,7 +78,7 @@ def read_recipe(name: str, recipes: Path = RECIPES) -> Recipe:
             f"There is no built-in image '{name}'. There are: {', '.join(names(recipes))}.", field="image"
         )
     text = path.read_text()
-    told: dict[str, list[str]] = {"check": [], "smoke": [], "unbuildable": []}
+    told: dict[str, list[str]] = {"check": [], "smoke": [], "unbuildable": [], "preload": []}
     sections: list[Section] = []
     options: tuple[str, ...] = ()
     requirements: list[str] = []
@@ -101,12 +103,27 @@ def read_recipe(name: str, recipes: Path = RECIPES) -> Recipe:
     close()
     return Recipe(
         name,
-        hashlib.sha256(text.encode()).hexdigest(),
+        _digest(text),
         tuple(sections),
         tuple(told["check"]),
         tuple(_smoke(line) for line in told["smoke"]),
         " ".join(told["unbuildable"]),
+        tuple(" ".join(told["preload"]).split()),
     )
+
+
+def preloads(name: str) -> list[str]:
+    """What an image's recipe has kept ready; nothing for an image without one."""
+    try:
+        return list(read_recipe(name).preloads)
+    except InvalidSpec:
+        return []
+
+
+def _digest(text: str) -> str:
+    """Of everything that changes the image."""
+    lines = (line for line in text.splitlines(keepends=True) if not line.startswith("# preload:"))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _smoke(line: str) -> Smoke:

@@ -54,6 +54,7 @@ def supervise(order: dict[str, Any]) -> None:
         node["launcher"]["plan"].update(shared)
         node["launcher"]["control_port"] = listener.getsockname()[1]
         node["network"] = "host" if why_shared else "private"
+        node["nonce"] = order["nonce"]
     # Node 0 is this process: it holds the ports, and with them the run, to its end.
     for node in order["nodes"][1:]:
         if not os.fork():

@@ -92,13 +92,13 @@ class Supervisor:
         self._platform_log = self._open_log(f"node-{self._node}.log", platform_reading, _PLATFORM_LOG_BYTES)
         listener: int | None = order["listener"]
         given = outputs if listener is None else [*outputs, listener]
-        self._tree.start(theirs.fileno(), output=platform_writing, inherit=given)
+        warm = self._tree.start(theirs.fileno(), output=platform_writing, inherit=given)
         for descriptor in [platform_writing, *given]:
             os.close(descriptor)
         theirs.close()
         self._link = Link(ours)
         self._selector.register(self._link, selectors.EVENT_READ, self._link)
-        self._say({**order["launcher"], "outputs": outputs, "listener": listener})
+        self._say({**order["launcher"], "outputs": outputs, "listener": listener, "warm": warm})
 
     def _open_log(self, name: str, reading: int, limit_bytes: int) -> RankLog:
         log = RankLog(self._folder / "logs" / name, reading, limit_bytes)

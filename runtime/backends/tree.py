@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from runtime.backends import cgroups, watchdog
+from runtime.backends import cgroups, warmstart, watchdog
 from runtime.launcher.processes import Exit, send_signal, spawn
 
 
@@ -31,11 +31,15 @@ class Tree:
         self.init = 0
         self.exit: Exit | None = None
 
-    def start(self, order_on: int, *, output: int, inherit: Sequence[int]) -> None:
-        """Start the launcher in its sandbox; it finds its order at the other end of the socket `order_on`."""
+    def start(self, order_on: int, *, output: int, inherit: Sequence[int]) -> int | None:
+        """Start the launcher in its sandbox; it finds its order at the other end of the socket `order_on`.
+
+        Returns the descriptor at which it may call for warm ranks, where there are any.
+        """
         order = self._order
         if order["cgroups"]:
             self._make_group()
+        midwife = warmstart.midwife(order["zygote"], len(order["ranks"])) if order["zygote"] else None
         reading, writing = os.pipe()
         arguments = [
             *order["sandbox"][:1],
@@ -46,11 +50,21 @@ class Tree:
             "--socket",
             str(order_on),
         ]
-        inherited = [order_on, writing, *inherit]
+        calling = [] if midwife is None else [midwife.launcher_end.fileno()]
+        inherited = [order_on, writing, *calling, *inherit]
         self._bubblewrap = spawn(arguments, {}, output=output, inherit=inherited, prepare=self._prepare)
         os.close(writing)
         with os.fdopen(reading, "rb") as info, contextlib.suppress(ValueError, KeyError):
             self.init = int(json.loads(info.read())["child-pid"])
+        if midwife is not None:
+            midwife.show_in(self.init, self._bubblewrap, self._limits(), self._made)
+            midwife.launcher_end.close()
+        return calling[0] if calling else None
+
+    def _limits(self) -> dict[str, int]:
+        order = self._order
+        file_bytes = max(order["disk_bytes"], order["memory_bytes"])
+        return watchdog.kernel_limits(processes=order["process_limit"], file_bytes=file_bytes)
 
     def _make_group(self) -> None:
         order = self._order
@@ -64,10 +78,7 @@ class Tree:
 
     def _prepare(self) -> None:
         """In the new process, before bubblewrap is there."""
-        order = self._order
-        watchdog.limit_itself(
-            processes=order["process_limit"], file_bytes=max(order["disk_bytes"], order["memory_bytes"])
-        )
+        watchdog.limit_itself(self._limits())
         if self.group is not None:
             self.group.join()
 

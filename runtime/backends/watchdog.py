@@ -31,19 +31,26 @@ class Usage:
     heaviest: int | None
 
 
-def limit_itself(*, processes: int, file_bytes: int) -> None:
-    """Set the kernel's limits on this process, which what it starts inherits.
+def kernel_limits(*, processes: int, file_bytes: int) -> dict[str, int]:
+    """What every process of a node gets, by the names that the module `resource` has.
 
     The number of processes is watched besides: root is exempt from its limit, so here it only has to stop a flood.
     """
-    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for name, wanted in ((resource.RLIMIT_NPROC, 2 * processes), (resource.RLIMIT_FSIZE, file_bytes)):
-        _soft, hard = resource.getrlimit(name)
-        if hard == resource.RLIM_INFINITY or wanted < hard:
-            resource.setrlimit(name, (wanted, wanted))
+    return {
+        "RLIMIT_NOFILE": _OPEN_FILES,
+        "RLIMIT_CORE": 0,
+        "RLIMIT_NPROC": 2 * processes,
+        "RLIMIT_FSIZE": file_bytes,
+    }
+
+
+def limit_itself(limits: dict[str, int]) -> None:
+    """Set these limits on this process, which what it starts inherits; never above what it has."""
+    for name, wanted in limits.items():
+        number = getattr(resource, name)
+        _soft, hard = resource.getrlimit(number)
+        value = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+        resource.setrlimit(number, (value, value))
 
 
 def keep_awake() -> None:

@@ -21,6 +21,7 @@ if not __package__:
 from .agent import Agent
 from .report import Link, shield
 from .topology import Plan, imported_names, local_rank_flag
+from .warm import Warm, import_folders, unfit
 
 _LARGEST_SOURCE = 1 << 20
 _MOST_SOURCES = 64
@@ -34,12 +35,19 @@ def main(arguments: List[str]) -> int:
     channel = socket.socket(fileno=int(arguments[arguments.index("--socket") + 1]))
     supervisor = Link(channel)
     order = _read_order(supervisor)
+    warm = socket.socket(fileno=order["warm"]) if order.get("warm") is not None else None
+    if warm is not None:
+        os.set_inheritable(warm.fileno(), False)
+        Warm(warm).join()
     listener = socket.socket(fileno=order["listener"]) if order.get("listener") is not None else None
     for descriptor in [channel.fileno(), *order["outputs"], *([listener.fileno()] if listener else [])]:
         os.set_inheritable(descriptor, False)
     plan = Plan.from_data(order["plan"])
     order["folder"] = os.path.dirname(plan.script)
-    order["flag"] = local_rank_flag(_sources(plan.script, order["folder"]))
+    sources = list(_sources(plan.script, order["folder"]))
+    order["flag"] = local_rank_flag(sources)
+    order["import_folders"] = import_folders(sources, order["folder"], plan.workspace)
+    order["warm"] = Warm(None if warm is None or unfit(sources) else warm)
     order["environment"] = dict(order["environment"])
     return Agent(plan, order, supervisor).run(listener)
 

@@ -16,6 +16,7 @@ from .frameworks import rank_environment
 from .processes import Exit, send_signal, spawn
 from .steps import open_record
 from .topology import Plan, rank_arguments
+from .warm import Warm
 
 FALL_SECONDS = 3.0
 """How long ranks get between SIGTERM and SIGKILL when the run or a round of it falls."""
@@ -101,6 +102,8 @@ class Ranks:
         self._environment: Dict[str, str] = order["environment"]
         self._flag: Optional[str] = order["flag"]
         self._folder: str = order["folder"]
+        self._warm: Warm = order.get("warm") or Warm(None)
+        self._import_folders: List[str] = order.get("import_folders", [])
         self._again = plan.elastic
         self._by_pid: Dict[int, Rank] = {}
         self._kill_at: Optional[float] = None
@@ -116,6 +119,7 @@ class Ranks:
             if note:
                 self._write_note(local_rank, note.format(rank=plan.rank(local_rank), size=plan.world_size))
             self.start_one(plan, local_rank)
+        self._warm.close()
         if not self._again:
             for output in self._outputs:
                 os.close(output)
@@ -131,14 +135,23 @@ class Ranks:
         environment.update(more or {})
         arguments = [self._python, "-u", _WRAPPER, "{},{}".format(writing, record), plan.script]
         arguments += rank_arguments(plan, local_rank, self._flag)
-        pid = spawn(
+        inherit = [writing, record] if record >= 0 else [writing]
+        delay_seconds = HEAD_START_SECONDS if plan.framework == "pytorch" and plan.rank(local_rank) else 0.0
+        pid = self._warm.start(
+            arguments[4:],
+            environment,
+            folder=self._folder,
+            descriptors=[self._outputs[local_rank], *inherit],
+            delay_seconds=delay_seconds,
+            import_folders=self._import_folders,
+        ) or spawn(
             arguments,
             environment,
             output=self._outputs[local_rank],
-            inherit=[writing, record] if record >= 0 else [writing],
+            inherit=inherit,
             folder=self._folder,
             new_session=True,
-            delay_seconds=HEAD_START_SECONDS if plan.framework == "pytorch" and plan.rank(local_rank) else 0.0,
+            delay_seconds=delay_seconds,
         )
         os.close(writing)
         rank = Rank(self._seats[local_rank], pid, reading, record)

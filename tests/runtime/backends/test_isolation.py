@@ -114,7 +114,7 @@ def test_the_ranks_inherit_no_descriptor_of_the_launchers(yard: Yard) -> None:
         "import os\nprint([os.readlink(f'/proc/self/fd/{n}').split(':')[0] for n in (0, 1, 2)])\n"
         "print(sum(os.path.exists(f'/proc/self/fd/{n}') for n in range(3, 100)))"
     )
-    assert yard.log() == "['/dev/null', 'pipe', 'pipe']\n1\n", "besides, the pipe that says how the script ended"
+    assert yard.log() == "['/dev/null', 'pipe', 'pipe']\n2\n", "besides, the pipe for its notes and the file of its steps"
 
 
 def test_a_script_may_not_be_a_link_out_of_the_workspace(yard: Yard) -> None:
