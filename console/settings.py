@@ -270,5 +270,5 @@ LOGGING = {
     "formatters": {"line": {"format": "{asctime} {levelname} {name} {message}", "style": "{"}},
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
     "root": {"handlers": ["stderr"], "level": env.str("LOG_LEVEL", "INFO")},
-    "loggers": {"watchfiles": {"level": "WARNING"}, "httpx": {"level": "WARNING"}},
+    "loggers": {"watchfiles": {"level": "WARNING"}, "httpx": {"level": "WARNING"}, "stripe": {"level": "WARNING"}},
 }
