@@ -26,7 +26,7 @@ _MOST_CHILDREN = 32
 _MOST_THREADS = 64
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 _INNERMOST = 4
-_OURS = ("/launcher/rank.py", "/launcher/steps.py")
+_OURS = ("/launcher/rank.py", "/launcher/steps.py", "/launcher/zygote.py")
 # Calls that only wait: for the other ranks, or for a device that may wait for them. By the end of the file's name.
 _WAITS = (
     ("torch/distributed/distributed_c10d.py", ""),

@@ -57,6 +57,7 @@ _COLLECTIVES = (
 _DDP_SECONDS = 1.0
 _DDP_SAMPLE_RATE = 20
 _REGULAR = 3
+_NEAR = 6
 _LONGEST_SECONDS = 1e9
 
 
@@ -126,7 +127,7 @@ class Recorder:
     def stepped(self, optimizer: Any, _arguments: Any = None, _keywords: Any = None) -> None:
         """An optimizer has made a step."""
         try:
-            if self._leads(id(optimizer)):
+            if not _is_nested() and self._leads(id(optimizer)):
                 self._count(self._clock())
         except Exception:  # the script is not to see it, whatever it is
             return
@@ -205,6 +206,19 @@ class Recorder:
 
         vars(call)["trainyard"] = True  # so that no function is wrapped twice
         return call
+
+
+def _is_nested() -> bool:
+    """Whether the step that has just ended is part of another one's: Horovod's optimizers step by their base's step."""
+    frame = sys._getframe(2)  # noqa: SLF001 - the only way to one's caller that is as quick as this
+    step, above = frame.f_code, frame.f_back
+    for _ in range(_NEAR):
+        if above is None:
+            return False
+        if above.f_code is step:
+            return True
+        above = above.f_back
+    return False
 
 
 _recorder: Optional[Recorder] = None
