@@ -21,10 +21,12 @@ from console.accounts.permissions import TenantView
 from console.accounts.roles import Capability
 from console.accounts.schema import results_of
 from console.accounts.sse import EventStreamRenderer, event_stream, wants_events
-from jobs import activation, orders, selectors, streams
+from jobs import activation, checks, orders, selectors, streams
 from jobs.models import Job
 from jobs.serializers import (
     ActivationSerializer,
+    CheckItemSerializer,
+    CheckRequestSerializer,
     EventSerializer,
     JobSerializer,
     LogSerializer,
@@ -34,6 +36,8 @@ from jobs.serializers import (
     QuoteRequestSerializer,
     QuoteSerializer,
     ServiceSerializer,
+    StackSerializer,
+    TelemetrySerializer,
 )
 
 LONGEST_NUMBER = 15
@@ -229,6 +233,48 @@ class MetricsView(JobView):
         return Response({"metrics": selectors.metrics(self.job(pk))[0]})
 
 
+class ImageCheckView(TenantView):
+    """Free checks of an image."""
+
+    capabilities = {"POST": Capability.RUN}
+
+    @extend_schema(request=CheckRequestSerializer, responses={201: OrderSerializer})
+    def post(self, request: Request, name: str) -> Response:
+        """Start a free run that checks the image, its collectives and the mounts on the nodes chosen."""
+        data = _object(request) | {"image": name}
+        order = checks.place_check(membership=self.membership, data=data, idempotency_key=_idempotency_key(request))
+        return Response(OrderSerializer(order).data, status=201)
+
+
+class CheckView(JobView):
+    """What a check found."""
+
+    @extend_schema(responses=results_of(CheckItemSerializer))
+    def get(self, _request: Request, pk: int) -> Response:
+        """The checklist; empty for a run that is no check."""
+        job = self.job(pk)
+        found = checks.checklist(job) if job.builtin_script else []
+        return Response({"results": CheckItemSerializer(found, many=True).data})
+
+
+class TelemetryView(JobView):
+    """What a job's nodes and ranks use."""
+
+    @extend_schema(responses=TelemetrySerializer, parameters=[OpenApiParameter("attempt", OpenApiTypes.INT)])
+    def get(self, request: Request, pk: int) -> Response:
+        """Nodes over time, ranks with their steps, slow ranks, scaling efficiency; of the latest attempt, or of one."""
+        return Response(selectors.telemetry(self.job(pk), _number(request, "attempt", 0) or None))
+
+
+class StacksView(JobView):
+    """Where the ranks of a hung run stood."""
+
+    @extend_schema(responses=results_of(StackSerializer), parameters=[OpenApiParameter("attempt", OpenApiTypes.INT)])
+    def get(self, request: Request, pk: int) -> Response:
+        """The stack of every rank; empty for an attempt that did not hang."""
+        return Response({"results": selectors.stacks(self.job(pk), _number(request, "attempt", 0) or None)})
+
+
 class EventsView(JobView):
     """What happened to a job."""
 
@@ -296,6 +342,10 @@ urlpatterns = [
     path("jobs/<int:pk>/logs/", LogsView.as_view(), name="api_job_logs"),
     path("jobs/<int:pk>/stream/", StreamView.as_view(), name="api_job_stream"),
     path("jobs/<int:pk>/metrics/", MetricsView.as_view(), name="api_job_metrics"),
+    path("images/<slug:name>/check/", ImageCheckView.as_view(), name="api_image_check"),
+    path("jobs/<int:pk>/check/", CheckView.as_view(), name="api_job_check"),
+    path("jobs/<int:pk>/telemetry/", TelemetryView.as_view(), name="api_job_telemetry"),
+    path("jobs/<int:pk>/stacks/", StacksView.as_view(), name="api_job_stacks"),
     path("jobs/<int:pk>/events/", EventsView.as_view(), name="api_job_events"),
     path("jobs/<int:pk>/environment/", EnvironmentView.as_view(), name="api_job_environment"),
     path("jobs/<int:pk>/receipt/", ReceiptView.as_view(), name="api_job_receipt"),

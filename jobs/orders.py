@@ -6,9 +6,7 @@ key.
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.db import transaction
@@ -17,25 +15,20 @@ from django.utils.translation import gettext as _
 
 from billing import charges
 from billing.models import Quote
-from billing.pricing import Estimate, Mode
+from billing.pricing import Mode
 from billing.pricing import Purchase as Priced
 from billing.quotes import make_quote, require_valid
 from console.accounts.errors import InvalidInput
 from console.accounts.hints import hint
 from console.accounts.models import Membership, Organization, Quota
 from console.accounts.services import record, require_active
-from jobs import lifecycle
+from jobs import calibration, lifecycle
 from jobs.errors import AlreadyEnded, ChoiceGone, IdempotencyConflict, QuotaExceeded, QuoteBought
-from jobs.models import Job, JobDataset, Order
+from jobs.models import Job, JobDataset, Order, Product
 from jobs.purchase import Purchase, parse
 from jobs.states import ENDED, JobState
 from jobs.tasks import dispatch_queue, stop_job
-
-RUNS_LEARNT_FROM = 20
-FEW_RUNS = 5
-FEW_RUNS_SPREAD = 1.2
-SPREAD = 1.5
-"""p90 over p50 where only a reference speed is known."""
+from storage.models import DatasetVersion
 
 
 def quote_order(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
@@ -57,7 +50,7 @@ def quote_order(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
             epochs=purchase.epochs,
         ),
         payload=purchase.to_json() | {"rerun_of": _earlier_job(organization, data.get("rerun_of"))},
-        estimate=estimate(purchase),
+        estimate=calibration.estimate(purchase),
         headroom=purchase.product.headroom,
         most_seconds=purchase.product.max_seconds,
         max_seconds=purchase.max_seconds,
@@ -123,89 +116,90 @@ def rerun(*, membership: Membership, job: Job, changes: Mapping[str, Any], idemp
         raise
 
 
-def estimate(purchase: Purchase) -> Estimate:
-    """How long the run will take: from earlier runs of the same script on the same nodes, else the reference speed."""
-    runs = Job.objects.filter(
-        organization=purchase.workspace.organization,
-        code_key=purchase.code_key,
-        node_spec=purchase.node_spec,
-        nodes=purchase.nodes,
-        workers_per_node=purchase.workers_per_node,
-        state=JobState.SUCCEEDED,
-        started_at__isnull=False,
-    ).order_by("-id")[:RUNS_LEARNT_FROM]
-    per_epoch = [
-        _seconds(run.finished_at - run.started_at) / run.epochs for run in runs if run.finished_at and run.started_at
-    ]
-    if per_epoch:
-        p50 = statistics.median(per_epoch) * purchase.epochs
-        # a few runs that took about the same time don't show how far the next may stray
-        least = FEW_RUNS_SPREAD if len(per_epoch) < FEW_RUNS else 1.0
-        p90 = max(p50 * least, _percentile_90(per_epoch) * purchase.epochs)
-        return Estimate(round(p50, 3), round(p90, 3), "history", len(per_epoch))
-    reference = float(purchase.product.reference_seconds_per_epoch) * purchase.epochs / purchase.nodes
-    if purchase.max_seconds and purchase.max_seconds < reference * SPREAD:
-        return Estimate(min(reference, purchase.max_seconds), purchase.max_seconds, "customer")
-    return Estimate(reference, reference * SPREAD, "reference")
-
-
 def _write_order(membership: Membership, quote: Quote, purchase: Purchase, key: str) -> Order:
     organization = membership.organization
     with transaction.atomic():
-        quota = _locked_quota(organization)
+        quota = locked_quota(organization)
         if order := _bought(organization, quote, key):
             return order
         _require_room(organization, quota)
-        hold = charges.hold(
+        return write_order(
+            membership=membership,
             quote=quote,
-            reference=f"order:{quote.pk}",
-            user=membership.user,
-            labels={
-                "workspace": purchase.workspace.name,
-                "node_spec": purchase.node_spec.name,
-                "product": purchase.product.name,
-            },
-        )
-        order = Order.objects.create(
-            organization=organization,
-            quote=quote,
-            hold=hold,
             product=purchase.product,
-            idempotency_key=key,
-            placed_by=membership.user,
+            key=key,
+            quota=quota,
+            versions=purchase.dataset_versions,
+            job=columns(purchase) | {"rerun_of_id": quote.purchase.get("rerun_of")},
         )
-        job = Job.objects.create(
-            organization=organization,
-            order=order,
-            name=purchase.code_path.rsplit("/", 1)[-1][:100],
-            framework=purchase.framework,
-            image=purchase.image,
-            workspace=purchase.workspace,
-            code_path=purchase.code_path,
-            arguments=list(purchase.arguments),
-            epochs=purchase.epochs,
-            lr=purchase.lr,
-            batch_size=purchase.batch_size,
-            node_spec=purchase.node_spec,
-            nodes=purchase.nodes,
-            workers_per_node=purchase.workers_per_node,
-            deadline_seconds=quote.deadline_seconds,
-            **purchase.resilience.to_json(),
-            code_key=purchase.code_key,
-            rerun_of_id=quote.purchase.get("rerun_of"),
-            queued_at=timezone.now(),
-        )
-        JobDataset.objects.bulk_create(
-            JobDataset(job=job, version=version, position=position)
-            for position, version in enumerate(purchase.dataset_versions)
-        )
-        lifecycle.note(job=job, kind="ordered", actor=membership.user, data={"ceiling_minor": quote.ceiling_minor})
-        record(organization=organization, actor=membership.user, action="order.placed", target=f"job:{job.pk}")
-        hint(dispatch_queue)
+
+
+def columns(purchase: Purchase) -> dict[str, Any]:
+    """A purchase as the columns of its job."""
+    return {
+        "name": purchase.code_path.rsplit("/", 1)[-1][:100],
+        "framework": purchase.framework,
+        "image": purchase.image,
+        "workspace": purchase.workspace,
+        "code_path": purchase.code_path,
+        "arguments": list(purchase.arguments),
+        "epochs": purchase.epochs,
+        "lr": purchase.lr,
+        "batch_size": purchase.batch_size,
+        "node_spec": purchase.node_spec,
+        "nodes": purchase.nodes,
+        "workers_per_node": purchase.workers_per_node,
+        "code_key": purchase.code_key,
+    } | purchase.resilience.to_json()
+
+
+def write_order(
+    *,
+    membership: Membership,
+    quote: Quote,
+    product: Product,
+    key: str,
+    quota: Quota,
+    versions: Sequence[DatasetVersion],
+    job: Mapping[str, Any],
+) -> Order:
+    """Hold the quote's ceiling and queue a job with the columns `job`; the caller's transaction has locked the quota.
+
+    Raises QuotaExceeded, InsufficientFunds, and what a budget refuses.
+    """
+    organization = membership.organization
+    _require_room(organization, quota)
+    hold = charges.hold(
+        quote=quote,
+        reference=f"order:{quote.pk}",
+        user=membership.user,
+        labels={"workspace": job["workspace"].name, "node_spec": job["node_spec"].name, "product": product.name},
+    )
+    order = Order.objects.create(
+        organization=organization,
+        quote=quote,
+        hold=hold,
+        product=product,
+        idempotency_key=key,
+        placed_by=membership.user,
+    )
+    made = Job.objects.create(
+        organization=organization,
+        order=order,
+        deadline_seconds=quote.deadline_seconds,
+        queued_at=timezone.now(),
+        **job,
+    )
+    JobDataset.objects.bulk_create(
+        JobDataset(job=made, version=version, position=position) for position, version in enumerate(versions)
+    )
+    lifecycle.note(job=made, kind="ordered", actor=membership.user, data={"ceiling_minor": quote.ceiling_minor})
+    record(organization=organization, actor=membership.user, action="order.placed", target=f"job:{made.pk}")
+    hint(dispatch_queue)
     return order
 
 
-def _locked_quota(organization: Organization) -> Quota:
+def locked_quota(organization: Organization) -> Quota:
     """The organization's quota, locked until the order is written.
 
     So its orders are taken one after the other: two at once can't both buy one quote, or both take the last place.
@@ -228,13 +222,13 @@ def _bought(organization: Organization, quote: Quote, key: str) -> Order | None:
         if order.idempotency_key != key:
             raise QuoteBought
         return order
-    if _by_key(organization, key):
+    if order_by_key(organization, key):
         raise IdempotencyConflict
     return None
 
 
 def _rerun_before(organization: Organization, job: Job, key: str) -> Order | None:
-    known = _by_key(organization, key) if key else None
+    known = order_by_key(organization, key) if key else None
     if known and known.job.rerun_of_id != job.pk:
         raise IdempotencyConflict
     return known
@@ -247,13 +241,6 @@ def _earlier_job(organization: Organization, value: Any) -> int | None:
     return Job.objects.filter(organization=organization, pk=value).values_list("pk", flat=True).first()
 
 
-def _by_key(organization: Organization, key: str) -> Order | None:
+def order_by_key(organization: Organization, key: str) -> Order | None:
+    """The order that an idempotency key bought."""
     return Order.objects.filter(organization=organization, idempotency_key=key).select_related("job").first()
-
-
-def _percentile_90(values: list[float]) -> float:
-    return values[0] if len(values) == 1 else statistics.quantiles(values, n=10, method="inclusive")[-1]
-
-
-def _seconds(duration: timedelta) -> float:
-    return duration.total_seconds()

@@ -130,6 +130,60 @@ def parse(*, organization: Organization, data: Mapping[str, Any], pinned: Sequen
     )
 
 
+@dataclass(frozen=True)
+class Choices:
+    """The part of a purchase that says where something runs, and not what."""
+
+    framework: Framework
+    image: Image
+    workspace: Workspace
+    dataset_versions: tuple[DatasetVersion, ...]
+    node_spec: NodeSpec
+    nodes: int
+    workers_per_node: int
+
+    def to_json(self) -> dict[str, Any]:
+        """As the API's field names."""
+        return {
+            "framework": self.framework.value,
+            "image": self.image.name,
+            "workspace": self.workspace.name,
+            "datasets": [version.dataset.name for version in self.dataset_versions],
+            "node_spec": self.node_spec.name,
+            "nodes": self.nodes,
+            "workers_per_node": self.workers_per_node,
+        }
+
+
+def read_choices(reader: fields.Reader, *, organization: Organization) -> Choices | None:
+    """Read where something is to run; without a framework the image's first, without a workspace any."""
+    found = reader.field("image", lambda value: _image(organization, value, None))
+    framework = reader.field("framework", lambda value: _framework_of(found, value))
+    image = reader.field("image", lambda value: _image(organization, value, framework))
+    workspace = reader.field("workspace", lambda value: _any_workspace(organization, value))
+    versions = reader.field("datasets", lambda value: _versions(organization, value, ()))
+    spec = reader.field("node_spec", _node_spec)
+    nodes = reader.field("nodes", lambda value: _nodes(organization, None, spec, value))
+    workers = reader.field("workers_per_node", lambda value: _workers(spec, value))
+    if not (framework and image and workspace and spec and nodes and workers):
+        return None
+    return Choices(framework, image, workspace, versions or (), spec, nodes, workers)
+
+
+def _framework_of(image: Image | None, value: Any) -> Framework:
+    first = image.frameworks[0] if image and image.frameworks else ""
+    return _framework(first if fields.is_empty(value) else value)
+
+
+def _any_workspace(organization: Organization, value: Any) -> Workspace:
+    if not fields.is_empty(value):
+        return _workspace(organization, value)
+    workspace = selectors.workspaces_for(organization).first()
+    if workspace is None:
+        raise ValueError(_("Create a workspace first."))
+    return workspace
+
+
 def _product(value: Any) -> Product:
     product = Product.objects.filter(name=fields.name(value), is_active=True).first()
     if product is None:

@@ -18,11 +18,18 @@ from django.utils.translation import gettext as _
 from billing.models import Receipt
 from console.accounts.errors import NotFound
 from console.accounts.models import Organization
-from jobs import usage
+from jobs import samples, usage
 from jobs.backend import cluster, image_of
 from jobs.dispatch import run_spec
 from jobs.models import Attempt, Job, JobEvent, MetricPoint, Product
-from jobs.sentences import end_sentence, event_sentence, failure_sentence, waiting_sentence
+from jobs.sentences import (
+    efficiency_sentence,
+    end_sentence,
+    event_sentence,
+    failure_sentence,
+    straggler_sentence,
+    waiting_sentence,
+)
 from jobs.states import ENDED, JobState
 from runtime.errors import InvalidSpec, RuntimeFault
 from runtime.specs import Capacity, LogChunk
@@ -196,6 +203,45 @@ def log(job: Job, rank: int, offset: int, attempt: int | None = None) -> LogChun
         return cluster().logs(chosen.run_name, rank, offset)
     except RuntimeFault:
         return LogChunk("", offset, eof=job.is_ended)
+
+
+def telemetry(job: Job, attempt: int | None = None) -> dict[str, Any]:
+    """What an attempt's nodes and ranks used, and what that means, in words; as the API shows it."""
+    found = samples.telemetry(job, attempt)
+    sentences = [straggler_sentence(each) for each in found.stragglers]
+    if found.efficiency:
+        sentences.append(efficiency_sentence(found.efficiency))
+    return {
+        "attempt": found.attempt,
+        "nodes": [vars(node) for node in found.nodes],
+        "ranks": [
+            {
+                "rank": each.rank,
+                "node": each.node,
+                "cpu": each.cpu,
+                "memory": each.memory,
+                "steps": round(each.steps),
+                "seconds_per_step": each.seconds_per_step,
+                "comm_share": each.comm_share,
+                "is_slow": each.rank in {slow.rank for slow in found.stragglers},
+            }
+            for each in found.ranks
+        ],
+        "efficiency": vars(found.efficiency) if found.efficiency else None,
+        "sentences": sentences,
+    }
+
+
+def stacks(job: Job, attempt: int | None = None) -> list[dict[str, Any]]:
+    """Where each rank stood when an attempt (the latest) was found hung, by rank; empty where none was."""
+    chosen = job.attempts.filter(number=attempt).first() if attempt else job.attempts.last()
+    if chosen is None:
+        return []
+    try:
+        found = cluster().stacks(chosen.run_name)
+    except RuntimeFault:
+        return []
+    return [{"rank": rank, "node": rank // job.workers_per_node, "text": text} for rank, text in sorted(found.items())]
 
 
 def is_runnable(image: Image) -> bool:

@@ -15,7 +15,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext
 
 from billing.wording import money
-from jobs.states import EndReason
+from jobs.samples import Efficiency, Straggler
+from jobs.states import EndReason, OnHang
 from runtime.specs import FailureCode
 
 
@@ -138,6 +139,31 @@ _SPECIAL: dict[str, Callable[[Mapping[str, Any]], str]] = {
 }
 
 
+def terms_sentences(purchase: Mapping[str, Any]) -> list[str]:
+    """What a purchase's retries, hangs and fewer nodes mean for its price."""
+    told = []
+    if retries := int(purchase.get("retries") or 0):
+        told.append(
+            ngettext(
+                "%(retries)d retry is included. Each attempt pays for its own time; all together never cost more than "
+                "the ceiling, so the next one gets what is left of it.",
+                "%(retries)d retries are included. Each attempt pays for its own time; all together never cost more "
+                "than the ceiling, so the next one gets what is left of it.",
+                retries,
+            )
+            % {"retries": retries}
+        )
+    if least := int(purchase.get("min_nodes") or 0):
+        sentence = _(
+            "It may start, and go on, with %(least)d of %(nodes)d nodes. Nodes that do not run cost nothing, and the "
+            "time that the ceiling covers grows as they are fewer."
+        )
+        told.append(sentence % {"least": least, "nodes": purchase["nodes"]})
+    if purchase.get("on_hang") == OnHang.IGNORE:
+        told.append(_("Hangs are not watched for: time in which nothing happens is charged as any other."))
+    return told
+
+
 def waiting_sentence(code: str, data: Mapping[str, Any], *, nodes: int, spec: str, ahead: int) -> str:
     """Why a job waits, its place in the queue, and what would start now instead."""
     place = ngettext("%(ahead)d job is before it.", "%(ahead)d jobs are before it.", ahead) % {"ahead": ahead}
@@ -191,6 +217,34 @@ def _for_room(code: str, data: Mapping[str, Any], *, nodes: int, spec: str, plac
     now = ngettext("%(free)d is free now.", "%(free)d are free now.", free) % {"free": free}
     instead = _("A run on %(free)d of them would start now.") % {"free": free} if free else ""
     return _joined(why, now, place, instead)
+
+
+def straggler_sentence(straggler: Straggler) -> str:
+    """Which rank the others wait for."""
+    sentence = _(
+        "Rank %(rank)d on node %(node)d is slow: it computes %(ratio)s times as long for a step as the median rank, "
+        "and the others wait for it."
+    )
+    ratio = formats.number_format(straggler.ratio, 1)
+    return sentence % {"rank": straggler.rank, "node": straggler.node, "ratio": ratio}
+
+
+def efficiency_sentence(efficiency: Efficiency) -> str:
+    """How well a run scales, and against which run."""
+    by_steps = _(
+        "Scaling efficiency %(percent)d %%: %(nodes)d nodes train on %(times)s times the data per second that one "
+        "node did in job #%(job)d."
+    )
+    by_epochs = _(
+        "Scaling efficiency %(percent)d %%: %(nodes)d nodes do %(times)s times the epochs per second that one node "
+        "did in job #%(job)d."
+    )
+    return (by_steps if efficiency.by == "steps" else by_epochs) % {
+        "percent": round(100 * efficiency.value),
+        "nodes": efficiency.nodes,
+        "times": formats.number_format(efficiency.value * efficiency.nodes, 1),
+        "job": efficiency.job,
+    }
 
 
 def event_sentence(kind: str, data: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from billing.wording import basis_sentence
 from jobs import selectors
 from jobs.models import Job, Order, Product
 from jobs.resilience import MOST_RETRIES
+from jobs.sentences import terms_sentences
 from jobs.states import OnHang
 from runtime.specs import Controller
 
@@ -76,10 +77,25 @@ class QuoteSerializer(serializers.ModelSerializer[Quote]):
 
     lines = LineSerializer(many=True)
     estimate = serializers.SerializerMethodField()
+    notes = serializers.SerializerMethodField()
 
     class Meta:
         model = Quote
-        fields = ("id", "currency", "mode", "lines", "estimate", "ceiling_minor", "deadline_seconds", "expires_at")
+        fields = (
+            "id",
+            "currency",
+            "mode",
+            "lines",
+            "estimate",
+            "notes",
+            "ceiling_minor",
+            "deadline_seconds",
+            "expires_at",
+        )
+
+    def get_notes(self, quote: Quote) -> list[str]:
+        """What retries, fewer nodes and hangs mean for the price."""
+        return terms_sentences(quote.purchase)
 
     def get_estimate(self, quote: Quote) -> dict[str, Any]:
         """What it will probably cost, and where that comes from."""
@@ -190,6 +206,78 @@ class LogSerializer(serializers.Serializer[Any]):
     text = serializers.CharField()
     next_offset = serializers.IntegerField()
     eof = serializers.BooleanField(help_text="Whether the output has ended.")
+
+
+class NodeUseSerializer(serializers.Serializer[Any]):
+    """What one node used over time: a list for each series, as long as `at`."""
+
+    node = serializers.IntegerField()
+    at = serializers.ListField(child=serializers.FloatField(), help_text="Unix seconds.")
+    series = serializers.DictField(
+        child=serializers.ListField(child=serializers.FloatField(allow_null=True)),
+        help_text="cpu (cores), memory (bytes), net_rx, net_tx, disk_read, disk_write (bytes/s), gpu (%), gpu_memory.",
+    )
+
+
+class RankUseSerializer(serializers.Serializer[Any]):
+    """One rank of an attempt."""
+
+    rank = serializers.IntegerField()
+    node = serializers.IntegerField()
+    cpu = serializers.FloatField(allow_null=True, help_text="Cores, of late.")
+    memory = serializers.FloatField(allow_null=True, help_text="Bytes, of late.")
+    steps = serializers.IntegerField()
+    seconds_per_step = serializers.FloatField(allow_null=True)
+    comm_share = serializers.FloatField(allow_null=True, help_text="Of its steps' time, spent waiting for others.")
+    is_slow = serializers.BooleanField(help_text="The others wait for it.")
+
+
+class EfficiencySerializer(serializers.Serializer[Any]):
+    """How well a run scales."""
+
+    value = serializers.FloatField(help_text="1.0: as many times the work of one node as there are nodes.")
+    nodes = serializers.IntegerField()
+    job = serializers.IntegerField(help_text="The one-node run it is measured against.")
+    by = serializers.ChoiceField(["steps", "epochs"])
+
+
+class TelemetrySerializer(serializers.Serializer[Any]):
+    """What an attempt used, and what that means."""
+
+    attempt = serializers.IntegerField(allow_null=True)
+    nodes = NodeUseSerializer(many=True)
+    ranks = RankUseSerializer(many=True)
+    efficiency = EfficiencySerializer(allow_null=True)
+    sentences = serializers.ListField(child=serializers.CharField())
+
+
+class CheckRequestSerializer(serializers.Serializer[Any]):
+    """Where to check an image. Read by `purchase.read_choices`; here for the schema."""
+
+    node_spec = serializers.CharField()
+    nodes = serializers.IntegerField(min_value=1)
+    framework = serializers.CharField(required=False, help_text="The image's first, where absent.")
+    workspace = serializers.CharField(required=False)
+    datasets = serializers.ListField(child=serializers.CharField(), required=False)
+    workers_per_node = serializers.IntegerField(required=False)
+
+
+class CheckItemSerializer(serializers.Serializer[Any]):
+    """One part of a check."""
+
+    name = serializers.CharField()
+    title = serializers.CharField()
+    ok = serializers.BooleanField(allow_null=True, help_text="Null where the run did not come to it.")
+    detail = serializers.CharField()
+    remedy = serializers.CharField(help_text="What to do where it is at fault.")
+
+
+class StackSerializer(serializers.Serializer[Any]):
+    """Where a rank stood when its run was found hung."""
+
+    rank = serializers.IntegerField()
+    node = serializers.IntegerField()
+    text = serializers.CharField()
 
 
 class EventSerializer(serializers.Serializer[Any]):

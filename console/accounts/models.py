@@ -103,6 +103,7 @@ class Quota(models.Model):
     organization = models.OneToOneField(Organization, models.CASCADE, related_name="quota")
     max_running_nodes = models.PositiveIntegerField(_("nodes running at once"), default=8)
     max_open_jobs = models.PositiveIntegerField(_("jobs queued or running at once"), default=100)
+    max_checks_per_day = models.PositiveIntegerField(_("free checks of an image a day"), default=20)
     max_storage_bytes = models.PositiveBigIntegerField(_("bytes of storage"), default=100 * 1024**3)
 
     class Meta:

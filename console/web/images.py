@@ -6,13 +6,18 @@ from django import forms
 from django.contrib import messages
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
-from django.views.decorators.http import require_GET, require_http_methods
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
+from django_htmx.http import HttpResponseClientRedirect
 
+from billing import selectors as billing
 from console.accounts.errors import CustomerError
 from console.accounts.roles import Capability
-from console.web.access import MemberRequest, member, refuse
+from console.accounts.services import is_active
+from console.web.access import MemberRequest, member, refuse, tell
+from jobs import checks
 from jobs import selectors as jobs
 from runtime.specs import Framework
 from storage import catalog, selectors
@@ -23,6 +28,8 @@ FRAMEWORK_TITLES = {
     Framework.TENSORFLOW.value: "TensorFlow",
 }
 """Names of products: the same in every language."""
+CHOICES = ("image", "framework", "workspace", "datasets", "node_spec", "nodes", "workers_per_node")
+"""What a check takes of the order's form; of the image page, what is there."""
 
 
 class ImageForm(forms.Form):
@@ -49,7 +56,9 @@ class ImageForm(forms.Form):
 @member(Capability.VIEW)
 def image_list(request: MemberRequest) -> HttpResponse:
     """Every image on offer."""
-    found = list(selectors.images_for(request.membership.organization))
+    organization = request.membership.organization
+    found = list(selectors.images_for(organization))
+    account = billing.wallet(organization)
     return render(
         request,
         "storage/image_list.html",
@@ -58,8 +67,29 @@ def image_list(request: MemberRequest) -> HttpResponse:
             "own": [image for image in found if not image.is_builtin],
             "runnable": [image for image in found if jobs.is_runnable(image)],
             "framework_titles": FRAMEWORK_TITLES,
+            "specs": billing.offered_specs(account.currency) if account and is_active(organization) else [],
         },
     )
+
+
+@require_POST
+@member(Capability.RUN)
+def image_check(request: MemberRequest) -> HttpResponse:
+    """Start a free run that checks an image on the nodes chosen; htmx is told what is wrong where it asked."""
+    try:
+        order = checks.place_check(
+            membership=request.membership, data={name: request.POST.get(name) for name in CHOICES}
+        )
+    except CustomerError as error:
+        if request.htmx:
+            return render(
+                request, "jobs/_check_refused.html", {"sentences": list(error.fields.values()) or [error.message]}
+            )
+        tell(request, error)
+        return redirect("image_list")
+    messages.success(request, _("The check is free. It starts as soon as there is room."))
+    address = reverse("job_detail", args=[order.job.pk])
+    return HttpResponseClientRedirect(address) if request.htmx else redirect(address)
 
 
 @require_http_methods(["GET", "POST"])

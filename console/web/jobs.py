@@ -21,7 +21,7 @@ from console.accounts.errors import CustomerError
 from console.accounts.models import Organization
 from console.accounts.roles import Capability
 from console.web.access import MemberRequest, member, tell
-from jobs import orders, selectors
+from jobs import checks, orders, selectors
 from jobs.models import Job
 from jobs.states import ENDED, JobState
 
@@ -95,6 +95,18 @@ def job_live(request: MemberRequest, pk: int) -> HttpResponse:
     return render(request, "jobs/_live.html", _live(selectors.job_for(request.membership.organization, pk)))
 
 
+@require_GET
+@member(Capability.VIEW)
+def job_stacks(request: MemberRequest, pk: int, attempt: int) -> HttpResponse:
+    """Where the ranks of a hung attempt stood: alike ones told together, then each in full."""
+    stacks = selectors.stacks(selectors.job_for(request.membership.organization, pk), attempt)
+    places: dict[str, list[int]] = {}
+    for stack in stacks:
+        places.setdefault(_innermost(stack["text"]), []).append(stack["rank"])
+    frames = [{"place": place, "ranks": ranks} for place, ranks in places.items() if place]
+    return render(request, "jobs/_job_stacks.html", {"stacks": stacks, "frames": frames})
+
+
 @require_POST
 @member(Capability.RUN)
 def job_cancel(request: MemberRequest, pk: int) -> HttpResponse:
@@ -110,6 +122,7 @@ def job_cancel(request: MemberRequest, pk: int) -> HttpResponse:
 
 def _live(job: Job) -> dict[str, Any]:
     summary = selectors.summary(job)
+    summary["attempts"] = [_attempt(attempt) for attempt in summary["attempts"]]
     failures = [attempt for attempt in summary["attempts"] if attempt["failure"]]
     return {
         "job": job,
@@ -120,7 +133,21 @@ def _live(job: Job) -> dict[str, Any]:
         "receipt": selectors.receipt(job),
         "failure": failures[-1]["failure"] if failures and job.state == JobState.FAILED else None,
         "datasets": [row.version for row in job.job_datasets.select_related("version__dataset")],
+        "checklist": checks.checklist(job) if job.builtin_script else [],
         "may_cancel": not job.is_ended and job.state != JobState.STOPPING,
+    }
+
+
+def _attempt(attempt: dict[str, Any]) -> dict[str, Any]:
+    """An attempt with what its row shows besides."""
+    seconds = [(span["finished_at"] - span["started_at"]).total_seconds() for span in attempt["spans"]]
+    spans = [span | {"seconds": length} for span, length in zip(attempt["spans"], seconds, strict=True)]
+    began, saved = attempt["started_at"], attempt["checkpoint_at"]
+    return attempt | {
+        "reason_title": Job.Reasons(attempt["reason"]).label if attempt["reason"] else "",
+        "ran_seconds": sum(seconds) if seconds else None,
+        "spans": spans,
+        "has_checkpoint": bool(began and saved and saved >= began),
     }
 
 
@@ -130,6 +157,11 @@ def _node(node: dict[str, Any]) -> dict[str, Any]:
     return node | {
         name: datetime.fromtimestamp(node[name], tz=UTC) if node.get(name) is not None else None for name in times
     }
+
+
+def _innermost(text: str) -> str:
+    """The first frame of faulthandler's word for a thread: the call that it is in."""
+    return next((line.strip() for line in text.splitlines() if line.lstrip().startswith("File ")), "")
 
 
 def _environment(job: Job) -> dict[str, str]:

@@ -36,6 +36,9 @@ from console.web.images import FRAMEWORK_TITLES
 from jobs import orders
 from jobs import selectors as jobs
 from jobs.backend import resources_of
+from jobs.models import Job
+from jobs.resilience import MOST_RETRIES
+from jobs.sentences import terms_sentences
 from storage import files
 from storage import selectors as storage
 from storage.models import Image, Workspace
@@ -55,9 +58,26 @@ FIELDS = (
     "node_spec",
     "nodes",
     "workers_per_node",
+    "retries",
+    "retry_backoff_seconds",
+    "on_hang",
+    "min_nodes",
+    "controller",
+    "collective_timeout_seconds",
+    "stall_check_seconds",
 )
 """What goes to the quote as it was typed. The limits are typed in other units: `_data` turns them."""
 LIMITS = ("max_seconds", "ceiling_minor")
+ADVANCED: dict[str, Any] = {
+    "retries": 0,
+    "retry_backoff_seconds": "",
+    "on_hang": "stop",
+    "min_nodes": "",
+    "controller": "gloo",
+    "collective_timeout_seconds": "",
+    "stall_check_seconds": "",
+}
+"""What stands in the fold of the form, and means nothing special."""
 UNITS = {"minutes": 60, "hours": 3600}
 SCRIPTS_SHOWN = 300
 FOLDERS_SEARCHED = 200
@@ -104,6 +124,10 @@ def training_new(request: MemberRequest) -> HttpResponse:
             "specs": specs,
             "account": account,
             "units": UNITS,
+            "retry_counts": range(MOST_RETRIES + 1),
+            "hang_policies": Job.HangPolicies.choices,
+            "controllers": Job.Controllers.choices,
+            "advanced": any(values[name] != usual for name, usual in ADVANCED.items()),
         },
     )
 
@@ -171,6 +195,7 @@ def _card(request: MemberRequest, quote: Quote, *, problem: str = "", stale: boo
             "available_minor": available,
             "remaining_minor": available - quote.ceiling_minor,
             "missing_minor": max(0, quote.ceiling_minor - available),
+            "notes": terms_sentences(quote.purchase),
             "idempotency_key": uuid4(),
             "problem": problem,
             "stale": stale,
@@ -240,6 +265,7 @@ def _defaults(images: list[Image], workspaces: list[Workspace], specs: list[Spec
         "node_spec": specs[0].offer.spec.name if specs else "",
         "nodes": 2 if specs and (specs[0].most is None or specs[0].most >= 2) else 1,
         "workers_per_node": (specs[0].offer.spec.gpus or 1) if specs else 1,
+        **ADVANCED,
         "max_time": "",
         "max_time_unit": "minutes",
         "ceiling": "",
@@ -254,13 +280,19 @@ def _rerun(organization: Organization, asked: str) -> dict[str, Any]:
     job = jobs.job_for(organization, int(asked))
     bought = dict(job.order.quote.purchase)
     ceiling, seconds = bought.get("ceiling_minor"), bought.get("max_seconds")
-    return {name: bought[name] for name in FIELDS} | {
-        "arguments": shlex.join(bought["arguments"]),
-        "datasets": ",".join(bought["datasets"]),
-        "ceiling": f"{wording.to_major(ceiling, job.order.quote.currency):f}" if ceiling else "",
-        "max_time": f"{Decimal(seconds) / 60:f}" if seconds else "",
-        "rerun_of": job.pk,
-    }
+    # Nothing and 0 are the same there, and an earlier purchase may know nothing of it.
+    advanced = {name: bought.get(name) or usual for name, usual in ADVANCED.items()}
+    return (
+        {name: bought[name] for name in FIELDS if name not in ADVANCED}
+        | advanced
+        | {
+            "arguments": shlex.join(bought["arguments"]),
+            "datasets": ",".join(bought["datasets"]),
+            "ceiling": f"{wording.to_major(ceiling, job.order.quote.currency):f}" if ceiling else "",
+            "max_time": f"{Decimal(seconds) / 60:f}" if seconds else "",
+            "rerun_of": job.pk,
+        }
+    )
 
 
 def _specs(currency: str) -> list[SpecChoice]:

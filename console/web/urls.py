@@ -37,6 +37,7 @@ urlpatterns = [
     path("workspaces/w/<slug:name>/save/<path:path>", workspaces.workspace_save, name="workspace_save"),
     path("workspaces/w/<slug:name>/download/<path:path>", workspaces.workspace_download, name="workspace_download"),
     path("images/", images.image_list, name="image_list"),
+    path("images/check/", images.image_check, name="image_check"),
     path("images/new/", images.image_new, name="image_new"),
     path("training/new/", training.training_new, name="training_new"),
     path("training/scripts/", training.training_scripts, name="training_scripts"),

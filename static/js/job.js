@@ -1,6 +1,7 @@
 // A job, live. One event stream tells that the state has changed (the page then asks for its changed parts, in the reader's
 // language) and brings new points of curves; another brings the output of the rank that is shown.
 // The one rule: when a stream can't be had, the page asks every few seconds instead, and nothing is lost.
+import { axes, colour } from "./charts.js";
 import { toast } from "./shared.js";
 
 const job = document.getElementById("job");
@@ -45,17 +46,6 @@ stream.addEventListener("error", () => {
 const curves = new Map(); // name -> Map(step -> value)
 const charts = new Map();
 const holder = document.getElementById("charts");
-const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-/** A colour variable as a canvas understands it: resolved by the browser, whatever it is made of. */
-const colour = (name) => {
-  const probe = document.createElement("i");
-  probe.style.color = `var(${name})`;
-  document.body.append(probe);
-  const resolved = getComputedStyle(probe).color;
-  probe.remove();
-  return resolved;
-};
-
 const data = (name) => {
   const points = [...curves.get(name)].sort((a, b) => a[0] - b[0]);
   return [points.map((point) => point[0]), points.map((point) => point[1])];
@@ -67,8 +57,7 @@ const draw = (name) => {
   place.innerHTML = '<div class="chart"><h3 class="card-title mb-1"></h3><div></div></div>';
   place.querySelector("h3").textContent = name;
   holder.append(place);
-  const grid = { stroke: colour("--tblr-border-color"), width: 1 };
-  const axis = { stroke: colour("--tblr-secondary"), grid, ticks: grid, font: `11px ${style("--tblr-font-sans-serif")}` };
+  const axis = axes();
   const chart = new window.uPlot(
     {
       width: place.clientWidth - 16,

@@ -39,7 +39,21 @@ const showImages = () => {
   const fitting = [...image.options].find((option) => !option.disabled);
   if (image.selectedOptions[0]?.disabled && fitting) fitting.selected = true;
 };
+// What a framework does not have is neither shown nor sent.
+const showFrameworkFields = () => {
+  for (const place of form.querySelectorAll(".fold [data-frameworks]")) {
+    place.hidden = !place.dataset.frameworks.split(" ").includes(framework.value);
+    for (const control of place.querySelectorAll("input, select")) control.disabled = place.hidden;
+  }
+};
 framework.addEventListener("change", showImages, true);
+framework.addEventListener("change", showFrameworkFields, true);
+
+// A field of the fold that is at fault must be seen.
+const fold = document.getElementById("advanced");
+document.addEventListener("htmx:afterSettle", () => {
+  if ([...fold.querySelectorAll(".invalid-feedback")].some((slot) => slot.textContent.trim())) fold.open = true;
+});
 
 form.addEventListener("change", (event) => {
   if (event.target.name === "node_spec") field("workers_per_node").value = Math.max(1, Number(event.target.dataset.gpus));
@@ -61,4 +75,5 @@ document.addEventListener("click", (event) => {
 
 showDatasets();
 showImages();
+showFrameworkFields();
 showWorld();

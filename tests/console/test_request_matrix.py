@@ -125,6 +125,10 @@ ROUTES: dict[str, dict[str, Ask]] = {
     "jobs/<int:pk>/logs/": {"GET": Ask(VIEW)},
     "jobs/<int:pk>/stream/": {"GET": Ask(VIEW)},
     "jobs/<int:pk>/metrics/": {"GET": Ask(VIEW)},
+    "jobs/<int:pk>/telemetry/": {"GET": Ask(VIEW)},
+    "jobs/<int:pk>/stacks/": {"GET": Ask(VIEW)},
+    "jobs/<int:pk>/check/": {"GET": Ask(VIEW)},
+    "images/<slug:name>/check/": {"POST": Ask(RUN, 201, 400, {"node_spec": "nano", "nodes": 1})},
     "jobs/<int:pk>/events/": {"GET": Ask(VIEW)},
     "jobs/<int:pk>/environment/": {"GET": Ask(VIEW)},
     # the job has not ended: there is no receipt yet

@@ -1,0 +1,142 @@
+// What the nodes and ranks of a job use: charts with a line for each node, and a table of ranks. Asked for when the tab is
+// opened, and again every few seconds while the job runs and the tab is seen.
+import { axes, colour } from "./charts.js";
+
+const pane = document.getElementById("telemetry");
+const holder = document.getElementById("telemetry-charts");
+const ranks = document.getElementById("telemetry-ranks");
+const EVERY = 5000;
+const ORDER = ["cpu", "memory", "gpu", "gpu_memory", "net_rx", "net_tx", "disk_read", "disk_write"];
+const BYTES = new Set(ORDER.filter((name) => !["cpu", "gpu"].includes(name)));
+const RATES = new Set(["net_rx", "net_tx", "disk_read", "disk_write"]);
+const COLOURS = ["--tblr-blue", "--tblr-orange", "--tblr-green", "--tblr-purple", "--tblr-red", "--tblr-cyan", "--tblr-yellow", "--tblr-pink"];
+const charts = [];
+let told = null;
+let timer = 0;
+
+const number = (value, digits = 1) => value.toLocaleString(document.documentElement.lang, { maximumFractionDigits: digits });
+const size = (bytes) => {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let power = 0;
+  while (bytes >= 1024 && power < units.length - 1) (bytes /= 1024), (power += 1);
+  return `${number(bytes, bytes < 10 && power ? 1 : 0)} ${units[power]}`;
+};
+const dash = (value, show) => (value === null || value === undefined ? "–" : show(value));
+const seconds = (value) => (value < 1 ? `${number(value * 1000, value < 0.01 ? 1 : 0)} ms` : `${number(value, 2)} s`);
+
+/** One table of times for all nodes: uPlot joins them. */
+const table = (name) =>
+  window.uPlot.join(told.nodes.filter((node) => node.series[name]).map((node) => [node.at, node.series[name]]));
+
+const draw = (name) => {
+  const nodes = told.nodes.filter((node) => node.series[name]);
+  if (!nodes.length) return;
+  const place = document.createElement("div");
+  place.className = "col-md-6";
+  place.innerHTML = '<div class="chart"><h3 class="card-title mb-1"></h3><div></div></div>';
+  place.querySelector("h3").textContent = holder.dataset[name] + (RATES.has(name) ? ` ${holder.dataset.rates}` : "");
+  holder.append(place);
+  const shown = BYTES.has(name) ? size : number;
+  const axis = axes();
+  charts.push(
+    new window.uPlot(
+      {
+        width: place.clientWidth - 16,
+        height: 200,
+        cursor: { sync: { key: "telemetry" }, points: { size: 6 } },
+        scales: { y: { range: (_chart, _low, high) => [0, high > 0 ? high * 1.1 : 1] } },
+        series: [
+          {},
+          ...nodes.map((node) => ({
+            label: `${holder.dataset.node} ${node.node}`,
+            stroke: colour(COLOURS[node.node % COLOURS.length]),
+            width: 1.5,
+            spanGaps: true,
+            points: { show: node.at.length < 3 },
+            value: (_chart, value) => dash(value, shown),
+          })),
+        ],
+        axes: [axis, { ...axis, size: 72, values: (_chart, marks) => marks.map(shown) }],
+      },
+      table(name),
+      place.querySelector(".chart > div"),
+    ),
+  );
+};
+
+const cell = (label, text, isNumber) => {
+  const element = document.createElement("td");
+  element.dataset.label = label;
+  element.textContent = text;
+  if (isNumber) element.className = "num";
+  return element;
+};
+
+const listRanks = () => {
+  ranks.hidden = !told.ranks.length;
+  const body = ranks.querySelector("tbody");
+  const labels = [...ranks.querySelectorAll("th")].map((heading) => heading.textContent);
+  body.replaceChildren(
+    ...told.ranks.map((rank) => {
+      const row = document.createElement("tr");
+      row.append(
+        cell(labels[0], String(rank.rank)),
+        cell(labels[1], String(rank.node)),
+        cell(labels[2], dash(rank.steps || null, (value) => number(value, 0)), true),
+        cell(labels[3], dash(rank.seconds_per_step, seconds), true),
+        cell(labels[4], dash(rank.comm_share, (value) => `${number(value * 100, 0)} %`), true),
+        cell(labels[5], dash(rank.cpu, (value) => number(value, 2)), true),
+        cell(labels[6], dash(rank.memory, size), true),
+      );
+      if (rank.is_slow) {
+        const badge = document.createElement("span");
+        badge.className = "badge bg-yellow-lt ms-2";
+        badge.textContent = body.dataset.slow;
+        row.firstChild.append(badge);
+      }
+      return row;
+    }),
+  );
+};
+
+const isSeen = () => pane.classList.contains("active");
+const drawAll = () => {
+  if (!told || !isSeen()) return;
+  document.getElementById("telemetry-empty").hidden = told.nodes.length > 0;
+  document.getElementById("telemetry-sentences").replaceChildren(
+    ...told.sentences.map((sentence) => {
+      const line = document.createElement("p");
+      line.className = "mb-2 fw-medium";
+      line.textContent = sentence;
+      return line;
+    }),
+  );
+  charts.splice(0).forEach((chart) => chart.destroy());
+  holder.replaceChildren();
+  ORDER.forEach(draw);
+  listRanks();
+};
+
+const ask = async () => {
+  clearTimeout(timer);
+  if (!isSeen()) return;
+  try {
+    const answer = await fetch(pane.dataset.from, { headers: { Accept: "application/json" } });
+    if (answer.ok) {
+      told = await answer.json();
+      drawAll();
+    }
+  } catch {
+    // The console does not answer now; the next round asks again.
+  }
+  if (!document.getElementById("job-header").dataset.ended) timer = setTimeout(ask, EVERY);
+};
+
+document.getElementById("telemetry-tab").addEventListener("shown.bs.tab", ask);
+document.addEventListener("trainyard:theme", drawAll);
+let resizing = 0;
+addEventListener("resize", () => {
+  clearTimeout(resizing);
+  resizing = setTimeout(drawAll, 150);
+});
+if (isSeen()) ask();
