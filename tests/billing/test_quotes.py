@@ -44,7 +44,14 @@ def test_keeps_prices_reasons_and_figures(account, settings):
     made.refresh_from_db()
     assert (made.p50_minor, made.p90_minor, made.ceiling_minor) == (120, 180, 360)
     assert made.deadline_seconds == 1801
-    assert made.basis == {"p50_seconds": 600.0, "p90_seconds": 900.0, "source": "history", "runs": 3}
+    assert made.basis == {
+        "p50_seconds": 600.0,
+        "p90_seconds": 900.0,
+        "source": "history",
+        "runs": 3,
+        "measured_nodes": [],
+        "efficiency": None,
+    }
     assert made.purchase == {"code_path": "train.py"}
     assert sum(line["amount_minor"] for line in made.lines) == made.ceiling_minor
     assert pricing.Terms.from_json(made.terms).ceiling_minor == made.ceiling_minor

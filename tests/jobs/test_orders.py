@@ -8,8 +8,7 @@ from console.accounts.models import AuditEvent
 from jobs import activation, orders
 from jobs.errors import AlreadyEnded, ChoiceGone, IdempotencyConflict, QuotaExceeded, QuoteBought
 from jobs.models import Job, JobDataset, Order, Product
-from jobs.purchase import parse
-from jobs.states import EndReason, JobState
+from jobs.states import JobState
 from runtime.specs import Outcome
 from storage import catalog
 from tests.factories.jobs import Customer
@@ -201,47 +200,6 @@ class TestRerun:
         theirs = other.job()
         assert customer.job(rerun_of=value).rerun_of is None
         assert customer.job(rerun_of=theirs.pk).rerun_of is None
-
-
-class TestEstimate:
-    def estimate(self, customer, **changes):
-        return orders.estimate(parse(organization=customer.organization, data=customer.form(**changes)))
-
-    def ran(self, customer, seconds, **changes):
-        job = customer.job(**changes)
-        now = timezone.now()
-        Job.objects.filter(pk=job.pk).update(
-            state=JobState.SUCCEEDED,
-            reason=EndReason.COMPLETED,
-            started_at=now - timezone.timedelta(seconds=seconds),
-            finished_at=now,
-        )
-        return job
-
-    def test_a_first_run_is_estimated_by_the_reference(self, customer):
-        found = self.estimate(customer, max_seconds=None)
-        assert (found.source, found.p50_seconds, found.p90_seconds) == ("reference", 100.0, 150.0)
-
-    def test_the_customers_limit_counts_where_it_is_shorter(self, customer):
-        found = self.estimate(customer, max_seconds=60)
-        assert (found.source, found.p50_seconds, found.p90_seconds) == ("customer", 60, 60)
-
-    def test_earlier_runs_of_the_same_script_on_the_same_nodes_teach(self, customer, other):
-        for seconds in (100, 200, 300):
-            self.ran(customer, seconds)
-        self.ran(customer, 9999, nodes=1)
-        customer.write("other.py")
-        self.ran(customer, 9999, code_path="other.py")
-        self.ran(other, 9999)
-        found = self.estimate(customer, epochs=20)
-        assert (found.source, found.runs) == ("history", 3)
-        assert found.p50_seconds == pytest.approx(400, rel=0.01)
-        assert found.p90_seconds == pytest.approx(560, rel=0.01)
-
-    def test_a_failed_run_teaches_nothing(self, customer):
-        job = self.ran(customer, 100)
-        Job.objects.filter(pk=job.pk).update(state=JobState.FAILED, reason=EndReason.CODE_FAILED)
-        assert self.estimate(customer).source == "reference"
 
 
 class TestAtOnce:
