@@ -22,6 +22,9 @@ def cluster() -> Backend:
         images_root=settings.TRAINYARD_IMAGES_ROOT,
         cpus=settings.LOCAL_CPUS,
         memory_mib=settings.LOCAL_MEMORY_MIB,
+        disk_mib=settings.LOCAL_DISK_MIB,
+        warm_seconds=settings.LOCAL_WARM_SECONDS,
+        network=settings.TRAINYARD_RUN_NETWORK,
     )
 
 

@@ -161,9 +161,7 @@ class FakeBackend:
     def names(self, *, live: bool = False) -> list[str]:
         """See `Backend.names`."""
         with self._answering():
-            return sorted(
-                name for name, run in self.runs.items() if not live or run.status.phase is not RunPhase.ENDED
-            )
+            return sorted(name for name, run in self.runs.items() if not live or run.status.phase is not RunPhase.ENDED)
 
     def check_image(self, image: Image, controller: Controller = Controller.GLOO) -> None:
         """See `Backend.check_image`."""
@@ -172,6 +170,16 @@ class FakeBackend:
                 raise InvalidSpec("It is not built.", field="image")
             if controller is Controller.MPI and image.builtin not in self.images_with_mpi:
                 raise InvalidSpec("It has no mpirun.", field="controller")
+
+    def prepare(self, image: Image) -> None:
+        """Nothing is kept ready."""
+
+    def retire(self) -> None:
+        """Nothing is kept ready."""
+
+    def isolation_gaps(self) -> list[str]:
+        """None."""
+        return []
 
     def capacity(self) -> Capacity:
         """See `Backend.capacity`: one machine."""

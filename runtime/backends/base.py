@@ -75,6 +75,15 @@ class Backend(Protocol):
         Its field is `image`, or `controller` where the image lacks what this controller needs.
         """
 
+    def prepare(self, image: Image) -> None:
+        """Get ready for runs of this image, so that they start sooner; returns at once. Only a hint."""
+
+    def retire(self) -> None:
+        """The console goes: end what `prepare` keeps ready. Runs go on."""
+
+    def isolation_gaps(self) -> list[str]:
+        """What this cluster as it is cannot keep apart or limit as it should, an English sentence each."""
+
     def environment(self, spec: RunSpec, rank: int) -> dict[str, str]:
         """What a rank of such a run is told, by the environment contract. Ports, chosen at submit, are shown as 0."""
 
@@ -88,8 +97,7 @@ class Backend(Protocol):
 def create(kind: str, **options: Any) -> Backend:
     """The backend of this kind. Raises ValueError for an unknown kind.
 
-    `local`: `root` (Path of the runs), `images_root` (Path), and `cpus`, `memory_mib`, `memory_fraction` to override
-    what the machine has.
+    `local`: `root` (Path of the runs), `images_root` (Path), and what else `LocalBackend` takes.
     """
     if kind == "local":
         return LocalBackend(**options)

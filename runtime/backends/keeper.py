@@ -116,6 +116,13 @@ class Keeper:
         return process
 
 
+def network_gap() -> str:
+    """Why runs on this machine can't have a network of their own; "" where they can."""
+    command = [sys.executable, "-I", "-S", "-c", _CALL.format("network")]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    return answer.stdout.strip() if not answer.returncode else "The kernel could not be asked."
+
+
 def _version() -> str:
     """What tells this code and interpreter from another's: a nursery goes on with what it has loaded."""
     digest = hashlib.sha256(sys.executable.encode())

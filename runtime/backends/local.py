@@ -19,8 +19,8 @@ from typing import Any
 
 import watchfiles
 
-from runtime.backends import admission, machine, orders, recipes, sandbox, warmstart
-from runtime.backends.keeper import Keeper
+from runtime.backends import admission, cgroups, machine, orders, recipes, sandbox, warmstart
+from runtime.backends.keeper import Keeper, network_gap
 from runtime.backends.runs import FolderLock, Run, remove_tree
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound
 from runtime.launcher.frameworks import rank_environment
@@ -219,6 +219,20 @@ class LocalBackend:
         """Whether the next run of this image would start warm."""
         wish = self._zygote(image)
         return wish is not None and (self._root / warmstart.FOLDER / wish["name"]).exists()
+
+    def isolation_gaps(self) -> list[str]:
+        """See `Backend.isolation_gaps`."""
+        gaps = []
+        why_shared = network_gap() if self._network == "private" else "The settings ask for that."
+        if why_shared:
+            gaps.append(f"Runs share this machine's network and can reach what listens on its loopback. {why_shared}")
+        why_measured = cgroups.why_not() if self._cgroups else "The settings ask for that."
+        if why_measured:
+            gaps.append(
+                "Memory and processes of runs are measured four times a second instead of held by the kernel, and "
+                f"their CPU time is not limited. {why_measured}"
+            )
+        return gaps
 
     def retire(self) -> None:
         """See `Backend.retire`."""

@@ -10,12 +10,14 @@ from tests.factories.billing import NodeSpecFactory
 
 def test_there_is_one_cluster_made_from_the_settings(settings, tmp_path):
     settings.LOCAL_CPUS, settings.LOCAL_MEMORY_MIB = 3.5, 1000
+    settings.TRAINYARD_RUN_NETWORK = "host"
     cluster.cache_clear()
     made = cluster()
     assert isinstance(made, LocalBackend)
     assert cluster() is made
     total = made.capacity().machines[0].total
     assert (total.cpus, total.memory_mib) == (3.5, 1000)
+    assert "The settings ask for that." in made.isolation_gaps()[0]
     assert made.run_folder("job-1-1") == tmp_path / "runs" / "job-1-1"
 
 

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from console import supervision
 from console.services import ServiceError
+from jobs.backend import cluster
 
 STARTING_SECONDS = 60
 LOOK_SECONDS = 0.5
@@ -59,6 +60,7 @@ class Command(BaseCommand):
             self.screen.print("Stopping. Runs in progress go on.")
         finally:
             supervised.stop()
+            cluster().retire()
             settings.EMBEDDED.stop()
         self.screen.print("Stopped.")
 

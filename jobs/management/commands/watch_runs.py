@@ -36,6 +36,8 @@ class Command(BaseCommand):
             self._watch()
 
     def _watch(self) -> None:
+        for gap in cluster().isolation_gaps():
+            logger.warning("Isolation: %s", gap)
         read_at: dict[str, float] = {}
         waiting: set[str] = set()
         for changed in cluster().changes():
