@@ -21,7 +21,7 @@ from console.accounts.permissions import TenantView
 from console.accounts.roles import Capability
 from console.accounts.schema import results_of
 from console.accounts.sse import EventStreamRenderer, event_stream, wants_events
-from jobs import activation, checks, orders, selectors, streams
+from jobs import activation, checks, orders, probes, selectors, streams
 from jobs.models import Job
 from jobs.serializers import (
     ActivationSerializer,
@@ -121,6 +121,20 @@ class OrdersView(TenantView):
             membership=self.membership,
             quote=quote_for(organization=self.organization, quote_id=form.validated_data["quote"]),
             idempotency_key=_idempotency_key(request),
+        )
+        return Response(OrderSerializer(order).data, status=201)
+
+
+class ProbesView(TenantView):
+    """Free probes."""
+
+    capabilities = {"POST": Capability.RUN}
+
+    @extend_schema(request=QuoteRequestSerializer, responses={201: OrderSerializer})
+    def post(self, request: Request) -> Response:
+        """Run what a quote would be asked for on one node for a minute, free: the next quote is measured by it."""
+        order = probes.place_probe(
+            membership=self.membership, data=_object(request), idempotency_key=_idempotency_key(request)
         )
         return Response(OrderSerializer(order).data, status=201)
 
@@ -335,6 +349,7 @@ urlpatterns = [
     path("quotes/", QuotesView.as_view(), name="api_quotes"),
     path("quotes/<uuid:quote_id>/", QuoteView.as_view(), name="api_quote"),
     path("orders/", OrdersView.as_view(), name="api_orders"),
+    path("probes/", ProbesView.as_view(), name="api_probes"),
     path("jobs/", JobsView.as_view(), name="api_jobs"),
     path("jobs/<int:pk>/", JobDetailView.as_view(), name="api_job"),
     path("jobs/<int:pk>/cancel/", CancelView.as_view(), name="api_job_cancel"),
@@ -342,7 +357,7 @@ urlpatterns = [
     path("jobs/<int:pk>/logs/", LogsView.as_view(), name="api_job_logs"),
     path("jobs/<int:pk>/stream/", StreamView.as_view(), name="api_job_stream"),
     path("jobs/<int:pk>/metrics/", MetricsView.as_view(), name="api_job_metrics"),
-    path("images/<slug:name>/check/", ImageCheckView.as_view(), name="api_image_check"),
+    path("images/<str:name>/check/", ImageCheckView.as_view(), name="api_image_check"),
     path("jobs/<int:pk>/check/", CheckView.as_view(), name="api_job_check"),
     path("jobs/<int:pk>/telemetry/", TelemetryView.as_view(), name="api_job_telemetry"),
     path("jobs/<int:pk>/stacks/", StacksView.as_view(), name="api_job_stacks"),

@@ -118,6 +118,7 @@ ROUTES: dict[str, dict[str, Ask]] = {
     "quotes/": {"POST": Ask(RUN, 201, 400, QUOTE)},
     "quotes/<uuid:quote_id>/": {"GET": Ask(VIEW)},
     "orders/": {"POST": Ask(RUN, 201, 404, {"quote": "<quote>"})},
+    "probes/": {"POST": Ask(RUN, 201, 400, QUOTE)},
     "jobs/": {"GET": listing()},
     "jobs/<int:pk>/": {"GET": Ask(VIEW)},
     "jobs/<int:pk>/cancel/": {"POST": Ask(RUN)},
@@ -128,7 +129,7 @@ ROUTES: dict[str, dict[str, Ask]] = {
     "jobs/<int:pk>/telemetry/": {"GET": Ask(VIEW)},
     "jobs/<int:pk>/stacks/": {"GET": Ask(VIEW)},
     "jobs/<int:pk>/check/": {"GET": Ask(VIEW)},
-    "images/<slug:name>/check/": {"POST": Ask(RUN, 201, 400, {"node_spec": "nano", "nodes": 1})},
+    "images/<str:name>/check/": {"POST": Ask(RUN, 201, 201, {"node_spec": "nano", "nodes": 1})},
     "jobs/<int:pk>/events/": {"GET": Ask(VIEW)},
     "jobs/<int:pk>/environment/": {"GET": Ask(VIEW)},
     # the job has not ended: there is no receipt yet
@@ -217,6 +218,8 @@ class World:
         name = "spare" if route.startswith("workspaces") else "digits"
         if route == "datasets/<str:name>/":
             name = "spare"
+        if route.startswith("images"):
+            name = "pytorch"
         filled = route.replace("<int:pk>", str(pk)).replace("<uuid:quote_id>", str(self.quote))
         return filled.replace("<str:name>", name).replace("<path:path>", "train.py")
 

@@ -88,7 +88,7 @@ def test_a_run_bought_followed_and_paid(client, customer, backend):
     assert [line["rule"] for line in receipt["lines"]] == ["queue", "start", "time_used"]
     assert client.get("/api/v1/wallet/").json() == {
         "currency": "USD", "posted_minor": 100_000 - receipt["total_minor"], "held_minor": 0,
-        "available_minor": 100_000 - receipt["total_minor"],
+        "available_minor": 100_000 - receipt["total_minor"], "credit_minor": 0,
     }  # fmt: skip
     kinds = [event["kind"] for event in client.get(f"{path}events/").json()["results"]]
     assert kinds == ["ordered", "starting", "running", "succeeded", "settled"]
