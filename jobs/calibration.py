@@ -257,6 +257,11 @@ class Outcome:
         return self.actual_seconds / self.p50_seconds - 1 if self.p50_seconds else 0.0
 
     @property
+    def shorter(self) -> float:
+        """The same of a run that took less, as a positive fraction."""
+        return -self.error
+
+    @property
     def is_within_p90(self) -> bool:
         """Whether it took no longer than 9 of 10 should."""
         return self.actual_seconds <= self.p90_seconds

@@ -21,7 +21,7 @@ from console.accounts.errors import CustomerError
 from console.accounts.models import Organization
 from console.accounts.roles import Capability
 from console.web.access import MemberRequest, member, tell
-from jobs import checks, orders, selectors
+from jobs import calibration, checks, orders, selectors
 from jobs.models import Job
 from jobs.states import ENDED, JobState
 
@@ -131,6 +131,7 @@ def _live(job: Job) -> dict[str, Any]:
         "nodes": [_node(node) for node in selectors.nodes(job)],
         "events": selectors.events(job),
         "receipt": selectors.receipt(job),
+        "outcome": calibration.outcome(job),
         "failure": failures[-1]["failure"] if failures and job.state == JobState.FAILED else None,
         "datasets": [row.version for row in job.job_datasets.select_related("version__dataset")],
         "checklist": checks.checklist(job) if job.builtin_script else [],

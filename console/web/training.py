@@ -24,16 +24,17 @@ from django_htmx.http import HttpResponseClientRedirect
 
 from billing import selectors as billing
 from billing import wording
-from billing.errors import InsufficientFunds
+from billing.errors import BudgetExceeded, InsufficientFunds
 from billing.models import Quote
 from billing.quotes import quote_for
+from billing.taxes import tax_for
 from console.accounts.errors import CustomerError, NotFound
 from console.accounts.models import Organization
 from console.accounts.roles import Capability
 from console.accounts.services import is_active
 from console.web.access import MemberRequest, member
 from console.web.images import FRAMEWORK_TITLES
-from jobs import orders
+from jobs import orders, probes
 from jobs import selectors as jobs
 from jobs.backend import resources_of
 from jobs.models import Job
@@ -170,12 +171,28 @@ def training_order(request: MemberRequest) -> HttpResponse:
             quote=quote,
             idempotency_key=request.POST.get("idempotency_key", "")[:255],
         )
-    except InsufficientFunds as error:
+    except (InsufficientFunds, BudgetExceeded) as error:
         return _card(request, quote, problem=str(error.message))
     except CustomerError as error:
         sentences = [str(sentence) for sentence in error.fields.values()] or [str(error.message)]
         return _card(request, quote, problem=" ".join(sentences), stale=True)
     messages.success(request, _("Bought. The ceiling is held in your wallet; the run starts as soon as there is room."))
+    return HttpResponseClientRedirect(reverse("job_detail", args=[order.job.pk]))
+
+
+@require_POST
+@member(Capability.RUN)
+def training_probe(request: MemberRequest) -> HttpResponse:
+    """Run what was quoted for a minute on one node, free, so that the next quote is measured."""
+    quote = quote_for(organization=request.membership.organization, quote_id=request.POST.get("quote", ""))
+    try:
+        order = probes.place_probe(
+            membership=request.membership, data=quote.purchase, idempotency_key=f"probe:{quote.pk}"
+        )
+    except CustomerError as error:
+        sentences = [str(sentence) for sentence in error.fields.values()] or [str(error.message)]
+        return _card(request, quote, problem=" ".join(sentences))
+    messages.success(request, _("The probe runs for a minute at most and costs nothing. Then ask for a new quote."))
     return HttpResponseClientRedirect(reverse("job_detail", args=[order.job.pk]))
 
 
@@ -199,6 +216,8 @@ def _card(request: MemberRequest, quote: Quote, *, problem: str = "", stale: boo
             "idempotency_key": uuid4(),
             "problem": problem,
             "stale": stale,
+            "may_probe": probes.is_worthwhile(quote),
+            "tax": tax_for(request.membership.organization),
             "errors": _slots({}, request.POST),
         },
     )

@@ -42,6 +42,7 @@ urlpatterns = [
     path("training/new/", training.training_new, name="training_new"),
     path("training/scripts/", training.training_scripts, name="training_scripts"),
     path("training/quote/", training.training_quote, name="training_quote"),
+    path("training/probe/", training.training_probe, name="training_probe"),
     path("training/order/", training.training_order, name="training_order"),
     path("jobs/", jobs.job_list, name="job_list"),
     path("jobs/<int:pk>/", jobs.job_detail, name="job_detail"),
