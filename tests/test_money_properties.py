@@ -1,7 +1,8 @@
 """Orders, holds, top-ups, settlements, cancels and retries in random order and at once, on a real PostgreSQL.
 
-Hypothesis drives the services themselves; the cluster and the payment page are fakes that keep their contracts. What
-must hold is read by SQL after every step, not from the objects that the services gave.
+Hypothesis drives the services themselves; the cluster is a fake that keeps its contract, the payment provider is the
+sandbox behind the real client (`tests.payers`). Workers die at any statement, events and messages come in any order.
+What must hold is read by SQL after every step (`tests.books`), not from the objects that the services gave.
 """
 
 from __future__ import annotations
@@ -16,12 +17,11 @@ from math import floor
 from typing import Any
 
 import pytest
-from django.db import connection
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from billing import charges, credit, gateway, payments, pricebooks
+from billing import charges, credit, events, gateway, pricebooks
 from billing.errors import InsufficientFunds
 from billing.models import CreditGrant, Hold, Quote, Receipt, TopUp
 from billing.pricing import Usage
@@ -35,67 +35,17 @@ from jobs.states import BILLED, EndReason, JobState, OnHang
 from runtime.specs import Outcome, RunPhase
 from storage.models import Workspace
 from storage.selectors import workspace_folder
+from tests.books import BROKEN_ORDERS, broken
+from tests.crashes import crash_at
 from tests.factories.accounts import MembershipFactory
-from tests.factories.billing import session_event
 from tests.fakes import FakeBackend
+from tests.payers import SIDES, WRONG, Payers
+from tests.provider import GOOD
 from tests.racing import raised, together
 
 HINTS: list[tuple[Any, tuple[Any, ...]]] = []
 CLUSTER: list[FakeBackend] = []
-WRONG = [{"amount_total": 1}, {"currency": "eur"}, {"livemode": True}, {"id": "cs_another"}]
 FAULTS = {Outcome.NODE_LOST, Outcome.PLATFORM_ERROR}
-
-BROKEN_BOOKS = {
-    "a transaction does not sum to zero": """
-        SELECT transaction_id FROM billing_entry GROUP BY transaction_id HAVING sum(amount_minor) <> 0""",
-    "a balance is not the sum of its entries": """
-        SELECT a.id FROM billing_account a LEFT JOIN billing_entry e ON e.account_id = a.id
-        GROUP BY a.id HAVING a.posted_minor <> coalesce(sum(e.amount_minor), 0)""",
-    "what is held is not the sum of the open holds": """
-        SELECT a.id FROM billing_account a LEFT JOIN billing_hold h ON h.account_id = a.id AND h.state = 'held'
-        GROUP BY a.id HAVING a.held_minor <> coalesce(sum(h.amount_minor), 0)""",
-    "a wallet is below what is held, or below zero": """
-        SELECT id FROM billing_account
-        WHERE kind = 'wallet' AND NOT (posted_minor >= held_minor AND held_minor >= 0)""",
-    "a charge passes its ceiling": """
-        SELECT h.id FROM billing_hold h JOIN billing_quote q ON q.id = h.quote_id
-        WHERE greatest(h.charged_minor, h.metered_minor) > h.amount_minor OR h.amount_minor <> q.ceiling_minor""",
-    "a hold was not charged once, by what it says": """
-        SELECT h.id FROM billing_hold h
-        LEFT JOIN billing_transaction t ON t.reference = 'settle:' || h.reference
-        LEFT JOIN billing_entry e ON e.transaction_id = t.id AND e.account_id = h.account_id
-        GROUP BY h.id HAVING count(e.id) <> (h.state = 'settled')::int
-            OR coalesce(sum(e.amount_minor), 0) <> -coalesce(h.charged_minor, 0)""",
-    "a receipt does not sum to its total, or is not what was charged": """
-        SELECT r.id FROM billing_receipt r JOIN billing_hold h ON h.id = r.hold_id
-        WHERE r.total_minor <> coalesce(h.charged_minor, 0) OR r.ceiling_minor <> h.amount_minor
-            OR r.total_minor <> (SELECT coalesce(sum((line ->> 'amount_minor')::bigint), 0)
-                                 FROM jsonb_array_elements(r.lines) AS line)""",
-    "an ended job has no receipt, or another has one": """
-        SELECT j.id FROM jobs_job j JOIN jobs_order o ON o.id = j.order_id JOIN billing_hold h ON h.id = o.hold_id
-        LEFT JOIN billing_receipt r ON r.hold_id = h.id
-        WHERE (j.finished_at IS NOT NULL) <> (r.id IS NOT NULL) OR (r.id IS NULL) <> (h.state = 'held')""",
-    "an order, a hold or a job stands alone": """
-        SELECT h.reference FROM billing_hold h
-        LEFT JOIN jobs_order o ON o.hold_id = h.id LEFT JOIN jobs_job j ON j.order_id = o.id WHERE j.id IS NULL""",
-    "a platform fault was charged": """
-        SELECT j.id FROM jobs_job j JOIN jobs_order o ON o.id = j.order_id JOIN billing_hold h ON h.id = o.hold_id
-        WHERE j.reason IN ('no_capacity', 'node_lost', 'platform_error') AND h.charged_minor IS NOT NULL""",
-    "a job that never ran was charged": """
-        SELECT j.id FROM jobs_job j JOIN jobs_order o ON o.id = j.order_id JOIN billing_hold h ON h.id = o.hold_id
-        WHERE h.charged_minor IS NOT NULL
-            AND NOT EXISTS (SELECT 1 FROM jobs_attempt a WHERE a.job_id = j.id AND a.started_at IS NOT NULL)""",
-    "a top-up was credited twice, or is paid and was not": """
-        SELECT u.id FROM billing_topup u LEFT JOIN billing_transaction t ON t.reference = 'top-up:' || u.id
-        LEFT JOIN billing_entry e ON e.transaction_id = t.id AND e.account_id = u.account_id
-        GROUP BY u.id HAVING count(e.id) <> (u.state = 'paid')::int
-            OR coalesce(sum(e.amount_minor), 0) <> CASE WHEN u.state = 'paid' THEN u.amount_minor ELSE 0 END""",
-    "an idempotency key or a quote was bought twice": """
-        SELECT min(id::text) FROM jobs_order GROUP BY organization_id, idempotency_key HAVING count(*) > 1
-        UNION ALL SELECT min(id::text) FROM jobs_order GROUP BY quote_id HAVING count(*) > 1""",
-    "two attempts of a job are open": """
-        SELECT job_id FROM jobs_attempt WHERE finished_at IS NULL GROUP BY job_id HAVING count(*) > 1""",
-}
 
 
 def node_seconds(attempt: Attempt) -> Fraction:
@@ -110,16 +60,14 @@ def node_seconds(attempt: Attempt) -> Fraction:
     return total
 
 
-class Market(RuleBasedStateMachine):
+class Market(Payers, RuleBasedStateMachine):
     """Two customers, one cluster, and everything that may happen to their money.
 
     What Hypothesis draws never depends on what happened (threads decide that): jobs and payments are drawn as numbers,
     and counted from the newest backwards.
     """
 
-    customers = st.integers(0, 1)
-    threads = st.integers(1, 3)
-    which = st.integers(0, 5)
+    customers, threads, which = Payers.customers, Payers.threads, Payers.which
 
     @initialize(balances=st.tuples(st.integers(0, 1500), st.integers(500, 3000)))
     def open_shop(self, balances: tuple[int, int]) -> None:
@@ -132,17 +80,17 @@ class Market(RuleBasedStateMachine):
         catalogue.seed()
         self.prices_change(Decimal(90))
         self.members: list[Membership] = []
-        self.paid_in: dict[int, int] = {}
+        self.open_payments()
+        self.granted: dict[int, int] = {}
         self.bought: dict[str, uuid.UUID] = {}
         self.jobs: list[int] = []
-        self.top_ups: list[TopUp] = []
         for balance in balances:
             member = MembershipFactory()
             activation.activate(membership=member, accept_terms=True)
             folder = workspace_folder(Workspace.objects.get(organization=member.organization))
             (folder / "train.py").write_text("print('epoch 1 loss 0.5')\n")
             self.members.append(member)
-            self.paid_in[member.organization_id] = balance
+            self.granted[member.organization_id] = balance
             if balance:
                 self.grant(member, balance)
         self.an_ordinary_day()
@@ -150,12 +98,25 @@ class Market(RuleBasedStateMachine):
     def an_ordinary_day(self) -> None:
         """Every example begins with each thing that must never go wrong; Hypothesis leaves out rules as it likes."""
         for customer in (0, 1, 1):
-            self.begin_top_up(customer, 500)
-            self.pay(0, {}, threads=2, events=2)
+            self.begin_top_up(customer, 500, save=True)
+            self.pay(0, GOOD)
+            self.post_comes(seed=customer, share=1, copies=3)
+            events.fetch_undelivered()
+            events.apply_waiting()
             self.buy(customer=customer, product="metered", nodes=2, seconds=1800, resilience={"retries": 2}, threads=2)
         for wrong in WRONG:
-            self.begin_top_up(0, 500)
-            self.pay(0, wrong, threads=1, events=1)
+            self.begin_top_up(0, 500, save=False)
+            self.something_is_wrong_with_an_event(0, wrong, 0)
+            self.something_is_wrong_with_an_event(0, wrong, 900)
+        self.refund(4, 200, threads=2)
+        self.refund(5, 500, threads=1)
+        self.switch_automatic_on(0, threshold=3000, amount=500)
+        self.the_network_fails("charge", heard=True, customer=0)
+        self.work_on_payments("charge", threads=2)
+        self.dispute(1)
+        self.post_comes(seed=7, share=1, copies=2)
+        self.end_dispute(0, won=True)
+        self.post_comes(seed=8, share=1, copies=2)
         self.ordinary(2, Outcome.COMPLETED, 700, observers=2)
         self.settle_again(2, 100, True, 2)
         self.ordinary(1, Outcome.NODE_LOST, 500, observers=2)
@@ -167,44 +128,6 @@ class Market(RuleBasedStateMachine):
     def grant(self, member: Membership, amount: int) -> None:
         given = CreditGrant(organization=member.organization, amount_minor=amount, reason="A test")
         credit.grant(credit=given, user=member.user, account=wallet(member.organization))
-
-    # Money in
-
-    @rule(customer=customers, amount=st.integers(500, 900))
-    def begin_top_up(self, customer: int, amount: int) -> None:
-        member, account = self.members[customer], wallet(self.members[customer].organization)
-        self.top_ups.append(payments.start_top_up(account=account, amount_minor=amount, user=member.user))
-
-    @rule(which=which, wrong=st.sampled_from([*WRONG, {}, {}, {}, {}]), threads=threads, events=st.integers(1, 2))
-    def pay(self, which: int, wrong: dict[str, Any], threads: int, events: int) -> None:
-        """One payment, told in several events, each delivered several times at once."""
-        if not self.top_ups:
-            return
-        top_up = self.top_ups[-1 - which % len(self.top_ups)]
-        told = [session_event(top_up, **wrong) for _ in range(events)]
-
-        def deliver(event: dict[str, Any]) -> None:
-            payments.apply_event(event_pk=payments.receive(event).pk)
-
-        assert raised(together(*[lambda event=event: deliver(event) for event in told] * threads)) == []
-        before = top_up.state
-        top_up.refresh_from_db()
-        if not wrong:
-            assert top_up.state == TopUp.States.PAID
-            if before != TopUp.States.PAID:
-                self.paid_in[top_up.account.organization_id] += top_up.amount_minor
-        assert top_up.state == (TopUp.States.PAID if before == TopUp.States.PAID or not wrong else before)
-
-    @rule(which=which)
-    def expire(self, which: int) -> None:
-        if not self.top_ups:
-            return
-        top_up = self.top_ups[-1 - which % len(self.top_ups)]
-        event = session_event(top_up, kind="checkout.session.expired", payment_status="unpaid")
-        payments.apply_event(event_pk=payments.receive(event).pk)
-        before = top_up.state
-        top_up.refresh_from_db()
-        assert (top_up.state == TopUp.States.PAID) == (before == TopUp.States.PAID)
 
     # Buying
 
@@ -392,6 +315,22 @@ class Market(RuleBasedStateMachine):
     def work(self, *calls: Callable[[], Any]) -> None:
         assert raised(together(*calls)) == []
 
+    @rule(step=st.integers(1, 60), work=st.sampled_from([dispatch.dispatch_queue, dispatch.reconcile]))
+    def a_worker_of_runs_dies(self, step: int, work: Callable[[], None]) -> None:
+        crash_at(step, work)
+
+    @rule(customer=customers, seconds=st.integers(60, 7200), step=st.integers(1, 60))
+    def the_console_dies_over_an_order(self, customer: int, seconds: int, step: int) -> None:
+        """The customer sends it again, with the same key."""
+        member, quote = self.members[customer], self.quote(customer, "metered", 1, seconds)
+        key = uuid.uuid4().hex
+        order = lambda: orders.place_order(membership=member, quote=quote, idempotency_key=key)  # noqa: E731
+        try:
+            crash_at(step, order)
+            self.remember(order())
+        except InsufficientFunds:
+            assert not Order.objects.filter(idempotency_key=key).exists()
+
     # Ends
 
     @rule(which=which, threads=threads, beside=st.booleans())
@@ -432,17 +371,16 @@ class Market(RuleBasedStateMachine):
     # What must hold
 
     @invariant()
-    def the_books_are_whole(self) -> None:
-        with connection.cursor() as cursor:
-            for name, query in BROKEN_BOOKS.items():
-                cursor.execute(query)
-                assert cursor.fetchall() == [], name
+    def the_orders_are_whole(self) -> None:
+        assert broken(BROKEN_ORDERS) == {}
 
     @invariant()
     def every_cent_that_came_in_is_known(self) -> None:
         for member in self.members:
-            rows = wallet(member.organization).entries.exclude(transaction__kind="charge")
-            assert sum(rows.values_list("amount_minor", flat=True)) == self.paid_in[member.organization_id]
+            rows = wallet(member.organization).entries.filter(transaction__kind__in=["top-up", "credit"])
+            paid = TopUp.objects.filter(account__organization=member.organization_id, state=TopUp.States.PAID)
+            came = self.granted[member.organization_id] + sum(paid.values_list("amount_minor", flat=True))
+            assert sum(rows.values_list("amount_minor", flat=True)) == came
 
     @invariant()
     def what_was_charged_is_what_the_cluster_saw(self) -> None:
@@ -485,7 +423,8 @@ class Market(RuleBasedStateMachine):
         assert not Job.objects.filter(organization__in=organizations, finished_at=None).exists()
         assert [wallet(member.organization).held_minor for member in self.members] == [0, 0]
         assert all(run.status.phase is RunPhase.ENDED for run in self.cluster.runs.values())
-        self.the_books_are_whole()
+        self.close_payments()
+        self.the_orders_are_whole()
         self.what_was_charged_is_what_the_cluster_saw()
 
 
@@ -496,11 +435,7 @@ def _a_market(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
     CLUSTER[:] = [fake]
     monkeypatch.setattr(backend, "create", lambda *_args, **_options: fake)
     monkeypatch.setattr(hints, "_send", lambda task, arguments: HINTS.append((task, arguments)))
-    monkeypatch.setattr(
-        gateway,
-        "create_checkout",
-        lambda **fields: gateway.Checkout(f"cs_{fields['reference']}", "https://pay.example/"),
-    )
+    monkeypatch.setattr(gateway, "_client", lambda: SIDES[0].client)
     backend.cluster.cache_clear()
     yield
     backend.cluster.cache_clear()

@@ -1,0 +1,114 @@
+"""What must never be found in the books, as SQL over the whole of them: each query gives the rows that break its rule.
+
+The one rule: nothing of the code under test is used; what it wrote is read.
+"""
+
+from __future__ import annotations
+
+from django.db import connection
+
+BROKEN_BOOKS = {
+    "a transaction does not sum to zero": """
+        SELECT transaction_id FROM billing_entry GROUP BY transaction_id HAVING sum(amount_minor) <> 0""",
+    "a balance is not the sum of its entries": """
+        SELECT a.id FROM billing_account a LEFT JOIN billing_entry e ON e.account_id = a.id
+        GROUP BY a.id HAVING a.posted_minor <> coalesce(sum(e.amount_minor), 0)""",
+    "what is held is not the sum of the open holds": """
+        SELECT a.id FROM billing_account a LEFT JOIN billing_hold h ON h.account_id = a.id AND h.state = 'held'
+        GROUP BY a.id HAVING a.held_minor <> coalesce(sum(h.amount_minor), 0)""",
+    "a wallet is below what is held, or below zero": """
+        SELECT id FROM billing_account
+        WHERE kind = 'wallet' AND NOT (posted_minor >= held_minor AND held_minor >= 0)""",
+    "a charge passes its ceiling": """
+        SELECT h.id FROM billing_hold h JOIN billing_quote q ON q.id = h.quote_id
+        WHERE greatest(h.charged_minor, h.metered_minor) > h.amount_minor OR h.amount_minor <> q.ceiling_minor""",
+    "a hold was not charged once, by what it says": """
+        SELECT h.id FROM billing_hold h
+        LEFT JOIN billing_transaction t ON t.reference = 'settle:' || h.reference
+        LEFT JOIN billing_entry e ON e.transaction_id = t.id AND e.account_id = h.account_id
+        GROUP BY h.id HAVING count(e.id) <> (h.state = 'settled')::int
+            OR coalesce(sum(e.amount_minor), 0) <> -coalesce(h.charged_minor, 0)""",
+    "a receipt does not sum to its total, or is not what was charged": """
+        SELECT r.id FROM billing_receipt r JOIN billing_hold h ON h.id = r.hold_id
+        WHERE r.total_minor <> coalesce(h.charged_minor, 0) OR r.ceiling_minor <> h.amount_minor
+            OR r.total_minor <> (SELECT coalesce(sum((line ->> 'amount_minor')::bigint), 0)
+                                 FROM jsonb_array_elements(r.lines) AS line)""",
+    "a top-up was credited twice, or is paid and was not": """
+        SELECT u.id FROM billing_topup u LEFT JOIN billing_transaction t ON t.reference = 'top-up:' || u.id
+        LEFT JOIN billing_entry e ON e.transaction_id = t.id AND e.account_id = u.account_id
+        GROUP BY u.id HAVING count(e.id) <> (u.state = 'paid')::int
+            OR coalesce(sum(e.amount_minor), 0) <> CASE WHEN u.state = 'paid' THEN u.amount_minor ELSE 0 END""",
+    "a top-up is credited that the rows do not know as paid": """
+        SELECT t.reference FROM billing_transaction t LEFT JOIN billing_topup u ON t.reference = 'top-up:' || u.id
+        WHERE t.kind = 'top-up' AND t.reference LIKE 'top-up:%' AND u.state IS DISTINCT FROM 'paid'""",
+    "a refund did not move its amount, or a failed one did not move it back": """
+        SELECT r.id FROM billing_refund r
+        LEFT JOIN billing_transaction t ON t.reference IN ('refund:' || r.id, 'refund-failed:' || r.id)
+        LEFT JOIN (SELECT e.transaction_id, e.amount_minor FROM billing_entry e
+                   JOIN billing_account a ON a.id = e.account_id AND a.kind = 'clearing') c ON c.transaction_id = t.id
+        GROUP BY r.id
+        HAVING coalesce(sum(c.amount_minor), 0) <> CASE r.state WHEN 'failed' THEN 0 ELSE r.amount_minor END
+            OR count(t.id) <> CASE r.state WHEN 'failed' THEN 2 ELSE 1 END""",
+    "a dispute did not move what its row says": """
+        SELECT d.id FROM billing_dispute d
+        LEFT JOIN billing_transaction t ON t.reference IN ('dispute:' || d.dispute_id, 'dispute-won:' || d.dispute_id)
+        LEFT JOIN (SELECT e.transaction_id, e.amount_minor FROM billing_entry e
+                   JOIN billing_account a ON a.id = e.account_id AND a.kind = 'clearing') c ON c.transaction_id = t.id
+        GROUP BY d.id HAVING count(t.id) <> d.is_withdrawn::int + d.is_reinstated::int
+            OR coalesce(sum(c.amount_minor), 0) <> d.amount_minor * (d.is_withdrawn::int - d.is_reinstated::int)""",
+    "more was refunded than was paid in": """
+        SELECT u.id FROM billing_topup u JOIN billing_refund r ON r.top_up_id = u.id AND r.state <> 'failed'
+        GROUP BY u.id HAVING sum(r.amount_minor) > u.amount_minor OR u.state <> 'paid'""",
+    "an organization is owed by its own debt": """
+        SELECT id FROM billing_account WHERE kind = 'receivable' AND posted_minor > 0""",
+    "a wallet holds less than the credit in it": """
+        SELECT a.id FROM billing_account a
+        JOIN billing_creditgrant g ON g.organization_id = a.organization_id
+        WHERE a.kind = 'wallet' GROUP BY a.id
+        HAVING sum(g.amount_minor - g.used_minor - g.expired_minor - g.reserved_minor)
+            > a.posted_minor - a.held_minor""",
+    "an invoice is not the sum of its lines": """
+        SELECT i.id FROM billing_invoice i LEFT JOIN billing_invoiceline l ON l.invoice_id = i.id
+        GROUP BY i.id HAVING i.subtotal_minor <> coalesce(sum(l.amount_minor), 0)""",
+}
+BROKEN_ORDERS = {
+    "an ended job has no receipt, or another has one": """
+        SELECT j.id FROM jobs_job j JOIN jobs_order o ON o.id = j.order_id JOIN billing_hold h ON h.id = o.hold_id
+        LEFT JOIN billing_receipt r ON r.hold_id = h.id
+        WHERE (j.finished_at IS NOT NULL) <> (r.id IS NOT NULL) OR (r.id IS NULL) <> (h.state = 'held')""",
+    "an order, a hold or a job stands alone": """
+        SELECT h.reference FROM billing_hold h
+        LEFT JOIN jobs_order o ON o.hold_id = h.id LEFT JOIN jobs_job j ON j.order_id = o.id WHERE j.id IS NULL""",
+    "a platform fault was charged": """
+        SELECT j.id FROM jobs_job j JOIN jobs_order o ON o.id = j.order_id JOIN billing_hold h ON h.id = o.hold_id
+        WHERE j.reason IN ('no_capacity', 'node_lost', 'platform_error') AND h.charged_minor IS NOT NULL""",
+    "a job that never ran was charged": """
+        SELECT j.id FROM jobs_job j JOIN jobs_order o ON o.id = j.order_id JOIN billing_hold h ON h.id = o.hold_id
+        WHERE h.charged_minor IS NOT NULL
+            AND NOT EXISTS (SELECT 1 FROM jobs_attempt a WHERE a.job_id = j.id AND a.started_at IS NOT NULL)""",
+    "an idempotency key or a quote was bought twice": """
+        SELECT min(id::text) FROM jobs_order GROUP BY organization_id, idempotency_key HAVING count(*) > 1
+        UNION ALL SELECT min(id::text) FROM jobs_order GROUP BY quote_id HAVING count(*) > 1""",
+    "two attempts of a job are open": """
+        SELECT job_id FROM jobs_attempt WHERE finished_at IS NULL GROUP BY job_id HAVING count(*) > 1""",
+}
+CLEARED = """
+SELECT coalesce(-sum(posted_minor), 0) FROM billing_account WHERE kind = 'clearing' AND currency = %s"""
+
+
+def broken(rules: dict[str, str]) -> dict[str, list[tuple[object, ...]]]:
+    """The rules that are broken, with the first rows that break each; empty when all is well."""
+    found = {}
+    with connection.cursor() as cursor:
+        for name, query in rules.items():
+            cursor.execute(query)
+            if rows := cursor.fetchmany(5):
+                found[name] = rows
+    return found
+
+
+def cleared(currency: str = "USD") -> int:
+    """What our books say the payment provider holds for us, in minor units."""
+    with connection.cursor() as cursor:
+        cursor.execute(CLEARED, [currency])
+        return int(cursor.fetchone()[0])

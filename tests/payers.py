@@ -1,0 +1,295 @@
+"""Customers who pay, and a provider that tells of it in any order: the part of the money property about Stripe's side.
+
+Mixed into a Hypothesis machine that has `members`. The provider is the sandbox behind the gateway's real client, so
+what it holds is counted by code that has nothing to do with our ledger.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import stripe
+from django.utils import timezone
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, rule
+
+from billing import automatic, events, gateway, payments, reversals
+from billing.errors import BadSignature, PaymentUnavailable, RefundRefused
+from billing.models import AutoTopUp, PaymentCustomer, StripeEvent, TopUp
+from billing.sandbox import intents
+from billing.selectors import wallet
+from console.accounts.models import Membership, User
+from tests.books import BROKEN_BOOKS, broken, cleared
+from tests.crashes import crash_at
+from tests.provider import ASKS, DECLINED, DISPUTED, FAILS_LATER, GOOD, REFUND_FAILS, Stripe, lost
+from tests.racing import raised, together
+
+SIDES: list[Stripe] = []
+"""The provider of the running example; the gateway's client is its."""
+WRONG: list[dict[str, Any]] = [{"amount_total": 1}, {"currency": "eur"}, {"livemode": True}, {"id": "cs_another"}]
+ACTS: dict[str, Callable[[], Any]] = {
+    "apply": events.apply_waiting,
+    "fetch": events.fetch_undelivered,
+    "charge": automatic.sweep,
+    "refund": reversals.tell_waiting,
+}
+"""What the workers do about payments."""
+
+
+class Payers:
+    """Rules about money in and back. `paid` of the provider's side is never read from our rows."""
+
+    members: list[Membership]
+    side: Stripe
+    post: list[dict[str, Any]]
+
+    threads = st.integers(1, 3)
+    which = st.integers(0, 5)
+    customers = st.integers(0, 1)
+
+    def open_payments(self) -> None:
+        """At the beginning of an example."""
+        self.skew = 0.0
+        self.side = Stripe(clock=lambda: time.time() + self.skew)
+        SIDES[:] = [self.side]
+        self.post = []
+        self.cleared_before = cleared()  # by earlier examples: each has a provider of its own
+        self.clerk = User.objects.create_user(f"clerk-{uuid.uuid4().hex}@example.com")
+
+    def top_ups(self) -> list[TopUp]:
+        """Of this example, newest first."""
+        owners = [member.organization_id for member in self.members]
+        return list(TopUp.objects.filter(account__organization__in=owners).order_by("-created_at", "-pk"))
+
+    def chosen(self, which: int, rows: list[Any]) -> Any:
+        """One of the rows, or nothing where there is none."""
+        return rows[which % len(rows)] if rows else None
+
+    # What customers do
+
+    @rule(customer=customers, amount=st.integers(500, 900), save=st.booleans())
+    def begin_top_up(self, customer: int, amount: int, save: bool) -> None:
+        member = self.members[customer]
+        payments.start_top_up(
+            account=wallet(member.organization), amount_minor=amount, user=member.user, save_card=save
+        )
+
+    @rule(which=which, card=st.sampled_from([GOOD, GOOD, GOOD, DISPUTED, REFUND_FAILS, DECLINED, ASKS, FAILS_LATER]))
+    def pay(self, which: int, card: str) -> None:
+        """At the provider's page. Nothing of ours knows of it before an event comes."""
+        if (top_up := self.chosen(which, [row for row in self.top_ups() if row.session_id])) is None:
+            return
+        where = self.side.pay(top_up.session_id, card)
+        if "/challenge/" in where:
+            self.side.provider.answer_challenge(where.rsplit("/", 1)[1], agreed=which % 2 == 0)
+        self.post += self.side.fresh()
+
+    @rule(which=which)
+    def leave_the_page(self, which: int) -> None:
+        if (top_up := self.chosen(which, [row for row in self.top_ups() if row.session_id])) is not None:
+            gateway.expire_checkout(top_up.session_id)
+            self.post += self.side.fresh()
+
+    @rule(customer=customers, threshold=st.integers(1, 3000), amount=st.integers(500, 900))
+    def switch_automatic_on(self, customer: int, threshold: int, amount: int) -> None:
+        member = self.members[customer]
+        row = PaymentCustomer.objects.filter(organization=member.organization).first()
+        saved = gateway.cards(row.customer_id) if row else []
+        if saved:
+            automatic.switch_on(
+                account=wallet(member.organization),
+                threshold_minor=threshold,
+                amount_minor=amount,
+                method_id=saved[0].method_id,
+                user=member.user,
+            )
+
+    # What comes back
+
+    @rule(which=which, amount=st.integers(1, 900), threads=threads)
+    def refund(self, which: int, amount: int, threads: int) -> None:
+        """By an administrator, who clicks more than once."""
+        paid = [row for row in self.top_ups() if row.state == TopUp.States.PAID]
+        if (top_up := self.chosen(which, paid)) is None:
+            return
+        left = reversals.refundable_minor(top_up)
+        made = together(
+            *[lambda: reversals.refund(top_up=top_up, amount_minor=amount, reason="Asked", user=self.clerk)] * threads
+        )
+        assert {type(error) for error in raised(made)} <= {RefundRefused}
+        done = [each for each in made if not isinstance(each, Exception)]
+        assert len(done) == min(threads, left // amount) or any(each.state == "failed" for each in done)
+        self.post += self.side.fresh()
+
+    @rule(which=which, amount=st.integers(1, 900))
+    def refund_at_the_dashboard(self, which: int, amount: int) -> None:
+        charges = list(self.side.provider.book.store.all("charge", newest_first=True))
+        if (charge := self.chosen(which, charges)) is not None:
+            self.side.provider.handle("POST", "/v1/refunds", f"charge={charge['id']}&amount={amount}")
+            self.post += self.side.fresh()
+
+    @rule(which=which)
+    def dispute(self, which: int) -> None:
+        """The cardholder's bank takes a payment back."""
+        book = self.side.provider.book
+        open_charges = [
+            charge
+            for charge in book.store.all("charge", newest_first=True)
+            if not charge["disputed"] and charge["amount_refunded"] < charge["amount"]
+            and not any(each["charge"] == charge["id"] for each in book.store.all("dispute"))
+        ]  # fmt: skip
+        if (charge := self.chosen(which, open_charges)) is not None:
+            intents.open_dispute(book, charge)
+            self.post += self.side.fresh()
+
+    @rule(which=which, won=st.booleans())
+    def end_dispute(self, which: int, won: bool) -> None:
+        book = self.side.provider.book
+        undecided = [each for each in book.store.all("dispute") if each["status"] == "needs_response"]
+        if (found := self.chosen(which, undecided)) is not None:
+            intents.end_dispute(book, found, "won" if won else "lost")
+            self.post += self.side.fresh()
+
+    # What the provider tells
+
+    @rule(seed=st.integers(0, 2**16), share=st.integers(1, 3), copies=st.integers(1, 3))
+    def post_comes(self, seed: int, share: int, copies: int) -> None:
+        """Some of what was told, in any order, each several times and at once; some is lost on the way."""
+        chance = random.Random(seed)
+        chance.shuffle(self.post)
+        came, self.post = self.post[::share], [each for number, each in enumerate(self.post) if number % share]
+        self.post = self.post[: len(self.post) - len(self.post) // 4]  # the rest never comes: the sweep fetches it
+        if came:
+            calls = [lambda event=event: self.take(event) for event in came] * copies
+            for number in range(0, len(calls), 6):
+                assert raised(together(*calls[number : number + 6])) == []
+
+    @rule(seconds=st.sampled_from([0.0, 0.0, -7200.0, 7200.0, 86_400.0]))
+    def clocks_part(self, seconds: float) -> None:
+        """The provider's clock is not ours."""
+        self.skew = seconds
+
+    @rule(which=which, wrong=st.sampled_from(WRONG), off=st.sampled_from([0, 250, -250, 400, -400, 90_000]))
+    def something_is_wrong_with_an_event(self, which: int, wrong: dict[str, Any], off: int) -> None:
+        """What does not match is quarantined; what nobody signed, or not now, is not even stored."""
+        rows = [row for row in self.top_ups() if row.session_id]
+        if (top_up := self.chosen(which, rows)) is None:
+            return
+        session = self.side.provider.session(top_up.session_id) | {"payment_status": "paid", "status": "complete"}
+        known = wrong | {}
+        event = {
+            "id": f"evt_{uuid.uuid4().hex}",
+            "object": "event",
+            "type": "checkout.session.completed",
+            "created": 1,
+            "livemode": known.pop("livemode", False),
+            "data": {"object": session | known},
+        }
+        before = wallet(top_up.account.organization).posted_minor
+        if abs(off) > 300:
+            self.refused(event, off)
+        else:
+            self.take(event, off)
+            assert StripeEvent.objects.get(event_id=event["id"]).state == StripeEvent.States.QUARANTINED
+        assert wallet(top_up.account.organization).posted_minor == before
+
+    def take(self, event: dict[str, Any], off: int = 0) -> None:
+        """A webhook: checked, stored, applied."""
+        body = json.dumps(event)
+        header = stripe.WebhookSignature.generate_signature_header(
+            body, gateway.sandbox_secret(), int(time.time()) + off
+        )
+        pk = events.store(gateway.verify(body.encode(), header), body)
+        if pk is not None:
+            events.apply(event_pk=pk)
+
+    def refused(self, event: dict[str, Any], off: int) -> None:
+        try:
+            self.take(event, off)
+        except BadSignature:
+            assert not StripeEvent.objects.filter(event_id=event["id"]).exists()
+        else:
+            raise AssertionError("An event of another time was taken.")
+
+    # What the workers do, and how they die
+
+    @rule(act=st.sampled_from(sorted(ACTS)), threads=threads)
+    def work_on_payments(self, act: str, threads: int) -> None:
+        assert raised(together(*[ACTS[act]] * threads)) == []
+        self.post += self.side.fresh()
+
+    @rule(act=st.sampled_from(sorted(ACTS)), step=st.integers(1, 40))
+    def a_worker_dies(self, act: str, step: int) -> None:
+        crash_at(step, ACTS[act])
+        self.post += self.side.fresh()
+
+    @rule(which=which, amount=st.integers(1, 900), step=st.integers(1, 30))
+    def the_administrator_loses_the_connection(self, which: int, amount: int, step: int) -> None:
+        paid = [row for row in self.top_ups() if row.state == TopUp.States.PAID]
+        if (top_up := self.chosen(which, paid)) is not None and amount <= reversals.refundable_minor(top_up):
+            crash_at(
+                step, lambda: reversals.refund(top_up=top_up, amount_minor=amount, reason="Asked", user=self.clerk)
+            )
+            self.post += self.side.fresh()
+
+    @rule(act=st.sampled_from(sorted(ACTS)), heard=st.booleans(), customer=customers)
+    def the_network_fails(self, act: str, heard: bool, customer: int) -> None:
+        """Before a call arrives, or after: then it was done, and nobody here knows."""
+        if heard:
+            self.side.wire.after = lost
+        else:
+            self.side.wire.before = lost
+        member = self.members[customer]
+        with contextlib.suppress(PaymentUnavailable):
+            payments.start_top_up(account=wallet(member.organization), amount_minor=600, user=member.user)
+        with contextlib.suppress(PaymentUnavailable):
+            ACTS[act]()
+        self.side.wire.after = self.side.wire.before = lambda *_call: None
+        self.post += self.side.fresh()
+
+    # What must hold
+
+    @invariant()
+    def the_books_are_whole(self) -> None:
+        assert broken(BROKEN_BOOKS) == {}
+
+    @invariant()
+    def nothing_is_credited_that_was_not_paid(self) -> None:
+        """Every top-up that we call paid is a payment that the provider has, of that amount, and no other's."""
+        store = self.side.provider.book.store
+        for row in self.top_ups():
+            if row.state == TopUp.States.PAID:
+                intent = store.get("payment_intent", row.payment_intent)
+                assert intent is not None
+                assert (intent["status"], intent["amount_received"]) == ("succeeded", row.amount_minor)
+                assert intent["metadata"]["top_up"] == str(row.pk)
+
+    @invariant()
+    def nobody_is_charged_twice(self) -> None:
+        """One top-up is one charge at the provider, whatever was repeated."""
+        charged = [each["metadata"].get("top_up") for each in self.side.provider.book.store.all("charge")]
+        assert len(charged) == len(set(charged))
+
+    def close_payments(self) -> None:
+        """Everything is told and taken in; then both sides hold the same."""
+        self.side.wire.after = self.side.wire.before = lambda *_call: None
+        self.skew = 0.0
+        AutoTopUp.objects.update(is_on=False)
+        for _ in range(3):
+            for act in ("charge", "refund", "fetch"):
+                ACTS[act]()
+            StripeEvent.objects.filter(state=StripeEvent.States.PARKED).update(retry_at=timezone.now())
+            while events.apply_waiting():
+                pass
+        self.the_books_are_whole()
+        self.nothing_is_credited_that_was_not_paid()
+        self.nobody_is_charged_twice()
+        waiting = StripeEvent.objects.filter(state__in=events.OPEN)
+        assert not waiting.exists(), list(waiting.values_list("type", "reason"))
+        assert cleared() - self.cleared_before == self.side.held()
