@@ -8,8 +8,9 @@ hears all of them. There are two suspicions:
               four times the longest quiet that this run has come back from is enough, but never less than
               `SURE_SECONDS`, and not before the run has ever got anywhere.
     spinning  Something computes, but nothing is printed, written, read or stepped. What waits for a GPU or a peer can
-              look like that. Only where every rank has stood in the very same call that waits, at each of several looks
-              over all of `hang_seconds`, has the run hung.
+              look like that. Only where every rank has stood at the very same place, at each of several looks over all
+              of `hang_seconds`, has the run hung: some in a call that waits for the others, the rest in one too, or
+              parked (its first thread does nothing, no other one does much, and it has no other process that does).
 
 The one rule: in doubt the run goes on. A look into the ranks is only asked for when a suspicion is well under way, and
 the less often the more of them found a rank at work.
@@ -26,6 +27,7 @@ BUSY_SHARE = 0.05
 _BUSIEST_SHARE = 0.15
 _LEARNABLE_SHARE = 0.075
 _STARVED_SHARE = 0.5
+_PARKED_SHARE = 0.02
 _DISK_RATE = 64 << 10
 _NETWORK_RATE = 1 << 20
 _GPU_PERCENT = 1
@@ -75,12 +77,14 @@ class Work(NamedTuple):
 class Stand(NamedTuple):
     """Where one rank stood: a digest of its stacks, whether that is a call that waits, and its place in words.
 
-    `waits`: NOT_WAITING, WAITING_IF_IDLE (a call that also computes) or WAITING.
+    `waits`: NOT_WAITING, WAITING_IF_IDLE (a call that also computes) or WAITING. `parked`: it has done nothing there
+    since the look before, but for what threads in the background do.
     """
 
     digest: str
     waits: int
     where: str
+    parked: bool = False
 
 
 class Verdict(NamedTuple):
@@ -134,6 +138,12 @@ class Signs:
         if not _LEARNABLE_SHARE >= background > self._busy_share / 2:
             return self._busy_share
         return max(self._busy_share, min(_BUSIEST_SHARE, 2 * background))
+
+
+def is_parked(first: float, others: Iterable[float], processes: Iterable[float], busy_share: float) -> bool:
+    """Whether a rank only ticks on, from the shares of its first thread, its other threads and its other processes."""
+    ticking = all(share < _BUSIEST_SHARE for share in others)
+    return first < _PARKED_SHARE and ticking and all(share < busy_share for share in processes)
 
 
 class Judge:
@@ -231,15 +241,20 @@ class Judge:
         standing = {}
         for rank, stand in self._answers.items():
             known, since, looks = self._standing.get(rank, (stand, now, 0))
-            same = known.digest == stand.digest
+            same = (known.digest, known.parked) == (stand.digest, stand.parked)
             standing[rank] = (stand, since if same else now, looks + 1 if same else 1)
         self._standing = standing
-        waiting = self._all_wait(WAITING_IF_IDLE if self._looks_at_quiet else WAITING)
+        waiting = self._all_wait_idly() if self._looks_at_quiet else self._all_are_stuck()
         self._fruitless = 0 if waiting else self._fruitless + 1
         self._quiet_looks = self._quiet_looks + 1 if waiting and self._looks_at_quiet else 0
 
-    def _all_wait(self, how: int) -> bool:
-        return bool(self._standing) and all(stand.waits >= how for stand, _since, _looks in self._standing.values())
+    def _all_wait_idly(self) -> bool:
+        return bool(self._standing) and all(stand.waits for stand, _since, _looks in self._standing.values())
+
+    def _all_are_stuck(self) -> bool:
+        stands = [stand for stand, _since, _looks in self._standing.values()]
+        some_wait = any(stand.waits == WAITING for stand in stands)
+        return some_wait and all(stand.waits == WAITING or stand.parked for stand in stands)
 
     def verdict(self, now: float) -> Optional[Verdict]:
         """Whether the run has hung by now."""
@@ -252,7 +267,7 @@ class Judge:
             return Verdict(self.quiet, stands)
         if self.quiet >= self.patience and self._quiet_looks > 1:
             return Verdict(self.quiet, stands)
-        spun = looks >= _LOOKS and now - since >= self._hang and self._all_wait(WAITING)
+        spun = looks >= _LOOKS and now - since >= self._hang and self._all_are_stuck()
         if spun and self.silent >= self._hang:
             return Verdict(self.silent, stands)
         return None

@@ -87,6 +87,21 @@ def read_process(pid: int, proc: str = PROC) -> Optional[Process]:
     return Process(pid, int(fields[1]), fields[0].decode(), int(fields[19]), cpu, wanted, read, written)
 
 
+def read_threads(pid: int, proc: str = PROC) -> Dict[int, float]:
+    """Seconds of CPU that each thread of a process has used, the first one's under the process's own number."""
+    folder = "{}/{}/task".format(proc, pid)
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return {}
+    used = {}
+    for name in names:
+        fields = read_file("{}/{}/stat".format(folder, name)).rpartition(b")")[2].split()
+        if len(fields) > 12:
+            used[int(name)] = (int(fields[11]) + int(fields[12])) / _TICKS
+    return used
+
+
 def _disk(data: bytes) -> Tuple[int, int]:
     read = written = 0
     for line in data.splitlines():

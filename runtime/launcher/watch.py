@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from .gpus import Gpus
-from .progress import BUSY_SHARE, Judge, Pulse, Signs, Stand, Verdict, Work, sentence
+from .progress import BUSY_SHARE, Judge, Pulse, Signs, Stand, Verdict, Work, is_parked, sentence
 from .ranks import Rank
 from .report import Message, cause
-from .sampling import Reading, Sampler, belonging, read_processes
+from .sampling import Process, Reading, Sampler, belonging, read_processes, read_threads
 from .stacks import LONGEST_SECONDS, Asked, Look
 from .steps import Counts, read
 
@@ -31,8 +31,17 @@ _SMALLEST_SHARE = 0.01
 _NO_COUNTS = Counts(0, 0, 0.0, None)
 
 
+class Threads(NamedTuple):
+    """What the threads of a rank, and its other processes, had used of CPU at a moment: {number: seconds}."""
+
+    at: float
+    pid: int
+    used: Dict[int, float]
+    children: Dict[int, float]
+
+
 class Watch:
-    """`node` and what it is `plan`ned to run; `report` speaks to the supervisor, `tell` to the other nodes.
+    """`plan` is what the node runs, `devices` its GPUs; `report` speaks to the supervisor, `tell` to the other nodes.
 
     `keep_time` is to be called at least once a second while ranks run, `heard` with every message of another node.
     """
@@ -64,11 +73,13 @@ class Watch:
 
     def _start_round(self, number: int, members: Iterable[int]) -> None:
         now = time.monotonic()
-        share = BUSY_SHARE
+        self._busy_share = BUSY_SHARE
         if self._plan.cpus:
-            share = max(_SMALLEST_SHARE, min(share, self._plan.cpus / max(1, self._plan.workers) / 4))
+            least = self._plan.cpus / max(1, self._plan.workers) / 4
+            self._busy_share = max(_SMALLEST_SHARE, min(BUSY_SHARE, least))
         self._round = number
-        self._signs = Signs(now, self._plan.hang_seconds, share)
+        self._signs = Signs(now, self._plan.hang_seconds, self._busy_share)
+        self._threads: Dict[int, Threads] = {}
         self._judge = Judge(self._plan.hang_seconds, set(members) - self._gone)
         self._before: Optional[Reading] = None
         self._interval = 0.0
@@ -153,6 +164,10 @@ class Watch:
         if self._plan.hang_seconds and self._before is not None:
             pulse = self._signs.see(now, self._work(self._before, reading, counts), self._interval)
             self._say(pulse)
+            if pulse.silent < self._plan.hang_seconds / 4:
+                self._threads = {}
+            elif not self._threads:
+                self._threads = self._read_threads(now, reading.processes)
         self._before, self._counts = reading, counts
         look = max(_SHORTEST_LOOK, min(_LONGEST_LOOK, self._plan.hang_seconds / _LOOKS_PER_HANG))
         self._read_at = min(now + look, self._sample_at) if self._plan.hang_seconds else self._sample_at
@@ -246,7 +261,7 @@ class Watch:
             rank.overhear = None
         if self._asked_stands:
             self._asked_stands = False
-            stands = look.stands()
+            stands = self._add_parked(look.stands(), now)
             if self._hub:
                 self._judge.stood(self._plan.node, stands, now)
             else:
@@ -262,6 +277,32 @@ class Watch:
                 self._verdict = self._verdict._replace(stands={**self._verdict.stands, **look.stands()})
             else:
                 self._tell({"type": "stacked", "round": self._round})
+
+    def _read_threads(self, now: float, processes: Dict[int, Process]) -> Dict[int, Threads]:
+        owned = belonging(processes, {rank.pid: rank.seat for rank in self._ranks})
+        return {
+            rank.seat: Threads(
+                now,
+                rank.pid,
+                read_threads(rank.pid),
+                {pid: processes[pid].cpu for pid in owned[rank.seat] if pid != rank.pid},
+            )
+            for rank in self._ranks
+        }
+
+    def _add_parked(self, stands: Dict[int, Stand], now: float) -> Dict[int, Stand]:
+        """Which ranks have done nothing since the look before; of those that had none, it is not known."""
+        before, self._threads = self._threads, self._read_threads(now, read_processes())
+        for seat, after in self._threads.items():
+            known = before.get(seat)
+            if known is None or known.pid != after.pid or seat not in stands:
+                continue
+            seconds = max(1e-3, after.at - known.at)
+            used = {thread: (cpu - known.used.get(thread, 0.0)) / seconds for thread, cpu in after.used.items()}
+            children = [(cpu - known.children.get(pid, 0.0)) / seconds for pid, cpu in after.children.items()]
+            first = used.pop(after.pid, 1.0)
+            stands[seat] = stands[seat]._replace(parked=is_parked(first, used.values(), children, self._busy_share))
+        return stands
 
     def _cause(self, verdict: Verdict) -> Message:
         elsewhere = [seat for seat, stand in sorted(verdict.stands.items()) if not stand.waits]

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from runtime.specs import FailureCode, Outcome, RunPhase, RunStatus
+from runtime.specs import FailureCode, Framework, Outcome, Resources, RunPhase, RunStatus
+from tests.runtime.images_of_ours import use_image
 
 if TYPE_CHECKING:
     from tests.runtime.conftest import Yard
@@ -279,6 +280,113 @@ def test_a_rank_that_has_finished_is_not_waited_for(yard: Yard) -> None:
     """
     hung(yard, script, nodes=2)
     assert sorted(yard.backend.stacks("job-1-1")) == [0]
+
+
+# Real collectives
+
+SKIPS = {
+    "pytorch": """
+        import os, time, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        for step in range(50):
+            if step == 30 and dist.get_rank() == 2:
+                print("skipping", flush=True)
+                dist.barrier()
+            dist.all_reduce(torch.ones(1000))
+        print("never", flush=True)
+        """,
+    "ddp": """
+        import os, time, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for step in range(50):
+            if step == 30 and dist.get_rank() == 2:
+                print("skipping", flush=True)
+                time.sleep(1000)
+            optimizer.zero_grad()
+            model(torch.randn(8, 64)).sum().backward()
+            optimizer.step()
+        """,
+    "horovod": """
+        import time, torch
+        import horovod.torch as hvd
+        hvd.init()
+        for step in range(50):
+            if step == 30 and hvd.rank() == 2:
+                print("skipping", flush=True)
+                time.sleep(1000)
+            hvd.allreduce(torch.ones(1000), name="gradient")
+        """,
+}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("what", "image", "call"),
+    [
+        ("pytorch", "pytorch", "in all_reduce"),
+        ("ddp", "pytorch", "in _engine_run_backward"),
+        ("horovod", "horovod", "in synchronize"),
+    ],
+)
+def test_a_rank_that_skips_a_collective_is_named(yard: Yard, what: str, image: str, call: str) -> None:
+    use_image(yard, image)
+    status = hung(
+        yard,
+        SKIPS[what],
+        framework=Framework(image),
+        nodes=2,
+        workers_per_node=2,
+        resources=Resources(cpus=2, memory_mib=4096),
+        deadline_seconds=120,
+    )
+    assert status.failure is not None
+    stacks = yard.backend.stacks("job-1-1")
+    assert sorted(stacks) == [0, 1, 2, 3]
+    assert [call in stacks[rank] for rank in (0, 1, 3)] == [True] * 3
+    if what == "pytorch":
+        assert "in barrier" in stacks[2]
+        assert "Every rank waits for the others." in status.failure.message
+    else:
+        assert (status.failure.rank, status.failure.node) == (2, 1)
+        assert "Ranks 0, 1, 3 wait for the others; rank 2 does not: it is in train.py" in status.failure.message
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("image", ["pytorch", "horovod"])
+def test_an_evaluation_on_one_rank_is_left_alone(yard: Yard, image: str) -> None:
+    script = """
+        import os, time, torch
+        if os.environ.get("HOROVOD_RANK"):
+            import horovod.torch as hvd
+            hvd.init()
+            wait = lambda: hvd.allreduce(torch.ones(1))
+        else:
+            import torch.distributed as dist
+            dist.init_process_group("gloo")
+            wait = dist.barrier
+        print("working", flush=True)
+        wait()
+        if os.environ["RANK"] == "0":
+            torch.set_num_threads(1)
+            until = time.monotonic() + SLOW
+            with torch.no_grad():
+                while time.monotonic() < until: torch.randn(256, 256) @ torch.randn(256, 256)
+        wait()
+    """
+    use_image(yard, image)
+    status = yard.run(
+        script.replace("SLOW", str(2 * SLOW_SECONDS)),
+        framework=Framework(image),
+        nodes=2,
+        workers_per_node=2,
+        resources=Resources(cpus=2, memory_mib=4096),
+        hang_seconds=HANG_SECONDS,
+        deadline_seconds=120,
+    )
+    assert status.outcome is Outcome.COMPLETED, f"{status}\n{yard.all_logs('job-1-1')}"
+    assert yard.backend.stacks("job-1-1") == {}
 
 
 # Samples

@@ -20,6 +20,7 @@ from runtime.launcher.progress import (
     Stand,
     Verdict,
     Work,
+    is_parked,
     sentence,
 )
 
@@ -182,6 +183,38 @@ def test_computing_has_not_hung_where_one_rank_may_be_at_work(other: Stand) -> N
     at, seen = run_still(Judge(HANG, {0, 1}), {0: waiting(), 1: other}, cpu=True)
     assert at == float("inf")
     assert seen.looks < 60, "the less there is to find, the less it is looked for"
+
+
+def test_computing_has_hung_where_the_one_that_does_not_wait_is_parked() -> None:
+    parked = working()._replace(parked=True)
+    at, _seen = run_still(Judge(HANG, {0, 1}), {0: waiting(), 1: parked}, cpu=True)
+    assert HANG <= at <= 2 * HANG
+    assert run_still(Judge(HANG, {0, 1}), {0: parked, 1: parked}, cpu=True)[0] == float("inf"), "nobody waits for it"
+
+
+def test_who_was_parked_only_for_a_while_has_not_hung() -> None:
+    seen = Seen(Judge(HANG, {0, 1}), {0: waiting(), 1: working()})
+    worked, looks = False, 0
+    for second in range(3000):
+        # Parked is who has done nothing since the look before.
+        worked = (worked and looks == seen.looks) or second % 100 < 10
+        looks = seen.looks
+        seen.stands = {0: waiting(), 1: working()._replace(parked=not worked)}
+        assert seen.until(dict.fromkeys((0, 1), Pulse(0.0, float(second), True)), float(second)) is None
+
+
+@pytest.mark.parametrize(
+    ("first", "others", "processes", "parked"),
+    [
+        (0.0, [], [], True),
+        (0.01, [0.1, 0.1], [0.01], True),
+        (0.03, [], [], False),
+        (0.0, [0.2], [], False),
+        (0.0, [], [0.06], False),
+    ],
+)
+def test_parked(first: float, others: list[float], processes: list[float], parked: bool) -> None:
+    assert is_parked(first, others, processes, BUSY_SHARE) is parked
 
 
 def test_computing_has_not_hung_where_a_rank_moves() -> None:
