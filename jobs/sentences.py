@@ -225,7 +225,7 @@ def straggler_sentence(straggler: Straggler) -> str:
         "Rank %(rank)d on node %(node)d is slow: it computes %(ratio)s times as long for a step as the median rank, "
         "and the others wait for it."
     )
-    ratio = formats.number_format(straggler.ratio, 1)
+    ratio = formats.number_format(round(straggler.ratio, 1), 1)
     return sentence % {"rank": straggler.rank, "node": straggler.node, "ratio": ratio}
 
 
@@ -242,7 +242,7 @@ def efficiency_sentence(efficiency: Efficiency) -> str:
     return (by_steps if efficiency.by == "steps" else by_epochs) % {
         "percent": round(100 * efficiency.value),
         "nodes": efficiency.nodes,
-        "times": formats.number_format(efficiency.value * efficiency.nodes, 1),
+        "times": formats.number_format(round(efficiency.value * efficiency.nodes, 1), 1),
         "job": efficiency.job,
     }
 
