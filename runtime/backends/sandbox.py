@@ -1,11 +1,9 @@
-"""What a node of a local run can see and do, as bubblewrap's arguments. PURE but for `find_bubblewrap` and `prefixes`.
+"""What a node of a local run can see and do, as bubblewrap's arguments. All but PURE: it looks at what the machine has.
 
 The one rule: the list below is all there is. A run sees the system's libraries, the interpreter, its image, the
 launcher (all read-only), its mounts, its own run and checkpoint folders and a /tmp of its own; nothing of the console.
 
-What it does *not* separate: the network. A run shares the host's network namespace, so code inside can reach what
-listens on loopback TCP, and other runs' ports. The console therefore keeps its database and broker on unix sockets,
-and what the run's own launchers say to each other over TCP is guarded by a token.
+The network is not made here: the sandbox is started in the one of its run (`network`).
 """
 
 from __future__ import annotations
@@ -52,6 +50,11 @@ _SYSTEM = (
 )
 _MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+# Of /proc what belongs to the machine. Where root runs the console, code in here has root's files, though none of its
+# rights: without this it could write the kernel's settings (bubblewrap covers them only where it may not write the
+# folder itself).
+_PROC_READ_ONLY = ("sys", "irq", "bus", "fs", "acpi", "scsi", "asound", "driver", "tty", "mtrr")
+_PROC_MASKED = ("sysrq-trigger", "kcore", "keys", "key-users", "timer_list", "sched_debug", "latency_stats", "kmsg")
 # What CUDA and NVML read to find the devices and how they are connected.
 _GPU_SYSTEM = ("/sys/bus/pci", "/sys/class/pci_bus", "/sys/devices", "/sys/module/nvidia", "/sys/module/nvidia_uvm")
 
@@ -80,7 +83,7 @@ def arguments(place: Place, environment: Mapping[str, str]) -> list[str]:
         built += ["--ro-bind-try", source, source]
     for name in _MERGED:
         built += _system_folder(Path("/") / name)
-    built += ["--proc", "/proc", "--dev", "/dev"]
+    built += [*_proc(), "--dev", "/dev"]
     for folder in ("/tmp", "/dev/shm"):  # noqa: S108 - the sandbox's own, not the host's
         built += ["--perms", "1777", "--size", str(place.memory_bytes), "--tmpfs", folder]
     if place.gpus:
@@ -154,6 +157,16 @@ def prefixes(image: Path) -> tuple[Path, ...]:
     interpreter = (image / "bin" / "python").resolve(strict=True)
     prefix = interpreter.parent.parent
     return () if prefix.is_relative_to("/usr") or prefix.is_relative_to(image) else (prefix,)
+
+
+def _proc() -> list[str]:
+    built = ["--proc", "/proc"]
+    for name in _PROC_READ_ONLY:
+        built += ["--ro-bind-try", f"/proc/{name}", f"/proc/{name}"]
+    for name in _PROC_MASKED:
+        if Path("/proc", name).exists():
+            built += ["--ro-bind", "/dev/null", f"/proc/{name}"]
+    return built
 
 
 def _system_folder(path: Path) -> list[str]:

@@ -113,6 +113,8 @@ class Console:
         _kill(set(self.processes()))
         for pid, started in self.supervisors():
             identity.send(pid, started, signal.SIGKILL)
+        for pid in self.nursery():
+            os.kill(pid, signal.SIGTERM)
         for folder in (self.embedded.socket_dir, self.var):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -149,8 +151,23 @@ class Console:
         sockets = [str(path) for path in self.embedded.socket_dir.glob("**/*") if path.is_socket() and _answers(path)]
         ports = [port for port in (self.port, self.sandbox_port) if _is_taken(port)]
         found = {"processes": lines, "supervisors": self.supervisors(), "mounts": mounts}
-        found |= {"sockets": sockets, "ports": ports}
+        found |= {"sockets": sockets, "ports": ports, "nursery": self.nursery(), "cgroups": self.cgroups()}
         return {name: what for name, what in found.items() if what}
+
+    def nursery(self) -> list[int]:
+        """The process that keeps warm starts ready, if it lives."""
+        try:
+            known = json.loads((self.var / "runs" / ".nursery" / "nursery.json").read_bytes())
+        except OSError:
+            return []
+        return [known["pid"]] if identity.is_alive(known["pid"], known["start_time"]) else []
+
+    def cgroups(self) -> list[str]:
+        """Control groups of runs that have ended. Each bears the nonce of its run's submission."""
+        ended = [path for path in self.var.glob("runs/*/submission.json") if not _is_live(path.parent)]
+        nonces = [json.loads(path.read_bytes())["nonce"][:8] for path in ended]
+        groups = Path("/sys/fs/cgroup").glob("**/trainyard-*")
+        return [str(group) for group in groups if group.name.rpartition("-")[2] in nonces]
 
     def kill(self, *processes: psutil.Process) -> None:
         """SIGKILL, all as nearly at once as can be; wait until they are gone."""
@@ -282,3 +299,7 @@ def served(console: Console) -> Iterator[Console]:
         assert console.left_behind() == {}
     finally:
         console.remove()
+
+
+def _is_live(run: Path) -> bool:
+    return (run.parent / ".active" / run.name).exists()

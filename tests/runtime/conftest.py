@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from runtime.backends import images
+from runtime.backends import identity, images
 from runtime.backends.local import LocalBackend
 from runtime.specs import Framework, Image, Mount, Resources, RunPhase, RunSpec, RunStatus
 
@@ -117,15 +117,39 @@ def processes_below(folder: Path) -> list[str]:
     return found
 
 
+def left_behind(runs: Path, before: set[str], nonces: set[str], supervisors: list[tuple[int, int]]) -> dict[str, Any]:
+    """What is still there of runs that were deleted: processes (which alone hold a network namespace), mounts, groups.
+
+    `before` are the mounts before them, `nonces` their submissions', `supervisors` (pid, start time) of their nodes.
+    """
+    mounts = set(Path("/proc/self/mounts").read_text().splitlines()) - before
+    groups = [group for group in Path("/sys/fs/cgroup").glob("**/trainyard-*") if group.name[-8:] in nonces]
+    found = {
+        "processes": processes_below(runs),
+        "supervisors": [pid for pid, started in supervisors if identity.is_alive(pid, started)],
+        "mounts": [mount for mount in mounts if str(runs) in mount],
+        "groups": groups,
+        "files": [path for path in runs.glob(".*/*") if path.parent.name not in {".nursery", ".checkpoints"}],
+    }
+    return {name: what for name, what in found.items() if what}
+
+
 @pytest.fixture
 def yard(tmp_path: Path, bare_images: Path) -> Iterator[Yard]:
-    """A yard that is cleaned up, and that has left no process behind."""
+    """A yard that is cleaned up, and that has left nothing behind."""
+    mounts = set(Path("/proc/self/mounts").read_text().splitlines())
     made = Yard(tmp_path, bare_images)
     yield made
+    runs = made.folder / "runs"
+    nonces = {json.loads(path.read_bytes())["nonce"][:8] for path in runs.glob("*/submission.json")}
+    supervisors = [
+        (record["pid"], record["start_time"]) for name in made.backend.names() for record in made.records(name)
+    ]
     for name in made.backend.names():
         made.backend.delete(name)
+    made.backend.retire()
     assert made.backend.names() == []
-    assert processes_below(tmp_path / "runs") == []
+    assert left_behind(runs, mounts, nonces, supervisors) == {}
 
 
 @pytest.fixture
