@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,15 @@ class Store:
         """Every object of a kind."""
         things = self._objects.get(kind, {})
         return iter([things[key] for key in (reversed(things) if newest_first else things)])
+
+    def count(self, kind: str) -> int:
+        """How many there are of a kind."""
+        return len(self._objects.get(kind, {}))
+
+    def newest(self, kind: str, count: int) -> list[Object]:
+        """The last ones made of a kind, newest first."""
+        things = self._objects.get(kind, {})
+        return [things[key] for key in islice(reversed(things), count)]
 
     def commit(self) -> None:
         """Write what changed since the last commit as one line."""

@@ -1,0 +1,371 @@
+"""One process of `bench.simulation`: customers who buy, pay, are refunded and dispute, and a console that dies.
+
+The one rule: what is checked is read by SQL, and what the provider holds is told by the provider (the sandbox, behind
+the gateway's real client). Every random choice comes from the process's seed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+import stripe
+from django.db import connection
+
+from billing import (
+    automatic,
+    charges,
+    credit,
+    events,
+    gateway,
+    ledger,
+    payments,
+    pricebooks,
+    pricing,
+    quotes,
+    reversals,
+)
+from billing.errors import BadSignature, BillingError, InsufficientFunds, PaymentUnavailable
+from billing.models import AutoTopUp, CreditGrant, Hold, PaymentCustomer, StripeEvent, TopUp
+from billing.sandbox import intents
+from console.accounts.models import Organization, User
+from tests.crashes import crash_at
+from tests.provider import ASKS, DECLINED, DISPUTED, FAILS_LATER, GOOD, REFUND_FAILS, Stripe, lost
+
+CUSTOMERS = 12
+PURCHASES_EACH = 150
+"""A customer leaves after so many, so that looking at one account stays cheap."""
+TOUCHED = """
+SELECT a.id FROM billing_account a
+WHERE a.organization_id = %(owner)s AND (
+    a.posted_minor <> (SELECT coalesce(sum(amount_minor), 0) FROM billing_entry e WHERE e.account_id = a.id)
+    OR a.held_minor <> (SELECT coalesce(sum(amount_minor), 0) FROM billing_hold h
+                        WHERE h.account_id = a.id AND h.state = 'held')
+    OR a.kind = 'wallet' AND NOT (a.posted_minor >= a.held_minor AND a.held_minor >= 0)
+    OR a.kind = 'receivable' AND a.posted_minor > 0)
+UNION ALL
+SELECT h.id FROM billing_hold h JOIN billing_account a ON a.id = h.account_id
+WHERE a.organization_id = %(owner)s
+    AND (h.charged_minor > h.amount_minor OR h.metered_minor > h.amount_minor)
+UNION ALL
+SELECT e.transaction_id FROM billing_entry e WHERE e.transaction_id IN (
+    SELECT e.transaction_id FROM billing_entry e JOIN billing_account a ON a.id = e.account_id
+    WHERE a.organization_id = %(owner)s ORDER BY e.id DESC LIMIT 10)
+GROUP BY e.transaction_id HAVING sum(e.amount_minor) <> 0
+"""
+"""What is wrong with the accounts of one customer after a step."""
+
+BOOKED = """
+SELECT coalesce(-sum(c.amount_minor), 0) FROM billing_entry c
+JOIN billing_account a ON a.id = c.account_id AND a.kind = 'clearing'
+WHERE EXISTS (SELECT 1 FROM billing_entry e JOIN billing_account own ON own.id = e.account_id
+              JOIN accounts_organization o ON o.id = own.organization_id
+              WHERE e.transaction_id = c.transaction_id AND o.slug LIKE %(town)s)
+"""
+"""What our clearing account says the provider holds for a town."""
+
+
+class BooksBroken(Exception):
+    """An invariant does not hold; the text says which, where and by which seed."""
+
+
+@dataclass
+class Customer:
+    """An organization with a wallet, and its open holds."""
+
+    organization: Organization
+    user: User
+    account: Any
+    bought: int = 0
+    holds: list[Hold] = field(default_factory=list)
+
+
+class Town:
+    """The customers of one process, and their provider."""
+
+    def __init__(self, seed: int, *, changes_prices: bool) -> None:
+        self.seed, self.changes_prices = seed, changes_prices
+        self.chance = random.Random(seed)  # noqa: S311  # a simulation is to be repeated
+        self.skew = 0.0
+        self.side = Stripe(clock=lambda: time.time() + self.skew)
+        gateway._client = lambda: self.side.client  # noqa: SLF001  # the one seam: the client, not the gateway
+        self.clerk = User.objects.create_user(f"clerk-{seed}@example.com")
+        self.customers: list[Customer] = []
+        self.post: list[dict[str, Any]] = []
+        self.purchases = self.steps = self.crashes = self.left = 0
+        self.acts: dict[Callable[[Customer], None], int] = {
+            self.buy: 40, self.end_run: 45, self.top_up: 18, self.post_comes: 14, self.work: 8, self.refund: 3,
+            self.dispute: 2, self.end_dispute: 2, self.automatic: 2, self.forge: 2, self.grant: 1, self.clocks: 1,
+            self.prices: 1, self.dashboard: 1,
+        }  # fmt: skip
+
+    def run(self, purchases: int) -> None:
+        """Go on until so many more purchases have ended. Raises BooksBroken."""
+        wanted = self.purchases + purchases
+        while self.purchases < wanted:
+            while len(self.customers) < CUSTOMERS:
+                self.customers.append(self._newcomer())
+            customer = self.chance.choice(self.customers)
+            act = self.chance.choices(list(self.acts), list(self.acts.values()))[0]
+            act(customer)
+            self.steps += 1
+            self.post += self.side.fresh()
+            self._look_at(customer, act.__name__)
+            if customer.bought >= PURCHASES_EACH and not customer.holds:
+                self.customers.remove(customer)
+                self.left += 1
+
+    def settle_down(self) -> int:
+        """Everything is told and taken in. Gives what the provider then holds, and our books too."""
+        self.side.wire.before = self.side.wire.after = lambda *_call: None
+        self.skew = 0.0
+        self.post += self.side.fresh()
+        for event in self.post:
+            self._take(event)
+        self.post = []
+        for _ in range(2):
+            self._tell_mine()
+            events.fetch_undelivered()
+            self._apply_mine(newest=10**9)
+        held, booked = self.side.held(), self._booked()
+        if held != booked:
+            raise BooksBroken(f"the provider holds {held}, our clearing account says {booked} (seed {self.seed})")
+        return held
+
+    # What customers do
+
+    def buy(self, customer: Customer) -> None:
+        """A quote and its hold; asked for twice, or cut off and asked for again."""
+        seconds = self.chance.randint(60, 7200)
+        try:
+            quote = quotes.make_quote(
+                organization=customer.organization,
+                user=customer.user,
+                purchase=pricing.Purchase("metered", pricing.Mode.METERED, "sim", self.chance.randint(1, 8), 1),
+                payload={},
+                estimate=pricing.Estimate(seconds / 2, seconds * 0.75, "reference"),
+                headroom=Decimal(2),
+                most_seconds=7 * 24 * 3600,
+                max_seconds=seconds,
+                ceiling_minor=None,
+            )
+            hold = lambda: charges.hold(quote=quote, reference=f"order:{quote.pk}", user=customer.user)  # noqa: E731
+            self._perhaps_dying(hold)
+            made = hold()
+        except InsufficientFunds:
+            return
+        customer.holds.append(made)
+
+    def end_run(self, customer: Customer) -> None:
+        """A run is metered and ends; every message about it comes several times, perhaps from the dead."""
+        if not customer.holds:
+            return
+        hold = customer.holds.pop(self.chance.randrange(len(customer.holds)))
+        used = self.chance.choice([0.0, self.chance.uniform(0, 3600), self.chance.uniform(0, 20_000)])
+        usage = pricing.Usage(used, completed=self.chance.random() < 0.5)
+        charges.meter(hold=hold, billable_seconds=used / 2)
+        settle = lambda: charges.settle(hold=hold, usage=usage, title="A run")  # noqa: E731
+        self._perhaps_dying(settle)
+        first = settle()
+        again = charges.settle(hold=hold, usage=pricing.Usage(used * 2, completed=True), title="Once more")
+        if again.pk != first.pk or first.total_minor > hold.amount_minor:
+            raise BooksBroken(f"hold {hold.pk} was settled twice, or over its ceiling (seed {self.seed})")
+        customer.bought += 1
+        self.purchases += 1
+
+    def top_up(self, customer: Customer) -> None:
+        """A payment page; most are paid, one way or another."""
+        begin = lambda: payments.start_top_up(  # noqa: E731
+            account=customer.account,
+            amount_minor=self.chance.randint(500, 20_000),
+            user=customer.user,
+            save_card=self.chance.random() < 0.3,
+        )
+        if self._perhaps_dying(begin):
+            return
+        top_up = begin()
+        cards = [GOOD] * 12 + [DECLINED, DISPUTED, REFUND_FAILS, ASKS, FAILS_LATER]
+        where = self.side.pay(top_up.session_id, self.chance.choice(cards))
+        if "/challenge/" in where:
+            self.side.provider.answer_challenge(where.rsplit("/", 1)[1], agreed=self.chance.random() < 0.7)
+        if self.chance.random() < 0.1:
+            gateway.expire_checkout(top_up.session_id)
+
+    def automatic(self, customer: Customer) -> None:
+        """Switch automatic top-ups on, where a card is saved, and let them be due."""
+        row = PaymentCustomer.objects.filter(organization=customer.organization).first()
+        saved = gateway.cards(row.customer_id) if row and row.customer_id else []
+        if saved:
+            setup = automatic.switch_on(
+                account=customer.account, threshold_minor=50_000, amount_minor=5_000,
+                method_id=self.chance.choice(saved).method_id, user=customer.user,
+            )  # fmt: skip
+            self._perhaps_dying(lambda: self._charge(setup))
+            self._charge(setup)
+
+    def grant(self, customer: Customer) -> None:
+        """An administrator gives credit."""
+        lot = CreditGrant(organization=customer.organization, amount_minor=self.chance.randint(1, 500), reason="A gift")
+        credit.grant(credit=lot, user=self.clerk, account=customer.account)
+
+    # What comes back
+
+    def refund(self, customer: Customer) -> None:
+        """By an administrator; the connection may be lost on the way."""
+        paid = list(TopUp.objects.filter(account=customer.account, state=TopUp.States.PAID).order_by("pk")[:20])
+        if not paid:
+            return
+        top_up = self.chance.choice(paid)
+        amount = self.chance.randint(1, top_up.amount_minor)
+        self._with_faults(lambda: reversals.refund(top_up=top_up, amount_minor=amount, reason="Asked", user=self.clerk))
+
+    def dashboard(self, _customer: Customer) -> None:
+        """A refund that is made at the provider's own pages."""
+        if charge := self._some("charge"):
+            amount = self.chance.randint(1, charge["amount"])
+            self.side.provider.handle("POST", "/v1/refunds", f"charge={charge['id']}&amount={amount}")
+
+    def dispute(self, _customer: Customer) -> None:
+        """A bank takes back what is left of a payment."""
+        charge = self._some("charge")
+        if charge and not charge["disputed"] and charge["amount_refunded"] < charge["amount"]:
+            intents.open_dispute(self.side.provider.book, charge)
+
+    def end_dispute(self, _customer: Customer) -> None:
+        """A bank decides."""
+        found = self._some("dispute")
+        if found and found["status"] == "needs_response":
+            intents.end_dispute(self.side.provider.book, found, self.chance.choice(["won", "lost"]))
+
+    # What the provider tells, and the workers do
+
+    def post_comes(self, _customer: Customer) -> None:
+        """Events in any order, some twice, some later, some never."""
+        self.chance.shuffle(self.post)
+        came, self.post = self.post[: self.chance.randint(0, len(self.post))], self.post[len(self.post) // 2 :]
+        for event in came:
+            self._perhaps_dying(lambda event=event: self._take(event))
+            for _ in range(self.chance.choice([1, 1, 2])):
+                self._take(event)
+
+    def work(self, _customer: Customer) -> None:
+        """The sweeps, which may die or find nobody."""
+        for act in (self._apply_mine, self._tell_mine):
+            self._with_faults(act)
+        if self.chance.random() < 0.05:
+            self._with_faults(events.fetch_undelivered)
+
+    def forge(self, customer: Customer) -> None:
+        """An event that does not match is not acted on, one of another time or hand not even stored."""
+        top_up = TopUp.objects.filter(account=customer.account).exclude(session_id="").order_by("?").first()
+        if top_up is None:
+            return
+        wrong = self.chance.choice([{"amount_total": 1}, {"currency": "eur"}, {"id": "cs_another"}, {}])
+        session = self.side.provider.session(top_up.session_id) | {"payment_status": "paid"} | wrong
+        event = {
+            "id": f"evt_{uuid.uuid4().hex}", "object": "event", "type": "checkout.session.completed", "created": 1,
+            "livemode": not wrong, "data": {"object": session},
+        }  # fmt: skip
+        off, secret = self.chance.choice([(0, ""), (900, ""), (-900, ""), (0, "whsec_forged")])
+        taken = self._take(event, off=off, secret=secret)
+        row = StripeEvent.objects.filter(event_id=event["id"]).first()
+        if taken == bool(off or secret) or (row is not None and row.state != StripeEvent.States.QUARANTINED):
+            raise BooksBroken(f"a forged event was taken: {event} (seed {self.seed})")
+
+    def clocks(self, _customer: Customer) -> None:
+        """The provider's clock goes its own way."""
+        self.skew = self.chance.choice([0.0, 0.0, 3600.0, -3600.0, 86_400.0])
+
+    def prices(self, _customer: Customer) -> None:
+        """A new book, while runs are bought and go on."""
+        if self.changes_prices:
+            draft = pricebooks.copy(book=pricebooks.current_book(currency="USD"))
+            draft.prices.filter(kind="node_hour").update(amount=Decimal(self.chance.randint(2000, 40_000)) / 100)
+            pricebooks.publish(book=draft)
+
+    # Inside
+
+    def _newcomer(self) -> Customer:
+        name = f"sim-{self.seed}-{uuid.uuid4().hex[:12]}"
+        organization = Organization.objects.create(name=name, slug=name)
+        user = User.objects.create_user(f"{name}@example.com")
+        return Customer(organization, user, ledger.wallet_account(organization_id=organization.pk, currency="USD"))
+
+    def _some(self, kind: str) -> dict[str, Any] | None:
+        """One of the newest objects of the provider's, those with an event of ours."""
+        things = self.side.provider.book.store.newest(kind, 40)
+        return self.chance.choice(things) if things else None
+
+    def _perhaps_dying(self, call: Callable[[], Any]) -> bool:
+        """One time in eight the process dies at a random statement of the call; else nothing is called here."""
+        if self.chance.random() > 0.125:
+            return False
+        died = crash_at(self.chance.randint(1, 30), call)
+        self.crashes += died
+        return died
+
+    def _with_faults(self, call: Callable[[], Any]) -> None:
+        """The network may fail before or after a call to the provider, or the process die."""
+        fault = self.chance.random()
+        if fault < 0.1:
+            self.side.wire.before = lost
+        elif fault < 0.2:
+            self.side.wire.after = lost
+        with contextlib.suppress(PaymentUnavailable, BillingError):
+            if not self._perhaps_dying(call):
+                call()
+        self.side.wire.before = self.side.wire.after = lambda *_call: None
+
+    def _charge(self, setup: AutoTopUp) -> None:
+        automatic.begin(setup_pk=setup.pk)
+        for row in TopUp.objects.filter(account=setup.account, origin="automatic", state=TopUp.States.CREATED):
+            automatic.charge(top_up=row)
+
+    def _tell_mine(self) -> None:
+        """What `reversals.tell_waiting` and `automatic.sweep` do, for this town: the others have other providers."""
+        owners = [customer.organization.pk for customer in self.customers]
+        mine = {"account__organization__in": owners}
+        for row in TopUp.objects.filter(origin="automatic", state=TopUp.States.CREATED, **mine):
+            automatic.charge(top_up=row)
+        clerks = reversals.Refund.objects.filter(state="created", requested_by=self.clerk).select_related("top_up")
+        for refund in clerks:
+            reversals.tell(refund=refund)
+
+    def _booked(self) -> int:
+        with connection.cursor() as cursor:
+            cursor.execute(BOOKED, {"town": f"sim-{self.seed}-%"})
+            return int(cursor.fetchone()[0])
+
+    def _apply_mine(self, newest: int = 400) -> None:
+        """What `events.apply_waiting` does, for this town's events, in any order, parked ones at once."""
+        known = [event["id"] for event in self.side.provider.book.store.newest("event", newest)]
+        due = StripeEvent.objects.filter(event_id__in=known, state__in=events.OPEN).order_by("?")
+        for pk in due.values_list("pk", flat=True):
+            events.apply(event_pk=pk)
+
+    def _take(self, event: dict[str, Any], *, off: int = 0, secret: str = "") -> bool:
+        """A webhook: checked, stored, applied. False where it is refused at the door."""
+        body = json.dumps(event)
+        header = stripe.WebhookSignature.generate_signature_header(
+            body, secret or gateway.sandbox_secret(), int(time.time()) + off
+        )
+        try:
+            pk = events.store(gateway.verify(body.encode(), header), body)
+        except BadSignature:
+            return False
+        if pk is not None:
+            events.apply(event_pk=pk)
+        return True
+
+    def _look_at(self, customer: Customer, act: str) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(TOUCHED, {"owner": customer.organization.pk})
+            if found := cursor.fetchall():
+                raise BooksBroken(f"after {act} (seed {self.seed}, step {self.steps}): {found}")
