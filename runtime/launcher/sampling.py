@@ -40,6 +40,7 @@ _MEMORY_FOLDERS = ("/tmp", "/dev/shm")  # noqa: S108 - the sandbox's own
 _TICKS = float(os.sysconf("SC_CLK_TCK"))
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _LARGEST_READ = 1 << 16
+_NOTHING = Counts(0, 0, 0.0, None)
 
 
 class Process(NamedTuple):
@@ -183,9 +184,10 @@ class Sampler:
         `ranks` is {pid: seat} of the ranks that run, `counts` what each of them has counted.
         """
         before, self._before = self._before, reading
-        counted, self._counts = self._counts, dict(counts)
         if before is None or reading.at <= before.at:
             return None
+        # What a rank that has ended had counted is kept: it may be asked once more, at the end.
+        counted, self._counts = self._counts, {**self._counts, **counts}
         seconds = reading.at - before.at
         owned = belonging(reading.processes, ranks)
         sample: Dict[str, Any] = {
@@ -213,7 +215,7 @@ class Sampler:
                     "rank": seat,
                     "cpu": _rate(used, seconds, 3),
                     "memory": self._private_memory(pids),
-                    **_steps(counted.get(seat), counts.get(seat), seconds),
+                    **_steps(counted.get(seat, _NOTHING), counts.get(seat, _NOTHING)),
                 }
             )
         return sample
@@ -242,10 +244,10 @@ class Sampler:
         return (private + shared) * _PAGE
 
 
-def _steps(before: Optional[Counts], now: Optional[Counts], longest: float) -> Dict[str, Any]:
-    """What was counted between two looks. The code can write any count: time that did not pass is not believed."""
-    if now is None or before is None or now.steps < before.steps:
-        return {"steps": 0, "step_seconds": 0.0, "comm_seconds": None}
+def _steps(before: Counts, now: Counts) -> Dict[str, Any]:
+    """What a rank has counted since; one that was started again began from nothing."""
+    if now.calls < before.calls or now.steps < before.steps:
+        before = _NOTHING
     # A step belongs to the sample in which it ends, so that a long one is longer than its sample.
     seconds = max(0.0, now.seconds - before.seconds) if now.steps > before.steps else 0.0
     told = None if now.communication is None else now.communication - (before.communication or 0.0)

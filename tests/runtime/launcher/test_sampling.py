@@ -132,19 +132,34 @@ def test_processes_that_came_or_went_make_no_false_figures() -> None:
     [
         (Counts(1, 0, 0.0, None), Counts(5, 4, 2.0, None), (4, 2.0, None)),
         (Counts(5, 4, 2.0, 0.5), Counts(5, 4, 2.0, 0.5), (0, 0.0, 0.0)),
-        # A rank that was started again, or that lies, begins from nothing.
-        (Counts(5, 4, 2.0, 0.5), Counts(2, 1, 0.5, 0.1), (0, 0.0, None)),
+        # A rank that was started again begins from nothing.
+        (Counts(5, 4, 2.0, 0.5), Counts(2, 1, 0.5, 0.1), (1, 0.5, 0.1)),
         (Counts(5, 4, 2.0, 0.5), Counts(6, 5, 3.0, 9.0), (1, 1.0, 1.0)),
         (Counts(5, 4, 2.0, 0.5), Counts(6, 5, 1.0, 0.1), (1, 0.0, 0.0)),
     ],
 )
 def test_counts_are_told_as_what_was_added(before: Counts, after: Counts, told: tuple[object, ...]) -> None:
     sampler = Sampler(own_network=False, proc="/nowhere")
-    sampler.sample(reading(10.0, process(2)), {2: 0}, {0: before})
+    sampler.sample(reading(10.0, process(2)), {2: 0}, {})
+    sampler.sample(reading(11.0, process(2)), {2: 0}, {0: before})
     sample = sampler.sample(reading(12.0, process(2)), {2: 0}, {0: after})
     assert sample is not None
     rank = sample["ranks"][0]
     assert (rank["steps"], rank["step_seconds"], rank["comm_seconds"]) == told
+
+
+def test_the_steps_of_a_rank_that_ended_are_told_once() -> None:
+    sampler = Sampler(own_network=False, proc="/nowhere")
+    told = []
+    for at, ranks, counts in [
+        (1.0, {2: 0}, {0: Counts(3, 2, 1.0, None)}),
+        (2.0, {2: 0}, {0: Counts(5, 4, 2.0, None)}),
+        (3.0, {}, {}),
+        (4.0, {}, {0: Counts(6, 5, 2.5, None)}),
+    ]:
+        sample = sampler.sample(reading(at, process(2)), ranks, counts)
+        told += [rank["steps"] for rank in (sample or {"ranks": []})["ranks"]]
+    assert told == [4, 1]
 
 
 def test_the_cgroup_is_believed_where_it_can_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
