@@ -45,7 +45,7 @@ class NodeUse:
 
 @dataclass
 class RankUse:
-    """One rank: what it used lately, and its steps over the whole attempt and of late. Bytes, cores, seconds."""
+    """One rank: the most it used of late, and its steps over the whole attempt and of late. Bytes, cores, seconds."""
 
     rank: int
     node: int
@@ -187,14 +187,17 @@ def _add_ranks(ranks: dict[int, RankUse], node: int, samples: list[dict[str, Any
             if number is None:
                 continue
             use = ranks.setdefault(int(number), RankUse(int(number), node))
-            use.cpu, use.memory = _number(part.get("cpu")), _number(part.get("memory"))
+            is_recent = float(sample["at"]) >= since
+            if is_recent:
+                use.cpu = _most(use.cpu, _number(part.get("cpu")))
+                use.memory = _most(use.memory, _number(part.get("memory")))
             steps, seconds = _number(part.get("steps")) or 0.0, _number(part.get("step_seconds")) or 0.0
             waited = _number(part.get("comm_seconds"))
             use.steps += steps
             use.step_seconds += seconds
             if waited is not None:
                 use.comm_seconds = (use.comm_seconds or 0.0) + waited
-            if float(sample["at"]) >= since and waited is not None:
+            if is_recent and waited is not None:
                 use.recent_steps += steps
                 use.recent_compute_seconds = (use.recent_compute_seconds or 0.0) + max(0.0, seconds - waited)
 
@@ -253,6 +256,10 @@ def _parts(sample: dict[str, Any], name: str) -> list[dict[str, Any]]:
 def _number(value: Any) -> float | None:
     ok = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e300
     return float(value) if ok else None
+
+
+def _most(known: float | None, more: float | None) -> float | None:
+    return more if known is None else known if more is None else max(known, more)
 
 
 def _mean(values: Iterable[Any]) -> float | None:

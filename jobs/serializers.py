@@ -224,8 +224,8 @@ class RankUseSerializer(serializers.Serializer[Any]):
 
     rank = serializers.IntegerField()
     node = serializers.IntegerField()
-    cpu = serializers.FloatField(allow_null=True, help_text="Cores, of late.")
-    memory = serializers.FloatField(allow_null=True, help_text="Bytes, of late.")
+    cpu = serializers.FloatField(allow_null=True, help_text="Cores, at most of late.")
+    memory = serializers.FloatField(allow_null=True, help_text="Bytes, at most of late.")
     steps = serializers.IntegerField()
     seconds_per_step = serializers.FloatField(allow_null=True)
     comm_share = serializers.FloatField(allow_null=True, help_text="Of its steps' time, spent waiting for others.")

@@ -9,6 +9,7 @@ const EVERY = 5000;
 const ORDER = ["cpu", "memory", "gpu", "gpu_memory", "net_rx", "net_tx", "disk_read", "disk_write"];
 const BYTES = new Set(ORDER.filter((name) => !["cpu", "gpu"].includes(name)));
 const RATES = new Set(["net_rx", "net_tx", "disk_read", "disk_write"]);
+const POWERS = Array.from({ length: 50 }, (_each, power) => 2 ** power);
 const COLOURS = ["--tblr-blue", "--tblr-orange", "--tblr-green", "--tblr-purple", "--tblr-red", "--tblr-cyan", "--tblr-yellow", "--tblr-pink"];
 const charts = [];
 let told = null;
@@ -56,7 +57,7 @@ const draw = (name) => {
             value: (_chart, value) => dash(value, shown),
           })),
         ],
-        axes: [axis, { ...axis, size: 72, values: (_chart, marks) => marks.map(shown) }],
+        axes: [axis, { ...axis, size: 72, values: (_chart, marks) => marks.map(shown), ...(BYTES.has(name) && { incrs: POWERS }) }],
       },
       table(name),
       place.querySelector(".chart > div"),
