@@ -43,6 +43,68 @@ def price_rows(book: PriceBook) -> list[PriceRow]:
     ]
 
 
+def price_name(price: Price) -> str:
+    """A price as an administrator knows it: what it is per, of which product and node spec, from how many nodes."""
+    parts = [
+        str(Price.Kinds(price.kind).label),
+        price.node_spec.name if price.node_spec else "",
+        _("product %(name)s") % {"name": price.product} if price.product else _("every product"),
+        _("from %(nodes)d nodes") % {"nodes": price.nodes_from} if price.nodes_from > 1 else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def faults(book: PriceBook) -> list[str]:
+    """Why a draft can't be published, each naming its price: what is missing, what is there twice. Empty: nothing."""
+    prices = list(book.prices.select_related("node_spec"))
+    known = {_key(price) for price in prices}
+    specs = {spec.pk: spec for spec in NodeSpec.objects.filter(is_active=True)}
+    missing = [
+        Price(kind=PriceKind.NODE_HOUR, node_spec=spec)
+        for spec in specs.values()
+        if (PriceKind.NODE_HOUR, "", spec.pk, 1) not in known
+    ]
+    # A price from several nodes on says nothing of fewer; and a product sold by the epoch needs each node spec's price.
+    for price in prices:
+        first = (PriceKind(price.kind), price.product, price.node_spec_id, 1)
+        general = (PriceKind(price.kind), "", price.node_spec_id, 1)
+        if price.nodes_from > 1 and first not in known and general not in known:
+            missing.append(Price(kind=price.kind, product=price.product, node_spec=price.node_spec))
+    sold_fixed = {price.product for price in prices if price.kind == PriceKind.FIXED_EPOCH}
+    missing += [
+        Price(kind=PriceKind.FIXED_EPOCH, product=product, node_spec=spec)
+        for product in sorted(sold_fixed)
+        for spec in specs.values()
+        if not {(PriceKind.FIXED_EPOCH, product, spec.pk, 1), (PriceKind.FIXED_EPOCH, "", spec.pk, 1)} & known
+    ]
+    missing += _no_longer_priced(book, known, set(specs))
+    names = dict.fromkeys(price_name(price) for price in missing)
+    return [_("This price is missing: %(price)s.") % {"price": name} for name in names]
+
+
+def _no_longer_priced(
+    book: PriceBook, known: set[tuple[PriceKind, str, int | None, int]], specs: set[int]
+) -> list[Price]:
+    """What the book that holds now prices by the epoch and the draft does not: it could not be sold any more."""
+    holds_now = (
+        PriceBook.objects.filter(currency=book.currency, published_at__isnull=False, effective_from__lte=timezone.now())
+        .order_by("-effective_from")
+        .first()
+    )
+    return [
+        price
+        for price in (holds_now.prices.select_related("node_spec") if holds_now else ())
+        if price.kind == PriceKind.FIXED_EPOCH and price.node_spec_id in specs
+        if price.nodes_from == 1
+        and _key(price) not in known
+        and (PriceKind.FIXED_EPOCH, "", price.node_spec_id, 1) not in known
+    ]
+
+
+def _key(price: Price) -> tuple[PriceKind, str, int | None, int]:
+    return PriceKind(price.kind), price.product, price.node_spec_id, price.nodes_from
+
+
 @transaction.atomic
 def publish(*, book: PriceBook, effective_from: datetime | None = None) -> PriceBook:
     """Make a draft hold from a moment (now, at the earliest).
@@ -57,15 +119,13 @@ def publish(*, book: PriceBook, effective_from: datetime | None = None) -> Price
     if effective_from and effective_from < now:
         raise BookRefused(_("Choose a date to come: prices can't change for the past."))
     starts = max(starts, now)
-    # By ids: `exclude` over a relation would let each condition be met by another price, of another book even.
-    priced = book.prices.filter(kind=PriceKind.NODE_HOUR, product="", nodes_from=1).values("node_spec")
-    missing = NodeSpec.objects.filter(is_active=True).exclude(pk__in=priced)
-    if names := [spec.name for spec in missing]:
+    if found := faults(book):
+        raise BookRefused(" ".join(found))
+    same = PriceBook.objects.filter(currency=book.currency, effective_from=starts, published_at__isnull=False).first()
+    if same:
         raise BookRefused(
-            _("These node specs have no price per hour for one node: %(names)s.") % {"names": ", ".join(names)}
+            _("%(book)s begins at the same moment: two books can't hold at once. Choose another date.") % {"book": same}
         )
-    if PriceBook.objects.filter(currency=book.currency, effective_from=starts, published_at__isnull=False).exists():
-        raise BookRefused(_("Another book begins at the same moment."))
     book.effective_from = starts
     book.published_at = now
     book.save(update_fields=["effective_from", "published_at"])

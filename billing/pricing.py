@@ -249,6 +249,21 @@ def quote(
     return _metered_offer(terms, estimate, seconds, ceiling_minor)
 
 
+def terms_for(prices: list[PriceRow], purchase: Purchase, *, deadline_seconds: int) -> Terms:
+    """The terms that `prices` would give a purchase of this deadline. Raises PricingError (`not_priced`)."""
+    unknown = Estimate(0.0, 0.0, "")
+    offer = quote(
+        prices,
+        purchase,
+        unknown,
+        headroom=Decimal(1),
+        least_seconds=0,
+        most_seconds=deadline_seconds,
+        max_seconds=deadline_seconds,
+    )
+    return offer.terms
+
+
 def rate(usage: Usage, terms: Terms) -> Charge:
     """What `usage` costs under a quote's terms. Never more than the ceiling.
 

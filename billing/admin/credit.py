@@ -45,7 +45,10 @@ class CreditGrantAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no
     list_select_related = ("organization", "granted_by")
     search_fields = ("organization__name", "reason")
     autocomplete_fields = ("organization",)
-    inlines = (CreditUseInline,)
+
+    def get_inlines(self, _request: HttpRequest, obj: models.CreditGrant | None = None) -> tuple[type[Any], ...]:
+        """Once it is given."""
+        return (CreditUseInline,) if obj else ()
 
     def has_change_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
         """Never: correct a grant with another movement."""
@@ -75,7 +78,10 @@ class VoucherAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no typ
     list_display = ("code", "amount_minor", "currency", "reason", "uses", "max_uses", "expires_at", "is_active")
     list_filter = ("is_active",)
     search_fields = ("code", "reason")
-    inlines = (GrantInline,)
+
+    def get_inlines(self, _request: HttpRequest, obj: models.Voucher | None = None) -> tuple[type[Any], ...]:
+        """Once it is made."""
+        return (GrantInline,) if obj else ()
 
     def get_readonly_fields(self, _request: HttpRequest, obj: models.Voucher | None = None) -> tuple[str, ...]:
         """What customers were promised."""

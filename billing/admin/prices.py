@@ -2,23 +2,49 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 from django.contrib import admin, messages
+from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.forms import BaseInlineFormSet
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect
+from django.urls import reverse
 from django.utils import timezone
-from django.utils.translation import gettext_lazy as _
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 from unfold.admin import ModelAdmin, TabularInline
+from unfold.decorators import action
 
-from billing import models, pricebooks
-from billing.errors import BookRefused
+from billing import costs, models, previews, pricebooks
+from billing.errors import BookRefused, NotPriced
+from billing.wording import money
+from console.accounts.reports import Report, Table, show
+
+
+class PriceFormSet(BaseInlineFormSet):  # type: ignore[type-arg]  # at run time Django's class takes no argument
+    """The prices of a book as they are typed."""
+
+    def clean(self) -> None:
+        """Refuse a price that is there twice, and name it."""
+        super().clean()
+        seen: set[str] = set()
+        for form in self.forms:
+            if not form.is_valid() or not form.cleaned_data or form.cleaned_data.get("DELETE"):
+                continue
+            name = pricebooks.price_name(form.instance)
+            if name in seen:
+                raise ValidationError(_("This price is there twice: %(price)s.") % {"price": name})
+            seen.add(name)
 
 
 class PriceInline(TabularInline):  # type: ignore[misc]  # unfold publishes no types
     """The prices of a book, editable while it is a draft."""
 
     model = models.Price
+    formset = PriceFormSet
     extra = 1
 
     def _is_draft(self, book: models.PriceBook | None) -> bool:
@@ -61,7 +87,8 @@ class PriceBookAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no t
     list_display = ("name", "currency", "effective_from", "published_at")
     readonly_fields = ("published_at",)
     inlines = (PriceInline,)
-    actions = ("publish", "copy")
+    actions = ("publish", "copy", "compare")
+    actions_detail = ("preview", "changes")
 
     def has_change_permission(self, _request: HttpRequest, obj: Any = None) -> bool:
         """Drafts only; published books are shown as they are."""
@@ -71,7 +98,7 @@ class PriceBookAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no t
         """Drafts only."""
         return obj is not None and obj.published_at is None
 
-    @admin.action(description=_("Publish (from its date, or now)"))
+    @admin.action(description=gettext_lazy("Publish (from its date, or now)"))
     def publish(self, request: HttpRequest, books: QuerySet[models.PriceBook]) -> None:
         """Publish drafts."""
         for book in books:
@@ -83,8 +110,95 @@ class PriceBookAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no t
             else:
                 messages.success(request, _("%(book)s is published.") % {"book": book})
 
-    @admin.action(description=_("Copy to a new draft"))
+    @admin.action(description=gettext_lazy("Copy to a new draft"))
     def copy(self, request: HttpRequest, books: QuerySet[models.PriceBook]) -> None:
         """Begin the next book."""
         for book in books:
             messages.success(request, _("%(book)s is ready to edit.") % {"book": pricebooks.copy(book=book)})
+
+    @admin.action(description=gettext_lazy("Compare two books"))
+    def compare(self, request: HttpRequest, books: QuerySet[models.PriceBook]) -> HttpResponse | None:
+        """What differs between the two that were chosen."""
+        chosen = list(books.order_by("effective_from", "pk"))
+        if len(chosen) != 2:
+            messages.error(request, _("Choose two books."))
+            return None
+        return show(request, self, _diff_report(*chosen))
+
+    @action(  # type: ignore[untyped-decorator]  # unfold publishes no types
+        description=gettext_lazy("Preview: last month under this book"), permissions=("view",)
+    )
+    def preview(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """What last month would have cost, customer by customer."""
+        book = get_object_or_404(models.PriceBook, pk=object_id)
+        return show(request, self, _preview_report(previews.preview(book=book, month=costs.month_of().before)))
+
+    @action(  # type: ignore[untyped-decorator]  # unfold publishes no types
+        description=gettext_lazy("Changes against the book that holds now"), permissions=("view",)
+    )
+    def changes(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """What differs from the present prices."""
+        book = get_object_or_404(models.PriceBook, pk=object_id)
+        try:
+            present = pricebooks.current_book(currency=book.currency)
+        except NotPriced as error:
+            messages.error(request, str(error.message))
+            return redirect("admin:billing_pricebook_change", object_id)
+        return show(request, self, _diff_report(present, book))
+
+
+def _preview_report(found: previews.Preview) -> Report:
+    currency = found.book.currency
+    notes = [
+        _("The draft has no price for %(what)s: %(runs)d runs are counted at what they cost.")
+        % {"what": what, "runs": runs}
+        for what, runs in found.unpriced.items()
+    ]
+    if found.unknown:
+        notes.append(
+            _("%(runs)d runs of before usage was kept are counted at what they cost.") % {"runs": found.unknown}
+        )
+    headers = [_("Customer"), _("Runs"), _("Charged"), _("Under this book"), _("Change"), "%"]
+    rows = [
+        [
+            row.organization.name,
+            row.runs,
+            money(row.charged_minor, currency),
+            money(row.would_minor, currency),
+            money(row.change_minor, currency),
+            _percent(row.change),
+        ]
+        for row in found.customers
+    ]
+    return Report(
+        title=_("%(month)s under %(book)s") % {"month": found.month.name, "book": found.book},
+        figures=(
+            (_("Runs"), str(found.runs)),
+            (_("Charged"), money(found.charged_minor, currency)),
+            (_("Under this book"), money(found.would_minor, currency)),
+            (_("Change"), f"{money(found.change_minor, currency)} ({_percent(found.change)})"),
+        ),
+        notes=notes,
+        tables=(Table("", headers, rows),),
+        back=reverse("admin:billing_pricebook_change", args=[found.book.pk]),
+    )
+
+
+def _diff_report(old: models.PriceBook, new: models.PriceBook) -> Report:
+    changes = previews.diff(old=old, new=new)
+    rows = [[change.name, _amount(change.old), _amount(change.new), _percent(change.fraction)] for change in changes]
+    headers = [_("Price (minor units)"), str(old), str(new), "%"]
+    return Report(
+        title=_("%(old)s and %(new)s") % {"old": old, "new": new},
+        figures=((_("Prices that differ"), str(len(rows))),),
+        tables=(Table("", headers, rows),),
+        back=reverse("admin:billing_pricebook_changelist"),
+    )
+
+
+def _amount(value: Decimal | None) -> str:
+    return "–" if value is None else f"{value:f}".rstrip("0").rstrip(".") if "." in f"{value:f}" else f"{value:f}"
+
+
+def _percent(fraction: float | None) -> str:
+    return "–" if fraction is None else f"{fraction:+.1%}"
