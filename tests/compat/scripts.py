@@ -1,0 +1,137 @@
+"""Scripts that we did not write: where each comes from, what it is given, and what it must say.
+
+They are not part of this repository. Those of published packages are installed by the tests; the others are fetched by
+whoever wants to run them, from their own repositories at a fixed commit:
+
+    python -m tests.compat.scripts            # into var/compat, once; needs the internet
+
+The one rule: a script runs byte for byte as its authors published it. What it needs besides is named here.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.request
+from pathlib import Path
+from typing import NamedTuple
+
+HOUSE = Path(__file__).resolve().parents[2]
+FETCHED = HOUSE / "var" / "compat"
+RAW = "https://raw.githubusercontent.com"
+WRITEFILE = "%%writefile "
+
+
+class Foreign(NamedTuple):
+    """A script of somebody else's repository.
+
+    `files` are paths in the repository; of a notebook, the files that its `%%writefile` cells write. `beside` are files
+    of ours that go into the workspace with it. `says` is a pattern of what rank 0 must print.
+    """
+
+    name: str
+    repository: str
+    commit: str
+    files: tuple[str, ...]
+    licence: str
+    framework: str
+    script: str
+    says: str
+    arguments: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    needs_gpu: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies once it is fetched."""
+        return FETCHED / self.name
+
+
+SCRIPTS = (
+    Foreign(
+        name="torchelastic-echo",
+        repository="pytorch/elastic",
+        commit="7888608c2105e17bd8c11ef8af1d4f06e72f12a0",
+        files=("examples/multi_container/echo.py",),
+        licence="BSD-3-Clause",
+        framework="pytorch",
+        script="echo.py",
+        says=r"after init process group, rank=0, world_size = {world_size}",
+    ),
+    Foreign(
+        name="pytorch-ddp-series",
+        repository="pytorch/examples",
+        commit="17f4f9a5d66c6da5b348d032cd6a6e2410760952",
+        files=("distributed/ddp-tutorial-series/multinode.py", "distributed/ddp-tutorial-series/datautils.py"),
+        licence="BSD-3-Clause",
+        framework="pytorch",
+        script="multinode.py",
+        arguments=("4", "2"),
+        says=r"Epoch 2 \| Training snapshot saved at snapshot\.pt",
+        needs_gpu=True,
+    ),
+    Foreign(
+        name="horovod-mnist",
+        repository="horovod/horovod",
+        commit="034964ac5456b5484f156cc1a37655f349c13a37",
+        files=("examples/pytorch/pytorch_mnist.py",),
+        licence="Apache-2.0",
+        framework="horovod",
+        script="pytorch_mnist.py",
+        arguments=("--data-dir", "/datasets/digits", "--epochs", "6"),
+        says=r"Test set: Average loss: \d\.\d+, Accuracy: (?:[3-9]\d|100)\.\d+%",
+    ),
+    Foreign(
+        name="horovod-elastic-mnist",
+        repository="horovod/horovod",
+        commit="7a139516efd094c3f426528d65b4f35fb7072486",
+        files=("examples/elastic/pytorch/pytorch_mnist_elastic.py",),
+        licence="Apache-2.0",
+        framework="horovod",
+        script="pytorch_mnist_elastic.py",
+        arguments=("--data-dir", "/datasets/digits", "--epochs", "6"),
+        says=r"Test set: Average loss: \d\.\d+, Accuracy: (?:[3-9]\d|100)\.\d+%",
+    ),
+    Foreign(
+        name="tensorflow-ctl",
+        repository="tensorflow/docs",
+        commit="0b5a2b246bea0d86bda35a83b91399fa96a6ff49",
+        files=("site/en/tutorials/distribute/multi_worker_with_ctl.ipynb",),
+        licence="Apache-2.0",
+        framework="tensorflow",
+        script="with_legacy_keras.py",
+        arguments=("main.py",),
+        beside=("with_legacy_keras.py",),
+        says=r"Epoch: 2, accuracy: 0\.[6-9]\d+, train_loss: 0\.\d+\.",
+    ),
+)
+
+
+def fetch(foreign: Foreign) -> None:
+    """Bring one script's files from its repository, all or none of them."""
+    made = {}
+    for path in foreign.files:
+        address = f"{RAW}/{foreign.repository}/{foreign.commit}/{path}"
+        with urllib.request.urlopen(address, timeout=60) as answer:
+            content: bytes = answer.read()
+        made.update(written_by(content) if path.endswith(".ipynb") else {Path(path).name: content})
+    foreign.folder.mkdir(parents=True, exist_ok=True)
+    for name, content in made.items():
+        (foreign.folder / name).write_bytes(content)
+
+
+def written_by(notebook: bytes) -> dict[str, bytes]:
+    """The files that a notebook's `%%writefile` cells write: name and content, as Jupyter would write them."""
+    files = {}
+    for cell in json.loads(notebook)["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "code" and source.startswith(WRITEFILE):
+            first, _, rest = source.partition("\n")
+            files[first.removeprefix(WRITEFILE).strip()] = (rest if rest.endswith("\n") else rest + "\n").encode()
+    return files
+
+
+if __name__ == "__main__":
+    for one in SCRIPTS:
+        fetch(one)
+        sys.stdout.write(f"{one.name}: {one.repository} ({one.licence}) -> {one.folder}\n")
