@@ -29,7 +29,6 @@ class PriceFormSet(BaseInlineFormSet):  # type: ignore[type-arg]  # at run time 
 
     def clean(self) -> None:
         """Refuse a price that is there twice, and name it."""
-        super().clean()
         seen: set[str] = set()
         for form in self.forms:
             if not form.is_valid() or not form.cleaned_data or form.cleaned_data.get("DELETE"):
@@ -38,6 +37,7 @@ class PriceFormSet(BaseInlineFormSet):  # type: ignore[type-arg]  # at run time 
             if name in seen:
                 raise ValidationError(_("This price is there twice: %(price)s.") % {"price": name})
             seen.add(name)
+        super().clean()
 
 
 class PriceInline(TabularInline):  # type: ignore[misc]  # unfold publishes no types
