@@ -12,6 +12,7 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 DEEPEST = 200
 """Folders nested deeper than this cannot be measured; a run that makes them is over its limit."""
@@ -20,6 +21,16 @@ RESERVE_BYTES = 256 << 20
 _ENTRY_BYTES = 512
 _STEP_ENTRIES = 128
 _BLOCK = 512
+
+
+class _Entries(Protocol):
+    """What os.scandir gives."""
+
+    def __next__(self) -> os.DirEntry[str]: ...
+
+    def __iter__(self) -> Iterator[os.DirEntry[str]]: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -89,13 +100,14 @@ def free_bytes(folder: Path) -> int | None:
 
 def _entries(folder: Path) -> Iterator[os.stat_result | None]:
     """Everything below the folder; None stands for what is too deep."""
-    open_folders: list[tuple[int, Iterator[os.DirEntry[str]]]] = []
+    open_folders: list[tuple[int, _Entries]] = []
     try:
         _descend(open_folders, str(folder), None)
         while open_folders:
             descriptor, entries = open_folders[-1]
             entry = next(entries, None)
             if entry is None:
+                entries.close()
                 os.close(open_folders.pop()[0])
                 continue
             try:
@@ -109,11 +121,12 @@ def _entries(folder: Path) -> Iterator[os.stat_result | None]:
                 else:
                     _descend(open_folders, entry.name, descriptor)
     finally:
-        for descriptor, _entries_left in open_folders:
+        for descriptor, entries in open_folders:
+            entries.close()
             os.close(descriptor)
 
 
-def _descend(open_folders: list[tuple[int, Iterator[os.DirEntry[str]]]], name: str, parent: int | None) -> None:
+def _descend(open_folders: list[tuple[int, _Entries]], name: str, parent: int | None) -> None:
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     except OSError:

@@ -66,6 +66,10 @@ class Keeper:
         # It detaches as soon as it runs.
         threading.Thread(target=process.wait, daemon=True).start()
 
+    def zygote_name(self, image: str, built_at: int) -> str:
+        """What its socket is called: another build of the image, or of this code, has another zygote."""
+        return hashlib.sha256(f"{self._version}-{image}-{built_at}".encode()).hexdigest()[:16]
+
     def retire(self) -> None:
         """End the nursery and what it keeps ready. Runs go on."""
         known = self._known()

@@ -320,7 +320,7 @@ class LocalBackend:
             return None
         folder = self._images_root / image.builtin
         return {
-            "name": f"{image.builtin}-{(folder / 'ready.json').stat().st_mtime_ns}",
+            "name": self._keeper.zygote_name(image.builtin, (folder / "ready.json").stat().st_mtime_ns),
             "python": str(folder / "bin" / "python"),
             "modules": recipes.preloads(image.builtin),
             # No GPU is to be touched before a rank is told which are its own.

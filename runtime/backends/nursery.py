@@ -30,6 +30,8 @@ from runtime.launcher.processes import reap, spawn
 SETTINGS = "nursery.json"
 _TICK_SECONDS = 1.0
 _ORDER_SECONDS = 10.0
+_LOCK_SECONDS = 3.0
+_LOCK_PAUSE_SECONDS = 0.05
 _AGAIN_SECONDS = 60.0
 _MOST_DESCRIPTORS = 250
 _ZYGOTE = Path(__file__).resolve().parents[1] / "launcher" / "zygote.py"
@@ -43,11 +45,22 @@ def main() -> None:
     folder = Path(settings["root"]) / warmstart.FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return
-    Nursery(folder, settings, lock).run()
+    if _is_ours(lock):
+        Nursery(folder, settings, lock).run()
+
+
+def _is_ours(lock: int) -> bool:
+    """Whether no other nursery stays. One that was sent away may need a moment to go."""
+    give_up_at = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > give_up_at:
+                return False
+            time.sleep(_LOCK_PAUSE_SECONDS)
+        else:
+            return True
 
 
 class Nursery:

@@ -48,6 +48,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._logs: dict[int, RankLog] = {}
         self._platform_log: RankLog | None = None
+        self._resting: list[RankLog] = []
         self._link: Link | None = None
         self._told_end = False
         self._aborting = False
@@ -109,12 +110,7 @@ class Supervisor:
 
     def _handle(self, ready: Any) -> None:
         if isinstance(ready, RankLog):
-            if ready.pump():
-                self._record.news()
-            if not ready.open:
-                self._selector.unregister(ready)
-            elif ready is not self._platform_log:
-                self._output_at = time.time()
+            self._pump(ready)
         elif isinstance(ready, Link):
             self._listen(ready)
         else:
@@ -123,6 +119,21 @@ class Supervisor:
             for gone in reap():
                 self._tree.reaped(gone)
             self._look_for_stop()
+
+    def _pump(self, log: RankLog) -> None:
+        if log.pump():
+            self._record.news()
+        if log.open and log is not self._platform_log:
+            self._output_at = time.time()
+        if not log.open or log.rest_until is not None:
+            self._selector.unregister(log)
+        if log.open and log.rest_until is not None:
+            self._resting.append(log)
+
+    def _wake_logs(self, now: float) -> None:
+        for log in [log for log in self._resting if log.rest_until is None or log.rest_until <= now]:
+            self._resting.remove(log)
+            self._selector.register(log, selectors.EVENT_READ, log)
 
     def _listen(self, link: Link) -> None:
         try:
@@ -193,10 +204,12 @@ class Supervisor:
 
     def _patience(self) -> float:
         now = time.monotonic()
-        return max(0.0, min(self._limits.patience(now), self._record.patience(now)))
+        rests = (log.rest_until - now for log in self._resting if log.rest_until is not None)
+        return max(0.0, min(self._limits.patience(now), self._record.patience(now), *rests))
 
     def _keep_time(self) -> None:
         now = time.monotonic()
+        self._wake_logs(now)
         if self._limits.term_at is not None and now >= self._limits.term_at:
             seconds = self._order["deadline_seconds"]
             self._end(
@@ -284,9 +297,9 @@ class Supervisor:
         if self._output_at is not None:
             self._record.progress(self._output_at)
         ended = self._tree.exit
-        self._tree.clear()
         if ended is not None and not self._told_end and not self._record.causes:
             self._explain(ended)
+        self._tree.clear()
         self._blame_the_disk(self._limits.last_look())
         for problem in sorted({log.problem for log in self._logs.values() if log.problem}):
             self._record.add_detail(problem)

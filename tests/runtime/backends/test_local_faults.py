@@ -221,6 +221,78 @@ def test_a_stopped_launcher_is_found_by_its_silence(yard: Yard, left_running: Ca
     assert left_running() == []
 
 
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_stopped_supervisor_is_found_by_its_siblings(
+    yard: Yard, node: int, left_running: Callable[[], list[str]]
+) -> None:
+    yard.backend.submit(yard.spec(DEAF, nodes=2))
+    yard.wait_for_text("ready", rank=0)
+    yard.wait_for_text("ready", rank=1)
+    record = _supervisors(yard)[node]
+    os.kill(record["pid"], signal.SIGSTOP)
+    # Nobody asks how the run goes: the siblings find it, as they would without a console.
+    assert wait_gone(record["pid"], record["start_time"], 30)
+    status = yard.wait_for_end()
+    assert status.outcome is Outcome.NODE_LOST
+    assert status.failure is not None
+    assert (status.failure.node, status.failure.code) == (node, FailureCode.NODE_SILENT)
+    assert left_running() == []
+
+
+def test_a_stopped_supervisor_is_found_by_who_asks(yard: Yard, left_running: Callable[[], list[str]]) -> None:
+    yard.backend.submit(yard.spec(DEAF))
+    yard.wait_for_text("ready")
+    os.kill(_supervisors(yard)[0]["pid"], signal.SIGSTOP)
+    status = yard.wait_for_end()
+    assert status.outcome is Outcome.NODE_LOST
+    assert status.failure is not None
+    assert status.failure.code is FailureCode.NODE_SILENT
+    assert left_running() == []
+
+
+def test_out_of_memory_by_files_alone_is_no_lost_node(yard: Yard) -> None:
+    # Files in memory outlive whom the kernel kills for them, so in the end it kills the launcher too.
+    script = """
+    with open("/dev/shm/file", "wb") as file:
+        for _ in range(400): file.write(bytes(1 << 20))
+    """
+    status = yard.run(script, resources=Resources(cpus=1, memory_mib=200))
+    assert status.outcome in {Outcome.OUT_OF_MEMORY, Outcome.CODE_FAILED}
+    assert status.failure is not None
+    assert status.failure.code in {FailureCode.OUT_OF_MEMORY, FailureCode.RANK_EXITED}, "the tmpfs was full at first"
+
+
+def test_the_watchdog_measures_where_there_are_no_control_groups(yard: Yard) -> None:
+    script = """
+    import os, signal
+    if os.environ["RANK"] == "1":
+        kept = bytearray(300 << 20)
+        for at in range(0, len(kept), 4096): kept[at] = 1
+    while True: signal.pause()
+    """
+    yard.backend = yard.another(cgroups=False)
+    status = yard.run(script, workers_per_node=2, resources=Resources(cpus=1, memory_mib=200))
+    assert status.outcome is Outcome.OUT_OF_MEMORY
+    assert status.failure is not None
+    assert status.failure.rank == 1
+    assert status.failure.data["used_mib"] >= 200
+
+
+def test_a_helper_that_is_killed_for_memory_is_the_cause(yard: Yard) -> None:
+    script = """
+    import os, sys
+    if not os.fork():
+        kept = bytearray(300 << 20)
+        for at in range(0, len(kept), 4096): kept[at] = 1
+    _pid, status = os.wait()
+    sys.exit("a worker was killed" if status else 0)
+    """
+    status = yard.run(script, resources=Resources(cpus=1, memory_mib=200))
+    assert status.outcome is Outcome.OUT_OF_MEMORY
+    assert status.failure is not None
+    assert (status.failure.rank, status.failure.exit_code) == (0, 1)
+
+
 def test_too_much_memory(yard: Yard) -> None:
     script = """
     import os, signal

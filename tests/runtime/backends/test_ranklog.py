@@ -51,6 +51,37 @@ def test_the_cap_is_said_once_and_the_pipe_is_drained(open_log: Callable[[int], 
     os.close(writing)
 
 
+def test_what_is_over_the_cap_is_thrown_away_but_for_its_end(open_log: Callable[[int], Opened], tmp_path: Path) -> None:
+    log, writing = open_log(10)
+    os.set_blocking(writing, False)
+    os.write(writing, b"x" * 20)
+    log.pump()
+    kept = (tmp_path / "rank-0.log").stat().st_size
+    for _ in range(50):
+        os.write(writing, b"y" * 100_000 + b"\nthe end\n")
+        log.pump()
+    assert (tmp_path / "rank-0.log").stat().st_size == kept
+    assert log.last_lines()[-1] == "the end"
+    os.close(writing)
+    log.pump()
+    assert not log.open
+
+
+def test_a_pipe_that_trickles_is_left_alone_for_a_moment(open_log: Callable[[int], Opened]) -> None:
+    log, writing = open_log(1 << 30)
+    os.write(writing, b"first\n")
+    log.pump()
+    assert log.rest_until is None, "what comes after a pause is told at once"
+    os.write(writing, b"second\n")
+    log.pump()
+    assert log.rest_until is not None
+    os.set_blocking(writing, False)
+    os.write(writing, b"z" * (600 << 10))
+    log.pump()
+    assert log.rest_until is None, "a pipe that fills is emptied as fast as can be"
+    os.close(writing)
+
+
 def test_a_note_starts_a_line_of_its_own(open_log: Callable[[int], Opened], tmp_path: Path) -> None:
     log, writing = open_log(100)
     os.write(writing, b"no end")

@@ -1,0 +1,109 @@
+"""Control groups, on trees of plain files that look like the kernel's, and on the kernel's own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from runtime.backends import cgroups
+
+LIMITS = {"memory_bytes": 300 << 20, "processes": 64, "cpus": 1.5}
+
+
+def tree(root: Path, mounts: list[tuple[str, str, str]], groups: list[str]) -> Path:
+    """A `/proc` whose mountinfo has these (kind, options, folder below root) and whose cgroup has these lines."""
+    proc = root / "proc" / "self"
+    proc.mkdir(parents=True)
+    lines = [f"30 20 0:1 / {root / folder} rw - {kind} cgroup rw,{options}" for kind, options, folder in mounts]
+    (proc / "mountinfo").write_text("\n".join(["20 1 8:1 / / rw - ext4 /dev/a rw", *lines]) + "\n")
+    (proc / "cgroup").write_text("\n".join(groups) + "\n")
+    return proc.parent
+
+
+def unified(root: Path, *, passed_on: str) -> Path:
+    folder = root / "cg" / "system.slice" / "trainyard.service"
+    folder.mkdir(parents=True)
+    (folder / "cgroup.controllers").write_text("cpu io memory pids")
+    (folder / "cgroup.subtree_control").write_text(passed_on)
+    return tree(root, [("cgroup2", "nsdelegate", "cg")], ["0::/system.slice/trainyard.service"])
+
+
+def test_of_v2_one_folder_holds_everything(tmp_path: Path) -> None:
+    proc = unified(tmp_path, passed_on="cpu memory pids")
+    group, folders = cgroups.create("run-0", **LIMITS, proc=proc)
+    folder = tmp_path / "cg" / "system.slice" / "trainyard.service" / "run-0"
+    assert folders == [folder]
+    assert group is not None
+    assert (folder / "memory.max").read_text() == str(300 << 20)
+    assert (folder / "pids.max").read_text() == "64"
+    assert (folder / "cpu.max").read_text() == "150000 100000"
+    (folder / "memory.events").write_text("low 0\noom 4\noom_kill 3\n")
+    (folder / "pids.events").write_text("max 7\n")
+    assert (group.oom_kills(), group.refusals()) == (3, 7)
+
+
+def test_of_v2_controllers_are_passed_on_where_that_is_ours_to_do(tmp_path: Path) -> None:
+    proc = unified(tmp_path, passed_on="")
+    assert cgroups.create("run-0", **LIMITS, proc=proc)[0] is not None
+    control = tmp_path / "cg" / "system.slice" / "trainyard.service" / "cgroup.subtree_control"
+    assert control.read_text() == "+memory +pids +cpu"
+
+
+def test_v2_without_delegation_is_told(tmp_path: Path) -> None:
+    proc = unified(tmp_path, passed_on="")
+    (tmp_path / "cg" / "system.slice" / "trainyard.service" / "cgroup.controllers").write_text("pids")
+    assert cgroups.create("run-0", **LIMITS, proc=proc) == (None, [])
+    assert "Delegate=yes" in cgroups.why_not(proc)
+
+
+def test_of_v1_each_controller_has_its_tree(tmp_path: Path) -> None:
+    for controller, own in (("memory", "console"), ("pids", ""), ("cpu,cpuacct", "")):
+        (tmp_path / controller / own).mkdir(parents=True)
+    mounts = [("cgroup", name, name) for name in ("memory", "pids", "cpu,cpuacct")]
+    proc = tree(tmp_path, mounts, ["3:memory:/console", "2:pids:/", "1:cpu,cpuacct:/"])
+    group, folders = cgroups.create("run-0", **LIMITS, proc=proc)
+    assert group is not None
+    assert sorted(folders) == sorted(
+        [tmp_path / "memory" / "console" / "run-0", tmp_path / "pids" / "run-0", tmp_path / "cpu,cpuacct" / "run-0"]
+    )
+    assert (tmp_path / "memory" / "console" / "run-0" / "memory.limit_in_bytes").read_text() == str(300 << 20)
+    (tmp_path / "memory" / "console" / "run-0" / "memory.oom_control").write_text("under_oom 0\noom_kill 2\n")
+    assert group.oom_kills() == 2
+
+
+def test_a_part_of_the_tree_that_is_mounted_elsewhere_is_found(tmp_path: Path) -> None:
+    (tmp_path / "cg" / "below").mkdir(parents=True)
+    proc = tree(tmp_path, [("cgroup2", "x", "cg")], ["0::/docker/abc/below"])
+    info = proc / "self" / "mountinfo"
+    info.write_text(info.read_text().replace(f"/ {tmp_path}", f"/docker/abc {tmp_path}"))
+    for folder in (tmp_path / "cg" / "below",):
+        (folder / "cgroup.controllers").write_text("cpu memory pids")
+        (folder / "cgroup.subtree_control").write_text("cpu memory pids")
+    assert cgroups.find(proc)[0]["memory"] == tmp_path / "cg" / "below"
+
+
+def test_without_any_there_are_none(tmp_path: Path) -> None:
+    proc = tree(tmp_path, [], ["0::/"])
+    assert cgroups.find(proc) == ({}, False)
+    assert cgroups.create("run-0", **LIMITS, proc=proc) == (None, [])
+
+
+def test_removing_ends_what_is_left(tmp_path: Path) -> None:
+    if cgroups.why_not():
+        pytest.fail("the tests need control groups: run them as root")
+    group, folders = cgroups.create(f"trainyard-test-{os.getpid()}", **LIMITS)
+    assert group is not None
+    child = os.fork()
+    if not child:
+        group.join()
+        signal.pause()
+    while not any((folder / "cgroup.procs").read_text().split() for folder in folders):
+        pass
+    # Its parent has to reap it, as a supervisor does: a group with a dead process in it can be removed all the same.
+    assert cgroups.remove(folders)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert not any(folder.exists() for folder in folders)
+    assert cgroups.remove(folders), "what is gone is removed"

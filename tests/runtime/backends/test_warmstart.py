@@ -1,0 +1,142 @@
+"""What is kept ready may die at any moment, and nothing but speed is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from runtime.backends import identity
+from runtime.specs import Outcome
+from tests.console.processes import wait_for
+from tests.runtime.conftest import Yard
+
+HOW = "print(open('/proc/self/cmdline').read().split(chr(0))[2].rsplit('/', 1)[-1], flush=True)\n"
+WAIT = HOW + "import signal\nsignal.pause()\n"
+
+
+@pytest.fixture
+def warm(yard: Yard) -> Yard:
+    """A yard with a nursery, and a zygote of its image in it."""
+    yard.backend = yard.another(warm_seconds=600)
+    image = yard.spec().image
+    yard.backend.prepare(image)
+    wait_for(lambda: yard.backend.is_prepared(image), 30)
+    return yard
+
+
+def nursery(yard: Yard) -> int:
+    return int(json.loads((yard.folder / "runs" / ".nursery" / "nursery.json").read_bytes())["pid"])
+
+
+def zygotes(yard: Yard) -> list[int]:
+    pid = nursery(yard)
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def end(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    os.kill(pid, number)
+    wait_for(lambda: identity.start_time(pid) is None, 10)
+
+
+def test_ranks_of_all_nodes_are_forked(warm: Yard) -> None:
+    assert warm.run(HOW, nodes=2, workers_per_node=2).outcome is Outcome.COMPLETED
+    assert [warm.log(rank) for rank in range(4)] == ["zygote.py\n"] * 4
+
+
+def test_the_first_run_is_cold_and_has_the_next_ones_made_ready(yard: Yard) -> None:
+    yard.backend = yard.another(warm_seconds=600)
+    yard.run(HOW)
+    assert yard.log() == "rank.py\n"
+    wait_for(lambda: yard.backend.is_prepared(yard.spec().image), 30)
+    yard.run(HOW, name="job-2-1")
+    assert yard.log(name="job-2-1") == "zygote.py\n"
+
+
+def test_a_killed_nursery_takes_its_zygotes_along_and_no_run(warm: Yard) -> None:
+    warm.backend.submit(warm.spec(WAIT, name="job-2-1"))
+    warm.wait_for_text("zygote.py", "job-2-1")
+    kept = zygotes(warm)
+    assert kept
+    end(nursery(warm))
+    for pid in kept:
+        wait_for(lambda pid=pid: identity.start_time(pid) is None, 10)
+    assert warm.run(HOW).outcome is Outcome.COMPLETED
+    assert warm.log() == "rank.py\n"
+    assert warm.backend.describe("job-2-1").outcome is None
+    wait_for(lambda: warm.backend.is_prepared(warm.spec().image), 30)
+
+
+def test_a_killed_zygote_is_a_cold_start(warm: Yard) -> None:
+    end(zygotes(warm)[0])
+    assert warm.run(HOW, workers_per_node=2).outcome is Outcome.COMPLETED
+    assert [warm.log(rank) for rank in range(2)] == ["rank.py\n"] * 2
+
+
+@pytest.mark.parametrize(("who", "how"), [("nursery", "zygote.py"), ("zygote", "rank.py")])
+def test_who_stands_still_is_not_waited_for(warm: Yard, who: str, how: str) -> None:
+    pid = nursery(warm) if who == "nursery" else zygotes(warm)[0]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        assert warm.run(HOW).outcome is Outcome.COMPLETED
+        assert warm.log() == f"{how}\n"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert len(warm.records()) == 1
+    assert warm.run(HOW, name="job-2-1").outcome is Outcome.COMPLETED
+
+
+def test_a_module_of_the_scripts_own_comes_before_the_images(warm: Yard) -> None:
+    (warm.workspace / "json").mkdir()
+    (warm.workspace / "json" / "__init__.py").write_text("WHOSE = 'mine'\n")
+    assert warm.run(HOW + "import json\nprint(json.WHOSE)").outcome is Outcome.COMPLETED, warm.all_logs("job-1-1")
+    assert warm.log() == "rank.py\nmine\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "how"),
+    [
+        ("import os; os.environ['OMP_NUM_THREADS'] = '3'", "rank.py"),
+        ("import os; os.environ.setdefault('TORCH_LOGS', 'all')", "rank.py"),
+        ("import os; os.environ['MY_NAME'] = '3'", "zygote.py"),
+    ],
+)
+def test_who_settles_what_frameworks_read_at_their_start_is_started_cold(warm: Yard, line: str, how: str) -> None:
+    warm.run(f"{line}\n{HOW}")
+    assert warm.log() == f"{how}\n"
+
+
+def test_another_version_of_the_code_sends_the_nursery_away(warm: Yard) -> None:
+    before = nursery(warm)
+    other = warm.another(warm_seconds=600)
+    other._keeper._version = "another"
+    warm.backend = other
+    warm.run(HOW)
+    assert warm.log() == "rank.py\n"
+    wait_for(lambda: other.is_prepared(warm.spec().image) and nursery(warm) != before, 30)
+    warm.run(HOW, name="job-2-1")
+    assert warm.log(name="job-2-1") == "zygote.py\n"
+
+
+def test_an_idle_nursery_goes_by_itself(yard: Yard) -> None:
+    yard.backend = yard.another(warm_seconds=1.5)
+    yard.run(HOW)
+    folder = yard.folder / "runs" / ".nursery"
+    wait_for((folder / "nursery.json").exists, 20)
+    pid = nursery(yard)
+    wait_for(lambda: identity.start_time(pid) is None, 20)
+    assert sorted(path.name for path in folder.iterdir()) == ["lock", "log"]
+
+
+def test_a_zygote_that_cannot_import_is_no_zygote(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.backends.recipes.preloads", lambda _name: ["no_such_module"])
+    yard.backend = yard.another(warm_seconds=600)
+    yard.backend.prepare(yard.spec().image)
+    log = yard.folder / "runs" / ".nursery" / "log"
+    wait_for(lambda: log.exists() and "no_such_module" in log.read_text(), 30)
+    assert not yard.backend.is_prepared(yard.spec().image)
+    yard.run(HOW)
+    assert yard.log() == "rank.py\n"
