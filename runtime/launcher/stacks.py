@@ -23,7 +23,7 @@ LONGEST_SECONDS = 2.0
 _QUIET_SECONDS = 0.15
 """A rank's stacks have no end mark: they are whole when nothing more has come for so long."""
 _MOST_CHILDREN = 32
-_MOST_THREADS = 64
+_MOST_THREADS = 512
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 _INNERMOST = 4
 _OURS = ("/launcher/rank.py", "/launcher/steps.py", "/launcher/zygote.py")
@@ -146,11 +146,17 @@ class Look:
             threads = sorted(map(int, os.listdir(folder)))
         except OSError:
             return ["  none can be seen"]
-        lines = []
+        alike: Dict[Tuple[str, str], int] = {}
         for thread in threads[:_MOST_THREADS]:
             name = _text_of("{}/{}/comm".format(folder, thread))
             where = _text_of("{}/{}/wchan".format(folder, thread))
-            lines.append("  {} {} {}".format(thread, name, "" if where == "0" else where).rstrip())
+            alike[name, where] = alike.get((name, where), 0) + 1
+        lines = [
+            "  {}{}{}".format(
+                name, "" if where in ("", "0") else " in " + where, "" if many == 1 else ", {} of them".format(many)
+            )
+            for (name, where), many in alike.items()
+        ]
         if len(threads) > _MOST_THREADS:
             lines.append("  ... and {} more".format(len(threads) - _MOST_THREADS))
         return lines

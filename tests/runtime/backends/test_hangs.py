@@ -318,6 +318,19 @@ SKIPS = {
                 time.sleep(1000)
             hvd.allreduce(torch.ones(1000), name="gradient")
         """,
+    "tensorflow": """
+        import json, os, time
+        import tensorflow as tf
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        with strategy.scope(): weight = tf.Variable(1.0)
+        def add(): return tf.distribute.get_replica_context().all_reduce("sum", weight * 1.0)
+        step = tf.function(lambda: strategy.run(add))
+        for number in range(50):
+            if number == 30 and json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 2:
+                print("skipping", flush=True)
+                time.sleep(1000)
+            step()
+        """,
 }
 
 
@@ -328,6 +341,7 @@ SKIPS = {
         ("pytorch", "pytorch", "in all_reduce"),
         ("ddp", "pytorch", "in _engine_run_backward"),
         ("horovod", "horovod", "in synchronize"),
+        ("tensorflow", "tensorflow", "in quick_execute"),
     ],
 )
 def test_a_rank_that_skips_a_collective_is_named(yard: Yard, what: str, image: str, call: str) -> None:
