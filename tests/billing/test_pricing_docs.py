@@ -8,9 +8,24 @@ from pathlib import Path
 
 import pytest
 
+from billing import costs
 from billing.models import Price
-from billing.pricing import Estimate, Line, Mode, Offer, PriceKind, PriceRow, Purchase, Usage, quote, rate
-from jobs import catalogue
+from billing.pricing import (
+    Estimate,
+    Line,
+    Mode,
+    Offer,
+    PriceKind,
+    PriceRow,
+    Purchase,
+    Range,
+    Terms,
+    Usage,
+    quote,
+    rate,
+)
+from billing.taxes import Tax
+from jobs import calibration, catalogue, probes
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "pricing.md").read_text()
 
@@ -112,3 +127,53 @@ def test_what_a_new_installation_sells():
         assert told == [hourly, hourly * catalogue.MANY_NODES_DISCOUNT, catalogue.FIXED_EPOCH[name]]
     assert f"from {catalogue.MANY_NODES} nodes on" in PAGE
     assert f"The least charge of a run is {catalogue.LEAST_CHARGE}." in PAGE
+
+
+@pytest.mark.parametrize("row", table("ranges"), ids=lambda row: row["ranges"])
+def test_ranges(row):
+    parts = [part.split(" x ") for part in row["ranges of seconds x nodes"].split(", ")]
+    terms = Terms(Mode.METERED, 4, 1, Decimal(row["hourly"]), Decimal(0), minimum_minor=0, ceiling_minor=10**6)
+    charge = rate(Usage.of([Range(float(seconds), int(nodes)) for seconds, nodes in parts], completed=True), terms)
+    assert (amounts(charge.lines), str(charge.total_minor)) == (row["lines"], row["charge"])
+
+
+MONTHS = {row["month"]: row for row in table("month")}
+
+
+def tax_of(row: dict[str, str]) -> Tax:
+    return Tax("VAT", Decimal(row["tax %"]), inclusive={"in": True, "on top": False}[row["prices"]])
+
+
+@pytest.mark.parametrize("name", MONTHS)
+def test_a_month_on_an_invoice(name):
+    row = MONTHS[name]
+    taxable = int(row["runs"]) - int(row["credit used"])
+    due = tax_of(row).of(taxable)
+    total = taxable if row["prices"] == "in" else taxable + due
+    assert [str(taxable), str(due), str(total)] == [row["taxable"], row["tax"], row["total"]]
+
+
+@pytest.mark.parametrize("row", table("note"), ids=lambda row: row["note"])
+def test_a_credit_note(row):
+    month = MONTHS[row["of"]]
+    tax, back = tax_of(month), int(row["gives back"])
+    paid = int(month["runs"]) - int(month["credit used"])
+    given_credit = max(0, back - paid)
+    left = paid - (back - given_credit)
+    assert (str(given_credit), str(tax.of(paid) - tax.of(left))) == (row["as credit"], row["tax back"])
+
+
+def test_the_figures_of_estimates():
+    for figure in (
+        f"last {calibration.RUNS_LEARNT_FROM} runs",
+        f"from {calibration.LEAST_RUNS_FOR_A_START} runs",
+        f"{calibration.FEW_RUNS_SPREAD} times p50 at least while they are fewer than {calibration.FEW_RUNS}",
+        f"{2**calibration.USUAL_SCALING:.2f} times as fast",
+        f"wider by {calibration.SCALED_SPREAD}, or {calibration.UNMEASURED_SPREAD} where",
+        f"{calibration.OTHER_BATCH_SPREAD} (another batch size) or {calibration.OTHER_DATA_SPREAD} (other data)",
+        f"{probes.PROBE_SECONDS} seconds at most",
+    ):
+        assert figure in PAGE.replace("\n", " ")
+    assert f"{calibration.PROBE_SPREAD} times p50" in PAGE
+    assert calibration.PROBE_SPREAD == calibration.REFERENCE_SPREAD
+    assert f"average day of the last {costs.FORECAST_DAYS}" in PAGE
