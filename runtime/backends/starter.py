@@ -39,6 +39,8 @@ def supervise(order: dict[str, Any]) -> None:
     why_shared = network.enter() if order["network"] == "private" else "The setting asks for the host's network."
     if why_shared:
         sys.stderr.write(f"The run shares the network of this machine. {why_shared}\n")
+    elif order["nodes"][0]["launcher"]["plan"]["controller"] == "mpi":
+        sys.stderr.write(f"{network.add_bridge()}\n".lstrip())
     listener = network.listen()
     ports = [network.reserve_port() for _port in range(1 + order["worker_ports"] + order["spare_ports"])]
     numbers = [port.getsockname()[1] for port in ports]

@@ -40,6 +40,12 @@ class Agent:
         self._hub_address = (plan.addresses[0], int(order["control_port"]))
         self._ranks = Ranks(self._selector, plan, order)
         self._rounds = Rounds(plan, self._peers, self._ranks, self._report, self._round_began)
+        if plan.controller == "mpi":
+            # Imported here for speed alone: few runs need it.
+            from .mpi import Mpi  # noqa: PLC0415
+
+            ready = self._rounds.all_started
+            self._rounds.mpi = Mpi(self._selector, self._ranks, order, tell=self._peers.tell, ready=ready)
         self._devices = [name for name in order["environment"].get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
         self._watch: Any = None
         self._suspects: List[Message] = []
@@ -47,6 +53,7 @@ class Agent:
         self._ending = False
         self._failed = False
         self._done_told = False
+        self._released = False
         self._beat_at = 0.0
 
     @property
@@ -94,6 +101,8 @@ class Agent:
             self._from_supervisor()
         elif isinstance(ready, Rank):
             self._ranks.listen(ready)
+        elif callable(ready):
+            ready()
         elif isinstance(ready, socket.socket):
             wakeup.recv(4096)
             for gone in reap():
@@ -146,7 +155,8 @@ class Agent:
         if not self._done_told:
             self._done_told = True
             self._peers.tell({"type": "done"})
-        return True
+        # mpirun would take the end of its daemon here for a failure: it goes when the hub has gone.
+        return self._rounds.mpi is None or self._released
 
     # What others say
 
@@ -188,6 +198,9 @@ class Agent:
     def _lost(self, node: int, silent: bool) -> None:
         if self._ending:
             return
+        if self._done_told:
+            self._released = True
+            return
         why = self._rounds.lose(node)
         if why is None:
             return
@@ -204,6 +217,8 @@ class Agent:
     def _rank_ended(self, gone: Exit) -> None:
         rank = self._ranks.ended(gone)
         if rank is None:
+            if self._rounds.mpi is not None:
+                self._rounds.mpi.ended(gone)
             return
         self._report(
             {
@@ -217,7 +232,7 @@ class Agent:
         )
         if self._ending:
             return
-        if not self._rounds.rank_ended() and not rank.succeeded:
+        if not self._rounds.rank_ended(rank) and not rank.succeeded:
             self._suspect(rank, gone)
 
     def _suspect(self, rank: Rank, gone: Exit) -> None:

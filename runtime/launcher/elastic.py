@@ -46,7 +46,7 @@ def can_lose(plan: Plan, current: Round, node: int) -> bool:
 def plan_of(plan: Plan, current: Round) -> Plan:
     """What the launcher's plan is in this round; `plan` is the one of the submission."""
     if not current.number:
-        return plan
+        return plan._replace(homes=current.members)
     per_round = max(1, len(plan.worker_ports))
     spare = [plan.spare_ports[at : at + per_round] for at in range(0, len(plan.spare_ports), per_round)]
     ports = list(spare[(current.number - 1) % len(spare)]) if spare else [plan.master_port]
@@ -58,6 +58,7 @@ def plan_of(plan: Plan, current: Round) -> Plan:
         worker_ports=ports[: len(current.members) * plan.workers] if plan.worker_ports else [],
         restart_count=plan.restart_count + current.number,
         home=plan.node,
+        homes=current.members,
     )
 
 

@@ -110,20 +110,28 @@ class Ranks:
 
     def start(self, plan: Plan, note: str = "") -> Dict[str, int]:
         """Start every rank of this node by this plan and return {pid: seat}; a note goes to each one's output first."""
+        self.clear()
+        for local_rank in range(plan.workers):
+            if note:
+                self._write_note(local_rank, note.format(rank=plan.rank(local_rank), size=plan.world_size))
+            self.start_one(plan, local_rank)
+        self.seal()
+        return self.pids
+
+    def clear(self) -> None:
+        """Forget the ranks of the round before, which have all ended."""
         for rank in self._by_pid.values():
             if rank.record >= 0:
                 os.close(rank.record)
         self._by_pid.clear()
         self._kill_at = None
-        for local_rank in range(plan.workers):
-            if note:
-                self._write_note(local_rank, note.format(rank=plan.rank(local_rank), size=plan.world_size))
-            self.start_one(plan, local_rank)
+
+    def seal(self) -> None:
+        """Every rank has been started: what only starting needs is let go, unless it may be needed again."""
         self._warm.close()
         if not self._again:
             for output in self._outputs:
                 os.close(output)
-        return self.pids
 
     def start_one(self, plan: Plan, local_rank: int, more: Optional[Mapping[str, str]] = None) -> Rank:
         """Start one rank; `more` is added to its environment."""
@@ -235,6 +243,12 @@ class Ranks:
         for rank in self._by_pid.values():
             if rank.exit is None:
                 send_signal(rank.pid, number)
+
+    def end_one(self, pid: int) -> None:
+        """SIGTERM for one rank, where it lives."""
+        rank = self._by_pid.get(pid)
+        if rank is not None and rank.exit is None:
+            send_signal(pid, signal.SIGTERM)
 
     def sweep(self) -> None:
         """Kill what ranks that have ended left behind. As first process of a pid namespace: everything in it."""

@@ -11,7 +11,7 @@ from typing import Any, Callable, List, Optional, Set
 
 from .elastic import Round, can_lose, first_round, horovod_slots, plan_of, told
 from .peers import Peers
-from .ranks import Ranks
+from .ranks import Rank, Ranks
 from .report import Message, cause
 from .topology import Plan
 
@@ -23,7 +23,8 @@ _NOTE = "A node was lost. This process starts again as rank {rank} of {size}."
 class Rounds:
     """Where this node is in its run's rounds. `began` is called for every round after the first, when it begins.
 
-    `started_at` is when the ranks of this round were started (monotonic); None while they are not.
+    `started_at` is when the ranks of this round were started (monotonic); None while they are not. `mpi` starts them
+    where MPI does, else it is None.
     """
 
     def __init__(
@@ -35,6 +36,8 @@ class Rounds:
         self._report = report
         self._began = began
         self._rendezvous: Any = None
+        self.mpi: Any = None
+        self._opened = False
         self._round = first_round(plan)
         self._between_since: Optional[float] = None
         self._fallen: Set[int] = set()
@@ -54,7 +57,7 @@ class Rounds:
     @property
     def waiting(self) -> bool:
         """Whether nothing has been started yet, in any round."""
-        return self.started_at is None and self._between_since is None
+        return not self._opened
 
     # What happens
 
@@ -77,6 +80,8 @@ class Rounds:
     def heard(self, node: int, message: Message) -> bool:
         """Take what another launcher said, if it is about rounds."""
         kind = message.get("type")
+        if self.mpi is not None and self.mpi.heard(message):
+            return True
         if kind == "start" and self._plan.node:
             self._start(int(message["rendezvous_port"]))
         elif kind == "round" and self._plan.node:
@@ -102,8 +107,10 @@ class Rounds:
         self._announce(self._round.without(self._plan, node))
         return None
 
-    def rank_ended(self) -> bool:
+    def rank_ended(self, rank: Rank) -> bool:
         """Take a rank's end, if it follows from the loss of a node."""
+        if self.mpi is not None:
+            self.mpi.rank_ended(rank)
         if self._between_since is not None:
             if not self._ranks.alive:
                 self._all_ended()
@@ -118,6 +125,9 @@ class Rounds:
         if self._searching and self._rendezvous is not None and self._rendezvous.settled:
             self._peers.tell({"type": "settled", "round": self.number})
             self._searching = False
+        missing: Optional[Message] = None if self.mpi is None else self.mpi.keep_time(now)
+        if missing is not None:
+            return missing
         if self._plan.node or self._between_since is None or now < self._between_since + ROUND_SECONDS:
             return None
         slow = sorted(set(self.members) - self._fallen)
@@ -128,10 +138,18 @@ class Rounds:
 
     def _start(self, rendezvous_port: int) -> None:
         plan = plan_of(self._plan, self._round)._replace(rendezvous_port=rendezvous_port)
-        pids = self._ranks.start(plan, _NOTE if self.number else "")
-        self.started_at = time.monotonic()
+        self._opened = True
         self._between_since = None
-        self._report({"type": "running", "pids": pids, "round": self.number})
+        if self.mpi is not None:
+            self.mpi.open(plan)
+        else:
+            self._ranks.start(plan, _NOTE if self.number else "")
+            self.all_started()
+
+    def all_started(self) -> None:
+        """Every rank of this node runs."""
+        self.started_at = time.monotonic()
+        self._report({"type": "running", "pids": self._ranks.pids, "round": self.number})
 
     def _announce(self, following: Round) -> None:
         """The hub's decision: this round is over, the following one begins."""

@@ -17,7 +17,9 @@ class Plan(NamedTuple):
     """What the launcher of one node is told. The same on every node but for `node`.
 
     Paths are as seen inside the sandbox. `worker_ports` holds one free port per global rank where the framework needs
-    them (TensorFlow), else nothing. `interface` is the network interface that collectives use; empty: their choice.
+    them (TensorFlow), else nothing; `spare_ports` as many again for every round that an elastic run may come to.
+    `interface` is the network interface that collectives use; empty: their choice. 0 seconds: the framework's own.
+    In a round, `home` is this node's number at submission, and `homes` those of all nodes that take part.
     `hang_seconds` is how long a run may show no sign of progress (0: not watched), `cpus` the cores of one node (0: not
     known). `own_network` says that this node's network namespace carries no traffic of others.
     """
@@ -51,6 +53,7 @@ class Plan(NamedTuple):
     collective_timeout_seconds: int = 0
     stall_check_seconds: int = 0
     home: int = -1
+    homes: Sequence[int] = ()
     hang_seconds: int = 0
     cpus: float = 0.0
     own_network: bool = False

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import re
+import shutil
 import signal
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from runtime.backends import identity
-from runtime.specs import FailureCode, Outcome
+from runtime.specs import FailureCode, Framework, Outcome, Resources
+from tests.runtime.images_of_ours import HOUSE, use_image
 
 if TYPE_CHECKING:
     from tests.runtime.conftest import Yard
@@ -191,3 +196,79 @@ def test_nothing_of_a_round_reaches_the_next(yard: Yard) -> None:
     kill_supervisor(yard, 1)
     assert yard.wait_for_end().outcome is Outcome.COMPLETED
     assert "left: []" in yard.log(0)
+
+
+ELASTIC_NODE = Resources(cpus=0.5, memory_mib=2048)
+
+
+@pytest.fixture
+def horovod_yard(yard: Yard, tmp_path: Path) -> Yard:
+    """The horovod image, its elastic example, and the digits."""
+    spec = importlib.util.spec_from_file_location("make_digits", HOUSE / "examples" / "make_digits.py")
+    assert spec is not None
+    assert spec.loader is not None
+    maker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(maker)
+    maker.write_archive(tmp_path / "digits.tar.gz")
+    with tarfile.open(tmp_path / "digits.tar.gz") as archive:
+        archive.extractall(yard.dataset, filter="data")
+    shutil.copy(HOUSE / "examples" / "horovod_elastic.py", yard.workspace)
+    return use_image(yard, "horovod")
+
+
+def submit_horovod(yard: Yard, **changes: Any) -> None:
+    settings = {
+        "script": "horovod_elastic.py",
+        "framework": Framework.HOROVOD,
+        "resources": ELASTIC_NODE,
+        "lr": "0.02",
+        "epochs": 30,
+        "deadline_seconds": 240,
+        **changes,
+    }
+    yard.backend.submit(yard.spec("", **settings))
+
+
+@pytest.mark.torch
+def test_horovod_goes_on_without_a_node_and_without_a_restart(horovod_yard: Yard) -> None:
+    yard = horovod_yard
+    submit_horovod(yard, nodes=3, workers_per_node=1, min_nodes=2)
+    yard.wait_for_text("epoch 2 ")
+    kill_supervisor(yard, 1)
+    status = yard.wait_for_end()
+    assert status.outcome is Outcome.COMPLETED, yard.all_logs("job-1-1")
+    assert [span.nodes for span in status.spans] == [3, 2]
+    assert status.restarts == 0, "nothing was started again"
+    log = yard.log(0)
+    assert "a node was lost: going on as rank 0 of 2" in log
+    assert "a node was lost: going on as rank 1 of 2" in yard.log(2), "the third node is the second now"
+    assert "resumed" not in log
+    epochs = re.findall(r"^epoch (\d+) .* on (\d)$", log, re.MULTILINE)
+    assert [int(epoch) for epoch, _size in epochs] == list(range(1, 31)), "no epoch twice, none left out"
+    assert {size for _epoch, size in epochs} == {"3", "2"}
+    assert "result: 30 epochs, rank 1 of 2" in yard.log(2)
+    assert float(re.findall(r"accuracy ([\d.]+)", log)[-1]) > 0.9
+
+
+@pytest.mark.torch
+def test_horovod_below_its_least_nodes_is_lost(horovod_yard: Yard) -> None:
+    yard = horovod_yard
+    submit_horovod(yard, nodes=3, min_nodes=3, epochs=500)
+    yard.wait_for_text("epoch 1 ")
+    kill_supervisor(yard, 1)
+    status = yard.wait_for_end()
+    assert status.outcome is Outcome.NODE_LOST, yard.all_logs("job-1-1")
+
+
+@pytest.mark.torch
+def test_a_horovod_script_that_is_not_elastic_starts_again_from_its_checkpoint(horovod_yard: Yard) -> None:
+    yard = horovod_yard
+    shutil.copy(HOUSE / "examples" / "mnist_horovod.py", yard.workspace)
+    submit_horovod(yard, script="mnist_horovod.py", nodes=3, min_nodes=2, epochs=6)
+    yard.wait_for_text("epoch 2/")
+    kill_supervisor(yard, 2)
+    status = yard.wait_for_end()
+    assert status.outcome is Outcome.COMPLETED, yard.all_logs("job-1-1")
+    assert [span.nodes for span in status.spans] == [3, 2]
+    assert status.restarts >= 1
+    assert re.search(r"resumed after epoch \d", yard.log(0)), yard.log(0)

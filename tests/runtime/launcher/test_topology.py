@@ -31,6 +31,7 @@ PLAN = Plan(
     interface="",
     worker_ports=[],
     spare_ports=[],
+    homes=[],
 )
 
 CONTRACT = {

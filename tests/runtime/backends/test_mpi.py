@@ -1,0 +1,150 @@
+"""Runs that mpirun starts: over nodes without ssh, with the whole contract, and with their own first cause."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from runtime.errors import InvalidSpec
+from runtime.specs import Controller, FailureCode, Framework, Outcome, Resources, RunStatus
+from tests.runtime.images_of_ours import use_image
+
+if TYPE_CHECKING:
+    from tests.runtime.conftest import Yard
+
+pytestmark = pytest.mark.torch
+
+REDUCES = """
+    import ctypes, json, os, sys
+    mpi = ctypes.CDLL(os.path.join(sys.prefix, "lib", "libmpi.so.40"), ctypes.RTLD_GLOBAL)
+    assert mpi.MPI_Init(None, None) == 0
+    world = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.in_dll(mpi, "ompi_mpi_comm_world")))
+    number = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.in_dll(mpi, "ompi_mpi_int")))
+    add = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.in_dll(mpi, "ompi_mpi_op_sum")))
+    rank, size, total = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    mpi.MPI_Comm_rank(world, ctypes.byref(rank))
+    mpi.MPI_Comm_size(world, ctypes.byref(size))
+    mine = ctypes.c_int(rank.value + 1)
+    assert mpi.MPI_Allreduce(ctypes.byref(mine), ctypes.byref(total), 1, number, add, world) == 0
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "BACKEND", "EPOCHS", "WORKSPACE", "OMPI_COMM_WORLD_RANK")
+    print("told", json.dumps({name: os.environ[name] for name in names}), flush=True)
+    print("found", rank.value, size.value, total.value, flush=True)
+    THEN
+    mpi.MPI_Finalize()
+    print("finalized", flush=True)
+"""
+NODE = Resources(cpus=0.5, memory_mib=2048)
+
+
+@pytest.fixture
+def mpi(yard: Yard) -> Callable[..., RunStatus]:
+    """Runs a script under MPI in the horovod image."""
+    use_image(yard, "horovod")
+
+    def run(source: str, **changes: Any) -> RunStatus:
+        settings = {"framework": Framework.HOROVOD, "controller": Controller.MPI, "resources": NODE, **changes}
+        return yard.run(source, deadline_seconds=120, **settings)
+
+    return run
+
+
+@pytest.mark.parametrize(("nodes", "workers"), [(1, 2), (2, 2), (3, 1)])
+def test_ranks_meet_through_mpi_and_get_the_contract(
+    mpi: Callable[..., RunStatus], yard: Yard, nodes: int, workers: int, left_running: Callable[[], list[str]]
+) -> None:
+    status = mpi(REDUCES.replace("THEN", "pass"), nodes=nodes, workers_per_node=workers, epochs=7)
+    assert status.outcome is Outcome.COMPLETED, yard.all_logs("job-1-1")
+    size = nodes * workers
+    for rank in range(size):
+        log = yard.log(rank)
+        assert f"found {rank} {size} {size * (size + 1) // 2}" in log
+        assert log.endswith("finalized\n")
+        told = json.loads(re.findall(r"^told (.*)$", log, re.MULTILINE)[0])
+        assert told == {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(size),
+            "LOCAL_RANK": str(rank % workers),
+            "NODE_RANK": str(rank // workers),
+            "BACKEND": "mpi",
+            "EPOCHS": "7",
+            "WORKSPACE": "/workspace",
+            "OMPI_COMM_WORLD_RANK": str(rank),
+        }
+    assert left_running() == []
+
+
+def test_a_node_may_be_done_long_before_another(mpi: Callable[..., RunStatus], yard: Yard) -> None:
+    # After MPI is finalized, rank 0 still works, while mpirun must not miss the other node.
+    script = (
+        REDUCES.replace("THEN", "pass")
+        + """
+    import pathlib, time
+    mark = pathlib.Path(os.environ["RUN_DIR"]) / "done"
+    if rank.value:
+        mark.touch()
+        sys.exit()
+    while not mark.exists(): time.sleep(0.01)
+    time.sleep(3)  # longer than mpirun takes to end what is left when a daemon is lost
+    print("saved", flush=True)
+    """
+    )
+    status = mpi(script, nodes=2, workers_per_node=1)
+    assert status.outcome is Outcome.COMPLETED, yard.all_logs("job-1-1")
+    assert yard.log().endswith("saved\n")
+
+
+@pytest.mark.parametrize(
+    ("end", "exit_code", "name"),
+    [("sys.exit(3)", 3, ""), ("os.kill(os.getpid(), 9)", None, "SIGKILL"), ("mpi.MPI_Abort(world, 5)", 5, "")],
+)
+def test_the_first_cause_is_the_ranks_own(
+    mpi: Callable[..., RunStatus], end: str, exit_code: int | None, name: str, left_running: Callable[[], list[str]]
+) -> None:
+    script = REDUCES.replace("THEN", f"import signal; {end} if rank.value == 2 else signal.pause()")
+    status = mpi(script, nodes=2, workers_per_node=2)
+    assert status.outcome is Outcome.CODE_FAILED
+    assert status.failure is not None
+    assert (status.failure.node, status.failure.rank) == (1, 2)
+    assert (status.failure.exit_code, status.failure.signal) == (exit_code, name)
+    assert status.finished_at is not None
+    assert left_running() == []
+
+
+def test_horovod_over_mpi(mpi: Callable[..., RunStatus], yard: Yard) -> None:
+    script = """
+    import horovod.torch as hvd, torch
+    hvd.init()
+    assert hvd.mpi_enabled()
+    total = hvd.allreduce(torch.ones(3) * hvd.rank(), op=hvd.Sum, name="ranks")
+    print("total", total.tolist(), "of", hvd.size(), "local", hvd.local_rank(), "cross", hvd.cross_rank(), flush=True)
+    hvd.shutdown()
+    """
+    status = mpi(script, nodes=2, workers_per_node=2)
+    assert status.outcome is Outcome.COMPLETED, yard.all_logs("job-1-1")
+    assert "total [6.0, 6.0, 6.0] of 4 local 1 cross 1" in yard.log(3)
+
+
+def test_an_mpirun_that_fails_is_the_platforms_fault(yard: Yard) -> None:
+    # An image whose mpirun ends at once.
+    program = yard.images_root / "bare" / "bin" / "mpirun"
+    program.write_text("#!/bin/sh\necho no room >&2\nexit 9\n")
+    program.chmod(0o755)
+    try:
+        status = yard.run("print('never')", controller=Controller.MPI)
+    finally:
+        program.unlink()
+    assert status.outcome is Outcome.PLATFORM_ERROR
+    assert status.failure is not None
+    assert status.failure.code is FailureCode.NODE_NOT_STARTED
+    assert "mpirun ended (code 9) before it had started the ranks" in status.failure.message
+    assert "no room" in yard.all_logs("job-1-1")
+
+
+def test_an_image_without_mpirun_is_refused(yard: Yard) -> None:
+    with pytest.raises(InvalidSpec, match="has no mpirun") as refused:
+        yard.backend.check_image(yard.spec().image, Controller.MPI)
+    assert refused.value.field == "controller"
