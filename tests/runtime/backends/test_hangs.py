@@ -368,6 +368,16 @@ def test_a_rank_that_skips_a_collective_is_named(yard: Yard, what: str, image: s
 
 
 @pytest.mark.torch
+def test_a_run_in_which_everybody_waits_need_not_wait_for_the_longest_time(yard: Yard) -> None:
+    use_image(yard, "pytorch")
+    big = Resources(cpus=2, memory_mib=4096)
+    source = SKIPS["pytorch"].replace('print("skipping"', 'time.sleep(2); print("skipping"')
+    status = hung(yard, source, nodes=2, workers_per_node=2, resources=big, hang_seconds=120, deadline_seconds=110)
+    assert status.failure is not None
+    assert status.failure.data["seconds"] < 120
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize("image", ["pytorch", "horovod"])
 def test_an_evaluation_on_one_rank_is_left_alone(yard: Yard, image: str) -> None:
     script = """
