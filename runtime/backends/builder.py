@@ -199,7 +199,6 @@ def _prove(images_root: Path, name: str, smoke: Smoke, progress: Progress) -> No
     backend.delete("smoke")  # of a build that was broken off
     workspace = place / "workspace"
     workspace.mkdir(exist_ok=True)
-    shutil.copyfile(RECIPES / "smoke.py", workspace / "smoke.py")
     spec = RunSpec(
         name="smoke",
         framework=smoke.framework,
@@ -207,7 +206,8 @@ def _prove(images_root: Path, name: str, smoke: Smoke, progress: Progress) -> No
         nodes=_SMOKE_NODES,
         workers_per_node=1,
         resources=Resources(cpus=1, memory_mib=4096),
-        script="smoke.py",
+        script="",
+        builtin_script="smoke",
         deadline_seconds=_SMOKE_SECONDS,
         mounts=(Mount(str(workspace), "/workspace", read_only=False),),
         controller=smoke.controller,

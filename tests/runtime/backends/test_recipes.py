@@ -36,7 +36,7 @@ def test_horovod_is_compiled_with_both_controllers() -> None:
     assert ("-std=c++14", "-std=c++17") in last.compilation.flags
 
 
-@pytest.mark.parametrize("name", ["unknown", "../images/pytorch", "", "vision_hook", "smoke"])
+@pytest.mark.parametrize("name", ["unknown", "../images/pytorch", "", "vision_hook"])
 def test_an_unknown_image(name: str) -> None:
     with pytest.raises(InvalidSpec, match="There are: horovod, horovod-tensorflow, pytorch, tensorflow"):
         read_recipe(name)
