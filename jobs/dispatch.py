@@ -130,8 +130,6 @@ def run_spec(attempt: Attempt) -> RunSpec:
     """The attempt as the backend needs it; the same whenever it is asked for."""
     job, nodes = attempt.job, attempt.granted_nodes
     versions = [item.version for item in job.job_datasets.select_related("version__dataset")]
-    earlier = job.attempts.filter(number__lt=attempt.number) if attempt.number > 1 else []
-    deadline = max(1, usage.left_seconds(job, earlier, nodes=nodes, longest_seconds=lifecycle.longest_seconds(job)))
     return RunSpec(
         name=attempt.run_name,
         framework=Framework(job.framework),
@@ -141,7 +139,7 @@ def run_spec(attempt: Attempt) -> RunSpec:
         resources=resources_of(job.node_spec),
         script=job.code_path,
         builtin_script=job.builtin_script,
-        deadline_seconds=deadline,
+        deadline_seconds=(deadline := _deadline_seconds(attempt)),
         arguments=tuple(job.arguments),
         epochs=job.epochs,
         lr=job.lr,
@@ -167,12 +165,32 @@ def run_spec(attempt: Attempt) -> RunSpec:
     )
 
 
+def _deadline_seconds(attempt: Attempt) -> int:
+    """What earlier attempts have left of the job's time; fewer nodes may take longer."""
+    job = attempt.job
+    if attempt.number == 1 and attempt.granted_nodes == job.nodes:
+        return job.deadline_seconds
+    earlier = job.attempts.filter(number__lt=attempt.number)
+    longest = lifecycle.longest_seconds(job)
+    return max(1, usage.left_seconds(job, earlier, nodes=attempt.granted_nodes, longest_seconds=longest))
+
+
 def reconcile_job(*, job_pk: int) -> None:
     """Bring one job up to what the backend says of its run."""
-    job = Job.objects.select_related("node_spec", "image", "workspace", "organization").filter(pk=job_pk).first()
-    attempt = lifecycle.open_attempt(job) if job else None
-    if job is None or attempt is None:
-        return
+    attempt = _open_attempts().filter(job_id=job_pk).last()
+    if attempt:
+        _reconcile(attempt)
+
+
+def follow(*, run_name: str) -> None:
+    """A run changed: take in what it wrote, and how it goes. A run of an ended attempt, or of nobody, is nothing."""
+    attempt = _open_attempts().filter(**_named(run_name)).first() if _named(run_name) else None
+    if attempt:
+        _reconcile(attempt, reads=True)
+
+
+def _reconcile(attempt: Attempt, *, reads: bool = False) -> None:
+    job = attempt.job
     try:
         status = cluster().describe(attempt.run_name)
     except BackendUnavailable:
@@ -185,7 +203,24 @@ def reconcile_job(*, job_pk: int) -> None:
         _quietly_stop(attempt.run_name)
     if status.phase is RunPhase.ENDED:
         telemetry.ingest_all(attempt=attempt)
+    elif reads:
+        telemetry.ingest(attempt=attempt)
     _observe(attempt, status)
+
+
+def _open_attempts() -> QuerySet[Attempt]:
+    """Attempts that the backend may be running, with what it takes to submit one again."""
+    return Attempt.objects.filter(finished_at=None, job__state__in=ACTIVE).select_related(
+        "job__node_spec", "job__image", "job__workspace", "job__organization"
+    )
+
+
+def _named(run_name: str) -> dict[str, int]:
+    """The attempt that a run's name tells; empty for a stranger's."""
+    parts = run_name.split("-")
+    if len(parts) != 3 or parts[0] != "job" or not (parts[1].isdecimal() and parts[2].isdecimal()):
+        return {}
+    return {"job_id": int(parts[1]), "number": int(parts[2])}
 
 
 def reconcile() -> None:
@@ -216,7 +251,9 @@ def _observe(attempt: Attempt, status: RunStatus) -> None:
         job = lifecycle.observe(attempt=attempt, status=status)
         if job.is_ended or job.state == JobState.QUEUED:
             transaction.on_commit(dispatch_queue)
-            hint(measure_workspace, job.workspace_id)
+            others = Job.objects.filter(workspace_id=job.workspace_id).exclude(state__in=ENDED)
+            if not others.exists():  # the last one to end has the workspace measured
+                hint(measure_workspace, job.workspace_id)
 
 
 def _running_nodes() -> dict[int, int]:

@@ -20,11 +20,13 @@ from jobs import usage
 from jobs.bell import publish_state
 from jobs.errors import StaleTransition
 from jobs.models import Attempt, Job, JobEvent
-from jobs.states import ACTIVE, END_STATE, RETRIABLE, RETRIED, EndReason, JobState, OnHang, may_follow
+from jobs.states import END_STATE, RETRIABLE, RETRIED, EndReason, JobState, OnHang, may_follow
 from runtime.specs import Outcome, RunPhase, RunStatus
 
 MOST_ATTEMPTS = 3
 """After as many platform faults the job ends, free of charge, and says so."""
+SEEN = ("nodes", "started_at", "spans", "progress_at", "checkpoint_at", "restarts")
+"""Columns of an attempt that hold what the backend says of its run."""
 LEAST_RETRY_SECONDS = 30
 """With less left of its time a job is not tried again: it could do nothing in it."""
 LONGEST_BACKOFF = timedelta(hours=6)
@@ -62,12 +64,14 @@ def transition(
     current = JobState(job.state)
     if not may_follow(current, to):
         raise StaleTransition
-    with transaction.atomic():
+    # Without a savepoint: nothing in the block fails but the database itself.
+    with transaction.atomic(savepoint=False):
         changed = Job.objects.filter(pk=job.pk, state=current).update(state=to, **fields)
-        if changed != 1:
-            raise StaleTransition
-        note(job=job, kind=to, actor=actor, attempt=attempt, data=data)
-        publish_state(job.pk)
+        if changed:
+            note(job=job, kind=to, actor=actor, attempt=attempt, data=data)
+            publish_state(job.pk)
+    if not changed:
+        raise StaleTransition
     job.state = to
     for name, value in fields.items():
         setattr(job, name, value)
@@ -152,7 +156,7 @@ def observe(*, attempt: Attempt, status: RunStatus) -> Job:
         attempt, job = locked, locked.job
         if attempt.finished_at or job.is_ended:
             return job
-        _take_in(attempt, status)
+        changed = _take_in(attempt, status)
         if attempt.started_at and job.state == JobState.STARTING:
             transition(job=job, to=JobState.RUNNING, attempt=attempt.number, started_at=attempt.started_at)
         if status.phase == RunPhase.ENDED and status.outcome:
@@ -162,8 +166,11 @@ def observe(*, attempt: Attempt, status: RunStatus) -> Job:
                 failure=dataclasses.asdict(status.failure) if status.failure else None,
                 finished_at=usage.moment(status.finished_at),
             )
-        elif attempt.started_at:
-            _meter(job)
+            return job
+        if changed:
+            attempt.save(update_fields=changed)
+        if attempt.started_at:
+            _meter(job, [attempt] if attempt.number == 1 else None)
     return job
 
 
@@ -185,7 +192,7 @@ def end_attempt(
     attempt.reason = reason
     attempt.detail = str(failure["message"]) if failure else ""
     attempt.failure = failure
-    attempt.save(update_fields=["finished_at", "reason", "detail", "failure"])
+    attempt.save(update_fields=["finished_at", "reason", "detail", "failure", *SEEN])
     cancelled = job.cancel_requested_at is not None
     wait = None if cancelled or final else _retry_after(job, attempt)
     if wait is None:
@@ -213,11 +220,14 @@ def longest_seconds(job: Job) -> int:
 
 def _retry_after(job: Job, attempt: Attempt) -> timedelta | None:
     """How long to wait before another attempt; None where there is none."""
-    reason, attempts = EndReason(attempt.reason), list(job.attempts.all())
+    reason = EndReason(attempt.reason)
+    if reason not in RETRIED | RETRIABLE:
+        return None
+    attempts = list(job.attempts.all())
     if reason in RETRIED:
         faults = sum(each.reason in RETRIED for each in attempts)
         again, wait = faults < MOST_ATTEMPTS, timedelta(0)
-    elif reason in RETRIABLE and (reason is not EndReason.HUNG or job.on_hang == OnHang.RETRY):
+    elif reason is not EndReason.HUNG or job.on_hang == OnHang.RETRY:
         tried = sum(each.reason in RETRIABLE for each in attempts)
         again = tried <= job.retries
         wait = min(timedelta(seconds=job.retry_backoff_seconds * 2 ** (tried - 1)), LONGEST_BACKOFF)
@@ -227,8 +237,8 @@ def _retry_after(job: Job, attempt: Attempt) -> timedelta | None:
     return wait if again and left >= min(LEAST_RETRY_SECONDS, job.deadline_seconds) else None
 
 
-def _take_in(attempt: Attempt, status: RunStatus) -> None:
-    """What the backend says of a run, on its attempt's row."""
+def _take_in(attempt: Attempt, status: RunStatus) -> list[str]:
+    """Put what the backend says of a run on its attempt, not yet saved; gives the columns that changed."""
     told = {
         "nodes": [dataclasses.asdict(node) for node in status.nodes],
         "started_at": usage.moment(status.started_at) or attempt.started_at,
@@ -240,13 +250,12 @@ def _take_in(attempt: Attempt, status: RunStatus) -> None:
     changed = [name for name, value in told.items() if getattr(attempt, name) != value]
     for name in changed:
         setattr(attempt, name, told[name])
-    if changed:
-        attempt.save(update_fields=changed)
+    return changed
 
 
-def _meter(job: Job) -> None:
+def _meter(job: Job, attempts: list[Attempt] | None = None) -> None:
     """Show what the run has cost so far."""
-    used = usage.billable_seconds(job, job.attempts.all(), timezone.now())
+    used = usage.billable_seconds(job, job.attempts.all() if attempts is None else attempts, timezone.now())
     charges.meter(hold=job.order.hold, billable_seconds=used)
 
 
@@ -284,7 +293,7 @@ def _finish(
         waiting_data={},
         **fields,
     )
-    attempts = list(job.attempts.all())
+    attempts = [attempt] if attempt and attempt.number == 1 else list(job.attempts.all())
     paid = [part for each in attempts for part in usage.ranges(each, finished_at)]
     receipt = charges.settle(
         hold=job.order.hold,
@@ -293,10 +302,3 @@ def _finish(
         free_lines=usage.free_lines(job, attempts, finished_at),
     )
     note(job=job, kind="settled", data={"total_minor": receipt.total_minor, "currency": receipt.currency})
-
-
-def open_attempt(job: Job) -> Attempt | None:
-    """The attempt that the backend may be running now."""
-    if JobState(job.state) not in ACTIVE:
-        return None
-    return job.attempts.filter(finished_at=None).order_by("-number").first()

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.db import transaction
+from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
@@ -122,7 +123,6 @@ def _write_order(membership: Membership, quote: Quote, purchase: Purchase, key: 
         quota = locked_quota(organization)
         if order := _bought(organization, quote, key):
             return order
-        _require_room(organization, quota)
         return write_order(
             membership=membership,
             quote=quote,
@@ -217,12 +217,14 @@ def _require_room(organization: Organization, quota: Quota) -> None:
 
 
 def _bought(organization: Organization, quote: Quote, key: str) -> Order | None:
-    # The quote's order first: a repeat that is overtaken between two looks must find its own order, not a stranger's.
-    if order := Order.objects.filter(quote=quote).select_related("job").first():
+    # In one look: a repeat that is overtaken between two must find its own order, not a stranger's.
+    known = Order.objects.filter(Q(quote=quote) | Q(organization=organization, idempotency_key=key))
+    orders = {order.quote_id: order for order in known.select_related("job")}
+    if order := orders.get(quote.pk):
         if order.idempotency_key != key:
             raise QuoteBought
         return order
-    if order_by_key(organization, key):
+    if orders:
         raise IdempotencyConflict
     return None
 

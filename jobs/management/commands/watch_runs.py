@@ -12,9 +12,8 @@ from typing import Any
 from django.core.management.base import BaseCommand
 from django.db import close_old_connections
 
-from jobs import dispatch, telemetry
+from jobs import dispatch
 from jobs.backend import cluster
-from jobs.models import Attempt
 
 logger = logging.getLogger(__name__)
 
@@ -54,16 +53,6 @@ class Command(BaseCommand):
         """Bring one run's job up to date; a fault is logged, and the sweep makes up for it."""
         try:
             close_old_connections()
-            attempt = _open_attempt(name)
-            if attempt:
-                telemetry.ingest(attempt=attempt)
-                dispatch.reconcile_job(job_pk=attempt.job_id)
+            dispatch.follow(run_name=name)
         except Exception:
             logger.exception("The change of %s could not be taken in; the sweep will.", name)
-
-
-def _open_attempt(name: str) -> Attempt | None:
-    parts = name.split("-")
-    if len(parts) != 3 or not (parts[1].isdecimal() and parts[2].isdecimal()):
-        return None
-    return Attempt.objects.filter(job_id=int(parts[1]), number=int(parts[2]), finished_at=None).first()
