@@ -73,7 +73,7 @@ def _spans(nodes: int, started_at: float, finished_at: float | None, changes: Se
 
 
 def _progress_at(records: Sequence[Record], cause: Record | None) -> float | None:
-    """The last sign of progress; where the run hung, by the word of who found it: it may have computed to the end."""
+    """The last sign of progress; of a run that hung, not what its ranks said while they were ended."""
     latest = _latest(records, "progress_at")
     told = (cause or {}).get("data", {}).get("progress_at") if cause and cause["kind"] == Outcome.HUNG else None
     return latest if told is None or latest is None else min(latest, float(told))

@@ -25,6 +25,7 @@ SURE_SECONDS = 20.0
 BUSY_SHARE = 0.05
 """A process that has less of a core than this is idle: background threads tick on while a script waits."""
 _BUSIEST_SHARE = 0.15
+_TOTAL_SHARE = 0.5
 _LEARNABLE_SHARE = 0.075
 _STARVED_SHARE = 0.5
 _PARKED_SHARE = 0.02
@@ -123,7 +124,9 @@ class Signs:
         traffic = work.disk >= _DISK_RATE or work.network >= _NETWORK_RATE or work.gpu_memory >= _GPU_MEMORY_PERCENT
         if work.milestone or traffic or blocked or work.seconds > _LATE * interval:
             self._milestone_at = now
+        # Many idle processes are idle; but what all of them use together is in use, and to be paid for.
         busy = any(share >= self.threshold(process) for process, share in work.shares.items())
+        busy |= sum(work.shares.values()) >= _TOTAL_SHARE
         if busy or work.starving >= _STARVED_SHARE or work.gpu >= _GPU_PERCENT:
             self._sign_at = now
         return self.pulse(now)

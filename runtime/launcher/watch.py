@@ -239,7 +239,8 @@ class Watch:
         verdict = self._judge.verdict(now)
         if verdict is not None:
             self._verdict = verdict
-            self._progress_at = time.time() - verdict.seconds
+            # What computed is a sign where it comes to money: that it led nowhere is only what the code's stacks say.
+            self._progress_at = time.time() - self._judge.quiet
             self._asked_stacks = True
             self._missing = set(self._judge.others(self._plan.node))
             self._give_up_at = now + _STACKS_SECONDS

@@ -59,6 +59,7 @@ def working(where: str = "loss") -> Stand:
         (IDLE._replace(gpu_memory=20.0), True),
         (IDLE._replace(seconds=60.0), True),
         (IDLE._replace(shares={2: 0.01, 3: 0.5}), False),
+        (IDLE._replace(shares=dict.fromkeys(range(20), 0.03)), False),
         (IDLE._replace(starving=0.9), False),
         (IDLE._replace(gpu=100.0), False),
     ],
