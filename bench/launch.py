@@ -56,8 +56,8 @@ class Launches:
 
     def __init__(self, folder: Path, images_root: Path) -> None:
         self._folder = folder
-        self._cold = Local(folder / "cold", images_root, warm=False)
-        self._warm = Local(folder / "warm", images_root)
+        self._cold = Local(folder / "cold", images_root)
+        self._warm = Local(folder / "warm", images_root, warm_seconds=600)
         for local in (self._cold, self._warm):
             (local.workspace / "pytorch.py").write_text(FIRST_ALL_REDUCE)
             (local.workspace / "horovod.py").write_text(HOROVOD_ALL_REDUCE)

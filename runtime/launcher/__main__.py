@@ -87,4 +87,8 @@ def _sources(script: str, folder: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    _code = main(sys.argv[1:])
+    # Nothing is left to tidy up, and an interpreter's own shutdown takes a while.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(_code)

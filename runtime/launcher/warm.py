@@ -20,9 +20,8 @@ READY_SECONDS = 1.0
 TAKEN_SECONDS = 2.0
 _INT = array.array("i").itemsize
 _MOST_DESCRIPTORS = 4
-_EARLY = re.compile(
-    r"environ(?:\[|\.setdefault\(|\.update\()\s*\{?\s*['\"](?:OMP|MKL|KMP|GOMP|OPENBLAS|NUMEXPR|TORCH|PYTORCH|TF|XLA|LD)_"
-)
+_SETTLED = "OMP|MKL|KMP|GOMP|OPENBLAS|NUMEXPR|TORCH|PYTORCH|TF|XLA|LD"
+_EARLY = r"environ(?:\[|\.setdefault\(|\.update\()\s*\{?\s*['\"](?:" + _SETTLED + ")_"
 
 
 class Warm:
@@ -106,7 +105,7 @@ class Warm:
 
 def unfit(sources: Sequence[str]) -> bool:
     """Whether a script settles, before it imports a framework, what the framework reads as it is loaded."""
-    return any(_EARLY.search(source) for source in sources)
+    return any("environ" in source and re.search(_EARLY, source) for source in sources)
 
 
 def import_folders(sources: Sequence[str], folder: str, workspace: str) -> List[str]:
