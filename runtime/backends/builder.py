@@ -151,6 +151,7 @@ def _run(command: list[str], progress: Progress, environment: Mapping[str, str] 
         text=True,
         errors="replace",
         env={**inherited, **settings, **(environment or {})},
+        cwd="/",
     ) as process:
         for line in process.stdout or ():
             output.append(line.rstrip())
