@@ -66,6 +66,60 @@ def test_a_rank_that_a_signal_ends_is_named_with_it(yard: Yard, name: str) -> No
     assert (status.failure.rank, status.failure.exit_code, status.failure.signal) == (0, None, name)
 
 
+@pytest.mark.parametrize("how", ["sys.exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_the_rest_of_the_run_is_down_within_five_seconds(yard: Yard, how: str) -> None:
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    script = rank_fails(2, how).replace("(run / rank).touch()", f"{deaf}; (run / rank).touch()")
+    status = yard.run(script, nodes=2, workers_per_node=2)
+    assert status.outcome is Outcome.CODE_FAILED
+    (failed_at,) = [cause["at"] for record in yard.records() for cause in record["causes"]]
+    for node in status.nodes:
+        assert node.finished_at is not None
+        assert node.finished_at - failed_at <= 5
+
+
+def test_two_ranks_on_two_nodes_die_at_once(yard: Yard) -> None:
+    # Each waits for the other's last word, so that both fail before either node could hear of it.
+    script = """
+    import os, pathlib, signal, sys, time
+    rank, run = os.environ["RANK"], pathlib.Path(os.environ["RUN_DIR"])
+    if rank in "12":
+        (run / rank).touch()
+        while not ((run / "1").exists() and (run / "2").exists()): pass
+        os.kill(os.getpid(), signal.SIGSEGV if rank == "1" else signal.SIGKILL)
+    while True: signal.pause()
+    """
+    status = yard.run(script, nodes=2, workers_per_node=2)
+    assert status.outcome is Outcome.CODE_FAILED
+    causes = sorted((cause for record in yard.records() for cause in record["causes"]), key=lambda cause: cause["at"])
+    assert status.failure is not None
+    assert (status.failure.rank, status.failure.signal) == (causes[0]["rank"], causes[0]["signal"])
+    assert (status.failure.rank, status.failure.signal) in {(1, "SIGSEGV"), (2, "SIGKILL")}
+    assert status.failure.code is FailureCode.RANK_KILLED
+
+
+@pytest.mark.parametrize("late", ["0", "1"])
+def test_a_rank_that_fails_after_the_other_node_has_finished_ends_the_run(yard: Yard, late: str) -> None:
+    # torchrun waits 300 s here, in a barrier that SIGTERM does not end.
+    script = f"""
+    import os, pathlib, sys, time
+    rank, run = os.environ["RANK"], pathlib.Path(os.environ["RUN_DIR"])
+    if rank != "{late}":
+        (run / "pid").write_text("finished")
+        sys.exit(0)
+    while not (run / "pid").exists(): time.sleep(0.01)
+    time.sleep(1)  # the other node's launcher comes to its end as well
+    sys.exit(4)
+    """
+    status = yard.run(script, nodes=2)
+    assert status.outcome is Outcome.CODE_FAILED
+    assert status.failure is not None
+    assert (status.failure.rank, status.failure.exit_code) == (int(late), 4)
+    (failed_at,) = [cause["at"] for record in yard.records() for cause in record["causes"]]
+    assert status.finished_at is not None
+    assert status.finished_at - failed_at <= 5
+
+
 def test_a_signal_outranks_the_echo_that_was_reaped_first(yard: Yard) -> None:
     # Rank 1 fails as a peer does that loses its connection; rank 0 dies by a signal a moment later.
     script = """
@@ -363,7 +417,7 @@ def test_supervisors_outlive_whoever_submitted(yard: Yard) -> None:
     spec = yard.spec(FOREVER)
     code = (
         "import sys; from pathlib import Path; from runtime.backends.base import create; "
-        "from runtime.specs import RunSpec;"
+        "from runtime.specs import FailureCode, RunSpec;"
         f"create('local', root=Path({str(yard.folder / 'runs')!r}), images_root=Path({str(yard.images_root)!r}))"
         ".submit(RunSpec.from_json(sys.stdin.read()))"
     )
