@@ -22,7 +22,7 @@ import django
 
 from bench import rounds
 
-PURCHASES = 2_000 if rounds.is_quick() else 100_000
+PURCHASES = int(os.environ.get("PURCHASES") or (2_000 if rounds.is_quick() else 100_000))
 TOWN = 500 if rounds.is_quick() else 2_000
 PROCESSES = max(2, os.cpu_count() or 2)
 LOOK_SECONDS = 60.0

@@ -28,8 +28,8 @@ WAITS = (timedelta(hours=1), timedelta(hours=12))
 """After the first failure and the second: the same card, asked again at once, would say the same."""
 MOST_A_DAY = 5
 """Payments of one wallet in 24 hours: money that runs out faster is a person's to look at."""
-KEY_LASTS = timedelta(hours=23)
-"""After a day the provider has forgotten an idempotency key, and a call could charge again."""
+WORTH_TRYING = timedelta(hours=12)
+"""A charge that nobody could make for so long is given up."""
 
 
 def switch_on(*, account: Account, threshold_minor: int, amount_minor: int, method_id: str, user: User) -> AutoTopUp:
@@ -74,12 +74,11 @@ def sweep() -> int:
     due = AutoTopUp.objects.filter(
         is_on=True, account__posted_minor__lt=F("account__held_minor") + F("threshold_minor")
     ).values_list("pk", flat=True)
-    for pk in due:
-        begin(setup_pk=pk)
+    fresh = {row.pk for pk in due if (row := begin(setup_pk=pk)) is not None}
     waiting = TopUp.objects.filter(origin=TopUp.Origins.AUTOMATIC, state=TopUp.States.CREATED)
     rows = list(waiting.select_related("account__organization")[:100])
     for row in rows:
-        charge(top_up=row)
+        charge(top_up=row, again=row.pk not in fresh)
     return len(rows)
 
 
@@ -115,18 +114,24 @@ def begin(*, setup_pk: int) -> TopUp | None:
         return None
 
 
-def charge(*, top_up: TopUp) -> None:
-    """Ask the provider for the money of a row. Safe to repeat: the same row is the same charge."""
-    if top_up.created_at < timezone.now() - KEY_LASTS:
-        _fail(top_up, "unanswered")  # if it was charged after all, its event still credits it
-        return
+def charge(*, top_up: TopUp, again: bool = True) -> None:
+    """Ask the provider for the money of a row. Safe to repeat: the same row is the same charge.
+
+    `again`: an earlier call may have arrived though its answer did not. Idempotency keys are forgotten after a day, by
+    the provider's clock, so it is asked first.
+    """
     customer = PaymentCustomer.objects.filter(
         organization=top_up.account.organization_id, mode=gateway.mode()
     ).first()  # fmt: skip
+    theirs = customer.customer_id if customer else ""
     try:
-        made = gateway.charge_card(
+        made = gateway.charge_with(reference=str(top_up.pk), customer=theirs) if again else None
+        if made is None and top_up.created_at < timezone.now() - WORTH_TRYING:
+            _fail(top_up, "unanswered")
+            return
+        made = made or gateway.charge_card(
             reference=str(top_up.pk),
-            customer=customer.customer_id if customer else "",
+            customer=theirs,
             method_id=top_up.method_id,
             amount_minor=top_up.amount_minor,
             currency=top_up.currency,

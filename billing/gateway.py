@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -184,6 +184,12 @@ def charge_card(*, reference: str, customer: str, method_id: str, amount_minor: 
     return Made(str(made.id), str(made.status))
 
 
+def charge_with(*, reference: str, customer: str) -> Made | None:
+    """The payment of a customer that was made for a `reference`, if there is one. Raises as `charge_card`."""
+    page = _asked(lambda: _client().v1.payment_intents.list({"customer": customer, "limit": 100}))
+    return _made_for("top_up", reference, page.data)
+
+
 def refund(*, reference: str, payment_intent: str, amount_minor: int) -> Made:
     """Pay an amount back the way it came. The same `reference` again pays nothing more.
 
@@ -201,10 +207,7 @@ def refund(*, reference: str, payment_intent: str, amount_minor: int) -> Made:
 def refund_with(*, reference: str, payment_intent: str) -> Made | None:
     """The refund of a payment that was made for a `reference`, if there is one. Raises PaymentUnavailable."""
     page = _asked(lambda: _client().v1.refunds.list({"payment_intent": payment_intent, "limit": 100}))
-    for each in page.data:
-        if (each.to_dict().get("metadata") or {}).get("refund") == reference:
-            return Made(str(each.id), str(each.status))
-    return None
+    return _made_for("refund", reference, page.data)
 
 
 def current(kind: str, object_id: str) -> dict[str, Any]:
@@ -305,6 +308,14 @@ def _read_header(header: str) -> tuple[int, list[bytes]]:
 def _checkout(wanted: dict[str, Any], key: str) -> Checkout:
     session = _asked(lambda: _client().v1.checkout.sessions.create(wanted, {"idempotency_key": key}))  # type: ignore[arg-type]  # a dict of ours, checked by the tests
     return Checkout(str(session.id), str(session.url))
+
+
+def _made_for(name: str, reference: str, things: Sequence[Any]) -> Made | None:
+    """The one of the provider's objects that carries our reference."""
+    for each in things:
+        if (each.to_dict().get("metadata") or {}).get(name) == reference:
+            return Made(str(each.id), str(each.status))
+    return None
 
 
 def _card(method: dict[str, Any]) -> Card:

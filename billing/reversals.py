@@ -8,7 +8,6 @@ was won, comes back the same way as any payment.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -26,8 +25,6 @@ from billing.payments import moment
 from billing.wording import money
 from console.accounts.models import User
 
-KEY_LASTS = timedelta(hours=23)
-"""After a day the provider has forgotten an idempotency key: it is asked first whether the refund is there."""
 STATES = {
     "succeeded": Refund.States.SUCCEEDED,
     "pending": Refund.States.PENDING,
@@ -64,19 +61,21 @@ def refund(*, top_up: TopUp, amount_minor: int, reason: str, user: User) -> Refu
             raise RefundRefused(sentence, fields={"amount_minor": sentence})
         made = Refund.objects.create(top_up=locked, amount_minor=amount_minor, reason=reason, requested_by=user)
         _take_for(made)
-    tell(refund=made)
+    tell(refund=made, again=False)
     made.refresh_from_db()
     return made
 
 
-def tell(*, refund: Refund) -> None:
-    """Ask the provider for a refund that it has not been told of. Safe to repeat; never pays back twice."""
+def tell(*, refund: Refund, again: bool = True) -> None:
+    """Ask the provider for a refund that it may not have heard of. Safe to repeat; never pays back twice.
+
+    `again`: an earlier call may have arrived though its answer did not. Idempotency keys are forgotten after a day, by
+    the provider's clock, so it is asked first.
+    """
     reference, intent = str(refund.pk), refund.top_up.payment_intent
     try:
-        known = None
-        if refund.created_at < timezone.now() - KEY_LASTS:
-            known = gateway.refund_with(reference=reference, payment_intent=intent)
-        made = known or gateway.refund(reference=reference, payment_intent=intent, amount_minor=refund.amount_minor)
+        made = gateway.refund_with(reference=reference, payment_intent=intent) if again else None
+        made = made or gateway.refund(reference=reference, payment_intent=intent, amount_minor=refund.amount_minor)
     except PaymentUnavailable:
         return
     except PaymentRefused as error:
@@ -162,7 +161,9 @@ def _refund_with(refund_id: str, reference: object) -> Refund | None:
     if row := rows.filter(refund_id=refund_id).first():
         return row
     try:
-        return rows.filter(pk=str(reference), refund_id=None).first() if reference else None
+        # A failed row has given its money back: should the provider have made its refund after all, that is another.
+        unheard = rows.filter(refund_id=None).exclude(state=Refund.States.FAILED)
+        return unheard.filter(pk=str(reference)).first() if reference else None
     except (ValidationError, ValueError):
         return None
 

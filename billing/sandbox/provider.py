@@ -141,10 +141,9 @@ class Provider:
             case ["balance"]:
                 held = [{"amount": amount, "currency": currency} for currency, amount in book.balance().items()]
                 return {"object": "balance", "livemode": False, "available": held, "pending": []}
-            case [("events" | "refunds" | "disputes" | "charges" | "customers" | "balance_transactions") as plural]:
-                wanted = ("type", "payment_intent", "charge", "source")
-                equal = {name: form[name] for name in wanted if name in form}
-                return book.listed(plural[:-1], f"/v1/{plural}", form, **equal)
+            case [plural] if plural in KINDS:
+                equal = {name: form[name] for name in FILTERS if name in form}
+                return book.listed(KINDS[plural], f"/v1/{plural}", form, **equal)
             case [plural, object_id] if plural in KINDS:
                 return book.get(KINDS[plural], object_id)
         raise _unknown("GET", parts)
@@ -191,7 +190,9 @@ class Provider:
         raise _unknown("POST", parts)
 
 
+FILTERS = ("type", "payment_intent", "charge", "source", "customer")
 KINDS = {
+    "balance_transactions": "balance_transaction",
     "charges": "charge",
     "customers": "customer",
     "disputes": "dispute",
