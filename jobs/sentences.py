@@ -29,6 +29,8 @@ class Cause(enum.StrEnum):
     VANISHED = "vanished"
 
 
+LONGEST_PLACE = 200
+"""Of where a rank stands: the name of a file is the customer's."""
 END_SENTENCES = {
     EndReason.COMPLETED: gettext_lazy("The run completed."),
     EndReason.CODE_FAILED: gettext_lazy("Your code ended with an error. The time used is charged."),
@@ -125,10 +127,14 @@ def _disk_full(data: Mapping[str, Any]) -> str:
 
 
 def _hung(data: Mapping[str, Any]) -> str:
-    seconds = data.get("idle_seconds")
+    seconds = data.get("seconds")
     if seconds is None:
         return _("No rank showed any sign of progress any more.")
-    return _("No rank showed any sign of progress for %(seconds)d seconds.") % {"seconds": float(seconds)}
+    told = _("No rank showed any sign of progress for %(seconds)d seconds.") % {"seconds": float(seconds)}
+    if not data.get("where") or data.get("rank") is None:
+        return told
+    culprit = _("The others wait for rank %(rank)s, which is in %(where)s.")
+    return _joined(told, culprit % {"rank": data["rank"], "where": str(data["where"])[:LONGEST_PLACE]})
 
 
 _SPECIAL: dict[str, Callable[[Mapping[str, Any]], str]] = {

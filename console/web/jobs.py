@@ -161,8 +161,10 @@ def _node(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _innermost(text: str) -> str:
-    """The first frame of faulthandler's word for a thread: the call that it is in."""
-    return next((line.strip() for line in text.splitlines() if line.lstrip().startswith("File ")), "")
+    """The first frame of faulthandler's word for the main thread: the call that it is in."""
+    _before, current, after = text.partition("Current thread")
+    lines = (after if current else text).splitlines()
+    return next((line.strip() for line in lines if line.lstrip().startswith("File ")), "")
 
 
 def _environment(job: Job) -> dict[str, str]:

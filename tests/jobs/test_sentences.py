@@ -73,7 +73,13 @@ def test_events_of_money_and_of_a_retry():
 @pytest.mark.parametrize("language", ["en", "zh-hans"])
 @pytest.mark.parametrize("code", [*FailureCode, *sentences.Cause])
 @pytest.mark.parametrize(
-    "data", [{}, {"limit_mib": 512, "limit": 100, "idle_seconds": 61.5}, {"field": "script", "free_mib": 3}], ids=str
+    "data",
+    [
+        {},
+        {"limit_mib": 512, "limit": 100, "seconds": 61.5, "rank": 1, "where": "a.py, line 3"},
+        {"field": "script", "free_mib": 3},
+    ],
+    ids=str,
 )
 def test_every_failure_has_a_sentence_that_no_row_keeps(language, code, data):
     with translation.override(language):
@@ -89,7 +95,11 @@ def test_failures_name_rank_code_signal_and_limits():
     assert tell(rank | {"exit_code": 7}) == "Rank 3 on node 1 exited with code 7."
     assert tell(rank | {"signal": "SIGSEGV", "exit_code": None}) == "Rank 3 on node 1 was ended by SIGSEGV."
     assert "512 MiB" in tell(LOST | {"code": "out_of_memory", "data": {"limit_mib": 512}})
-    assert "61 seconds" in tell(LOST | {"code": "hung", "data": {"idle_seconds": 61.5}})
+    assert tell(LOST | {"code": "hung", "data": {"seconds": 61.5, "rank": 1, "where": "train.py, line 8, step"}}) == (
+        "No rank showed any sign of progress for 61 seconds. "
+        "The others wait for rank 1, which is in train.py, line 8, step."
+    )
+    assert tell(LOST | {"code": "hung", "data": {"seconds": 9}}).endswith("for 9 seconds.")
     assert "100" in tell(LOST | {"code": "too_many_processes", "data": {"limit": 100}})
     assert "not by this run" in tell(LOST | {"code": "disk_full", "data": {"free_mib": 1}})
     assert "Node 1 stopped answering" in tell(LOST | {"code": "node_silent"})
