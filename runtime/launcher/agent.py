@@ -101,6 +101,8 @@ class Agent:
             self._from_supervisor()
         elif isinstance(ready, Rank):
             self._ranks.listen(ready)
+            if ready.raised_at is not None:
+                self._rounds.rank_raised()
         elif callable(ready):
             ready()
         elif isinstance(ready, socket.socket):
@@ -216,10 +218,11 @@ class Agent:
 
     def _rank_ended(self, gone: Exit) -> None:
         rank = self._ranks.ended(gone)
-        if rank is None:
+        if rank is None or rank.exit is None:
             if self._rounds.mpi is not None:
                 self._rounds.mpi.ended(gone)
             return
+        gone = rank.exit
         self._report(
             {
                 "type": "rank_ended",

@@ -20,6 +20,8 @@ from .warm import Warm
 
 FALL_SECONDS = 3.0
 """How long ranks get between SIGTERM and SIGKILL when the run or a round of it falls."""
+LEAVE_SECONDS = 30.0
+"""How long a rank whose script has failed may take to leave. Some never do: they join a worker that does not end."""
 HEAD_START_SECONDS = 0.05
 """PyTorch's rank 0 serves the store that the others connect to. One that comes before it listens is refused, and tries
 again only after about half a second, so the others begin a little later."""
@@ -42,6 +44,8 @@ class Rank:
         self.exit: Optional[Exit] = None
         self.finished = False
         self.raised_at: Optional[float] = None
+        self.raised_since: Optional[float] = None
+        self.overdue = False
         self._noted = b""
 
     def read_notes(self) -> bool:
@@ -62,6 +66,7 @@ class Rank:
                 self.finished = True
             elif word == b"raised" and self.raised_at is None:
                 self.raised_at = _moment(moment)
+                self.raised_since = time.monotonic()
         return True
 
     @property
@@ -200,8 +205,8 @@ class Ranks:
 
     @property
     def some_ended(self) -> bool:
-        """Whether a rank has ended."""
-        return any(rank.exit is not None for rank in self._by_pid.values())
+        """Whether a rank has ended, or its script has failed and it is about to."""
+        return any(rank.exit is not None or rank.raised_at is not None for rank in self._by_pid.values())
 
     def listen(self, rank: Rank) -> None:
         """Take what a rank has said; nothing where its end, found at the same moment, was taken first."""
@@ -215,7 +220,7 @@ class Ranks:
         rank = self._by_pid.get(gone.pid)
         if rank is None or rank.exit is not None:
             return None
-        rank.exit = gone
+        rank.exit = Exit(gone.pid, 1, "") if rank.overdue and gone.signal == "SIGKILL" else gone
         if rank.notes >= 0:
             self.listen(rank)
         return rank
@@ -233,10 +238,15 @@ class Ranks:
         return max(0.0, min(longest, self._kill_at - time.monotonic()))
 
     def keep_time(self) -> None:
-        """Kill what has outlived its SIGTERM."""
-        if self._kill_at is not None and time.monotonic() >= self._kill_at:
+        """Kill what has outlived its SIGTERM, or its script's failure."""
+        now = time.monotonic()
+        if self._kill_at is not None and now >= self._kill_at:
             self.signal(signal.SIGKILL)
             self._kill_at = None
+        for rank in self.living:
+            if not rank.overdue and rank.raised_since is not None and now >= rank.raised_since + LEAVE_SECONDS:
+                rank.overdue = True
+                send_signal(rank.pid, signal.SIGKILL)
 
     def signal(self, number: int) -> None:
         """Signal every rank that has not ended."""

@@ -107,6 +107,11 @@ class Rounds:
         self._announce(self._round.without(self._plan, node))
         return None
 
+    def rank_raised(self) -> None:
+        """Take a script's failure, long before its process may have ended."""
+        if self._searching:
+            self._ask_for_restart()
+
     def rank_ended(self, rank: Rank) -> bool:
         """Take a rank's end, if it follows from the loss of a node."""
         if self.mpi is not None:

@@ -120,6 +120,20 @@ def test_a_rank_that_fails_after_the_other_node_has_finished_ends_the_run(yard: 
     assert status.finished_at - failed_at <= 5
 
 
+def test_a_rank_whose_script_has_failed_and_that_never_leaves(yard: Yard) -> None:
+    # As a data loader's worker that ignores SIGTERM makes it: the interpreter joins it for ever.
+    script = """
+    import atexit, signal, threading
+    atexit.register(threading.Event().wait)
+    raise RuntimeError("no such column")
+    """
+    status = yard.run(script, nodes=2, hang_seconds=0, deadline_seconds=90)
+    assert status.outcome is Outcome.CODE_FAILED
+    assert status.failure is not None
+    assert (status.failure.exit_code, status.failure.signal) == (1, "")
+    assert "no such column" in status.failure.last_lines[-1]
+
+
 def test_a_signal_outranks_the_echo_that_was_reaped_first(yard: Yard) -> None:
     # Rank 1 fails as a peer does that loses its connection; rank 0 dies by a signal a moment later.
     script = """

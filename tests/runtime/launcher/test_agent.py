@@ -64,11 +64,13 @@ class Relay:
 class Node:
     """One launcher, and what it tells its supervisor."""
 
+    command = (sys.executable, "-I", "-S", str(LAUNCHER))
+
     def __init__(self, folder: Path, plan: dict[str, Any], control_port: int, listener: socket.socket | None) -> None:
         ours, theirs = socket.socketpair()
         reading, writing = os.pipe()
         descriptors = [theirs.fileno(), writing, *([listener.fileno()] if listener else [])]
-        command = [sys.executable, "-I", "-S", str(LAUNCHER), "--socket", str(theirs.fileno())]
+        command = [*self.command, "--socket", str(theirs.fileno())]
         self.process = subprocess.Popen(command, pass_fds=descriptors, cwd=folder)
         theirs.close()
         os.close(writing)
@@ -139,7 +141,9 @@ class Cluster:
         self.nodes: list[Node] = []
         self.relays: list[Relay] = []
 
-    def start(self, script: str, nodes: int, *, late_hub: bool = False, **changes: Any) -> list[Node]:
+    def start(
+        self, script: str, nodes: int, *, late_hub: bool = False, absent: bool = False, **changes: Any
+    ) -> list[Node]:
         path = self.folder / "train.py"
         path.write_text(script)
         listener = socket.socket()
@@ -151,7 +155,7 @@ class Cluster:
             plan = PLAN._replace(workers=1, script=str(path), arguments=[], run_dir=str(self.folder), **told)._asdict()
             if not late_hub:
                 listener.listen(16)
-            for node in range(1, nodes):
+            for node in range(1, 1 if absent else nodes):
                 self.relays.append(Relay(port))
                 control_port = port if late_hub else self.relays[-1].port
                 self.nodes.append(Node(self.folder, {**plan, "node": node}, control_port, None))
@@ -232,3 +236,17 @@ def test_nodes_wait_for_a_hub_that_comes_up_late(cluster: Cluster) -> None:
     for node in nodes:
         assert node.wait(30) == 0
         assert node.causes == []
+
+
+def test_nodes_that_do_not_come_are_named(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(LAUNCHER.parents[1])!r}); import runtime.launcher.agent as agent; "
+        "from runtime.launcher.__main__ import main; agent.START_SECONDS = 1; sys.exit(main(sys.argv))"
+    )
+    monkeypatch.setattr(Node, "command", (sys.executable, "-c", code))
+    hub, *others = cluster.start(DEAF, 3, absent=True)
+    assert others == []
+    assert hub.wait(30) == 1
+    assert [(cause["kind"], cause["code"]) for cause in hub.causes] == [("platform_error", "nodes_not_met")]
+    assert hub.causes[0]["message"] == "Nodes 1, 2 did not come within a minute."
+    assert hub.of_type("running") == []
