@@ -35,7 +35,7 @@ const draw = () => {
       scales: { x: { time: false, range: [-0.6, data.days.length - 0.4] }, y: { range: (_plot, _least, most) => [0, most * 1.08 || 1] } },
       cursor: { points: { show: false }, drag: { x: false, y: false } },
       series: [
-        { value: (_plot, place) => (place === null ? "" : dayName(place)) },
+        { label: holder.dataset.day, value: (_plot, place) => (place === null ? "" : dayName(place)) },
         ...order.map((place) => ({
           label: data.names[place],
           fill: colour(HUES[place % HUES.length]),
