@@ -87,7 +87,8 @@ def _compile(
         "PYTHONPATH": str(tools),
         "PATH": os.pathsep.join([str(tools / "bin"), str(python.parent), os.environ.get("PATH", os.defpath)]),
     }
-    command = [str(python), "-m", "pip", "wheel", "-v", "--no-deps", "--wheel-dir", str(wheels)]
+    # pip keeps wheels too, but by name and interpreter alone: one that was built for another framework would be taken.
+    command = [str(python), "-m", "pip", "wheel", "-v", "--no-cache-dir", "--no-deps", "--wheel-dir", str(wheels)]
     run([*command, *section.options, *section.requirements], environment)
     return wheels
 

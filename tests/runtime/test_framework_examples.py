@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from runtime.specs import Framework, Outcome, Resources
+from runtime.specs import Controller, Framework, Outcome, Resources
 from tests.runtime.images_of_ours import HOUSE, use_image
 from tests.runtime.test_examples import load
 
@@ -73,17 +73,18 @@ def result(log: str) -> tuple[float, float, float]:
 
 
 @pytest.mark.parametrize(
-    ("script", "nodes", "workers"),
+    ("script", "shape", "controller"),
     [
-        ("mnist_horovod.py", 1, 1),
-        ("mnist_horovod.py", 2, 2),
-        ("mnist_tensorflow.py", 1, 1),
-        ("mnist_tensorflow.py", 2, 2),
-        ("mnist_keras.py", 2, 1),
+        ("mnist_horovod.py", (1, 1), Controller.GLOO),
+        ("mnist_horovod.py", (2, 2), Controller.GLOO),
+        ("mnist_horovod.py", (2, 1), Controller.MPI),
+        ("mnist_tensorflow.py", (2, 2), Controller.GLOO),
+        ("mnist_keras.py", (2, 1), Controller.GLOO),
     ],
 )
-def test_it_learns(train: Train, yard: Yard, script: str, nodes: int, workers: int) -> None:
-    log = train(script, nodes=nodes, workers_per_node=workers, epochs=4)
+def test_it_learns(train: Train, yard: Yard, script: str, shape: tuple[int, int], controller: Controller) -> None:
+    nodes, workers = shape
+    log = train(script, controller=controller, nodes=nodes, workers_per_node=workers, epochs=4)
     assert re.search(r"^epoch 4/4 step \d+ loss \d\.\d+ accuracy 0\.\d+$", log, re.MULTILINE), log
     accuracy, first, last = result(log)
     assert accuracy > 0.7

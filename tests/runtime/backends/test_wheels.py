@@ -103,6 +103,9 @@ def test_another_recipe_is_another_wheel(section: Section, cache: Path) -> None:
     other = section._replace(compilation=section.compilation._replace(environment=(("VERSION", "2"),)))
     compile_it(other, shell)
     assert shell.compilations == 2
+    for command in shell.commands:
+        # pip's own cache knows nothing of what a wheel was compiled for.
+        assert "wheel" not in command or "--no-cache-dir" in command
     assert len(list(cache.iterdir())) == 2
 
 
