@@ -43,7 +43,7 @@ def merge(name: str, submitted_at: float, records: Sequence[Record]) -> RunStatu
         finished_at=finished_at,
         outcome=outcome if ended else None,
         failure=_failure(cause) if cause else None,
-        spans=() if started_at is None else _spans(len(nodes), started_at, finished_at, changes),
+        spans=() if started_at is None else _spans(len(first), started_at, finished_at, changes),
         progress_at=_progress_at(records, cause),
         checkpoint_at=_latest(records, "checkpoint_at"),
         restarts=max((record.get("round", 0) for record in records), default=0),
@@ -117,17 +117,29 @@ def _waiting_for(nodes: Sequence[NodeStatus]) -> str:
 
 
 def _causes(records: Sequence[Record], members: set[int]) -> list[Record]:
-    """What went wrong for the nodes that still take part: a run that goes on without a node has not failed with it."""
+    """What went wrong for the nodes that still take part: a run that goes on without a node has not failed with it.
+
+    That a node was lost is an echo where that node says itself what became of it. That it lost others is no such word:
+    nodes that are cut off from each other each say that of the other, and nobody else says anything.
+    """
     records = [record for record in records if record["node"] in members]
-    explained = {record["node"] for record in records if record["phase"] == "ended" and record["causes"]}
+    explained = {
+        record["node"]
+        for record in records
+        if record["phase"] == "ended" and any(not _of_another(cause, record) for cause in record["causes"])
+    }
     causes = [
         cause
         for record in records
         for cause in record["causes"]
-        if cause.get("node") in members | {None}
-        and not (cause["kind"] == "node_lost" and cause["node"] != record["node"] and cause["node"] in explained)
+        if cause.get("node") in members | {None} and not (_of_another(cause, record) and cause["node"] in explained)
     ]
     return causes + [_loss(record, causes) for record in records if _is_lost(record)]
+
+
+def _of_another(cause: Record, record: Record) -> bool:
+    """Whether this is what a node says of another one's loss."""
+    return bool(cause["kind"] == Outcome.NODE_LOST and cause.get("node") != record["node"])
 
 
 def _loss(record: Record, causes: Sequence[Record]) -> Record:

@@ -372,3 +372,49 @@ def test_a_mount_below_another_is_seen(yard: Yard) -> None:
     mounts = (*yard.spec().mounts, Mount(str(inner), "/datasets/digits/sub"))
     yard.run("print(open('/datasets/digits/sub/file').read())", mounts=mounts)
     assert yard.log() == "seen\n"
+
+
+def test_samples_come_in_whole_lines(yard: Yard) -> None:
+    yard.backend.submit(yard.spec(SLEEP, hang_seconds=0))
+    yard.wait_for_text("ready")
+    path = yard.backend.run_folder("job-1-1") / "nodes" / "1.samples.jsonl"
+    with pytest.raises(RunNotFound):
+        yard.backend.samples("job-1-1", 1)
+    path = path.with_name("0.samples.jsonl")
+    yard.backend.stop("job-1-1", 0)
+    yard.wait_for_end()
+    path.write_text('{"at": 1}\n{"at": 22}\n{"at"')
+    chunk = yard.backend.samples("job-1-1", 0, 0, limit=15)
+    assert (chunk.text, chunk.next_offset, chunk.eof) == ('{"at": 1}\n', 10, False)
+    chunk = yard.backend.samples("job-1-1", 0, 10, limit=3)
+    assert chunk.text == '{"at": 22}\n'
+    assert yard.backend.samples("job-1-1", 0, 21).text == ""
+    path.unlink()
+    assert yard.backend.samples("job-1-1", 0).eof
+
+
+def test_stacks_are_those_of_a_hang(yard: Yard) -> None:
+    yard.run("print('x')")
+    assert yard.backend.stacks("job-1-1") == {}
+    (yard.backend.run_folder("job-1-1") / "logs" / "stacks-1.txt").write_text("one")
+    (yard.backend.run_folder("job-1-1") / "logs" / "stacks-0.txt").write_text("zero")
+    assert list(yard.backend.stacks("job-1-1").items()) == [(0, "zero"), (1, "one")]
+    with pytest.raises(RunNotFound):
+        yard.backend.stacks("job-2-1")
+
+
+def test_progress_and_checkpoints_are_seen_in_the_status(yard: Yard) -> None:
+    script = """
+    import os, signal, time
+    print("ready", flush=True)
+    with open(os.path.join(os.environ["CHECKPOINT_DIR"], "state"), "w") as file: file.write("x")
+    os.symlink("/etc/passwd", os.path.join(os.environ["CHECKPOINT_DIR"], "link"))
+    """
+    status = yard.run(script)
+    assert status.started_at is not None
+    assert status.progress_at is not None
+    assert status.checkpoint_at is not None
+    assert status.started_at <= status.progress_at
+    made = (yard.backend.run_folder("job-1-1") / "checkpoints" / "state").stat().st_mtime
+    assert status.checkpoint_at == made
+    assert [span.nodes for span in status.spans] == [1]

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from runtime.backends.outcome import merge
-from runtime.specs import Outcome, RunPhase
+from runtime.specs import FailureCode, Outcome, RunPhase, Span
 
 
 def record(node: int, phase: str = "ended", **changes: Any) -> dict[str, Any]:
@@ -89,3 +89,64 @@ def test_progress_is_the_latest_sign_of_any_node_but_in_a_hang_what_its_finder_s
     assert merge("r", 1.0, records).progress_at == 13.0
     records[0]["causes"] = [cause("hung", 20.0, 0, message="hung", data={"progress_at": 15.0})]
     assert merge("r", 1.0, records).progress_at == 14.0, "a sign is a sign: never later than any node has seen"
+
+
+def members(*changes: tuple[list[int], int, float]) -> list[dict[str, Any]]:
+    return [{"nodes": nodes, "round": number, "at": at} for nodes, number, at in changes]
+
+
+def test_a_run_that_goes_on_without_a_node_has_spans_and_no_failure() -> None:
+    hub = record(0, members=members(([0, 2], 1, 15.0)), round=1)
+    lost = record(1, "running", alive=False, seen_at=14.0)
+    status = merge("r", 1.0, [hub, lost, record(2, round=1)])
+    assert (status.outcome, status.failure, status.restarts) == (Outcome.COMPLETED, None, 1)
+    assert status.spans == (Span(3, 12.0, 15.0), Span(2, 15.0, 22.0))
+
+
+def test_what_a_node_says_that_takes_no_part_any_more_is_nobodys_cause() -> None:
+    left = record(1, causes=[cause("node_lost", 14.0, 0, message="node 0 is silent")])
+    failed = cause("code_failed", 19.0, 0, rank=0, exit_code=3)
+    hub = record(0, members=members(([0], 1, 15.0)), causes=[failed], round=1)
+    status = merge("r", 1.0, [hub, left])
+    assert status.outcome is Outcome.CODE_FAILED
+    assert status.failure is not None
+    assert status.failure.exit_code == 3
+
+
+def test_the_span_of_a_run_that_goes_has_no_end() -> None:
+    status = merge("r", 1.0, [record(0, "running"), record(1, "running")])
+    assert status.spans == (Span(2, 11.0, None),)
+    assert merge("r", 1.0, [record(0, "starting", started_at=None)]).spans == ()
+
+
+def test_a_run_that_began_without_a_node_began() -> None:
+    hub = record(0, "running", members=members(([0, 1], 0, 11.5)))
+    missing = record(2, "starting", started_at=None)
+    status = merge("r", 1.0, [hub, record(1, "running"), missing])
+    assert status.started_at == 11.0
+    assert [span.nodes for span in status.spans] == [2]
+
+
+def test_the_last_sign_of_progress_of_any_node_counts() -> None:
+    status = merge("r", 1.0, [record(0, progress_at=12.0, checkpoint_at=9.0), record(1, progress_at=14.0)])
+    assert (status.progress_at, status.checkpoint_at) == (14.0, 9.0)
+
+
+def test_a_silent_node_is_told_from_a_lost_one() -> None:
+    told = cause("node_lost", 16.0, 1, message="Too few are left.")
+    status = merge("r", 1.0, [record(0, causes=[told]), record(1, "running", alive=False, silent=True)])
+    assert status.failure is not None
+    assert status.failure.code is FailureCode.NODE_SILENT
+    assert status.failure.message.endswith("Too few are left.")
+
+
+def test_codes_and_data_are_passed_on() -> None:
+    full = cause("disk_full", 12.0, 0, code="disk_full", data={"limit_mib": 5}, message="Full.")
+    status = merge("r", 1.0, [record(0, causes=[full])])
+    assert status.failure is not None
+    assert (status.failure.code, status.failure.data) == (FailureCode.DISK_FULL, {"limit_mib": 5})
+    killed = merge(
+        "r", 1.0, [record(0, causes=[cause("code_failed", 12.0, 0, rank=0, exit_code=None, signal="SIGKILL")])]
+    )
+    assert killed.failure is not None
+    assert killed.failure.code is FailureCode.RANK_KILLED
