@@ -64,6 +64,10 @@ bench: setup ## Run one benchmark: NAME=launch, QUICK=1 for a smaller run
 	@test -n "$(NAME)" || { echo "Say which: make bench NAME=launch. There are:"; ls bench/*.py; exit 2; }
 	@QUICK=$(QUICK) $(PYTHON) -m bench.$(NAME)
 
+.PHONY: mutants
+mutants: setup ## Break a copy of the money's rules one at a time, and see the tests fail; minutes
+	@$(PYTHON) -m tests.mutants
+
 .PHONY: messages
 messages: setup ## Collect the sentences to translate, and compile the translations (needs gettext)
 	@$(PYTHON) manage.py makemessages -l zh_Hans --ignore $(VENV) --ignore var --no-location --no-obsolete
