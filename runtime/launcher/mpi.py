@@ -26,6 +26,8 @@ from .topology import Plan
 START_SECONDS = 60.0
 OWN_END_SECONDS = 1.0
 """A rank whose stub mpirun has ended may be about to end by itself, and then says more (MPI_Abort); so long it may."""
+_SPARE_CONNECTIONS = 16
+"""So many more than there can be stubs may be open at once: the run's code can reach the socket too."""
 _FOLDER = "/tmp/.trainyard-mpi"  # noqa: S108 - the sandbox's own
 _STUB = os.path.join(os.path.dirname(os.path.abspath(__file__)), "mpi_stub.py")
 _SAME_NODE = "self,sm,tcp"
@@ -59,6 +61,7 @@ class Mpi:
         # Of the ranks that run: their stubs, by process. Of the daemons: who waits for them, and what they are.
         self._stubs: Dict[int, Link] = {}
         self._placed: Set[int] = set()
+        self._open = 0
         self._forsaken: Dict[int, float] = {}
         self._asking: Dict[int, Link] = {}
         self._daemons: Dict[int, int] = {}
@@ -151,6 +154,10 @@ class Mpi:
             connection, _address = self._listener.accept()
         except OSError:
             return
+        if self._plan is None or self._open >= _SPARE_CONNECTIONS + self._plan.workers + self._plan.nodes:
+            connection.close()
+            return
+        self._open += 1
         connection.setblocking(False)
         link = Link(connection)
         self._selector.register(link, selectors.EVENT_READ, lambda: self._listen(link))
@@ -163,7 +170,7 @@ class Mpi:
             return
         for message in messages:
             if "host" in message:
-                self._send_daemon(link, str(message["host"]), str(message["command"]))
+                self._send_daemon(link, str(message["host"]), str(message.get("command")))
             elif isinstance(message.get("environment"), dict):
                 self._place(link, message["environment"])
 
@@ -173,7 +180,7 @@ class Mpi:
         try:
             local_rank = int(environment["OMPI_COMM_WORLD_LOCAL_RANK"])
             rank = int(environment["OMPI_COMM_WORLD_RANK"])
-        except (KeyError, ValueError):
+        except (KeyError, TypeError, ValueError):
             return
         if plan is None or local_rank in self._placed or not 0 <= local_rank < plan.workers:
             return
@@ -206,6 +213,7 @@ class Mpi:
     def _lose(self, link: Link) -> None:
         """A stub is gone; where its rank lives, mpirun has ended it, and means the rank."""
         self._selector.unregister(link)
+        self._open -= 1
         self._asking = {number: other for number, other in self._asking.items() if other is not link}
         for pid, stub in list(self._stubs.items()):
             if stub is link:

@@ -148,3 +148,30 @@ def test_an_image_without_mpirun_is_refused(yard: Yard) -> None:
     with pytest.raises(InvalidSpec, match="has no mpirun") as refused:
         yard.backend.check_image(yard.spec().image, Controller.MPI)
     assert refused.value.field == "controller"
+
+
+def test_code_that_talks_to_the_socket_breaks_nothing(mpi: Callable[..., RunStatus], yard: Yard) -> None:
+    script = REDUCES.replace(
+        "THEN",
+        """
+    import glob, socket
+    (path,) = glob.glob("/tmp/.trainyard-mpi/*")
+    held = []
+    for number in range(200):
+        link = socket.socket(socket.AF_UNIX)
+        link.setblocking(False)
+        try:
+            link.connect(path)
+            for lie in ({"environment": {"OMPI_COMM_WORLD_LOCAL_RANK": [], "OMPI_COMM_WORLD_RANK": {}}},
+                        {"environment": {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_RANK": "0"}},
+                        {"environment": 1}, {"host": 1}, {"host": "elsewhere", "command": 2}, {}):
+                link.send(json.dumps(lie).encode() + b"\\n")
+        except OSError:
+            pass
+        held.append(link)
+    print("told lies", flush=True)""",
+    )
+    status = mpi(script, nodes=2, workers_per_node=1)
+    assert status.outcome is Outcome.COMPLETED, yard.all_logs("job-1-1")
+    assert "told lies" in yard.log()
+    assert yard.log().count("found 0") == 1, "no rank started twice"
