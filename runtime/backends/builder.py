@@ -68,7 +68,7 @@ def offers(images_root: Path, recipes: Path = RECIPES) -> list[Offer]:
 
 
 def build(images_root: Path, name: str, *, force: bool = False, progress: Progress, recipes: Path = RECIPES) -> bool:
-    """Build the image unless it is current; returns whether there was anything to do.
+    """Build the image unless it is current; returns whether there was anything to do. `force`: anew, from nothing.
 
     Runs that use the image of before go on with it. Raises InvalidSpec, ImageBuildFailed.
     """
@@ -83,7 +83,7 @@ def build(images_root: Path, name: str, *, force: bool = False, progress: Progre
         folder = images_root / name
         _set_aside(folder)
         try:
-            _install(folder, recipe, progress)
+            _install(folder, recipe, progress, anew=force)
             images.mark_candidate(folder)
             for smoke in recipe.smokes:
                 _prove(images_root, name, smoke, progress)
@@ -108,13 +108,13 @@ def _set_aside(folder: Path) -> None:
 # Installing
 
 
-def _install(folder: Path, recipe: Recipe, progress: Progress) -> None:
+def _install(folder: Path, recipe: Recipe, progress: Progress, *, anew: bool) -> None:
     progress.step(f"Creating a virtual environment in {folder}")
     # Built where it will stay: a virtual environment cannot be moved.
     venv.create(folder, with_pip=bool(recipe.sections), symlinks=True)
     python = folder / "bin" / "python"
     for section in recipe.sections:
-        _install_section(section, python, progress)
+        _install_section(section, python, progress, anew=anew)
     requirements = [requirement for section in recipe.sections for requirement in section.requirements]
     if any(requirement.startswith("torchvision") for requirement in requirements):
         _declare_vision_operators(python, progress)
@@ -123,13 +123,13 @@ def _install(folder: Path, recipe: Recipe, progress: Progress) -> None:
         _run([str(python), "-I", "-c", check], progress)
 
 
-def _install_section(section: Section, python: Path, progress: Progress) -> None:
+def _install_section(section: Section, python: Path, progress: Progress, *, anew: bool) -> None:
     def run(command: list[str], environment: Mapping[str, str]) -> str:
         return _run(command, progress, environment)
 
     things: list[str] = list(section.requirements)
     if section.compilation is not None:
-        things = wheels.compiled(section, python, run=run, step=progress.step)
+        things = wheels.compiled(section, python, anew=anew, run=run, step=progress.step)
     progress.step(f"Installing {', '.join(section.requirements)}")
     _run([str(python), "-m", "pip", "install", *section.options, *things], progress)
 

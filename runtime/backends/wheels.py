@@ -32,8 +32,8 @@ class CompilerMissing(RuntimeFault):
     code = "compiler_missing"
 
 
-def compiled(section: Section, python: Path, *, run: Run, step: Callable[[str], None]) -> list[str]:
-    """Paths of wheels for the section's requirements, compiled against what `python` has installed.
+def compiled(section: Section, python: Path, *, anew: bool = False, run: Run, step: Callable[[str], None]) -> list[str]:
+    """Paths of wheels for the section's requirements, compiled against what `python` has installed; kept ones, or anew.
 
     Raises CompilerMissing, OSError where the cache cannot be written, and what `run` raises.
     """
@@ -41,6 +41,8 @@ def compiled(section: Section, python: Path, *, run: Run, step: Callable[[str], 
         raise ValueError("this section is not compiled")
     installed = run([str(python), "-m", "pip", "freeze", "--all"], {})
     kept = cache_folder() / _digest(section, installed)
+    if anew:
+        shutil.rmtree(kept, ignore_errors=True)
     if not kept.is_dir():
         _require_tools()
         kept.parent.mkdir(parents=True, exist_ok=True)

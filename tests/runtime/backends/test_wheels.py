@@ -77,8 +77,8 @@ def section(tmp_path: Path) -> Section:
     return Section(("--no-build-isolation",), (str(source),), compilation)
 
 
-def compile_it(section: Section, shell: Shell) -> list[str]:
-    return wheels.compiled(section, Path(sys.executable), run=shell, step=lambda _text: None)
+def compile_it(section: Section, shell: Shell, *, anew: bool = False) -> list[str]:
+    return wheels.compiled(section, Path(sys.executable), anew=anew, run=shell, step=lambda _text: None)
 
 
 def test_a_wheel_is_compiled_by_the_wrapper_once_and_then_taken_from_the_cache(
@@ -94,6 +94,8 @@ def test_a_wheel_is_compiled_by_the_wrapper_once_and_then_taken_from_the_cache(
     with zipfile.ZipFile(wheel) as archive:
         library = archive.extract("answer.so", tmp_path)
     assert ctypes.CDLL(library).answer() == 427
+    assert compile_it(section, shell, anew=True) == [wheel]
+    assert shell.compilations == 2
 
 
 def test_another_recipe_is_another_wheel(section: Section, cache: Path) -> None:
