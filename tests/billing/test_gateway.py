@@ -65,13 +65,14 @@ def test_without_secrets_nothing_is_believed(settings):
         "t=NaN,v1=abc",
         f"t={'9' * 5000},v1=abc",
         f"t={'9' * 400},v1=abc",
-        f"t={int(time.time())},v1=\xe9\xff",
-        f"t={int(time.time())},v1=",
+        "t=NOW,v1=\xe9\xff",
+        "t=NOW,v1=",
     ],
+    ids=range(12),  # some are thousands of characters long
 )
 def test_garbage_for_a_signature(header):
     with pytest.raises(BadSignature):
-        gateway.verify(b"{}", header)
+        gateway.verify(b"{}", header.replace("NOW", str(int(time.time()))))
 
 
 def test_a_body_that_is_no_text():
