@@ -62,6 +62,7 @@ class Mpi:
         self._stubs: Dict[int, Link] = {}
         self._placed: Set[int] = set()
         self._open = 0
+        self._asked = 0
         self._forsaken: Dict[int, float] = {}
         self._asking: Dict[int, Link] = {}
         self._daemons: Dict[int, int] = {}
@@ -200,7 +201,9 @@ class Mpi:
         if host not in members:
             self._answer(link, {"exit_code": 1, "signal": ""})
             return
-        number = link.fileno()
+        # Never used again: a daemon of an earlier round may still end.
+        self._asked += 1
+        number = self._asked
         self._asking[number] = link
         self._tell({"type": "mpi", "id": number, "node": members[host], "command": command})
 

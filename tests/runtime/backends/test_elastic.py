@@ -277,3 +277,41 @@ def test_a_horovod_script_that_is_not_elastic_starts_again_from_its_checkpoint(h
     assert [span.nodes for span in status.spans] == [3, 2]
     assert status.restarts >= 1
     assert re.search(r"resumed after epoch \d", yard.log(0)), yard.log(0)
+
+
+@pytest.mark.torch
+def test_ddp_resumes_on_the_nodes_that_are_left(horovod_yard: Yard) -> None:
+    # The horovod image has all that the pytorch image has.
+    yard = horovod_yard
+    shutil.copy(HOUSE / "examples" / "mnist_ddp.py", yard.workspace)
+    submit_horovod(yard, script="mnist_ddp.py", framework=Framework.PYTORCH, nodes=3, min_nodes=2, epochs=8)
+    yard.wait("job-1-1", lambda _status: "epoch 2/8" in yard.log(), 120)
+    kill_supervisor(yard, 1)
+    status = wait_for_end(yard)
+    assert status.outcome is Outcome.COMPLETED, yard.all_logs("job-1-1")
+    assert [span.nodes for span in status.spans] == [3, 2]
+    assert status.restarts == 1
+    log = yard.log(0)
+    assert "This process starts again as rank 0 of 2." in log
+    assert re.search(r"resumed after epoch [1-7]", log), log
+    assert "epoch 8/8" in log
+
+
+ELASTIC_OF_HOROVOD = HOUSE / "var" / "compat" / "horovod-elastic-mnist" / "pytorch_mnist_elastic.py"
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(not ELASTIC_OF_HOROVOD.exists(), reason="python -m tests.compat.scripts fetches Horovod's example")
+def test_horovods_own_elastic_example_goes_on_unchanged(horovod_yard: Yard) -> None:
+    yard = horovod_yard
+    shutil.copy(ELASTIC_OF_HOROVOD, yard.workspace)
+    arguments = ("--data-dir", "/datasets/digits", "--epochs", "6", "--batch-size", "16", "--log-interval", "1")
+    submit_horovod(yard, script=ELASTIC_OF_HOROVOD.name, nodes=3, min_nodes=1, arguments=arguments)
+    yard.wait("job-1-1", lambda _status: "Train Epoch: 2" in yard.log(), 120)
+    kill_supervisor(yard, 2)
+    status = wait_for_end(yard)
+    assert status.outcome is Outcome.COMPLETED, yard.all_logs("job-1-1")
+    assert [span.nodes for span in status.spans] == [3, 2]
+    assert status.restarts == 0
+    assert "Train Epoch: 6" in yard.log()
+    assert "Test set: Average loss" in yard.log()

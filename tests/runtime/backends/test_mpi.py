@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from runtime.backends import identity
 from runtime.errors import InvalidSpec
 from runtime.specs import Controller, FailureCode, Framework, Outcome, Resources, RunStatus
 from tests.runtime.images_of_ours import use_image
@@ -112,6 +114,24 @@ def test_the_first_cause_is_the_ranks_own(
     assert (status.failure.exit_code, status.failure.signal) == (exit_code, name)
     assert status.finished_at is not None
     assert left_running() == []
+
+
+def test_mpi_goes_on_without_a_node(yard: Yard) -> None:
+    use_image(yard, "horovod")
+    script = REDUCES.replace("THEN", "import signal\n    if size.value == 3: signal.pause()")
+    spec = yard.spec(
+        script, framework=Framework.HOROVOD, controller=Controller.MPI, resources=NODE, nodes=3, min_nodes=2
+    )
+    yard.backend.submit(spec)
+    for rank in range(3):
+        yard.wait_for_text("found", rank=rank)
+    record = next(record for record in yard.records() if record["node"] == 1)
+    assert identity.send(record["pid"], record["start_time"], signal.SIGKILL)
+    status = yard.wait_for_end()
+    assert status.outcome is Outcome.COMPLETED, yard.all_logs("job-1-1")
+    assert [span.nodes for span in status.spans] == [3, 2]
+    assert "found 0 2 3" in yard.log(0)
+    assert "found 1 2 3" in yard.log(2)
 
 
 def test_horovod_over_mpi(mpi: Callable[..., RunStatus], yard: Yard) -> None:
