@@ -42,11 +42,15 @@ def pay_for(*, quote: Quote, account: Account, user: User, return_path: str) -> 
     The money comes into the wallet as any top-up does; `top_up.quote` says what is to be bought with it.
     Raises PaymentUnavailable, PaymentRefused.
     """
-    missing = quote.ceiling_minor - account.available_minor
-    amount = max(missing, settings.TOP_UP_MINIMUM_MINOR)
+    amount = shortfall_minor(quote, available_minor=account.available_minor)
     return _open_page(
         TopUp(account=account, amount_minor=amount, created_by=user, quote=quote), user=user, return_path=return_path
     )
+
+
+def shortfall_minor(quote: Quote, *, available_minor: int) -> int:
+    """What is to be paid so that the quote can be bought: what is missing, but no less than one payment's least."""
+    return max(quote.ceiling_minor - available_minor, int(settings.TOP_UP_MINIMUM_MINOR))
 
 
 def require_amount(account: Account, amount_minor: int, *, field: str) -> None:

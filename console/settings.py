@@ -148,6 +148,7 @@ CELERY_BEAT_SCHEDULE = {
     "forget-runs": {"task": "jobs.tasks.forget_runs", "schedule": 3600.0},
     "expire-quotes": {"task": "billing.tasks.expire_quotes", "schedule": 3600.0},
     "apply-events": {"task": "billing.tasks.apply_events", "schedule": 15.0, "options": {"expires": 15}},
+    "buy-paid": {"task": "jobs.paid.buy_paid", "schedule": 15.0, "options": {"expires": 15}},
     "move-money": {"task": "billing.tasks.move_money", "schedule": 60.0, "options": {"expires": 60}},
     "fetch-events": {"task": "billing.tasks.fetch_events", "schedule": 3600.0},
     "watch-money": {"task": "billing.tasks.watch_money", "schedule": 60.0, "options": {"expires": 60}},

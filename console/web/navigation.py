@@ -60,7 +60,7 @@ SECTIONS = (
     Section(
         _("Account"),
         (
-            Entry(_("Wallet"), "wallet", "wallet", ("wallet", "receipt_", "credit_")),
+            Entry(_("Wallet"), "wallet", "wallet", ("wallet", "receipt_", "credit_", "card_")),
             Entry(_("Costs"), "cost_list", "chart-line", ("cost_", "budget_")),
             Entry(_("Invoices"), "invoice_list", "file-text", ("invoice_", "billing_details")),
             Entry(_("Organization"), "organization", "building", ("organization",)),

@@ -12,21 +12,22 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from django.contrib import messages
-from django.http import HttpResponse, QueryDict
-from django.shortcuts import render
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpResponse, QueryDict
+from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_GET, require_POST
 from django_htmx.http import HttpResponseClientRedirect
 
+from billing import payments, wording
 from billing import selectors as billing
-from billing import wording
 from billing.errors import BudgetExceeded, InsufficientFunds
 from billing.models import Quote
-from billing.quotes import quote_for
+from billing.quotes import quote_for, require_valid
 from billing.taxes import tax_for
 from console.accounts.errors import CustomerError, NotFound
 from console.accounts.models import Organization
@@ -34,7 +35,7 @@ from console.accounts.roles import Capability
 from console.accounts.services import is_active
 from console.web.access import MemberRequest, member
 from console.web.images import FRAMEWORK_TITLES
-from jobs import orders, probes
+from jobs import orders, paid, probes
 from jobs import selectors as jobs
 from jobs.backend import resources_of
 from jobs.models import Job
@@ -196,6 +197,46 @@ def training_probe(request: MemberRequest) -> HttpResponse:
     return HttpResponseClientRedirect(reverse("job_detail", args=[order.job.pk]))
 
 
+@require_POST
+@member(Capability.RUN)
+def training_pay(request: MemberRequest) -> HttpResponse:
+    """Pay what the wallet lacks for the quote that was shown; it is bought when the money has come in."""
+    organization = request.membership.organization
+    quote = quote_for(organization=organization, quote_id=request.POST.get("quote", ""))
+    account = billing.wallet(organization)
+    if account is None or not request.membership.allows(Capability.PAY):
+        raise PermissionDenied
+    try:
+        require_valid(quote)
+        started = payments.pay_for(
+            quote=quote,
+            account=account,
+            user=request.membership.user,
+            return_path=reverse("training_paid", args=[quote.pk]),
+        )
+    except CustomerError as error:
+        return _card(request, quote, problem=str(error.message), stale=quote.is_expired)
+    return HttpResponseClientRedirect(started.checkout_url)
+
+
+@require_GET
+@member(Capability.RUN)
+def training_paid(request: MemberRequest, quote_id: UUID) -> HttpResponse:
+    """Where a customer comes back to from paying for a quote: waits for the money, then shows the job."""
+    quote = quote_for(organization=request.membership.organization, quote_id=str(quote_id))
+    top_up = quote.top_ups.select_related("quote", "created_by").order_by("-created_at").first()
+    if top_up is None:
+        raise Http404
+    order = paid.buy(top_up=top_up)
+    if order is not None:
+        messages.success(request, _("Paid and bought. The run starts as soon as there is room."))
+        where = reverse("job_detail", args=[order.job.pk])
+        return HttpResponseClientRedirect(where) if request.htmx else redirect(where)
+    template = "jobs/_training_paid.html" if request.htmx else "jobs/training_paid.html"
+    waits = top_up.state in payments.OPEN and "paid" in request.GET
+    return render(request, template, {"top_up": top_up, "quote": quote, "waits": waits})
+
+
 def has_script(workspace: Workspace) -> bool:
     """Whether there is anything in a workspace that could be run."""
     return bool(_scripts(workspace))
@@ -212,6 +253,7 @@ def _card(request: MemberRequest, quote: Quote, *, problem: str = "", stale: boo
             "available_minor": available,
             "remaining_minor": available - quote.ceiling_minor,
             "missing_minor": max(0, quote.ceiling_minor - available),
+            "to_pay_minor": payments.shortfall_minor(quote, available_minor=available),
             "notes": terms_sentences(quote.purchase),
             "idempotency_key": uuid4(),
             "problem": problem,

@@ -4,6 +4,7 @@ from django.urls import path
 
 from console.web import (
     activation,
+    cards,
     costs,
     credit,
     datasets,
@@ -44,6 +45,8 @@ urlpatterns = [
     path("training/quote/", training.training_quote, name="training_quote"),
     path("training/probe/", training.training_probe, name="training_probe"),
     path("training/order/", training.training_order, name="training_order"),
+    path("training/pay/", training.training_pay, name="training_pay"),
+    path("training/paid/<uuid:quote_id>/", training.training_paid, name="training_paid"),
     path("jobs/", jobs.job_list, name="job_list"),
     path("jobs/<int:pk>/", jobs.job_detail, name="job_detail"),
     path("jobs/<int:pk>/live/", jobs.job_live, name="job_live"),
@@ -51,6 +54,11 @@ urlpatterns = [
     path("jobs/<int:pk>/cancel/", jobs.job_cancel, name="job_cancel"),
     path("wallet/", wallet.wallet, name="wallet"),
     path("wallet/top-up/", wallet.top_up, name="top_up"),
+    path("wallet/cards/", cards.card_list, name="card_list"),
+    path("wallet/cards/add/", cards.card_add, name="card_add"),
+    path("wallet/cards/default/", cards.card_default, name="card_default"),
+    path("wallet/cards/remove/", cards.card_remove, name="card_remove"),
+    path("wallet/cards/automatic-off/", cards.card_automatic_off, name="card_automatic_off"),
     path("wallet/arrival/", wallet.arrival, name="wallet_arrival"),
     path("receipts/", wallet.receipt_list, name="receipt_list"),
     path("receipts/<int:pk>/", wallet.receipt_detail, name="receipt_detail"),

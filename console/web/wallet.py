@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 from django import forms
 from django.conf import settings
@@ -16,11 +16,12 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_GET, require_http_methods
 from django_htmx.http import HttpResponseClientRedirect
 
-from billing import budgets, credit, payments, selectors, wording
+from billing import budgets, credit, payments, receivables, selectors, wording
 from billing.errors import BillingError
-from billing.models import Account, TopUp
+from billing.models import Account, AutoTopUp, TopUp
 from console.accounts.roles import Capability
 from console.web.access import MemberRequest, member
+from console.web.amounts import AmountField
 
 QUICK_PICKS = (20, 50, 100, 500)
 """Amounts offered at one click, in the currency's major unit."""
@@ -28,25 +29,13 @@ PAGE = 25
 
 
 class TopUpForm(forms.Form):
-    """An amount to pay in, in the currency's major unit; `minor` is set when it is valid."""
+    """An amount to pay in: typed in the currency's major unit, in minor units when it is valid."""
 
-    amount = forms.CharField(
-        label=gettext_lazy("Amount"),
-        max_length=20,
-        widget=forms.TextInput(attrs={"inputmode": "decimal", "autocomplete": "off"}),
-    )
+    amount = AmountField(label=gettext_lazy("Amount"))
 
     def __init__(self, *args: object, currency: str, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]  # passed through as they came
-        self.currency = currency
-
-    def clean_amount(self) -> int:
-        """The amount in minor units. A comma may stand for the decimal point."""
-        text = self.cleaned_data["amount"].strip().replace(",", ".")
-        try:
-            return wording.to_minor(Decimal(text), self.currency)
-        except (InvalidOperation, ValueError, OverflowError):  # the last two: too many decimals; "NaN", "Infinity"
-            raise forms.ValidationError(_("Give an amount such as 50 or 19.90.")) from None
+        self.fields["amount"].currency = currency  # type: ignore[attr-defined]  # an AmountField
 
 
 @require_GET
@@ -74,7 +63,10 @@ def top_up(request: MemberRequest) -> HttpResponse:
         return _page(request, account, form)
     try:
         started = payments.start_top_up(
-            account=account, amount_minor=form.cleaned_data["amount"], user=request.membership.user
+            account=account,
+            amount_minor=form.cleaned_data["amount"],
+            user=request.membership.user,
+            save_card="save_card" in request.POST,
         )
     except BillingError as error:
         form.add_error("amount", str(error.message))
@@ -133,6 +125,8 @@ def _page(request: MemberRequest, account: Account, form: TopUpForm) -> HttpResp
             "holds": selectors.open_holds(organization).select_related("order__job"),
             "receipts": selectors.receipts_for(organization)[:6],
             "credit_minor": credit.credit_minor(account),
+            "owed_minor": receivables.owed_minor(account),
+            "automatic": AutoTopUp.objects.filter(account=account).first(),
             "budgets": budgets.states(organization),
             "balance": budgets.balance(account),
             "arriving": _arriving(account) if "paid" in request.GET else None,
