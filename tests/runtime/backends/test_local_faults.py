@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -277,15 +278,22 @@ def test_a_killed_launcher_takes_its_node_along(yard: Yard, left_running: Callab
     assert left_running() == []
 
 
-def test_a_stopped_launcher_is_found_by_its_silence(yard: Yard, left_running: Callable[[], list[str]]) -> None:
-    yard.backend.submit(yard.spec(DEAF, nodes=2))
-    yard.wait_for_text("ready", rank=0)
-    yard.wait_for_text("ready", rank=1)
-    os.kill(_sandbox_processes(_supervisors(yard)[1]["pid"])[1], signal.SIGSTOP)
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_stopped_launcher_is_found_by_its_silence(
+    yard: Yard, node: int, left_running: Callable[[], list[str]]
+) -> None:
+    yard.backend.submit(yard.spec(DEAF, nodes=3))
+    for rank in range(3):
+        yard.wait_for_text("ready", rank=rank)
+    launcher = _sandbox_processes(_supervisors(yard)[node]["pid"])[1]
+    stopped_at = time.time()
+    os.kill(launcher, signal.SIGSTOP)
     status = yard.wait_for_end()
     assert status.outcome is Outcome.NODE_LOST
     assert status.failure is not None
-    assert status.failure.node == 1
+    assert (status.failure.node, status.failure.code) == (node, FailureCode.NODE_SILENT)
+    assert status.finished_at is not None
+    assert status.finished_at - stopped_at <= 15, "nobody waited for a collective, and nothing runs any more"
     assert left_running() == []
 
 
@@ -450,6 +458,8 @@ def _supervisors(yard: Yard) -> list[dict[str, int]]:
 
 def _sandbox_processes(supervisor: int) -> list[int]:
     """On the host: bubblewrap, then the launcher, which is the sandbox's first process."""
-    bubblewrap = int(Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()[0])
+    # Node 0's supervisor is the parent of the others'.
+    children = [int(pid) for pid in Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()]
+    (bubblewrap,) = [pid for pid in children if b"bwrap" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]]
     launcher = int(Path(f"/proc/{bubblewrap}/task/{bubblewrap}/children").read_text().split()[0])
     return [bubblewrap, launcher]
