@@ -129,7 +129,9 @@ def write_etc(folder: Path, hostname: str) -> None:
     files = {
         "passwd": f"trainyard:x:{USER_ID}:{USER_ID}:trainyard:/tmp:/bin/sh\n",
         "group": f"trainyard:x:{USER_ID}:\n",
-        "hosts": f"127.0.0.1 localhost\n127.0.0.1 {hostname}\n::1 localhost\n",
+        # The last is an IPv4 peer as a dual-stack socket sees it. PyTorch's store asks for its name, and without one
+        # here a name server is asked, which cannot be reached: every run's log would begin with that failure.
+        "hosts": f"127.0.0.1 localhost\n127.0.0.1 {hostname}\n::1 localhost\n::ffff:127.0.0.1 loopback\n",
         "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
     }
     for name, text in files.items():

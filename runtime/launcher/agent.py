@@ -253,6 +253,9 @@ class Agent:
             self._fall()
 
     def _confess(self) -> bool:
+        # Who has died by now died by itself, though the word of its death may be behind the one that makes us fall.
+        for gone in reap():
+            self._rank_ended(gone)
         for found in self._suspects:
             self._report({"type": "cause", "cause": found})
         failed = bool(self._suspects)

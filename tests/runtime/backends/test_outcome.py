@@ -150,3 +150,13 @@ def test_codes_and_data_are_passed_on() -> None:
     )
     assert killed.failure is not None
     assert killed.failure.code is FailureCode.RANK_KILLED
+
+
+def test_nodes_that_each_call_the_other_lost_have_not_completed() -> None:
+    """Cut off from each other: each knows only that, and an echo of an echo is no end that went well."""
+    word = {"code": "node_silent", "message": "It stopped answering."}
+    told = [cause("node_lost", 14.2, 1, **word), cause("node_lost", 14.0, 0, **word)]
+    status = merge("r", 1.0, [record(0, causes=told[:1]), record(1, causes=told[1:])])
+    assert status.outcome is Outcome.NODE_LOST
+    assert status.failure is not None
+    assert (status.failure.node, status.failure.code) == (0, FailureCode.NODE_SILENT)

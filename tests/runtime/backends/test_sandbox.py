@@ -1,9 +1,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
 
 from runtime.backends import sandbox
 from runtime.specs import Mount
+from tests.runtime.images_of_ours import use_image
+
+if TYPE_CHECKING:
+    from tests.runtime.conftest import Yard
 
 PLACE = sandbox.Place(
     hostname="job-1-1-0",
@@ -67,3 +74,30 @@ def test_the_environment_is_ours_alone() -> None:
         "CUDA_VISIBLE_DEVICES",
         "SSL_CERT_FILE",
     }
+
+
+def test_the_nodes_address_has_a_name_however_it_is_asked_for(yard: Yard) -> None:
+    script = """
+    import socket
+    for address in (("127.0.0.1", 1), ("::ffff:127.0.0.1", 1, 0, 0)): print(socket.getnameinfo(address, 8)[0])
+    for name in ("localhost", socket.gethostname()):
+        print({found[4][0] for found in socket.getaddrinfo(name, 1, type=socket.SOCK_STREAM)} <= {"127.0.0.1", "::1"})
+    """
+    yard.run(script)
+    assert yard.log().split() == ["localhost", "loopback", "True", "True"]
+
+
+@pytest.mark.torch
+def test_a_healthy_run_of_pytorch_prints_what_its_script_prints(yard: Yard) -> None:
+    """The store's sockets ask for names: where none is found, PyTorch warns in every run's log."""
+    script = """
+    import torch, torch.distributed
+    torch.distributed.init_process_group("gloo")
+    one = torch.ones(1)
+    torch.distributed.all_reduce(one)
+    print("sum", int(one), flush=True)
+    torch.distributed.destroy_process_group()
+    """
+    use_image(yard, "pytorch").run(script, nodes=2)
+    lines = [line for rank in range(2) for line in yard.log(rank).splitlines() if not line.startswith("[Gloo]")]
+    assert lines == ["sum 2", "sum 2"]
