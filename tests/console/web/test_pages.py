@@ -9,6 +9,7 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
+from billing import invoices
 from console.accounts.models import Membership
 from console.accounts.roles import Capability, Role
 from jobs.models import Job
@@ -37,6 +38,13 @@ PAGES: list[tuple[str, list[object], Capability]] = [
     ("wallet", [], Capability.VIEW),
     ("receipt_list", [], Capability.VIEW),
     ("receipt_detail", ["receipt"], Capability.VIEW),
+    ("cost_list", [], Capability.VIEW),
+    ("cost_export", [], Capability.VIEW),
+    ("credit_list", [], Capability.VIEW),
+    ("invoice_list", [], Capability.PAY),
+    ("invoice_detail", ["invoice"], Capability.PAY),
+    ("invoice_csv", ["invoice"], Capability.PAY),
+    ("billing_details", [], Capability.PAY),
     ("organization", [], Capability.VIEW),
     ("tokens", [], Capability.VIEW),
 ]
@@ -45,7 +53,9 @@ INLINE_SCRIPT = re.compile(r"<script(?![^>]*\bsrc=)(?![^>]*application/json)[^>]
 
 
 def _address(name: str, arguments: list[object], job: Job) -> str:
-    known = {"job": job.pk, "receipt": job.order.hold.receipt.pk}
+    receipt = job.order.hold.receipt
+    made = invoices.issue(organization=job.organization) or receipt.invoice_line.invoice
+    known = {"job": job.pk, "receipt": receipt.pk, "invoice": made.pk}
     return reverse(name, args=[known.get(str(each), each) for each in arguments])
 
 

@@ -29,7 +29,19 @@ def _fill(customer: Customer) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["overview", "job_list", "wallet", "receipt_list", "dataset_list", "workspace_list", "organization"]
+    "name",
+    [
+        "overview",
+        "job_list",
+        "wallet",
+        "receipt_list",
+        "cost_list",
+        "credit_list",
+        "invoice_list",
+        "dataset_list",
+        "workspace_list",
+        "organization",
+    ],
 )
 def test_constant_in_rows(customer: Customer, owner_page: Client, name: str) -> None:
     _fill(customer)
