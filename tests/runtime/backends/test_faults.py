@@ -112,7 +112,9 @@ def nodes_of(yard: Yard, count: int) -> list[Node]:
 
 def found_at(yard: Yard) -> float:
     """When the first of the nodes wrote down that another one was lost."""
-    return min(cause["at"] for record in yard.records() for cause in record["causes"] if cause["kind"] == "node_lost")
+    return min(
+        float(cause["at"]) for record in yard.records() for cause in record["causes"] if cause["kind"] == "node_lost"
+    )
 
 
 def failed(status: RunStatus) -> tuple[int | None, int | None, str]:

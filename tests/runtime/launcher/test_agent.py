@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -250,3 +251,22 @@ def test_nodes_that_do_not_come_are_named(cluster: Cluster, monkeypatch: pytest.
     assert [(cause["kind"], cause["code"]) for cause in hub.causes] == [("platform_error", "nodes_not_met")]
     assert hub.causes[0]["message"] == "Nodes 1, 2 did not come within a minute."
     assert hub.of_type("running") == []
+
+
+def test_a_rank_that_died_before_the_word_to_fall_came_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    """Two ranks die at once, and the launcher of one hears of the other's first: both are told, as they were."""
+    script = DEAF.replace("while True: signal.pause()", "")
+    script += "import time\nif os.environ['RANK'] == '0':\n    while not os.path.exists('go'): time.sleep(0.01)\n"
+    script += "    raise SystemExit(1)\nwhile True: signal.pause()\n"
+    nodes = cluster.start(script, 2)
+    for node in nodes:
+        node.listen(ready)
+    (rank,) = map(int, nodes[1].of_type("running")[-1]["pids"])
+    nodes[1].process.send_signal(signal.SIGSTOP)
+    os.kill(rank, signal.SIGKILL)
+    (tmp_path / "go").touch()
+    assert nodes[0].wait(FOUND_SECONDS) == 1
+    nodes[1].process.send_signal(signal.SIGCONT)
+    assert nodes[1].wait(FOUND_SECONDS) == 1
+    assert [(cause["rank"], cause["exit_code"]) for cause in nodes[0].causes] == [(0, 1)]
+    assert [(cause["rank"], cause["signal"]) for cause in nodes[1].causes] == [(1, "SIGKILL")]
