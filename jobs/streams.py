@@ -106,6 +106,9 @@ async def _ring(bell: redis.asyncio.client.PubSub, job_pk: int) -> None:
             await bell.subscribe(channel(job_pk))
             return
         await bell.get_message(ignore_subscribe_messages=True, timeout=LOOK_AGAIN_SECONDS)
+        # Rings that came meanwhile tell of rows that are about to be read anyway.
+        while await bell.get_message(ignore_subscribe_messages=True, timeout=0) is not None:
+            continue
     except (redis.RedisError, OSError):
         await asyncio.sleep(TRY_AGAIN_SECONDS)
 

@@ -95,9 +95,14 @@ class Keeper:
 
     @contextlib.contextmanager
     def _cold(self, order: dict[str, Any], log: Path) -> Iterator[None]:
-        with self._python("starter", json.dumps(order), log, order["locks"], shut=False):
+        process = self._python("starter", json.dumps(order), log, order["locks"], shut=False)
+        try:
             yield
-        # Leaving the block closed its stdin, which is what the starter waits for.
+        finally:
+            # The end of its stdin is what the starter waits for; it has detached by then.
+            if process.stdin is not None:
+                process.stdin.close()
+            process.wait()
 
     def _python(
         self, module: str, told: str, log: Path | None, kept: list[int] | None = None, *, shut: bool = True

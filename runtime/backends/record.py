@@ -114,6 +114,10 @@ class Record:
 
     # Telling
 
+    def begin(self) -> None:
+        """The first record: that there is a supervisor is no news to anybody."""
+        self._write()
+
     def save(self) -> None:
         """Write the record, and tell of it. A disk that refuses is asked again at the next `beat`."""
         self._write()

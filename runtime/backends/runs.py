@@ -61,7 +61,6 @@ class Run:
         for part in ("nodes", "logs", "run/tensorboard", "checkpoints"):
             (self.folder / part).mkdir(parents=True, mode=0o700)
         self.active.touch()
-        self.bell.touch()
 
     def hold_lock(self, node: int) -> int:
         """Take the node's lock and return the descriptor that holds it; its supervisor inherits it."""
@@ -70,12 +69,11 @@ class Run:
         return descriptor
 
     def record(self, spec: RunSpec, *, nonce: str, gpus: list[list[int]]) -> None:
-        """Put the run on record. From here on it exists."""
+        """Put the run on record. From here on it exists. The bell is not rung: who submits knows."""
         write_json(
             self.folder / "submission.json",
             {"spec": json.loads(spec.to_json()), "nonce": nonce, "gpus": gpus, "submitted_at": time.time()},
         )
-        self.bell.write_bytes(b"!")
 
     def submission(self) -> dict[str, Any]:
         """What `record` wrote. Raises RunNotFound."""

@@ -58,7 +58,7 @@ class Supervisor:
 
     def run(self) -> None:
         """Supervise to the end."""
-        self._record.save()
+        self._record.begin()
         watchdog.keep_awake()
         self._catch_signals()
         self._start()

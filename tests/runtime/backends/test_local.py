@@ -250,7 +250,7 @@ def test_logs_come_in_pieces_at_character_boundaries(yard: Yard) -> None:
 
 def test_eof_comes_only_with_the_end(yard: Yard) -> None:
     yard.backend.submit(yard.spec(SLEEP))
-    yard.wait_for_text("ready")
+    yard.wait_for_text("ready\n")
     chunk = yard.backend.logs("job-1-1", 0, 0)
     assert (chunk.text, chunk.next_offset, chunk.eof) == ("ready\n", 6, False)
     yard.backend.stop("job-1-1", 0)
