@@ -1,0 +1,212 @@
+"""Faults on real processes: a local cluster of this test's own under the real dispatch, and workers that are killed.
+
+The one rule: who is killed is a process of its own with `kill -9`, so that nothing tidies up behind it.
+"""
+
+import itertools
+import os
+import signal
+import venv
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+
+from billing import charges
+from billing.models import Receipt, Transaction
+from jobs import dispatch, lifecycle
+from jobs.backend import cluster
+from jobs.models import Attempt
+from jobs.states import JobState
+from runtime.backends import images
+from runtime.backends.keeper import Keeper
+from runtime.backends.local import LocalBackend
+from runtime.backends.runs import Run
+from tests.factories.jobs import Customer
+
+pytestmark = pytest.mark.django_db(transaction=True)
+COUNT_STARTS = """
+import os
+with open(os.path.join(os.environ["WORKSPACE"], "starts"), "a") as file:
+    file.write(os.environ["RESTART_COUNT"])
+"""
+
+
+@pytest.fixture(scope="session")
+def bare_images(tmp_path_factory):
+    """An images root whose `pytorch` is an interpreter and nothing else."""
+    root = tmp_path_factory.mktemp("images")
+    venv.create(root / "pytorch", with_pip=False, symlinks=True)
+    images.mark_ready(root / "pytorch", "bare")
+    return root
+
+
+@pytest.fixture
+def backend(monkeypatch, tmp_path, bare_images):
+    """The cluster: this machine."""
+    made = LocalBackend(root=tmp_path / "runs", images_root=bare_images, cpus=8, memory_mib=16384)
+    monkeypatch.setattr("jobs.backend.create", lambda _kind, **_options: made)
+    cluster.cache_clear()
+    yield made
+    cluster.cache_clear()
+    for name in made.names():
+        made.delete(name)
+    made.retire()
+
+
+@pytest.fixture
+def customer(transactional_db, backend, hints):
+    return Customer(backend)
+
+
+def killed(call, owner, name, *, after):
+    """Make the call in a worker of its own, which is killed before or after it calls this function."""
+    connection.close()
+    worker = os.fork()
+    if not worker:
+        try:
+            function = getattr(owner, name)
+
+            def die(*arguments, **options):
+                if after:
+                    function(*arguments, **options)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            setattr(owner, name, die)
+            call()
+        finally:
+            os._exit(1)
+    _pid, status = os.waitpid(worker, 0)
+    assert os.WIFSIGNALED(status), "the worker did not come to where it is killed"
+    assert os.WTERMSIG(status) == signal.SIGKILL
+
+
+def ended(backend, job, seconds=60):
+    """The job once it has ended, with the sweep at every change: nobody else does anything here."""
+    for _names in itertools.chain([set()], backend.changes(stop_after=seconds)):
+        dispatch.reconcile()
+        job.refresh_from_db()
+        if job.is_ended:
+            return job
+    raise AssertionError(f"not in {seconds} s: {job.state} {job.waiting_code}")
+
+
+def charged_once(customer, job):
+    """One attempt of one run, one charge, nothing held."""
+    assert (job.state, job.reason) == ("succeeded", "completed")
+    assert Attempt.objects.count() == 1
+    assert customer.backend.names() == [f"job-{job.pk}-1"]
+    assert (customer.folder / "starts").read_text() == "0", "the code was started once"
+    assert Receipt.objects.count() == 1
+    assert Transaction.objects.filter(kind="charge").count() == 1
+    assert Receipt.objects.get().total_minor > 0
+    assert customer.wallet.held_minor == 0
+    assert customer.wallet.posted_minor == 100_000 - Receipt.objects.get().total_minor
+    assert list(job.events.values_list("kind", flat=True)).count("settled") == 1
+
+
+BEFORE, AFTER = False, True
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "after"),
+    [
+        (lifecycle, "claim", BEFORE),
+        (lifecycle, "transition", AFTER),
+        (lifecycle, "claim", AFTER),
+        (dispatch, "submit", BEFORE),
+        (dispatch, "run_spec", AFTER),
+        (LocalBackend, "_reserve", AFTER),
+        (Run, "prepare", AFTER),
+        (Keeper, "started", BEFORE),
+        (Run, "record", BEFORE),
+        (Run, "record", AFTER),
+        (LocalBackend, "submit", AFTER),
+        (dispatch, "_stop_if_unwanted", BEFORE),
+    ],
+    ids=lambda value: getattr(value, "__name__", {BEFORE: "before", AFTER: "after"}.get(value, value)),
+)
+def test_a_worker_killed_while_it_starts_a_run_leaves_one_run(customer, backend, owner, name, after):
+    customer.write("train.py", COUNT_STARTS)
+    job = customer.job(nodes=1)
+    killed(dispatch.dispatch_queue, owner, name, after=after)
+    charged_once(customer, ended(backend, job))
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "after"),
+    [
+        (dispatch.telemetry, "ingest_all", AFTER),
+        (lifecycle, "observe", BEFORE),
+        (lifecycle, "end_attempt", BEFORE),
+        (lifecycle, "transition", AFTER),
+        (charges, "settle", BEFORE),
+        (charges, "settle", AFTER),
+        (lifecycle, "note", AFTER),
+        (lifecycle, "end_attempt", AFTER),
+        (lifecycle, "observe", AFTER),
+        (dispatch, "_observe", AFTER),
+    ],
+    ids=lambda value: getattr(value, "__name__", {BEFORE: "before", AFTER: "after"}.get(value, value)),
+)
+def test_a_worker_killed_while_it_settles_a_run_charges_it_once(customer, backend, owner, name, after):
+    customer.write("train.py", COUNT_STARTS)
+    job = customer.job(nodes=1)
+    dispatch.dispatch_queue()
+    for _names in backend.changes(stop_after=60):
+        if backend.describe(f"job-{job.pk}-1").finished_at is not None:
+            break
+    killed(lambda: dispatch.reconcile_job(job_pk=job.pk), owner, name, after=after)
+    job.refresh_from_db()
+    assert (job.state == JobState.SUCCEEDED) == Receipt.objects.exists()
+    assert (customer.wallet.held_minor == 0) == Receipt.objects.exists()
+    charged_once(customer, ended(backend, job))
+
+
+def test_a_hang_is_paid_to_its_last_sign_and_tried_again_as_ordered(customer, backend, monkeypatch):
+    monkeypatch.setattr(dispatch, "HANG_SECONDS", 4)
+    customer.write(
+        "train.py",
+        "import os, signal, time\n"
+        "time.sleep(1.5)\n"
+        "print('attempt', os.environ['RESTART_COUNT'], flush=True)\n"
+        "while os.environ['RESTART_COUNT'] == '0': signal.pause()\n",
+    )
+    job = customer.job(nodes=2, retries=1, retry_backoff_seconds=0, on_hang="retry")
+    job = ended(backend, job)
+    assert job.state == JobState.SUCCEEDED
+    first, second = job.attempts.order_by("number")
+    assert [first.reason, second.reason] == ["hung", "completed"]
+    assert sorted(backend.stacks(first.run_name)) == [0, 1]
+    hung = first.finished_at - first.progress_at
+    assert hung >= timedelta(seconds=3)
+    lines = Receipt.objects.get().lines
+    assert [line["amount_minor"] for line in lines if line["rule"] == "hang"] == [0]
+    paid = [float(line["quantity"]) * 3600 / 2 for line in lines if line["rule"] == "time_used"]
+    expected = [first.progress_at - first.started_at, second.finished_at - second.started_at]
+    assert paid == pytest.approx([each.total_seconds() for each in expected], abs=0.01)
+
+
+def test_the_next_attempt_waits_its_back_off_and_goes_on_from_the_checkpoint(customer, backend):
+    customer.write(
+        "train.py",
+        "import os, pathlib, sys\n"
+        "saved = pathlib.Path(os.environ['CHECKPOINT_DIR']) / 'epoch'\n"
+        "done = int(saved.read_text()) if saved.exists() else 0\n"
+        "for epoch in range(done + 1, 4):\n"
+        "    print('epoch', epoch, flush=True)\n"
+        "    if epoch == 2 and os.environ['RESTART_COUNT'] == '0': os.abort()\n"
+        "    saved.write_text(str(epoch))\n",
+    )
+    job = customer.job(nodes=1, retries=2, retry_backoff_seconds=2)
+    job = ended(backend, job)
+    assert job.state == JobState.SUCCEEDED
+    first, second = job.attempts.order_by("number")
+    assert [first.reason, second.reason] == ["code_failed", "completed"]
+    assert (first.failure["signal"], first.failure["rank"]) == ("SIGABRT", 0)
+    assert backend.logs(first.run_name, 0).text == "epoch 1\nepoch 2\n"
+    assert backend.logs(second.run_name, 0).text == "epoch 2\nepoch 3\n"
+    assert second.claimed_at - first.finished_at >= timedelta(seconds=2)
+    assert first.checkpoint_at is not None
+    rules = [line["rule"] for line in Receipt.objects.get().lines]
+    assert rules.count("time_used") == 2
