@@ -6,6 +6,7 @@ The one rule: nothing here shows a customer's secret or changes a customer's fil
 from __future__ import annotations
 
 from django.contrib import admin
+from django.urls import reverse
 from unfold.admin import ModelAdmin
 
 from console.accounts.readonly import ReadOnlyAdmin
@@ -21,6 +22,10 @@ class ImageAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
     list_select_related = ("organization",)
     search_fields = ("name", "title", "reference")
     raw_id_fields = ("organization",)
+
+    def view_on_site(self, _image: Image) -> str:
+        """The console's images, where one click checks an image on the cluster."""
+        return reverse("image_list")
 
 
 @admin.register(Dataset)

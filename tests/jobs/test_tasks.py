@@ -9,12 +9,13 @@ from jobs import dispatch, tasks
     [
         (tasks.dispatch_queue, (), ("dispatch_queue", {})),
         (tasks.reconcile, (), ("reconcile", {})),
+        (tasks.forget_runs, (), ("forget_runs", {})),
         (tasks.stop_job, (7,), ("stop", {"job_pk": 7})),
     ],
 )
 def test_a_task_calls_one_function_of_dispatch(monkeypatch, task, arguments, called):
     seen = []
-    for name in ("dispatch_queue", "reconcile", "stop"):
+    for name in ("dispatch_queue", "reconcile", "forget_runs", "stop"):
         monkeypatch.setattr(dispatch, name, lambda name=name, **options: seen.append((name, options)))
     task(*arguments)
     assert seen == [called]
