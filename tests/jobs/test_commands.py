@@ -84,6 +84,21 @@ class TestWatchRuns:
         call_command("watch_runs")
         assert looks == [attempt.run_name]
 
+    def test_its_end_is_taken_in_at_once(self, customer, backend, monkeypatch):
+        attempt = customer.started()
+        looks = []
+
+        def changes():
+            yield {attempt.run_name}
+            backend.end(attempt.run_name, Outcome.COMPLETED)
+            yield {attempt.run_name}
+
+        monkeypatch.setattr(watch_runs.Command, "_look", lambda _self, name: looks.append(name))
+        monkeypatch.setattr(watch_runs, "READ_EVERY_SECONDS", 60.0)
+        monkeypatch.setattr(backend, "changes", changes)
+        call_command("watch_runs")
+        assert looks == [attempt.run_name] * 2
+
 
 class TestDemo:
     def client(self, answer):

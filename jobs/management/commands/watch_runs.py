@@ -14,11 +14,13 @@ from django.db import close_old_connections
 
 from jobs import dispatch
 from jobs.backend import cluster
+from runtime.errors import RuntimeFault
+from runtime.specs import RunPhase
 
 logger = logging.getLogger(__name__)
 
 READ_EVERY_SECONDS = 0.25
-"""A run that writes without pause is read this often, not at each write."""
+"""A run that writes without pause is read this often, not at each write; its end is taken in at once."""
 
 
 class Command(BaseCommand):
@@ -42,7 +44,7 @@ class Command(BaseCommand):
         for changed in cluster().changes():
             waiting |= changed
             now = time.monotonic()
-            due = {name for name in waiting if now - read_at.get(name, 0.0) >= READ_EVERY_SECONDS}
+            due = {name for name in waiting if now - read_at.get(name, 0.0) >= READ_EVERY_SECONDS or _has_ended(name)}
             waiting -= due
             for name in due:
                 read_at[name] = now
@@ -56,3 +58,10 @@ class Command(BaseCommand):
             dispatch.follow(run_name=name)
         except Exception:
             logger.exception("The change of %s could not be taken in; the sweep will.", name)
+
+
+def _has_ended(name: str) -> bool:
+    try:
+        return cluster().describe(name).phase is RunPhase.ENDED
+    except RuntimeFault:
+        return True  # nothing to wait for: the look at it will say what became of it
