@@ -123,6 +123,8 @@ def apply_refund(found: Mapping[str, Any], *, livemode: object) -> None:
 
 
 def _take_for(row: Refund) -> None:
+    # What is paid back must not be charged again by a standing order a minute later.
+    AutoTopUp.objects.filter(account=row.top_up.account, is_on=True).update(is_on=False, last_failure="refunded")
     receivables.take_back(
         account=row.top_up.account,
         amount_minor=row.amount_minor,

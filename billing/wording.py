@@ -35,6 +35,7 @@ FAILURES = {
     "authentication_required": gettext_lazy("The bank wants its customer to confirm each payment."),
     "lost_card": gettext_lazy("The bank declined the card."),
     "disputed": gettext_lazy("A payment by this card was disputed."),
+    "refunded": gettext_lazy("A payment was paid back to this card."),
     "refused": gettext_lazy("The card is not saved any more."),
     "unanswered": gettext_lazy("The payment service did not answer."),
 }
@@ -109,3 +110,8 @@ def _scaled_sentence(basis: Mapping[str, Any], runs: int) -> str:
         return told
     efficiency = _("Measured efficiency: %(percent)d %%.") % {"percent": round(float(basis["efficiency"]) * 100)}
     return f"{told} {efficiency}"
+
+
+def failure_sentence(code: str) -> str:
+    """Why a payment failed, from the provider's code. What a bank does not say is not guessed."""
+    return str(FAILURES.get(code, _("The bank declined the card.")))

@@ -102,7 +102,7 @@ class Handler(BaseHTTPRequestHandler):
     def _show_challenge(self, intent_id: str) -> None:
         intent, session = self.provider.challenged(intent_id)
         amount = money(intent["amount"], intent["currency"].upper()) if "amount" in intent else ""
-        self._page("challenge.html", {"amount": amount or "No amount", "title": session["_title"]})
+        self._page("challenge.html", {"amount": amount or "Save a card", "title": session["_title"]})
 
     def _page(self, name: str, values: dict[str, str], **markup: str) -> None:
         page = (PAGES / name).read_text()

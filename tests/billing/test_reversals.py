@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from billing import ledger, receivables, reversals
+from billing import automatic, ledger, receivables, reversals
 from billing.errors import RefundRefused
 from billing.models import Account, AutoTopUp, Dispute, Refund, StripeEvent, TopUp
 from tests.factories.accounts import UserFactory
@@ -161,6 +161,14 @@ class TestRefund:
         assert agree(provider)
         assert balance(top_up) == 3500
         assert Refund.objects.get().requested_by is None
+
+    def test_is_not_charged_again_by_a_standing_order(self, provider):
+        top_up = paid_top_up(provider)
+        AutoTopUp.objects.create(account=top_up.account, is_on=True, threshold_minor=4000, amount_minor=5000)
+        refund(top_up, 5000)
+        setup = AutoTopUp.objects.get()
+        assert (setup.is_on, setup.last_failure) == (False, "refunded")
+        assert automatic.sweep() == 0
 
     def test_two_at_once_pay_back_no_more_than_there_is(self, provider):
         top_up = paid_top_up(provider)

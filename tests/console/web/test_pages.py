@@ -36,6 +36,7 @@ PAGES: list[tuple[str, list[object], Capability]] = [
     ("job_detail", ["job"], Capability.VIEW),
     ("job_live", ["job"], Capability.VIEW),
     ("wallet", [], Capability.VIEW),
+    ("card_list", [], Capability.PAY),
     ("receipt_list", [], Capability.VIEW),
     ("receipt_detail", ["receipt"], Capability.VIEW),
     ("cost_list", [], Capability.VIEW),
