@@ -16,6 +16,7 @@ from billing import budgets, credit, ledger, pricing
 from billing.errors import NoWallet
 from billing.models import Account, Hold, Quote, Receipt
 from billing.selectors import wallet
+from billing.usage import Usage
 from console.accounts.models import User
 
 
@@ -50,13 +51,13 @@ def hold(*, quote: Quote, reference: str, user: User | None = None, labels: Mapp
 def meter(*, hold: Hold, billable_seconds: float) -> int:
     """What the run has cost so far, in minor units; kept on the hold. It changes no balance."""
     terms = pricing.Terms.from_json(hold.quote.terms)
-    cost = pricing.rate(pricing.Usage(billable_seconds, completed=False), terms).total_minor
+    cost = pricing.rate(Usage(billable_seconds, completed=False), terms).total_minor
     Hold.objects.filter(pk=hold.pk, state=Hold.States.HELD).update(metered_minor=cost)
     return cost
 
 
 @transaction.atomic
-def settle(*, hold: Hold, usage: pricing.Usage, title: str, free_lines: Sequence[pricing.Line] = ()) -> Receipt:
+def settle(*, hold: Hold, usage: Usage, title: str, free_lines: Sequence[pricing.Line] = ()) -> Receipt:
     """End a hold: charge the usage, give the rest back, write the receipt. Settling again gives the same receipt.
 
     Nothing used is a release. `free_lines` (amount 0) stand on the receipt before what is charged.

@@ -15,6 +15,7 @@ from billing import pricing
 from billing.costs import Month
 from billing.models import Price, PriceBook, Receipt
 from billing.pricebooks import price_name, price_rows
+from billing.usage import Usage
 from console.accounts.models import Organization
 
 
@@ -129,7 +130,7 @@ def _would(receipt: Receipt, rows: list[pricing.PriceRow], found: Preview) -> in
     purchase = pricing.Purchase(
         str(labels.get("product", "")), terms.mode, labels["node_spec"], terms.nodes, terms.epochs
     )
-    usage = pricing.Usage.from_json(receipt.usage)
+    usage = Usage.from_json(receipt.usage)
     try:
         return pricing.rate(
             usage, pricing.terms_for(rows, purchase, deadline_seconds=quote.deadline_seconds)

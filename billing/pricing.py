@@ -11,11 +11,12 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from decimal import ROUND_HALF_UP, Decimal
 from fractions import Fraction
 from typing import Any
+
+from billing.usage import Range, Usage
 
 SECONDS_PER_HOUR = 3600
 
@@ -155,44 +156,6 @@ class Offer:
 
 
 OPTIONAL_OF_A_LINE = frozenset({"began_at", "ended_at", "nodes", "evidence"})
-
-
-@dataclass(frozen=True)
-class Range:
-    """A stretch of a run with one number of nodes. The moments are ISO 8601 texts: shown, never reckoned with."""
-
-    seconds: float
-    nodes: int
-    began_at: str = ""
-    ended_at: str = ""
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What a run used: seconds in which its nodes ran and somebody has to pay, and whether it completed.
-
-    `ranges` say how many nodes ran when, and replace `billable_seconds`; without them all of the quote's nodes ran.
-    """
-
-    billable_seconds: float
-    completed: bool
-    ranges: tuple[Range, ...] = ()
-
-    @classmethod
-    def of(cls, ranges: Iterable[Range], *, completed: bool) -> Usage:
-        """The usage that these ranges make."""
-        kept = tuple(each for each in ranges if each.seconds > 0)
-        return cls(sum(each.seconds for each in kept), completed, kept)
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain JSON; `from_json` is the inverse."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Usage:
-        """Read what `to_json` gave."""
-        ranges = tuple(Range(**each) for each in data["ranges"])
-        return cls(data["billable_seconds"], data["completed"], ranges)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from billing import charges
-from billing.pricing import Usage
+from billing.usage import Usage
 from console.accounts.models import User
 from jobs import usage
 from jobs.bell import publish_state

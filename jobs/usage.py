@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from billing import charges
-from billing.pricing import Line, Range
+from billing.pricing import Line
+from billing.usage import Range
 from jobs.models import Attempt, Job
 from jobs.states import BILLED, EndReason
 

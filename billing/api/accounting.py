@@ -237,7 +237,7 @@ class InvoicesView(TenantView):
 
     capabilities = {"GET": Capability.PAY, "POST": Capability.PAY}
 
-    @extend_schema(responses=results_of(InvoiceSerializer))
+    @extend_schema(operation_id="invoices_list", responses=results_of(InvoiceSerializer))
     def get(self, _request: Request) -> Response:
         """The last 100 invoices and credit notes."""
         found = invoices.invoices_for(self.organization)[:100]

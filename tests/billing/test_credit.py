@@ -136,6 +136,17 @@ def test_an_expired_lot_of_another_hold_is_not_used(account):
     assert figures(lot) == (50, 0, 50)
 
 
+def test_of_an_expired_lot_only_what_was_reserved_is_used(account):
+    lot = give(account, 100, days=1)
+    first, second = buy(account, 80), buy(account, 80)
+    assert figures(lot) == (0, 100, 0)
+    expire(lot)
+    settle(first, 0)  # 80 of it are free again, and expired
+    settle(second, 80)
+    assert figures(lot) == (20, 0, 0)
+    assert credit.take_back_expired(account=account) == 80
+
+
 @pytest.mark.parametrize("change", ["used_minor", "reserved_minor", "expired_minor"])
 def test_the_database_refuses_to_use_a_lot_twice(account, change):
     lot = give(account, 100)
