@@ -72,6 +72,9 @@ class BudgetRequestSerializer(serializers.Serializer[Any]):
     amount_minor = serializers.IntegerField(allow_null=True)
 
 
+BUDGETS = results_of(BudgetSerializer)
+
+
 class CreditSerializer(serializers.ModelSerializer[CreditGrant]):
     """A credit: what was given, and what became of it."""
 
@@ -187,12 +190,12 @@ class BudgetsView(TenantView):
 
     capabilities = {"GET": Capability.VIEW, "PUT": Capability.PAY}
 
-    @extend_schema(responses=results_of(BudgetSerializer))
+    @extend_schema(responses=BUDGETS)
     def get(self, _request: Request) -> Response:
         """Every budget and where it stands."""
         return Response({"results": BudgetSerializer(budgets.states(self.organization), many=True).data})
 
-    @extend_schema(request=BudgetRequestSerializer, responses=results_of(BudgetSerializer))
+    @extend_schema(request=BudgetRequestSerializer, responses=BUDGETS)
     def put(self, request: Request) -> Response:
         """Set, change or take away one budget."""
         form = BudgetRequestSerializer(data=request.data)
