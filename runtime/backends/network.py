@@ -7,6 +7,7 @@ mount: it lives as long as a process in it does, so nothing of it can be left be
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import socket
@@ -33,45 +34,43 @@ def enter() -> str:
     right outside gains none by it: it owns this network and what is nested in it, nothing else.
     """
     libc = ctypes.CDLL(None, use_errno=True)
+    if not libc.unshare(_CLONE_NEWNET):
+        _bring_up()
+        return ""
+    # There is no way back from half of this, so somebody else tries first.
+    child = os.fork()
+    if not child:
+        try:
+            _enter_as_user(libc)
+        except OSError as error:
+            os._exit(error.errno or errno.EPERM)
+        os._exit(0)
+    number = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if number:
+        return f"The kernel gives no network namespace: {os.strerror(number)}."
+    _enter_as_user(libc)
+    return ""
+
+
+def _enter_as_user(libc: ctypes.CDLL) -> None:
     user, group = os.geteuid(), os.getegid()
-    if libc.unshare(_CLONE_NEWNET):
-        if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET):
-            return f"The kernel gives no network namespace: {os.strerror(ctypes.get_errno())}."
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
-    _raise(INTERFACE)
-    return ""
+    if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "no namespaces")
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+    Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    _bring_up()
 
 
-def add_bridge() -> str:
-    """Give the network a second interface, which leads nowhere. Returns why that is not to be had, or "".
-
-    Open MPI's daemons take no address of loopback for one that they could be reached at, even where there is no other.
-    """
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-            fcntl.ioctl(control, _SIOCBRADDBR, _BRIDGE.encode() + b"\0")
-            address = struct.pack("16sHH4s8x", _BRIDGE.encode(), socket.AF_INET, 0, socket.inet_aton(_BRIDGE_ADDRESS))
-            fcntl.ioctl(control, _SIOCSIFADDR, address)
-        _raise(_BRIDGE)
-    except OSError as error:
-        return f"The kernel gives no bridge: {error.strerror}."
-    return ""
-
-
-def _raise(interface: str) -> None:
+def _bring_up() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-        fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sh14x", interface.encode(), _UP_AND_RUNNING))
+        request = struct.pack("16sh14x", INTERFACE.encode(), _UP_AND_RUNNING)
+        fcntl.ioctl(control, _SIOCSIFFLAGS, request)
 
 
 def main() -> None:
     """Try it, in a process that ends with that, and print why it is not to be had."""
-    try:
-        why = enter()
-    except OSError as error:
-        why = f"The kernel gives no network namespace: {error.strerror}."
-    sys.stdout.write(why)
+    sys.stdout.write(enter())
 
 
 def listen() -> socket.socket:
