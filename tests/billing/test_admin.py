@@ -8,11 +8,12 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from billing import charges, payments, pricebooks
-from billing.models import Account, CreditGrant, NodeSpec, PriceBook, StripeEvent, Transaction
+from billing import charges, credit, events, pricebooks
+from billing.models import Account, CreditGrant, Dispute, NodeSpec, PriceBook, Refund, StripeEvent, Transaction
 from billing.pricing import Usage
 from tests.factories.accounts import OrganizationFactory, UserFactory
-from tests.factories.billing import NodeSpecFactory, TopUpFactory, book, quote, session_event, wallet
+from tests.factories.billing import NodeSpecFactory, TopUpFactory, book, paid_top_up, quote, session_event, wallet
+from tests.provider import DISPUTED, apply, lost, receive
 
 pytestmark = pytest.mark.django_db
 
@@ -34,7 +35,7 @@ def history():
     account = wallet(balance_minor=1000)
     hold = charges.hold(quote=quote(account), reference="order:1")
     charges.settle(hold=hold, usage=Usage(100, completed=True), title="#1")
-    payments.apply_event(event_pk=payments.receive(session_event(TopUpFactory(account=account))).pk)
+    apply(session_event(TopUpFactory(account=account)))
     return account
 
 
@@ -47,7 +48,7 @@ def act(admin, model, action, *rows):
 def test_every_list_and_page_is_shown(admin, history, model):
     if model == "creditgrant":
         grant = CreditGrant(organization=history.organization, amount_minor=1, reason="A test")
-        payments.grant(credit=grant, user=admin.user, account=history)
+        credit.grant(credit=grant, user=admin.user, account=history)
     listing = admin.get(reverse(f"admin:billing_{model}_changelist"))
     assert listing.status_code == 200
     row = listing.context["cl"].queryset.first()
@@ -149,8 +150,8 @@ def test_a_spec_keeps_what_was_sold_under_its_name(admin):
 
 def test_apply_again_is_safe(admin):
     top_up = TopUpFactory(session_id="cs_typo")
-    stored = payments.receive(session_event(top_up, id="cs_right"))
-    payments.apply_event(event_pk=stored.pk)
+    stored = receive(session_event(top_up, id="cs_right"))
+    events.apply(event_pk=stored.pk)
     top_up.session_id = "cs_right"
     top_up.save()
     for _ in range(3):
@@ -159,3 +160,44 @@ def test_apply_again_is_safe(admin):
     top_up.account.refresh_from_db()
     assert stored.state == StripeEvent.States.APPLIED
     assert top_up.account.posted_minor == 5000
+
+
+class TestRefunds:
+    def form(self, top_up, amount):
+        return {"top_up": top_up.pk, "amount_minor": amount, "reason": "Asked for"}
+
+    def test_begin_at_the_top_up(self, admin, provider):
+        top_up = paid_top_up(provider)
+        page = admin.get(reverse("admin:billing_topup_change", args=[top_up.pk])).content.decode()
+        assert "Refund up to $50.00" in page
+        address = f"{reverse('admin:billing_refund_add')}?top_up={top_up.pk}&amount_minor=5000"
+        assert admin.get(address).status_code == 200
+
+    def test_go_through_the_service(self, admin, provider):
+        top_up = paid_top_up(provider)
+        admin.post(reverse("admin:billing_refund_add"), self.form(top_up, 2000))
+        made = Refund.objects.get()
+        assert (made.state, made.requested_by, made.amount_minor) == (Refund.States.SUCCEEDED, admin.user, 2000)
+        assert provider.held() == 3000
+        assert admin.get(reverse("admin:billing_refund_change", args=[made.pk])).status_code == 200
+        assert admin.post(reverse("admin:billing_refund_change", args=[made.pk]), {}).status_code == 403
+
+    def test_of_too_much_are_refused_at_the_field(self, admin, provider):
+        answer = admin.post(reverse("admin:billing_refund_add"), self.form(paid_top_up(provider), 5001))
+        assert "At most $50.00" in answer.content.decode()
+        assert not Refund.objects.exists()
+
+    def test_say_when_the_provider_did_not_answer(self, admin, provider):
+        top_up = paid_top_up(provider)
+        provider.wire.before = lost
+        answer = admin.post(reverse("admin:billing_refund_add"), self.form(top_up, 2000), follow=True)
+        assert "asked again every minute" in answer.content.decode()
+        assert Refund.objects.get().state == Refund.States.CREATED
+
+
+def test_disputes_are_there_to_be_read(admin, provider):
+    paid_top_up(provider, card=DISPUTED)
+    row = Dispute.objects.get()
+    assert admin.get(reverse("admin:billing_dispute_changelist")).status_code == 200
+    assert admin.get(reverse("admin:billing_dispute_change", args=[row.pk])).status_code == 200
+    assert admin.get(reverse("admin:billing_dispute_add")).status_code == 403
