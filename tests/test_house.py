@@ -109,3 +109,18 @@ def test_every_setting_is_in_the_operator_guide():
     guide = (ROOT / "docs" / "operator-guide.md").read_text()
     missing = [name for name in dict.fromkeys(read) if f"`{name}`" not in guide]
     assert not missing, f"Say in docs/operator-guide.md what these do: {', '.join(missing)}"
+
+
+def test_every_fault_names_tests_that_are_there():
+    written = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    there = set(re.findall(r"^\s*def (test_\w+)\(", written, re.MULTILINE))
+    lines = (ROOT / "docs" / "faults.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    faults = [row for row in rows[1:] if not row[0].startswith("**")]
+    assert len(faults) > 40
+    for row in faults:
+        assert [bool(cell) for cell in row] == [True] * 6, f"A fault has six cells: {row}"
+        named = re.findall(r"`(test_\w+)`", row[5])
+        assert named, f"Name the test that makes this happen: {row[0]}"
+        missing = set(named) - there
+        assert not missing, f"docs/faults.md names {missing} for '{row[0]}', and there is no such test."
