@@ -35,7 +35,7 @@ def enter() -> str:
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if not libc.unshare(_CLONE_NEWNET):
-        _bring_up()
+        _raise(INTERFACE)
         return ""
     # There is no way back from half of this, so somebody else tries first.
     child = os.fork()
@@ -52,6 +52,22 @@ def enter() -> str:
     return ""
 
 
+def add_bridge() -> str:
+    """Give the network a second interface, which leads nowhere. Returns why that is not to be had, or "".
+
+    Open MPI's daemons take no address of loopback for one that they could be reached at, even where there is no other.
+    """
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+            fcntl.ioctl(control, _SIOCBRADDBR, _BRIDGE.encode() + b"\0")
+            address = struct.pack("16sHH4s8x", _BRIDGE.encode(), socket.AF_INET, 0, socket.inet_aton(_BRIDGE_ADDRESS))
+            fcntl.ioctl(control, _SIOCSIFADDR, address)
+        _raise(_BRIDGE)
+    except OSError as error:
+        return f"The kernel gives no bridge: {error.strerror}."
+    return ""
+
+
 def _enter_as_user(libc: ctypes.CDLL) -> None:
     user, group = os.geteuid(), os.getegid()
     if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET):
@@ -59,13 +75,12 @@ def _enter_as_user(libc: ctypes.CDLL) -> None:
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
-    _bring_up()
+    _raise(INTERFACE)
 
 
-def _bring_up() -> None:
+def _raise(interface: str) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-        request = struct.pack("16sh14x", INTERFACE.encode(), _UP_AND_RUNNING)
-        fcntl.ioctl(control, _SIOCSIFFLAGS, request)
+        fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sh14x", interface.encode(), _UP_AND_RUNNING))
 
 
 def main() -> None:
