@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from billing import charges, gateway
-from billing.errors import PaymentUnavailable
+from billing import charges
 from billing.models import TopUp
 from billing.pricing import Usage
 from console.accounts.roles import Role
 from tests.factories.accounts import MembershipFactory
 from tests.factories.billing import NodeSpecFactory, TopUpFactory, book, quote, wallet
+from tests.provider import lost
 
 pytestmark = pytest.mark.django_db
 
@@ -24,10 +24,9 @@ def account(owner):
 
 
 @pytest.fixture
-def page(monkeypatch):
-    monkeypatch.setattr(
-        gateway, "create_checkout", lambda **_fields: gateway.Checkout("cs_1", "https://pay.example/cs_1")
-    )
+def page(provider):
+    """The provider, behind the gateway."""
+    return provider
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -42,6 +41,7 @@ def test_the_wallet(api, owner, account):
         "posted_minor": 1000,
         "held_minor": 360,
         "available_minor": 640,
+        "credit_minor": 0,
     }
 
 
@@ -58,7 +58,8 @@ def test_a_top_up(api, owner, account, page):
     assert answer.status_code == 201
     top_up = TopUp.objects.get()
     body = answer.json()
-    assert (body["id"], body["state"], body["checkout_url"]) == (str(top_up.pk), "pending", "https://pay.example/cs_1")
+    assert (body["id"], body["state"], body["checkout_url"]) == (str(top_up.pk), "pending", top_up.checkout_url)
+    assert top_up.checkout_url.startswith("https://pay.example/pay/cs_test_")
     assert (body["amount_minor"], body["currency"], body["paid_at"]) == (5000, "USD", None)
     assert api(owner).get("/api/v1/wallet/top-ups/").json()["results"] == [body]
     assert api(owner).get("/api/v1/wallet/").json()["posted_minor"] == 1000
@@ -81,11 +82,8 @@ def test_a_body_that_is_none(api, owner, account, page, body):
     assert not TopUp.objects.exists()
 
 
-def test_a_provider_that_is_away(api, owner, account, monkeypatch):
-    def away(**_fields):
-        raise PaymentUnavailable
-
-    monkeypatch.setattr(gateway, "create_checkout", away)
+def test_a_provider_that_is_away(api, owner, account, provider):
+    provider.wire.before = lost
     answer = api(owner).post("/api/v1/wallet/top-ups/", {"amount_minor": 5000})
     assert answer.status_code == 503
     assert "Nothing was charged" in answer.json()["message"]
