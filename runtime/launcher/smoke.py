@@ -188,10 +188,7 @@ def _tensorflow() -> Framework:
     def begin() -> Collectives:
         @tf.function  # type: ignore[untyped-decorator]  # the launcher knows no framework's types
         def everywhere(values: Any) -> Any:
-            return strategy.run(
-                lambda given: tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, given),
-                (values,),
-            )
+            return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(lambda given: given, (values,)), axis=None)
 
         def total(values: List[float]) -> List[float]:
             return [float(number) for number in everywhere(tf.constant(values))[:2]]
