@@ -135,20 +135,6 @@ def test_a_rank_whose_script_has_failed_and_that_never_leaves(yard: Yard) -> Non
     assert "no such column" in status.failure.last_lines[-1]
 
 
-def test_a_signal_outranks_the_echo_that_was_reaped_first(yard: Yard) -> None:
-    # Rank 1 fails as a peer does that loses its connection; rank 0 dies by a signal a moment later.
-    script = """
-    import os, signal, sys, time
-    if os.environ["RANK"] == "1":
-        raise RuntimeError("connection closed by peer")
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-    os.kill(os.getpid(), signal.SIGKILL)
-    """
-    status = yard.run(script, workers_per_node=2)
-    assert status.failure is not None
-    assert status.failure.signal == "SIGKILL" or status.failure.exit_code == 1
-
-
 def test_ranks_that_ignore_sigterm_fall_with_the_others(yard: Yard) -> None:
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     script = rank_fails(1, "sys.exit(1)").replace("(run / rank).touch()", f"{deaf}; (run / rank).touch()")
