@@ -332,3 +332,18 @@ def test_an_event_is_stored_as_it_came():
     assert events.store(event, json.dumps(event)) is None
     stored = StripeEvent.objects.get()
     assert (stored.payload, stored.state, stored.type) == (event, RECEIVED, event["type"])
+
+
+@pytest.mark.django_db
+def test_an_event_that_another_worker_closed_meanwhile_is_left_alone(monkeypatch):
+    row = receive(session_event(TopUpFactory()))
+
+    def ask_and_be_overtaken(event):
+        StripeEvent.objects.update(state=IGNORED)
+        return event.payload["data"]["object"]
+
+    monkeypatch.setattr(events, "_found", ask_and_be_overtaken)
+    events.apply(event_pk=row.pk)
+    row.refresh_from_db()
+    assert row.state == IGNORED
+    assert not Transaction.objects.exists()
