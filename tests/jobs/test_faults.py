@@ -23,6 +23,7 @@ from runtime.backends.keeper import Keeper
 from runtime.backends.local import LocalBackend
 from runtime.backends.runs import Run
 from tests.factories.jobs import Customer
+from tests.runtime.conftest import processes_below
 
 pytestmark = pytest.mark.django_db(transaction=True)
 COUNT_STARTS = """
@@ -52,6 +53,8 @@ def backend(monkeypatch, tmp_path, bare_images):
     for name in made.names():
         made.delete(name)
     made.retire()
+    assert made.names() == []
+    assert processes_below(tmp_path / "runs") == []
 
 
 @pytest.fixture
