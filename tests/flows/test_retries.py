@@ -1,8 +1,8 @@
-"""Retries and checks of an image through the API of a console of real processes."""
+"""Retries that were bought, through the whole console: the back-off, the checkpoint, the receipt."""
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import datetime
 
 import pytest
 
@@ -10,76 +10,54 @@ from tests.flows.console import Buyer, Console
 
 pytestmark = pytest.mark.flow
 
-STUMBLES = """
-import os, pathlib, sys
-saved = pathlib.Path(os.environ["CHECKPOINT_DIR"], "step")
-if os.environ["RESTART_COUNT"] == "0":
-    if os.environ["RANK"] == "0":
-        saved.write_text("7")
-        sys.exit(5)
-    while True:
-        pass
-print("goes on from", saved.read_text(), flush=True)
+BACKOFF_SECONDS = 3
+SOURCE = """
+import os, pathlib, signal, sys, time
+folder, rank = pathlib.Path(os.environ["CHECKPOINT_DIR"]), os.environ["RANK"]
+first = os.environ["RESTART_COUNT"] == "0"
+done = int((folder / "epoch").read_text()) if (folder / "epoch").exists() else 0
+print("attempt", os.environ["RESTART_COUNT"], "after epoch", done, flush=True)
+for epoch in range(done + 1, int(os.environ["EPOCHS"]) + 1):
+    if first and epoch == 2:
+        if rank == "1":
+            while not (folder / "epoch").exists(): time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGSEGV)
+        signal.pause()
+    time.sleep(0.5)
+    print(f"epoch {epoch}/3 loss {1 / epoch}", flush=True)
+    if rank == "0":
+        (folder / "saving").write_text(str(epoch))
+        (folder / "saving").replace(folder / "epoch")
 """
 
 
-def items(buyer: Buyer, job: int) -> dict[str, Any]:
-    return {item["name"]: item for item in buyer.call("GET", f"jobs/{job}/check/")["results"]}
+def seconds(begin: str, end: str) -> float:
+    return (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds()
 
 
-def check(buyer: Buyer, **changes: Any) -> int:
-    order = buyer.call("POST", "images/pytorch/check/", json={"node_spec": "nano", "nodes": 2} | changes)
-    return int(order["job"])
-
-
-def test_a_fault_of_the_code_is_tried_again_from_its_checkpoint_and_both_are_paid(
-    console: Console, buyer: Buyer
-) -> None:
-    buyer.call("PUT", "workspaces/main/files/stumbles.py", content=STUMBLES.encode())
-    job = buyer.start("stumbles", code_path="stumbles.py", arguments=[], retries=1, retry_backoff_seconds=1)
-    waits = buyer.until(job, lambda data: data["not_before"] is not None)
-    assert "It waits until" in waits["waiting_for"]
+def test_a_crash_is_tried_again_from_the_checkpoint_after_its_back_off(console: Console, buyer: Buyer) -> None:
+    buyer.call("PUT", "workspaces/main/files/crashes.py", content=SOURCE.encode())
+    job = buyer.start(
+        "crashes", code_path="crashes.py", epochs=3, retries=1, retry_backoff_seconds=BACKOFF_SECONDS
+    )  # fmt: skip
+    waits = buyer.until(job, lambda data: "It waits until" in data["waiting_for"])
+    assert waits["state"] == "queued"
     ended = buyer.ended(job)
-    assert ended["state"] == "succeeded", (ended, buyer.log(job, attempt=2))
-    assert "goes on from 7" in buyer.log(job, attempt=2)
-    first, second = ended["attempts"]
-    assert (first["reason"], second["reason"]) == ("code_failed", "completed")
-    assert first["detail"] == "Rank 0 on node 0 exited with code 5."
-    assert first["checkpoint_at"] is not None
-    assert 0 <= first["lost_seconds"] < 30
-    bill = buyer.bill(job)
-    assert len([line for line in bill["lines"] if line == "time_used"]) == 1  # by rule; both stand on the receipt
-    used = [line for line in buyer.call("GET", f"jobs/{job}/receipt/")["lines"] if line["rule"] == "time_used"]
-    assert len(used) == 2
-    assert bill["total_minor"] <= ended["ceiling_minor"]
-    assert console.supervisors() == []
-
-
-def test_a_check_names_what_an_image_lacks_and_costs_nothing(console: Console, buyer: Buyer) -> None:
-    """This console's image is a bare interpreter: everything is there but the framework."""
-    job = check(buyer)
-    ended = buyer.ended(job)
-    assert ended["state"] == "failed"
-    found = items(buyer, job)
-    assert found["framework"]["ok"] is False
-    assert "No module named 'torch'" in found["framework"]["detail"]
-    assert "Install it there" in found["framework"]["remedy"]
-    for name in ("environment", "python", "names", "workspace", "checkpoint_dir", "run_dir"):
-        assert found[name]["ok"] is True, found[name]
-    assert found["sum"]["ok"] is None
-    assert buyer.bill(job)["total_minor"] == 0
-    assert "[FAIL] framework" in buyer.log(job)
-
-
-@pytest.mark.torch
-def test_a_check_of_the_pytorch_image_finds_everything_in_order(torch_console: Console) -> None:
-    customer = Buyer(torch_console)
-    job = check(customer)
-    ended = customer.ended(job)
-    assert ended["state"] == "succeeded", customer.log(job)
-    assert {name: item["ok"] for name, item in items(customer, job).items()} == dict.fromkeys(
-        items(customer, job), True
+    assert (ended["state"], ended["reason"]) == ("succeeded", "completed")
+    first, second = buyer.job(job)["attempts"]
+    assert [first["reason"], second["reason"]] == ["code_failed", "completed"]
+    assert (first["failure"]["rank"], first["failure"]["node"], first["failure"]["signal"]) == (1, 1, "SIGSEGV")
+    assert seconds(first["finished_at"], second["claimed_at"]) >= BACKOFF_SECONDS
+    assert buyer.log(job) == "attempt 0 after epoch 0\nepoch 1/3 loss 1.0\n"
+    assert (
+        buyer.log(job, attempt=2) == "attempt 1 after epoch 1\nepoch 2/3 loss 0.5\nepoch 3/3 loss 0.3333333333333333\n"
     )
-    assert items(customer, job)["framework"]["detail"].startswith("torch 2.")
-    assert ended["cost_minor"] == 0
-    assert torch_console.supervisors() == []
+    # Every attempt is paid for its own time, and the wait between them is not.
+    bill = buyer.call("GET", f"jobs/{job}/receipt/")
+    used = [float(line["quantity"]) * 3600 / 2 for line in bill["lines"] if line["rule"] == "time_used"]
+    ran = [seconds(each["started_at"], each["finished_at"]) for each in (first, second)]
+    assert used == pytest.approx(ran, abs=0.01)
+    assert 0 < bill["total_minor"] <= ended["ceiling_minor"]
+    assert buyer.call("GET", "wallet/")["held_minor"] == 0
+    assert first["lost_seconds"] < ran[0], "what came before the checkpoint is not lost"
+    assert console.supervisors() == []
