@@ -75,6 +75,7 @@ class Node:
         self.process = subprocess.Popen(command, pass_fds=descriptors, cwd=folder)
         theirs.close()
         os.close(writing)
+        self._folder = folder
         self._link = ours
         self._output = reading
         self._said = b""
@@ -130,6 +131,11 @@ class Node:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait(10)
+        # Here no pid namespace ends them with their launcher.
+        for pid in {int(pid) for message in self.of_type("running") for pid in message["pids"]}:
+            with contextlib.suppress(OSError):
+                if str(self._folder).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
         self._link.close()
         os.close(self._output)
 
