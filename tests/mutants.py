@@ -31,7 +31,7 @@ class Mutant:
 
 def dropped(statement: str) -> tuple[str, str, str]:
     """A rule of the database's that is gone."""
-    return "billing/migrations/0008_post_function.py", "END $$;\n\"\"\"", f'END $$;\n{statement};\n"""'
+    return "billing/migrations/0008_post_function.py", 'END $$;\n"""', f'END $$;\n{statement};\n"""'
 
 
 EVENTS = ("tests/billing/test_gateway.py", "tests/billing/test_events.py", "tests/billing/test_webhooks.py")
