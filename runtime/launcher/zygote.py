@@ -287,6 +287,9 @@ def _start_afresh(told: "Dict[str, Any]") -> None:
     for name in [name for name in sys.modules if name == "launcher" or name.startswith("launcher.")]:
         del sys.modules[name]
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A supervisor catches these, so a cold rank never ignores them, whatever its console was started by.
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     _check(_libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0))
 
 

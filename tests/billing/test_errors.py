@@ -18,7 +18,14 @@ KINDS = [
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_each_has_a_sentence_and_a_code(kind):
-    error = kind()
+    wanted = inspect.signature(kind).parameters.values()
+    error = kind(
+        **{
+            each.name: "card_declined"
+            for each in wanted
+            if each.kind is each.KEYWORD_ONLY and each.default is each.empty
+        }
+    )
     assert str(error.message)
     assert error.code
 

@@ -30,15 +30,19 @@ def test_a_check_names_what_an_image_lacks_and_costs_nothing(console: Console, b
     assert "No module named 'torch'" in found["framework"]["detail"]
     assert "Install it there" in found["framework"]["remedy"]
     for name in ("environment", "python", "names", "workspace", "checkpoint_dir", "run_dir"):
-        assert found[name]["ok"] is True, found[name]
+        # The rank that failed may have ended the other before it came to this.
+        assert found[name]["ok"] is not False, found[name]
     assert found["sum"]["ok"] is None
     assert buyer.bill(job)["total_minor"] == 0
     assert "[FAIL] framework" in buyer.log(job)
 
 
 @pytest.mark.torch
-def test_a_check_of_the_pytorch_image_finds_everything_in_order(torch_console: Console) -> None:
+def test_a_check_of_the_pytorch_image_finds_everything_in_order(
+    torch_console: Console, request: pytest.FixtureRequest
+) -> None:
     customer = Buyer(torch_console)
+    request.addfinalizer(customer.http.close)
     job = check(customer)
     ended = customer.ended(job)
     assert ended["state"] == "succeeded", customer.log(job)
