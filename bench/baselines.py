@@ -93,7 +93,7 @@ class RayJobs:
         environment = {name: os.environ[name] for name in ("HOME", "LANG") if name in os.environ}
         result = subprocess.run(
             [self._python, script, str(runs), str(clients)],
-            env=environment | {"PATH": "/usr/bin:/bin"},
+            env=environment | {"PATH": f"{self._python.parent}:/usr/bin:/bin"},
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             timeout=SECONDS + runs * 10,

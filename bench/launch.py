@@ -59,8 +59,8 @@ class Launches:
         self._cold = Local(folder / "cold", images_root)
         self._warm = Local(folder / "warm", images_root, warm_seconds=600)
         for local in (self._cold, self._warm):
-            (local.workspace / "pytorch.py").write_text(FIRST_ALL_REDUCE)
-            (local.workspace / "horovod.py").write_text(HOROVOD_ALL_REDUCE)
+            (local.workspace / "reduce_pytorch.py").write_text(FIRST_ALL_REDUCE)
+            (local.workspace / "reduce_horovod.py").write_text(HOROVOD_ALL_REDUCE)
         self._bare = Bare(folder, images_root)
 
     def variants(self, console: ThroughConsole, *, horovod: bool) -> list[Variant]:
@@ -83,17 +83,17 @@ class Launches:
 
     def _ours(self, local: Local, nodes: int, workers: int, framework: Framework = Framework.PYTORCH) -> float:
         begun = time.time()
-        done = float((local.run(f"{framework.value}.py", nodes, workers, framework) / NOTE).read_text())
+        done = float((local.run(f"reduce_{framework.value}.py", nodes, workers, framework) / NOTE).read_text())
         local.forget()
         return done - begun
 
     def _torchrun(self, nodes: int, workers: int) -> float:
         begun = time.time()
-        return self._bare.torchrun(self._cold.workspace / "pytorch.py", nodes, workers) - begun
+        return self._bare.torchrun(self._cold.workspace / "reduce_pytorch.py", nodes, workers) - begun
 
     def _horovodrun(self) -> float:
         begun = time.time()
-        return self._bare.horovodrun(self._cold.workspace / "horovod.py", 2) - begun
+        return self._bare.horovodrun(self._cold.workspace / "reduce_horovod.py", 2) - begun
 
 
 def main() -> None:
