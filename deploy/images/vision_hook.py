@@ -10,7 +10,7 @@ import sys
 class BeforeTorchvision:
     """A finder that finds nothing: it hears the name `torchvision`, does its work, and leaves."""
 
-    library = None
+    declared = None
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):
@@ -18,12 +18,12 @@ class BeforeTorchvision:
         if name != "torchvision":
             return
         sys.meta_path.remove(cls)
-        import torch  # noqa: PLC0415 - the purpose: torch is imported only when torchvision is
+        from torch.library import Library  # noqa: PLC0415 - the purpose: torch is imported only when torchvision is
 
-        # The declaration lasts as long as the library object.
-        cls.library = torch.library.Library("torchvision", "DEF")
-        cls.library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        cls.library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        # The declaration lasts as long as this object.
+        cls.declared = Library("torchvision", "DEF")
+        for operator in ("nms", "qnms"):
+            cls.declared.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 sys.meta_path.insert(0, BeforeTorchvision)

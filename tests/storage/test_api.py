@@ -33,7 +33,7 @@ def client(api: MakeApi, member: Membership) -> APIClient:
 
 @pytest.fixture
 def workspace(member: Membership) -> Workspace:
-    made: Workspace = WorkspaceFactory(organization=member.organization, name="work")
+    made: Workspace = WorkspaceFactory(organization=member.organization, name="code")
     return made
 
 
@@ -142,7 +142,7 @@ def test_a_workspace(client: APIClient) -> None:
 
 
 def test_files(client: APIClient, workspace: Workspace) -> None:
-    files = "workspaces/work/files"
+    files = "workspaces/code/files"
     answer = send(client, f"{files}/code/train.py", b"print()")
     assert (answer.status_code, answer.json()) == (201, {"path": "code/train.py", "size": 7})
     assert send(client, f"{files}/code/train.py", b"print(1)").status_code == 200
@@ -177,7 +177,7 @@ def test_strange_names_in_headers(client: APIClient, workspace: Workspace) -> No
     folder = selectors.workspace_folder(workspace)
     for name in ('q"uote\\.txt', "tab\t.txt", "数据.txt", "<script>.html"):
         (folder / name).write_text("x")
-        response = client.get(f"/api/v1/workspaces/work/files/{name}".replace("\t", "%09"))
+        response = client.get(f"/api/v1/workspaces/code/files/{name}".replace("\t", "%09"))
         assert body_of(response) == b"x"
         assert response["Content-Disposition"].startswith("attachment; filename")
         assert response["Content-Type"] == "application/octet-stream"
@@ -202,7 +202,7 @@ def test_paths_that_leave(client: APIClient, workspace: Workspace, path: str) ->
     folder = selectors.workspace_folder(workspace)
     (folder.parent / "secret").write_text("secret")
     (folder / "link").symlink_to("..")
-    address = f"/api/v1/workspaces/work/files/{path}"
+    address = f"/api/v1/workspaces/code/files/{path}"
     assert error(client.get(address)) == (400, "unsafe_path")
     if path != "link":
         assert error(send(client, address.removeprefix("/api/v1/"), b"x")) == (400, "unsafe_path")
@@ -214,19 +214,19 @@ def test_what_is_no_file(client: APIClient, workspace: Workspace) -> None:
     folder = selectors.workspace_folder(workspace)
     os.mkfifo(folder / "pipe")
     (folder / "folder").mkdir()
-    assert error(client.get("/api/v1/workspaces/work/files/pipe")) == (400, "wrong_kind")
-    assert error(send(client, "workspaces/work/files/folder", b"x")) == (400, "wrong_kind")
-    assert error(send(client, "workspaces/work/files/pipe/x?folder=1")) == (400, "wrong_kind")
-    assert error(client.get("/api/v1/workspaces/work/files/none")) == (404, "file_not_found")
+    assert error(client.get("/api/v1/workspaces/code/files/pipe")) == (400, "wrong_kind")
+    assert error(send(client, "workspaces/code/files/folder", b"x")) == (400, "wrong_kind")
+    assert error(send(client, "workspaces/code/files/pipe/x?folder=1")) == (400, "wrong_kind")
+    assert error(client.get("/api/v1/workspaces/code/files/none")) == (404, "file_not_found")
 
 
 def test_large_files(client: APIClient, workspace: Workspace, settings: Settings) -> None:
-    assert send(client, "workspaces/work/files/big", bytes(12 * MIB)).status_code == 201
-    read = client.get("/api/v1/workspaces/work/files/big")
+    assert send(client, "workspaces/code/files/big", bytes(12 * MIB)).status_code == 201
+    read = client.get("/api/v1/workspaces/code/files/big")
     pieces = [len(piece) for piece in read.streaming_content]
     assert (sum(pieces), max(pieces)) == (12 * MIB, MIB)
     settings.MAX_FILE_BYTES = MIB
-    assert error(send(client, "workspaces/work/files/big", bytes(MIB + 1))) == (413, "too_large")
+    assert error(send(client, "workspaces/code/files/big", bytes(MIB + 1))) == (413, "too_large")
     assert (selectors.workspace_folder(workspace) / "big").stat().st_size == 12 * MIB
 
 
@@ -250,7 +250,7 @@ class Wire:
 def test_bodies_are_never_read_whole(client: APIClient, workspace: Workspace) -> None:
     wire = Wire(50 * MIB)
     extra = {"wsgi.input": wire, "CONTENT_LENGTH": str(50 * MIB)}
-    answer = client.generic("PUT", "/api/v1/workspaces/work/files/big", b"", **extra)
+    answer = client.generic("PUT", "/api/v1/workspaces/code/files/big", b"", **extra)
     assert answer.status_code == 201
     assert wire.largest <= MIB
     assert (selectors.workspace_folder(workspace) / "big").stat().st_size == 50 * MIB
@@ -258,13 +258,13 @@ def test_bodies_are_never_read_whole(client: APIClient, workspace: Workspace) ->
 
 def test_bodies_in_chunks(client: APIClient, workspace: Workspace) -> None:
     extra = {"wsgi.input": io.BytesIO(b"chunks"), "wsgi.input_terminated": True, "HTTP_TRANSFER_ENCODING": "chunked"}
-    answer = client.generic("PUT", "/api/v1/workspaces/work/files/a", b"", **extra)
+    answer = client.generic("PUT", "/api/v1/workspaces/code/files/a", b"", **extra)
     assert (answer.status_code, answer.json()["size"]) == (201, 6)
 
 
 def test_a_body_that_breaks_off(client: APIClient, workspace: Workspace, member: Membership) -> None:
     DatasetFactory(organization=member.organization, name="d")
-    for address in ("workspaces/work/files/a", "datasets/d/archive/"):
+    for address in ("workspaces/code/files/a", "datasets/d/archive/"):
         extra = {"wsgi.input": Wire(1000), "CONTENT_LENGTH": "2000"}
         assert error(client.generic("PUT", f"/api/v1/{address}", b"", **extra)) == (400, "upload_broken")
     assert list(selectors.workspace_folder(workspace).iterdir()) == []
@@ -274,7 +274,7 @@ def test_a_body_that_breaks_off(client: APIClient, workspace: Workspace, member:
 def test_a_body_that_announces_too_much_is_refused_unread(client: APIClient, workspace: Workspace) -> None:
     wire = Wire(10**12)
     extra = {"wsgi.input": wire, "CONTENT_LENGTH": str(10**12)}
-    assert error(client.generic("PUT", "/api/v1/workspaces/work/files/a", b"", **extra)) == (413, "too_large")
+    assert error(client.generic("PUT", "/api/v1/workspaces/code/files/a", b"", **extra)) == (413, "too_large")
     assert wire.left == 10**12
 
 
