@@ -135,11 +135,12 @@ def test_without_a_compiler_the_image_is_not_built(
 
 
 def test_the_vision_hook_costs_nothing_until_torchvision_is_imported(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text(
-        "class library:\n"
-        "    class Library:\n"
-        "        def __init__(self, *names): print('library', *names)\n"
-        "        def define(self, schema): print(schema.split('(')[0])\n"
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    (tmp_path / "torch" / "library.py").write_text(
+        "class Library:\n"
+        "    def __init__(self, *names): print('library', *names)\n"
+        "    def define(self, schema): print(schema.split('(')[0])\n"
     )
     (tmp_path / "torchvision.py").write_text("print('torchvision')\n")
     (tmp_path / "vision_hook.py").write_text((RECIPES / "vision_hook.py").read_text())
