@@ -106,7 +106,8 @@ def apply_refund(found: Mapping[str, Any], *, livemode: object) -> None:
     row = _refund_with(str(found["id"]), reference)
     if row is None:
         if found["amount"] > refundable_minor(top_up):
-            raise Quarantined(f"More is paid back ({found['amount']}) than is left of the top-up.")
+            # It is left once what we have not heard of yet is told: a dispute that was won, another refund that failed.
+            raise Parked(f"More is paid back ({found['amount']}) than is left of the top-up, as far as is known here.")
         row = Refund.objects.create(
             top_up=top_up,
             amount_minor=found["amount"],

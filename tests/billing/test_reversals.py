@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from billing import automatic, ledger, receivables, reversals
+from billing import automatic, events, ledger, receivables, reversals
 from billing.errors import RefundRefused
 from billing.models import Account, AutoTopUp, Dispute, Refund, StripeEvent, TopUp
 from tests.factories.accounts import UserFactory
@@ -162,6 +162,46 @@ class TestRefund:
         assert balance(top_up) == 3500
         assert Refund.objects.get().requested_by is None
 
+    def test_one_made_at_the_dashboard_while_ours_was_not_heard(self, provider):
+        """Ours is refused then, and gives back what theirs takes: theirs waits for that, and for no person."""
+        top_up = paid_top_up(provider)
+        provider.wire.before = lost
+        ours = refund(top_up, 3000)
+        provider.wire.before = lambda *_call: None
+        provider.ask("POST", "refunds", payment_intent=top_up.payment_intent, amount=4000)
+        (theirs,) = [row for row in provider.deliver() if row.type == "refund.created"]
+        assert (theirs.state, balance(top_up)) == (StripeEvent.States.PARKED, 2000)
+        reversals.tell_waiting()
+        ours.refresh_from_db()
+        assert (ours.state, balance(top_up)) == (Refund.States.FAILED, 5000)
+        events.apply(event_pk=theirs.pk)
+        assert agree(provider)
+        assert balance(top_up) == 1000
+
+    def test_one_that_is_told_before_the_dispute_that_was_won(self, provider):
+        top_up = paid_top_up(provider, card=DISPUTED)
+        (dispute,) = provider.ask("GET", "disputes")["data"]
+        provider.ask("POST", f"disputes/{dispute['id']}", **{"evidence[uncategorized_text]": "winning_evidence"})
+        provider.ask("POST", "refunds", payment_intent=top_up.payment_intent, amount=4000)
+        told = provider.fresh()
+        (early,) = provider.deliver(*[event for event in told if event["type"] == "refund.created"])
+        assert early.state == StripeEvent.States.PARKED
+        provider.deliver(*told)
+        assert agree(provider)
+        assert balance(top_up) == 1000
+
+    def test_more_than_there_ever_was_is_a_persons_to_look_at_in_the_end(self, provider):
+        top_up = paid_top_up(provider)
+        provider.ask("POST", "refunds", payment_intent=top_up.payment_intent, amount=4000)
+        provider.provider.book.change(next(provider.provider.book.store.all("refund")), amount=6000)
+        (row,) = [row for row in provider.deliver() if row.type == "refund.created"]
+        StripeEvent.objects.filter(pk=row.pk).update(received_at=timezone.now() - timedelta(days=4))
+        events.apply(event_pk=row.pk)
+        row.refresh_from_db()
+        assert row.state == StripeEvent.States.QUARANTINED
+        assert "(6000)" in row.reason
+        assert balance(top_up) == 5000
+
     def test_is_not_charged_again_by_a_standing_order(self, provider):
         top_up = paid_top_up(provider)
         AutoTopUp.objects.create(account=top_up.account, is_on=True, threshold_minor=4000, amount_minor=5000)
@@ -184,8 +224,8 @@ def test_many_at_once_pay_back_no_more_than_there_is(provider):
     outcomes = together(*[lambda: refund(top_up, 2000)] * 6)
     assert {type(error) for error in raised(outcomes)} == {RefundRefused}
     assert len(raised(outcomes)) == 4
-    events = provider.fresh()
-    assert raised(together(*[lambda: provider.deliver(*events)] * 3)) == []
+    told = provider.fresh()
+    assert raised(together(*[lambda: provider.deliver(*told)] * 3)) == []
     assert provider.held() == cleared() == 1000
 
 
