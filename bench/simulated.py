@@ -18,6 +18,7 @@ from typing import Any
 
 import stripe
 from django.db import connection
+from django.db.models import QuerySet
 
 from billing import (
     automatic,
@@ -130,13 +131,15 @@ class Town:
         for event in self.post:
             self._take(event)
         self.post = []
-        for _ in range(2):
+        for _ in range(10):
             self._tell_mine()
             events.fetch_undelivered()
-            self._apply_mine(newest=10**9)
-        held, booked = self.side.held(), self._booked()
-        if held != booked:
-            raise BooksBroken(f"the provider holds {held}, our clearing account says {booked} (seed {self.seed})")
+            if not self._apply_mine(newest=10**9):
+                break
+        held, booked, left = self.side.held(), self._booked(), self._left_over()
+        if held != booked or left:
+            told = f"the provider holds {held}, our clearing account says {booked} (seed {self.seed})"
+            raise BooksBroken("\n".join([told, *left]))
         return held
 
     # What customers do
@@ -343,12 +346,22 @@ class Town:
             cursor.execute(BOOKED, {"town": f"sim-{self.seed}-%"})
             return int(cursor.fetchone()[0])
 
-    def _apply_mine(self, newest: int = 400) -> None:
-        """What `events.apply_waiting` does, for this town's events, in any order, parked ones at once."""
-        known = [event["id"] for event in self.side.provider.book.store.newest("event", newest)]
-        due = StripeEvent.objects.filter(event_id__in=known, state__in=events.OPEN).order_by("?")
-        for pk in due.values_list("pk", flat=True):
+    def _apply_mine(self, newest: int = 400) -> int:
+        """What `events.apply_waiting` does, for this town's events, in any order, parked ones at once. How many."""
+        due = list(self._mine(newest).filter(state__in=events.OPEN).order_by("?").values_list("pk", flat=True))
+        for pk in due:
             events.apply(event_pk=pk)
+        return len(due)
+
+    def _mine(self, newest: int) -> QuerySet[StripeEvent]:
+        known = [event["id"] for event in self.side.provider.book.store.newest("event", newest)]
+        return StripeEvent.objects.filter(event_id__in=known)
+
+    def _left_over(self) -> list[str]:
+        """Events of the provider's own that nobody acted on: it tells the truth, so there should be none."""
+        waiting = [*events.OPEN, StripeEvent.States.QUARANTINED]
+        rows = self._mine(10**9).filter(state__in=waiting)
+        return [f"{row.event_id} {row.type} is {row.state}: {row.reason}" for row in rows]
 
     def _take(self, event: dict[str, Any], *, off: int = 0, secret: str = "") -> bool:
         """A webhook: checked, stored, applied. False where it is refused at the door."""
