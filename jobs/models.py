@@ -11,12 +11,13 @@ from decimal import Decimal
 from django.conf import settings
 from django.core.validators import MinValueValidator
 from django.db import models
-from django.db.models import Q
+from django.db.models import F, Q, Value
+from django.db.models.functions import Coalesce, NullIf
 from django.utils.translation import gettext_lazy as _
 
 from billing.models import Hold, NodeSpec, Quote
 from console.accounts.models import Organization
-from jobs.states import ENDED, EndReason, JobState, OnHang
+from jobs.states import ACTIVE, ENDED, EndReason, JobState, OnHang
 from runtime.specs import Controller
 from storage.models import DatasetVersion, Image, Workspace
 
@@ -81,6 +82,10 @@ class Order(models.Model):
 
     def __str__(self) -> str:
         return str(self.id)
+
+
+LEAST_NODES = Coalesce(NullIf(F("min_nodes"), Value(0)), F("nodes"))
+"""`Job.least_nodes` in SQL."""
 
 
 class Job(models.Model):
@@ -185,6 +190,16 @@ class Job(models.Model):
                 condition=~Q(state__in=sorted(ENDED)),
             ),
             models.Index(fields=["organization", "-id"], name="jobs_of_an_organization"),
+            # The queue: in order, in order for each node spec, and by how many nodes are needed. Ended jobs, of which
+            # there may be millions, are in none of them.
+            models.Index(fields=["queued_at", "id"], name="jobs_queued", condition=Q(state=JobState.QUEUED)),
+            models.Index(
+                fields=["node_spec", "queued_at", "id"],
+                name="jobs_queued_for_a_spec",
+                condition=Q(state=JobState.QUEUED),
+            ),
+            models.Index("node_spec", LEAST_NODES, name="jobs_queued_by_nodes", condition=Q(state=JobState.QUEUED)),
+            models.Index(fields=["id"], name="jobs_active", condition=Q(state__in=sorted(ACTIVE))),
         )
         constraints = (
             models.CheckConstraint(
@@ -229,6 +244,7 @@ class Attempt(models.Model):
     job = models.ForeignKey(Job, models.CASCADE, related_name="attempts")
     number = models.PositiveSmallIntegerField()
     backend = models.CharField(max_length=32)
+    """The cluster's name; `local` of old ones is the first cluster."""
     granted_nodes = models.PositiveSmallIntegerField()
     """How many nodes it was started with: fewer than bought where the order allows that and room was short."""
     claimed_at = models.DateTimeField()
@@ -253,6 +269,7 @@ class Attempt(models.Model):
         verbose_name = _("attempt")
         verbose_name_plural = _("attempts")
         ordering = ("number",)
+        indexes = (models.Index(fields=["job"], name="attempts_open", condition=Q(finished_at=None)),)
         constraints = (models.UniqueConstraint(fields=["job", "number"], name="one_attempt_per_number"),)
 
     def __str__(self) -> str:
@@ -301,3 +318,45 @@ class MetricPoint(models.Model):
 
     def __str__(self) -> str:
         return f"{self.job} {self.name}[{self.step}]={self.value}"
+
+
+class ClusterStatus(models.Model):
+    """Whether a cluster answers, as the last sweep found it. `clusters` writes it."""
+
+    name = models.CharField(max_length=32, unique=True)
+    answers = models.BooleanField()
+    since = models.DateTimeField()
+    """When it began, or ceased, to answer."""
+    checked_at = models.DateTimeField()
+    detail = models.TextField(blank=True)
+    """What it said instead of an answer: one English sentence, for administrators."""
+
+    class Meta:
+        verbose_name = _("cluster")
+        verbose_name_plural = _("clusters")
+        ordering = ("name",)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Room(models.Model):
+    """What the last pass over the queue saw of a node spec: why its jobs wait is read from here. `queue` writes it."""
+
+    node_spec = models.OneToOneField(NodeSpec, models.CASCADE, related_name="room")
+    free = models.PositiveIntegerField(default=0)
+    """How many more nodes of it could start."""
+    most = models.PositiveIntegerField(default=0)
+    """How many an otherwise empty cluster could run."""
+    answers = models.BooleanField(default=True)
+    """Whether its cluster does."""
+    held_from = models.DateTimeField(null=True, blank=True)
+    held_from_job = models.BigIntegerField(null=True, blank=True)
+    """Room is kept free for this job, queued then: what came after it waits, though it would fit."""
+
+    class Meta:
+        verbose_name = _("room for a node spec")
+        verbose_name_plural = _("room for node specs")
+
+    def __str__(self) -> str:
+        return f"{self.node_spec}: {self.free} of {self.most}"

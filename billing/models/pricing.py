@@ -32,6 +32,14 @@ class NodeSpec(models.Model):
     memory_mib = models.PositiveIntegerField(_("memory (MiB)"), validators=[MinValueValidator(128)])
     gpus = models.PositiveSmallIntegerField(_("GPUs"), default=0)
     gpu_type = models.CharField(_("GPU type"), max_length=50, blank=True)
+    cluster = models.CharField(
+        _("cluster"),
+        max_length=32,
+        blank=True,
+        default="",
+        db_default="",
+        help_text=_("Where its runs start: a name of TRAINYARD_CLUSTERS. Empty: the first of them."),
+    )
     position = models.PositiveSmallIntegerField(_("position in lists"), default=100)
     is_active = models.BooleanField(_("offered"), default=True)
 
