@@ -164,6 +164,8 @@ class Job(models.Model):
     """A script of the platform's own instead of the workspace's: see `checks`."""
     code_key = models.CharField(max_length=64, db_index=True, help_text=_("What earlier runs are compared by."))
     rerun_of = models.ForeignKey("self", models.SET_NULL, null=True, blank=True, related_name="reruns")
+    traceparent = models.CharField(max_length=55, blank=True, default="", db_default="")
+    """Which request bought it, where traces are on: what its runs do belongs to that request's trace."""
 
     state = models.CharField(_("state"), max_length=10, choices=States.choices, default=States.QUEUED)
     reason = models.CharField(_("reason"), max_length=16, choices=Reasons.choices, blank=True)

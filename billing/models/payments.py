@@ -109,7 +109,10 @@ class StripeEvent(models.Model):
         verbose_name = _("payment event")
         verbose_name_plural = _("payment events")
         ordering = ("-id",)
-        indexes = (models.Index(fields=["id"], condition=Q(state__in=["received", "parked"]), name="events_that_wait"),)
+        indexes = (
+            models.Index(fields=["id"], condition=Q(state__in=["received", "parked"]), name="events_that_wait"),
+            models.Index(fields=["id"], condition=Q(state="quarantined"), name="events_in_quarantine"),
+        )
 
     def __str__(self) -> str:
         return self.event_id
