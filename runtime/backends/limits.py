@@ -7,23 +7,20 @@ are this process's own. Standard library only: the supervisor imports this.
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
-from runtime.backends import disk, watchdog
-from runtime.backends.record import Record, Verdict
+from runtime.backends import watchdog
 from runtime.backends.siblings import Siblings
 from runtime.backends.tree import Tree
+from runtime.launcher import disk
+from runtime.launcher.kernel import Counter
+from runtime.launcher.record import Record, Verdict
 
 START_SECONDS = 90.0
 SILENCE_SECONDS = 12.0
 KILL_MARGIN_SECONDS = 0.25
 """SIGKILL goes out this long before the deadline, so that nothing is left when it is there."""
 TICK_SECONDS = 0.25
-_SURVEY_SECONDS = 2.0
-_SURVEY_SHARE = 50
-"""A walk over the run's files is followed by a pause this many times as long as it worked."""
-_STEP_SECONDS = 0.005
 _AFTERMATH_SECONDS = 30.0
 """A rank that fails this soon after the kernel has killed for want of memory fails of it: a killed helper, an echo."""
 
@@ -36,13 +33,13 @@ class Limits:
         self._tree = tree
         self._record = record
         self._siblings = Siblings(record.folder, record.node, order["nodes"])
-        self._disk = _Disk(order) if record.node == 0 else None
+        self._disk = disk.Gauge(int(order["disk_bytes"]), order["written"]) if record.node == 0 else None
         self._folder = record.folder
         self._begun = self._heard = time.monotonic()
         self._ranks_by_pid: dict[int, int] = {}
         self._watch_at = 0.0
-        self._oom = _Counter()
-        self._refused = _Counter()
+        self._oom = Counter()
+        self._refused = Counter()
         self.term_at: float | None = None
         self.kill_at: float | None = None
 
@@ -160,76 +157,3 @@ class Limits:
         limit = int(self._order["process_limit"])
         message = f"Node {self._record.node} ran more than {limit} processes at once."
         return Verdict("code_failed", "too_many_processes", message, rank=rank, data={"limit": limit})
-
-
-class _Counter:
-    """A number that the kernel counts up, and when it last rose."""
-
-    def __init__(self) -> None:
-        self._value = 0
-        self.at: float | None = None
-
-    def count(self, value: int, now: float) -> None:
-        if value > self._value:
-            self._value = value
-            self.at = now
-
-
-class _Disk:
-    """What the run has added to its folders, measured again and again; node 0 does that for all."""
-
-    def __init__(self, order: dict[str, Any]) -> None:
-        self._limit = int(order["disk_bytes"])
-        self._folders = {name: Path(folder) for name, folder in order["written"].items()}
-        self._surveys: dict[str, disk.Survey] = {}
-        self._before: dict[str, int] = {"run": 0}
-        self._added: dict[str, int] = {}
-        self._worked = 0.0
-        self._next_at = 0.0
-
-    def look(self, now: float, record: Record) -> Verdict | None:
-        if not self._surveys:
-            if now < self._next_at:
-                return None
-            self._worked = 0.0
-            self._surveys = {name: disk.Survey([folder]) for name, folder in self._folders.items()}
-        begun = time.monotonic()
-        done = True
-        for survey in self._surveys.values():
-            done &= survey.step(_STEP_SECONDS)
-        self._worked += time.monotonic() - begun
-        if not done:
-            return None
-        verdict = self._take_in(record)
-        self._surveys = {}
-        self._next_at = now + max(_SURVEY_SECONDS, self._worked * _SURVEY_SHARE)
-        return verdict
-
-    def finish(self, record: Record) -> None:
-        """A last word about the checkpoints: the next attempt begins with them."""
-        for survey in self._surveys.values():
-            survey.close()
-        last = disk.measure([self._folders["checkpoints"]], 1.0)
-        if last is not None:
-            record.checkpoint(last.newest)
-
-    def _take_in(self, record: Record) -> Verdict | None:
-        too_deep = False
-        for name, survey in self._surveys.items():
-            result = survey.result
-            if result is None:
-                continue
-            before = self._before.setdefault(name, result.bytes)
-            self._added[name] = result.bytes - before
-            too_deep |= result.too_deep and name != "workspace"
-            if name == "checkpoints":
-                record.checkpoint(result.newest)
-        added = max(0, sum(self._added.values()))
-        if added <= self._limit and not too_deep:
-            return None
-        limit = self._limit >> 20
-        if too_deep:
-            sentence = f"The run made folders nested deeper than {disk.DEEPEST}, which cannot be measured."
-        else:
-            sentence = f"The run wrote {added >> 20} MiB to its folders, more than the {limit} MiB it may."
-        return Verdict("disk_full", "disk_full", sentence, data={"used_mib": added >> 20, "limit_mib": limit})

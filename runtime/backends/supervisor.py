@@ -17,12 +17,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from runtime.backends import watchdog
+from runtime.backends import identity, watchdog
 from runtime.backends.limits import SILENCE_SECONDS, Limits
-from runtime.backends.ranklog import RankLog
-from runtime.backends.record import Record, Verdict
 from runtime.backends.tree import Tree
 from runtime.launcher.processes import Exit, reap
+from runtime.launcher.ranklog import RankLog
+from runtime.launcher.record import Record, Verdict
 from runtime.launcher.report import ConnectionLost, Link, Message, first_cause
 
 _DRAIN_SECONDS = 5.0
@@ -42,7 +42,8 @@ class Supervisor:
         self._stop_path = folder / "stop.json"
         self._metrics_path = folder / "run" / "metrics.jsonl"
         address = order["launcher"]["plan"]["addresses"][self._node]
-        self._record = Record(folder, Path(order["bell"]), node=self._node, address=address)
+        me = {"pid": os.getpid(), "start_time": identity.start_time(os.getpid())}
+        self._record = Record(folder, Path(order["bell"]), node=self._node, address=address, about=me)
         self._tree = Tree(order, folder / "nodes" / f"{self._node}.cgroups")
         self._limits = Limits(order, self._record, self._tree)
         self._selector = selectors.DefaultSelector()

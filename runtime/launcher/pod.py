@@ -1,4 +1,4 @@
-"""The first process of a pod: one node of a run on Kubernetes, from its order to its signed last record.
+r"""The first process of a pod: one node of a run on Kubernetes, from its order to its signed last record.
 
     python3 -I -S /trainyard/launcher/launcher.pyz --pod
 
@@ -49,8 +49,8 @@ What it leaves in the run's folder is what a local run leaves: `logs/rank-<rank>
 platform's own), `logs/stacks-<rank>.txt`, `nodes/<node>.samples.jsonl`, and `nodes/<node>.json`, signed, whose time of
 change is a sign of life. Ranks' output goes to stdout as well, line by line, for storage that the console cannot see:
 
-    <rank>\\t<text>     a line of the rank's output, or the last piece of one
-    <rank>+\\t<text>    a piece of a line: the rank's next piece follows it without a line's end between
+    <rank>\t<text>     a line of the rank's output, or the last piece of one
+    <rank>+\t<text>    a piece of a line: the rank's next piece follows it without a line's end between
 
 The record (nodes/<node>.json; the last one, cut to 4096 bytes, is the termination message), fields in this order:
 

@@ -1,7 +1,8 @@
 """What a node's supervisor writes down: its record (`nodes/<node>.json`), its samples, and the bell that tells of both.
 
 The one rule: the record on disk is the node's only word to the world. It is replaced whole, and its time of change is
-the node's last sign of life. Standard library only: the supervisor imports this.
+the node's last sign of life. In a pod the customer's code can put anything in place of these files: nothing that is
+found there, a pipe least of all, keeps the supervisor waiting.
 """
 
 from __future__ import annotations
@@ -10,36 +11,45 @@ import contextlib
 import json
 import os
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from runtime.backends import identity
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional
 
 SAMPLES_LIMIT_BYTES = 16 << 20
 STACKS_LIMIT_BYTES = 256 << 10
 _BELL_SECONDS = 0.02
-_LAST_TRIES = 60
+LAST_TRIES = 60
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What is wrong: an Outcome, a FailureCode, a sentence for logs, and what it is about (its own node: None)."""
 
     kind: str
     code: str
     message: str
-    node: int | None = None
-    rank: int | None = None
-    data: dict[str, Any] = field(default_factory=dict)
+    node: Optional[int] = None
+    rank: Optional[int] = None
+    data: Mapping[str, Any] = {}
 
 
 class Record:
-    """The record of one node of a run. `data` is what readers get; change it by the methods below, or `save` after."""
+    """The record of one node of a run. `data` is what readers get; change it by the methods below, or `save` after.
 
-    def __init__(self, folder: Path, bell: Path, *, node: int, address: str) -> None:
+    `about` comes first in it; `encode` makes of it what is written; `bell` is the file that is written to wake readers.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        bell: Optional[Path],
+        *,
+        node: int,
+        address: str,
+        about: Optional[Mapping[str, Any]] = None,
+        encode: Optional[Callable[[Dict[str, Any]], bytes]] = None,
+    ) -> None:
         self.folder = folder
         self._bell = bell
+        self._encode = encode or _as_json
         self._path = folder / "nodes" / f"{node}.json"
         self._samples_path = folder / "nodes" / f"{node}.samples.jsonl"
         self._samples_room = SAMPLES_LIMIT_BYTES
@@ -47,12 +57,11 @@ class Record:
         self._ring_at = 0.0
         self._unsaved = False
         self.node = node
-        self.data: dict[str, Any] = {
+        self.data: Dict[str, Any] = {
+            **(about or {}),
             "node": node,
             "phase": "starting",
             "address": address,
-            "pid": os.getpid(),
-            "start_time": identity.start_time(os.getpid()),
             "started_at": None,
             "finished_at": None,
             "exit_code": None,
@@ -77,7 +86,7 @@ class Record:
         return self.data["started_at"] is not None
 
     @property
-    def causes(self) -> list[dict[str, Any]]:
+    def causes(self) -> List[Dict[str, Any]]:
         """Everything that went wrong as this node knows it; `runtime.launcher.report.first_cause` finds the first."""
         return list(self.data["causes"])
 
@@ -91,7 +100,7 @@ class Record:
                 "node": self.node if verdict.node is None else verdict.node,
                 "rank": verdict.rank,
                 "message": verdict.message,
-                "data": verdict.data,
+                "data": dict(verdict.data),
             }
         )
 
@@ -131,31 +140,32 @@ class Record:
         with contextlib.suppress(OSError):
             os.utime(self._path)
 
-    def finish(self, **last: Any) -> None:
-        """The last record. Tried for a minute where the disk refuses: without it the node counts as lost."""
+    def finish(self, tries: int = LAST_TRIES, **last: Any) -> None:
+        """The last record. Tried for a minute where the disk refuses: without it a local node counts as lost."""
         self.data.update(phase="ended", **last)
-        for _attempt in range(_LAST_TRIES):
+        for attempt in range(tries):
+            if attempt:
+                time.sleep(1)
             self._write()
             if not self._unsaved:
                 break
-            time.sleep(1)
         self.ring()
 
-    def add_sample(self, sample: dict[str, Any]) -> None:
+    def add_sample(self, sample: Dict[str, Any]) -> None:
         """One more line of `samples`, while there is room for it."""
         line = json.dumps({name: value for name, value in sample.items() if name != "type"}).encode() + b"\n"
         self._samples_room -= len(line)
         if self._samples_room < 0:
             return
-        with contextlib.suppress(OSError), self._samples_path.open("ab") as file:
-            file.write(line)
+        with contextlib.suppress(OSError):
+            _write_all(self._samples_path, os.O_CREAT | os.O_APPEND, line)
         self._news = True
 
     def add_stacks(self, rank: int, text: str) -> None:
         """Where a rank stood when the run was found hung."""
         with contextlib.suppress(OSError):
             path = self.folder / "logs" / f"stacks-{rank}.txt"
-            path.write_bytes(text.encode("utf-8", "replace")[:STACKS_LIMIT_BYTES])
+            _write_all(path, os.O_CREAT | os.O_TRUNC, text.encode("utf-8", "replace")[:STACKS_LIMIT_BYTES])
 
     def news(self) -> None:
         """Something changed that readers may want to see soon."""
@@ -174,14 +184,35 @@ class Record:
         """Wake those who watch."""
         self._news = False
         self._ring_at = time.monotonic() + _BELL_SECONDS
-        with contextlib.suppress(OSError):
-            self._bell.write_bytes(b"!")
+        if self._bell is not None:
+            with contextlib.suppress(OSError):
+                self._bell.write_bytes(b"!")
 
     def _write(self) -> None:
-        temporary = self._path.with_suffix(".tmp")
+        temporary = self._path.with_name(".{}.{}".format(self.node, os.urandom(4).hex()))
         try:
-            temporary.write_text(json.dumps(self.data))
-            temporary.replace(self._path)
+            _write_all(temporary, os.O_CREAT | os.O_EXCL, self._encode(self.data))
+            os.replace(temporary, self._path)
             self._unsaved = False
         except OSError:
             self._unsaved = True
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+
+
+def _as_json(data: Dict[str, Any]) -> bytes:
+    return json.dumps(data).encode()
+
+
+def open_file(path: Path, flags: int) -> int:
+    """Open a file for writing, without following a link or waiting for a pipe's reader. Raises OSError."""
+    return os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | flags, 0o600)
+
+
+def _write_all(path: Path, flags: int, data: bytes) -> None:
+    descriptor = open_file(path, flags)
+    try:
+        while data:
+            data = data[os.write(descriptor, data) :]
+    finally:
+        os.close(descriptor)

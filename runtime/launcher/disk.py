@@ -1,7 +1,7 @@
 """How much a run has written, and how much the disk under it still takes.
 
 The one rule: folders that hostile code writes to are walked by descriptors, never following a link, in small steps, so
-that no tree of files, however large, keeps a supervisor from its clock. Standard library only.
+that no tree of files, however large, keeps a supervisor from its clock.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Dict, Generator, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from .record import Record, Verdict
 
 DEEPEST = 200
 """Folders nested deeper than this cannot be measured; a run that makes them is over its limit."""
@@ -20,21 +20,14 @@ RESERVE_BYTES = 256 << 20
 """Below this much free space the disk counts as full."""
 _ENTRY_BYTES = 512
 _STEP_ENTRIES = 128
+_STEP_SECONDS = 0.005
+_SURVEY_SECONDS = 2.0
+_SURVEY_SHARE = 50
+"""A walk over the run's files is followed by a pause this many times as long as it worked."""
 _BLOCK = 512
 
 
-class _Entries(Protocol):
-    """What os.scandir gives."""
-
-    def __next__(self) -> os.DirEntry[str]: ...
-
-    def __iter__(self) -> Iterator[os.DirEntry[str]]: ...
-
-    def close(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """What lies in a few folders: bytes on disk, the newest change of a regular file (Unix seconds; 0: no file)."""
 
     bytes: int
@@ -50,7 +43,7 @@ class Survey:
         self._newest = 0.0
         self._too_deep = False
         self._walk = self._over(folders)
-        self.result: Measured | None = None
+        self.result: Optional[Measured] = None
 
     def step(self, seconds: float) -> bool:
         """Go on for about so long; True when the walk is done."""
@@ -81,7 +74,71 @@ class Survey:
                     yield
 
 
-def measure(folders: Sequence[Path], seconds: float) -> Measured | None:
+class Gauge:
+    """What the run has added to its folders, measured again and again; node 0 does that for all.
+
+    Folders go by `run`, `checkpoints` and perhaps `workspace`; `run` was empty at the run's begin.
+    """
+
+    def __init__(self, limit_bytes: int, folders: Mapping[str, str]) -> None:
+        self._limit = limit_bytes
+        self._folders = {name: Path(folder) for name, folder in folders.items()}
+        self._surveys: Dict[str, Survey] = {}
+        self._before: Dict[str, int] = {"run": 0}
+        self._added: Dict[str, int] = {}
+        self._worked = 0.0
+        self._next_at = 0.0
+
+    def look(self, now: float, record: Record) -> Optional[Verdict]:
+        """Go on measuring, for a moment; what is wrong, if anything. The newest checkpoint goes to the record."""
+        if not self._surveys:
+            if now < self._next_at:
+                return None
+            self._worked = 0.0
+            self._surveys = {name: Survey([folder]) for name, folder in self._folders.items()}
+        begun = time.monotonic()
+        done = True
+        for survey in self._surveys.values():
+            done &= survey.step(_STEP_SECONDS)
+        self._worked += time.monotonic() - begun
+        if not done:
+            return None
+        verdict = self._take_in(record)
+        self._surveys = {}
+        self._next_at = now + max(_SURVEY_SECONDS, self._worked * _SURVEY_SHARE)
+        return verdict
+
+    def finish(self, record: Record) -> None:
+        """A last word about the checkpoints: the next attempt begins with them."""
+        for survey in self._surveys.values():
+            survey.close()
+        last = measure([self._folders["checkpoints"]], 1.0)
+        if last is not None:
+            record.checkpoint(last.newest)
+
+    def _take_in(self, record: Record) -> Optional[Verdict]:
+        too_deep = False
+        for name, survey in self._surveys.items():
+            result = survey.result
+            if result is None:
+                continue
+            before = self._before.setdefault(name, result.bytes)
+            self._added[name] = result.bytes - before
+            too_deep |= result.too_deep and name != "workspace"
+            if name == "checkpoints":
+                record.checkpoint(result.newest)
+        added = max(0, sum(self._added.values()))
+        if added <= self._limit and not too_deep:
+            return None
+        limit = self._limit >> 20
+        if too_deep:
+            sentence = "The run made folders nested deeper than {}, which cannot be measured.".format(DEEPEST)
+        else:
+            sentence = "The run wrote {} MiB to its folders, more than the {} MiB it may.".format(added >> 20, limit)
+        return Verdict("disk_full", "disk_full", sentence, data={"used_mib": added >> 20, "limit_mib": limit})
+
+
+def measure(folders: Sequence[Path], seconds: float) -> Optional[Measured]:
     """All of it at once; None where that takes too long."""
     survey = Survey(folders)
     survey.step(seconds)
@@ -89,7 +146,7 @@ def measure(folders: Sequence[Path], seconds: float) -> Measured | None:
     return survey.result
 
 
-def free_bytes(folder: Path) -> int | None:
+def free_bytes(folder: Path) -> Optional[int]:
     """What the disk under the folder still takes from us; None where it does not say."""
     try:
         state = os.statvfs(folder)
@@ -98,9 +155,9 @@ def free_bytes(folder: Path) -> int | None:
     return state.f_bavail * state.f_frsize
 
 
-def _entries(folder: Path) -> Iterator[os.stat_result | None]:
+def _entries(folder: Path) -> Iterator[Optional[os.stat_result]]:
     """Everything below the folder; None stands for what is too deep."""
-    open_folders: list[tuple[int, _Entries]] = []
+    open_folders: List[Tuple[int, Any]] = []
     try:
         _descend(open_folders, str(folder), None)
         while open_folders:
@@ -126,7 +183,7 @@ def _entries(folder: Path) -> Iterator[os.stat_result | None]:
             os.close(descriptor)
 
 
-def _descend(open_folders: list[tuple[int, _Entries]], name: str, parent: int | None) -> None:
+def _descend(open_folders: List[Tuple[int, Any]], name: str, parent: Optional[int]) -> None:
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     except OSError:

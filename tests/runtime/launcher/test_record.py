@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.backends import record as module
-from runtime.backends.record import Record, Verdict
+from runtime.launcher import record as module
+from runtime.launcher.record import Record, Verdict
 
 
 @pytest.fixture

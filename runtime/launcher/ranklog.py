@@ -2,7 +2,7 @@
 
 A rank that prints without end costs no more disk than its limit, and hardly any time: nothing is done for each line,
 the kernel throws away what is over the limit, and a pipe that is read more often than it fills is left alone for a
-moment. Standard library only: the supervisor imports this.
+moment.
 """
 
 from __future__ import annotations
@@ -14,7 +14,12 @@ import struct
 import termios
 import time
 from pathlib import Path
+from typing import Callable, List, Optional
 
+from .record import open_file
+
+_SET_PIPE_SIZE = 1031
+"""`fcntl.F_SETPIPE_SZ`, which Python 3.8 does not name."""
 _PIPE = 1 << 20
 _PIECE = 1 << 18
 _REST_SECONDS = 0.005
@@ -23,9 +28,14 @@ _LAST_LINES = 20
 
 
 class RankLog:
-    """The reading end of a pipe and the file it goes to; `tail` keeps the end of what was printed, cap or not."""
+    """The reading end of a pipe and the file it goes to; the end of what was printed is kept, cap or not.
 
-    def __init__(self, path: Path, reading: int, limit_bytes: int) -> None:
+    `echo` is given what the file is, whether or not the file takes it.
+    """
+
+    def __init__(
+        self, path: Path, reading: int, limit_bytes: int, echo: Optional[Callable[[bytes], None]] = None
+    ) -> None:
         self.reading = reading
         self.open = True
         self.problem = ""
@@ -33,14 +43,19 @@ class RankLog:
         self._limit = limit_bytes
         self._capped = False
         self._tail = b""
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._echo = echo
+        self._file = -1
         self._nowhere = -1
         self._pumped_at = 0.0
-        self.rest_until: float | None = None
+        self.rest_until: Optional[float] = None
+        try:
+            self._file = open_file(path, os.O_CREAT | os.O_APPEND)
+        except OSError as error:
+            self._refused(error)
         os.set_blocking(reading, False)
         # Where the user's share of pipes is used up, it stays as small as it was made.
         with contextlib.suppress(OSError):
-            fcntl.fcntl(reading, fcntl.F_SETPIPE_SZ, _PIPE)
+            fcntl.fcntl(reading, _SET_PIPE_SIZE, _PIPE)
 
     def fileno(self) -> int:
         """The pipe, for a selector."""
@@ -73,7 +88,9 @@ class RankLog:
         return int(struct.unpack("i", fcntl.ioctl(self.reading, termios.FIONREAD, bytes(4)))[0])
 
     def _throw_away(self, count: int) -> None:
-        """Without seeing it. A kernel that does not do that leaves it to be read."""
+        """Without seeing it. A kernel or a Python that does not do that leaves it to be read."""
+        if not hasattr(os, "splice"):
+            return
         if self._nowhere < 0:
             self._nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         with contextlib.suppress(OSError):
@@ -85,16 +102,15 @@ class RankLog:
         start = "" if not self._tail or self._tail.endswith(b"\n") else "\n"
         self._append(f"{start}[trainyard] {text}\n".encode())
 
-    def last_lines(self) -> list[str]:
+    def last_lines(self) -> List[str]:
         """The last lines of the output, as text."""
         return self._tail.decode("utf-8", "replace").splitlines()[-_LAST_LINES:]
 
     def close(self) -> None:
         """Let go of pipe and file."""
-        os.close(self.reading)
-        os.close(self._file)
-        if self._nowhere >= 0:
-            os.close(self._nowhere)
+        for descriptor in (self.reading, self._file, self._nowhere):
+            if descriptor >= 0:
+                os.close(descriptor)
 
     def _store(self, data: bytes) -> bool:
         if self._capped:
@@ -110,8 +126,13 @@ class RankLog:
         return True
 
     def _append(self, data: bytes) -> None:
+        if self._echo is not None:
+            self._echo(data)
         try:
-            while data:
+            while data and self._file >= 0:
                 data = data[os.write(self._file, data) :]
         except OSError as error:
-            self.problem = f"The log could not be written: {error.strerror}."
+            self._refused(error)
+
+    def _refused(self, error: OSError) -> None:
+        self.problem = "The log could not be written: {}.".format(error.strerror or error)

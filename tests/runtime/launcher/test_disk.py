@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from runtime.backends import disk
+from runtime.launcher import disk
 
 
 def test_what_lies_in_folders_is_summed_without_following_links(tmp_path: Path) -> None:

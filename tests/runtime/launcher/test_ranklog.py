@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.backends.ranklog import RankLog
+from runtime.launcher.ranklog import RankLog
 
 Opened = tuple[RankLog, int]
 
