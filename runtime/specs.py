@@ -70,6 +70,15 @@ class Image:
 
 
 @dataclass(frozen=True)
+class PullSecret:
+    """What it takes to pull the run's image from its registry. Never written down, never in a log."""
+
+    host: str
+    username: str = ""
+    password: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
 class RunSpec:
     """One attempt at one job, complete.
 
@@ -114,6 +123,12 @@ class RunSpec:
     builtin_script: str = ""
     """A script of the platform's own, run instead of the workspace's: `smoke`. Then `script` is empty."""
     labels: dict[str, str] = field(default_factory=dict)
+    """`organization` (a slug) and `job`: who it is for, in the cluster's own listings."""
+    node_kind: str = ""
+    """The name of the node spec that was bought: clusters may keep machines, labels and taints for one."""
+    organization_nodes: int = 0
+    """Nodes the organization may run at once, where the cluster itself holds it to that; 0: nothing is held."""
+    pull_secret: PullSecret | None = field(default=None, repr=False)
 
     @property
     def world_size(self) -> int:
@@ -121,8 +136,10 @@ class RunSpec:
         return self.nodes * self.workers_per_node
 
     def to_json(self) -> str:
-        """This spec as a JSON object; `from_json` is its inverse."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+        """This spec as a JSON object, without its pull secret; `from_json` is its inverse."""
+        data = dataclasses.asdict(dataclasses.replace(self, pull_secret=None))
+        del data["pull_secret"]
+        return json.dumps(data, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> RunSpec:
@@ -165,6 +182,8 @@ class Outcome(enum.StrEnum):
     """`stop` was called."""
     TIME_LIMIT = "time_limit"
     NODE_LOST = "node_lost"
+    NO_CAPACITY = "no_capacity"
+    """Not all of its nodes could be placed in time, and those that were are down again: it never ran as one."""
     PLATFORM_ERROR = "platform_error"
 
 
@@ -185,7 +204,61 @@ class FailureCode(enum.StrEnum):
     """It stopped answering: frozen, or cut off from the others."""
     NODE_NOT_STARTED = "node_not_started"
     NODES_NOT_MET = "nodes_not_met"
+    NODES_NOT_PLACED = "nodes_not_placed"
+    """The cluster could place only some of its nodes, `data`: `placed`, `nodes`, `seconds`, `waiting_code`."""
+    EVICTED = "evicted"
+    """The cluster took its node away: drained, or short of memory or disk."""
+    PREEMPTED = "preempted"
+    """It gave way to a run of higher priority, or to the owner of the quota it had borrowed."""
+    IMAGE_NAME = "image_name"
+    """There is no image of this name, `data`: `image`."""
+    IMAGE_CREDENTIALS = "image_credentials"
+    """The registry does not let us have it, `data`: `image`."""
+    IMAGE_NETWORK = "image_network"
+    """The registry did not answer, `data`: `image`."""
+    IMAGE_UNUSABLE = "image_unusable"
+    """The image has no Python where one was expected, `data`: `image`."""
+    LAUNCHER_KILLED = "launcher_killed"
+    """Code inside the run killed what watches over it."""
     PLATFORM_ERROR = "platform_error"
+
+
+class WaitingCode(enum.StrEnum):
+    """Why a run that was accepted does not run yet, and what `RunStatus.waiting_data` then holds."""
+
+    STARTING = "starting"
+    """It is under way: `nodes` (how many are waited for), `step` (place, image, volume, container)."""
+    GPUS = "gpus"
+    """`wanted` GPUs a node, of `gpu_type` ("": any), for `nodes` nodes; `free` where that is known, else None."""
+    CPUS = "cpus"
+    """`wanted` a node, for `nodes` nodes, and `free` on the machine that has most; None: not known."""
+    MEMORY = "memory"
+    """MiB: as CPUS."""
+    IMAGE_NAME = "image_name"
+    """`image`; there is none of this name."""
+    IMAGE_CREDENTIALS = "image_credentials"
+    """`image`; the registry wants other credentials, or some."""
+    IMAGE_NETWORK = "image_network"
+    """`image`; the registry cannot be reached."""
+    VOLUME = "volume"
+    """`claim` ("" where it is none) and `detail`: the storage is not there, or cannot be mounted."""
+    QUOTA = "quota"
+    """`detail`: a ResourceQuota of the namespace is used up."""
+    TAINT = "taint"
+    """`taint`: the machines that would fit are kept for others, or are not ready."""
+    ADMISSION = "admission"
+    """`queue`, `detail`: Kueue has not admitted it yet, or the cluster's policy refuses its pods."""
+    UNSCHEDULABLE = "unschedulable"
+    """`detail`, in the scheduler's words."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Why a run waits: a code and its data for people, one English sentence for logs."""
+
+    code: WaitingCode
+    data: dict[str, Any]
+    sentence: str
 
 
 @dataclass(frozen=True)
@@ -254,6 +327,9 @@ class RunStatus:
     """How often the ranks were started again inside this run, because a node was lost."""
     waiting_for: str = ""
     """While STARTING: what the backend still waits for, one English sentence; else empty."""
+    waiting_code: str = ""
+    """The same for people: a WaitingCode, or empty where the backend knows no more than `waiting_for`."""
+    waiting_data: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,24 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from runtime.backends.local import LocalBackend
 from runtime.specs import Capacity, Controller, Image, LogChunk, RunSpec, RunStatus
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of what was looked at in a cluster: whether it is as it should be, and if not, what to do."""
+
+    name: str
+    ok: bool
+    detail: str
+    remedy: str = ""
 
 
 class Backend(Protocol):
@@ -98,7 +110,13 @@ def create(kind: str, **options: Any) -> Backend:
     """The backend of this kind. Raises ValueError for an unknown kind.
 
     `local`: `root` (Path of the runs), `images_root` (Path), and what else `LocalBackend` takes.
+    `kubernetes`: `config` (a `kubernetes_config.ClusterConfig`) and `root` (Path of this cluster's runs, inside the
+    config's volume).
     """
     if kind == "local":
         return LocalBackend(**options)
-    raise ValueError(f"There is no runtime backend '{kind}'. There is: local.")
+    if kind == "kubernetes":
+        # Imported here for speed alone: its client takes as long to import as a console without clusters to start.
+        module = importlib.import_module("runtime.backends.kubernetes")
+        return cast("Backend", module.KubernetesBackend(**options))
+    raise ValueError(f"There is no runtime backend '{kind}'. There are: kubernetes, local.")
