@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 from django.core import mail
+from django.db import OperationalError, connection
 from django.utils import timezone
 
 from billing import automatic, customers, payment_mails
@@ -123,6 +124,8 @@ class TestTheSweep:
             provider.provider.book.store.remove("key", key)
         for _ in range(2):
             automatic.sweep()
+        assert automatics().get().state == TopUp.States.PENDING  # it was asked about, and not given up
+        assert payment_mails.send_due() == 0
         provider.deliver()
         assert provider.held() == balance(top_up) == 7000
 
@@ -231,4 +234,29 @@ def test_ten_sweeps_at_once_charge_once(provider):
     assert raised(together(*[automatic.sweep] * 10)) == []
     provider.deliver()
     assert provider.held() == balance(top_up) == 7000
+    assert automatics().count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_nobody_begins_one_between_anothers_look_and_its_row(provider):
+    """Else the other's could be paid in between, and this one would come on top of it."""
+    top_up = saver(provider)
+    setup = switch_on(top_up, threshold=6000, amount=2000)
+    others = []
+
+    def another_worker():
+        with connection.cursor() as cursor:
+            cursor.execute("SET lock_timeout = '200ms'")
+        return automatic.begin(setup_pk=setup.pk)
+
+    def meanwhile(execute, sql, *arguments):
+        if sql.startswith('INSERT INTO "billing_topup"'):
+            others.extend(together(another_worker))
+        return execute(sql, *arguments)
+
+    with connection.execute_wrapper(meanwhile):
+        assert automatic.begin(setup_pk=setup.pk) is not None
+    (other,) = others
+    assert isinstance(other, OperationalError)
+    assert "lock timeout" in str(other)
     assert automatics().count() == 1

@@ -109,6 +109,20 @@ class TestRefund:
         assert Refund.objects.get().state == Refund.States.SUCCEEDED
         assert reversals.tell_waiting() == 0
 
+    def test_two_workers_that_tell_at_the_same_moment(self, provider):
+        """The sweep asks, hears of no refund, and tells, just before the first worker's call arrives."""
+        top_up = paid_top_up(provider)
+
+        def sweep_first(method, path):
+            if (method, path) == ("POST", "/v1/refunds"):
+                provider.wire.before = lambda *_call: None
+                assert reversals.tell_waiting() == 1
+
+        provider.wire.before = sweep_first
+        assert refund(top_up, 2000).state == Refund.States.SUCCEEDED
+        assert provider.held() == 3000
+        assert agree(provider)
+
     @pytest.mark.parametrize("arrived", [True, False])
     def test_an_answer_that_was_lost_for_longer_than_keys_last(self, provider, arrived):
         top_up = paid_top_up(provider)
