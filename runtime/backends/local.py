@@ -283,6 +283,7 @@ class LocalBackend:
         nonce = secrets.token_hex(16)
         token = secrets.token_hex(32)
         wish = self._zygote(spec.image) if spec.controller is not Controller.MPI else None
+        zygote = str(self._root / warmstart.FOLDER / wish["name"]) if wish and _may_start_warm(spec) else ""
         with contextlib.ExitStack() as stack:
             locks: list[int] = []
             told: list[dict[str, Any]] = []
@@ -298,7 +299,7 @@ class LocalBackend:
                         "bell": str(run.bell),
                         "sandbox": [bubblewrap, *sandbox.arguments(place, environment)],
                         "cgroups": self._cgroups,
-                        "zygote": "" if wish is None else str(self._root / warmstart.FOLDER / wish["name"]),
+                        "zygote": zygote,
                     }
                 )
                 told[-1]["launcher"]["token"] = token
@@ -356,6 +357,12 @@ class LocalBackend:
 
     def _checkpoints(self, key: str) -> Path:
         return self._root / ".checkpoints" / key
+
+
+def _may_start_warm(spec: RunSpec) -> bool:
+    """Whether ranks that have the image's frameworks loaded are of use to the run's script."""
+    sources = [mount.source for mount in spec.mounts if mount.target == spec.workspace_target]
+    return bool(spec.builtin_script) or not sources or warmstart.is_of_use(Path(sources[0]), spec.script)
 
 
 def _read(path: Path, offset: int, limit: int) -> tuple[bytes, bool]:

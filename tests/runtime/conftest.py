@@ -26,6 +26,10 @@ def bare_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+MAY_IMPORT_ANYTHING = "import importlib\n"
+"""With it a script counts as one that ranks with frameworks in them are of use to: else it is started cold."""
+
+
 class Yard:
     """A backend with a workspace and a data set, and short words for what tests do with them."""
 
@@ -33,6 +37,7 @@ class Yard:
         self.folder = folder
         self.images_root = images_root
         self.image = image
+        self.preface = ""
         self.workspace = folder / "workspace"
         self.dataset = folder / "digits"
         self.workspace.mkdir()
@@ -46,8 +51,8 @@ class Yard:
         )
 
     def spec(self, source: str = "print('hello')", /, **changes: Any) -> RunSpec:
-        """A spec whose workspace holds the script as `train.py`."""
-        (self.workspace / "train.py").write_text(textwrap.dedent(source))
+        """A spec whose workspace holds the script, after the yard's preface, as `train.py`."""
+        (self.workspace / "train.py").write_text(self.preface + textwrap.dedent(source))
         spec = RunSpec(
             name="job-1-1",
             framework=Framework.PYTORCH,

@@ -13,7 +13,7 @@ from runtime.backends import cgroups
 from runtime.errors import InvalidSpec
 from runtime.specs import FailureCode, Outcome, Resources
 from tests.console.processes import wait_for
-from tests.runtime.conftest import Yard
+from tests.runtime.conftest import MAY_IMPORT_ANYTHING, Yard
 
 
 @pytest.fixture(params=["cold", "warm"])
@@ -27,6 +27,7 @@ def yard(yard: Yard, request: pytest.FixtureRequest) -> Yard:
 def warm(yard: Yard) -> None:
     """From here on runs start warm: the nursery is there, and the image's zygote in it."""
     yard.backend = yard.another(warm_seconds=600)
+    yard.preface = MAY_IMPORT_ANYTHING
     image = yard.spec().image
     yard.backend.prepare(image)
     wait_for(lambda: yard.backend.is_prepared(image), 30)

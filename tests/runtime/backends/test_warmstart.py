@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from runtime.backends import identity
+from runtime.backends import identity, warmstart
 from runtime.specs import Outcome
 from tests.console.processes import wait_for
-from tests.runtime.conftest import Yard
+from tests.runtime.conftest import MAY_IMPORT_ANYTHING, Yard
 
-HOW = "print(open('/proc/self/cmdline').read().split(chr(0))[2].rsplit('/', 1)[-1], flush=True)\n"
+PLAIN = "print(open('/proc/self/cmdline').read().split(chr(0))[2].rsplit('/', 1)[-1], flush=True)\n"
+HOW = MAY_IMPORT_ANYTHING + PLAIN
 WAIT = HOW + "import signal\nsignal.pause()\n"
 
 
@@ -107,6 +108,56 @@ def test_a_module_of_the_scripts_own_comes_before_the_images(warm: Yard) -> None
 def test_who_settles_what_frameworks_read_at_their_start_is_started_cold(warm: Yard, line: str, how: str) -> None:
     warm.run(f"{line}\n{HOW}")
     assert warm.log() == f"{how}\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "of_use"),
+    [
+        ("print(1)\n", False),
+        ("import os, sys as s\nfrom pathlib import Path\n", False),
+        ("import os\nimport torch.nn as nn\n", True),
+        ("if True:\n    from torch import nn\n", True),
+        ("import plain\n", False),
+        ("from .plain import x\n", False),
+        ("import hidden\n", True),
+        ("import linked\n", True),
+        ("import package\n", True),
+        ("import importlib\n", True),
+        ("__import__('to' + 'rch')\n", True),
+        ("import sys\nsys.path.append('lib')\n", True),
+    ],
+)
+def test_warm_ranks_are_for_scripts_that_may_import_a_framework(tmp_path: Path, source: str, of_use: bool) -> None:
+    folder = tmp_path / "experiments" / "first"
+    folder.mkdir(parents=True)
+    (folder / "train.py").write_text(source)
+    (folder / "plain.py").write_text("import json\n")
+    (folder / "hidden.py").write_text("import plain\nimport torch\n")
+    (folder / "linked.py").symlink_to("plain.py")
+    (folder / "package").mkdir()
+    assert warmstart.is_of_use(tmp_path, "experiments/first/train.py") is of_use
+
+
+def test_what_is_no_plain_file_is_not_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "train.py").write_text("print(1)\n")
+    (tmp_path / "workspace").mkdir()
+    (tmp_path / "workspace" / "link").symlink_to(tmp_path / "outside")
+    os.mkfifo(tmp_path / "workspace" / "pipe.py")
+    (tmp_path / "workspace" / "long.py").write_text("# " + "x" * (1 << 20))
+    assert all(
+        warmstart.is_of_use(tmp_path / "workspace", script)
+        for script in ("link/train.py", "pipe.py", "long.py", "missing.py", "no/folder.py")
+    )
+    assert warmstart.is_of_use(tmp_path / "nowhere", "train.py")
+
+
+def test_a_script_of_the_standard_library_alone_starts_in_a_fresh_interpreter(warm: Yard) -> None:
+    assert warm.run(PLAIN).outcome is Outcome.COMPLETED
+    assert warm.log() == "rank.py\n"
+    (warm.workspace / "other.py").write_text("import no_module_of_pythons_own\n")
+    warm.run(PLAIN + "if False:\n    import other\n", name="job-2-1")
+    assert warm.log(name="job-2-1") == "zygote.py\n"
 
 
 def test_another_version_of_the_code_sends_the_nursery_away(warm: Yard) -> None:
