@@ -1,7 +1,8 @@
 """The launcher's entry: `python <this folder> --socket FD`. Reads its order from the supervisor and runs one node.
 
 The order is one JSON line: the plan, a token shared by the run's launchers, and descriptors that this process inherits.
-In a zipapp, put this package in the archive under the name `launcher`, beside a `__main__.py` that calls `main` here.
+In an archive (`runtime.backends.zipapp`) this package is called `launcher`, and the `__main__.py` beside it calls
+`start`. With `--pod` this process is the first of a pod instead, and starts a launcher itself: see `pod`.
 The one rule: before any customer code runs, nothing of the order is left where that code could read it.
 """
 
@@ -29,12 +30,12 @@ _MOST_SOURCES = 64
 
 def main(arguments: List[str]) -> int:
     """Run this node to its end; returns its exit code."""
-    os.umask(0o022)
     _prefer_for_oom()
     shield()
     channel = socket.socket(fileno=int(arguments[arguments.index("--socket") + 1]))
     supervisor = Link(channel)
     order = _read_order(supervisor)
+    os.umask(order.get("umask", 0o022))
     warm = socket.socket(fileno=order["warm"]) if order.get("warm") is not None else None
     if warm is not None:
         os.set_inheritable(warm.fileno(), False)
@@ -86,9 +87,20 @@ def _sources(script: str, folder: str) -> Iterator[str]:
                 waiting.append(module)
 
 
-if __name__ == "__main__":
-    _code = main(sys.argv[1:])
+def start() -> None:
+    """Do what the command line says, and leave."""
+    if "--pod" in sys.argv[1:]:
+        # Imported here for speed alone: on one machine nobody needs it.
+        from .pod import main as be_pod  # noqa: PLC0415
+
+        code = be_pod()
+    else:
+        code = main(sys.argv[1:])
     # Nothing is left to tidy up, and an interpreter's own shutdown takes a while.
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(_code)
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    start()

@@ -46,7 +46,9 @@ class Agent:
 
             ready = self._rounds.all_started
             self._rounds.mpi = Mpi(self._selector, self._ranks, order, tell=self._peers.tell, ready=ready)
-        self._devices = [name for name in order["environment"].get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        visible = order["environment"].get("CUDA_VISIBLE_DEVICES", "").split(",")
+        self._devices = [name for name in order.get("devices") or visible if name]
+        self._start_seconds = float(order.get("start_seconds") or START_SECONDS)
         self._watch: Any = None
         self._suspects: List[Message] = []
         self._verdict_at: Optional[float] = None
@@ -68,7 +70,7 @@ class Agent:
             self._peers.listen(listener)
         elif not self._hub:
             self._peers.join(self._hub_address)
-        self._give_up_at = time.monotonic() + START_SECONDS
+        self._give_up_at = time.monotonic() + self._start_seconds
         while not self._over():
             if self._hub and self._rounds.waiting and not self._ending and self._peers.complete:
                 self._rounds.open()
@@ -126,7 +128,7 @@ class Agent:
             return
         if self._rounds.waiting and now >= self._give_up_at:
             missing = self._peers.missing if self._hub else [0]
-            sentence = "Nodes {} did not come within a minute.".format(told(missing))
+            sentence = "Nodes {} did not come in time.".format(told(missing))
             self._fail(cause("platform_error", "nodes_not_met", self._plan.node, message=sentence))
         late = self._rounds.keep_time(now)
         if late is not None:

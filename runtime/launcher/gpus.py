@@ -35,7 +35,10 @@ class _Memory(ctypes.Structure):
 
 
 class Gpus:
-    """The GPUs with these UUIDs, numbered in this order. `watch` begins; `seen` is empty until they have been asked."""
+    """The GPUs with these UUIDs (in a pod, which sees no others: numbers), numbered in this order.
+
+    `watch` begins; `seen` is empty until they have been asked.
+    """
 
     def __init__(self, uuids: Sequence[str], library: Any = None) -> None:
         self._uuids = list(uuids)
@@ -69,7 +72,12 @@ class Gpus:
                 return []
             for uuid in self._uuids:
                 handle = ctypes.c_void_p()
-                if not self._library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)):
+                found = ctypes.byref(handle)
+                if uuid.isdigit():
+                    missing = self._library.nvmlDeviceGetHandleByIndex_v2(int(uuid), found)
+                else:
+                    missing = self._library.nvmlDeviceGetHandleByUUID(uuid.encode(), found)
+                if not missing:
                     handles.append(handle)
         except (OSError, AttributeError):
             return []

@@ -18,6 +18,7 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Set
 
+from .carried import as_file
 from .processes import Exit, spawn
 from .ranks import Rank, Ranks
 from .report import ConnectionLost, Link, Message, cause
@@ -29,7 +30,6 @@ OWN_END_SECONDS = 1.0
 _SPARE_CONNECTIONS = 16
 """So many more than there can be stubs may be open at once: the run's code can reach the socket too."""
 _FOLDER = "/tmp/.trainyard-mpi"  # noqa: S108 - the sandbox's own
-_STUB = os.path.join(os.path.dirname(os.path.abspath(__file__)), "mpi_stub.py")
 _SAME_NODE = "self,sm,tcp"
 
 
@@ -140,7 +140,7 @@ class Mpi:
     # Stubs
 
     def _stub(self, task: str) -> List[str]:
-        return [self._python, "-I", "-S", _STUB, self._path, task]
+        return [self._python, "-I", "-S", as_file("mpi_stub.py"), self._path, task]
 
     def _spawn(self, arguments: List[str]) -> int:
         environment = dict(self._environment)

@@ -18,7 +18,7 @@ Environment, of which nothing reaches the ranks:
     TRAINYARD_TERMINATION  where the last record goes; /dev/termination-log unless set
 
 What else is in the environment is the image's: ranks get it, without TRAINYARD_* and KUBERNETES_*, with HOME=/tmp and
-USER=trainyard (the user id may be unknown to the image), PYTHONPATH taken away, and what the order adds.
+USER=trainyard (the user id may be unknown to the image), and what the order adds.
 
 order.json is one object, the same for every node of the run; readers skip fields that they do not know:
 
@@ -48,16 +48,14 @@ order.json is one object, the same for every node of the run; readers skip field
 What it leaves in the run's folder is what a local run leaves: `logs/rank-<rank>.log`, `logs/node-<node>.log` (the
 platform's own), `logs/stacks-<rank>.txt`, `nodes/<node>.samples.jsonl`, and `nodes/<node>.json`, signed, whose time of
 change is a sign of life. Ranks' output goes to stdout as well, line by line, for storage that the console cannot see:
-
-    <rank>\t<text>     a line of the rank's output, or the last piece of one
-    <rank>+\t<text>    a piece of a line: the rank's next piece follows it without a line's end between
+`speaker` says how.
 
 The record (nodes/<node>.json; the last one, cut to 4096 bytes, is the termination message), fields in this order:
 
     run, node           whose it is
     phase               starting, running, stopping, ended. Only `ended` is a last record: an older one can be replayed
     address             the pod's IP
-    started_at          when all nodes ran, by this node's clock; None: no code of the customer's ever ran here
+    started_at          when all nodes ran, by this node's clock; null: no code of the customer's ever ran here
     finished_at         when nothing of the run was left here
     exit_code           0: every rank succeeded
     detail              what is worth knowing and no cause
@@ -72,3 +70,67 @@ could be the doing of the customer's code (it can stop a launcher for a while): 
 launcher of this very node fell of is told as `code_failed` with the code `launcher_killed`: no platform does that.
 The exit code of this process is 0 where the node came to a good end, else 1.
 """
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Dict, Mapping, NamedTuple
+
+from .pod_node import PodNode
+from .report import shield
+
+_ORDER = "/trainyard/order/order.json"
+_TERMINATION = "/dev/termination-log"
+_NOT_FOR_RANKS = ("TRAINYARD_", "KUBERNETES_")
+_HOME = "/tmp"  # noqa: S108 - the pod's own
+
+
+class Place(NamedTuple):
+    """What is a pod's own."""
+
+    node: int
+    address: str
+    token: str
+    key: str
+    order: str
+    termination: str
+    environment: Dict[str, str]
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Place:
+        """Read it from a pod's environment. Raises KeyError, ValueError."""
+        return cls(
+            node=int(environment["TRAINYARD_NODE"]),
+            address=environment["TRAINYARD_ADDRESS"],
+            token=environment["TRAINYARD_TOKEN"],
+            key=environment["TRAINYARD_RECORD_KEY"],
+            order=environment.get("TRAINYARD_ORDER", _ORDER),
+            termination=environment.get("TRAINYARD_TERMINATION", _TERMINATION),
+            environment=for_ranks(environment),
+        )
+
+
+def for_ranks(environment: Mapping[str, str]) -> Dict[str, str]:
+    """What of this process's environment the ranks get."""
+    kept = {name: value for name, value in environment.items() if not name.startswith(_NOT_FOR_RANKS)}
+    kept.update(HOME=_HOME, USER="trainyard", LOGNAME="trainyard")
+    kept.setdefault("LANG", "C.UTF-8")
+    kept.setdefault("PATH", os.defpath)
+    return kept
+
+
+def main() -> int:
+    """Be the first process of a pod; returns its exit code."""
+    shield()
+    os.umask(0o002)
+    try:
+        place = Place.of(os.environ)
+        order = json.loads(Path(place.order).read_bytes())
+    except (OSError, KeyError, ValueError) as error:
+        sys.stderr.write("This pod has no order that can be read: {!r}\n".format(error))
+        return 1
+    os.environ.clear()
+    return PodNode(place, order).run()

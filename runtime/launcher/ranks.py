@@ -12,6 +12,7 @@ import signal
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
+from .carried import as_file
 from .frameworks import rank_environment
 from .processes import Exit, send_signal, spawn
 from .steps import open_record
@@ -26,7 +27,6 @@ HEAD_START_SECONDS = 0.05
 """PyTorch's rank 0 serves the store that the others connect to. One that comes before it listens is refused, and tries
 again only after about half a second, so the others begin a little later."""
 _LONGEST_NOTE = 1 << 14
-_WRAPPER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank.py")
 
 
 class Rank:
@@ -110,6 +110,7 @@ class Ranks:
         self._warm: Warm = order.get("warm") or Warm(None)
         self._import_folders: List[str] = order.get("import_folders", [])
         self._again = plan.elastic
+        self._alone = bool(order.get("alone"))
         self._by_pid: Dict[int, Rank] = {}
         self._kill_at: Optional[float] = None
 
@@ -146,7 +147,7 @@ class Ranks:
         environment = dict(self._environment)
         environment.update(rank_environment(plan, local_rank))
         environment.update(more or {})
-        arguments = [self._python, "-u", _WRAPPER, "{},{}".format(writing, record), plan.script]
+        arguments = [self._python, "-u", as_file("rank.py", "steps.py"), "{},{}".format(writing, record), plan.script]
         arguments += rank_arguments(plan, local_rank, self._flag)
         inherit = [writing, record] if record >= 0 else [writing]
         delay_seconds = HEAD_START_SECONDS if plan.framework == "pytorch" and plan.rank(local_rank) else 0.0
@@ -261,9 +262,15 @@ class Ranks:
             send_signal(pid, signal.SIGTERM)
 
     def sweep(self) -> None:
-        """Kill what ranks that have ended left behind. As first process of a pid namespace: everything in it."""
+        """Kill what ranks that have ended left behind. Where nobody else is in this pid namespace: everything."""
         if os.getpid() == 1:
             send_signal(-1, signal.SIGKILL)
+            return
+        if self._alone:
+            # The first process is out of reach, and this one is spared.
+            for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
+                if pid not in (1, os.getpid()):
+                    send_signal(pid, signal.SIGKILL)
             return
         for rank in self._by_pid.values():
             try:

@@ -255,7 +255,7 @@ def test_nodes_that_do_not_come_are_named(cluster: Cluster, monkeypatch: pytest.
     assert others == []
     assert hub.wait(30) == 1
     assert [(cause["kind"], cause["code"]) for cause in hub.causes] == [("platform_error", "nodes_not_met")]
-    assert hub.causes[0]["message"] == "Nodes 1, 2 did not come within a minute."
+    assert hub.causes[0]["message"] == "Nodes 1, 2 did not come in time."
     assert hub.of_type("running") == []
 
 
