@@ -8,6 +8,7 @@ keep both for hours. Here requests take turns on a fixed number of them.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from itertools import cycle
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 import django
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext
 from django.core.handlers.asgi import ASGIHandler
+
+from console.operations import logs
 
 THREADS = 8
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
@@ -31,10 +34,22 @@ class StreamHandler(ASGIHandler):
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Handle one request on the next lane: a context to which asgiref keeps one thread."""
         lane = SyncToAsync.thread_sensitive_context.set(next(self._lanes))
+        status, size, started = 499, 0, time.perf_counter()  # 499: the client left before there was an answer
+
+        async def noting(message: Mapping[str, Any]) -> None:
+            nonlocal status, size
+            status = message.get("status", status)
+            size += len(message.get("body", b""))
+            await send(message)
+
         try:
-            await self.handle(scope, receive, send)
+            await self.handle(scope, receive, noting)
         finally:
             SyncToAsync.thread_sensitive_context.reset(lane)
+            logs.access(
+                method=scope["method"], path=scope["path"], status=status, seconds=time.perf_counter() - started,
+                size=size, fields=scope.get(logs.BOUND) or {}, logger="console.live.access",
+            )  # fmt: skip
 
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")

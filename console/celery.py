@@ -9,6 +9,8 @@ import os
 
 from celery import Celery
 
+from console.operations import work  # noqa: F401  # listens to Celery's signals from here on
+
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
 
 app = Celery("console")

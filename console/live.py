@@ -24,10 +24,13 @@ from gunicorn import util
 from gunicorn.workers.gthread import ThreadWorker
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from console.operations import signs
+
 logger = logging.getLogger(__name__)
 
 HAND_OVER_SECONDS = 5.0
 BACKLOG = 1024
+SIGN_SECONDS = 5.0
 MEDIA_TYPE = "text/event-stream"
 CONNECTION_HEADERS = {"CONNECTION", "KEEP-ALIVE"}
 UNAVAILABLE_BODY = json.dumps(
@@ -85,6 +88,10 @@ def _head(req: Any) -> bytes:
 # --- The live process: uvicorn ----------------------------------------------------------------------------------------
 
 
+class Probed(Exception):
+    """Somebody connected only to see whether anybody listens, as a cluster's probe does."""
+
+
 class HandedOverProtocol(H11Protocol):
     """uvicorn's HTTP on a connection whose first bytes were read by somebody else."""
 
@@ -110,18 +117,21 @@ class LiveServer(uvicorn.Server):
         """Listen on the unix socket."""
         await self.lifespan.startup()
         self.servers = []
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self._path))
         self._listener.listen(BACKLOG)
         self._listener.setblocking(False)
         self._accepting = asyncio.create_task(self._accept())
+        self._telling = asyncio.create_task(self._tell())
         self.started = True
         logger.info("serving event streams handed over at %s", self._path)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no more connections, end the streams."""
         self._accepting.cancel()
+        self._telling.cancel()
         self._listener.close()
         await super().shutdown(sockets)
 
@@ -133,9 +143,17 @@ class LiveServer(uvicorn.Server):
             self._adopting.add(task)
             task.add_done_callback(self._adopting.discard)
 
+    async def _tell(self) -> None:
+        """How many streams are open, once in a while, for whoever watches this console."""
+        while True:
+            await asyncio.to_thread(signs.give, signs.LIVE, streams=len(self.server_state.connections))
+            await asyncio.sleep(SIGN_SECONDS)
+
     async def _adopt(self, channel: socket.socket) -> None:
         try:
             client, received = await asyncio.to_thread(_receive, channel)
+        except Probed:
+            return
         except OSError as error:
             logger.warning("a connection was lost while it was handed over: %s", error)
             return
@@ -147,7 +165,9 @@ def _receive(channel: socket.socket) -> tuple[socket.socket, bytes]:
     """What `hand_over` sent. Raises OSError."""
     with channel:
         channel.settimeout(HAND_OVER_SECONDS)
-        _, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
+        received, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
+        if not received:
+            raise Probed
         if not descriptors:
             raise ConnectionError("no socket came")
         client = socket.socket(fileno=descriptors[0])

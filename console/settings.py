@@ -14,6 +14,8 @@ import environ
 from csp.constants import NONCE, NONE, SELF
 from django.utils.translation import gettext_lazy as _
 
+from console import clusters
+from console.operations import logs
 from console.services import Embedded
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -60,7 +62,7 @@ SECURE_SSL_REDIRECT = SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
 SECURE_HSTS_SECONDS = 31_536_000 if HTTPS else 0
 SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = HTTPS
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if HTTPS else None
-SECURE_REDIRECT_EXEMPT = [r"^healthz$", r"^readyz$"]
+SECURE_REDIRECT_EXEMPT = [r"^healthz$", r"^readyz$", r"^metrics$"]
 SESSION_COOKIE_AGE = 14 * 24 * 3600
 X_FRAME_OPTIONS = "DENY"
 
@@ -89,6 +91,7 @@ INSTALLED_APPS = [
     "jobs",
 ]
 MIDDLEWARE = [
+    "console.operations.requests.RequestMiddleware",
     "billing.webhooks.WebhookMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
@@ -224,7 +227,7 @@ TOP_UP_MINIMUM_MINOR: int = env.int("TOP_UP_MINIMUM_MINOR", 500)
 TOP_UP_MAXIMUM_MINOR: int = env.int("TOP_UP_MAXIMUM_MINOR", 1_000_000)
 
 # --- Runs ------------------------------------------------------------------------------------------------------------
-RUNTIME_BACKEND: str = env.str("RUNTIME_BACKEND", "local")
+TRAINYARD_CLUSTERS = clusters.parse(env.str("TRAINYARD_CLUSTERS", ""), backend=env.str("RUNTIME_BACKEND", "local"))
 LOCAL_CPUS: float | None = env.float("LOCAL_CPUS", None)
 LOCAL_MEMORY_MIB: int | None = env.int("LOCAL_MEMORY_MIB", None)
 LOCAL_DISK_MIB: int = env.int("LOCAL_DISK_MIB", 51200)
@@ -235,7 +238,7 @@ MAX_ARCHIVE_FILES: int = env.int("MAX_ARCHIVE_FILES", 2_000_000)
 MAX_FILE_BYTES: int = env.int("MAX_FILE_BYTES", 1024**3)
 DATA_UPLOAD_MAX_MEMORY_SIZE = 5 * 1024**2
 
-# --- Language, mail, files, logs --------------------------------------------------------------------------------------
+# --- Language, mail, files -------------------------------------------------------------------------------------------
 LANGUAGE_CODE = "en"
 LANGUAGES = [("en", _("English")), ("zh-hans", _("Simplified Chinese"))]
 LOCALE_PATHS = [BASE_DIR / "locale"]
@@ -245,7 +248,7 @@ EMAIL_CONFIG = env.email_url("EMAIL_URL", default="consolemail://")
 vars().update(EMAIL_CONFIG)
 DEFAULT_FROM_EMAIL = env.str("DEFAULT_FROM_EMAIL", "Trainyard <noreply@localhost>")
 STATIC_URL = "/static/"
-STATIC_ROOT = VAR_DIR / "static"
+STATIC_ROOT: Path = Path(env.str("TRAINYARD_STATIC_ROOT", str(VAR_DIR / "static")))
 STATICFILES_DIRS = [BASE_DIR / "static"]
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
@@ -268,12 +271,14 @@ CONTENT_SECURITY_POLICY = {
         "form-action": [SELF, SANDBOX_URL if PAYMENTS_SANDBOX else "https://checkout.stripe.com"],
     },
 }
-UNFOLD = {"SITE_TITLE": "Trainyard administration", "SITE_HEADER": "Trainyard", "SITE_SYMBOL": "train"}
-LOGGING = {
-    "version": 1,
-    "disable_existing_loggers": False,
-    "formatters": {"line": {"format": "{asctime} {levelname} {name} {message}", "style": "{"}},
-    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
-    "root": {"handlers": ["stderr"], "level": env.str("LOG_LEVEL", "INFO")},
-    "loggers": {"watchfiles": {"level": "WARNING"}, "httpx": {"level": "WARNING"}, "stripe": {"level": "WARNING"}},
+UNFOLD = {
+    "SITE_TITLE": "Trainyard administration",
+    "SITE_HEADER": "Trainyard",
+    "SITE_SYMBOL": "train",
+    "DASHBOARD_CALLBACK": "console.operations.health.dashboard",
 }
+
+# --- Operations ------------------------------------------------------------------------------------------------------
+LOGGING = logs.configuration(form=env.str("LOG_FORMAT", "text"), level=env.str("LOG_LEVEL", "INFO"))
+METRICS_TOKEN: str = env.str("METRICS_TOKEN", "")
+OTEL_EXPORTER_OTLP_ENDPOINT: str = env.str("OTEL_EXPORTER_OTLP_ENDPOINT", "")

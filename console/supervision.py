@@ -63,6 +63,7 @@ def programs() -> list[Program]:
         "-m", "gunicorn", "console.wsgi", "--worker-class", "console.live.StreamPassingWorker",
         "--workers", str(WEB_WORKERS), "--threads", str(WEB_THREADS), "--bind", settings.WEB_BIND,
         "--keep-alive", "15", "--graceful-timeout", "10", "--no-control-socket",
+        "--logger-class", "console.operations.gunicorn_lines.GunicornLines",
     )  # fmt: skip
     worker = ("worker", "--concurrency", str(TASK_PROCESSES), "--without-mingle", "--without-gossip", "-l", "INFO")
     beat = ("beat", "--schedule", str(settings.VAR_DIR / "beat.db"), "--pidfile", "", "-l", "INFO")

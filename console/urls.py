@@ -3,11 +3,13 @@
 from django.contrib import admin
 from django.urls import include, path
 
-from console import api, health
+from console import api
+from console.operations import health, metrics
 
 urlpatterns = [
     path("healthz", health.live, name="healthz"),
     path("readyz", health.ready, name="readyz"),
+    path("metrics", metrics.metrics, name="metrics"),
     path("admin/", admin.site.urls),
     path("accounts/", include("allauth.urls")),
     path("i18n/", include("django.conf.urls.i18n")),

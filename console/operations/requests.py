@@ -1,0 +1,90 @@
+"""What is noted of every request: its id, its log line, how long it took, its span.
+
+The one rule: this stands before every other middleware, and changes nothing of an answer but the header with the id.
+Pages and API are logged by gunicorn, which knows when an answer was sent whole; event streams by `console.asgi`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from django.conf import settings
+from django.http import HttpRequest, HttpResponseBase
+
+from console.operations import context, logs, tracing
+from console.operations.health import live, ready
+from console.operations.metrics import metrics
+from console.operations.tally import HTTP_SECONDS, HTTP_TOTAL, tally
+
+HEADER = "X-Request-Id"
+METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+UNKNOWN = "unknown"
+"""The route of what no address of ours answers: its path is a stranger's, and would be a label."""
+
+
+class RequestMiddleware:
+    """Binds the request's id, measures, and answers probes at once."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        """Pass the request on; its answer carries its id."""
+        started = time.perf_counter()
+        number = context.request_id(request.headers.get(HEADER, ""))
+        offered = tracing.sane(request.headers.get("traceparent"))
+        with context.bound(request_id=number) as fields:
+            # a stranger's trace is linked to, not joined: who is sampled is for us to say
+            with tracing.span(f"{request.method}", kind="server", link=offered) as mark:
+                fields_of(request)[logs.BOUND] = fields
+                if trace := tracing.trace_id():
+                    fields["trace_id"] = trace
+                response = self._answer(request)
+                route = route_of(request)
+                mark.set(**{
+                    "http.request.method": str(request.method),
+                    "http.route": route,
+                    "http.response.status_code": response.status_code,
+                    **{f"trainyard.{name}": value for name, value in context.fields().items()},
+                })  # fmt: skip
+                if response.status_code >= 500:
+                    mark.fail(f"HTTP {response.status_code}")
+            response[HEADER] = number
+            _measure(request, response, route, time.perf_counter() - started)
+        return response
+
+    def _answer(self, request: HttpRequest) -> HttpResponseBase:
+        """Probes and scrapers come by address, not by name, and without a session: no other middleware is for them."""
+        if settings.SESSION_COOKIE_NAME not in request.COOKIES and (view := PROBES.get(request.path_info)):
+            return view(request)
+        return self.get_response(request)
+
+
+PROBES: dict[str, Callable[[HttpRequest], HttpResponseBase]] = {
+    "/healthz": live,
+    "/readyz": ready,
+    "/metrics": metrics,
+}
+
+
+def fields_of(request: HttpRequest) -> dict[str, Any]:
+    """Where whoever logs the request's end, outside of Django, finds what was bound for it."""
+    scope = getattr(request, "scope", None)
+    return scope if isinstance(scope, dict) else request.META
+
+
+def route_of(request: HttpRequest) -> str:
+    """The address as its pattern, without what a customer filled in."""
+    if request.path_info in PROBES:
+        return request.path_info.lstrip("/")
+    match = request.resolver_match
+    return str(match.route) if match else UNKNOWN
+
+
+def _measure(request: HttpRequest, response: HttpResponseBase, route: str, seconds: float) -> None:
+    method = request.method if request.method in METHODS else "other"
+    tally.count(HTTP_TOTAL, route=route, method=method, status=str(response.status_code))
+    if not response.headers.get("Content-Type", "").startswith("text/event-stream"):
+        tally.observe(HTTP_SECONDS, seconds, route=route, method=method)
