@@ -14,6 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from console import supervision
+from console.backup.archive import unfinished_restore
 from console.services import ServiceError
 from jobs.backend import cluster
 
@@ -47,6 +48,8 @@ class Command(BaseCommand):
     def _serve(self) -> None:
         supervised = supervision.Supervised()
         try:
+            if sentence := unfinished_restore():
+                raise supervision.UpError(sentence)
             self.screen.print("Preparing the database and the static files ...")
             supervision.clear_the_way()
             supervision.prepare()
@@ -60,7 +63,9 @@ class Command(BaseCommand):
             self.screen.print("Stopping. Runs in progress go on.")
         finally:
             supervised.stop()
-            cluster().retire()
+            for name, config in settings.TRAINYARD_CLUSTERS.items():
+                if config is None:  # only this machine keeps anything ready
+                    cluster(name).retire()
             settings.EMBEDDED.stop()
         self.screen.print("Stopped.")
 

@@ -1,0 +1,77 @@
+"""Are these settings fit to serve customers from several machines? The one rule: looks at settings, changes nothing.
+
+What suits a person's own machine (keys made on the spot, servers of our own, mail that is printed) harms a deployment
+in ways that show late: sessions that one replica made and another does not know, money that is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from django.conf import settings
+
+PLACEHOLDER = "CHANGE-ME"
+"""Stands in the example files of `deploy/` wherever a value must be filled in."""
+LEAST_KEY_LENGTH = 50
+FILLED_IN = (
+    "TRAINYARD_URL", "SECRET_KEY", "REDIS_URL", "STRIPE_SECRET_KEY", "STRIPE_WEBHOOK_SECRETS", "ALLOWED_HOSTS",
+    "DEFAULT_FROM_EMAIL", "EMAIL_HOST", "EMAIL_HOST_USER", "EMAIL_HOST_PASSWORD", "TRAINYARD_CLUSTERS",
+)  # fmt: skip
+
+
+class Finding(NamedTuple):
+    """One setting that is not ready."""
+
+    setting: str
+    problem: str
+    remedy: str
+    fine_for_a_trial: bool = False
+
+
+def findings() -> list[Finding]:
+    """What must be set before this is a deployment; empty when it is one."""
+    return [*_placeholders(), *_secrets(), *_servers(), *_face()]
+
+
+def _placeholders() -> Iterator[Finding]:
+    for name in FILLED_IN:
+        if PLACEHOLDER in str(getattr(settings, name, "")):
+            yield Finding(name, f"still holds the example's {PLACEHOLDER}.", "Fill it in.")
+    database = settings.DATABASES["default"]
+    if PLACEHOLDER in " ".join(str(database.get(part, "")) for part in ("NAME", "USER", "PASSWORD", "HOST")):
+        yield Finding("DATABASE_URL", f"still holds the example's {PLACEHOLDER}.", "Fill it in.")
+
+
+def _secrets() -> Iterator[Finding]:
+    own = settings.VAR_DIR / "secret_key"
+    if own.exists() and own.read_text().strip() == settings.SECRET_KEY:
+        yield Finding(
+            "SECRET_KEY",
+            "was made by this process: others have another one.",
+            "Make one for all: `openssl rand -base64 64`.",
+        )
+    elif len(settings.SECRET_KEY) < LEAST_KEY_LENGTH:
+        yield Finding("SECRET_KEY", "is short.", f"Use {LEAST_KEY_LENGTH} random characters or more.")
+    if settings.DEBUG:
+        yield Finding("DEBUG", "is on: errors show settings and code to everybody.", "Unset it.")
+    if settings.STRIPE_SECRET_KEY and not settings.STRIPE_WEBHOOK_SECRETS:
+        yield Finding("STRIPE_WEBHOOK_SECRETS", "is empty: no payment would be believed.", "Set the endpoint's secret.")
+
+
+def _servers() -> Iterator[Finding]:
+    if settings.EMBEDDED_DATABASE:
+        yield Finding("DATABASE_URL", "is not set: each machine would have a database of its own.", "Set it.")
+    if settings.EMBEDDED_REDIS:
+        yield Finding("REDIS_URL", "is not set: no process would hear of another's tasks.", "Set it.")
+
+
+def _face() -> Iterator[Finding]:
+    if not settings.HTTPS:
+        yield Finding("TRAINYARD_URL", "is not https://.", "Put TLS in front, and set the address customers use.", True)
+    if settings.PAYMENTS_SANDBOX:
+        yield Finding("STRIPE_SECRET_KEY", "is not set: customers would pay with play money.", "Set it.", True)
+    if settings.EMAIL_BACKEND.endswith("console.EmailBackend"):
+        yield Finding("EMAIL_URL", "is not set: mails would be printed, not sent.", "Set it, smtp://...", True)
+    if settings.DEFAULT_FROM_EMAIL.endswith("@localhost>"):
+        yield Finding("DEFAULT_FROM_EMAIL", "is of localhost: mails would be refused.", "Set it.", True)

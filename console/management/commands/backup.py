@@ -1,0 +1,42 @@
+"""`manage.py backup DEST`: database and files of this installation into a new folder. See `console.backup.archive`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from console.backup import archive
+from console.backup.database import DatabaseToolFailed
+from console.services import ServiceError
+
+
+class Command(BaseCommand):
+    """The console may go on running meanwhile."""
+
+    help = "Back up database and files into the new folder DEST, whether the console runs or not."
+    requires_system_checks = []
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """DEST."""
+        parser.add_argument("destination", metavar="DEST", type=Path, help="a folder that is not there yet")
+
+    def handle(self, *_args: Any, destination: Path, **_options: Any) -> None:
+        """Make it, and say what is in it and what is not."""
+        try:
+            manifest = archive.take(destination, say=self.stdout.write)
+        except (archive.BackupRefused, DatabaseToolFailed, ServiceError, OSError) as error:
+            raise CommandError(str(error)) from error
+        for name, part in manifest["parts"].items():
+            for path in part.get("left_out", ()):
+                self.stderr.write(f"{name}: left out: {path}")
+            if part.get("missing", 0) > len(part.get("left_out", ())):
+                self.stderr.write(f"{name}: left out in all: {part['missing']}")
+        size = sum(part["bytes"] for part in manifest["parts"].values())
+        files = sum(part.get("files", 0) for part in manifest["parts"].values())
+        self.stdout.write(f"{destination}: {files} files and the database, {size / 1024**2:.1f} MiB.")
+        self.stdout.write(
+            "It holds secret_key: keep it as you keep that." if archive.KEY in manifest["parts"] else
+            "SECRET_KEY is not in it: keep that where you keep your secrets."
+        )  # fmt: skip
