@@ -86,7 +86,7 @@ def _price(book: PriceBook, spec: NodeSpec, hourly: Decimal, fixed_epoch: Decima
 
 
 def _gpu_spec(book: PriceBook) -> None:
-    """A spec for the GPUs this cluster has; none where it has none, since it could never be run."""
+    """A spec for the GPUs the first cluster has; none where it has none, since it could never be run."""
     try:
         machines = cluster().capacity().machines
     except RuntimeFault:

@@ -154,7 +154,7 @@ def _reports(job: Job) -> dict[int, list[dict[str, Any]]]:
     if attempt is None:
         return {}
     try:
-        folder = cluster().run_folder(attempt.run_name) / "run" / "check"
+        folder = cluster(attempt.backend).run_folder(attempt.run_name) / "run" / "check"
     except RuntimeFault:
         return {}
     reports = {}

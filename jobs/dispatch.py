@@ -7,26 +7,26 @@ transaction, and every step can be done again: a claim is compare-and-set, a run
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta
+import random
+import time
+from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
 
-from django.conf import settings
 from django.db import transaction
-from django.db.models import Q, QuerySet, Sum
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from console.accounts.hints import hint
 from console.accounts.models import Quota
-from jobs import lifecycle, telemetry, usage
-from jobs.backend import cluster, image_of, resources_of
-from jobs.bell import publish_state
+from jobs import clusters, lifecycle, queue, telemetry, usage
+from jobs.backend import cluster, cluster_named, image_of, resources_of
 from jobs.errors import StaleTransition
 from jobs.models import Attempt, Job
 from jobs.sentences import Cause, cause
 from jobs.states import ACTIVE, ENDED, EndReason, JobState, OnHang
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound
-from runtime.specs import Capacity, Controller, Framework, RunPhase, RunSpec, RunStatus
+from runtime.specs import Controller, Framework, RunPhase, RunSpec, RunStatus
 from storage import mounts
 from storage.tasks import measure_workspace
 
@@ -35,46 +35,33 @@ logger = logging.getLogger(__name__)
 GRACE_SECONDS = 10
 WORKSPACE_TARGET = "/workspace"
 DATASETS_TARGET = "/datasets"
-PATIENCE = timedelta(minutes=10)
-"""Smaller jobs may overtake one that doesn't fit until it has waited this long; then room is kept free for it."""
 SUBMIT_PATIENCE = timedelta(minutes=5)
 """A fault that nobody foresaw is tried again this long; then the attempt ends, free of charge."""
 KEEP_RUNS = timedelta(days=30)
 """Logs and results of an ended run are kept at the backend this long."""
 HANG_SECONDS = 120
 """A run that shows no sign of progress for as long has hung; the launcher may be sure sooner."""
-TOO_LARGE = "too_large"
+SWEEP_SECONDS = 20.0
+"""A sweep of a cluster that answers slowly looks at no more jobs after this long; which ones is chance."""
 
 
-def dispatch_queue() -> None:
-    """Start every waiting job that may start, oldest first, and write down why each other one waits."""
-    ready = Q(not_before=None) | Q(not_before__lte=timezone.now())
-    queued = Job.objects.filter(ready, state=JobState.QUEUED).order_by("queued_at", "id")
-    if not queued.exists():
-        return
-    try:
-        _start_what_fits(queued)
-    except BackendUnavailable:
-        queued.update(waiting_code="backend_unavailable", waiting_data={})
+def dispatch_queue(cluster_name: str = "") -> None:
+    """Start every waiting job that may start, oldest first on its cluster; and say why the others wait."""
+    for name, node_specs in queue.waiting_specs(cluster_name).items():
+        try:
+            _start_what_fits(name, queue.Pass(node_specs, cluster(name).capacity()))
+        except BackendUnavailable:
+            queue.does_not_answer(node_specs)
 
 
-def _start_what_fits(queued: QuerySet[Job]) -> None:
-    capacity, running = cluster().capacity(), _running_nodes()
-    reserved = False
-    for job in queued.select_related("node_spec", "image", "workspace", "organization__quota").iterator(chunk_size=200):
-        room = _room_in_quota(job, running)
-        blocked = _blocked_by_quota(job, running) or _blocked_by_capacity(job, capacity, reserved=reserved)
-        if blocked is None:
-            _start_guarded(job, min(job.nodes, room, capacity.nodes_now(resources_of(job.node_spec))))
-            capacity, running = cluster().capacity(), _running_nodes()
-            continue
-        code, data = blocked
-        if (job.waiting_code, job.waiting_data) != (code, data):
-            Job.objects.filter(pk=job.pk, state=JobState.QUEUED).update(waiting_code=code, waiting_data=data)
-            publish_state(job.pk)
-        if code == TOO_LARGE and timezone.now() - datetime.fromisoformat(str(data["since"])) > PATIENCE:
-            lifecycle.refuse(job=job, reason=EndReason.NO_CAPACITY)
-        reserved = reserved or (code == "capacity" and timezone.now() - job.queued_at > PATIENCE)
+def _start_what_fits(name: str, waiting: queue.Pass) -> None:
+    for job, nodes in waiting.startable():
+        if _start_guarded(job, nodes):
+            waiting.take(job, nodes)
+        else:
+            waiting.refresh(cluster(name).capacity())
+    waiting.close()
+    waiting.refuse_too_large()
 
 
 def start(job: Job, nodes: int | None = None) -> bool:
@@ -83,28 +70,29 @@ def start(job: Job, nodes: int | None = None) -> bool:
         with transaction.atomic():
             # One claim of an organization at a time: two workers at once can't both take its last nodes.
             job.organization.quota = Quota.objects.select_for_update().get(organization_id=job.organization_id)
-            running = _running_nodes()
-            if _blocked_by_quota(job, running):
+            room = queue.room_in_quota(job, queue.running_nodes(job.organization))
+            if room < job.least_nodes:
                 return False
-            granted = min(nodes or job.nodes, _room_in_quota(job, running))
-            attempt = lifecycle.claim(job=job, backend=settings.RUNTIME_BACKEND, nodes=granted)
+            granted = min(nodes or job.nodes, room)
+            attempt = lifecycle.claim(job=job, backend=cluster_named(job.node_spec.cluster), nodes=granted)
     except StaleTransition:
         return False
     return submit(attempt)
 
 
-def _start_guarded(job: Job, nodes: int) -> None:
+def _start_guarded(job: Job, nodes: int) -> bool:
     try:
-        start(job, nodes)
+        return start(job, nodes)
     except Exception:
         # One job's fault, whatever it is, must not keep the queue from the others.
         logger.exception("Job %s could not be started; the sweep goes on with it.", job.pk)
+        return False
 
 
 def submit(attempt: Attempt) -> bool:
     """Hand an attempt to the backend; one that it knows already is adopted. Gives whether the backend has it."""
     try:
-        cluster().submit(run_spec(attempt))
+        cluster(attempt.backend).submit(run_spec(attempt))
     except NoCapacity:
         # Another run took the room between our look and our submit: wait again.
         lifecycle.give_back(attempt=attempt, waiting_code="capacity", waiting_data={})
@@ -192,15 +180,15 @@ def follow(*, run_name: str) -> None:
 def _reconcile(attempt: Attempt, *, reads: bool = False) -> None:
     job = attempt.job
     try:
-        status = cluster().describe(attempt.run_name)
+        status = cluster(attempt.backend).describe(attempt.run_name)
     except BackendUnavailable:
         return
     except RunNotFound:
         _vanished(attempt)
-        dispatch_queue()
+        dispatch_queue(cluster_named(attempt.backend))
         return
     if job.state == JobState.STOPPING and status.phase in {RunPhase.STARTING, RunPhase.RUNNING}:
-        _quietly_stop(attempt.run_name)
+        _quietly_stop(attempt.backend, attempt.run_name)
     if status.phase is RunPhase.ENDED:
         telemetry.ingest_all(attempt=attempt)
     elif reads:
@@ -223,16 +211,32 @@ def _named(run_name: str) -> dict[str, int]:
     return {"job_id": int(parts[1]), "number": int(parts[2])}
 
 
-def reconcile() -> None:
-    """The sweep: every open job, then the queue, then what no row knows of."""
-    for pk in Job.objects.filter(state__in=ACTIVE).values_list("pk", flat=True):
+def reconcile(cluster_name: str = "") -> None:
+    """The sweep: every open job, then the queue, then what no row knows of; of every cluster or of one.
+
+    One sweep of a cluster at a time: another that comes meanwhile leaves it to the first.
+    """
+    for name in [cluster_name] if cluster_name else clusters.to_sweep():
+        with clusters.only_sweep(name) as is_mine:
+            if is_mine:
+                _sweep(name)
+
+
+def _sweep(name: str) -> None:
+    begun = time.monotonic()
+    opened = list(Attempt.objects.filter(clusters.on(name), finished_at=None, job__state__in=ACTIVE).values_list("job"))
+    random.shuffle(opened)
+    for (pk,) in opened:
         try:
             reconcile_job(job_pk=pk)
         except Exception:
             # One job's fault, whatever it is, must not keep the sweep from the others.
             logger.exception("Job %s could not be reconciled; the next sweep tries again.", pk)
-    dispatch_queue()
-    _sweep_runs()
+        if time.monotonic() - begun > SWEEP_SECONDS:
+            logger.warning("The cluster %s answers slowly: the next sweep goes on.", name)
+            break
+    dispatch_queue(name)
+    _sweep_runs(name)
 
 
 def stop(*, job_pk: int) -> None:
@@ -240,7 +244,7 @@ def stop(*, job_pk: int) -> None:
     attempt = Attempt.objects.filter(job_id=job_pk, job__state=JobState.STOPPING, finished_at=None).last()
     if attempt:
         try:
-            cluster().stop(attempt.run_name, GRACE_SECONDS)
+            cluster(attempt.backend).stop(attempt.run_name, GRACE_SECONDS)
         except BackendUnavailable:
             return  # the sweep asks again
         reconcile_job(job_pk=job_pk)
@@ -250,39 +254,10 @@ def _observe(attempt: Attempt, status: RunStatus) -> None:
     with transaction.atomic():
         job = lifecycle.observe(attempt=attempt, status=status)
         if job.is_ended or job.state == JobState.QUEUED:
-            transaction.on_commit(dispatch_queue)
+            transaction.on_commit(lambda: dispatch_queue(cluster_named(attempt.backend)))
             others = Job.objects.filter(workspace_id=job.workspace_id).exclude(state__in=ENDED)
             if not others.exists():  # the last one to end has the workspace measured
                 hint(measure_workspace, job.workspace_id)
-
-
-def _running_nodes() -> dict[int, int]:
-    """Nodes in use by organization: what open attempts were granted."""
-    attempts = Attempt.objects.filter(finished_at=None, job__state__in=ACTIVE).order_by()
-    return dict(attempts.values_list("job__organization_id").annotate(total=Sum("granted_nodes")))
-
-
-def _room_in_quota(job: Job, running_nodes: Mapping[int, int]) -> int:
-    return job.organization.quota.max_running_nodes - running_nodes.get(job.organization_id, 0)
-
-
-def _blocked_by_quota(job: Job, running_nodes: Mapping[int, int]) -> tuple[str, dict[str, Any]] | None:
-    if _room_in_quota(job, running_nodes) >= job.least_nodes:
-        return None
-    running = running_nodes.get(job.organization_id, 0)
-    return "quota", {"running": running, "most": job.organization.quota.max_running_nodes}
-
-
-def _blocked_by_capacity(job: Job, capacity: Capacity, *, reserved: bool) -> tuple[str, dict[str, Any]] | None:
-    resources = resources_of(job.node_spec)
-    if not capacity.fits_ever(resources, job.least_nodes):
-        # The cluster has shrunk since the order. It may grow again; until then nothing is kept free for this job.
-        seen = job.waiting_data.get("since") if job.waiting_code == TOO_LARGE else None
-        return TOO_LARGE, {"most": capacity.nodes_ever(resources), "since": seen or timezone.now().isoformat()}
-    free = capacity.nodes_now(resources)
-    if free >= job.least_nodes and not reserved:
-        return None
-    return "reserved" if free >= job.least_nodes else "capacity", {"free": free}
 
 
 def _vanished(attempt: Attempt) -> None:
@@ -308,44 +283,52 @@ def _stop_if_unwanted(attempt: Attempt) -> None:
     """A cancel may have come between the claim and the submit."""
     attempt.job.refresh_from_db(fields=["state"])
     if JobState(attempt.job.state) in {JobState.STOPPING} | ENDED:
-        _quietly_stop(attempt.run_name)
+        _quietly_stop(attempt.backend, attempt.run_name)
 
 
 def forget_runs() -> None:
-    """Remove what ended runs left at the backend, once it is old, and runs that no row knows of."""
+    """Remove what ended runs left at their clusters, once it is old, and runs that no row knows of."""
+    for name in clusters.to_sweep():
+        try:
+            _forget_runs(name)
+        except BackendUnavailable:
+            continue  # there is a next time
+
+
+def _forget_runs(name: str) -> None:
     oldest = timezone.now() - KEEP_RUNS
-    try:
-        for name, attempt in _held_runs(live=False):
-            if attempt is None:
-                _remove_unknown(name)
-            elif attempt.finished_at and attempt.finished_at < oldest:
-                cluster().delete(name)
-                cluster().delete_checkpoints(_checkpoint_key(attempt.job_id))
-    except BackendUnavailable:
-        return  # there is a next time
+    for run_name, attempt in _held_runs(name, live=False):
+        if attempt is None:
+            _remove_unknown(name, run_name)
+        elif attempt.finished_at and attempt.finished_at < oldest:
+            cluster(name).delete(run_name)
+            cluster(name).delete_checkpoints(_checkpoint_key(attempt.job_id))
 
 
-def _sweep_runs() -> None:
-    """End runs that go on though their attempt has ended, however long ago, or is unknown."""
+def _sweep_runs(name: str) -> None:
+    """End runs that go on though their attempt has ended, however long ago, or is unknown. Notes whether it answers."""
     try:
-        for name, attempt in _held_runs(live=True):
+        for run_name, attempt in _held_runs(name, live=True):
             if attempt is None:
-                _remove_unknown(name)
+                _remove_unknown(name, run_name)
             elif attempt.finished_at:
-                _quietly_stop(name)
-    except BackendUnavailable:
-        return  # there is a next sweep
+                _quietly_stop(name, run_name)
+    except BackendUnavailable as error:
+        clusters.note(name=name, answers=False, detail=str(error))  # there is a next sweep
+    else:
+        clusters.note(name=name, answers=True)
 
 
-def _held_runs(*, live: bool) -> list[tuple[str, Attempt | None]]:
-    names = [name for name in cluster().names(live=live) if name.startswith("job-")]
-    known = {attempt.run_name: attempt for attempt in _attempts_named(names)} if names else {}
-    return [(name, known.get(name)) for name in names]
+def _held_runs(name: str, *, live: bool) -> list[tuple[str, Attempt | None]]:
+    """The runs that a cluster holds, each with its attempt; None where that is of another cluster, or of nobody."""
+    names = [run_name for run_name in cluster(name).names(live=live) if run_name.startswith("job-")]
+    known = {attempt.run_name: attempt for attempt in _attempts_named(name, names)} if names else {}
+    return [(run_name, known.get(run_name)) for run_name in names]
 
 
-def _remove_unknown(name: str) -> None:
-    logger.warning("The cluster has a run %s that no row knows of: it is removed.", name)
-    cluster().delete(name)
+def _remove_unknown(name: str, run_name: str) -> None:
+    logger.warning("The cluster %s has a run %s that no row knows of: it is removed.", name, run_name)
+    cluster(name).delete(run_name)
 
 
 def _checkpoint_key(job_pk: int) -> str:
@@ -353,15 +336,15 @@ def _checkpoint_key(job_pk: int) -> str:
     return f"job-{job_pk}"
 
 
-def _quietly_stop(name: str) -> None:
-    """Stop a run if it is there. Where the backend doesn't answer, the next sweep asks again."""
+def _quietly_stop(name: str, run_name: str) -> None:
+    """Stop a run if it is there. Where the cluster doesn't answer, the next sweep asks again."""
     try:
-        if cluster().describe(name).phase is not RunPhase.ENDED:
-            cluster().stop(name, GRACE_SECONDS)
+        if cluster(name).describe(run_name).phase is not RunPhase.ENDED:
+            cluster(name).stop(run_name, GRACE_SECONDS)
     except (RunNotFound, BackendUnavailable):
         return
 
 
-def _attempts_named(names: Iterable[str]) -> QuerySet[Attempt]:
-    job_ids = {int(part[1]) for name in names if len(part := name.split("-")) == 3 and part[1].isdecimal()}
-    return Attempt.objects.filter(job_id__in=job_ids)
+def _attempts_named(name: str, run_names: Iterable[str]) -> QuerySet[Attempt]:
+    job_ids = {int(part[1]) for each in run_names if len(part := each.split("-")) == 3 and part[1].isdecimal()}
+    return Attempt.objects.filter(clusters.on(name), job_id__in=job_ids)

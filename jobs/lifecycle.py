@@ -30,6 +30,10 @@ SEEN = ("nodes", "started_at", "spans", "progress_at", "checkpoint_at", "restart
 LEAST_RETRY_SECONDS = 30
 """With less left of its time a job is not tried again: it could do nothing in it."""
 LONGEST_BACKOFF = timedelta(hours=6)
+MOST_PLACEMENTS = 12
+"""How often a run is handed to a cluster that then places only some of its nodes: no fault of anybody, and free."""
+PLACEMENT_BACKOFF = timedelta(seconds=30)
+LONGEST_PLACEMENT_BACKOFF = timedelta(minutes=15)
 
 REASON_OF: dict[Outcome, EndReason] = {
     Outcome.COMPLETED: EndReason.COMPLETED,
@@ -40,6 +44,7 @@ REASON_OF: dict[Outcome, EndReason] = {
     Outcome.STOPPED: EndReason.CANCELLED,
     Outcome.TIME_LIMIT: EndReason.TIME_LIMIT,
     Outcome.NODE_LOST: EndReason.NODE_LOST,
+    Outcome.NO_CAPACITY: EndReason.NO_CAPACITY,
     Outcome.PLATFORM_ERROR: EndReason.PLATFORM_ERROR,
 }
 
@@ -157,8 +162,18 @@ def observe(*, attempt: Attempt, status: RunStatus) -> Job:
         if attempt.finished_at or job.is_ended:
             return job
         changed = _take_in(attempt, status)
-        if attempt.started_at and job.state == JobState.STARTING:
-            transition(job=job, to=JobState.RUNNING, attempt=attempt.number, started_at=attempt.started_at)
+        if job.state == JobState.STARTING:
+            if attempt.started_at:
+                transition(
+                    job=job,
+                    to=JobState.RUNNING,
+                    attempt=attempt.number,
+                    started_at=attempt.started_at,
+                    waiting_code="",
+                    waiting_data={},
+                )
+            else:
+                _tell_waiting(job, status)
         if status.phase == RunPhase.ENDED and status.outcome:
             end_attempt(
                 attempt=attempt,
@@ -224,8 +239,12 @@ def _retry_after(job: Job, attempt: Attempt) -> timedelta | None:
     if reason not in RETRIED | RETRIABLE:
         return None
     attempts = list(job.attempts.all())
-    if reason in RETRIED:
-        faults = sum(each.reason in RETRIED for each in attempts)
+    if reason is EndReason.NO_CAPACITY:
+        tried = sum(each.reason == EndReason.NO_CAPACITY for each in attempts)
+        again = tried < MOST_PLACEMENTS
+        wait = min(PLACEMENT_BACKOFF * 2 ** (tried - 1), LONGEST_PLACEMENT_BACKOFF)
+    elif reason in RETRIED:
+        faults = sum(each.reason in RETRIED - {EndReason.NO_CAPACITY} for each in attempts)
         again, wait = faults < MOST_ATTEMPTS, timedelta(0)
     elif reason is not EndReason.HUNG or job.on_hang == OnHang.RETRY:
         tried = sum(each.reason in RETRIABLE for each in attempts)
@@ -235,6 +254,15 @@ def _retry_after(job: Job, attempt: Attempt) -> timedelta | None:
         return None
     left = usage.left_seconds(job, attempts, nodes=job.nodes, longest_seconds=longest_seconds(job))
     return wait if again and left >= min(LEAST_RETRY_SECONDS, job.deadline_seconds) else None
+
+
+def _tell_waiting(job: Job, status: RunStatus) -> None:
+    """Why a run that was handed over does not run yet, where that is news."""
+    if (job.waiting_code, job.waiting_data) == (status.waiting_code, status.waiting_data):
+        return
+    job.waiting_code, job.waiting_data = status.waiting_code, status.waiting_data
+    job.save(update_fields=["waiting_code", "waiting_data"])
+    publish_state(job.pk)
 
 
 def _take_in(attempt: Attempt, status: RunStatus) -> list[str]:

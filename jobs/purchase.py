@@ -92,7 +92,8 @@ def parse(*, organization: Organization, data: Mapping[str, Any], pinned: Sequen
     reader = fields.Reader(data)
     product = reader.field("product", _product)
     framework = reader.field("framework", _framework)
-    image = reader.field("image", lambda value: _image(organization, value, framework))
+    spec = reader.field("node_spec", _node_spec)
+    image = reader.field("image", lambda value: _image(organization, value, framework, spec))
     workspace = reader.field("workspace", lambda value: _workspace(organization, value))
     code_path = reader.field("code_path", lambda value: _code_path(workspace, value))
     arguments = reader.field("arguments", _arguments)
@@ -100,14 +101,13 @@ def parse(*, organization: Organization, data: Mapping[str, Any], pinned: Sequen
     epochs = reader.field("epochs", lambda value: fields.whole(value, 1, product.max_epochs if product else 10**6))
     lr = reader.field("lr", _learning_rate)
     batch_size = reader.field("batch_size", lambda value: fields.whole(value, 1, MOST_BATCH))
-    spec = reader.field("node_spec", _node_spec)
     nodes = reader.field("nodes", lambda value: _nodes(organization, product, spec, value))
     workers = reader.field("workers_per_node", lambda value: _workers(spec, value))
     max_seconds = reader.field(
         "max_seconds", lambda value: fields.optional(value, LEAST_SECONDS, product.max_seconds if product else 10**9)
     )
     ceiling_minor = reader.field("ceiling_minor", lambda value: fields.optional(value, 1, 10**12))
-    resilience = read_resilience(reader, framework=framework, image=image, nodes=nodes)
+    resilience = read_resilience(reader, framework=framework, image=image, spec=spec, nodes=nodes)
     if reader.faults or not (product and framework and image and workspace and code_path and spec):
         raise InvalidInput(fields=reader.faults)
     return Purchase(
@@ -157,12 +157,12 @@ class Choices:
 
 def read_choices(reader: fields.Reader, *, organization: Organization) -> Choices | None:
     """Read where something is to run; without a framework the image's first, without a workspace any."""
-    found = reader.field("image", lambda value: _image(organization, value, None))
+    spec = reader.field("node_spec", _node_spec)
+    found = reader.field("image", lambda value: _image(organization, value, None, spec))
     framework = reader.field("framework", lambda value: _framework_of(found, value))
-    image = reader.field("image", lambda value: _image(organization, value, framework))
+    image = reader.field("image", lambda value: _image(organization, value, framework, spec))
     workspace = reader.field("workspace", lambda value: _any_workspace(organization, value))
     versions = reader.field("datasets", lambda value: _versions(organization, value, ()))
-    spec = reader.field("node_spec", _node_spec)
     nodes = reader.field("nodes", lambda value: _nodes(organization, None, spec, value))
     workers = reader.field("workers_per_node", lambda value: _workers(spec, value))
     if not (framework and image and workspace and spec and nodes and workers):
@@ -199,15 +199,17 @@ def _framework(value: Any) -> Framework:
         raise ValueError(_("Choose one of these frameworks: %(known)s.") % {"known": known}) from None
 
 
-def _image(organization: Organization, value: Any, framework: Framework | None) -> Image:
+def _image(organization: Organization, value: Any, framework: Framework | None, spec: NodeSpec | None) -> Image:
     image = selectors.image_named(organization, fields.name(value))
     if framework and framework not in image.frameworks:
         raise ValueError(
             _("The image %(image)s doesn't carry %(framework)s. Choose an image for this framework.")
             % {"image": image.name, "framework": framework.value}
         )
+    if spec is None:
+        return image
     try:
-        cluster().check_image(image_of(image))
+        cluster(spec.cluster).check_image(image_of(image))
     except InvalidSpec:
         raise ValueError(
             _("The image %(image)s isn't ready on this cluster. Choose another, or ask the administrator to build it.")
@@ -297,7 +299,7 @@ def _nodes(organization: Organization, product: Product | None, spec: NodeSpec |
     if spec is None:
         return nodes
     try:
-        most = cluster().capacity().nodes_ever(resources_of(spec))
+        most = cluster(spec.cluster).capacity().nodes_ever(resources_of(spec))
     except RuntimeFault:
         return nodes  # the cluster does not answer now; whether it fits is seen when the job is dispatched
     if nodes > most:

@@ -10,6 +10,7 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
+from billing.models import NodeSpec
 from jobs import fields
 from jobs.backend import cluster, image_of
 from jobs.states import OnHang
@@ -45,18 +46,24 @@ class Resilience:
 
 
 def read_resilience(
-    reader: fields.Reader, *, framework: Framework | None, image: Image | None, nodes: int | None
+    reader: fields.Reader,
+    *,
+    framework: Framework | None,
+    image: Image | None,
+    spec: NodeSpec | None,
+    nodes: int | None,
 ) -> Resilience:
     """Read the fields; what is wrong with one is left with the reader. What is None was at fault itself."""
     retries = reader.field("retries", lambda value: fields.optional(value, 0, MOST_RETRIES)) or 0
     backoff = reader.field("retry_backoff_seconds", lambda value: fields.optional(value, 0, LONGEST_BACKOFF_SECONDS))
     usual = USUAL_BACKOFF_SECONDS if backoff is None else backoff
+    controller = reader.field("controller", lambda value: _controller(framework, image, spec, value))
     return Resilience(
         retries=retries,
         retry_backoff_seconds=usual if retries else 0,
         on_hang=reader.field("on_hang", lambda value: _on_hang(retries, value)) or OnHang.STOP,
         min_nodes=reader.field("min_nodes", lambda value: _min_nodes(framework, nodes, value)) or 0,
-        controller=reader.field("controller", lambda value: _controller(framework, image, value)) or Controller.GLOO,
+        controller=controller or Controller.GLOO,
         collective_timeout_seconds=reader.field("collective_timeout_seconds", _timeout) or 0,
         stall_check_seconds=reader.field("stall_check_seconds", lambda value: _stall_check(framework, value)) or 0,
     )
@@ -81,7 +88,7 @@ def _min_nodes(framework: Framework | None, nodes: int | None, value: Any) -> in
     return least
 
 
-def _controller(framework: Framework | None, image: Image | None, value: Any) -> Controller:
+def _controller(framework: Framework | None, image: Image | None, spec: NodeSpec | None, value: Any) -> Controller:
     try:
         controller = Controller.GLOO if fields.is_empty(value) else Controller(fields.name(value))
     except ValueError:
@@ -90,9 +97,9 @@ def _controller(framework: Framework | None, image: Image | None, value: Any) ->
         return controller
     if framework and framework is not Framework.HOROVOD:
         raise ValueError(_("MPI is for Horovod. Choose Gloo for this framework."))
-    if image:
+    if image and spec:
         try:
-            cluster().check_image(image_of(image), controller)
+            cluster(spec.cluster).check_image(image_of(image), controller)
         except InvalidSpec as error:
             if error.field == "controller":
                 sentence = _("The image %(image)s has no MPI. Choose Gloo, or an image that carries mpirun.")

@@ -132,20 +132,20 @@ def _read(attempt: Attempt) -> tuple[list[NodeUse], list[RankUse]]:
     nodes: list[NodeUse] = []
     ranks: dict[int, RankUse] = {}
     for node in range(attempt.granted_nodes):
-        samples = _samples(attempt.run_name, node)
+        samples = _samples(attempt, node)
         if samples:
             nodes.append(_node_use(node, samples))
             _add_ranks(ranks, node, samples)
     return nodes, [ranks[rank] for rank in sorted(ranks)]
 
 
-def _samples(name: str, node: int) -> list[dict[str, Any]]:
+def _samples(attempt: Attempt, node: int) -> list[dict[str, Any]]:
     """A node's samples in order, at most about MOST_PARSED of them, the last minute among them whole."""
     lines: list[str] = []
     offset = 0
     try:
         while offset < MOST_BYTES:
-            chunk = cluster().samples(name, node, offset, PIECE_BYTES)
+            chunk = cluster(attempt.backend).samples(attempt.run_name, node, offset, PIECE_BYTES)
             if not chunk.text:
                 break
             lines += chunk.text.splitlines()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from django.db.models import Case, Count, OuterRef, Q, QuerySet, Subquery, When
+from django.db.models import Case, Count, OuterRef, Q, QuerySet, Subquery, Sum, When
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -18,19 +18,22 @@ from django.utils.translation import gettext as _
 from billing.models import Receipt
 from console.accounts.errors import NotFound
 from console.accounts.models import Organization
-from jobs import samples, usage
-from jobs.backend import cluster, image_of
+from jobs import clusters, queue, samples, usage
+from jobs.backend import cluster, cluster_names, image_of
 from jobs.dispatch import run_spec
 from jobs.models import Attempt, Job, JobEvent, MetricPoint, Product
 from jobs.sentences import (
+    again_sentence,
     efficiency_sentence,
     end_sentence,
     event_sentence,
     failure_sentence,
+    joined,
+    starting_sentence,
     straggler_sentence,
     waiting_sentence,
 )
-from jobs.states import ENDED, JobState
+from jobs.states import ACTIVE, ENDED, JobState
 from runtime.errors import InvalidSpec, RuntimeFault
 from runtime.specs import Capacity, LogChunk
 from storage.models import Image
@@ -54,12 +57,23 @@ def jobs_for(organization: Organization) -> QuerySet[Job]:
         .annotate(count=Count("pk"))
         .values("count")
     )
+    if len(cluster_names()) > 1:
+        waiting = waiting.filter(node_spec__cluster=OuterRef("node_spec__cluster"))
+    running = (
+        Attempt.objects.filter(finished_at=None, job__organization=OuterRef("organization"), job__state__in=ACTIVE)
+        .order_by()
+        .values("job__organization")
+        .annotate(total=Sum("granted_nodes"))
+        .values("total")
+    )
     return (
         Job.objects.filter(organization=organization)
-        .annotate(ahead=Case(When(state=JobState.QUEUED, then=Coalesce(Subquery(waiting), 0)), default=0))
-        .select_related(
-            "order__hold", "order__quote", "order__product", "order__placed_by", "node_spec", "image", "workspace"
+        .annotate(
+            ahead=Case(When(state=JobState.QUEUED, then=Coalesce(Subquery(waiting), 0)), default=0),
+            running_nodes=Case(When(state=JobState.QUEUED, then=Coalesce(Subquery(running), 0)), default=0),
         )
+        .select_related("order__hold", "order__quote", "order__product", "order__placed_by")
+        .select_related("node_spec__room", "image", "workspace", "organization__quota")
         .order_by("-id")
     )
 
@@ -78,16 +92,22 @@ def open_jobs(organization: Organization) -> QuerySet[Job]:
 
 
 def waiting_for(job: Job) -> str:
-    """Why a waiting job waits, and how many of anybody's wait before it; empty for every other. For `jobs_for`'s."""
+    """Why a job waits in the queue, with its place there, or what its nodes wait for; else empty. For `jobs_for`'s."""
+    if job.state == JobState.STARTING:
+        return starting_sentence(job.waiting_code, job.waiting_data)
     if job.state != JobState.QUEUED:
         return ""
-    return waiting_sentence(
-        job.waiting_code,
-        job.waiting_data,
+    code, data = queue.why(job)
+    told = waiting_sentence(
+        code,
+        data,
         nodes=job.nodes,
         spec=job.node_spec.title,
         ahead=job.ahead,  # type: ignore[attr-defined]  # an annotation of `jobs_for`
     )
+    if job.waiting_code in queue.AGAIN and code != job.waiting_code:
+        return joined(again_sentence(job.waiting_data), told)
+    return told
 
 
 def cost_minor(job: Job) -> int:
@@ -185,7 +205,7 @@ def environment(job: Job, rank: int = 0) -> dict[str, str]:
     attempt = job.attempts.last()
     number = attempt.number if attempt else 1
     spec = run_spec(Attempt(job=job, number=number, granted_nodes=job.nodes))
-    return dict(sorted(cluster().environment(spec, rank).items()))
+    return dict(sorted(cluster(job.node_spec.cluster).environment(spec, rank).items()))
 
 
 def receipt(job: Job) -> Receipt | None:
@@ -200,7 +220,7 @@ def log(job: Job, rank: int, offset: int, attempt: int | None = None) -> LogChun
     if chosen is None:
         return LogChunk("", offset, eof=job.is_ended)
     try:
-        return cluster().logs(chosen.run_name, rank, offset)
+        return cluster(chosen.backend).logs(chosen.run_name, rank, offset)
     except RuntimeFault:
         return LogChunk("", offset, eof=job.is_ended)
 
@@ -238,16 +258,21 @@ def stacks(job: Job, attempt: int | None = None) -> list[dict[str, Any]]:
     if chosen is None:
         return []
     try:
-        found = cluster().stacks(chosen.run_name)
+        found = cluster(chosen.backend).stacks(chosen.run_name)
     except RuntimeFault:
         return []
     return [{"rank": rank, "node": rank // job.workers_per_node, "text": text} for rank, text in sorted(found.items())]
 
 
 def is_runnable(image: Image) -> bool:
-    """Whether runs of an image can start on the cluster as it is; a cluster that does not answer is believed to."""
+    """Whether runs of an image can start on some cluster as it is; one that does not answer is believed to run it."""
+    return any(_is_runnable(image, name) for name in cluster_names())
+
+
+def _is_runnable(image: Image, name: str) -> bool:
     try:
-        cluster().check_image(image_of(image))
+        if clusters.does_answer(name):
+            cluster(name).check_image(image_of(image))
     except InvalidSpec:
         return False
     except RuntimeFault:
@@ -255,12 +280,18 @@ def is_runnable(image: Image) -> bool:
     return True
 
 
-def capacity_now() -> Capacity | None:
-    """The cluster as it is; None where it does not answer."""
+def capacity_now(name: str = "") -> Capacity | None:
+    """A cluster (the first) as it is; None where it does not answer."""
     try:
-        return cluster().capacity()
+        return cluster(name).capacity() if clusters.does_answer(name) else None
     except RuntimeFault:
         return None
+
+
+def capacities_now() -> dict[str, Capacity]:
+    """Every cluster that answers, as it is."""
+    found = {name: capacity_now(name) for name in cluster_names()}
+    return {name: capacity for name, capacity in found.items() if capacity}
 
 
 def _require_rank(job: Job, rank: int) -> None:

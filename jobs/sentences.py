@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy, ngettext, pgettext
 from billing.wording import money
 from jobs.samples import Efficiency, Straggler
 from jobs.states import EndReason, OnHang
-from runtime.specs import FailureCode
+from runtime.specs import FailureCode, WaitingCode
 
 
 class Cause(enum.StrEnum):
@@ -69,10 +69,65 @@ FAILURE_SENTENCES: dict[str, Any] = {
     FailureCode.NODE_SILENT: gettext_lazy("Node %(node)s stopped answering: it froze, or was cut off from the others."),
     FailureCode.NODE_NOT_STARTED: gettext_lazy("Node %(node)s did not start."),
     FailureCode.NODES_NOT_MET: gettext_lazy("The nodes did not find each other in time."),
+    FailureCode.NODES_NOT_PLACED: gettext_lazy(
+        "The cluster had room for %(placed)s of %(nodes)s nodes only, and the run needs all of them at once. They were "
+        "given back."
+    ),
+    FailureCode.EVICTED: gettext_lazy("The cluster took node %(node)s away: drained, or short of memory or disk."),
+    FailureCode.PREEMPTED: gettext_lazy("Node %(node)s had to give way to work of higher priority."),
+    FailureCode.IMAGE_NAME: gettext_lazy("There is no image %(image)s. Check its name and its tag."),
+    FailureCode.IMAGE_CREDENTIALS: gettext_lazy(
+        "The registry does not hand out the image %(image)s. Check the user name and password stored for it."
+    ),
+    FailureCode.IMAGE_NETWORK: gettext_lazy("The registry of the image %(image)s could not be reached."),
+    FailureCode.IMAGE_UNUSABLE: gettext_lazy(
+        "The image %(image)s has no Python where one was expected. Use an image with Python 3.8 or later."
+    ),
+    FailureCode.LAUNCHER_KILLED: gettext_lazy(
+        "Code inside the run killed the process that watches over it. Signal only processes that it started itself."
+    ),
     Cause.NOT_STARTED: gettext_lazy("The platform could not start the run."),
     Cause.VANISHED: gettext_lazy("The cluster no longer knows this run."),
 }
 """What is always the same sentence. A figure that the cluster did not tell is shown as three dots."""
+STEPS = {
+    "place": gettext_lazy("The cluster is finding machines for the nodes."),
+    "image": gettext_lazy("The image is being pulled to the nodes."),
+    "volume": gettext_lazy("Workspace and datasets are being attached to the nodes."),
+}
+"""What is under way, of a run that waits for nothing else."""
+WAITING_SENTENCES: dict[str, Any] = {
+    WaitingCode.IMAGE_NAME: gettext_lazy(
+        "There is no image %(image)s. Check its name and its tag on the Images page, cancel this run and order it anew."
+    ),
+    WaitingCode.IMAGE_CREDENTIALS: gettext_lazy(
+        "The registry does not hand out the image %(image)s. Have the user name and password that are stored for this "
+        "registry corrected; it is tried again by itself."
+    ),
+    WaitingCode.IMAGE_NETWORK: gettext_lazy(
+        "The registry of the image %(image)s can't be reached from the cluster. It is tried again by itself; if this "
+        "lasts, tell the administrator."
+    ),
+    WaitingCode.VOLUME: gettext_lazy(
+        "The storage of the run can't be attached to its nodes yet. If this lasts, tell the administrator: volume "
+        "%(claim)s."
+    ),
+    WaitingCode.QUOTA: gettext_lazy(
+        "The cluster's quota is used up. It starts when another run of your organization ends; for more at once, ask "
+        "the administrator."
+    ),
+    WaitingCode.TAINT: gettext_lazy(
+        "The machines that would fit are kept for others, or are not ready. If this lasts, tell the administrator: "
+        "taint %(taint)s."
+    ),
+    WaitingCode.ADMISSION: gettext_lazy(
+        "The cluster has not admitted the run yet: it starts all its nodes at once, as soon as its queue lets it."
+    ),
+    WaitingCode.UNSCHEDULABLE: gettext_lazy(
+        "No machine of the cluster takes the nodes of this run now. If this lasts, tell the administrator: %(detail)s"
+    ),
+}
+"""Why a run that was accepted does not run yet, each with what to do."""
 REFUSALS = {
     "script": gettext_lazy("The script is no longer in the workspace."),
     "mounts": gettext_lazy("A folder of the run is no longer there: its workspace, or one of its datasets."),
@@ -94,8 +149,7 @@ def failure_sentence(failure: Mapping[str, Any]) -> str:
     if special := _SPECIAL.get(code):
         return special(who | data)
     if sentence := FAILURE_SENTENCES.get(code):
-        known = {name: "…" if value is None else value for name, value in (who | data).items()}
-        return str(sentence) % ({"limit": "…"} | known)
+        return str(sentence) % _Known(who | data)
     return _of_a_rank(who, failure) or _("The platform failed while it ran this.")
 
 
@@ -134,7 +188,7 @@ def _hung(data: Mapping[str, Any]) -> str:
     if not data.get("where") or data.get("rank") is None:
         return told
     culprit = _("The others wait for rank %(rank)s, which is in %(where)s.")
-    return _joined(told, culprit % {"rank": data["rank"], "where": str(data["where"])[:LONGEST_PLACE]})
+    return joined(told, culprit % {"rank": data["rank"], "where": str(data["where"])[:LONGEST_PLACE]})
 
 
 _SPECIAL: dict[str, Callable[[Mapping[str, Any]], str]] = {
@@ -176,7 +230,7 @@ def waiting_sentence(code: str, data: Mapping[str, Any], *, nodes: int, spec: st
     if code in {"capacity", "too_large"}:
         return _for_room(code, data, nodes=nodes, spec=spec, place=place)
     if code == "reserved":
-        return _joined(_("The cluster is being kept free for a larger run that has waited longest."), place)
+        return joined(_("The cluster is being kept free for a larger run that has waited longest."), place)
     if code == "quota":
         return _(
             "Your organization runs %(running)d nodes of the %(most)d it may; this run needs %(nodes)d more. "
@@ -185,11 +239,52 @@ def waiting_sentence(code: str, data: Mapping[str, Any], *, nodes: int, spec: st
     if code == "backend_unavailable":
         return _("The cluster does not answer at the moment. The run starts as soon as it does.")
     if code in {"retry", "backoff"}:
-        return _joined(_again(data), _not_before(data) or place)
+        return joined(again_sentence(data), _not_before(data) or place)
     return _("It starts in a moment.") if ahead == 0 else place
 
 
-def _again(data: Mapping[str, Any]) -> str:
+class _Known(dict[str, Any]):
+    """Figures for a sentence; one that the cluster did not tell is three dots."""
+
+    def __init__(self, told: Mapping[str, Any]) -> None:
+        super().__init__({name: "…" if value is None or value == "" else value for name, value in told.items()})
+
+    def __missing__(self, name: str) -> str:
+        return "…"
+
+
+def starting_sentence(code: str, data: Mapping[str, Any]) -> str:
+    """What the nodes of a run still wait for (`runtime.specs.WaitingCode`), and what to do about it."""
+    if code in {WaitingCode.CPUS, WaitingCode.MEMORY, WaitingCode.GPUS}:
+        why = _for_machines(code, data)
+    elif code == WaitingCode.STARTING:
+        why = str(STEPS.get(str(data.get("step")), _("A place was found; the nodes are starting.")))
+    else:
+        why = str(WAITING_SENTENCES.get(code, _("A place was found; the nodes are starting."))) % _Known(data)
+    return joined(why, _("Nothing is charged yet."))
+
+
+def _for_machines(code: str, data: Mapping[str, Any]) -> str:
+    known = _Known(data)
+    if code == WaitingCode.GPUS:
+        kind = str(data.get("gpu_type") or "GPU")
+        sentence = _("Waiting for %(wanted)s × %(kind)s on each of %(nodes)s nodes; %(free)s are free now.")
+        why = sentence % _Known({**data, "kind": kind})
+    elif code == WaitingCode.CPUS:
+        sentence = _(
+            "Waiting for %(wanted)s cores on each of %(nodes)s nodes; the machine that has most has %(free)s free."
+        )
+        why = sentence % known
+    else:
+        sentence = _(
+            "Waiting for %(wanted)s MiB of memory on each of %(nodes)s nodes; the machine that has most has %(free)s "
+            "free."
+        )
+        why = sentence % known
+    return joined(why, _("It starts as soon as they are; a smaller node spec or fewer nodes may start sooner."))
+
+
+def again_sentence(data: Mapping[str, Any]) -> str:
     """Why an attempt is made again, and who pays for the one before."""
     sentences = {
         EndReason.CODE_FAILED: _(
@@ -197,6 +292,9 @@ def _again(data: Mapping[str, Any]) -> str:
         ),
         EndReason.OUT_OF_MEMORY: _("The last attempt ran out of memory. It is tried again, as you ordered."),
         EndReason.HUNG: _("The last attempt hung. It is tried again, as you ordered."),
+        EndReason.NO_CAPACITY: _(
+            "The cluster could not place all nodes at once, which costs nothing. It is tried again."
+        ),
     }
     free = _("The platform lost the last attempt, which costs nothing. It is started again.")
     return sentences.get(EndReason(str(data["reason"])), free) if data.get("reason") else free
@@ -222,7 +320,7 @@ def _for_room(code: str, data: Mapping[str, Any], *, nodes: int, spec: str, plac
     ) % {"nodes": nodes, "spec": spec}
     now = ngettext("%(free)d is free now.", "%(free)d are free now.", free) % {"free": free}
     instead = _("A run on %(free)d of them would start now.") % {"free": free} if free else ""
-    return _joined(why, now, place, instead)
+    return joined(why, now, place, instead)
 
 
 def straggler_sentence(straggler: Straggler) -> str:
@@ -262,9 +360,9 @@ def event_sentence(kind: str, data: Mapping[str, Any]) -> str:
     failure = data.get("failure")
     told = failure_sentence(failure) if failure else ""
     if data.get("retry"):
-        return _joined(told, _again(data))
+        return joined(told, again_sentence(data))
     if data.get("reason"):
-        return _joined(end_sentence(str(data["reason"])), told)
+        return joined(end_sentence(str(data["reason"])), told)
     sentences = {
         "ordered": _("Ordered; the ceiling is held in the wallet."),
         "queued": _("Back in the queue: another run took the room first."),
@@ -275,6 +373,6 @@ def event_sentence(kind: str, data: Mapping[str, Any]) -> str:
     return sentences.get(kind, kind)
 
 
-def _joined(*sentences: str) -> str:
+def joined(*sentences: str) -> str:
     """Sentences one after another; languages differ in what stands between them."""
     return pgettext("between sentences", " ").join(sentence for sentence in sentences if sentence)

@@ -78,7 +78,7 @@ def ingest(*, attempt: Attempt) -> bool:
     read counts only if nobody else has moved the cursor meanwhile.
     """
     try:
-        folder = cluster().run_folder(attempt.run_name)
+        folder = cluster(attempt.backend).run_folder(attempt.run_name)
     except RuntimeFault:
         return False
     before = Attempt.objects.values_list("cursor", flat=True).get(pk=attempt.pk)
@@ -134,7 +134,7 @@ def _bounded(match: re.Match[str] | None) -> int | None:
 
 def _read_log(attempt: Attempt, cursor: dict[str, Any], reading: Reading) -> None:
     try:
-        chunk = cluster().logs(attempt.run_name, 0, int(cursor.get("log", 0)), MOST_BYTES)
+        chunk = cluster(attempt.backend).logs(attempt.run_name, 0, int(cursor.get("log", 0)), MOST_BYTES)
     except RuntimeFault:
         return
     if not chunk.text and not (chunk.eof and cursor.get("line_begun")):

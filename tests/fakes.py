@@ -41,6 +41,7 @@ CODE_OF = {
     Outcome.STOPPED: FailureCode.STOPPED,
     Outcome.TIME_LIMIT: FailureCode.TIME_LIMIT,
     Outcome.NODE_LOST: FailureCode.NODE_LOST,
+    Outcome.NO_CAPACITY: FailureCode.NODES_NOT_PLACED,
     Outcome.PLATFORM_ERROR: FailureCode.PLATFORM_ERROR,
 }
 
@@ -251,7 +252,16 @@ class FakeBackend:
                 spans=(Span(len(nodes), began),),
                 progress_at=began,
                 waiting_for="",
+                waiting_code="",
+                waiting_data={},
             )
+            self._ring(name)
+
+    def wait(self, name: str, code: str, **data: Any) -> None:
+        """The run's nodes wait for something (`runtime.specs.WaitingCode`)."""
+        with self._changed:
+            run = self._run(name)
+            run.status = replace(run.status, waiting_for=code, waiting_code=code, waiting_data=data)
             self._ring(name)
 
     def write(self, name: str, text: str, *, rank: int = 0) -> None:

@@ -6,7 +6,9 @@ from pathlib import Path
 BASE = Path(__file__).resolve().parent.parent
 os.environ.setdefault("TRAINYARD_IMAGES_ROOT", str(BASE / "var" / "images"))  # built once: it takes minutes
 os.environ["TRAINYARD_VAR"] = str(BASE / "var" / "test")
-for _name in ("DATABASE_URL", "REDIS_URL", "TRAINYARD_URL", "STRIPE_SECRET_KEY", "RUNTIME_BACKEND", "DEBUG"):
+for _name in (
+    "DATABASE_URL", "REDIS_URL", "TRAINYARD_URL", "STRIPE_SECRET_KEY", "RUNTIME_BACKEND", "TRAINYARD_CLUSTERS", "DEBUG",
+):  # fmt: skip
     os.environ.pop(_name, None)
 
 from console.settings import *  # noqa: E402, F403

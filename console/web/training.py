@@ -37,7 +37,7 @@ from console.web.access import MemberRequest, member
 from console.web.images import FRAMEWORK_TITLES
 from jobs import orders, paid, probes
 from jobs import selectors as jobs
-from jobs.backend import resources_of
+from jobs.backend import cluster_named, resources_of
 from jobs.models import Job
 from jobs.resilience import MOST_RETRIES
 from jobs.sentences import terms_sentences
@@ -357,7 +357,7 @@ def _rerun(organization: Organization, asked: str) -> dict[str, Any]:
 
 
 def _specs(currency: str) -> list[SpecChoice]:
-    capacity = jobs.capacity_now()
+    capacities = jobs.capacities_now()
     return [
         SpecChoice(
             offer,
@@ -365,6 +365,7 @@ def _specs(currency: str) -> list[SpecChoice]:
             capacity.nodes_ever(resources_of(offer.spec)) if capacity else None,
         )
         for offer in billing.offered_specs(currency)
+        for capacity in [capacities.get(cluster_named(offer.spec.cluster))]
     ]
 
 

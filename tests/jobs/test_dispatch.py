@@ -8,7 +8,7 @@ from django.utils import timezone
 from billing import charges
 from billing.models import NodeSpec, Receipt, Transaction
 from console.accounts.models import Quota
-from jobs import dispatch, lifecycle, orders, selectors
+from jobs import dispatch, lifecycle, orders, queue, selectors
 from jobs.models import Attempt, Job
 from jobs.states import ACTIVE, EndReason, JobState
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity
@@ -63,7 +63,7 @@ def test_a_smaller_job_overtakes_until_patience_is_over(customer):
     dispatch.dispatch_queue()
     assert states(large, small) == ["queued", "starting"]
 
-    age(large, dispatch.PATIENCE + timedelta(seconds=1))
+    age(large, queue.PATIENCE + timedelta(seconds=1))
     late = customer.job(node_spec="nano", nodes=1)
     dispatch.dispatch_queue()
     assert states(large, late) == ["queued", "queued"]
@@ -123,7 +123,7 @@ def test_a_cluster_that_became_too_small_keeps_no_room_and_ends_the_job_free(cus
     assert states(large, small) == ["queued", "starting"]
     assert "too small for 1 nodes of Medium: it could hold 0" in waiting(customer, large)
     large.refresh_from_db()
-    seen = timezone.now() - dispatch.PATIENCE - timedelta(seconds=1)
+    seen = timezone.now() - queue.PATIENCE - timedelta(seconds=1)
     Job.objects.filter(pk=large.pk).update(waiting_data=large.waiting_data | {"since": seen.isoformat()})
     dispatch.dispatch_queue()
     large.refresh_from_db()

@@ -93,8 +93,9 @@ def test_a_cluster_that_is_away_does_not_hide_why_a_retry_waits(customer, backen
     backend.available = False
     dispatch.dispatch_queue()
     job.refresh_from_db()
-    other.refresh_from_db()
-    assert (job.waiting_code, other.waiting_code) == ("backoff", "backend_unavailable")
+    told = [selectors.waiting_for(selectors.job_for(customer.organization, each.pk)) for each in (job, other)]
+    assert "It waits until" in told[0]
+    assert "does not answer" in told[1]
 
 
 def test_a_job_cancelled_in_back_off_pays_for_what_it_used(customer):

@@ -1,0 +1,63 @@
+"""The setting TRAINYARD_CLUSTERS: a JSON object in, the clusters by name out.
+
+The one rule: what is wrong with it is said at start, in one sentence that names it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from django.core.exceptions import ImproperlyConfigured
+
+from runtime.backends.kubernetes_config import ClusterConfig
+
+LOCAL = "local"
+DEFAULT = "default"
+LONGEST_NAME = 32
+"""As long as the columns that hold it."""
+EXAMPLE = '{"default": {"backend": "local"}}'
+
+
+def parse(text: str, *, backend: str = LOCAL) -> Mapping[str, ClusterConfig | None]:
+    """The clusters in the order given; None stands for this machine. Raises ImproperlyConfigured.
+
+    Without `text` there is one, `default`, of the kind `backend` (RUNTIME_BACKEND).
+    """
+    if not text.strip():
+        if backend != LOCAL:
+            raise ImproperlyConfigured(
+                f"RUNTIME_BACKEND is '{backend}': without TRAINYARD_CLUSTERS it can only be {LOCAL}. Name the clusters "
+                f"there, such as {EXAMPLE}."
+            )
+        return {DEFAULT: None}
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise ImproperlyConfigured(f"TRAINYARD_CLUSTERS is no JSON: {error}. It looks like {EXAMPLE}.") from None
+    if not isinstance(data, dict) or not data:
+        raise ImproperlyConfigured(f"TRAINYARD_CLUSTERS must be a JSON object that names a cluster, such as {EXAMPLE}.")
+    clusters = {name: _cluster(name, value) for name, value in data.items()}
+    if list(clusters.values()).count(None) > 1:
+        raise ImproperlyConfigured("TRAINYARD_CLUSTERS: only one cluster can be local, since it is this machine.")
+    return clusters
+
+
+def _cluster(name: str, value: object) -> ClusterConfig | None:
+    if len(name) > LONGEST_NAME:
+        raise ImproperlyConfigured(f"TRAINYARD_CLUSTERS: '{name}' is longer than {LONGEST_NAME} characters.")
+    if isinstance(value, Mapping) and value.get("backend", "kubernetes") == LOCAL:
+        if unknown := sorted(set(value) - {"backend"}):
+            raise ImproperlyConfigured(
+                f"TRAINYARD_CLUSTERS: '{unknown[0]}' of the cluster '{name}' is not known: what a local one offers is "
+                "set by LOCAL_CPUS, LOCAL_MEMORY_MIB and the like."
+            )
+        return None
+    if isinstance(value, Mapping) and value.get("backend", "kubernetes") != "kubernetes":
+        raise ImproperlyConfigured(
+            f"TRAINYARD_CLUSTERS: '{name}' has the backend '{value['backend']}'. There are: kubernetes, local."
+        )
+    try:
+        return ClusterConfig.from_data(name, value)  # type: ignore[arg-type]  # it says what is wrong with it
+    except ValueError as error:
+        raise ImproperlyConfigured(f"TRAINYARD_CLUSTERS: {error}") from None

@@ -1,0 +1,113 @@
+"""Which clusters there are to look after, and whether they answer. The one rule: a cluster has one sweep at a time."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.conf import settings
+from django.db import connection
+from django.db.models import Count, Q, QuerySet
+from django.utils import timezone
+
+from jobs.backend import cluster, cluster_named, cluster_names, columns_of
+from jobs.models import Attempt, ClusterStatus, Job
+from jobs.states import JobState
+from runtime.errors import RuntimeFault
+
+LOCK = 7_411
+"""The advisory locks of sweeps, apart from anybody else's."""
+
+
+@dataclass(frozen=True)
+class ClusterRow:
+    """A cluster as the status page shows it. `answers` is None where no sweep has looked yet."""
+
+    name: str
+    is_local: bool
+    answers: bool | None
+    since: datetime | None
+    checked_at: datetime | None
+    detail: str
+    queued: int
+    running: int
+    gaps: tuple[str, ...] = ()
+
+
+def on(name: str) -> Q:
+    """Attempts that a cluster runs."""
+    return Q(backend__in=columns_of(name))
+
+
+def to_sweep() -> list[str]:
+    """The clusters of the settings, and those that settings no longer name though jobs are open there."""
+    opened = Attempt.objects.filter(finished_at=None).order_by().values_list("backend", flat=True).distinct()
+    return list(dict.fromkeys([*cluster_names(), *(cluster_named(name) for name in opened)]))
+
+
+@contextlib.contextmanager
+def only_sweep(name: str) -> Iterator[bool]:
+    """Whether the sweep of this cluster is the caller's; a lock of the database's, gone with whoever holds it."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_try_advisory_lock(%s, hashtext(%s))", [LOCK, name])
+        is_mine = bool(cursor.fetchone()[0])
+        try:
+            yield is_mine
+        finally:
+            if is_mine:
+                cursor.execute("SELECT pg_advisory_unlock(%s, hashtext(%s))", [LOCK, name])
+
+
+def note(*, name: str, answers: bool, detail: str = "") -> None:
+    """Write down how a cluster was found just now."""
+    now = timezone.now()
+    same = ClusterStatus.objects.filter(name=name, answers=answers)
+    if not same.update(checked_at=now, detail=detail):
+        values = {"answers": answers, "since": now, "checked_at": now, "detail": detail}
+        ClusterStatus.objects.update_or_create(name=name, defaults=values)
+
+
+def does_answer(name: str) -> bool:
+    """Whether the cluster answered when it was last asked; for pages, which do not wait to find out."""
+    return not ClusterStatus.objects.filter(name=cluster_named(name), answers=False).exists()
+
+
+def rows(*, with_gaps: bool = False) -> list[ClusterRow]:
+    """Every cluster, for the status page. `with_gaps`: ask those that answer what they can't keep apart."""
+    found = {status.name: status for status in ClusterStatus.objects.all()}
+    queued = _counts(Job.objects.filter(state=JobState.QUEUED), "node_spec__cluster")
+    running = _counts(Attempt.objects.filter(finished_at=None), "backend")
+    names = dict.fromkeys([*cluster_names(), *(name for name in (*queued, *running) if name not in cluster_names())])
+    return [
+        ClusterRow(
+            name=name,
+            is_local=settings.TRAINYARD_CLUSTERS.get(name, "") is None,
+            answers=found[name].answers if name in found else None,
+            since=found[name].since if name in found else None,
+            checked_at=found[name].checked_at if name in found else None,
+            detail=found[name].detail if name in found else "",
+            queued=queued.get(name, 0),
+            running=running.get(name, 0),
+            gaps=_gaps(name) if with_gaps else (),
+        )
+        for name in names
+    ]
+
+
+def _counts(rows: QuerySet[Any], column: str) -> dict[str, int]:
+    counted: dict[str, int] = {}
+    for name, count in rows.order_by().values_list(column).annotate(count=Count("pk")):
+        counted[cluster_named(name)] = counted.get(cluster_named(name), 0) + count
+    return counted
+
+
+def _gaps(name: str) -> tuple[str, ...]:
+    if not does_answer(name):
+        return ()
+    try:
+        return tuple(cluster(name).isolation_gaps())
+    except RuntimeFault:
+        return ()

@@ -1,0 +1,213 @@
+"""What starts next on a cluster, and why the rest waits.
+
+Hides how a queue of any length is read. The one rule: a pass costs what it starts, not what waits: a job that can't
+start is never loaded, and why it waits is kept once for its node spec (`Room`) and put together when it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from functools import reduce
+from operator import or_
+from typing import Any
+
+from django.db.models import Exists, OuterRef, Q, QuerySet, Sum
+from django.utils import timezone
+
+from billing.models import NodeSpec
+from console.accounts.models import Organization, Quota
+from jobs import lifecycle
+from jobs.backend import cluster_named, resources_of
+from jobs.models import LEAST_NODES, Attempt, Job, Room
+from jobs.states import ACTIVE, EndReason, JobState
+from runtime.specs import Capacity
+
+PATIENCE = timedelta(minutes=10)
+"""Smaller jobs may overtake one that doesn't fit until it has waited this long; then room is kept free for it."""
+TOO_LARGE = "too_large"
+AGAIN = frozenset({"retry", "backoff"})
+"""Codes of jobs that wait for another attempt."""
+LARGEST_PAGE = 100
+Position = tuple[datetime, int]
+"""A place in the queue: when a job was queued, and its id."""
+
+
+def waiting_specs(cluster: str = "") -> dict[str, list[NodeSpec]]:
+    """Node specs that jobs wait for now, by cluster (or of one)."""
+    ready = Job.objects.filter(_ready(), node_spec=OuterRef("pk"), state=JobState.QUEUED)
+    found: dict[str, list[NodeSpec]] = {}
+    for spec in NodeSpec.objects.filter(Exists(ready)):
+        name = cluster_named(spec.cluster)
+        if cluster in {"", name}:
+            found.setdefault(name, []).append(spec)
+    return found
+
+
+def running_nodes(organization: Organization | int | None = None) -> dict[int, int]:
+    """Nodes in use by organization (or of one): what open attempts were granted, on whatever cluster."""
+    attempts = Attempt.objects.filter(finished_at=None, job__state__in=ACTIVE).order_by()
+    if organization is not None:
+        attempts = attempts.filter(job__organization=organization)
+    return dict(attempts.values_list("job__organization_id").annotate(total=Sum("granted_nodes")))
+
+
+def room_in_quota(job: Job, running: dict[int, int]) -> int:
+    """How many more nodes the job's organization may run."""
+    return job.organization.quota.max_running_nodes - running.get(job.organization_id, 0)
+
+
+class Pass:
+    """One look at the queue of a cluster, with `capacity` as it was told; the caller says what it started."""
+
+    def __init__(self, specs: Sequence[NodeSpec], capacity: Capacity) -> None:
+        self._specs = {spec.pk: spec for spec in specs}
+        self._now = timezone.now()
+        self._running = running_nodes()
+        quotas = Quota.objects.filter(organization__in=self._running)
+        self._most_in_quota = dict(quotas.values_list("organization_id", "max_running_nodes"))
+        self._held: Position | None = None
+        self.refresh(capacity)
+
+    def refresh(self, capacity: Capacity) -> None:
+        """The cluster said anew what it has: something was not as it seemed."""
+        self._capacity = capacity
+        self._free = {pk: capacity.nodes_now(resources_of(spec)) for pk, spec in self._specs.items()}
+
+    def take(self, job: Job, nodes: int) -> None:
+        """`nodes` nodes of the job's spec were handed to the cluster."""
+        self._running[job.organization_id] = self._running.get(job.organization_id, 0) + nodes
+        self.refresh(self._capacity.without(resources_of(job.node_spec), nodes))
+
+    def startable(self) -> Iterator[tuple[Job, int]]:
+        """Each job that may start now, oldest first, and on how many nodes. What is taken between two counts."""
+        last: Position | None = None
+        while page := self._page(last):
+            holder = self._holder(last)
+            for job in page:
+                last = (job.queued_at, job.pk)
+                if holder and holder < last:
+                    self._held = holder
+                    return
+                room, free = self._room_in_quota(job), self._free[job.node_spec_id]
+                if room < job.least_nodes:
+                    continue
+                if free >= job.least_nodes:
+                    yield job, min(job.nodes, room, free)
+                elif self._now - job.queued_at > PATIENCE:
+                    self._held = last
+                    return
+
+    def close(self) -> None:
+        """Write down what there was: rows that say so already are left alone."""
+        held_from, held_job = self._held or (None, None)
+        seen = {
+            pk: {
+                "free": self._free[pk],
+                "most": self._capacity.nodes_ever(resources_of(spec)),
+                "answers": True,
+                "held_from": held_from,
+                "held_from_job": held_job,
+            }
+            for pk, spec in self._specs.items()
+        }
+        _write_down(seen)
+
+    def refuse_too_large(self) -> None:
+        """End, free of charge, what the cluster has been too small for all this time.
+
+        It has shrunk since the order. It may grow again; until then nothing is kept free for these jobs.
+        """
+        too_large = reduce(
+            or_,
+            (
+                Q(node_spec=spec, least__gt=self._capacity.nodes_ever(resources_of(spec)))
+                for spec in self._specs.values()
+            ),
+        )
+        for job in self._queued().filter(too_large).iterator():
+            if job.waiting_code != TOO_LARGE:
+                data = {"since": self._now.isoformat()}
+                Job.objects.filter(pk=job.pk, state=JobState.QUEUED).update(waiting_code=TOO_LARGE, waiting_data=data)
+            elif self._now - datetime.fromisoformat(str(job.waiting_data["since"])) > PATIENCE:
+                lifecycle.refuse(job=job, reason=EndReason.NO_CAPACITY)
+
+    def _queued(self, after: Position | None = None) -> QuerySet[Job]:
+        jobs = Job.objects.filter(_ready(), state=JobState.QUEUED, node_spec__in=self._specs)
+        if after:
+            jobs = jobs.filter(Q(queued_at__gt=after[0]) | Q(queued_at=after[0], pk__gt=after[1]))
+        return jobs.alias(least=LEAST_NODES).order_by("queued_at", "pk")
+
+    def _page(self, after: Position | None) -> list[Job]:
+        """The next jobs that fit, by what is known of quotas."""
+        fits = [Q(node_spec=pk, least__lte=free) for pk, free in self._free.items() if free]
+        if not fits:
+            return []
+        wanted = self._queued(after).filter(reduce(or_, fits)).exclude(self._over_quota())
+        page = min(LARGEST_PAGE, max(8, sum(self._free.values())))
+        return list(wanted.select_related("node_spec", "image", "workspace", "organization__quota")[:page])
+
+    def _holder(self, after: Position | None) -> Position | None:
+        """The first job that has waited too long for the room it needs, though its quota has room."""
+        small = [
+            Q(node_spec=pk, least__gt=free, least__lte=most)
+            for pk, free in self._free.items()
+            if (most := self._capacity.nodes_ever(resources_of(self._specs[pk]))) > free
+        ]
+        if not small:
+            return None
+        waited = self._queued(after).filter(reduce(or_, small), queued_at__lt=self._now - PATIENCE)
+        for job in waited.exclude(self._over_quota()).select_related("organization__quota").iterator(chunk_size=50):
+            if self._room_in_quota(job) >= job.least_nodes:
+                return job.queued_at, job.pk
+        return None
+
+    def _room_in_quota(self, job: Job) -> int:
+        self._most_in_quota[job.organization_id] = job.organization.quota.max_running_nodes
+        return room_in_quota(job, self._running)
+
+    def _over_quota(self) -> Q:
+        """Jobs of organizations met so far that their quota keeps waiting."""
+        rooms = {pk: most - self._running.get(pk, 0) for pk, most in self._most_in_quota.items()}
+        full = [pk for pk, room in rooms.items() if room <= 0]
+        partly = (Q(organization=pk, least__gt=room) for pk, room in rooms.items() if room > 0)
+        return reduce(or_, partly, Q(organization__in=full))
+
+
+def does_not_answer(specs: Sequence[NodeSpec]) -> None:
+    """Write down that the cluster of these specs does not answer."""
+    _write_down({spec.pk: {"answers": False} for spec in specs})
+
+
+def why(job: Job) -> tuple[str, dict[str, Any]]:
+    """Why a job of `selectors.jobs_for` waits in the queue: a code, and the figures it needs."""
+    room: Room | None = getattr(job.node_spec, "room", None)
+    if room is None or (job.not_before and job.not_before > timezone.now()):
+        return job.waiting_code, job.waiting_data
+    running: int = job.running_nodes  # type: ignore[attr-defined]  # an annotation of `jobs_for`
+    most = job.organization.quota.max_running_nodes
+    if not room.answers:
+        told: tuple[str, dict[str, Any]] = ("backend_unavailable", {})
+    elif most - running < job.least_nodes:
+        told = "quota", {"running": running, "most": most}
+    elif room.most < job.least_nodes:
+        told = TOO_LARGE, {"most": room.most}
+    elif room.free < job.least_nodes:
+        told = "capacity", {"free": room.free}
+    elif room.held_from and (room.held_from, room.held_from_job) < (job.queued_at, job.pk):
+        told = "reserved", {}
+    else:
+        told = job.waiting_code, job.waiting_data
+    return told
+
+
+def _ready() -> Q:
+    return Q(not_before=None) | Q(not_before__lte=timezone.now())
+
+
+def _write_down(seen: dict[int, dict[str, Any]]) -> None:
+    known = {room.node_spec_id: room for room in Room.objects.filter(node_spec__in=seen)}
+    for pk, values in seen.items():
+        room = known.get(pk)
+        if room is None or any(getattr(room, name) != value for name, value in values.items()):
+            Room.objects.update_or_create(node_spec_id=pk, defaults=values)
