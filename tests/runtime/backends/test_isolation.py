@@ -195,6 +195,7 @@ def test_a_warm_rank_is_held_like_a_cold_one(tmp_path: Path, bare_images: Path) 
     for kind in ("cold", "warm"):
         (tmp_path / kind).mkdir()
         yards[kind] = Yard(tmp_path / kind, bare_images)
+        yards[kind].preface = MAY_IMPORT_ANYTHING
     warm(yards["warm"])
     try:
         for made in yards.values():
