@@ -64,6 +64,8 @@ def _servers() -> Iterator[Finding]:
         yield Finding("DATABASE_URL", "is not set: each machine would have a database of its own.", "Set it.")
     if settings.EMBEDDED_REDIS:
         yield Finding("REDIS_URL", "is not set: no process would hear of another's tasks.", "Set it.")
+    if local := [name for name, config in settings.TRAINYARD_CLUSTERS.items() if config is None]:
+        yield Finding("TRAINYARD_CLUSTERS", f"has runs as processes of this container ({local[0]}).", "Name a cluster.")
 
 
 def _face() -> Iterator[Finding]:

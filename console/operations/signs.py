@@ -16,6 +16,7 @@ from typing import Any
 
 import redis
 
+from console import pulse
 from console.operations import store
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ def give(kind: str, part: str = "", **facts: Any) -> None:
     if now < _not_before.get((kind, part), 0.0):
         return
     _not_before[kind, part] = now + EVERY_SECONDS
+    pulse.beat(kind)
     name = json.dumps([kind, part, f"{socket.gethostname()}:{os.getpid()}"])
     try:
         store.client().hset(store.key("signs"), name, json.dumps({"at": time.time(), **facts}))
