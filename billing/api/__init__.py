@@ -1,8 +1,8 @@
 """The API of billing. The one rule: what is served stands in `urlpatterns` of the area it is about."""
 
-from billing.api import accounting, wallet
+from billing.api import accounting, payments, wallet
 from billing.api.wallet import LineSerializer, ReceiptSerializer
 
 __all__ = ["LineSerializer", "ReceiptSerializer", "urlpatterns"]
 
-urlpatterns = [*wallet.urlpatterns, *accounting.urlpatterns]
+urlpatterns = [*wallet.urlpatterns, *payments.urlpatterns, *accounting.urlpatterns]

@@ -37,6 +37,7 @@ class TopUpRequestSerializer(serializers.Serializer[Any]):
     """A top-up to begin."""
 
     amount_minor = serializers.IntegerField()
+    save_card = serializers.BooleanField(default=False, help_text="Keep the card for automatic top-ups.")
 
 
 class TopUpSerializer(serializers.ModelSerializer[TopUp]):
@@ -122,7 +123,7 @@ class WalletView(TenantView):
     @extend_schema(responses=WalletSerializer)
     def get(self, _request: Request) -> Response:
         """What is there, what is held, what can be spent."""
-        return Response(WalletSerializer(_wallet(self)).data)
+        return Response(WalletSerializer(wallet_of(self)).data)
 
 
 class TopUpView(TenantView):
@@ -133,7 +134,7 @@ class TopUpView(TenantView):
     @extend_schema(responses=results_of(TopUpSerializer))
     def get(self, _request: Request) -> Response:
         """The last 100 top-ups."""
-        return Response({"results": TopUpSerializer(_wallet(self).top_ups.all()[:100], many=True).data})
+        return Response({"results": TopUpSerializer(wallet_of(self).top_ups.all()[:100], many=True).data})
 
     @extend_schema(request=TopUpRequestSerializer, responses={201: TopUpSerializer})
     def post(self, request: Request) -> Response:
@@ -141,7 +142,10 @@ class TopUpView(TenantView):
         form = TopUpRequestSerializer(data=request.data)
         form.is_valid(raise_exception=True)
         top_up = payments.start_top_up(
-            account=_wallet(self), amount_minor=form.validated_data["amount_minor"], user=self.membership.user
+            account=wallet_of(self),
+            amount_minor=form.validated_data["amount_minor"],
+            user=self.membership.user,
+            save_card=form.validated_data["save_card"],
         )
         return Response(TopUpSerializer(top_up).data, status=201)
 
@@ -181,7 +185,8 @@ class NodeSpecsView(TenantView):
         return Response({"results": NodeSpecSerializer(selectors.offered_specs(currency), many=True).data})
 
 
-def _wallet(view: TenantView) -> Account:
+def wallet_of(view: TenantView) -> Account:
+    """The wallet of whoever asks. Raises NoWallet."""
     account = selectors.wallet(view.organization)
     if account is None:
         raise NoWallet

@@ -24,6 +24,7 @@ from console.accounts.roles import Capability, Role, allows
 from jobs import activation, catalogue
 from tests.factories.accounts import MembershipFactory
 from tests.factories.billing import quote
+from tests.provider import Stripe
 
 pytestmark = pytest.mark.django_db
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -42,6 +43,8 @@ class Ask:
     body: Any = None
     own: bool = False
     """The object is the owner's own: nobody else of the organization sees it either."""
+    also: Capability = Capability.VIEW
+    """What else it takes."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +100,15 @@ ROUTES: dict[str, dict[str, Ask]] = {
         "DELETE": Ask(STORE, 204),
     },
     "wallet/": {"GET": listing()},
-    # the amount is below the least one, so that no payment page is asked for
-    "wallet/top-ups/": {"GET": listing(PAY), "POST": Ask(PAY, 400, 400, {"amount_minor": 1})},
+    "wallet/top-ups/": {"GET": listing(PAY), "POST": Ask(PAY, 201, 201, {"amount_minor": 500})},
+    "wallet/cards/": {"GET": listing(PAY), "POST": Ask(PAY, 201, 201)},
+    "wallet/cards/<str:card>/": {"DELETE": Ask(PAY, 204)},
+    "wallet/cards/<str:card>/default/": {"POST": Ask(PAY)},
+    "wallet/automatic/": {
+        # the other organization never set one up, and can't use our card
+        "GET": Ask(PAY, 200, 204),
+        "PUT": Ask(PAY, 200, 400, {"is_on": True, "threshold_minor": 900, "amount_minor": 900, "card": "<card>"}),
+    },
     "wallet/holds/": {"GET": listing()},
     "wallet/receipts/": {"GET": listing()},
     "node-specs/": {"GET": listing()},
@@ -117,6 +127,7 @@ ROUTES: dict[str, dict[str, Ask]] = {
     "services/distributed-training/deactivate/": {"POST": Ask(MANAGE, 204, 204)},
     "quotes/": {"POST": Ask(RUN, 201, 400, QUOTE)},
     "quotes/<uuid:quote_id>/": {"GET": Ask(VIEW)},
+    "quotes/<uuid:quote_id>/pay/": {"POST": Ask(PAY, 201, also=RUN)},
     "orders/": {"POST": Ask(RUN, 201, 404, {"quote": "<quote>"})},
     "probes/": {"POST": Ask(RUN, 201, 400, QUOTE)},
     "jobs/": {"GET": listing()},
@@ -153,8 +164,8 @@ def test_every_route_is_in_the_table():
 class World:
     """Two customers; the first has one of everything, and one member of each role."""
 
-    def __init__(self, api, owner: Membership, stranger: Membership) -> None:
-        self.api, self.owner = api, owner
+    def __init__(self, api, owner: Membership, stranger: Membership, provider: Stripe) -> None:
+        self.api, self.owner, self.provider = api, owner, provider
         catalogue.seed()
         for membership in (owner, stranger):
             activation.activate(membership=membership, accept_terms=True)
@@ -176,6 +187,7 @@ class World:
         self.make("POST", "datasets/", {"name": "spare"})
         self.make("POST", "workspaces/", {"name": "matrix"})
         self.make("POST", "workspaces/", {"name": "spare"})
+        self.save_card()
         self.restore_files()
         bought = self.make("POST", "quotes/", QUOTE).data["id"]
         self.job = self.make("POST", "orders/", {"quote": bought}).data["job"]
@@ -193,6 +205,19 @@ class World:
         hold = charges.hold(quote=quote(account, member=self.owner), reference=reference)
         charges.settle(hold=hold, usage=Usage(600, completed=True), title=reference)
 
+    def save_card(self) -> None:
+        """A saved card, and an automatic top-up from it."""
+        self.provider.pay(self.make("POST", "wallet/cards/", None).data["url"].rsplit("/", 1)[1])
+        (saved,) = self.send("owner", "GET", "wallet/cards/", None).data["results"]
+        self.card = saved["id"]
+        self.customer = self.provider.ask("GET", f"payment_methods/{self.card}")["customer"]
+        wanted = {"is_on": True, "threshold_minor": 500, "amount_minor": 500, "card": self.card}
+        self.make("PUT", "wallet/automatic/", wanted)
+
+    def restore_card(self) -> None:
+        """What the payment provider did is not rolled back with our database."""
+        self.provider.ask("POST", f"payment_methods/{self.card}/attach", customer=self.customer)
+
     def restore_files(self) -> None:
         for workspace in ("matrix", "spare"):
             self.make("PUT", f"workspaces/{workspace}/files/train.py", Raw(b"print(1)"))
@@ -206,10 +231,17 @@ class World:
         if isinstance(body, Raw):
             extra = {"data": body.content, "content_type": "application/octet-stream"}
         else:
-            extra = {"data": {"quote": self.quote} if body == {"quote": "<quote>"} else body, "format": "json"}
+            extra = {"data": self.filled(body), "format": "json"}
         if method == "GET":
             extra = {}
         return getattr(self.clients[actor], method.lower())(f"/api/v1/{path}", **extra)
+
+    def filled(self, body: Any) -> Any:
+        """The body with our own objects' ids."""
+        ours = {"<quote>": lambda: self.quote, "<card>": lambda: self.card}
+        if not isinstance(body, dict):
+            return body
+        return {name: ours[value]() if str(value) in ours else value for name, value in body.items()}
 
     def path_of(self, route: str) -> str:
         pk = {"tokens": self.token_pk, "organization": self.other.pk, "invoices": self.invoice}.get(
@@ -221,6 +253,7 @@ class World:
         if route.startswith("images"):
             name = "pytorch"
         filled = route.replace("<int:pk>", str(pk)).replace("<uuid:quote_id>", str(self.quote))
+        filled = filled.replace("<str:card>", self.card)
         return filled.replace("<str:name>", name).replace("<path:path>", "train.py")
 
     @property
@@ -230,6 +263,7 @@ class World:
     def status(self, actor: str, method: str, route: str, body: Any = None) -> int:
         """The status that `actor` gets; whatever was changed is taken back."""
         self.restore_files()
+        self.restore_card()
         with transaction.atomic():
             answer = self.send(actor, method, self.path_of(route), body)
             transaction.set_rollback(True)
@@ -243,8 +277,8 @@ class World:
 
 
 @pytest.fixture
-def world(api, owner, stranger):
-    return World(api, owner, stranger)
+def world(api, owner, stranger, provider):
+    return World(api, owner, stranger, provider)
 
 
 def expected(ask: Ask | None, actor: str) -> int:
@@ -254,7 +288,7 @@ def expected(ask: Ask | None, actor: str) -> int:
         return 405
     if actor == "stranger":
         return ask.foreign
-    if not allows(actor, ask.capability):
+    if not (allows(actor, ask.capability) and allows(actor, ask.also)):
         return 403
     return 404 if ask.own and actor != "owner" else ask.status
 
