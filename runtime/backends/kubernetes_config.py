@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any
 
@@ -20,9 +19,6 @@ _SUBDOMAIN = re.compile(r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")
 _LABEL_VALUE = re.compile(r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$")
 _QUALIFIED = re.compile(r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")
 _EFFECTS = frozenset({"", "NoSchedule", "PreferNoSchedule", "NoExecute"})
-_ORGANIZATION_ROOM = 20
-"""Of a namespace's 63 characters, what is kept for a slug's end or its digest."""
-
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -225,8 +221,7 @@ def _volume(reader: _Reader) -> Volume:
 
 
 def _is_folder(path: str) -> bool:
-    pure = PurePosixPath(path)
-    return pure.is_absolute() and ".." not in pure.parts and len(pure.parts) > 1 and ":" not in path
+    return path.startswith("/") and bool(path.strip("/")) and ".." not in path.split("/") and ":" not in path
 
 
 def _names(reader: _Reader, field_name: str) -> tuple[str, ...]:

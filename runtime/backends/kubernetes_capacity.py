@@ -1,0 +1,131 @@
+"""What a cluster has and what of it is free, from its nodes and pods. PURE.
+
+The one rule: a machine that would not take a run's pod now has nothing free, and one that never will is not counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from runtime.backends.kubernetes_config import ClusterConfig, Toleration
+from runtime.backends.kubernetes_facts import seconds
+from runtime.specs import Capacity, NodeCapacity, Resources
+
+Object = Mapping[str, Any]
+
+_BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
+_DECIMAL = {"n": -3, "u": -2, "m": -1, "": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
+_QUANTITY = re.compile(r"^([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE]?)$")
+_ENDED = frozenset({"Succeeded", "Failed"})
+_KEEP_OUT = frozenset({"NoSchedule", "NoExecute"})
+
+
+def capacity(nodes: Iterable[Object], pods: Iterable[Object], config: ClusterConfig) -> Capacity:
+    """The machines that runs may be placed on: what each offers to pods, and what others' requests have left of it."""
+    used: dict[str, list[Resources]] = {}
+    for pod in pods:
+        machine = pod["spec"].get("nodeName")
+        if machine and (pod.get("status") or {}).get("phase") not in _ENDED:
+            used.setdefault(machine, []).append(_requests(pod, config))
+    machines = []
+    for node in nodes:
+        if not _is_for_runs(node, config):
+            continue
+        name = node["metadata"]["name"]
+        gpu_type = (node["metadata"].get("labels") or {}).get(config.gpu_label, "")
+        total = resources(node["status"].get("allocatable") or {}, config, gpu_type=gpu_type)
+        nothing = Resources(0.0, 0, 0, "")
+        free = _less(total, used.get(name, [])) if _is_ready(node) else nothing
+        machines.append(NodeCapacity(name, total, free))
+    return Capacity(tuple(sorted(machines, key=lambda machine: machine.name)))
+
+
+def lost_since(node: Object) -> float | None:
+    """Since when the API server has taken a machine for dead; None where it answers."""
+    ready = _condition(node, "Ready")
+    return None if ready.get("status") == "True" else seconds(ready.get("lastTransitionTime"))
+
+
+def _is_for_runs(node: Object, config: ClusterConfig) -> bool:
+    """Whether some run could be placed there: its taints are let past for some kind of node, or it has none."""
+    passes = [one for listed in config.tolerations.values() for one in listed]
+    gpus = {config.gpu_resource}
+    for taint in (node.get("spec") or {}).get("taints") or []:
+        if taint.get("effect") not in _KEEP_OUT or taint["key"].startswith("node.kubernetes.io/"):
+            continue
+        if taint["key"] in gpus or any(_tolerates(one, taint) for one in passes):
+            continue
+        return False
+    return True
+
+
+def _tolerates(one: Toleration, taint: Object) -> bool:
+    if one.key and one.key != taint["key"]:
+        return False
+    if one.effect and one.effect != taint.get("effect"):
+        return False
+    return one.operator == "Exists" or one.value == (taint.get("value") or "")
+
+
+def _is_ready(node: Object) -> bool:
+    spec = node.get("spec") or {}
+    return not spec.get("unschedulable") and _condition(node, "Ready").get("status") == "True"
+
+
+def _condition(node: Object, name: str) -> Object:
+    conditions = (node.get("status") or {}).get("conditions") or []
+    return next((one for one in conditions if one["type"] == name), {})
+
+
+def _requests(pod: Object, config: ClusterConfig) -> Resources:
+    """What a pod holds: its containers together, or its largest init container where that is more."""
+    both = [
+        [resources((one.get("resources") or {}).get("requests") or {}, config) for one in pod["spec"].get(what) or []]
+        for what in ("containers", "initContainers")
+    ]
+    running = _sum(both[0])
+    return Resources(
+        max([running.cpus, *(one.cpus for one in both[1])]),
+        max([running.memory_mib, *(one.memory_mib for one in both[1])]),
+        max([running.gpus, *(one.gpus for one in both[1])]),
+    )
+
+
+def _sum(held: Iterable[Resources]) -> Resources:
+    held = list(held)
+    return Resources(sum(one.cpus for one in held), sum(one.memory_mib for one in held), sum(one.gpus for one in held))
+
+
+def _less(total: Resources, held: Iterable[Resources]) -> Resources:
+    away = _sum(held)
+    gpus = max(0, total.gpus - away.gpus)
+    cores = max(0.0, round(total.cpus - away.cpus, 6))
+    return Resources(cores, max(0, total.memory_mib - away.memory_mib), gpus, total.gpu_type if gpus else "")
+
+
+def quantity(text: str | float) -> float:
+    """A quantity of the API's as a number. Raises ValueError."""
+    found = _QUANTITY.match(str(text))
+    if not found:
+        raise ValueError(f"'{text}' is no quantity.")
+    number, suffix = float(found.group(1)), found.group(2)
+    return float(number * 1024 ** _BINARY[suffix]) if suffix in _BINARY else float(number * 1000.0 ** _DECIMAL[suffix])
+
+
+def cpus(text: str) -> float:
+    """Cores."""
+    return round(quantity(text), 6)
+
+
+def mebibytes(text: str) -> int:
+    """MiB, rounded down."""
+    return int(quantity(text)) >> 20
+
+
+def resources(listed: Mapping[str, str], config: ClusterConfig, *, gpu_type: str = "") -> Resources:
+    """A pod's requests, or what a machine has, as our resources."""
+    gpus = int(quantity(listed.get(config.gpu_resource, "0")))
+    memory = mebibytes(listed.get("memory", "0"))
+    return Resources(cpus(listed.get("cpu", "0")), memory, gpus, gpu_type if gpus else "")

@@ -1,0 +1,184 @@
+"""What API objects say of a run, as far as it matters. PURE: objects in, frozen facts out.
+
+The one rule: here is only what the API server said. What a pod says of itself is no fact; see `kubernetes_outcome`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from runtime.backends.kubernetes_names import CONTAINER, FINAL, INDEX, POD, SPEC, STARTED, SUBMITTED, TAKEN_DOWN
+
+Object = Mapping[str, Any]
+
+_TERMINAL = frozenset({"Succeeded", "Failed"})
+
+
+@dataclass(frozen=True)
+class PodFact:
+    """One pod, as last seen. Times are Unix seconds by the cluster's clocks.
+
+    `ended`: none of its processes is left, by its kubelet's word. `deleted_at`: by when it is to have ended, where it
+    was told to. `message` is the container's last word, unread.
+    """
+
+    node: int
+    name: str = ""
+    uid: str = ""
+    created_at: float = 0.0
+    machine: str = ""
+    placed_at: float | None = None
+    address: str = ""
+    started_at: float | None = None
+    finished_at: float | None = None
+    exit_code: int | None = None
+    ended: bool = False
+    container_reason: str = ""
+    pod_reason: str = ""
+    pod_message: str = ""
+    disruption: str = ""
+    disrupted_at: float | None = None
+    deleted_at: float | None = None
+    message: str = ""
+
+    def to_json(self) -> str:
+        """For an annotation."""
+        return json.dumps({name: value for name, value in dataclasses.asdict(self).items() if value}, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> PodFact:
+        """Read what `to_json` wrote."""
+        return cls(**{"node": 0, **json.loads(text)})
+
+
+@dataclass(frozen=True)
+class JobFact:
+    """The run's Job, as it is now."""
+
+    name: str
+    namespace: str
+    uid: str
+    nodes: int
+    told: Mapping[str, Any]
+    """What `manifests.remembered` kept of the spec."""
+    suspended: bool
+    begun_at: float | None
+    """Since when it may have pods."""
+    submitted_at: float | None
+    started_at: float | None
+    taken_down: Mapping[str, Any] | None
+    final: str
+    failing: bool
+    """It has failed, and its pods are being ended."""
+    ended_as: str
+    """`Complete` or `Failed` once none of its pods runs any more."""
+    ended_at: float | None
+    end_reason: str
+    end_message: str
+    kept: Mapping[int, PodFact]
+    """Pods that are gone, as last seen."""
+
+    @property
+    def elastic(self) -> bool:
+        """Whether it goes on without some of its nodes."""
+        return 0 < int(self.told.get("min_nodes", 0)) < self.nodes
+
+
+def read_job(job: Object) -> JobFact:
+    """The Job as facts. Raises KeyError, ValueError for a Job that is none of ours."""
+    meta, spec, status = job["metadata"], job["spec"], job.get("status") or {}
+    notes = meta.get("annotations") or {}
+    conditions = {one["type"]: one for one in status.get("conditions") or [] if one.get("status") == "True"}
+    end = conditions.get("Complete") or conditions.get("Failed")
+    why = conditions.get("Failed") or conditions.get("FailureTarget") or {}
+    return JobFact(
+        name=meta["name"],
+        namespace=meta["namespace"],
+        uid=meta["uid"],
+        nodes=spec["completions"],
+        told=json.loads(notes.get(SPEC, "{}")),
+        suspended=bool(spec.get("suspend")),
+        begun_at=seconds(status.get("startTime")),
+        submitted_at=float(notes[SUBMITTED]) if SUBMITTED in notes else None,
+        started_at=float(notes[STARTED]) if STARTED in notes else None,
+        taken_down=json.loads(notes[TAKEN_DOWN]) if TAKEN_DOWN in notes else None,
+        final=notes.get(FINAL, ""),
+        failing="FailureTarget" in conditions or "Failed" in conditions,
+        ended_as=end["type"] if end else "",
+        ended_at=seconds(end.get("lastTransitionTime")) if end else None,
+        end_reason=why.get("reason") or "",
+        end_message=why.get("message") or "",
+        kept={
+            int(key[len(POD) :]): PodFact.from_json(text)
+            for key, text in notes.items()
+            if key.startswith(POD) and key[len(POD) :].isdecimal()
+        },
+    )
+
+
+def read_pod(pod: Object) -> PodFact | None:
+    """A pod as facts; None for one that is no node of a run."""
+    meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
+    index = (meta.get("annotations") or {}).get(INDEX, "")
+    if not index.isdecimal():
+        return None
+    conditions = {one["type"]: one for one in status.get("conditions") or [] if one.get("status") == "True"}
+    disruption = conditions.get("DisruptionTarget") or {}
+    placed = conditions.get("PodScheduled") or {}
+    container = _container(status)
+    state = container.get("state") or {}
+    ended = state.get("terminated") or {}
+    if not ended and status.get("phase") in _TERMINAL:
+        ended = (container.get("lastState") or {}).get("terminated") or {}
+    running = state.get("running") or {}
+    started_at = seconds(ended.get("startedAt")) or seconds(running.get("startedAt"))
+    return PodFact(
+        node=int(index),
+        name=meta["name"],
+        uid=meta["uid"],
+        created_at=seconds(meta.get("creationTimestamp")) or 0.0,
+        machine=spec.get("nodeName") or "",
+        placed_at=seconds(placed.get("lastTransitionTime")) if spec.get("nodeName") else None,
+        address=status.get("podIP") or "",
+        # What could not be started is told with the beginning of time.
+        started_at=None if ended.get("reason") in {"StartError", "ContainerCannotRun"} else started_at or None,
+        finished_at=seconds(ended.get("finishedAt")) or None,
+        exit_code=ended.get("exitCode"),
+        ended=status.get("phase") in _TERMINAL,
+        container_reason=ended.get("reason") or "",
+        pod_reason=status.get("reason") or "",
+        pod_message=(status.get("message") or disruption.get("message") or "")[:1000],
+        disruption=disruption.get("reason") or "",
+        disrupted_at=seconds(disruption.get("lastTransitionTime")),
+        deleted_at=seconds(meta.get("deletionTimestamp")),
+        message=ended.get("message") or "",
+    )
+
+
+def latest(job: JobFact, pods: Iterable[PodFact]) -> dict[int, PodFact]:
+    """For each node of the run its pod, the newest where there were more; what is gone, as it was kept."""
+    found: dict[int, PodFact] = dict(job.kept)
+    for pod in sorted(pods, key=lambda pod: pod.created_at):
+        kept = found.get(pod.node)
+        # A pod that ended says all there is; what was kept of the same one may be from before that.
+        if kept is None or pod.uid == kept.uid or pod.created_at >= kept.created_at:
+            found[pod.node] = pod
+    return {node: pod for node, pod in sorted(found.items()) if node < job.nodes}
+
+
+def seconds(timestamp: str | None) -> float | None:
+    """A time of the API's as Unix seconds."""
+    return datetime.fromisoformat(timestamp).timestamp() if timestamp else None
+
+
+def _container(status: Object) -> Object:
+    for one in status.get("containerStatuses") or []:
+        if one.get("name") == CONTAINER:
+            found: Object = one
+            return found
+    return {}
