@@ -1,0 +1,375 @@
+"""The fake API server's socket: real HTTP for the official client, watches included.
+
+The one rule: what is decided is decided in `api.py`; here is the way in and out, and what can go wrong on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import http.server
+import json
+import socket
+import threading
+import time
+import urllib.parse
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from tests.kubernetes.access import Access
+from tests.kubernetes.api import VERSION, Api, Query
+from tests.kubernetes.faults import ANSWERS, DONE, HELD, Call, Fault, Faults
+from tests.kubernetes.resources import ApiError, Object, Resource
+from tests.kubernetes.store import Change, Store
+
+_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete", "GET": "get"}
+_TICK_SECONDS = 0.25
+
+
+class ApiServer:
+    """Serves one cluster on a free port of loopback until `close`."""
+
+    def __init__(self, bookmark_seconds: float = 1.0) -> None:
+        self.store = Store()
+        self.access = Access(self.store)
+        self.api = Api(self.store, self.access)
+        self.faults = Faults()
+        self.bookmark_seconds = bookmark_seconds
+        self.closing = threading.Event()
+        server = self
+
+        class Handler(_Handler):
+            """Bound to this server."""
+
+            owner = server
+
+        self._http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
+        threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        self.closing.set()
+        self.faults.disarm()
+        self._http.shutdown()
+        self._http.server_close()
+        with self.store.changed:
+            self.store.changed.notify_all()
+
+    def kubeconfig(self, path: Path, token: str = "", namespace: str = "default") -> Path:
+        """Write a kubeconfig with one context, `fake`."""
+        content = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "fake",
+            "clusters": [{"name": "fake", "cluster": {"server": self.url}}],
+            "users": [{"name": "fake", "user": {"token": token or self.access.admin_token}}],
+            "contexts": [
+                {"name": "fake", "context": {"cluster": "fake", "user": "fake", "namespace": namespace}},
+            ],
+        }
+        path.write_text(json.dumps(content))
+        return path
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    """One connection of a client."""
+
+    owner: ApiServer
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def log_message(self, *_arguments: object) -> None:
+        """Quiet."""
+
+    def _handle(self) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        raw = self.rfile.read(length)
+        parsed = urllib.parse.urlsplit(self.path)
+        query = dict(urllib.parse.parse_qsl(parsed.query, keep_blank_values=True))
+        try:
+            user = self.owner.access.user(self.headers.get("Authorization", ""))
+            body = _decoded(raw, self.headers.get("Content-Type", ""))
+            self._answer(user, parsed.path, query, body)
+        except ApiError as error:
+            self._send(error.code, error.status())
+        except _HungUpError:
+            self.close_connection = True
+            with contextlib.suppress(OSError):
+                self.connection.shutdown(socket.SHUT_RDWR)
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True
+
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _handle  # noqa: N815 - the base class names them so
+
+    def _answer(self, user: str, path: str, query: Query, body: Any) -> None:
+        found = _discovery(self.owner.api, path)
+        if found is not None:
+            self._meet(Call("get", path))
+            self._send(200, found)
+            return
+        resource, namespace, name, sub = _address(self.owner.api, path)
+        watching = query.get("watch") in {"1", "true", "True"}
+        verb = _VERBS[self.command]
+        if not name:
+            verb = {"get": "watch" if watching else "list", "delete": "deletecollection"}.get(verb, verb)
+        what = resource.plural + (f"/{sub}" if sub else "")
+        fault = self._meet(Call(verb, what, name))
+        if resource.kind != "SelfSubjectAccessReview":
+            self.owner.access.demand(user, verb=verb, group=resource.group, what=what, namespace=namespace, name=name)
+        if verb == "watch":
+            self._watch(resource, namespace, query)
+            return
+        past = self.owner.store.as_of(self.owner.faults.stale_version) if fault is Fault.STALE else None
+        if sub == "log":
+            self._send_text(self.owner.api.log_of(namespace, name, query))
+            return
+        code, answer = self._do(user, verb, resource, namespace, name, sub, query, body, past)
+        if fault in DONE:
+            self._vanish(fault)
+        self._send(code, answer)
+
+    def _meet(self, call: Call) -> Fault | None:
+        """Count the call; what has to happen before it, happens."""
+        fault = self.owner.faults.meet(call)
+        if fault in ANSWERS:
+            raise ApiError(*ANSWERS[fault])
+        if fault in {Fault.TIMEOUT_BEFORE, Fault.BROKEN_BEFORE}:
+            self._vanish(fault)
+        return fault
+
+    def _vanish(self, fault: Fault | None) -> None:
+        """Break the connection, late where the client is to lose its patience."""
+        if fault in HELD:
+            self.owner.faults.released.wait(self.owner.faults.hold_seconds)
+        raise _HungUpError
+
+    def _do(
+        self, user: str, verb: str, resource: Resource, namespace: str, name: str, sub: str,
+        query: Query, body: Any, past: Store | None,
+    ) -> tuple[int, Object]:  # fmt: skip
+        api = self.owner.api
+        dry = query.get("dryRun") == "All"
+        if resource.kind == "SelfSubjectAccessReview":
+            return 201, api.review(user, body)
+        if sub and sub not in resource.subresources:
+            raise ApiError(404, "NotFound", "the server could not find the requested resource")
+        match verb:
+            case "create" if sub == "eviction":
+                return 201, api.evict(namespace, name, body)
+            case "create" if sub == "token":
+                token = self.owner.access.token_for(namespace, name)
+                return 201, {**body, "status": {"token": token, "expirationTimestamp": "2999-01-01T00:00:00Z"}}
+            case "create":
+                return 201, api.create(resource, namespace, body, dry=dry)
+            case "get":
+                return 200, api.get(resource, namespace, name, past)
+            case "list":
+                return 200, api.list(resource, namespace, query, past)
+            case "update":
+                return 200, api.replace(resource, namespace, name, body, sub=sub)
+            case "patch":
+                kind = self.headers.get("Content-Type", "").partition(";")[0]
+                return 200, api.patch(resource, namespace, name, body, query, kind, sub)
+            case "delete":
+                return 200, api.store.delete(resource.plural, namespace, name, _options(query, body))
+            case _:
+                with api.store.changed:
+                    for found in api.store.find(resource.plural, namespace, api.matching(resource, namespace, query)):
+                        api.store.delete(resource.plural, namespace, found["metadata"]["name"], _options(query, body))
+                return 200, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+
+    # Watching
+
+    def _watch(self, resource: Resource, namespace: str, query: Query) -> None:
+        store, faults = self.owner.store, self.owner.faults
+        matches = self.owner.api.matching(resource, namespace, query)
+        end = time.monotonic() + float(query.get("timeoutSeconds") or 1800)
+        self._begin_stream()
+        sent = 0
+        asked = query.get("resourceVersion") or "0"
+        with store.changed:
+            version = int(asked)
+            if version == 0:
+                version = store.version
+                first = [_event("ADDED", found) for found in store.find(resource.plural, namespace, matches)]
+            else:
+                first = []
+        if first:
+            self._send_events(first)
+        bookmark_at = time.monotonic() + self.owner.bookmark_seconds
+        while time.monotonic() < end and not self.owner.closing.is_set() and not faults.down:
+            try:
+                with store.changed:
+                    changes = store.since(version)
+                    if not changes:
+                        store.changed.wait(_TICK_SECONDS)
+                        changes = store.since(version)
+                    reached = store.version
+            except ApiError as error:
+                self._send_events([{"type": "ERROR", "object": error.status()}])
+                break
+            if faults.watch_lag_seconds:
+                time.sleep(faults.watch_lag_seconds)
+            events = [event for change in changes if (event := _seen(change, resource, matches))]
+            version = reached
+            if faults.watch_repeats:
+                events = [event for event in events for _twice in range(2)]
+            if faults.watch_drops_after is not None and sent + len(events) > faults.watch_drops_after:
+                self._send_events(events[: max(0, faults.watch_drops_after - sent)])
+                raise _HungUpError
+            sent += len(events)
+            if events:
+                self._send_events(events)
+            elif query.get("allowWatchBookmarks") in {"true", "True", "1"} and time.monotonic() >= bookmark_at:
+                bookmark_at = time.monotonic() + self.owner.bookmark_seconds
+                mark = {"kind": resource.kind, "apiVersion": resource.api_version}
+                self._send_events(
+                    [{"type": "BOOKMARK", "object": {**mark, "metadata": {"resourceVersion": str(version)}}}]
+                )
+        self._end_stream()
+
+    def _begin_stream(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+
+    def _send_events(self, events: list[Object]) -> None:
+        text = b"".join(json.dumps(event).encode() + b"\n" for event in events)
+        if text:
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(text), text))
+
+    def _end_stream(self) -> None:
+        self.wfile.write(b"0\r\n\r\n")
+
+    # Answering, in one write: a second one would wait for the first to be acknowledged
+
+    def _send(self, code: int, answer: Object) -> None:
+        self._send_bytes(code, "application/json", json.dumps(answer).encode())
+
+    def _send_text(self, text: bytes) -> None:
+        self._send_bytes(200, "text/plain", text)
+
+    def _send_bytes(self, code: int, kind: str, content: bytes) -> None:
+        retry = "Retry-After: 1\r\n" if code == HTTPStatus.TOO_MANY_REQUESTS else ""
+        head = f"HTTP/1.1 {code} {HTTPStatus(code).phrase}\r\nContent-Type: {kind}\r\n{retry}"
+        self.wfile.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+
+
+class _HungUpError(Exception):
+    """The connection is to break without an answer."""
+
+
+def _seen(change: Change, resource: Resource, matches: Any) -> Object | None:
+    """What a watcher sees of a change: an object that comes into its selector is ADDED, one that leaves it DELETED."""
+    if change.key[0] != resource.plural:
+        return None
+    is_in = change.kind != "DELETED" and matches(change.after)
+    was_in = change.before is not None and matches(change.before)
+    if not is_in and not was_in:
+        return None
+    if is_in:
+        return _event("MODIFIED" if was_in else "ADDED", change.after)
+    last = copy.deepcopy(change.after if change.kind == "DELETED" else change.before) or {}
+    last["metadata"]["resourceVersion"] = str(change.version)
+    return _event("DELETED", last)
+
+
+def _event(kind: str, found: Object) -> Object:
+    return {"type": kind, "object": found}
+
+
+def _options(query: Query, body: Any) -> Object:
+    """Options of a deletion, from the body and the query."""
+    options = dict(body or {})
+    if "propagationPolicy" in query:
+        options["propagationPolicy"] = query["propagationPolicy"]
+    if "gracePeriodSeconds" in query:
+        options["gracePeriodSeconds"] = int(query["gracePeriodSeconds"])
+    return options
+
+
+def _decoded(raw: bytes, kind: str) -> Any:
+    """The body. Raises ApiError 400, 415."""
+    if not raw:
+        return None
+    if "json" not in kind and "yaml" not in kind:
+        raise ApiError(415, "UnsupportedMediaType", f"the body of the request was in an unknown format: {kind}")
+    try:
+        return json.loads(raw)
+    except ValueError as error:
+        raise ApiError(400, "BadRequest", f"the object provided is unrecognized: {error}") from error
+
+
+def _address(api: Api, path: str) -> tuple[Resource, str, str, str]:
+    """Resource, namespace, name, subresource of a path. Raises ApiError 404."""
+    parts = [urllib.parse.unquote(part) for part in path.strip("/").split("/")]
+    group = ""
+    if parts[:1] == ["apis"] and len(parts) > 3:
+        group, parts = parts[1], parts[2:]
+    elif parts[:1] == ["api"] and len(parts) > 2:
+        parts = parts[1:]
+    else:
+        raise ApiError(404, "NotFound", "the server could not find the requested resource")
+    version, rest = parts[0], parts[1:]
+    namespace = ""
+    if rest[0] == "namespaces" and len(rest) > 2 and rest[2] not in {"status", "finalize"}:
+        namespace, rest = rest[1], rest[2:]
+    resource = api.resource(group, version, rest[0])
+    rest += ["", ""]
+    return resource, namespace, rest[1], rest[2]
+
+
+def _discovery(api: Api, path: str) -> Object | None:
+    """What the server says of itself."""
+    groups = sorted({(one.group, one.version) for one in api.served})
+    path = path.rstrip("/")
+    if path == "/version":
+        return VERSION
+    if path in {"/healthz", "/livez", "/readyz"}:
+        return {"status": "ok"}
+    if path == "/api":
+        return {"kind": "APIVersions", "versions": ["v1"]}
+    if path == "/apis":
+        return {
+            "kind": "APIGroupList",
+            "apiVersion": "v1",
+            "groups": [
+                {
+                    "name": group,
+                    "versions": [{"groupVersion": f"{group}/{version}", "version": version}],
+                    "preferredVersion": {"groupVersion": f"{group}/{version}", "version": version},
+                }
+                for group, version in groups
+                if group
+            ],
+        }
+    for group, version in groups:
+        if path == (f"/apis/{group}/{version}" if group else f"/api/{version}"):
+            return _resource_list(api, group, version)
+    return None
+
+
+def _resource_list(api: Api, group: str, version: str) -> Object:
+    verbs = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
+    found = [one for one in api.served if (one.group, one.version) == (group, version)]
+    entries = [
+        {
+            "name": one.plural,
+            "singularName": one.kind.lower(),
+            "namespaced": one.namespaced,
+            "kind": one.kind,
+            "verbs": verbs,
+        }
+        for one in found
+    ]
+    entries += [
+        {"name": f"{one.plural}/{sub}", "singularName": "", "namespaced": one.namespaced, "kind": one.kind,
+         "verbs": ["get", "patch", "update"]}
+        for one in found for sub in sorted(one.subresources)
+    ]  # fmt: skip
+    told = f"{group}/{version}" if group else version
+    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": told, "resources": entries}
