@@ -206,7 +206,7 @@ def _as_json(data: Dict[str, Any]) -> bytes:
 
 def open_file(path: Path, flags: int) -> int:
     """Open a file for writing, without following a link or waiting for a pipe's reader. Raises OSError."""
-    return os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | flags, 0o600)
+    return os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | flags, 0o660)
 
 
 def _write_all(path: Path, flags: int, data: bytes) -> None:
