@@ -19,7 +19,7 @@ from django.conf import settings
 from console.accounts.models import Organization
 from console.accounts.sse import Event, reading
 from jobs import selectors
-from jobs.backend import cluster
+from jobs.backend import cluster, cluster_names
 from jobs.bell import channel
 from jobs.models import Job
 
@@ -32,12 +32,15 @@ TRY_AGAIN_SECONDS = 1.0
 
 
 class Ear:
-    """Hears of every run whose output grew, for all log streams of this process: one thread, while anybody listens."""
+    """Hears of every run whose output grew, for all log streams of this process: one thread for each cluster.
+
+    They are there while anybody listens.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._listeners: dict[int, set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
-        self._thread: threading.Thread | None = None
+        self._threads: dict[str, threading.Thread] = {}
 
     @contextlib.contextmanager
     def listening(self, job_pk: int) -> Iterator[asyncio.Event]:
@@ -45,9 +48,12 @@ class Ear:
         listener = (asyncio.get_running_loop(), asyncio.Event())
         with self._lock:
             self._listeners.setdefault(job_pk, set()).add(listener)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._follow, name="ear", daemon=True)
-                self._thread.start()
+            for name in cluster_names():
+                if name not in self._threads:
+                    self._threads[name] = threading.Thread(
+                        target=self._follow, args=(name,), name=f"ear-{name}", daemon=True
+                    )
+                    self._threads[name].start()
         try:
             yield listener[1]
         finally:
@@ -56,19 +62,19 @@ class Ear:
                 if not self._listeners[job_pk]:
                     del self._listeners[job_pk]
 
-    def _follow(self) -> None:
+    def _follow(self, cluster_name: str) -> None:
         try:
-            for names in cluster().changes():
+            for names in cluster(cluster_name).changes():
                 with self._lock:
                     if not self._listeners:
-                        self._thread = None
+                        del self._threads[cluster_name]
                         return
                     self._tell(names)
         except Exception:
             # Streams look for themselves every LOOK_AGAIN_SECONDS; the next one to begin starts another thread.
-            logger.exception("The cluster's changes can't be followed.")
+            logger.exception("The changes of the cluster %s can't be followed.", cluster_name)
             with self._lock:
-                self._thread = None
+                del self._threads[cluster_name]
 
     def _tell(self, names: set[str]) -> None:
         for name in names:

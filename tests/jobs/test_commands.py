@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import signal
 import stat
 
@@ -11,12 +12,10 @@ from django.core.management import call_command
 from rich.console import Console
 
 from console.accounts.models import ApiToken, Membership
+from jobs import watching
 from jobs.demo import Customer as Client
 from jobs.demo import DemoFailed
-from jobs.management.commands import demo, watch_runs
-from jobs.models import Job, MetricPoint
-from jobs.states import JobState
-from runtime.specs import Outcome
+from jobs.management.commands import demo
 
 
 @pytest.fixture(autouse=True)
@@ -36,68 +35,16 @@ def test_seed_catalogue_says_what_it_did(backend):
 
 
 class TestWatchRuns:
-    def watch(self, backend, monkeypatch, *changes):
-        """Let `watch_runs` see these changes, then a few heartbeats."""
-        monkeypatch.setattr(watch_runs, "READ_EVERY_SECONDS", 0.0)
-        monkeypatch.setattr(watch_runs, "close_old_connections", lambda: None)  # it is the test's own, in a transaction
-        monkeypatch.setattr(backend, "changes", lambda: iter([*changes, set(), set()]))
+    def test_it_follows_until_it_is_told_to_stop(self, monkeypatch):
+        seen = []
+
+        def follow_all(stop):
+            os.kill(os.getpid(), signal.SIGTERM)
+            seen.append(stop.wait(10))
+
+        monkeypatch.setattr(watching, "follow_all", follow_all)
         call_command("watch_runs")
-
-    def test_what_a_run_wrote_and_how_it_ended_reach_its_job(self, customer, backend, monkeypatch):
-        attempt = customer.started()
-        backend.write(attempt.run_name, "epoch 1/10 loss 0.5\n")
-        self.watch(backend, monkeypatch, {attempt.run_name})
-        assert MetricPoint.objects.get().value == 0.5
-        backend.end(attempt.run_name, Outcome.COMPLETED)
-        self.watch(backend, monkeypatch, {attempt.run_name})
-        assert Job.objects.get().state == JobState.SUCCEEDED
-
-    def test_names_that_are_no_attempts_are_nothing(self, customer, backend, monkeypatch, caplog):
-        attempt = customer.started()
-        names = {"", "x", ".hidden", "job-1", "job-1-2-3", "job-x-1", "job-1-x", f"job-{attempt.job_id}-9", "bench-1-1"}
-        self.watch(backend, monkeypatch, names)
-        assert not caplog.records
-        assert Job.objects.get().state == JobState.RUNNING
-
-    def test_a_fault_of_one_run_is_logged_and_the_others_go_on(self, customer, backend, monkeypatch, caplog):
-        broken, fine = customer.started(nodes=1), customer.started(nodes=1)
-        for attempt in (broken, fine):
-            backend.end(attempt.run_name, Outcome.COMPLETED)
-        describe = backend.describe
-
-        def fail(name):
-            if name == broken.run_name:
-                raise ZeroDivisionError
-            return describe(name)
-
-        monkeypatch.setattr(backend, "describe", fail)
-        self.watch(backend, monkeypatch, {broken.run_name}, {fine.run_name})
-        assert "could not be taken in" in caplog.text
-        assert Job.objects.get(pk=fine.job_id).state == JobState.SUCCEEDED
-
-    def test_a_run_that_writes_without_pause_is_not_read_at_each_write(self, customer, backend, monkeypatch):
-        attempt = customer.started()
-        looks = []
-        monkeypatch.setattr(watch_runs.Command, "_look", lambda _self, name: looks.append(name))
-        monkeypatch.setattr(watch_runs, "READ_EVERY_SECONDS", 60.0)
-        monkeypatch.setattr(backend, "changes", lambda: iter([{attempt.run_name}] * 50))
-        call_command("watch_runs")
-        assert looks == [attempt.run_name]
-
-    def test_its_end_is_taken_in_at_once(self, customer, backend, monkeypatch):
-        attempt = customer.started()
-        looks = []
-
-        def changes():
-            yield {attempt.run_name}
-            backend.end(attempt.run_name, Outcome.COMPLETED)
-            yield {attempt.run_name}
-
-        monkeypatch.setattr(watch_runs.Command, "_look", lambda _self, name: looks.append(name))
-        monkeypatch.setattr(watch_runs, "READ_EVERY_SECONDS", 60.0)
-        monkeypatch.setattr(backend, "changes", changes)
-        call_command("watch_runs")
-        assert looks == [attempt.run_name] * 2
+        assert seen == [True]
 
 
 class TestDemo:

@@ -48,7 +48,7 @@ async def until(events, happened):
 
 
 def ears():
-    return [thread for thread in threading.enumerate() if thread.name == "ear"]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("ear-")]
 
 
 def test_news_of_a_job_come_as_they_happen_and_end_with_it(customer, backend):
