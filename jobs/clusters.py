@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -13,13 +14,16 @@ from django.db import connection
 from django.db.models import Count, Q, QuerySet
 from django.utils import timezone
 
+from console.operations import signs
 from jobs.backend import cluster, cluster_named, cluster_names, columns_of
 from jobs.models import Attempt, ClusterStatus, Job
 from jobs.states import JobState
-from runtime.errors import RuntimeFault
+from runtime.errors import BackendUnavailable, RuntimeFault
+from runtime.specs import NodeCapacity, Resources
 
 LOCK = 7_411
 """The advisory locks of sweeps, apart from anybody else's."""
+REPORT_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,31 @@ def note(*, name: str, answers: bool, detail: str = "") -> None:
     if not same.update(checked_at=now, detail=detail):
         values = {"answers": answers, "since": now, "checked_at": now, "detail": detail}
         ClusterStatus.objects.update_or_create(name=name, defaults=values)
+
+
+def report(name: str) -> None:
+    """Say what a cluster has and what of it is free, for whoever watches: metrics and health ask no cluster."""
+    if not signs.is_due(signs.CLUSTER, name):
+        return
+    try:
+        machines, gaps = cluster(name).capacity().machines, cluster(name).isolation_gaps()
+    except BackendUnavailable:
+        return  # `note` has written it down
+    total, free = _amounts(machines, lambda each: each.total), _amounts(machines, lambda each: each.free)
+    signs.give(signs.CLUSTER, name, every_seconds=REPORT_SECONDS, total=total, free=free, gaps=gaps)
+
+
+def _amounts(
+    machines: Sequence[NodeCapacity], pick: Callable[[NodeCapacity], Resources]
+) -> list[tuple[str, str, float]]:
+    """(resource, type of GPU, amount) over all machines."""
+    sums: dict[tuple[str, str], float] = defaultdict(float, {("cpus", ""): 0, ("memory_mib", ""): 0})
+    for each in map(pick, machines):
+        sums["cpus", ""] += each.cpus
+        sums["memory_mib", ""] += each.memory_mib
+        if each.gpus or each.gpu_type:
+            sums["gpus", each.gpu_type] += each.gpus
+    return [(resource, gpu_type, amount) for (resource, gpu_type), amount in sums.items()]
 
 
 def does_answer(name: str) -> bool:

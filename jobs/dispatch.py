@@ -19,7 +19,8 @@ from django.utils import timezone
 
 from console.accounts.hints import hint
 from console.accounts.models import Quota
-from jobs import clusters, lifecycle, queue, telemetry, usage
+from console.operations import context, tracing
+from jobs import clusters, lifecycle, queue, telemetry, traces, usage
 from jobs.backend import cluster, cluster_named, image_of, resources_of
 from jobs.errors import StaleTransition
 from jobs.models import Attempt, Job
@@ -43,6 +44,11 @@ HANG_SECONDS = 120
 """A run that shows no sign of progress for as long has hung; the launcher may be sure sooner."""
 SWEEP_SECONDS = 20.0
 """A sweep of a cluster that answers slowly looks at no more jobs after this long; which ones is chance."""
+
+
+def _names(attempt: Attempt, **_options: Any) -> dict[str, str | int]:
+    """What log lines and spans say of the attempt that is worked on."""
+    return {"job": attempt.job_id, "run": attempt.run_name, "cluster": attempt.backend}
 
 
 def dispatch_queue(cluster_name: str = "") -> None:
@@ -89,10 +95,12 @@ def _start_guarded(job: Job, nodes: int) -> bool:
         return False
 
 
+@context.about(_names)
 def submit(attempt: Attempt) -> bool:
     """Hand an attempt to the backend; one that it knows already is adopted. Gives whether the backend has it."""
     try:
-        cluster(attempt.backend).submit(run_spec(attempt))
+        with tracing.span("dispatch.submit", parent=attempt.job.traceparent, attributes=traces.facts_of(attempt)):
+            cluster(attempt.backend).submit(run_spec(attempt))
     except NoCapacity:
         # Another run took the room between our look and our submit: wait again.
         lifecycle.give_back(attempt=attempt, waiting_code="capacity", waiting_data={})
@@ -150,6 +158,7 @@ def run_spec(attempt: Attempt) -> RunSpec:
         stall_check_seconds=job.stall_check_seconds,
         hang_seconds=0 if job.on_hang == OnHang.IGNORE else HANG_SECONDS,
         labels={"organization": job.organization.slug, "job": str(job.pk)},
+        traceparent=traces.place_of(attempt),
     )
 
 
@@ -177,6 +186,7 @@ def follow(*, run_name: str) -> None:
         _reconcile(attempt, reads=True)
 
 
+@context.about(_names)
 def _reconcile(attempt: Attempt, *, reads: bool = False) -> None:
     job = attempt.job
     try:
@@ -237,6 +247,7 @@ def _sweep(name: str) -> None:
             break
     dispatch_queue(name)
     _sweep_runs(name)
+    clusters.report(name)
 
 
 def stop(*, job_pk: int) -> None:

@@ -16,7 +16,7 @@ from django.utils import timezone
 from billing import charges
 from billing.usage import Usage
 from console.accounts.models import User
-from jobs import usage
+from jobs import traces, usage
 from jobs.bell import publish_state
 from jobs.errors import StaleTransition
 from jobs.models import Attempt, Job, JobEvent
@@ -208,6 +208,7 @@ def end_attempt(
     attempt.detail = str(failure["message"]) if failure else ""
     attempt.failure = failure
     attempt.save(update_fields=["finished_at", "reason", "detail", "failure", *SEEN])
+    traces.tell(attempt)
     cancelled = job.cancel_requested_at is not None
     wait = None if cancelled or final else _retry_after(job, attempt)
     if wait is None:

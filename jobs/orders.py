@@ -23,6 +23,7 @@ from console.accounts.errors import InvalidInput
 from console.accounts.hints import hint
 from console.accounts.models import Membership, Organization, Quota
 from console.accounts.services import record, require_active
+from console.operations import tracing
 from jobs import calibration, lifecycle
 from jobs.errors import AlreadyEnded, ChoiceGone, IdempotencyConflict, QuotaExceeded, QuoteBought
 from jobs.models import Job, JobDataset, Order, Product
@@ -188,6 +189,7 @@ def write_order(
         order=order,
         deadline_seconds=quote.deadline_seconds,
         queued_at=timezone.now(),
+        traceparent=tracing.current(),
         **job,
     )
     JobDataset.objects.bulk_create(

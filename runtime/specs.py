@@ -123,6 +123,8 @@ class RunSpec:
     builtin_script: str = ""
     """A script of the platform's own, run instead of the workspace's: `smoke`. Then `script` is empty."""
     labels: dict[str, str] = field(default_factory=dict)
+    traceparent: str = ""
+    """The run's place in a trace (W3C), told to its ranks as TRACEPARENT; empty: they are told nothing."""
     """`organization` (a slug) and `job`: who it is for, in the cluster's own listings."""
     node_kind: str = ""
     """The name of the node spec that was bought: clusters may keep machines, labels and taints for one."""

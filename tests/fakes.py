@@ -225,6 +225,7 @@ class FakeBackend:
             checkpoint_dir="/checkpoints",
             restart_count=spec.restart_count,
             omp_threads=1,
+            traceparent=spec.traceparent,
             interface="lo",
             worker_ports=[0] * world if spec.framework is Framework.TENSORFLOW else [],
         )

@@ -16,6 +16,7 @@ from rest_framework.request import Request
 
 from console.accounts.models import ApiToken, User
 from console.accounts.services import token_digest
+from console.operations import context
 
 USED_AT_PRECISION = timedelta(minutes=1)
 """`last_used_at` is written at most this often: it says which tokens are in use, not when each request came."""
@@ -40,6 +41,7 @@ class TokenAuthentication(BaseAuthentication):
         if token is None:
             raise AuthenticationFailed(_("This API token is unknown or was revoked. Make a new one in the console."))
         self._note_use(token)
+        context.add(user=token.membership.user_id, organization=token.membership.organization_id)
         return token.membership.user, token
 
     def authenticate_header(self, request: Request) -> str:

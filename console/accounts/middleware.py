@@ -12,6 +12,7 @@ from django.http import HttpRequest, HttpResponseBase
 
 from console.accounts import selectors
 from console.accounts.models import Membership
+from console.operations import context
 
 SESSION_KEY = "organization"
 """Where the session keeps the id of the organization that the person chose."""
@@ -25,7 +26,11 @@ class TenantRequest(HttpRequest):
         """The chosen membership, or else the first one. One query, at first use."""
         if not self.user.is_authenticated:
             return None
-        return selectors.membership_of(user=self.user, preferred_organization_id=self.session.get(SESSION_KEY))
+        chosen = selectors.membership_of(user=self.user, preferred_organization_id=self.session.get(SESSION_KEY))
+        context.add(user=self.user.pk)
+        if chosen:
+            context.add(organization=chosen.organization_id)
+        return chosen
 
 
 class OrganizationMiddleware:

@@ -61,7 +61,7 @@ def add(**values: Value) -> None:
         inner.update(values)
 
 
-def about(describe: Callable[P, Mapping[str, Value]]) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def about(describe: Callable[..., Mapping[str, Value]]) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Bind what `describe` makes of a function's arguments for as long as the function runs."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:

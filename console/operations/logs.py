@@ -54,6 +54,12 @@ def configuration(*, form: str, level: str) -> dict[str, Any]:
     }
 
 
+def place_of(request: Any) -> dict[str, Any]:
+    """Where a Django request keeps things for whoever serves it: its environ, or its ASGI scope."""
+    scope = getattr(request, "scope", None)
+    return scope if isinstance(scope, dict) else getattr(request, "META", {})
+
+
 def redacted(text: str) -> str:
     """`text` without what looks like a secret."""
     for pattern, put in SECRETS:
@@ -103,7 +109,8 @@ def access(
 
 def _bound_to(record: logging.LogRecord) -> dict[str, Any]:
     """The fields of a record: those it was made with, or those of the work that made it; and its trace."""
-    given = getattr(record, "bound", None)
+    request = getattr(record, "request", None)  # Django's own lines about an answer are written after all middleware
+    given = getattr(record, "bound", None) or (place_of(request).get(BOUND) if request is not None else None)
     if given is not None:
         return {name: given[name] for name in (*context.FIELDS, "trace_id") if name in given}
     found: dict[str, Any] = context.fields()

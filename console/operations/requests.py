@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 from django.conf import settings
 from django.http import HttpRequest, HttpResponseBase
@@ -38,7 +37,7 @@ class RequestMiddleware:
         with context.bound(request_id=number) as fields:
             # a stranger's trace is linked to, not joined: who is sampled is for us to say
             with tracing.span(f"{request.method}", kind="server", link=offered) as mark:
-                fields_of(request)[logs.BOUND] = fields
+                logs.place_of(request)[logs.BOUND] = fields
                 if trace := tracing.trace_id():
                     fields["trace_id"] = trace
                 response = self._answer(request)
@@ -67,12 +66,6 @@ PROBES: dict[str, Callable[[HttpRequest], HttpResponseBase]] = {
     "/readyz": ready,
     "/metrics": metrics,
 }
-
-
-def fields_of(request: HttpRequest) -> dict[str, Any]:
-    """Where whoever logs the request's end, outside of Django, finds what was bound for it."""
-    scope = getattr(request, "scope", None)
-    return scope if isinstance(scope, dict) else request.META
 
 
 def route_of(request: HttpRequest) -> str:

@@ -48,12 +48,17 @@ class Sign:
 _not_before: dict[tuple[str, str], float] = {}
 
 
-def give(kind: str, part: str = "", **facts: Any) -> None:
+def is_due(kind: str, part: str = "") -> bool:
+    """Whether the next sign would be taken."""
+    return time.monotonic() >= _not_before.get((kind, part), 0.0)
+
+
+def give(kind: str, part: str = "", *, every_seconds: float = EVERY_SECONDS, **facts: Any) -> None:
     """Say that this process works on `kind`: at most once a second, and without a word where Redis is away."""
-    now = time.monotonic()
-    if now < _not_before.get((kind, part), 0.0):
+    if not is_due(kind, part):
         return
-    _not_before[kind, part] = now + EVERY_SECONDS
+    now = time.monotonic()
+    _not_before[kind, part] = now + every_seconds
     pulse.beat(kind)
     name = json.dumps([kind, part, f"{socket.gethostname()}:{os.getpid()}"])
     try:

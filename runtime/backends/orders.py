@@ -82,6 +82,7 @@ def plan(spec: RunSpec) -> dict[str, Any]:
         "interface": network.INTERFACE,
         "hang_seconds": spec.hang_seconds,
         "cpus": spec.resources.cpus,
+        **({"traceparent": spec.traceparent} if spec.traceparent else {}),
     }
 
 

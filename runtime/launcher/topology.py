@@ -57,6 +57,7 @@ class Plan(NamedTuple):
     hang_seconds: int = 0
     cpus: float = 0.0
     own_network: bool = False
+    traceparent: str = ""
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Plan:
@@ -110,6 +111,8 @@ def common_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
     }
     if plan.collective_timeout_seconds:
         environment["COLLECTIVE_TIMEOUT_SECONDS"] = str(plan.collective_timeout_seconds)
+    if plan.traceparent:
+        environment["TRACEPARENT"] = plan.traceparent
     return environment
 
 
