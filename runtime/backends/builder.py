@@ -95,6 +95,20 @@ def build(images_root: Path, name: str, *, force: bool = False, progress: Progre
     return True
 
 
+def install(folder: Path, name: str, *, progress: Progress, recipes: Path = RECIPES) -> None:
+    """Install a recipe into `folder`, checked and not proven by a run: for container images (deploy/docker).
+
+    Raises InvalidSpec, ImageBuildFailed.
+    """
+    recipe = read_recipe(name, recipes)
+    if recipe.unbuildable:
+        raise ImageBuildFailed(f"The image '{name}' cannot be built here: {recipe.unbuildable}")
+    try:
+        _install(folder, recipe, progress, anew=False)
+    except (wheels.CompilerMissing, OSError) as error:
+        raise ImageBuildFailed(f"The image '{name}' cannot be built: {error}") from error
+
+
 def _set_aside(folder: Path) -> None:
     """Clear the way. A sandbox holds on to the folder it began with, so that one is kept, until the next build."""
     aside = folder.with_name(f".{folder.name}.before")
