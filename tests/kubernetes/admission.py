@@ -98,7 +98,8 @@ def _default_job(made: Object) -> None:
     spec.setdefault("parallelism", 1)
     if spec.get("completionMode") != "Indexed":
         spec.setdefault("completions", 1)
-    for name, value in {"completionMode": "NonIndexed", "backoffLimit": 6, "suspend": False}.items():
+    retries = 2**31 - 1 if "backoffLimitPerIndex" in spec else 6
+    for name, value in {"completionMode": "NonIndexed", "backoffLimit": retries, "suspend": False}.items():
         spec.setdefault(name, value)
     spec.setdefault("podReplacementPolicy", "Failed" if "podFailurePolicy" in spec else "TerminatingOrFailed")
     _default_pod(spec["template"]["spec"])
@@ -124,12 +125,19 @@ def _job(made: Object) -> Causes:
             causes.append(
                 ("metadata.name", f'Invalid value: "{name}": will not able to create pod with invalid DNS label')
             )
-    policy = spec.get("podFailurePolicy")
-    if policy and spec["template"]["spec"]["restartPolicy"] != "Never":
+    if "maxFailedIndexes" in spec and "backoffLimitPerIndex" not in spec:
+        causes.append(("spec.backoffLimitPerIndex", "Required value: when maxFailedIndexes is specified"))
+    return causes + (_failure_policy(spec) if "podFailurePolicy" in spec else [])
+
+
+def _failure_policy(spec: Object) -> Causes:
+    causes: Causes = []
+    policy = spec["podFailurePolicy"]
+    if spec["template"]["spec"]["restartPolicy"] != "Never":
         causes.append(("spec.template.spec.restartPolicy", 'Invalid value: only "Never" with a podFailurePolicy'))
-    if policy and spec["podReplacementPolicy"] != "Failed":
+    if spec["podReplacementPolicy"] != "Failed":
         causes.append(("spec.podReplacementPolicy", 'Unsupported value: only "Failed" with a podFailurePolicy'))
-    for index, rule in enumerate((policy or {}).get("rules", [])):
+    for index, rule in enumerate(policy.get("rules", [])):
         where = f"spec.podFailurePolicy.rules[{index}]"
         if bool(rule.get("onExitCodes")) == bool(rule.get("onPodConditions")):
             causes.append((where, "Invalid value: specifying one of OnExitCodes and OnPodConditions is required"))
@@ -231,11 +239,21 @@ def _container(container: Object, where: str, volumes: dict[str, Any]) -> Causes
                 causes.append((f"{where}.resources.requests", f"Invalid value: {value}: must be at most {name} limit"))
             if "/" in name and (limit is None or quantity(limit) != quantity(value)):
                 causes.append((f"{where}.resources.requests", f"must be equal to {name} limit"))
+    return causes + _environment(container, where) + _mounts(container, where, volumes)
+
+
+def _environment(container: Object, where: str) -> Causes:
+    causes: Causes = []
     for variable in container.get("env") or []:
         if not _ENV_NAME.fullmatch(variable["name"]):
             causes.append((f"{where}.env", f'Invalid value: "{variable["name"]}"'))
         if variable.get("value") and variable.get("valueFrom"):
             causes.append((f"{where}.env.valueFrom", "Invalid value: may not be specified when `value` is not empty"))
+    return causes
+
+
+def _mounts(container: Object, where: str, volumes: dict[str, Any]) -> Causes:
+    causes: Causes = []
     targets = set()
     for mount in container.get("volumeMounts") or []:
         path = mount["mountPath"]
@@ -290,7 +308,7 @@ def _data(resource: Resource, made: Object, old: Object | None) -> Causes:
     size = sum(len(value) for part in parts for value in (made.get(part) or {}).values())
     if size > _LONGEST_OBJECT:
         causes.append(("data", "Too long: may not be more than 1048576 bytes"))
-    if old and old.get("immutable"):
-        if not made.get("immutable") or any(made.get(part) != old.get(part) for part in parts):
-            causes.append(("data", "Forbidden: field is immutable when `immutable` is set"))
+    changed = old is not None and any(made.get(part) != old.get(part) for part in parts)
+    if old and old.get("immutable") and (changed or not made.get("immutable")):
+        causes.append(("data", "Forbidden: field is immutable when `immutable` is set"))
     return causes

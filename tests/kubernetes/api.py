@@ -113,7 +113,7 @@ class Api:
             return self._store(resource, made, old, sub)
 
     def patch(
-        self, resource: Resource, namespace: str, name: str, body: Any, query: Query, kind: str, sub: str
+        self, resource: Resource, namespace: str, name: str, body: Any, *, query: Query, kind: str, sub: str
     ) -> Object:
         """PATCH, of the four kinds."""
         if kind == "application/apply-patch+yaml":

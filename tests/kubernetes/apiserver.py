@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 import urllib.parse
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -110,23 +111,26 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._meet(Call("get", path))
             self._send(200, found)
             return
-        resource, namespace, name, sub = _address(self.owner.api, path)
-        watching = query.get("watch") in {"1", "true", "True"}
-        verb = _VERBS[self.command]
-        if not name:
-            verb = {"get": "watch" if watching else "list", "delete": "deletecollection"}.get(verb, verb)
-        what = resource.plural + (f"/{sub}" if sub else "")
-        fault = self._meet(Call(verb, what, name))
+        asked = _asked(self.owner.api, self.command, path, query, body)
+        resource, namespace, name = asked.resource, asked.namespace, asked.name
+        fault = self._meet(Call(asked.verb, asked.what, name))
         if resource.kind != "SelfSubjectAccessReview":
-            self.owner.access.demand(user, verb=verb, group=resource.group, what=what, namespace=namespace, name=name)
-        if verb == "watch":
+            self.owner.access.demand(
+                user, verb=asked.verb, group=resource.group, what=asked.what, namespace=namespace, name=name
+            )
+        if asked.verb == "watch":
             self._watch(resource, namespace, query)
             return
         past = self.owner.store.as_of(self.owner.faults.stale_version) if fault is Fault.STALE else None
-        if sub == "log":
+        if asked.sub == "log":
             self._send_text(self.owner.api.log_of(namespace, name, query))
             return
-        code, answer = self._do(user, verb, resource, namespace, name, sub, query, body, past)
+        if asked.verb in {"get", "list"}:
+            code, answer = 200, self._read(asked, past)
+        elif asked.verb == "create":
+            code, answer = 201, self._create(user, asked)
+        else:
+            code, answer = 200, self._change(asked)
         if fault in DONE:
             self._vanish(fault)
         self._send(code, answer)
@@ -146,40 +150,38 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.owner.faults.released.wait(self.owner.faults.hold_seconds)
         raise _HungUpError
 
-    def _do(
-        self, user: str, verb: str, resource: Resource, namespace: str, name: str, sub: str,
-        query: Query, body: Any, past: Store | None,
-    ) -> tuple[int, Object]:  # fmt: skip
+    def _read(self, asked: _Asked, past: Store | None) -> Object:
         api = self.owner.api
-        dry = query.get("dryRun") == "All"
-        if resource.kind == "SelfSubjectAccessReview":
-            return 201, api.review(user, body)
-        if sub and sub not in resource.subresources:
-            raise ApiError(404, "NotFound", "the server could not find the requested resource")
-        match verb:
-            case "create" if sub == "eviction":
-                return 201, api.evict(namespace, name, body)
-            case "create" if sub == "token":
-                token = self.owner.access.token_for(namespace, name)
-                return 201, {**body, "status": {"token": token, "expirationTimestamp": "2999-01-01T00:00:00Z"}}
-            case "create":
-                return 201, api.create(resource, namespace, body, dry=dry)
-            case "get":
-                return 200, api.get(resource, namespace, name, past)
-            case "list":
-                return 200, api.list(resource, namespace, query, past)
+        if asked.verb == "get":
+            return api.get(asked.resource, asked.namespace, asked.name, past)
+        return api.list(asked.resource, asked.namespace, asked.query, past)
+
+    def _create(self, user: str, asked: _Asked) -> Object:
+        api = self.owner.api
+        if asked.resource.kind == "SelfSubjectAccessReview":
+            return api.review(user, asked.body)
+        if asked.sub == "eviction":
+            return api.evict(asked.namespace, asked.name, asked.body)
+        if asked.sub == "token":
+            token = self.owner.access.token_for(asked.namespace, asked.name)
+            return {**asked.body, "status": {"token": token, "expirationTimestamp": "2999-01-01T00:00:00Z"}}
+        return api.create(asked.resource, asked.namespace, asked.body, dry=asked.query.get("dryRun") == "All")
+
+    def _change(self, asked: _Asked) -> Object:
+        api, resource, namespace, name = self.owner.api, asked.resource, asked.namespace, asked.name
+        options = _options(asked.query, asked.body) if asked.verb.startswith("delete") else {}
+        match asked.verb:
             case "update":
-                return 200, api.replace(resource, namespace, name, body, sub=sub)
+                return api.replace(resource, namespace, name, asked.body, sub=asked.sub)
             case "patch":
                 kind = self.headers.get("Content-Type", "").partition(";")[0]
-                return 200, api.patch(resource, namespace, name, body, query, kind, sub)
+                return api.patch(resource, namespace, name, asked.body, query=asked.query, kind=kind, sub=asked.sub)
             case "delete":
-                return 200, api.store.delete(resource.plural, namespace, name, _options(query, body))
-            case _:
-                with api.store.changed:
-                    for found in api.store.find(resource.plural, namespace, api.matching(resource, namespace, query)):
-                        api.store.delete(resource.plural, namespace, found["metadata"]["name"], _options(query, body))
-                return 200, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+                return api.store.delete(resource.plural, namespace, name, options)
+        with api.store.changed:
+            for found in api.store.find(resource.plural, namespace, api.matching(resource, namespace, asked.query)):
+                api.store.delete(resource.plural, namespace, found["metadata"]["name"], options)
+        return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
 
     # Watching
 
@@ -304,8 +306,26 @@ def _decoded(raw: bytes, kind: str) -> Any:
         raise ApiError(400, "BadRequest", f"the object provided is unrecognized: {error}") from error
 
 
-def _address(api: Api, path: str) -> tuple[Resource, str, str, str]:
-    """Resource, namespace, name, subresource of a path. Raises ApiError 404."""
+@dataclass(frozen=True)
+class _Asked:
+    """A request: the verb as access control knows it, on what."""
+
+    verb: str
+    resource: Resource
+    namespace: str
+    name: str
+    sub: str
+    query: Query
+    body: Any
+
+    @property
+    def what(self) -> str:
+        """The resource, with its subresource."""
+        return self.resource.plural + (f"/{self.sub}" if self.sub else "")
+
+
+def _asked(api: Api, method: str, path: str, query: Query, body: Any) -> _Asked:
+    """The request. Raises ApiError 404."""
     parts = [urllib.parse.unquote(part) for part in path.strip("/").split("/")]
     group = ""
     if parts[:1] == ["apis"] and len(parts) > 3:
@@ -319,8 +339,14 @@ def _address(api: Api, path: str) -> tuple[Resource, str, str, str]:
     if rest[0] == "namespaces" and len(rest) > 2 and rest[2] not in {"status", "finalize"}:
         namespace, rest = rest[1], rest[2:]
     resource = api.resource(group, version, rest[0])
-    rest += ["", ""]
-    return resource, namespace, rest[1], rest[2]
+    name, sub = [*rest, "", ""][1:3]
+    if sub and sub not in resource.subresources:
+        raise ApiError(404, "NotFound", "the server could not find the requested resource")
+    verb = _VERBS[method]
+    if not name:
+        listing = "watch" if query.get("watch") in {"1", "true", "True"} else "list"
+        verb = {"get": listing, "delete": "deletecollection"}.get(verb, verb)
+    return _Asked(verb, resource, namespace, name, sub, query, body)
 
 
 def _discovery(api: Api, path: str) -> Object | None:

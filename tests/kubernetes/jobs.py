@@ -42,7 +42,7 @@ class JobController:
                     self._release(pod)  # nobody counts it any more
 
     def _job(self, job: Object) -> None:
-        meta, spec = job["metadata"], job["spec"]
+        meta = job["metadata"]
         pods = [pod for pod in self._store.find("pods", meta["namespace"]) if _is_of(pod, meta["uid"])]
         status = copy.deepcopy(job.get("status") or {})
         draft = {**job, "status": status}
@@ -52,27 +52,10 @@ class JobController:
                     self._release(pod)
             return
         self._count(draft, pods)
-        if not spec["suspend"] and not status.get("startTime"):
+        if not job["spec"]["suspend"] and not status.get("startTime"):
             status["startTime"] = now()
         self._suspension(draft, pods)
-        target = _condition(draft, "FailureTarget") or self._verdict(draft, pods)
-        active = [pod for pod in pods if pod["status"]["phase"] not in _ENDED]
-        if target:
-            add_condition(draft, "FailureTarget", "True", target["reason"], target["message"])
-            for pod in active:
-                self._delete(pod)
-            if not active:
-                add_condition(draft, "Failed", "True", target["reason"], target["message"])
-                record_event(self._api, job, "Warning", target["reason"], target["message"])
-        elif len(_indexes(status.get("completedIndexes", ""))) >= spec["completions"]:
-            message = "Reached expected number of succeeded pods"
-            add_condition(draft, "SuccessCriteriaMet", "True", "CompletionsReached", message)
-            if not active:
-                status["completionTime"] = now()
-                add_condition(draft, "Complete", "True", "CompletionsReached", message)
-                record_event(self._api, job, "Normal", "Completed", "Job completed")
-        elif not spec["suspend"]:
-            self._fill(draft, pods)
+        self._advance(draft, pods)
         pods = [pod for pod in self._store.find("pods", meta["namespace"]) if _is_of(pod, meta["uid"])]
         live = [pod for pod in pods if pod["status"]["phase"] not in _ENDED]
         status["active"] = sum(not pod["metadata"].get("deletionTimestamp") for pod in live)
@@ -86,11 +69,33 @@ class JobController:
         if status != job.get("status"):
             self._store.edit("jobs", meta["namespace"], meta["name"], store)
 
+    def _advance(self, job: Object, pods: list[Object]) -> None:
+        """Fail it, complete it, or make the pods that it lacks."""
+        spec, status = job["spec"], job["status"]
+        target = _condition(job, "FailureTarget") or self._verdict(job, pods)
+        active = [pod for pod in pods if pod["status"]["phase"] not in _ENDED]
+        if target:
+            add_condition(job, "FailureTarget", "True", target["reason"], target["message"])
+            for pod in active:
+                self._delete(pod)
+            if not active:
+                add_condition(job, "Failed", "True", target["reason"], target["message"])
+                record_event(self._api, job, "Warning", target["reason"], target["message"])
+        elif len(_indexes(status.get("completedIndexes", ""))) >= spec["completions"]:
+            message = "Reached expected number of succeeded pods"
+            add_condition(job, "SuccessCriteriaMet", "True", "CompletionsReached", message)
+            if not active:
+                status["completionTime"] = now()
+                add_condition(job, "Complete", "True", "CompletionsReached", message)
+                record_event(self._api, job, "Normal", "Completed", "Job completed")
+        elif not spec["suspend"]:
+            self._fill(job, pods)
+
     def _count(self, job: Object, pods: list[Object]) -> None:
         """Take ended pods into the Job's numbers; only then may they go."""
         status, meta = job["status"], job["metadata"]
         counted = self._counted.setdefault(meta["uid"], set())
-        done = _indexes(status.get("completedIndexes", ""))
+        done, failed = _indexes(status.get("completedIndexes", "")), _indexes(status.get("failedIndexes", ""))
         for pod in pods:
             leaving = bool(pod["metadata"].get("deletionTimestamp")) and not _waits_for_end(job)
             ended = pod["status"]["phase"] in _ENDED or leaving
@@ -103,9 +108,12 @@ class JobController:
                     status["succeeded"] = len(done)
                 elif not self._is_ignored(job, pod):
                     status["failed"] = status.get("failed", 0) + 1
+                    if "backoffLimitPerIndex" in job["spec"]:
+                        failed.add(_index(pod))
             self._release(pod)
-        if done:
-            status["completedIndexes"] = _compressed(done)
+        for name, indexes in (("completedIndexes", done), ("failedIndexes", failed)):
+            if indexes:
+                status[name] = _compressed(indexes)
 
     def _is_ignored(self, job: Object, pod: Object) -> bool:
         rule = _matching_rule(job, pod)
@@ -119,6 +127,12 @@ class JobController:
             if rule is not None and rule["action"] == "FailJob":
                 message = f"Pod {pod['metadata']['namespace']}/{pod['metadata']['name']} matching {rule['action']} rule"
                 return {"reason": "PodFailurePolicy", "message": message}
+        failed, done = (_indexes(status.get(name, "")) for name in ("failedIndexes", "completedIndexes"))
+        if len(failed) > spec.get("maxFailedIndexes", spec["completions"]):
+            message = "Job has exceeded the specified maximal number of failed indexes"
+            return {"reason": "MaxFailedIndexesExceeded", "message": message}
+        if failed and len(failed) + len(done) >= spec["completions"]:
+            return {"reason": "FailedIndexes", "message": "Job has failed indexes"}
         if status.get("failed", 0) > spec["backoffLimit"]:
             return {"reason": "BackoffLimitExceeded", "message": "Job has reached the specified backoff limit"}
         limit = spec.get("activeDeadlineSeconds")
@@ -143,7 +157,7 @@ class JobController:
     def _fill(self, job: Object, pods: list[Object]) -> None:
         """Make the pods that are missing."""
         spec, meta = job["spec"], job["metadata"]
-        taken = _indexes(job["status"].get("completedIndexes", ""))
+        taken = _indexes(job["status"].get("completedIndexes", "")) | _indexes(job["status"].get("failedIndexes", ""))
         for pod in pods:
             ended = pod["status"]["phase"] in _ENDED
             leaving = bool(pod["metadata"].get("deletionTimestamp"))
@@ -206,9 +220,9 @@ def _matching_rule(job: Object, pod: Object) -> Object | None:
             for status in pod["status"].get("containerStatuses", []):
                 ended = status["state"].get("terminated")
                 wanted = codes.get("containerName") in {None, status["name"]}
-                if ended and wanted and ended["exitCode"]:
-                    if (ended["exitCode"] in codes["values"]) == (codes["operator"] == "In"):
-                        return dict(rule)
+                told = bool(ended and wanted and ended["exitCode"])
+                if told and (ended["exitCode"] in codes["values"]) == (codes["operator"] == "In"):
+                    return dict(rule)
         for condition in rule.get("onPodConditions") or []:
             for have in pod["status"].get("conditions", []):
                 if have["type"] == condition["type"] and have["status"] == condition["status"]:

@@ -41,6 +41,7 @@ class Pod:
         self.address = kubelet.networks.address()
         self.container: Container | None = None
         self._killed = threading.Event()
+        self.too_late = False
         self.thread = threading.Thread(target=self._guarded, daemon=True)
         self.thread.start()
 
@@ -83,18 +84,15 @@ class Pod:
             ended = self._run_container(container)
             if ended is None or ended["exitCode"]:
                 if not self._killed.is_set():
-                    self._edit(
-                        lambda found, ended=ended: podstatus.set_ended(
-                            found, ended or podstatus.never_started(), "Failed"
-                        )
-                    )  # type: ignore[misc]
-                    self._remove_if_deleted()
+                    self._tell_end(ended)
                 return
         ended = self._run_container(spec["containers"][0], main=True)
-        if self._killed.is_set():
-            return
-        phase = "Failed" if ended is None or ended["exitCode"] else "Succeeded"
-        self._edit(lambda found: podstatus.set_ended(found, ended or podstatus.never_started(), phase))
+        if not self._killed.is_set():
+            self._tell_end(ended)
+
+    def _tell_end(self, ended: Object | None) -> None:
+        phase = "Failed" if ended is None or ended["exitCode"] or self.too_late else "Succeeded"
+        self._edit(lambda found: podstatus.set_ended(found, ended or podstatus.never_started(), phase, self.too_late))
         self._remove_if_deleted()
 
     def _run_container(self, container: Object, *, main: bool = False) -> Object | None:
@@ -124,21 +122,27 @@ class Pod:
 
     def _wait_for(self, made: Container) -> None:
         """Until its end; a deletion sends SIGTERM, and SIGKILL when its grace is over, sooner if it is shortened."""
-        told, kill_at = False, None
+        spec = self._pod["spec"]
+        told_at, kill_at = 0.0, None
+        too_late_at = time.monotonic() + spec.get("activeDeadlineSeconds", 10**9)
         while not made.ended.is_set():
             found = self._current()
-            grace = found["metadata"].get("deletionGracePeriodSeconds") if found else 0
-            if found is None or found["metadata"].get("deletionTimestamp"):
-                if not told:
-                    told, began = True, time.monotonic()
+            deleted = found is None or bool(found["metadata"].get("deletionTimestamp"))
+            if not deleted and time.monotonic() >= too_late_at:
+                deleted = self.too_late = True
+            if deleted:
+                if not told_at:
+                    told_at = time.monotonic()
                     made.signal(signal.SIGTERM)
-                    self._event("Normal", "Killing", f"Stopping container {self._pod['spec']['containers'][0]['name']}")
-                kill_at = began + max(grace or 0, 0.2)
+                    self._event("Normal", "Killing", f"Stopping container {spec['containers'][0]['name']}")
+                meta = found["metadata"] if found else {"deletionGracePeriodSeconds": 0}
+                grace = meta.get("deletionGracePeriodSeconds", spec["terminationGracePeriodSeconds"])
+                kill_at = told_at + max(grace, 0.2)
                 if time.monotonic() >= kill_at:
                     made.kill()
             with self._store.changed:
                 if not made.ended.is_set():
-                    self._store.changed.wait(0.1 if kill_at else 1.0)
+                    self._store.changed.wait(0.1 if kill_at else 0.5)
 
     def _pull(self, container: Object) -> Image:
         reference = container["image"]

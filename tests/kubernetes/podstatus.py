@@ -47,10 +47,13 @@ def set_running(pod: Object, address: str, made: Container) -> None:
         add_condition(pod, kind, "True", "")
 
 
-def set_ended(pod: Object, told: Object, phase: str) -> None:
+def set_ended(pod: Object, told: Object, phase: str, too_late: bool = False) -> None:
     """Its container has ended, or will never be."""
     if pod["status"]["phase"] in ENDED:
         return
+    if too_late:
+        message = "Pod was active on the node longer than the specified deadline"
+        pod["status"].update(reason="DeadlineExceeded", message=message)
     pod["status"]["phase"] = phase
     _set_state(pod, {"terminated": told})
     for kind in ("Ready", "ContainersReady"):

@@ -153,9 +153,10 @@ class Store:
                     made["metadata"]["generation"] += 1
             if made == old:
                 return copy.deepcopy(old)
-            if made["metadata"].get("deletionTimestamp") and not made["metadata"].get("finalizers"):
-                if not made["metadata"].get("deletionGracePeriodSeconds"):
-                    return self._remove(key, made)
+            told = made["metadata"]
+            held = told.get("finalizers") or told.get("deletionGracePeriodSeconds")
+            if told.get("deletionTimestamp") and not held:
+                return self._remove(key, made)
             return self._write("MODIFIED", key, made)
 
     def edit(self, plural: str, namespace: str, name: str, change: Callable[[Object], None]) -> Object | None:

@@ -34,10 +34,20 @@ def binds(store: Store, pod: Object, container: Object, folder: Path) -> tuple[B
             continue
         source = _source(store, pod, volume, folder, group)
         if mount.get("subPath"):
-            source = source / mount["subPath"]
-            source.mkdir(parents=True, exist_ok=True, mode=0o755)
+            source = _below(source, mount["subPath"])
         made.append(Bind(mount["mountPath"], source, read_only=bool(mount.get("readOnly")) or _is_read_only(volume)))
     return tuple(made)
+
+
+def _below(volume: Path, path: str) -> Path:
+    """A folder of the volume; one that is made there belongs to root, with the mode of the volume's own."""
+    found = volume
+    for part in Path(path).parts:
+        found /= part
+        if not found.exists():
+            found.mkdir()
+            found.chmod(volume.stat().st_mode & 0o7777)
+    return found
 
 
 def _is_read_only(volume: Object) -> bool:
