@@ -8,9 +8,10 @@ from datetime import timedelta
 from celery import shared_task
 from django.utils import timezone
 
-from billing import automatic, budgets, credit, events, invoices, mails, payment_mails, reversals
+from billing import audit, automatic, budgets, credit, events, invoices, mails, payment_mails, reversals
 from billing.errors import PaymentUnavailable
 from billing.models import Quote
+from console.operations import signs
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,12 @@ def watch_money() -> None:
     budgets.watch()
     budgets.watch_balances()
     mails.send_due()
+
+
+@shared_task
+def check_books() -> None:
+    """Ask the entries whether the books are right, and say so to whoever watches."""
+    signs.give(signs.BOOKS, wrong=audit.check_books())
 
 
 @shared_task

@@ -155,6 +155,7 @@ CELERY_BEAT_SCHEDULE = {
     "move-money": {"task": "billing.tasks.move_money", "schedule": 60.0, "options": {"expires": 60}},
     "fetch-events": {"task": "billing.tasks.fetch_events", "schedule": 3600.0},
     "watch-money": {"task": "billing.tasks.watch_money", "schedule": 60.0, "options": {"expires": 60}},
+    "check-books": {"task": "billing.tasks.check_books", "schedule": 600.0, "options": {"expires": 600}},
     "write-invoices": {"task": "billing.tasks.write_invoices", "schedule": 3600.0},
     "sweep-storage": {"task": "storage.tasks.sweep", "schedule": 3600.0},
 }

@@ -77,7 +77,6 @@ class Follower:
             self._take_in(changed)
 
     def _take_in(self, changed: set[str]) -> None:
-        signs.give(signs.WATCHER, self.name)
         self._waiting |= changed
         now = time.monotonic()
         due = {name for name in self._waiting if self._is_due(name, now)}
