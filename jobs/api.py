@@ -223,7 +223,7 @@ class LogsView(JobView):
         attempt = _number(request, "attempt", 0) or None
         chunk = selectors.log(job, rank, offset, attempt)
         if wants_events(request.headers):
-            return event_stream(streams.log_events(self.organization, job, rank, offset, attempt))
+            return event_stream(streams.log_events(job, rank, offset, attempt))
         return Response({"text": chunk.text, "next_offset": chunk.next_offset, "eof": chunk.eof})
 
 
@@ -235,7 +235,7 @@ class StreamView(JobView):
     @extend_schema(responses={(200, "text/event-stream"): OpenApiTypes.STR})
     def get(self, _request: Request, pk: int) -> HttpResponseBase:
         """Events `state` (the job) and `metrics` (new points by name) until the job has ended."""
-        return event_stream(streams.job_events(self.organization, self.job(pk).pk))
+        return event_stream(streams.job_events(self.job(pk)))
 
 
 class MetricsView(JobView):

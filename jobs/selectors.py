@@ -6,11 +6,12 @@ No write here.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from django.db.models import Case, Count, OuterRef, Q, QuerySet, Subquery, Sum, When
+from django.db.models import Case, Count, F, OuterRef, Q, QuerySet, Subquery, Sum, When
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -86,6 +87,17 @@ def job_for(organization: Organization, pk: int) -> Job:
     return job
 
 
+def job_again(job: Job) -> Job:
+    """A job of `job_for`'s as it is now. What can't change about it is taken over, not read. Raises NotFound."""
+    now = Job.objects.filter(pk=job.pk).annotate(metered_minor=F("order__hold__metered_minor")).first()
+    if now is None or now.state == JobState.QUEUED:  # why it waits depends on others
+        return job_for(job.organization, job.pk)
+    now.organization, now.order = job.organization, job.order
+    now.node_spec, now.image, now.workspace = job.node_spec, job.image, job.workspace
+    now.order.hold.metered_minor = now.metered_minor
+    return now
+
+
 def open_jobs(organization: Organization) -> QuerySet[Job]:
     """Jobs that have not ended."""
     return jobs_for(organization).exclude(state__in=ENDED)
@@ -127,16 +139,17 @@ def progress(job: Job) -> dict[str, Any]:
 
 def summary(job: Job) -> dict[str, Any]:
     """A job as the API shows it."""
+    attempts = list(job.attempts.all())
     return {
         "id": job.pk,
         "name": job.name,
         "state": job.state,
         "reason": job.reason,
-        "detail": _detail(job),
+        "detail": _detail(job, attempts),
         "sentence": end_sentence(job.reason),
         "waiting_for": waiting_for(job),
         "progress": progress(job),
-        "attempts": [_attempt(job, attempt) for attempt in job.attempts.all()],
+        "attempts": [_attempt(job, attempt) for attempt in attempts],
         "queued_at": job.queued_at,
         "started_at": job.started_at,
         "finished_at": job.finished_at,
@@ -299,9 +312,8 @@ def _require_rank(job: Job, rank: int) -> None:
         raise NotFound(_("This job has the ranks 0 to %(last)d.") % {"last": job.nodes * job.workers_per_node - 1})
 
 
-def _detail(job: Job) -> str:
+def _detail(job: Job, attempts: Sequence[Attempt]) -> str:
     """The first cause of a job's end, in the reader's language."""
-    attempts = list(job.attempts.all())
     failure = attempts[-1].failure if attempts and job.detail else None
     return failure_sentence(failure) if failure else ""
 

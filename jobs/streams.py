@@ -1,6 +1,6 @@
 """Live views of a job: its state and curves, and one rank's output, as they come.
 
-Hides where news come from: the job's bell in Redis, and the cluster's own changes, followed by one thread of this
+Hides where news come from: the bell in Redis, and the clusters' own changes, each followed by one thread of this
 process for all its streams. The one rule: a stream holds no thread and no database connection between two events.
 """
 
@@ -10,17 +10,15 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
-import redis.asyncio
-from django.conf import settings
+import redis
 
-from console.accounts.models import Organization
 from console.accounts.sse import Event, reading
-from jobs import selectors
+from jobs import bell, selectors
 from jobs.backend import cluster, cluster_names
-from jobs.bell import channel
 from jobs.models import Job
 
 logger = logging.getLogger(__name__)
@@ -29,29 +27,38 @@ LOOK_AGAIN_SECONDS = 5.0
 """A ring may be lost with Redis: this often the rows are looked at without one."""
 TRY_AGAIN_SECONDS = 1.0
 """How long to wait for a Redis that is away before the rows are looked at and it is asked again."""
+HEARTBEAT_SECONDS = 1.0
+"""How long a thread that follows stays when nobody listens any more."""
+
+Changes = Iterator[set[int] | None]
 
 
 class Ear:
-    """Hears of every run whose output grew, for all log streams of this process: one thread for each cluster.
+    """Hears of jobs that changed, for all streams of this process: one thread for each source, while anybody listens.
 
-    They are there while anybody listens.
+    `follow` gives, for a source, the jobs that changed as they do, None where changes of any may have been missed, and
+    something now and then in any case.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, sources: Callable[[], Iterable[str]], follow: Callable[[str], Iterator[set[int] | None]]
+    ) -> None:
+        self._sources = sources
+        self._follow = follow
         self._lock = threading.Lock()
         self._listeners: dict[int, set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
         self._threads: dict[str, threading.Thread] = {}
 
     @contextlib.contextmanager
     def listening(self, job_pk: int) -> Iterator[asyncio.Event]:
-        """An event that is set whenever any run of the job changed."""
+        """An event that is set whenever the job changed, or may have."""
         listener = (asyncio.get_running_loop(), asyncio.Event())
         with self._lock:
             self._listeners.setdefault(job_pk, set()).add(listener)
-            for name in cluster_names():
+            for name in self._sources():
                 if name not in self._threads:
                     self._threads[name] = threading.Thread(
-                        target=self._follow, args=(name,), name=f"ear-{name}", daemon=True
+                        target=self._hear, args=(name,), name=f"ear-{name}", daemon=True
                     )
                     self._threads[name].start()
         try:
@@ -62,39 +69,58 @@ class Ear:
                 if not self._listeners[job_pk]:
                     del self._listeners[job_pk]
 
-    def _follow(self, cluster_name: str) -> None:
+    def _hear(self, source: str) -> None:
         try:
-            for names in cluster(cluster_name).changes():
+            for changed in self._follow(source):
                 with self._lock:
                     if not self._listeners:
-                        del self._threads[cluster_name]
+                        del self._threads[source]
                         return
-                    self._tell(names)
+                    self._tell(self._listeners if changed is None else changed)
         except Exception:
             # Streams look for themselves every LOOK_AGAIN_SECONDS; the next one to begin starts another thread.
-            logger.exception("The changes of the cluster %s can't be followed.", cluster_name)
+            logger.exception("The changes of %s can't be followed.", source)
             with self._lock:
-                del self._threads[cluster_name]
+                del self._threads[source]
 
-    def _tell(self, names: set[str]) -> None:
-        for name in names:
-            number = name.split("-")[1:2]
-            for loop, event in self._listeners.get(int(number[0]), ()) if number and number[0].isdecimal() else ():
+    def _tell(self, changed: Iterable[int]) -> None:
+        for job_pk in changed:
+            for loop, event in self._listeners.get(job_pk, ()):
                 with contextlib.suppress(RuntimeError):  # its loop has just been closed
                     loop.call_soon_threadsafe(event.set)
 
 
-EAR = Ear()
+def _runs(cluster_name: str) -> Changes:
+    for names in cluster(cluster_name).changes():
+        numbers = (name.split("-")[1:2] for name in names)
+        yield {int(number[0]) for number in numbers if number and number[0].isdecimal()}
 
 
-async def job_events(organization: Organization, job_pk: int) -> AsyncIterator[Event]:
+def _rings(_source: str) -> Changes:
+    while True:
+        try:
+            with bell.Listener() as listener:
+                yield None  # what rang before somebody listened was missed
+                while True:
+                    yield listener.wait(HEARTBEAT_SECONDS)
+        except (redis.RedisError, OSError):
+            time.sleep(TRY_AGAIN_SECONDS)
+            yield None
+
+
+RUNS = Ear(cluster_names, _runs)
+"""Hears of every run whose output grew."""
+ROWS = Ear(lambda: ["bell"], _rings)
+"""Hears of every job whose rows changed."""
+
+
+async def job_events(job: Job) -> AsyncIterator[Event]:
     """`state` (the job as the API shows it) and `metrics` (new points by name) until the job has ended."""
-    client = redis.asyncio.Redis.from_url(settings.REDIS_URL)
     last_point, last_state = 0, None
-    async with contextlib.aclosing(client), client.pubsub() as bell:
-        await _ring(bell, job_pk)
+    with ROWS.listening(job.pk) as rang:
         while True:
-            state, curves, last_point = await reading(_news, organization, job_pk, last_point)
+            rang.clear()
+            job, state, curves, last_point = await reading(_news, job, last_point)
             if curves:
                 yield Event("metrics", curves)
             if state != last_state:
@@ -102,28 +128,19 @@ async def job_events(organization: Organization, job_pk: int) -> AsyncIterator[E
                 last_state = state
             if state["finished_at"] is not None:
                 return
-            await _ring(bell, job_pk)
+            await _wait(rang)
 
 
-async def _ring(bell: redis.asyncio.client.PubSub, job_pk: int) -> None:
-    """Wait for the job's bell. Returns early where it may have been missed: after subscribing, and without Redis."""
-    try:
-        if not bell.subscribed:
-            await bell.subscribe(channel(job_pk))
-            return
-        await bell.get_message(ignore_subscribe_messages=True, timeout=LOOK_AGAIN_SECONDS)
-        # Rings that came meanwhile tell of rows that are about to be read anyway.
-        while await bell.get_message(ignore_subscribe_messages=True, timeout=0) is not None:
-            continue
-    except (redis.RedisError, OSError):
-        await asyncio.sleep(TRY_AGAIN_SECONDS)
+async def _wait(changed: asyncio.Event) -> None:
+    """A ring may be lost: after a while without one the rows are looked at all the same."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LOOK_AGAIN_SECONDS):
+            await changed.wait()
 
 
-async def log_events(
-    organization: Organization, job: Job, rank: int, offset: int, attempt: int | None
-) -> AsyncIterator[Event]:
+async def log_events(job: Job, rank: int, offset: int, attempt: int | None) -> AsyncIterator[Event]:
     """`log` ({text, next_offset, eof}) from `offset` until the end of the output."""
-    with EAR.listening(job.pk) as changed:
+    with RUNS.listening(job.pk) as changed:
         while True:
             changed.clear()
             chunk = await reading(selectors.log, job, rank, offset, attempt)
@@ -137,13 +154,11 @@ async def log_events(
             if chunk.eof:
                 return
             if not chunk.text:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_AGAIN_SECONDS):
-                        await changed.wait()
-                job = await reading(selectors.job_for, organization, job.pk)
+                await _wait(changed)
+                job = await reading(selectors.job_again, job)
 
 
-def _news(organization: Organization, job_pk: int, after: int) -> tuple[dict[str, Any], dict[str, Any], int]:
-    job = selectors.job_for(organization, job_pk)
+def _news(job: Job, after: int) -> tuple[Job, dict[str, Any], dict[str, Any], int]:
+    job = selectors.job_again(job)
     curves, last = selectors.metrics(job, after)
-    return selectors.summary(job), curves, last
+    return job, selectors.summary(job), curves, last

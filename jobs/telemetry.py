@@ -92,10 +92,14 @@ def ingest(*, attempt: Attempt) -> bool:
     _read_log(attempt, cursor, reading)
     if cursor == before:
         return False
+    read = Attempt.objects.filter(pk=attempt.pk, cursor=before)
+    if not reading.points and not reading.epoch:
+        read.update(cursor=cursor)
+        return True
     with transaction.atomic():
         # First the job, then the attempt, as everybody who locks both.
         job = Job.objects.select_for_update().get(pk=attempt.job_id)
-        if not Attempt.objects.filter(pk=attempt.pk, cursor=before).update(cursor=cursor):
+        if not read.update(cursor=cursor):
             return True
         _keep(job, attempt, reading)
         publish_state(job.pk)

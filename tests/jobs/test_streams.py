@@ -56,7 +56,7 @@ def test_news_of_a_job_come_as_they_happen_and_end_with_it(customer, backend):
     name = f"job-{job.pk}-1"
 
     async def watch():
-        events = streams.job_events(customer.organization, job.pk)
+        events = streams.job_events(job)
         first = await soon(events)
         assert (first.name, first.data["state"]) == ("state", "queued")
         await elsewhere(dispatch.start, job)
@@ -84,7 +84,7 @@ def test_an_ended_job_is_told_once(customer):
     job = customer.end(customer.started(), Outcome.COMPLETED)
 
     async def watch():
-        return [event.data["state"] async for event in streams.job_events(customer.organization, job.pk)]
+        return [event.data["state"] async for event in streams.job_events(job)]
 
     assert asyncio.run(watch()) == ["succeeded"]
 
@@ -95,7 +95,7 @@ def test_without_redis_news_come_by_looking(customer, backend, settings, tmp_pat
     job = customer.job()
 
     async def watch():
-        events = streams.job_events(customer.organization, job.pk)
+        events = streams.job_events(job)
         assert (await soon(events)).data["state"] == "queued"
         await elsewhere(dispatch.start, job)
         assert (await soon(events)).data["state"] == "starting"
@@ -109,7 +109,7 @@ def test_a_watcher_who_leaves_leaves_nothing(customer):
 
     async def watch():
         before = len(asyncio.all_tasks())
-        events = streams.job_events(customer.organization, job.pk)
+        events = streams.job_events(job)
         await soon(events)
         waiting = asyncio.ensure_future(anext(events))
         await asyncio.sleep(0.1)
@@ -126,7 +126,7 @@ def test_output_comes_as_it_is_written_from_before_the_run_to_its_end(customer, 
     name = f"job-{job.pk}-1"
 
     async def watch():
-        events = streams.log_events(customer.organization, job, 1, 0, None)
+        events = streams.log_events(job, 1, 0, None)
         coming = asyncio.ensure_future(anext(events))
         await asyncio.sleep(0.05)
         await elsewhere(dispatch.start, job)
@@ -151,7 +151,7 @@ def test_many_readers_share_one_thread_and_none_is_left(customer, backend):
     attempt = customer.started()
 
     async def watch():
-        readers = [streams.log_events(customer.organization, attempt.job, 0, 0, None) for _ in range(60)]
+        readers = [streams.log_events(attempt.job, 0, 0, None) for _ in range(60)]
         coming = [asyncio.ensure_future(anext(reader)) for reader in readers]
         await asyncio.sleep(0.5)
         assert len(ears()) == 1
@@ -163,7 +163,7 @@ def test_many_readers_share_one_thread_and_none_is_left(customer, backend):
 
     asyncio.run(watch())
     wait_for(lambda: not ears(), 5)
-    assert streams.EAR._listeners == {}
+    assert streams.RUNS._listeners == {}
 
 
 def test_a_cluster_that_cannot_be_followed_is_looked_at(customer, backend, monkeypatch, caplog):
@@ -176,7 +176,7 @@ def test_a_cluster_that_cannot_be_followed_is_looked_at(customer, backend, monke
     monkeypatch.setattr(backend, "changes", away)
 
     async def watch():
-        events = streams.log_events(customer.organization, attempt.job, 0, 0, None)
+        events = streams.log_events(attempt.job, 0, 0, None)
         coming = asyncio.ensure_future(anext(events))
         await asyncio.sleep(0.1)
         backend.write(attempt.run_name, "hello\n")
