@@ -36,8 +36,8 @@ VERSION = 1
 
 QUEUE = """
 SELECT COALESCE(NULLIF(spec.cluster, ''), %s), spec.name, count(*),
-       COALESCE(EXTRACT(EPOCH FROM now() - min(GREATEST(job.queued_at, job.not_before))
-                FILTER (WHERE job.not_before IS NULL OR job.not_before <= now())), 0)::float
+       COALESCE(EXTRACT(EPOCH FROM statement_timestamp() - min(GREATEST(job.queued_at, job.not_before))
+                FILTER (WHERE job.not_before IS NULL OR job.not_before <= statement_timestamp())), 0)::float
 FROM jobs_job job JOIN billing_nodespec spec ON spec.id = job.node_spec_id
 WHERE job.state = 'queued' GROUP BY 1, 2 ORDER BY 1, 2
 """
@@ -45,24 +45,25 @@ ACTIVE = """
 SELECT state, count(*) FROM jobs_job WHERE state IN ('starting', 'running', 'stopping') GROUP BY state
 """
 UNFINISHED = """
-SELECT COALESCE(EXTRACT(EPOCH FROM now() - min(claimed_at) FILTER (WHERE submitted_at IS NULL)), 0)::float,
-       COALESCE(EXTRACT(EPOCH FROM now() - min(job.cancel_requested_at)
+SELECT COALESCE(EXTRACT(EPOCH FROM statement_timestamp() - min(claimed_at)
+                FILTER (WHERE submitted_at IS NULL)), 0)::float,
+       COALESCE(EXTRACT(EPOCH FROM statement_timestamp() - min(job.cancel_requested_at)
                 FILTER (WHERE job.state = 'stopping')), 0)::float,
        COALESCE(sum(granted_nodes), 0)
 FROM jobs_attempt attempt JOIN jobs_job job ON job.id = attempt.job_id
 WHERE attempt.finished_at IS NULL AND job.state IN ('starting', 'running', 'stopping')
 """
 PAYMENTS = """
-SELECT state, count(*), EXTRACT(EPOCH FROM now() - min(received_at))::float FROM billing_stripeevent
+SELECT state, count(*), EXTRACT(EPOCH FROM statement_timestamp() - min(received_at))::float FROM billing_stripeevent
 WHERE state IN ('received', 'parked') GROUP BY state
 UNION ALL
-SELECT 'quarantined', count(*), EXTRACT(EPOCH FROM now() - min(received_at))::float FROM billing_stripeevent
-WHERE state = 'quarantined'
+SELECT 'quarantined', count(*), EXTRACT(EPOCH FROM statement_timestamp() - min(received_at))::float
+FROM billing_stripeevent WHERE state = 'quarantined'
 """
 LAG = """
-SELECT COALESCE(max(EXTRACT(EPOCH FROM COALESCE(applied_at, now()) - received_at)), 0)::float
+SELECT COALESCE(max(EXTRACT(EPOCH FROM COALESCE(applied_at, statement_timestamp()) - received_at)), 0)::float
 FROM (SELECT * FROM billing_stripeevent ORDER BY id DESC LIMIT %s) newest
-WHERE received_at > now() - make_interval(secs => %s) AND state <> 'parked'
+WHERE received_at > statement_timestamp() - make_interval(secs => %s) AND state <> 'parked'
 """
 EVENTS = """
 SELECT event.id, event.kind, COALESCE(event.data ->> 'reason', ''), before.kind,
@@ -76,7 +77,7 @@ LEFT JOIN LATERAL (
 LEFT JOIN jobs_attempt attempt
     ON event.kind = 'running' AND attempt.job_id = event.job_id AND attempt.number = event.attempt
 WHERE event.id > %(after)s AND event.kind = ANY(%(states)s)
-      AND event.created_at < now() - make_interval(secs => %(settled)s)
+      AND event.created_at < statement_timestamp() - make_interval(secs => %(settled)s)
 ORDER BY event.id LIMIT %(most)s
 """
 BEGINNING = "ordered"
