@@ -90,8 +90,10 @@ class PodNode:
         """What the code and this process write to, where nobody has made it. What cannot be made is done without."""
         parts = [str(self._folder / "logs"), str(self._folder / "nodes")]
         for path in [*parts, os.path.join(self._plan["run_dir"], "tensorboard"), self._plan["checkpoint_dir"]]:
-            with contextlib.suppress(OSError):
+            try:
                 os.makedirs(path, exist_ok=True)
+            except OSError as error:
+                self._record.add_detail("The folder {} could not be made: {}.".format(path, error.strerror))
 
     # Starting
 
@@ -357,7 +359,7 @@ class PodNode:
         if ended is not None and not self._told_end and not self._record.causes:
             tail = [] if self._platform_log is None else self._platform_log.last_lines()
             self._record.add_cause(self._limits.why(ended))
-            self._record.data["detail"] = "\n".join(tail)
+            self._record.add_detail("\n".join(tail))
         self._limits.last_look()
         for problem in sorted({log.problem for log in self._logs.values() if log.problem}):
             self._record.add_detail(problem)

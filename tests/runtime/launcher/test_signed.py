@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.launcher.signed import LONGEST, read_record, sign_record
+
+RECORD: dict[str, Any] = {"run": "job-1-1", "node": 0, "phase": "ended", "detail": "", "causes": [], "members": []}
+TEXTS = st.text(max_size=3000)
+CAUSES = st.lists(
+    st.fixed_dictionaries(
+        {
+            "kind": st.just("code_failed"),
+            "code": st.just("rank_exited"),
+            "at": st.floats(1e9, 2e9),
+            "node": st.just(0),
+            "rank": st.integers(0, 7),
+            "message": TEXTS,
+            "data": st.dictionaries(st.text(max_size=10), TEXTS, max_size=3),
+            "last_lines": st.lists(TEXTS, max_size=20),
+        }
+    ),
+    max_size=16,
+)
+
+
+def test_what_was_signed_is_read_again() -> None:
+    signed = sign_record(RECORD, "key")
+    assert json.loads(signed)["phase"] == "ended"
+    assert read_record(signed, "key", run="job-1-1", node=0) == RECORD
+    assert read_record(signed + b"\n", "key", run="job-1-1", node=0) == RECORD
+
+
+@pytest.mark.parametrize(
+    "signed",
+    [
+        b"",
+        b"{}",
+        b"null",
+        b"\xff\xfe",
+        b'{"run":"job-1-1","node":0}',
+        b'{"run":"job-1-1","node":0,"signature":""}',
+        sign_record(RECORD, "another"),
+        sign_record({**RECORD, "run": "job-1-2"}, "key"),
+        sign_record({**RECORD, "node": 1}, "key"),
+        sign_record(RECORD, "key").replace(b"ended", b"other"),
+        sign_record(RECORD, "key")[:-3],
+        sign_record(RECORD, "key") + sign_record(RECORD, "key").replace(b"ended", b"other"),
+    ],
+)
+def test_anything_else_is_none(signed: bytes) -> None:
+    assert read_record(signed, "key", run="job-1-1", node=0) is None
+
+
+def test_without_a_key_nothing_is_believed() -> None:
+    assert read_record(sign_record(RECORD, ""), "", run="job-1-1", node=0) is None
+
+
+def test_a_signature_in_a_text_is_a_text() -> None:
+    record = {**RECORD, "detail": ',"signature":"0"}'}
+    assert read_record(sign_record(record, "key"), "key", run="job-1-1", node=0) == record
+
+
+@given(causes=CAUSES, detail=TEXTS, members=st.lists(st.fixed_dictionaries({"nodes": st.just(list(range(300)))})))
+def test_a_short_record_keeps_who_it_is_of_and_the_first_cause(
+    causes: list[dict[str, Any]], detail: str, members: list[dict[str, Any]]
+) -> None:
+    record = {**RECORD, "causes": causes, "detail": detail, "members": members}
+    signed = sign_record(record, "key", LONGEST)
+    assert len(signed) <= LONGEST
+    read = read_record(signed, "key", run="job-1-1", node=0)
+    assert read is not None
+    assert read["phase"] == "ended"
+    if causes:
+        first = min(causes, key=lambda cause: float(cause["at"]))
+        assert (first["at"], first["rank"]) in [(cause["at"], cause["rank"]) for cause in read["causes"]]
+
+
+def test_a_record_that_fits_is_left_whole() -> None:
+    record = {**RECORD, "causes": [{"at": 1.0, "last_lines": ["one"] * 20}], "detail": "Something."}
+    assert read_record(sign_record(record, "key", LONGEST), "key", run="job-1-1", node=0) == record
