@@ -28,7 +28,7 @@ PATIENCE = timedelta(minutes=10)
 TOO_LARGE = "too_large"
 AGAIN = frozenset({"retry", "backoff"})
 """Codes of jobs that wait for another attempt."""
-LARGEST_PAGE = 100
+SMALL_PAGE, LARGEST_PAGE = 8, 100
 Position = tuple[datetime, int]
 """A place in the queue: when a job was queued, and its id."""
 
@@ -125,7 +125,7 @@ class Pass:
                 for spec in self._specs.values()
             ),
         )
-        for job in self._queued().filter(too_large).iterator():
+        for job in self._queued().filter(too_large)[:LARGEST_PAGE]:
             if job.waiting_code != TOO_LARGE:
                 data = {"since": self._now.isoformat()}
                 Job.objects.filter(pk=job.pk, state=JobState.QUEUED).update(waiting_code=TOO_LARGE, waiting_data=data)
@@ -144,7 +144,7 @@ class Pass:
         if not fits:
             return []
         wanted = self._queued(after).filter(reduce(or_, fits)).exclude(self._over_quota())
-        page = min(LARGEST_PAGE, max(8, sum(self._free.values())))
+        page = min(LARGEST_PAGE, max(SMALL_PAGE, sum(self._free.values())))
         return list(wanted.select_related("node_spec", "image", "workspace", "organization__quota")[:page])
 
     def _holder(self, after: Position | None) -> Position | None:
@@ -156,11 +156,16 @@ class Pass:
         ]
         if not small:
             return None
-        waited = self._queued(after).filter(reduce(or_, small), queued_at__lt=self._now - PATIENCE)
-        for job in waited.exclude(self._over_quota()).select_related("organization__quota").iterator(chunk_size=50):
-            if self._room_in_quota(job) >= job.least_nodes:
-                return job.queued_at, job.pk
-        return None
+        large = reduce(or_, small)
+        while True:
+            waited = self._queued(after).filter(large, queued_at__lt=self._now - PATIENCE).exclude(self._over_quota())
+            found = list(waited.select_related("organization__quota")[:SMALL_PAGE])
+            for job in found:
+                after = job.queued_at, job.pk
+                if self._room_in_quota(job) >= job.least_nodes:
+                    return after
+            if len(found) < SMALL_PAGE:
+                return None
 
     def _room_in_quota(self, job: Job) -> int:
         self._most_in_quota[job.organization_id] = job.organization.quota.max_running_nodes
