@@ -6,7 +6,7 @@ from billing import audit, charges, tasks
 from billing.models import Account, Entry
 from console.operations import signs
 from tests.factories.accounts import OrganizationFactory
-from tests.factories.billing import quote, wallet
+from tests.factories.billing import book, quote, wallet
 
 pytestmark = pytest.mark.django_db
 RIGHT = {"transactions": 0, "balances": 0, "holds": 0}
@@ -15,6 +15,7 @@ RIGHT = {"transactions": 0, "balances": 0, "holds": 0}
 @pytest.fixture
 def account():
     """A wallet with money in it and something held."""
+    book()
     made = wallet(OrganizationFactory(), balance_minor=10_000)
     charges.hold(quote=quote(made), reference="audit")
     made.refresh_from_db()
@@ -39,6 +40,7 @@ def test_what_is_held_does_not_equal_the_open_holds(account):
 
 def test_a_transaction_that_does_not_sum_to_zero(account):
     with connection.cursor() as cursor:
+        cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")  # what was written so far has been checked
         cursor.execute("SET LOCAL session_replication_role = replica")  # a hand at the database: no trigger fires
         entry = Entry.objects.filter(account=account).latest("id")
         Entry.objects.create(transaction=entry.transaction, account=account, amount_minor=5)
