@@ -31,6 +31,7 @@ from billing import (
     pricebooks,
     pricing,
     quotes,
+    receivables,
     reversals,
 )
 from billing.errors import BadSignature, BillingError, InsufficientFunds, PaymentUnavailable
@@ -50,7 +51,7 @@ WHERE a.organization_id = %(owner)s AND (
     OR a.held_minor <> (SELECT coalesce(sum(amount_minor), 0) FROM billing_hold h
                         WHERE h.account_id = a.id AND h.state = 'held')
     OR a.kind = 'wallet' AND NOT (a.posted_minor >= a.held_minor AND a.held_minor >= 0)
-    OR a.kind = 'receivable' AND a.posted_minor > 0)
+    OR a.kind IN ('receivable', 'written_off') AND a.posted_minor > 0)
 UNION ALL
 SELECT h.id FROM billing_hold h JOIN billing_account a ON a.id = h.account_id
 WHERE a.organization_id = %(owner)s
@@ -97,14 +98,14 @@ class Town:
         self.skew = 0.0
         self.side = Stripe(clock=lambda: time.time() + self.skew)
         gateway._client = lambda: self.side.client  # noqa: SLF001  # the one seam: the client, not the gateway
-        self.clerk = User.objects.create_user(f"clerk-{seed}@example.com")
+        self.clerk = User.objects.create_superuser(f"clerk-{seed}@example.com")
         self.customers: list[Customer] = []
         self.post: list[dict[str, Any]] = []
         self.purchases = self.steps = self.crashes = self.left = 0
         self.acts: dict[Callable[[Customer], None], int] = {
             self.buy: 40, self.end_run: 45, self.top_up: 18, self.post_comes: 14, self.work: 8, self.refund: 3,
             self.dispute: 2, self.end_dispute: 2, self.automatic: 2, self.forge: 2, self.grant: 1, self.clocks: 1,
-            self.prices: 1, self.dashboard: 1,
+            self.prices: 1, self.dashboard: 1, self.write_off: 1,
         }  # fmt: skip
 
     def run(self, purchases: int) -> None:
@@ -217,6 +218,15 @@ class Town:
         """An administrator gives credit."""
         lot = CreditGrant(organization=customer.organization, amount_minor=self.chance.randint(1, 500), reason="A gift")
         credit.grant(credit=lot, user=self.clerk, account=customer.account)
+
+    def write_off(self, customer: Customer) -> None:
+        """An administrator gives up a part of what is owed."""
+        if owed := receivables.owed_minor(customer.account):
+            part = self.chance.randint(1, owed)
+            act = lambda: receivables.write_off(  # noqa: E731
+                account=customer.account, amount_minor=part, reason="Gone", user=self.clerk
+            )
+            self._with_faults(act)
 
     # What comes back
 

@@ -93,6 +93,12 @@ class RefundRefused(BillingError):
     code = "invalid"
 
 
+class WriteOffRefused(BillingError):
+    """A write-off of more than is owed, or without a reason."""
+
+    code = "invalid"
+
+
 class NoSavedCard(BillingError):
     """A card that this organization has not saved, or has removed."""
 

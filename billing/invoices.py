@@ -21,7 +21,7 @@ from django.utils.translation import gettext_noop
 
 from billing import credit, ledger
 from billing.errors import InvoiceRefused
-from billing.models import Account, BillingDetails, Invoice, InvoiceLine, InvoiceSeries, Receipt
+from billing.models import Account, BillingDetails, Invoice, InvoiceLine, InvoiceMail, InvoiceSeries, Receipt
 from billing.policy import policy
 from billing.taxes import Tax, tax_for
 from console.accounts.errors import NotFound
@@ -46,7 +46,7 @@ def issue_due() -> list[Invoice]:
 def issue(*, organization: Organization, until: datetime | None = None, user: User | None = None) -> Invoice | None:
     """One invoice of every receipt that stands on none and was written before `until` (now). None: nothing to invoice.
 
-    Safe to repeat, and for two at once.
+    One with `until` is written by itself, and mail about it is due. Safe to repeat, and for two at once.
     """
     moment = timezone.now()
     ends = until or moment
@@ -93,6 +93,8 @@ def issue(*, organization: Organization, until: datetime | None = None, user: Us
         for position, receipt in enumerate(receipts, 1)
     )
     _post_tax(invoice)
+    if until is not None:  # nobody asked for it: it is told by mail
+        InvoiceMail.objects.create(invoice=invoice)
     return invoice
 
 

@@ -45,9 +45,12 @@ def platform_account(kind: Account.Kinds, currency: str) -> Account:
 
 def receivable_account(wallet: Account) -> Account:
     """What a wallet's organization owes, made when it first does. Its balance is 0 or below."""
-    owner = {"organization_id": wallet.organization_id, "kind": Account.Kinds.RECEIVABLE, "currency": wallet.currency}
-    Account.objects.bulk_create([Account(**owner)], ignore_conflicts=True)
-    return Account.objects.get(**owner)
+    return _beside(wallet, Account.Kinds.RECEIVABLE)
+
+
+def written_off_account(wallet: Account) -> Account:
+    """What a wallet's organization owed and need not pay, made when it is first needed. Its balance is 0 or below."""
+    return _beside(wallet, Account.Kinds.WRITTEN_OFF)
 
 
 def post(*, reference: str, kind: str, description: str, entries: Sequence[tuple[Account, int]]) -> bool:
@@ -108,6 +111,12 @@ def insufficient(account: Account, needed_minor: int) -> InsufficientFunds:
             "missing": money(needed_minor - account.available_minor, account.currency),
         },
     )
+
+
+def _beside(wallet: Account, kind: Account.Kinds) -> Account:
+    owner = {"organization_id": wallet.organization_id, "kind": kind, "currency": wallet.currency}
+    Account.objects.bulk_create([Account(**owner)], ignore_conflicts=True)
+    return Account.objects.get(**owner)
 
 
 def _short_of_funds(entries: Sequence[tuple[Account, int]]) -> InsufficientFunds:

@@ -39,34 +39,36 @@ def send_due() -> int:
 def _tell_failure(top_up: TopUp) -> bool:
     organization = _owner(top_up)
     setup = AutoTopUp.objects.get(account=top_up.account)
-    text = render_to_string(
-        "billing/mail/automatic_top_up.txt",
-        {
+
+    def letter() -> tuple[str, str]:
+        figures = {
             "organization": organization,
             "amount": money(top_up.amount_minor, top_up.currency),
             "card": setup.method_label,
             "why": failure_sentence(top_up.failure),
             "is_on": setup.is_on,
             "url": f"{settings.TRAINYARD_URL}/wallet/cards/",
-        },
-    )
-    subject = _("The automatic top-up of %(organization)s failed") % {"organization": organization}
-    return mails.deliver(TopUp.objects.filter(pk=top_up.pk), subject, text, mails.payers(organization))
+        }
+        subject = _("The automatic top-up of %(organization)s failed") % {"organization": organization}
+        return subject, render_to_string("billing/mail/automatic_top_up.txt", figures)
+
+    return mails.deliver(TopUp.objects.filter(pk=top_up.pk), letter, mails.payers(organization))
 
 
 def _tell_dispute(dispute: Dispute) -> bool:
     organization = _owner(dispute.top_up)
-    text = render_to_string(
-        "billing/mail/dispute.txt",
-        {
+
+    def letter() -> tuple[str, str]:
+        figures = {
             "organization": organization,
             "amount": money(dispute.amount_minor, dispute.top_up.currency),
             "paid_at": dispute.top_up.paid_at,
             "url": f"{settings.TRAINYARD_URL}/wallet/",
-        },
-    )
-    subject = _("A payment of %(organization)s was disputed") % {"organization": organization}
-    return mails.deliver(Dispute.objects.filter(pk=dispute.pk), subject, text, mails.payers(organization))
+        }
+        subject = _("A payment of %(organization)s was disputed") % {"organization": organization}
+        return subject, render_to_string("billing/mail/dispute.txt", figures)
+
+    return mails.deliver(Dispute.objects.filter(pk=dispute.pk), letter, mails.payers(organization))
 
 
 def _owner(top_up: TopUp) -> Organization:

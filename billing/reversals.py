@@ -146,6 +146,7 @@ def _set_state(row: Refund, state: Refund.States, *, failure: str = "") -> None:
             reference=f"refund-failed:{row.pk}",
             kind="refund",
             description=gettext_noop("Refund that failed: back in the wallet"),
+            returns=True,
         )
     row.state = state
     row.failure = failure[:100]
@@ -215,6 +216,7 @@ def apply_dispute(found: Mapping[str, Any], *, livemode: object) -> None:
             reference=f"dispute-won:{row.dispute_id}",
             kind="dispute",
             description=gettext_noop("Dispute won: back in the wallet"),
+            returns=True,
         )
     if status in ENDS:
         row.state = ENDS[status]

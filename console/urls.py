@@ -5,6 +5,7 @@ from django.urls import include, path
 
 from console import api
 from console.operations import health, metrics
+from console.web.organization import set_language
 
 urlpatterns = [
     path("healthz", health.live, name="healthz"),
@@ -12,7 +13,7 @@ urlpatterns = [
     path("metrics", metrics.metrics, name="metrics"),
     path("admin/", admin.site.urls),
     path("accounts/", include("allauth.urls")),
-    path("i18n/", include("django.conf.urls.i18n")),
+    path("i18n/setlang/", set_language, name="set_language"),
     path("api/v1/", include(api.urlpatterns)),
     path("", include("billing.webhooks")),
     path("", include("console.web.urls")),

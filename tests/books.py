@@ -60,7 +60,11 @@ BROKEN_BOOKS = {
         SELECT u.id FROM billing_topup u JOIN billing_refund r ON r.top_up_id = u.id AND r.state <> 'failed'
         GROUP BY u.id HAVING sum(r.amount_minor) > u.amount_minor OR u.state <> 'paid'""",
     "an organization is owed by its own debt": """
-        SELECT id FROM billing_account WHERE kind = 'receivable' AND posted_minor > 0""",
+        SELECT id FROM billing_account WHERE kind IN ('receivable', 'written_off') AND posted_minor > 0""",
+    "a write-off did not move its amount out of the debt": """
+        SELECT w.id FROM billing_writeoff w LEFT JOIN billing_transaction t ON t.reference = 'write-off:' || w.id
+        LEFT JOIN billing_entry e ON e.transaction_id = t.id AND e.account_id = w.account_id
+        WHERE e.amount_minor IS DISTINCT FROM w.amount_minor""",
     "a wallet holds less than the credit in it": """
         SELECT a.id FROM billing_account a
         JOIN billing_creditgrant g ON g.organization_id = a.organization_id

@@ -11,9 +11,10 @@ from billing.models.invoices import (
     Invoice,
     InvoiceDocument,
     InvoiceLine,
+    InvoiceMail,
     InvoiceSeries,
 )
-from billing.models.ledger import Account, Entry, Hold, Receipt, Transaction
+from billing.models.ledger import Account, Entry, Hold, Receipt, Transaction, WriteOff
 from billing.models.payments import (
     AutoTopUp,
     Dispute,
@@ -40,6 +41,7 @@ __all__ = [
     "Invoice",
     "InvoiceDocument",
     "InvoiceLine",
+    "InvoiceMail",
     "InvoiceSeries",
     "NodeSpec",
     "PaymentCustomer",
@@ -52,4 +54,5 @@ __all__ = [
     "TopUp",
     "Transaction",
     "Voucher",
+    "WriteOff",
 ]

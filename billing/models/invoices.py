@@ -220,3 +220,18 @@ class InvoiceDocument(models.Model):
 
     def __str__(self) -> str:
         return f"{self.invoice} {self.language}"
+
+
+class InvoiceMail(models.Model):
+    """That an invoice, written by itself for a month, is to be told by mail; the row is claimed by whoever sends it."""
+
+    invoice = models.OneToOneField(Invoice, models.PROTECT, related_name="mail")
+    mailed_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("mail about an invoice")
+        verbose_name_plural = _("mails about invoices")
+        indexes = (models.Index(fields=["id"], condition=Q(mailed_at=None), name="invoice_mails_that_wait"),)
+
+    def __str__(self) -> str:
+        return str(self.invoice)

@@ -7,6 +7,7 @@ entries of each transaction sum to zero.
 from __future__ import annotations
 
 from django.conf import settings
+from django.core.validators import MinValueValidator
 from django.db import models
 from django.db.models import F, Q
 from django.utils import timezone
@@ -28,6 +29,7 @@ class Account(models.Model):
         CREDIT = "credit", _("credits granted")
         TAX = "tax", _("tax to be paid on")
         RECEIVABLE = "receivable", _("receivable")
+        WRITTEN_OFF = "written_off", _("written off")
 
     organization = models.ForeignKey(Organization, models.PROTECT, null=True, blank=True, related_name="accounts")
     kind = models.CharField(max_length=16, choices=Kinds.choices)
@@ -165,3 +167,23 @@ class Receipt(models.Model):
 
     def __str__(self) -> str:
         return self.title
+
+
+class WriteOff(models.Model):
+    """A debt that is given up, in part or whole. Its transaction is `write-off:<id>`."""
+
+    account = models.ForeignKey(Account, models.PROTECT, related_name="write_offs", verbose_name=_("receivable"))
+    amount_minor = models.PositiveBigIntegerField(_("amount (minor units)"), validators=[MinValueValidator(1)])
+    reason = models.CharField(_("reason"), max_length=255)
+    written_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+", editable=False, verbose_name=_("by")
+    )
+    created_at = models.DateTimeField(_("when"), auto_now_add=True)
+
+    class Meta:
+        verbose_name = _("write-off")
+        verbose_name_plural = _("write-offs")
+        ordering = ("-id",)
+
+    def __str__(self) -> str:
+        return f"write-off:{self.pk}"

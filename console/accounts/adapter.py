@@ -8,6 +8,7 @@ from allauth.account.adapter import DefaultAccountAdapter
 from django.db import transaction
 from django.forms import Form
 from django.http import HttpRequest
+from django.utils.translation import get_language
 
 from console.accounts import services
 from console.accounts.models import User
@@ -24,3 +25,8 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth pu
                 given: Any = form.cleaned_data.get("organization")
                 services.create_organization(user=saved, name=given or saved.email.partition("@")[0])
         return saved
+
+    def login(self, request: HttpRequest, user: User) -> None:
+        """Log a person in, and remember the language of their page for what is sent by mail."""
+        super().login(request, user)
+        services.remember_language(user=user, language=get_language())

@@ -36,6 +36,9 @@ class User(AbstractUser):
 
     username = None  # type: ignore[assignment]  # the way Django documents for leaving a field of AbstractUser out
     email = models.EmailField(_("e-mail address"), unique=True)
+    language = models.CharField(
+        _("language"), max_length=8, blank=True, help_text=_("Of mail; empty until the person has logged in.")
+    )
 
     USERNAME_FIELD = "email"
     REQUIRED_FIELDS: ClassVar[list[str]] = []

@@ -209,6 +209,13 @@ def token_digest(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
+def remember_language(*, user: User, language: str | None) -> None:
+    """Mail to this person is written in a language of `settings.LANGUAGES` from now on; another one changes nothing."""
+    if language in dict(settings.LANGUAGES) and user.language != language:
+        user.language = language
+        user.save(update_fields=["language"])
+
+
 # --- The trail --------------------------------------------------------------------------------------------------------
 
 

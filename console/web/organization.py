@@ -9,6 +9,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
+from django.views import i18n
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
@@ -33,6 +34,15 @@ class MemberForm(forms.Form):
     role = forms.ChoiceField(
         label=gettext_lazy("Role"), choices=Membership.Roles.choices, initial=Membership.Roles.MEMBER
     )
+
+
+@require_POST
+def set_language(request: HttpRequest) -> HttpResponse:
+    """Show pages in another language; whoever is logged in gets mail in it, too."""
+    if isinstance(request.user, User):
+        services.remember_language(user=request.user, language=request.POST.get("language"))
+    answer: HttpResponse = i18n.set_language(request)
+    return answer
 
 
 def _page(request: MemberRequest, *, name: NameForm, person: MemberForm) -> HttpResponse:

@@ -8,8 +8,19 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from billing import charges, credit, events, pricebooks
-from billing.models import Account, CreditGrant, Dispute, NodeSpec, PriceBook, Refund, StripeEvent, Transaction
+from billing import charges, credit, events, ledger, pricebooks, receivables
+from billing.admin.ledger import WriteOffForm
+from billing.models import (
+    Account,
+    CreditGrant,
+    Dispute,
+    NodeSpec,
+    PriceBook,
+    Refund,
+    StripeEvent,
+    Transaction,
+    WriteOff,
+)
 from billing.pricing import Usage
 from tests.factories.accounts import OrganizationFactory, UserFactory
 from tests.factories.billing import NodeSpecFactory, TopUpFactory, book, paid_top_up, quote, session_event, wallet
@@ -201,3 +212,69 @@ def test_disputes_are_there_to_be_read(admin, provider):
     assert admin.get(reverse("admin:billing_dispute_changelist")).status_code == 200
     assert admin.get(reverse("admin:billing_dispute_change", args=[row.pk])).status_code == 200
     assert admin.get(reverse("admin:billing_dispute_add")).status_code == 403
+
+
+class TestWriteOff:
+    @pytest.fixture
+    def debt(self):
+        account = wallet()
+        receivables.take_back(
+            account=account, amount_minor=3000, reference="out", kind="dispute", description="Taken back"
+        )
+        return ledger.receivable_account(account)
+
+    def add(self, admin, debt, **changes):
+        data = {"account": debt.pk, "amount_minor": 3000, "reason": "The company is no more"} | changes
+        return admin.post(reverse("admin:billing_writeoff_add"), data)
+
+    def test_begins_at_the_debt(self, admin, debt):
+        page = admin.get(reverse("admin:billing_account_change", args=[debt.pk])).content.decode()
+        link = f"{reverse('admin:billing_writeoff_add')}?account={debt.pk}&amp;amount_minor=3000"
+        assert link in page
+        assert "Write off up to $30.00" in page
+        form = admin.get(link.replace("&amp;", "&")).content.decode()
+        assert 'value="3000"' in form
+
+    def test_is_made_once_and_then_only_read(self, admin, debt):
+        assert self.add(admin, debt).status_code == 302
+        made = WriteOff.objects.get()
+        assert (made.amount_minor, made.written_by, made.reason) == (3000, admin.user, "The company is no more")
+        debt.refresh_from_db()
+        assert debt.posted_minor == 0
+        assert self.add(admin, debt).status_code == 200  # nothing is owed any more: no such choice
+        change = reverse("admin:billing_writeoff_change", args=[made.pk])
+        assert admin.get(change).status_code == 200
+        assert admin.post(change, {"amount_minor": 1}).status_code == 403
+        assert admin.post(reverse("admin:billing_writeoff_delete", args=[made.pk]), {"post": "yes"}).status_code == 403
+        assert WriteOff.objects.count() == 1
+        page = admin.get(reverse("admin:billing_account_change", args=[debt.pk])).content.decode()
+        assert "Nothing is owed here." in page
+
+    def test_of_more_than_is_owed_is_refused_at_its_field(self, admin, debt):
+        answer = self.add(admin, debt, amount_minor=3001)
+        assert "At most $30.00 is owed" in answer.content.decode()
+        assert not WriteOff.objects.exists()
+
+    def test_that_another_administrator_was_faster_with(self, admin, debt, monkeypatch):
+        other = UserFactory(is_superuser=True)
+        clean = WriteOffForm.clean
+
+        def meanwhile(form):
+            data = clean(form)
+            receivables.write_off(account=debt, amount_minor=2000, reason="The other one", user=other)
+            return data
+
+        monkeypatch.setattr(WriteOffForm, "clean", meanwhile)
+        page = admin.post(
+            reverse("admin:billing_writeoff_add"),
+            {"account": debt.pk, "amount_minor": 3000, "reason": "Too late"},
+            follow=True,
+        )
+        assert "At most $10.00 is owed" in page.content.decode()
+        assert WriteOff.objects.get().written_by == other
+
+    def test_of_staff_without_the_permission(self, client, debt):
+        client.force_login(UserFactory(is_staff=True))
+        assert client.get(reverse("admin:billing_writeoff_add")).status_code == 403
+        assert self.add(client, debt).status_code == 403
+        assert not WriteOff.objects.exists()

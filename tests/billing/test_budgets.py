@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 from django.core import mail
+from django.core.mail.backends import locmem
 from django.utils import timezone
 
 from billing import budgets, charges, mails
@@ -199,7 +200,7 @@ def test_a_mail_that_could_not_be_sent_is_sent_by_the_next_sweep(owner, account,
         raise ConnectionRefusedError
 
     with monkeypatch.context() as patched:
-        patched.setattr(mails, "send_mail", fail)
+        patched.setattr(locmem.EmailBackend, "send_messages", fail)
         assert mails.send_due() == 0
     assert (mails.send_due(), len(mail.outbox)) == (1, 1)
 

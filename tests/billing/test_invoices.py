@@ -20,6 +20,7 @@ from billing.models import (
     CreditGrant,
     Invoice,
     InvoiceLine,
+    InvoiceMail,
     InvoiceSeries,
     Receipt,
     Transaction,
@@ -137,6 +138,7 @@ def test_monthly(account):
     assert invoice.period_start == invoice.period_end
     assert invoices.issue_due() == []
     assert [line.receipt for line in issue(account).lines.all()] == [now]
+    assert [due.invoice for due in InvoiceMail.objects.all()] == [invoice]  # none for the one that was asked for
 
 
 def test_the_month_is_over_for_each_organization(account):

@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 
 from billing import credit, ledger, receivables
-from billing.models import Account, CreditGrant, Transaction
+from billing.errors import WriteOffRefused
+from billing.models import Account, CreditGrant, Entry, Transaction, WriteOff
+from console.accounts.errors import NotAllowed
+from console.accounts.models import AuditEvent
+from tests.books import BROKEN_BOOKS, broken
 from tests.factories.accounts import UserFactory
 from tests.factories.billing import wallet
+from tests.racing import raised, together
 
 pytestmark = pytest.mark.django_db
 
@@ -81,3 +86,87 @@ def test_each_happens_once():
     assert not pay_in(account, 5000)
     assert not take_back(account, 6000)
     assert balances(account) == before
+
+
+class TestWriteOff:
+    @pytest.fixture
+    def debtor(self):
+        account = wallet()
+        pay_in(account, 2000)
+        take_back(account, 5000)
+        return account
+
+    @pytest.fixture
+    def clerk(self):
+        return UserFactory(is_staff=True, is_superuser=True)
+
+    def write_off(self, account, clerk, amount=3000, reason="The company is no more"):
+        return receivables.write_off(account=account, amount_minor=amount, reason=reason, user=clerk)
+
+    def test_moves_the_debt_to_what_is_written_off(self, debtor, clerk):
+        made = self.write_off(debtor, clerk, 1000)
+        assert balances(debtor) == (0, 2000, 3000)
+        assert receivables.written_off_minor(debtor) == 1000
+        moved = Entry.objects.filter(transaction__reference=f"write-off:{made.pk}")
+        assert {entry.account.kind: entry.amount_minor for entry in moved} == {"receivable": 1000, "written_off": -1000}
+        assert Transaction.objects.get(kind="write-off").description == "The company is no more"
+        assert broken(BROKEN_BOOKS) == {}
+
+    def test_leaves_a_trail(self, debtor, clerk):
+        made = self.write_off(debtor, clerk)
+        event = AuditEvent.objects.get(action="debt.written_off")
+        assert (event.organization, event.actor, event.target) == (debtor.organization, clerk, f"write-off:{made.pk}")
+        assert event.data == {"amount_minor": 3000, "currency": "USD", "reason": "The company is no more"}
+
+    @pytest.mark.parametrize("amount", [3001, 0, -1])
+    def test_is_of_no_more_than_is_owed(self, debtor, clerk, amount):
+        with pytest.raises(WriteOffRefused) as caught:
+            self.write_off(debtor, clerk, amount)
+        assert "$30.00" in str(caught.value.fields["amount_minor"])
+        assert balances(debtor) == (0, 3000, 3000)
+        assert not WriteOff.objects.exists()
+
+    def test_has_a_reason(self, debtor, clerk):
+        with pytest.raises(WriteOffRefused) as caught:
+            self.write_off(debtor, clerk, reason="  ")
+        assert set(caught.value.fields) == {"reason"}
+
+    @pytest.mark.parametrize("flags", [{}, {"is_staff": True}])
+    def test_is_an_administrators(self, debtor, flags):
+        with pytest.raises(NotAllowed):
+            self.write_off(debtor, UserFactory(**flags))
+        assert balances(debtor) == (0, 3000, 3000)
+
+    def test_the_next_payment_is_the_customers_own(self, debtor, clerk):
+        self.write_off(debtor, clerk)
+        pay_in(debtor, 4000, "later")
+        assert balances(debtor) == (4000, 0, -1000)
+
+    def test_money_that_returns_after_all_makes_good_for_it_first(self, debtor, clerk):
+        """Else a dispute that is won would pay the customer for what was used and forgiven."""
+        self.write_off(debtor, clerk, 2500)
+        receivables.pay_in(
+            account=debtor, amount_minor=5000, reference="won", kind="dispute", description="Won", returns=True
+        )
+        assert balances(debtor) == (2000, 0, -2000)
+        assert receivables.written_off_minor(debtor) == 0
+        assert broken(BROKEN_BOOKS) == {}
+
+    def test_less_than_was_written_off_returns(self, debtor, clerk):
+        self.write_off(debtor, clerk)
+        again = {"account": debtor, "amount_minor": 1000, "reference": "a", "kind": "refund", "description": "Failed"}
+        assert receivables.pay_in(**again, returns=True)
+        assert not receivables.pay_in(**again, returns=True)
+        assert balances(debtor) == (0, 0, 2000)
+        assert receivables.written_off_minor(debtor) == 2000
+
+
+@pytest.mark.django_db(transaction=True)
+def test_two_write_offs_at_once_give_up_no_more_than_is_owed():
+    account, clerk = wallet(), UserFactory(is_staff=True, is_superuser=True)
+    take_back(account, 3000)
+    act = lambda: receivables.write_off(account=account, amount_minor=2000, reason="Gone", user=clerk)  # noqa: E731
+    outcomes = together(*[act] * 4)
+    assert [type(error) for error in raised(outcomes)] == [WriteOffRefused] * 3
+    assert balances(account) == (0, 1000, 3000)
+    assert receivables.written_off_minor(account) == 2000

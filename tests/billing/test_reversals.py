@@ -288,6 +288,20 @@ class TestDispute:
         assert receivables.owed_minor(top_up.account) == 0
         assert balance(top_up) == 5000
 
+    def test_one_that_is_won_after_its_debt_was_written_off(self, provider):
+        top_up = paid_top_up(provider, card=DISPUTED, deliver=False)
+        told = provider.fresh()
+        provider.deliver(*[event for event in told if event["type"] == "checkout.session.completed"])
+        ledger.hold(account=top_up.account, amount_minor=5000)
+        provider.deliver(*told)
+        clerk = UserFactory(is_superuser=True)
+        receivables.write_off(account=top_up.account, amount_minor=5000, reason="Gone", user=clerk)
+        (theirs,) = provider.ask("GET", "disputes")["data"]
+        provider.ask("POST", f"disputes/{theirs['id']}", **{"evidence[uncategorized_text]": "winning_evidence"})
+        assert agree(provider)
+        assert balance(top_up) == 5000  # what is held of it, and nothing on top
+        assert receivables.written_off_minor(top_up.account) == 0
+
     def test_an_inquiry_moves_nothing(self, provider):
         top_up = paid_top_up(provider)
         (charge,) = provider.provider.book.store.all("charge")
