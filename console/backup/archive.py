@@ -32,6 +32,7 @@ from django.core.management import call_command
 from django.db import DatabaseError, connection
 from django.db.migrations.loader import MigrationLoader
 
+from billing.audit import check_books
 from console import supervision
 from console.backup import database, trees
 from console.schema import taking_turns
@@ -150,29 +151,6 @@ def roots() -> dict[str, Path]:
     """The folders that belong to an installation, by the name of their part."""
     found = {"storage": settings.TRAINYARD_STORAGE_ROOT, "runs": settings.TRAINYARD_RUNS_ROOT}
     return found | ({"sandbox": settings.VAR_DIR / "sandbox"} if settings.PAYMENTS_SANDBOX else {})
-
-
-def disagreements() -> list[str]:
-    """What in the books does not add up, a sentence each; empty when they balance."""
-    with connection.cursor() as cursor:
-        found = []
-        for sentence, query in BOOKS.items():
-            cursor.execute(f"SELECT count(*) FROM ({query}) AS broken")  # noqa: S608  # a constant of ours
-            if number := cursor.fetchone()[0]:
-                found.append(f"{number} times: {sentence}")
-    return found
-
-
-BOOKS = {
-    "the entries of a transaction do not sum to zero": """
-        SELECT transaction_id FROM billing_entry GROUP BY transaction_id HAVING sum(amount_minor) <> 0""",
-    "a balance is not the sum of its entries": """
-        SELECT a.id FROM billing_account a LEFT JOIN billing_entry e ON e.account_id = a.id
-        GROUP BY a.id HAVING a.posted_minor <> coalesce(sum(e.amount_minor), 0)""",
-    "what is held is not the sum of the open holds": """
-        SELECT a.id FROM billing_account a LEFT JOIN billing_hold h ON h.account_id = a.id AND h.state = 'held'
-        GROUP BY a.id HAVING a.held_minor <> coalesce(sum(h.amount_minor), 0)""",
-}
 
 
 # --- Taking -----------------------------------------------------------------------------------------------------------
@@ -303,8 +281,8 @@ def _replace(source: Path, manifest: dict[str, Any], say: Say) -> None:
         if KEY in manifest["parts"] and _keeps_own_key():
             _take_over_key(source / KEY)
         call_command("migrate", interactive=False, verbosity=0)
-        if found := disagreements():
-            raise RestoreBroken("The books of this backup do not balance: " + "; ".join(found))
+        if wrong := [f"{count} {what}" for what, count in check_books().items() if count]:
+            raise RestoreBroken("The books of this backup do not balance: " + ", ".join(wrong))
         for mark in marks:
             mark.unlink()
     except (database.DatabaseUnknown, DatabaseError, OSError) as error:

@@ -77,9 +77,8 @@ def _container(container, pod):
 
 def _addresses(name, container):
     found = [f"{name}: hostPort" for port in container.get("ports") or () if port.get("hostPort")]
-    for probe in ("livenessProbe", "readinessProbe", "startupProbe"):
-        if ((container.get(probe) or {}).get("httpGet") or {}).get("host"):
-            found.append(f"{name}: {probe} host")
+    probes = ("livenessProbe", "readinessProbe", "startupProbe")
+    found += [f"{name}: {probe}" for probe in probes if ((container.get(probe) or {}).get("httpGet") or {}).get("host")]
     for hook in ("postStart", "preStop"):
         handler = (container.get("lifecycle") or {}).get(hook) or {}
         if any((handler.get(kind) or {}).get("host") for kind in ("httpGet", "tcpSocket")):
