@@ -121,7 +121,7 @@ class RunSpec:
     hang_seconds: int = 120
     """A run that shows no sign of progress this long has hung (the launcher may be surer sooner); 0: not watched."""
     builtin_script: str = ""
-    """A script of the platform's own, run instead of the workspace's: `smoke`. Then `script` is empty."""
+    """A script of the platform's own, run instead of the workspace's: `smoke`, `hello`. Then `script` is empty."""
     labels: dict[str, str] = field(default_factory=dict)
     traceparent: str = ""
     """The run's place in a trace (W3C), told to its ranks as TRACEPARENT; empty: they are told nothing."""

@@ -16,7 +16,7 @@ from runtime.errors import InvalidSpec
 from runtime.specs import NAME_PATTERN, Controller, Image, Mount, RunSpec
 
 _KEY_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
-_BUILTIN_SCRIPTS = frozenset({"smoke"})
+_BUILTIN_SCRIPTS = frozenset({"hello", "smoke"})
 _RESERVED = frozenset(
     ["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "proc", "dev", "sys", "tmp", "opt", "trainyard"]
 )
@@ -32,13 +32,24 @@ def check_name(name: str) -> None:
 
 def check(spec: RunSpec, images_root: Path) -> RunSpec:
     """The spec with the sources of its mounts resolved. Raises InvalidSpec."""
+    check_shape(spec)
+    check_image(spec.image, images_root, spec.controller)
+    return check_folders(spec)
+
+
+def check_shape(spec: RunSpec) -> RunSpec:
+    """The spec, if it makes sense in itself. Raises InvalidSpec."""
     check_name(spec.name)
     _check_numbers(spec)
     if spec.checkpoint_key and not _KEY_PATTERN.match(spec.checkpoint_key):
         raise InvalidSpec("The checkpoint key may hold letters, digits, '.', '_' and '-'.", field="checkpoint_key")
-    check_image(spec.image, images_root, spec.controller)
-    for target in (spec.workspace_target, spec.datasets_target):
+    for target in (spec.workspace_target, spec.datasets_target, *(mount.target for mount in spec.mounts)):
         _check_target(target)
+    return spec
+
+
+def check_folders(spec: RunSpec) -> RunSpec:
+    """The spec with the sources of its mounts resolved, where they can be seen from here. Raises InvalidSpec."""
     resolved = dataclasses.replace(spec, mounts=tuple(_resolve(spec, mount) for mount in spec.mounts))
     _check_script(resolved)
     return resolved

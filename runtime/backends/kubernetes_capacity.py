@@ -11,6 +11,7 @@ from typing import Any
 
 from runtime.backends.kubernetes_config import ClusterConfig, Toleration
 from runtime.backends.kubernetes_facts import seconds
+from runtime.backends.kubernetes_names import RUN_LABEL
 from runtime.specs import Capacity, NodeCapacity, Resources
 
 Object = Mapping[str, Any]
@@ -22,8 +23,13 @@ _ENDED = frozenset({"Succeeded", "Failed"})
 _KEEP_OUT = frozenset({"NoSchedule", "NoExecute"})
 
 
-def capacity(nodes: Iterable[Object], pods: Iterable[Object], config: ClusterConfig) -> Capacity:
-    """The machines that runs may be placed on: what each offers to pods, and what others' requests have left of it."""
+def capacity(
+    nodes: Iterable[Object], pods: Iterable[Object], config: ClusterConfig, *, waiting: Iterable[Resources] = ()
+) -> Capacity:
+    """The machines that runs may be placed on: what each offers to pods, and what others' requests have left of it.
+
+    `waiting` are requests of pods that are about to be placed: they are taken off where they fit first.
+    """
     used: dict[str, list[Resources]] = {}
     for pod in pods:
         machine = pod["spec"].get("nodeName")
@@ -39,7 +45,42 @@ def capacity(nodes: Iterable[Object], pods: Iterable[Object], config: ClusterCon
         nothing = Resources(0.0, 0, 0, "")
         free = _less(total, used.get(name, [])) if _is_ready(node) else nothing
         machines.append(NodeCapacity(name, total, free))
-    return Capacity(tuple(sorted(machines, key=lambda machine: machine.name)))
+    return _place(Capacity(tuple(sorted(machines, key=lambda machine: machine.name))), waiting)
+
+
+def declared(capacity: Capacity, jobs: Iterable[Object], config: ClusterConfig) -> Capacity:
+    """What settings say that there is, less what our own Jobs hold: for clusters whose nodes we may not see."""
+    return _place(capacity, waiting_requests(jobs, (), config))
+
+
+def waiting_requests(jobs: Iterable[Object], pods: Iterable[Object], config: ClusterConfig) -> list[Resources]:
+    """What our Jobs ask for and no machine holds yet, pod by pod; `pods` are all that are known to be placed."""
+    placed: dict[str, int] = {}
+    for pod in pods:
+        run = (pod["metadata"].get("labels") or {}).get(RUN_LABEL)
+        if run and pod["spec"].get("nodeName"):
+            placed[run] = placed.get(run, 0) + 1
+    wanted = []
+    for job in jobs:
+        status = job.get("status") or {}
+        over = int(status.get("succeeded") or 0) + int(status.get("failed") or 0)
+        missing = job["spec"]["completions"] - over - placed.get(job["metadata"]["name"], 0)
+        template = job["spec"]["template"]
+        selector = template["spec"].get("nodeSelector") or {}
+        asked = _requests(template, config)
+        gpu_type = selector.get(config.gpu_label, "") if asked.gpus else ""
+        wanted += [Resources(asked.cpus, asked.memory_mib, asked.gpus, gpu_type)] * max(0, missing)
+    return wanted
+
+
+def _place(capacity: Capacity, waiting: Iterable[Resources]) -> Capacity:
+    machines = list(capacity.machines)
+    for asked in waiting:
+        for place, machine in enumerate(machines):
+            if Capacity((machine,)).fits_now(asked, 1):
+                machines[place] = NodeCapacity(machine.name, machine.total, _less(machine.free, [asked]))
+                break
+    return Capacity(tuple(machines))
 
 
 def lost_since(node: Object) -> float | None:

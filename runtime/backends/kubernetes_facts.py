@@ -13,10 +13,12 @@ from datetime import datetime
 from typing import Any
 
 from runtime.backends.kubernetes_names import CONTAINER, FINAL, INDEX, POD, SPEC, STARTED, SUBMITTED, TAKEN_DOWN
+from runtime.specs import Failure, FailureCode, NodeStatus, Outcome, RunPhase, RunStatus, Span
 
 Object = Mapping[str, Any]
 
 _TERMINAL = frozenset({"Succeeded", "Failed"})
+_LONGEST_LINE = 500
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ class PodFact:
 
     def to_json(self) -> str:
         """For an annotation."""
-        return json.dumps({name: value for name, value in dataclasses.asdict(self).items() if value}, sort_keys=True)
+        told = {name: value for name, value in dataclasses.asdict(self).items() if value not in ("", None, False)}
+        return json.dumps(told, sort_keys=True, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> PodFact:
@@ -174,6 +177,28 @@ def latest(job: JobFact, pods: Iterable[PodFact]) -> dict[int, PodFact]:
 def seconds(timestamp: str | None) -> float | None:
     """A time of the API's as Unix seconds."""
     return datetime.fromisoformat(timestamp).timestamp() if timestamp else None
+
+
+def pack_status(status: RunStatus) -> str:
+    """How a run ended, for an annotation."""
+    if status.failure is not None:
+        lines = tuple(line[:_LONGEST_LINE] for line in status.failure.last_lines)
+        status = dataclasses.replace(status, failure=dataclasses.replace(status.failure, last_lines=lines))
+    return json.dumps(dataclasses.asdict(status), sort_keys=True, ensure_ascii=False)
+
+
+def unpack_status(text: str) -> RunStatus:
+    """Read what `pack_status` wrote."""
+    data = json.loads(text)
+    data["phase"] = RunPhase(data["phase"])
+    data["outcome"] = Outcome(data["outcome"]) if data["outcome"] else None
+    data["nodes"] = tuple(NodeStatus(**{**node, "phase": RunPhase(node["phase"])}) for node in data["nodes"])
+    data["spans"] = tuple(Span(**span) for span in data["spans"])
+    failure = data["failure"]
+    if failure:
+        told = {"code": FailureCode(failure["code"]), "last_lines": tuple(failure["last_lines"])}
+        data["failure"] = Failure(**{**failure, **told})
+    return RunStatus(**data)
 
 
 def _container(status: Object) -> Object:

@@ -1,0 +1,267 @@
+"""Whether a cluster can serve runs, line by line, each with what to do where it cannot.
+
+The one rule: a line never raises. What cannot be looked at is a line that says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from runtime.backends.base import Backend, Check
+from runtime.backends.kubernetes_access import Rule, rules
+from runtime.backends.kubernetes_api import Api, Refused, path_of
+from runtime.backends.kubernetes_capacity import capacity
+from runtime.backends.kubernetes_config import ClusterConfig
+from runtime.errors import BackendUnavailable, RuntimeFault
+from runtime.specs import Framework, Image, Mount, Outcome, Resources, RunPhase, RunSpec, RunStatus
+
+OLDEST, NEWEST = 31, 37
+"""Minor versions of Kubernetes 1 that this console is made for: Jobs as we use them are stable from the first on."""
+SMOKE_SECONDS = 180.0
+_POLL_SECONDS = 0.5
+
+
+def check(api: Api, config: ClusterConfig, root: Path, backend: Backend | None) -> Iterator[Check]:
+    """All lines, in the order in which one depends on another; a smoke run at the end where there is a `backend`."""
+    version = _guarded("API server", lambda: _version(api, config))
+    yield version
+    if not version.ok and "answer" in version.detail:
+        return
+    yield _guarded("namespace", lambda: _namespace(api, config))
+    yield from _permissions(api, config)
+    yield _guarded("storage", lambda: _storage(api, config, root))
+    yield _guarded("storage classes", lambda: _classes(api))
+    yield _guarded("machines", lambda: _machines(api, config))
+    yield _guarded("GPUs", lambda: _gpus(api, config))
+    yield _guarded("Kueue", lambda: _kueue(api, config))
+    yield _guarded("DNS", lambda: _dns(api))
+    yield _images(config)
+    if backend is not None:
+        yield _guarded("smoke run", lambda: _smoke(config, root, backend))
+
+
+def _guarded(name: str, look: Callable[[], Check]) -> Check:
+    try:
+        return look()
+    except Refused as refused:
+        remedy = "Apply what 'manage.py kubernetes_rbac' prints." if refused.status in {401, 403} else ""
+        return Check(name, ok=False, detail=f"The API server refuses: {refused}", remedy=remedy)
+    except RuntimeFault as fault:
+        remedy = "Check the cluster's 'kubeconfig', 'context' or 'in_cluster', and the network from here to it."
+        return Check(name, ok=False, detail=str(fault), remedy=remedy)
+    except (OSError, KeyError, ValueError, TypeError) as error:
+        return Check(name, ok=False, detail=f"It could not be looked at: {type(error).__name__}: {error}")
+
+
+def _version(api: Api, config: ClusterConfig) -> Check:
+    told = api.get("/version")
+    found = re.match(r"\d+", str(told.get("minor", "")))
+    minor = int(found.group()) if found else 0
+    ok = told.get("major") == "1" and OLDEST <= minor <= NEWEST
+    remedy = f"Use Kubernetes 1.{OLDEST} to 1.{NEWEST}."
+    return Check("API server", ok, f"{config.name}: {told.get('gitVersion')}", "" if ok else remedy)
+
+
+def _namespace(api: Api, config: ClusterConfig) -> Check:
+    # Jobs are what we may list there; a namespace itself we may not see.
+    api.list(path_of("batch/v1", "jobs", config.namespace))
+    try:
+        found = api.find(path_of("v1", "namespaces", name=config.namespace))
+    except Refused:
+        return Check("namespace", ok=True, detail=f"{config.namespace}: we may list Jobs there.")
+    if found is None:
+        remedy = f"kubectl create namespace {config.namespace}"
+        return Check("namespace", ok=False, detail=f"There is no namespace {config.namespace}.", remedy=remedy)
+    level = (found["metadata"].get("labels") or {}).get("pod-security.kubernetes.io/enforce", "")
+    if config.volume.host_path and level in {"baseline", "restricted"}:
+        remedy = "Use a claim as the cluster's volume, or label the namespace 'privileged' (for trials alone)."
+        return Check("namespace", ok=False, detail=f"It enforces '{level}', and forbids a host_path.", remedy=remedy)
+    return Check("namespace", ok=True, detail=f"{config.namespace}, pod security: {level or 'not enforced'}.")
+
+
+def _permissions(api: Api, config: ClusterConfig) -> Iterator[Check]:
+    for rule, namespace in rules(config):
+        where = f"in {namespace}" if namespace else "everywhere"
+        name = f"may {', '.join(rule.verbs)} {rule.resource} {where}"
+
+        def look(rule: Rule = rule, namespace: str = namespace, name: str = name) -> Check:
+            missing = _missing(api, rule, namespace)
+            if not missing:
+                return Check(name, ok=True, detail="yes")
+            detail = f"not: {', '.join(missing)}" + ("" if rule.needed else " (not needed, but the console sees less)")
+            return Check(
+                name, ok=not rule.needed, detail=detail, remedy="Apply what 'manage.py kubernetes_rbac' prints."
+            )
+
+        yield _guarded(name, look)
+
+
+def _missing(api: Api, rule: Rule, namespace: str) -> list[str]:
+    resource, _slash, sub = rule.resource.partition("/")
+    asked = {"group": rule.group, "resource": resource, "namespace": namespace, **({"subresource": sub} if sub else {})}
+    return [verb for verb in rule.verbs if not api.review({**asked, "verb": verb})]
+
+
+def _storage(api: Api, config: ClusterConfig, root: Path) -> Check:
+    volume = config.volume
+    if volume.claim:
+        found = api.find(path_of("v1", "persistentvolumeclaims", config.namespace, volume.claim))
+        if found is None:
+            remedy = f"Create a ReadWriteMany claim of this name in {config.namespace}."
+            return Check("storage", ok=False, detail=f"There is no claim {volume.claim}.", remedy=remedy)
+        phase = (found.get("status") or {}).get("phase", "")
+        if phase != "Bound":
+            remedy = f"kubectl -n {config.namespace} describe pvc {volume.claim}"
+            return Check("storage", ok=False, detail=f"The claim {volume.claim} is {phase}.", remedy=remedy)
+        if "ReadWriteMany" not in (found.get("spec") or {}).get("accessModes", []):
+            remedy = (
+                "Use a storage class that offers ReadWriteMany, such as NFS, CephFS, EFS, Filestore or Azure Files."
+            )
+            detail = f"The claim {volume.claim} is not ReadWriteMany: one machine alone could mount it."
+            return Check("storage", ok=False, detail=detail, remedy=remedy)
+    if not volume.shared:
+        detail = f"{volume.host_path} on each machine, not shared: for trials. Checkpoints end with their pod."
+        return Check("storage", ok=True, detail=detail)
+    return _folder(config, root)
+
+
+def _folder(config: ClusterConfig, root: Path) -> Check:
+    remedy = f"Mount the cluster's volume at {config.volume.root} here, writable for this user."
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=root, prefix=".check-"):
+            pass
+    except OSError as error:
+        return Check("storage", ok=False, detail=f"{root} cannot be written: {error.strerror}.", remedy=remedy)
+    if os.geteuid() not in {0, config.uid}:
+        detail = f"We run as user {os.geteuid()}, and pods as {config.uid}: what pods wrote, we cannot delete."
+        return Check("storage", ok=False, detail=detail, remedy="Run the console as the cluster's 'uid', or set that.")
+    return Check("storage", ok=True, detail=f"{root} can be written by us and by pods.")
+
+
+def _classes(api: Api) -> Check:
+    found = [item["metadata"]["name"] for item in api.list(path_of("storage.k8s.io/v1", "storageclasses"))["items"]]
+    return Check("storage classes", ok=True, detail=", ".join(sorted(found)) or "none")
+
+
+def _machines(api: Api, config: ClusterConfig) -> Check:
+    nodes = api.list(path_of("v1", "nodes"))["items"]
+    usable = capacity(nodes, (), config).machines
+    ready = [one for one in usable if one.free.cpus > 0]
+    detail = f"{len(nodes)} nodes, {len(usable)} for runs, {len(ready)} of them ready."
+    remedy = "Look at 'kubectl get nodes'; taints are let past by the cluster's 'tolerations'."
+    return Check("machines", bool(ready), detail, "" if ready else remedy)
+
+
+def _gpus(api: Api, config: ClusterConfig) -> Check:
+    machines = capacity(api.list(path_of("v1", "nodes"))["items"], (), config).machines
+    count = sum(machine.total.gpus for machine in machines)
+    types = sorted({machine.total.gpu_type for machine in machines if machine.total.gpus})
+    if not count:
+        detail = f"No node offers {config.gpu_resource}: runs are on CPUs."
+        remedy = "For GPUs install the vendor's device plugin, such as NVIDIA's GPU operator."
+        return Check("GPUs", ok=True, detail=detail, remedy=remedy)
+    if "" in types:
+        detail = f"{count}, but some nodes have no label {config.gpu_label}: their type is not known."
+        return Check("GPUs", ok=False, detail=detail, remedy="Install GPU feature discovery, or set 'gpu_label'.")
+    return Check("GPUs", ok=True, detail=f"{count}: {', '.join(types)}. Node specs name a type as it is written here.")
+
+
+def _kueue(api: Api, config: ClusterConfig) -> Check:
+    if not config.queue:
+        return Check("Kueue", ok=True, detail="No queue is set: runs are placed whole or taken down by our own guard.")
+    found = api.find(path_of("kueue.x-k8s.io/v1beta1", "localqueues", config.namespace, config.queue))
+    if found is None:
+        detail = f"There is no LocalQueue {config.queue} in {config.namespace}."
+        return Check("Kueue", ok=False, detail=detail, remedy="Install Kueue and make that queue, or unset 'queue'.")
+    return Check("Kueue", ok=True, detail=f"LocalQueue {config.queue}.")
+
+
+def _dns(api: Api) -> Check:
+    try:
+        found = api.list(path_of("v1", "pods", "kube-system"), labelSelector="k8s-app=kube-dns")["items"]
+    except Refused:
+        return Check("DNS", ok=True, detail="We may not look at kube-system; the smoke run tries it.")
+    running = [pod for pod in found if (pod.get("status") or {}).get("phase") == "Running"]
+    if running:
+        return Check("DNS", ok=True, detail=f"{len(running)} DNS pods run in kube-system.")
+    detail = "No pod labelled k8s-app=kube-dns runs in kube-system."
+    remedy = "Pods of a run find each other by name: install CoreDNS. (Another DNS is fine where the smoke run passes.)"
+    return Check("DNS", ok=False, detail=detail, remedy=remedy)
+
+
+def _images(config: ClusterConfig) -> Check:
+    if config.images:
+        return Check("images", ok=True, detail=", ".join(f"{name}: {at}" for name, at in sorted(config.images.items())))
+    remedy = 'Add them to the cluster\'s \'images\', such as {"pytorch": "registry.example.com/trainyard/pytorch:1"}.'
+    return Check("images", ok=False, detail="No built-in image has a reference here.", remedy=remedy)
+
+
+# The smoke run
+
+
+def _smoke(config: ClusterConfig, root: Path, backend: Backend) -> Check:
+    """A run of two nodes that does what every run does: starts, finds its peer by name, writes, ends."""
+    builtin = "pytorch" if "pytorch" in config.images else next(iter(sorted(config.images)), "")
+    if not builtin:
+        return Check("smoke run", ok=False, detail="There is no image to run.", remedy="Add one to 'images'.")
+    name = f"check-{uuid.uuid4().hex[:12]}"
+    workspace = root / f".{name}"
+    spec = _smoke_spec(name, builtin, workspace)
+    if config.volume.shared:
+        workspace.mkdir(mode=0o755)
+    began = time.monotonic()
+    try:
+        backend.submit(spec)
+        status = _await(backend, name)
+        return _judge(status, backend, time.monotonic() - began)
+    finally:
+        with contextlib.suppress(BackendUnavailable):
+            backend.delete(name)
+        if config.volume.shared:
+            with contextlib.suppress(OSError):
+                workspace.rmdir()
+
+
+def _smoke_spec(name: str, builtin: str, workspace: Path) -> RunSpec:
+    return RunSpec(
+        name=name,
+        framework=Framework.PYTORCH,
+        image=Image(builtin=builtin),
+        nodes=2,
+        workers_per_node=1,
+        resources=Resources(0.25, 512, disk_mib=256),
+        script="",
+        builtin_script="hello",
+        deadline_seconds=int(SMOKE_SECONDS),
+        grace_seconds=1,
+        mounts=(Mount(str(workspace), "/workspace", read_only=True),),
+    )
+
+
+def _await(backend: Backend, name: str) -> RunStatus:
+    give_up_at = time.monotonic() + SMOKE_SECONDS
+    while True:
+        status = backend.describe(name)
+        if status.phase is RunPhase.ENDED or time.monotonic() > give_up_at:
+            return status
+        time.sleep(_POLL_SECONDS)
+
+
+def _judge(status: RunStatus, backend: Backend, took: float) -> Check:
+    if status.outcome is Outcome.COMPLETED:
+        return Check("smoke run", ok=True, detail=f"Two nodes met and finished, {took:.0f} s from order to end.")
+    if status.phase is not RunPhase.ENDED:
+        detail = f"It did not end in {SMOKE_SECONDS:.0f} s. {status.waiting_for}".strip()
+        return Check("smoke run", ok=False, detail=detail, remedy="Mend what it waits for, and check again.")
+    said = status.failure.message if status.failure is not None else ""
+    log = backend.logs(status.name, 0).text.strip().splitlines()[-3:]
+    detail = " ".join([f"It ended as {status.outcome}: {said}", *log])
+    return Check("smoke run", ok=False, detail=detail, remedy="The last lines above are of its rank 0.")
