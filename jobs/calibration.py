@@ -13,10 +13,10 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from django.db.models import Count, F, Min, QuerySet
+from django.db.models import Case, F, Min, QuerySet, When
 
 from billing.pricing import Estimate
-from jobs.models import Job, JobDataset, MetricPoint
+from jobs.models import Attempt, Job, JobDataset, MetricPoint
 from jobs.purchase import Purchase
 from jobs.states import EndReason, JobState
 
@@ -80,28 +80,27 @@ def estimate(purchase: Purchase) -> Estimate:
 def samples(purchase: Purchase) -> list[Sample]:
     """The last runs of this script on this kind of node that went through in one go, on one number of nodes."""
     wanted = {version.pk for version in purchase.dataset_versions}
-    runs = (
-        _runs_of(purchase)
-        .filter(state=JobState.SUCCEEDED, workers_per_node=purchase.workers_per_node)
-        .annotate(tries=Count("attempts"))
-        .filter(tries=1)
-        .order_by("-id")[:RUNS_LEARNT_FROM]
+    # A first attempt that completed was the only one. Its columns alone are read: every quote does this.
+    runs = list(
+        Attempt.objects.filter(number=1, reason=EndReason.COMPLETED, job__in=_runs_of(purchase))
+        .filter(job__state=JobState.SUCCEEDED, job__workers_per_node=purchase.workers_per_node)
+        .filter(job__started_at__isnull=False, job__finished_at__isnull=False)
+        .order_by("-job_id")
+        .values_list("job_id", "job__epochs", "job__batch_size", "job__started_at", "job__finished_at", "spans")
+        .annotate(ran_on=Case(When(granted_nodes__gt=0, then="granted_nodes"), default="job__nodes"))[:RUNS_LEARNT_FROM]
     )
-    data = _versions([run.pk for run in runs])
-    found = []
-    for run in runs:
-        (attempt,) = run.attempts.all()
-        if run.started_at is None or run.finished_at is None or len(attempt.spans) > 1:
-            continue
-        found.append(
-            Sample(
-                nodes=attempt.granted_nodes or run.nodes,
-                epochs=run.epochs,
-                seconds=(run.finished_at - run.started_at).total_seconds(),
-                same_batch=run.batch_size == purchase.batch_size,
-                same_data=data.get(run.pk, set()) == wanted,
-            )
+    data = _versions([pk for pk, *_rest in runs])
+    found = [
+        Sample(
+            nodes=nodes,
+            epochs=epochs,
+            seconds=(finished_at - started_at).total_seconds(),
+            same_batch=batch_size == purchase.batch_size,
+            same_data=data.get(pk, set()) == wanted,
         )
+        for pk, epochs, batch_size, started_at, finished_at, spans, nodes in runs
+        if started_at and finished_at and len(spans) <= 1
+    ]
     return [sample for sample in found if sample.seconds > 0]
 
 
@@ -132,7 +131,7 @@ def _runs_of(purchase: Purchase) -> QuerySet[Job]:
         code_key=purchase.code_key,
         node_spec=purchase.node_spec,
         builtin_script="",
-    ).prefetch_related("attempts")
+    )
 
 
 def _versions(jobs: Sequence[int]) -> dict[int, set[int]]:

@@ -117,6 +117,7 @@ class TestRunsToLearnFrom:
                 backend="fake",
                 claimed_at=now,
                 granted_nodes=job.nodes,
+                reason=EndReason.COMPLETED if number == attempts else EndReason.NODE_LOST,
                 spans=[{"nodes": 1, "started_at": 0.0}] * spans,
                 **times,
             )

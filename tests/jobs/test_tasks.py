@@ -1,4 +1,6 @@
 import pytest
+from celery.signals import task_prerun
+from django.db import connection
 
 from console.celery import app
 from jobs import dispatch, tasks
@@ -26,3 +28,27 @@ def test_the_sweep_is_on_the_clock_under_its_own_name(settings):
     for entry in settings.CELERY_BEAT_SCHEDULE.values():
         assert entry["task"] in app.tasks
     assert settings.CELERY_BEAT_SCHEDULE["reconcile"]["task"] == tasks.reconcile.name
+
+
+@pytest.mark.django_db(transaction=True)
+def test_tasks_share_a_connection_that_is_looked_at_before_each(monkeypatch):
+    """As in a worker: what a restart of the database broke is made anew, and nothing else is."""
+
+    def before_a_task():
+        task_prerun.send(sender=tasks.reconcile, task_id="1", task=tasks.reconcile, args=(), kwargs={})
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_backend_pid()")
+            return cursor.fetchone()[0]
+
+    for name, value in {"CONN_MAX_AGE": 600, "CONN_HEALTH_CHECKS": True}.items():
+        monkeypatch.setitem(connection.settings_dict, name, value)
+    connection.close()
+    assert app.conf.get("CELERY_DB_REUSE_MAX")
+    first = before_a_task()
+    assert before_a_task() == first
+    other = connection.copy()
+    with other.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [first])
+    other.close()
+    assert before_a_task() != first
+    connection.close()
