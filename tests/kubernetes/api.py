@@ -157,7 +157,7 @@ class Api:
                 self.applied[made["metadata"]["uid"]] = {manager: copy.deepcopy(given)}
                 return made
             said = self.applied.setdefault(old["metadata"]["uid"], {})
-            made = patching.apply(old, given, said, manager, force=query.get("force") == "true")
+            made = patching.apply(old, given, said, manager, force=query.get("force", "").lower() == "true")
             if "resourceVersion" not in given["metadata"]:
                 made["metadata"].pop("resourceVersion", None)
             return self._store(resource, made, old, "")

@@ -103,14 +103,16 @@ def apply(live: Object, given: Object, applied: dict[str, Object], manager: str,
     """
     others = {name: said for name, said in applied.items() if name != manager}
     disputes = [
-        f'conflict with "{name}": .{".".join(path)}'
+        (name, path)
         for name, said in others.items()
         for path, value in leaves(given)
         if (theirs := _at(said, path)) is not _ABSENT and theirs != value and path[0] in {"spec", "data", "metadata"}
     ]
     if disputes and not force:
-        message = f"Apply failed with {len(disputes)} conflict(s): {'; '.join(disputes)}"
-        raise ApiError(409, "Conflict", message)
+        told = "; ".join(f'conflict with "{name}": .{".".join(path)}' for name, path in disputes)
+        raise ApiError(409, "Conflict", f"Apply failed with {len(disputes)} conflict(s): {told}")
+    for name, path in disputes:
+        _remove(others[name], path)  # it is ours now
     made = copy.deepcopy(live)
     for path, _value in leaves(applied.get(manager, {})):
         kept = _at(given, path) is not _ABSENT or any(_at(said, path) is not _ABSENT for said in others.values())

@@ -1,0 +1,132 @@
+"""Runs on a Kubernetes cluster, and short words for what tests do with them: those of `tests.runtime.conftest.Yard`.
+
+The one rule: nothing here knows whether the cluster is real.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+import time
+from collections.abc import Callable
+from typing import Any
+
+from runtime.backends.kubernetes import KubernetesBackend
+from runtime.backends.kubernetes_config import ClusterConfig
+from runtime.specs import Framework, Image, Mount, Resources, RunPhase, RunSpec, RunStatus
+from tests.kubernetes.sites import Site
+
+SMALL = Resources(cpus=0.1, memory_mib=256)
+"""What a run of the tests asks for: a small machine has room for a few."""
+
+
+class ClusterYard:
+    """A backend with a workspace and a data set on a cluster."""
+
+    def __init__(self, site: Site, **settings: Any) -> None:
+        self.site = site
+        self.settings = settings
+        self.backend = self.another()
+        self._staged: dict[str, str] = {}
+
+    def config(self, **changes: Any) -> ClusterConfig:
+        """The cluster as a console is told of it."""
+        return ClusterConfig.from_data("test", self.site.settings(**{**self.settings, **changes}))
+
+    def another(self, **changes: Any) -> KubernetesBackend:
+        """One more backend for the same cluster, as another process of the console would have it."""
+        return KubernetesBackend(config=self.config(**changes), root=self.site.root / "runs")
+
+    def spec(self, source: str = "print('hello')", /, **changes: Any) -> RunSpec:
+        """A spec whose workspace holds the script as `train.py`."""
+        self.write("workspace/train.py", textwrap.dedent(source))
+        self.write("digits/three.txt", "3")
+        spec = RunSpec(
+            name="job-1-1",
+            framework=Framework.PYTORCH,
+            image=Image(builtin="bare"),
+            nodes=1,
+            workers_per_node=1,
+            resources=SMALL,
+            script="train.py",
+            deadline_seconds=120,
+            datasets=("digits",),
+            mounts=(
+                Mount(str(self.site.root / "workspace"), "/workspace", False),
+                Mount(str(self.site.root / "digits"), "/datasets/digits"),
+            ),
+        )
+        return dataclasses.replace(spec, **changes)
+
+    def write(self, path: str, text: str) -> None:
+        """A file of the volume, unless it is so already."""
+        if self._staged.get(path) != text:
+            self.site.place({path: text})
+            self._staged[path] = text
+
+    def wait(self, name: str, until: Callable[[RunStatus], bool], seconds: float = 120) -> RunStatus:
+        """The run's first status for which `until` holds; fails when there is none in time."""
+        status = self.backend.describe(name)
+        if until(status):
+            return status
+        for _names in self.backend.changes(stop_after=seconds):
+            status = self.backend.describe(name)
+            if until(status):
+                return status
+        raise AssertionError(f"not in {seconds} s: {status}\n{self.all_logs(name)}")
+
+    def wait_for_end(self, name: str = "job-1-1") -> RunStatus:
+        """The run's last status."""
+        return self.wait(name, lambda status: status.phase is RunPhase.ENDED)
+
+    def wait_for_text(self, text: str, name: str = "job-1-1", rank: int = 0) -> RunStatus:
+        """The run's status once a rank has printed the text."""
+        return self.wait(name, lambda _status: text in self.log(rank, name))
+
+    def run(self, source: str, /, **changes: Any) -> RunStatus:
+        """Submit and wait for the end."""
+        spec = self.spec(source, **changes)
+        self.backend.submit(spec)
+        return self.wait_for_end(spec.name)
+
+    def log(self, rank: int = 0, name: str = "job-1-1") -> str:
+        """Everything that a rank printed."""
+        return self.backend.logs(name, rank, limit=1 << 24).text
+
+    def all_logs(self, name: str) -> str:
+        """What the cluster says of the run, for a failed test's message."""
+        told = []
+        for pod in self.site.pods(name):
+            told.append(f"== {pod.metadata.name} {pod.status.phase} {pod.status.container_statuses}")
+            try:
+                told.append(self.site.core.read_namespaced_pod_log(pod.metadata.name, self.site.namespace)[-3000:])
+            except Exception as error:
+                told.append(f"no log: {error}")
+        events = self.site.core.list_namespaced_event(self.site.namespace).items[-30:]
+        return "\n".join([*told, *(f"{one.involved_object.name}: {one.reason}: {one.message}" for one in events)])
+
+    def lose_node(self, node: int, name: str = "job-1-1") -> None:
+        """One node of the run is taken away by the cluster, without the code's doing."""
+        pod = self.site.pods(name)[node]
+        self.site.core.create_namespaced_pod_eviction(
+            pod.metadata.name,
+            self.site.namespace,
+            {"metadata": {"name": pod.metadata.name}, "deleteOptions": {"gracePeriodSeconds": 1}},
+        )
+
+    def left_behind(self) -> list[str]:
+        """What is there of runs that were deleted, after a while."""
+        give_up_at = time.monotonic() + 60
+        while (left := self.site.left()) and time.monotonic() < give_up_at:
+            time.sleep(0.05)
+        if self.site.shared:
+            runs = self.site.root / "runs"
+            left += [f"folder {path.name}" for path in runs.glob("*") if not path.name.startswith(".")]
+        return left
+
+    def close(self) -> None:
+        """Delete every run; nothing of them is left."""
+        for name in self.backend.names():
+            self.backend.delete(name)
+        assert self.left_behind() == []
+        assert self.backend.names() == []
