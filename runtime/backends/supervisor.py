@@ -28,6 +28,8 @@ from runtime.launcher.report import ConnectionLost, Link, Message, first_cause
 _DRAIN_SECONDS = 5.0
 _PLATFORM_LOG_BYTES = 1 << 20
 _OUTPUT_SECONDS = 1.0
+_START_SECONDS = 0.1
+"""The start of the ranks is told this much later, with what they have done by then: many have ended."""
 _ABORT_SECONDS = 0.5
 
 
@@ -175,6 +177,7 @@ class Supervisor:
         if not self._record.started:
             now = time.time()
             self._record.data.update(phase="running", started_at=now, progress_at=now)
+            self._record.rest_the_bell(_START_SECONDS)
         self._record.save()
 
     def _take_cause(self, cause: dict[str, Any]) -> None:

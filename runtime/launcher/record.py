@@ -171,6 +171,10 @@ class Record:
         """Something changed that readers may want to see soon."""
         self._news = True
 
+    def rest_the_bell(self, seconds: float) -> None:
+        """Ring for nothing but the end for so long: a run that ends at once is then told of once."""
+        self._ring_at = max(self._ring_at, time.monotonic() + seconds)
+
     def patience(self, now: float) -> float:
         """Seconds until the bell wants to be rung; a long time where there is nothing to tell."""
         return self._ring_at - now if self._news else 60.0

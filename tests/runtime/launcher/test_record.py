@@ -35,6 +35,21 @@ def test_what_happened_is_on_disk_and_told(record: Record) -> None:
     assert (record.folder / "bell").exists()
 
 
+def test_a_resting_bell_rings_later_and_for_the_end_at_once(record: Record) -> None:
+    record.rest_the_bell(60)
+    record.save()
+    now = time.monotonic()
+    record.ring_if_due(now)
+    assert not (record.folder / "bell").exists()
+    assert 55 < record.patience(now) <= 60
+    record.ring_if_due(now + 61)
+    assert (record.folder / "bell").exists()
+    (record.folder / "bell").unlink()
+    record.rest_the_bell(60)
+    record.finish(exit_code=0)
+    assert (record.folder / "bell").exists()
+
+
 def test_a_beat_changes_the_records_time_and_nothing_else(record: Record) -> None:
     record.save()
     path = record.folder / "nodes" / "1.json"
