@@ -7,11 +7,15 @@ write to); what this process and its like import comes from the archive, which n
 from __future__ import annotations
 
 import os
-from typing import Any, List
+import stat
+from typing import Any, List, Set
 
 _HERE = os.path.dirname(__file__)
-_FOLDERS = ("/tmp", "/dev/shm", "/var/tmp")  # noqa: S108 - a folder with an unknown name is made in there
-_made: List[str] = []
+_PARENTS = ("/tmp", "/dev/shm", "/var/tmp")  # noqa: S108 - what is found there already is ours or not used
+_NAME = ".trainyard"
+"""The same in every pod: MPI starts what one node names on all of them."""
+_folders: List[str] = []
+_taken: Set[str] = set()
 
 
 def as_file(name: str, *with_it: str) -> str:
@@ -19,27 +23,43 @@ def as_file(name: str, *with_it: str) -> str:
     beside = os.path.join(_HERE, name)
     if os.path.exists(beside):
         return os.path.abspath(beside)
-    loader: Any = globals()["__loader__"]
     folder = _folder()
     for each in (*with_it, name):
-        path = os.path.join(folder, each)
-        if not os.path.lexists(path):
-            with open(path, "wb") as file:
-                file.write(loader.get_data(os.path.join(_HERE, each)))
+        if each not in _taken:
+            _take_out(each, folder)
     return os.path.join(folder, name)
 
 
+def _take_out(name: str, folder: str) -> None:
+    loader: Any = globals()["__loader__"]
+    temporary = os.path.join(folder, ".{}.{}".format(name, os.urandom(4).hex()))
+    with open(temporary, "xb") as file:
+        file.write(loader.get_data(os.path.join(_HERE, name)))
+    os.replace(temporary, os.path.join(folder, name))
+    _taken.add(name)
+
+
 def _folder() -> str:
-    if _made:
-        return _made[0]
-    problem = OSError("no folder to write to")
-    for parent in _FOLDERS:
-        path = os.path.join(parent, ".trainyard-" + os.urandom(8).hex())
-        try:
-            os.mkdir(path, 0o700)
-        except OSError as error:
-            problem = error
-            continue
-        _made.append(path)
-        return path
-    raise problem
+    if not _folders:
+        problem = OSError("no folder to write to")
+        for parent in _PARENTS:
+            for name in (_NAME, "{}-{}".format(_NAME, os.urandom(8).hex())):
+                path = os.path.join(parent, name)
+                try:
+                    if _make(path):
+                        _folders.append(path)
+                        return path
+                except OSError as error:
+                    problem = error
+        raise problem
+    return _folders[0]
+
+
+def _make(path: str) -> bool:
+    """Make the folder; False where something of that name is not ours alone. Raises OSError."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        found = os.lstat(path)
+        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) == 0o700
+    return True

@@ -87,7 +87,8 @@ class Mpi:
             self._listener.setblocking(False)
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         if not plan.node:
-            self._mpirun = self._spawn(mpirun(plan, self._python, self._stub("slot")))
+            program = find_mpirun(self._python, self._environment.get("PATH", ""))
+            self._mpirun = self._spawn(mpirun(plan, program, self._stub("slot")))
 
     @property
     def starting(self) -> bool:
@@ -225,10 +226,16 @@ class Mpi:
         link.close()
 
 
-def mpirun(plan: Plan, python: str, stub: List[str]) -> List[str]:
+def find_mpirun(python: str, path: str) -> str:
+    """The image's mpirun: beside its interpreter, or the first one of its PATH."""
+    folders = [os.path.dirname(python), *path.split(":")]
+    programs = [os.path.join(folder, "mpirun") for folder in folders if folder]
+    return next((program for program in programs if os.access(program, os.X_OK)), programs[0])
+
+
+def mpirun(plan: Plan, program: str, stub: List[str]) -> List[str]:
     """The command line. PURE. Ranks fill the nodes one after another, as they do everywhere else."""
     hosts = ",".join("{}-{}:{}".format(plan.run_id, home, plan.workers) for home in plan.homes)
-    program = os.path.join(os.path.dirname(python), "mpirun")
     options = ["--allow-run-as-root", "--bind-to", "none", "--map-by", "slot", "--host", hosts]
     return [program, *options, "-np", str(plan.world_size), *stub]
 

@@ -46,23 +46,39 @@ def test_an_archive_too_large_for_a_config_map_is_refused(tmp_path: Path) -> Non
         zipapp.pack(tmp_path)
 
 
+def take_out(path: Path, parent: Path, code: str) -> list[Path]:
+    """The paths that an interpreter is given which has the package from the archive alone."""
+    begin = (
+        f"import sys; sys.path.insert(0, {str(path)!r}); import launcher.carried as carried\n"
+        f"carried._PARENTS = ({str(parent)!r},); as_file = carried.as_file\n"
+    )
+    shown = subprocess.run([sys.executable, "-I", "-S", "-c", begin + code], capture_output=True, text=True, check=True)
+    return [Path(line) for line in shown.stdout.splitlines()]
+
+
 def test_files_are_taken_out_of_the_archive_with_what_they_want_beside_them(tmp_path: Path) -> None:
     path = tmp_path / "launcher.pyz"
     path.write_bytes(zipapp.build().data)
-    code = (
-        f"import sys; sys.path.insert(0, {str(path)!r}); from launcher.carried import as_file\n"
-        "print(as_file('rank.py', 'steps.py')); print(as_file('rank.py')); print(as_file('mpi_stub.py'))"
-    )
-    shown = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
-    first, again, stub = map(Path, shown.stdout.splitlines())
-    assert first == again
-    assert first.parent == stub.parent
+    code = "print(as_file('rank.py', 'steps.py')); print(as_file('rank.py')); print(as_file('mpi_stub.py'))"
+    first, again, stub = take_out(path, tmp_path, code)
+    assert first == again == tmp_path / ".trainyard" / "rank.py"
     assert first.read_bytes() == Path(as_file("rank.py")).read_bytes()
-    assert (first.parent / "steps.py").exists()
+    assert {each.name for each in stub.parent.iterdir()} == {"rank.py", "steps.py", "mpi_stub.py"}
     assert first.parent.stat().st_mode & 0o777 == 0o700
-    for each in first.parent.iterdir():
-        each.unlink()
-    first.parent.rmdir()
+    first.write_text("of an older archive")
+    (other,) = take_out(path, tmp_path, "print(as_file('rank.py'))")
+    assert other == first
+    assert first.read_bytes() == Path(as_file("rank.py")).read_bytes()
+
+
+def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path) -> None:
+    path = tmp_path / "launcher.pyz"
+    path.write_bytes(zipapp.build().data)
+    (tmp_path / ".trainyard").mkdir()
+    (tmp_path / ".trainyard").chmod(0o777)
+    (found,) = take_out(path, tmp_path, "print(as_file('rank.py'))")
+    assert found.parent.name.startswith(".trainyard-")
+    assert list((tmp_path / ".trainyard").iterdir()) == []
 
 
 def test_beside_this_package_files_are_files_already() -> None:

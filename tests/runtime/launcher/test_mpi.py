@@ -14,7 +14,7 @@ STUB = ["/image/bin/python", "-I", "-S", "/launcher/mpi_stub.py", "/tmp/socket",
 
 def test_mpirun_is_the_images_and_fills_the_nodes_in_order() -> None:
     plan = plan_of(PLAN._replace(controller="mpi"), Round(0, [0, 1]))
-    command = mpi.mpirun(plan, "/image/bin/python", STUB)
+    command = mpi.mpirun(plan, "/image/bin/mpirun", STUB)
     assert command[0] == "/image/bin/mpirun"
     assert command[command.index("--host") + 1] == "job-1-1-0:2,job-1-1-1:2"
     assert command[command.index("-np") + 1] == "4"
@@ -22,9 +22,21 @@ def test_mpirun_is_the_images_and_fills_the_nodes_in_order() -> None:
     assert "--allow-run-as-root" in command
 
 
+def test_mpirun_is_found_beside_the_interpreter_or_in_the_path(tmp_path: Path) -> None:
+    image, system = tmp_path / "image", tmp_path / "system"
+    for folder in (image, system):
+        folder.mkdir()
+    python = str(image / "python")
+    assert mpi.find_mpirun(python, f"/none:{system}") == str(image / "mpirun"), "what is missed is named"
+    (system / "mpirun").touch(0o755)
+    assert mpi.find_mpirun(python, f"/none::{system}") == str(system / "mpirun")
+    (image / "mpirun").touch(0o755)
+    assert mpi.find_mpirun(python, f"/none:{system}") == str(image / "mpirun")
+
+
 def test_a_later_round_names_the_nodes_that_are_left() -> None:
     plan = PLAN._replace(controller="mpi", node=2, nodes=3, min_nodes=2, addresses=["a", "b", "c"])
-    command = mpi.mpirun(plan_of(plan, Round(1, [0, 2])), "/image/bin/python", STUB)
+    command = mpi.mpirun(plan_of(plan, Round(1, [0, 2])), "/image/bin/mpirun", STUB)
     assert command[command.index("--host") + 1] == "job-1-1-0:2,job-1-1-2:2"
 
 
