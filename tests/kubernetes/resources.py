@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 Object = dict[str, Any]
@@ -125,6 +125,11 @@ def quantity(value: object) -> float:
 def now() -> str:
     """The time as objects have it: whole seconds."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def later(text: str, seconds: float) -> str:
+    """So many seconds after a time."""
+    return (datetime.fromisoformat(text) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def seconds_of(text: str) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.kubernetes.resources import BY_PLURAL, ApiError, Object, Resource, now
+from tests.kubernetes.resources import BY_PLURAL, ApiError, Object, Resource, later, now
 
 Key = tuple[str, str, str]
 """Plural, namespace ("" for none), name."""
@@ -196,9 +196,12 @@ class Store:
             if not finalizers and not grace:
                 return self._remove((plural, namespace, name), found)
             if meta.get("deletionTimestamp"):
-                grace = min(grace, meta.get("deletionGracePeriodSeconds", grace))
+                told = meta.get("deletionGracePeriodSeconds", grace)
+                grace = min(grace, told)
+                meta["deletionTimestamp"] = later(meta["deletionTimestamp"], grace - told)
             else:
-                meta["deletionTimestamp"] = now()
+                # By when it is to be gone, as a real API server has it.
+                meta["deletionTimestamp"] = later(now(), grace)
             meta["deletionGracePeriodSeconds"] = grace
             if finalizers:
                 meta["finalizers"] = sorted(finalizers)
