@@ -65,7 +65,9 @@ def programs() -> list[Program]:
         "--keep-alive", "15", "--graceful-timeout", "10", "--no-control-socket",
         "--logger-class", "console.operations.gunicorn_lines.GunicornLines",
     )  # fmt: skip
-    worker = ("worker", "--concurrency", str(TASK_PROCESSES), "--without-mingle", "--without-gossip", "-l", "INFO")
+    # A cluster that answers slowly keeps one process busy: there is one more for each.
+    concurrency = TASK_PROCESSES + len(settings.TRAINYARD_CLUSTERS) - 1
+    worker = ("worker", "--concurrency", str(concurrency), "--without-mingle", "--without-gossip", "-l", "INFO")
     beat = ("beat", "--schedule", str(settings.VAR_DIR / "beat.db"), "--pidfile", "", "-l", "INFO")
     chosen = [
         Program("live", ("manage.py", "live"), "event streams", 20),

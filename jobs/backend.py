@@ -7,6 +7,7 @@ is ready for BackendUnavailable, which one that settings no longer name raises t
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 from django.conf import settings
 
@@ -50,6 +51,12 @@ def columns_of(name: str) -> set[str]:
     return {each for each in (name, "", LEGACY) if cluster_named(each) == name}
 
 
+def runs_root(name: str) -> Path:
+    """Where the runs of a cluster lie, as the console sees it."""
+    root: Path = settings.TRAINYARD_RUNS_ROOT
+    return root if settings.TRAINYARD_CLUSTERS[name] is None else root / ".clusters" / name
+
+
 def resources_of(spec: NodeSpec) -> Resources:
     """What one node of a spec asks of its cluster."""
     return Resources(
@@ -64,12 +71,11 @@ def image_of(image: Image) -> specs.Image:
 
 def _create(name: str) -> Backend:
     config = settings.TRAINYARD_CLUSTERS[name]
-    root = settings.TRAINYARD_RUNS_ROOT
     if config is not None:
-        return guarded(name, create("kubernetes", config=config, root=root / ".clusters" / name))
+        return guarded(name, create("kubernetes", config=config, root=runs_root(name)))
     return create(
         "local",
-        root=root,
+        root=runs_root(name),
         images_root=settings.TRAINYARD_IMAGES_ROOT,
         cpus=settings.LOCAL_CPUS,
         memory_mib=settings.LOCAL_MEMORY_MIB,

@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from console.operations import signs
 from jobs.backend import cluster, cluster_named, cluster_names, columns_of
-from jobs.models import Attempt, ClusterStatus, Job
+from jobs.models import Attempt, ClusterStatus, Job, Room
 from jobs.states import JobState
 from runtime.errors import BackendUnavailable, RuntimeFault
 from runtime.specs import NodeCapacity, Resources
@@ -72,6 +72,7 @@ def note(*, name: str, answers: bool, detail: str = "") -> None:
     if not same.update(checked_at=now, detail=detail):
         values = {"answers": answers, "since": now, "checked_at": now, "detail": detail}
         ClusterStatus.objects.update_or_create(name=name, defaults=values)
+        Room.objects.filter(node_spec__cluster__in=columns_of(name)).update(answers=answers)
 
 
 def report(name: str) -> None:

@@ -27,8 +27,8 @@ from jobs.models import Attempt, Job
 from jobs.sentences import Cause, cause
 from jobs.states import ACTIVE, ENDED, EndReason, JobState, OnHang
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound
-from runtime.specs import Controller, Framework, RunPhase, RunSpec, RunStatus
-from storage import mounts
+from runtime.specs import Controller, Framework, PullSecret, RunPhase, RunSpec, RunStatus
+from storage import mounts, registries
 from storage.tasks import measure_workspace
 
 logger = logging.getLogger(__name__)
@@ -158,8 +158,21 @@ def run_spec(attempt: Attempt) -> RunSpec:
         stall_check_seconds=job.stall_check_seconds,
         hang_seconds=0 if job.on_hang == OnHang.IGNORE else HANG_SECONDS,
         labels={"organization": job.organization.slug, "job": str(job.pk)},
+        node_kind=job.node_spec.name,
+        organization_nodes=job.organization.quota.max_running_nodes,
+        pull_secret=_pull_secret(job),
         traceparent=traces.place_of(attempt),
     )
+
+
+def _pull_secret(job: Job) -> PullSecret | None:
+    """What the customer stored for the registry of an image of their own."""
+    if job.image.is_builtin:
+        return None
+    registry = registries.registry_for(organization=job.organization, reference=job.image.reference)
+    if registry is None or not registry.username:
+        return None
+    return PullSecret(registry.host, registry.username, registries.password_of(registry))
 
 
 def _deadline_seconds(attempt: Attempt) -> int:
@@ -209,7 +222,7 @@ def _reconcile(attempt: Attempt, *, reads: bool = False) -> None:
 def _open_attempts() -> QuerySet[Attempt]:
     """Attempts that the backend may be running, with what it takes to submit one again."""
     return Attempt.objects.filter(finished_at=None, job__state__in=ACTIVE).select_related(
-        "job__node_spec", "job__image", "job__workspace", "job__organization"
+        "job__node_spec", "job__image", "job__workspace", "job__organization__quota"
     )
 
 

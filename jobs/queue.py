@@ -206,6 +206,12 @@ def why(job: Job) -> tuple[str, dict[str, Any]]:
     return told
 
 
+def cluster_answers(job: Job) -> bool:
+    """Whether the cluster of a job's node spec did when it was last asked. For `selectors.jobs_for`'s."""
+    room: Room | None = getattr(job.node_spec, "room", None)
+    return room is None or room.answers
+
+
 def _ready() -> Q:
     return Q(not_before=None) | Q(not_before__lte=timezone.now())
 

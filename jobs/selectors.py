@@ -32,6 +32,7 @@ from jobs.sentences import (
     joined,
     starting_sentence,
     straggler_sentence,
+    unanswered_sentence,
     waiting_sentence,
 )
 from jobs.states import ACTIVE, ENDED, JobState
@@ -105,6 +106,8 @@ def open_jobs(organization: Organization) -> QuerySet[Job]:
 
 def waiting_for(job: Job) -> str:
     """Why a job waits in the queue, with its place there, or what its nodes wait for; else empty. For `jobs_for`'s."""
+    if job.state == JobState.STARTING and not queue.cluster_answers(job):
+        return unanswered_sentence()
     if job.state == JobState.STARTING:
         return starting_sentence(job.waiting_code, job.waiting_data)
     if job.state != JobState.QUEUED:

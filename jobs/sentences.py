@@ -237,10 +237,15 @@ def waiting_sentence(code: str, data: Mapping[str, Any], *, nodes: int, spec: st
             "It starts when one of your other runs ends."
         ) % {"running": data.get("running", 0), "most": data.get("most", 0), "nodes": nodes}
     if code == "backend_unavailable":
-        return _("The cluster does not answer at the moment. The run starts as soon as it does.")
+        return unanswered_sentence()
     if code in {"retry", "backoff"}:
         return joined(again_sentence(data), _not_before(data) or place)
     return _("It starts in a moment.") if ahead == 0 else place
+
+
+def unanswered_sentence() -> str:
+    """Of a run whose cluster is away."""
+    return _("The cluster does not answer at the moment. The run starts as soon as it does.")
 
 
 class _Known(dict[str, Any]):
