@@ -1,7 +1,10 @@
 """The Django app of `billing`."""
 
 from django.apps import AppConfig
+from django.core import checks
 from django.utils.translation import gettext_lazy as _
+
+from billing.checks import settings_of_money
 
 
 class BillingConfig(AppConfig):
@@ -9,3 +12,7 @@ class BillingConfig(AppConfig):
 
     name = "billing"
     verbose_name = _("Billing")
+
+    def ready(self) -> None:
+        """Have the settings looked at before anything starts."""
+        checks.register(settings_of_money)

@@ -17,7 +17,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
-from billing import customers, gateway, receivables
+from billing import currencies, customers, gateway, receivables
 from billing.errors import AmountRefused, Quarantined
 from billing.models import Account, Quote, TopUp
 from billing.wording import money
@@ -50,18 +50,27 @@ def pay_for(*, quote: Quote, account: Account, user: User, return_path: str) -> 
 
 def shortfall_minor(quote: Quote, *, available_minor: int) -> int:
     """What is to be paid so that the quote can be bought: what is missing, but no less than one payment's least."""
-    return max(quote.ceiling_minor - available_minor, int(settings.TOP_UP_MINIMUM_MINOR))
+    wanted = max(quote.ceiling_minor - available_minor, int(settings.TOP_UP_MINIMUM_MINOR))
+    return currencies.payable(wanted, quote.currency)
 
 
 def require_amount(account: Account, amount_minor: int, *, field: str) -> None:
-    """Refuse an amount that is too small or too large for one payment. Raises AmountRefused at `field`."""
-    least, most = settings.TOP_UP_MINIMUM_MINOR, settings.TOP_UP_MAXIMUM_MINOR
+    """Refuse an amount that can't be paid at once: too small, too large, too fine. Raises AmountRefused at `field`."""
+    least, most = currencies.payable(settings.TOP_UP_MINIMUM_MINOR, account.currency), settings.TOP_UP_MAXIMUM_MINOR
     if not least <= amount_minor <= most:
         sentence = _("Top up between %(least)s and %(most)s at once.") % {
             "least": money(least, account.currency),
             "most": money(most, account.currency),
         }
         raise AmountRefused(sentence, fields={field: sentence})
+    if amount_minor % currencies.step(account.currency):
+        sentence = step_sentence(account.currency)
+        raise AmountRefused(sentence, fields={field: sentence})
+
+
+def step_sentence(currency: str) -> str:
+    """That payments are made in steps."""
+    return _("Payments are made in steps of %(step)s.") % {"step": money(currencies.step(currency), currency)}
 
 
 def apply_session(session: Mapping[str, Any], *, livemode: object, at: object = None) -> TopUp:

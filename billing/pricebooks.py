@@ -8,6 +8,7 @@ from django.db import transaction
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
+from billing.currencies import SUPPORTED
 from billing.errors import BookRefused, NotPriced
 from billing.models import NodeSpec, Price, PriceBook
 from billing.pricing import PriceKind, PriceRow
@@ -56,6 +57,8 @@ def price_name(price: Price) -> str:
 
 def faults(book: PriceBook) -> list[str]:
     """Why a draft can't be published, each naming its price: what is missing, what is there twice. Empty: nothing."""
+    if book.currency not in SUPPORTED:
+        return [_("No payments can be taken in %(currency)s. Choose another currency.") % {"currency": book.currency}]
     prices = list(book.prices.select_related("node_spec"))
     known = {_key(price) for price in prices}
     specs = {spec.pk: spec for spec in NodeSpec.objects.filter(is_active=True)}

@@ -18,10 +18,10 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
-from billing import gateway, receivables
+from billing import currencies, gateway, receivables
 from billing.errors import Parked, PaymentRefused, PaymentUnavailable, Quarantined, RefundRefused
 from billing.models import AutoTopUp, Dispute, Refund, TopUp
-from billing.payments import moment
+from billing.payments import moment, step_sentence
 from billing.wording import money
 from console.accounts.models import User
 
@@ -58,6 +58,9 @@ def refund(*, top_up: TopUp, amount_minor: int, reason: str, user: User) -> Refu
         left = refundable_minor(locked)
         if not 1 <= amount_minor <= left:
             sentence = _("At most %(left)s of this top-up can be paid back.") % {"left": money(left, locked.currency)}
+            raise RefundRefused(sentence, fields={"amount_minor": sentence})
+        if amount_minor % currencies.step(locked.currency):
+            sentence = step_sentence(locked.currency)
             raise RefundRefused(sentence, fields={"amount_minor": sentence})
         made = Refund.objects.create(top_up=locked, amount_minor=amount_minor, reason=reason, requested_by=user)
         _take_for(made)

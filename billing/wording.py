@@ -5,6 +5,7 @@ The one rule: rows store stable names and figures; sentences are made here, when
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
@@ -13,6 +14,8 @@ from babel.core import Locale
 from babel.numbers import format_currency, get_currency_precision
 from django.utils.translation import get_language, gettext_lazy, ngettext, to_locale
 from django.utils.translation import gettext as _
+
+from billing.currencies import decimals
 
 MOST_DIGITS = 18
 """Of an amount that a customer types."""
@@ -50,8 +53,8 @@ BASES = {
 
 
 def to_major(amount_minor: Decimal | int, currency: str) -> Decimal:
-    """An amount in the currency's major unit, by ISO 4217's number of decimals."""
-    return Decimal(amount_minor).scaleb(-get_currency_precision(currency))
+    """An amount in the currency's major unit."""
+    return Decimal(amount_minor).scaleb(-decimals(currency))
 
 
 def to_minor(amount: Decimal, currency: str) -> int:
@@ -61,18 +64,22 @@ def to_minor(amount: Decimal, currency: str) -> int:
     """
     if not amount.is_finite() or amount.adjusted() > MOST_DIGITS:
         raise ValueError("This is no amount of money.")
-    scaled = amount.scaleb(get_currency_precision(currency))
+    scaled = amount.scaleb(decimals(currency))
     if scaled != scaled.to_integral_value():
-        raise ValueError(f"{currency} has {get_currency_precision(currency)} decimals.")
+        raise ValueError(f"{currency} has {decimals(currency)} decimals.")
     return int(scaled)
 
 
 def money(amount_minor: Decimal | int, currency: str, *, exact: bool = False) -> str:
     """An amount for people, in the active language; `exact` keeps decimals below the currency's."""
     locale = Locale.parse(to_locale(get_language() or "en"))
-    return str(
-        format_currency(to_major(amount_minor, currency), currency, locale=locale, decimal_quantization=not exact)
-    )
+    amount, digits = to_major(amount_minor, currency), decimals(currency)
+    if exact or digits == get_currency_precision(currency) or amount == amount.to_integral_value():
+        return str(format_currency(amount, currency, locale=locale, decimal_quantization=not exact))
+    # The reader's habit has fewer decimals than the amount: none is left out.
+    pattern = copy.copy(locale.currency_formats["standard"])
+    pattern.frac_prec = (digits, digits)
+    return str(pattern.apply(amount, locale, currency=currency, currency_digits=False))
 
 
 def line_title(line: Mapping[str, Any]) -> str:

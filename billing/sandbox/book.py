@@ -135,8 +135,21 @@ def integer(form: Object, name: str, *, default: int | None = None) -> int:
         raise Refused(f"Invalid integer: {value}", code="parameter_invalid_integer", param=name) from None
 
 
+STEPS = {"isk": 100, "ugx": 100, "bhd": 10, "jod": 10, "kwd": 10, "omr": 10, "tnd": 10}
+"""Currencies whose amounts are multiples of something: Stripe's "special cases" and three-decimal currencies."""
+
+
+def money_of(form: Object, name: str, currency: str, most: int = 99_999_999) -> int:
+    """An amount of a currency, from 1 to `most`, as fine as it may be. Raises Refused."""
+    amount, step = amount_of(form, name, most), STEPS.get(currency, 1)
+    if amount % step:
+        sentence = f"Invalid amount: the amount in {currency} must be a multiple of {step}."
+        raise Refused(sentence, code="parameter_invalid_integer", param=name)
+    return amount
+
+
 def amount_of(form: Object, name: str, most: int = 99_999_999) -> int:
-    """An amount in minor units, from 1 to `most`. Raises Refused."""
+    """A whole number from 1 to `most`. Raises Refused."""
     amount = integer(form, name)
     if amount < 1:
         raise Refused("This value must be greater than or equal to 1.", code="parameter_invalid_integer", param=name)

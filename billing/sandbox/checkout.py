@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from billing.sandbox import cards, intents
-from billing.sandbox.book import Book, Refused, amount_of, required
+from billing.sandbox.book import Book, Refused, amount_of, money_of, required
 from billing.sandbox.cards import Challenge
 from billing.sandbox.store import Object
 
@@ -133,7 +133,7 @@ def _bought(form: Object) -> dict[str, Any]:
     price = items[0].get("price_data") or {}
     quantity = amount_of(items[0], "quantity") if "quantity" in items[0] else 1
     return {
-        "amount_total": amount_of(price, "unit_amount") * quantity,
+        "amount_total": money_of(price, "unit_amount", required(price, "currency").lower()) * quantity,
         "currency": required(price, "currency").lower(),
         "_title": str((price.get("product_data") or {}).get("name", "")),
     }

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any
 
 from billing.sandbox import cards
-from billing.sandbox.book import Book, Refused, amount_of, required, true
+from billing.sandbox.book import Book, Refused, amount_of, money_of, required, true
 from billing.sandbox.cards import Challenge, TestCard
 from billing.sandbox.store import Object
 
@@ -92,7 +92,7 @@ def make_intent(book: Book, form: Object) -> Object:
     intent = book.make(
         "payment_intent",
         "pi",
-        amount=amount_of(form, "amount"),
+        amount=money_of(form, "amount", required(form, "currency").lower()),
         amount_capturable=0,
         amount_received=0,
         currency=required(form, "currency").lower(),
@@ -239,7 +239,7 @@ def make_refund(book: Book, form: Object) -> Object:
     left = charge["amount"] - charge["amount_refunded"]
     if left == 0:
         raise Refused(f"Charge {charge['id']} has already been refunded.", code="charge_already_refunded")
-    amount = amount_of(form, "amount", left) if "amount" in form else left
+    amount = money_of(form, "amount", charge["currency"], left) if "amount" in form else left
     refund = book.make(
         "refund",
         "re",

@@ -5,8 +5,6 @@ The one rule: card numbers are typed at the payment provider's pages alone; here
 
 from __future__ import annotations
 
-from decimal import Decimal
-
 from django import forms
 from django.contrib import messages
 from django.http import HttpResponse
@@ -22,9 +20,7 @@ from billing.models import Account, AutoTopUp
 from console.accounts.roles import Capability
 from console.web.access import MemberRequest, member, refuse, tell
 from console.web.amounts import AmountField
-
-THRESHOLD, AMOUNT = Decimal(20), Decimal(50)
-"""What the form begins with, in the currency's major unit."""
+from console.web.wallet import picks
 
 
 class AutomaticForm(forms.Form):
@@ -122,7 +118,8 @@ def _account(request: MemberRequest) -> Account:
 def _initial(account: Account, setup: AutoTopUp | None) -> dict[str, str]:
     """The amounts as they are set, or a sensible beginning."""
     if setup is None:
-        return {"threshold_minor": f"{THRESHOLD:f}", "amount_minor": f"{AMOUNT:f}"}
+        threshold, amount, *_larger = picks(account.currency)
+        return {"threshold_minor": f"{threshold:f}", "amount_minor": f"{amount:f}"}
     return {
         "threshold_minor": f"{wording.to_major(setup.threshold_minor, account.currency):f}",
         "amount_minor": f"{wording.to_major(setup.amount_minor, account.currency):f}",

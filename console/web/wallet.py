@@ -16,15 +16,15 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_GET, require_http_methods
 from django_htmx.http import HttpResponseClientRedirect
 
-from billing import budgets, credit, payments, receivables, selectors, wording
+from billing import budgets, credit, currencies, payments, receivables, selectors, wording
 from billing.errors import BillingError
 from billing.models import Account, AutoTopUp, TopUp
 from console.accounts.roles import Capability
 from console.web.access import MemberRequest, member
 from console.web.amounts import AmountField
 
-QUICK_PICKS = (20, 50, 100, 500)
-"""Amounts offered at one click, in the currency's major unit."""
+QUICK_PICKS = (4, 10, 20, 100)
+"""Amounts offered at one click: so many times the least one."""
 PAGE = 25
 
 
@@ -47,7 +47,9 @@ def wallet(request: MemberRequest) -> HttpResponse:
         return render(request, "billing/no_wallet.html")
     asked = request.GET.get("amount", "")
     wanted = max(int(asked), settings.TOP_UP_MINIMUM_MINOR) if asked.isdecimal() and len(asked) < 12 else None
-    start = Decimal(QUICK_PICKS[1]) if wanted is None else wording.to_major(wanted, account.currency)
+    start = picks(account.currency)[1]
+    if wanted is not None:
+        start = wording.to_major(currencies.payable(wanted, account.currency), account.currency)
     return _page(request, account, TopUpForm(currency=account.currency, initial={"amount": f"{start:f}"}))
 
 
@@ -120,7 +122,7 @@ def _page(request: MemberRequest, account: Account, form: TopUpForm) -> HttpResp
         {
             "account": account,
             "form": form,
-            "quick_picks": QUICK_PICKS,
+            "quick_picks": picks(account.currency),
             "page": page,
             "holds": selectors.open_holds(organization).select_related("order__job"),
             "receipts": selectors.receipts_for(organization)[:6],
@@ -133,6 +135,13 @@ def _page(request: MemberRequest, account: Account, form: TopUpForm) -> HttpResp
         },
         status=200 if not form.errors else 422,
     )
+
+
+def picks(currency: str) -> list[Decimal]:
+    """Amounts to begin with, in the major unit, as they are typed."""
+    least = currencies.payable(settings.TOP_UP_MINIMUM_MINOR, currency)
+    amounts = [wording.to_major(least * times, currency) for times in QUICK_PICKS]
+    return [amount.to_integral_value() if amount == amount.to_integral_value() else amount for amount in amounts]
 
 
 def _arriving(account: Account) -> TopUp | None:

@@ -71,7 +71,7 @@ class TestInvoices:
         assert mails.send_due() == 1
         english, chinese = mail.outbox
         assert (english.to, chinese.to) == ([owner.user.email], [paying.user.email])
-        assert "账单" in chinese.subject
+        assert "发票" in chinese.subject
         assert f"/invoices/{invoice.pk}/pdf/?language=zh-hans" in chinese.body
         assert "US$12.50" in chinese.body
 
