@@ -192,9 +192,11 @@ def _dns(api: Api) -> Check:
     running = [pod for pod in found if (pod.get("status") or {}).get("phase") == "Running"]
     if running:
         return Check("DNS", ok=True, detail=f"{len(running)} DNS pods run in kube-system.")
-    detail = "No pod labelled k8s-app=kube-dns runs in kube-system."
-    remedy = "Pods of a run find each other by name: install CoreDNS. (Another DNS is fine where the smoke run passes.)"
-    return Check("DNS", ok=False, detail=detail, remedy=remedy)
+    detail = (
+        "No pod labelled k8s-app=kube-dns runs in kube-system. Some clusters have another DNS; the smoke run tries it."
+    )
+    remedy = "Pods of a run find each other by name. Where the smoke run fails of it, install CoreDNS."
+    return Check("DNS", ok=True, detail=detail, remedy=remedy)
 
 
 def _images(config: ClusterConfig) -> Check:

@@ -81,6 +81,7 @@ class JobFact:
     ended_as: str
     """`Complete` or `Failed` once none of its pods runs any more."""
     ended_at: float | None
+    failed_at: float | None
     end_reason: str
     end_message: str
     kept: Mapping[int, PodFact]
@@ -114,6 +115,7 @@ def read_job(job: Object) -> JobFact:
         failing="FailureTarget" in conditions or "Failed" in conditions,
         ended_as=end["type"] if end else "",
         ended_at=seconds(end.get("lastTransitionTime")) if end else None,
+        failed_at=seconds(why.get("lastTransitionTime")),
         end_reason=why.get("reason") or "",
         end_message=why.get("message") or "",
         kept={
@@ -165,10 +167,10 @@ def read_pod(pod: Object) -> PodFact | None:
 
 def latest(job: JobFact, pods: Iterable[PodFact]) -> dict[int, PodFact]:
     """For each node of the run its pod, the newest where there were more; what is gone, as it was kept."""
-    found: dict[int, PodFact] = dict(job.kept)
+    # What is not listed any more is gone, and so are its processes.
+    found = {node: dataclasses.replace(pod, ended=True) for node, pod in job.kept.items()}
     for pod in sorted(pods, key=lambda pod: pod.created_at):
         kept = found.get(pod.node)
-        # A pod that ended says all there is; what was kept of the same one may be from before that.
         if kept is None or pod.uid == kept.uid or pod.created_at >= kept.created_at:
             found[pod.node] = pod
     return {node: pod for node, pod in sorted(found.items()) if node < job.nodes}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -166,7 +166,8 @@ def _started_at(job: JobFact, pods: Mapping[int, PodFact], records: Mapping[int,
         return job.started_at
     begun = [pod.started_at for pod in pods.values() if pod.started_at is not None]
     if len(begun) == job.nodes:
-        return max(begun)
+        # Kubelets tell whole seconds, rounded down.
+        return max(*begun, job.submitted_at or 0.0)
     told = [float(record["started_at"]) for record in records.values() if record.get("started_at")]
     return min(max(told), now) if told else None
 
@@ -237,6 +238,7 @@ def _cause(
     if len(pods) == job.nodes and all(pod.ended and pod.exit_code == 0 for pod in pods.values()):
         return None
     facts = [*_taken_down(job), *(cause for cause in (_fact(job, pod) for pod in pods.values()) if cause)]
+    facts += _disrupted(job, {cause.node for cause in facts})
     facts += [
         dataclasses.replace(_told(pods[node], _SILENT, at=at), lag=_LOSS_LAG_SECONDS)
         for node, at in gone.items()
@@ -256,6 +258,18 @@ def _cause(
     if fact is None and job.elastic and _outlived(job, pods):
         return None
     return _as_record(fact) if fact else _unexplained(job, pods)
+
+
+def _disrupted(job: JobFact, known: Set[int | None]) -> list[_Cause]:
+    """What the Job's own condition says of a disruption, where the pod has gone with its word."""
+    if job.end_reason != "PodFailurePolicy":  # our one rule is about disruptions
+        return []
+    found = re.search(rf"/{re.escape(job.name)}-(\d+)-", job.end_message)
+    node = int(found.group(1)) if found else None
+    if node in known or job.failed_at is None:
+        return []
+    told = (Outcome.NODE_LOST, FailureCode.EVICTED, job.failed_at, f"Node {node} was disrupted: {job.end_message}.")
+    return [_Cause(*told, node=node, lag=_LOSS_LAG_SECONDS)]
 
 
 def _outlived(job: JobFact, pods: Mapping[int, PodFact]) -> bool:
@@ -310,9 +324,6 @@ def _claim(job: JobFact, records: Mapping[int, Record], claim: Mapping[str, Any]
 
 def _unexplained(job: JobFact, pods: Mapping[int, PodFact]) -> dict[str, Any]:
     failed = [pod for pod in pods.values() if pod.ended and pod.exit_code]
-    if job.end_reason == "PodFailurePolicy" and "DisruptionTarget" in job.end_message:
-        kind, code, message = Outcome.NODE_LOST, FailureCode.NODE_LOST, "A node was lost, and its pod is gone."
-        return {"kind": kind, "code": code, "at": job.ended_at, "message": message}
     if job.end_reason == "DeadlineExceeded":
         kind, code, message = Outcome.TIME_LIMIT, FailureCode.TIME_LIMIT, "The run reached its time limit."
         return {"kind": kind, "code": code, "at": job.ended_at, "message": message}

@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 _LONGEST_RECORD = 1 << 20
 _KEYS = 10_000
+_EVENTS_SECONDS = 1.0
 _MOST_NOTES = 24
 """A Job's annotations hold 256 KiB; of the pods that are gone, so many are kept with what they said last."""
 
@@ -57,6 +58,7 @@ class Runs:
         self._capacity = capacity
         self._keys: collections.OrderedDict[str, str] = collections.OrderedDict()
         self._lock = threading.Lock()
+        self._warned: dict[str, tuple[float, list[Object]]] = {}
 
     # Finding
 
@@ -121,7 +123,7 @@ class Runs:
         meta = pod["metadata"]
         fact = read_pod(pod)
         name = (meta.get("labels") or {}).get(RUN_LABEL, "")
-        if fact is None or not (fact.ended and fact.deleted_at is not None) or fact.node >= _MOST_NOTES:
+        if fact is None or not _is_worth_keeping(fact, None):
             return
         try:
             job = self._api.find(path_of("batch/v1", "jobs", meta["namespace"], name))
@@ -186,8 +188,7 @@ class Runs:
         workload = None
         # Without them there is less to say, and nothing else to lose.
         with contextlib.suppress(Refused):
-            path = path_of("v1", "events", fact.namespace)
-            listed = self._api.list(path, fieldSelector="type!=Normal")["items"]
+            listed = self._events(fact.namespace)
             events = [one for one in listed if (one.get("involvedObject") or {}).get("uid") in uids]
         if fact.suspended:
             with contextlib.suppress(Refused):
@@ -195,6 +196,14 @@ class Runs:
         unplaced = any(not pod["spec"].get("nodeName") for pod in pods)
         capacity = self._capacity() if unplaced else None
         return kubernetes_waiting.explain(job, pods, events, config=self._config, capacity=capacity, workload=workload)
+
+    def _events(self, namespace: str) -> list[Object]:
+        """The namespace's warnings, at most a second old: every run that waits asks for them."""
+        at, listed = self._warned.get(namespace, (0.0, []))
+        if time.monotonic() > at + _EVENTS_SECONDS:
+            listed = self._api.list(path_of("v1", "events", namespace), fieldSelector="type!=Normal")["items"]
+            self._warned[namespace] = (time.monotonic(), listed)
+        return listed
 
     def _workload(self, fact: JobFact) -> Object | None:
         path = path_of("kueue.x-k8s.io/v1beta1", "workloads", fact.namespace)
@@ -212,8 +221,7 @@ class Runs:
         if status is not None and status.started_at is not None and fact.started_at is None:
             notes[STARTED] = repr(status.started_at)
         for node, pod in pods.items():
-            kept = fact.kept.get(node)
-            if pod.ended and pod.deleted_at is not None and node < _MOST_NOTES and (kept is None or not kept.ended):
+            if _is_worth_keeping(pod, fact.kept.get(node)):
                 notes[f"{POD}{node}"] = pod.to_json()
         if notes:
             self._write(fact, {"metadata": {"annotations": notes}})
@@ -239,6 +247,13 @@ class Runs:
         except Refused as refused:
             if refused.status not in {404, 409}:
                 raise BackendUnavailable(f"The run '{fact.name}' could not be written to: {refused}") from refused
+
+
+def _is_worth_keeping(pod: PodFact, kept: PodFact | None) -> bool:
+    """Whether what a pod says now would be lost with it, and is more than what was kept of it."""
+    if pod.node >= _MOST_NOTES or not (pod.disruption or (pod.ended and pod.deleted_at is not None)):
+        return False
+    return kept is None or kept.uid != pod.uid or (pod.exit_code is not None and kept.exit_code is None)
 
 
 def is_submitted(job: Object) -> bool:

@@ -32,6 +32,7 @@ _CREDENTIALS = re.compile(
     r"\b401\b|\b403\b|unauthori[sz]ed|authentication required|authorization failed|denied|forbidden|no basic auth",
     re.IGNORECASE,
 )
+_TELLING = re.compile(f"{_NETWORK.pattern}|{_NAME.pattern}|{_CREDENTIALS.pattern}", re.IGNORECASE)
 _IMAGE_REASONS = frozenset(
     {
         "ErrImagePull",
@@ -43,7 +44,7 @@ _IMAGE_REASONS = frozenset(
     }
 )
 _CONTAINER_REASONS = frozenset({"CreateContainerError", "CreateContainerConfigError", "RunContainerError"})
-_INSUFFICIENT = re.compile(r"Insufficient ([A-Za-z0-9./-]+)")
+_INSUFFICIENT = re.compile(r"Insufficient ([A-Za-z0-9./-]*[A-Za-z0-9])")
 _TAINT = re.compile(r"had untolerated taint(?:\(s\))? ?\{?([^}:,]*)")
 _VOLUME = re.compile(r"persistentvolumeclaim|PersistentVolume|volume", re.IGNORECASE)
 _CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)"')
@@ -113,7 +114,10 @@ def _image(pod: Object, events: Sequence[Object]) -> Waiting | None:
         state = (container.get("state") or {}).get("waiting") or {}
         image = container.get("image") or pod["spec"]["containers"][0]["image"]
         if state.get("reason") in _IMAGE_REASONS:
-            said = " ".join([str(state.get("message") or ""), *_messages(events, {"Failed"})])
+            said = str(state.get("message") or "")
+            pulls = [one for one in _messages(events, {"Failed"}) if "pull" in one]
+            # Of an image that is backed off from, older kubelets tell the cause in an event alone.
+            said = pulls[-1] if pulls and not _TELLING.search(said) else said
             invalid = state["reason"] in {"InvalidImageName", "ErrImageNeverPull"}
             code = WaitingCode.IMAGE_NAME if invalid else image_trouble(said)
             sentence = f"The image {image} cannot be pulled: {said.strip() or state['reason']}"
