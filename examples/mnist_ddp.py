@@ -12,8 +12,10 @@ DATASETS, the settings from EPOCHS, LR and BATCH_SIZE, the collectives from BACK
 Buy: a dataset made by make_digits.py, learning rate 0.02, batch size 32, 1 node or more, 1 process or more.
 """
 
+import atexit
 import itertools
 import json
+import multiprocessing
 import os
 import signal
 import struct
@@ -66,7 +68,15 @@ def share_of(data):
         # Told to end, the run first writes its checkpoint: its worker must not go before it.
         worker_init_fn=lambda _: signal.signal(signal.SIGTERM, signal.SIG_IGN),
     )
+    atexit.register(end_workers)
     return loader, sampler
+
+
+def end_workers():
+    """At its end Python sends workers SIGTERM, which ours ignores, and waits for them: after an exception for ever."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's own handler takes a killed worker for a fault
+    for worker in multiprocessing.active_children():
+        worker.kill()
 
 
 class Digits(nn.Module):

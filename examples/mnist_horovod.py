@@ -12,8 +12,10 @@ with MPI, and nothing comes from the command line. It
 Buy: the image `horovod`, a dataset made by make_digits.py, learning rate 0.02, batch size 32, 1 node or more.
 """
 
+import atexit
 import itertools
 import json
+import multiprocessing
 import os
 import signal
 import struct
@@ -65,7 +67,15 @@ def share_of(data):
         # Told to end, the run first writes its checkpoint: its worker must not go before it.
         worker_init_fn=lambda _: signal.signal(signal.SIGTERM, signal.SIG_IGN),
     )
+    atexit.register(end_workers)
     return loader, sampler
+
+
+def end_workers():
+    """At its end Python sends workers SIGTERM, which ours ignores, and waits for them: after an exception for ever."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's own handler takes a killed worker for a fault
+    for worker in multiprocessing.active_children():
+        worker.kill()
 
 
 def digits():

@@ -126,6 +126,29 @@ def curve(yard: Yard, name: str = "job-1-1") -> list[tuple[float | None, int | N
     return parsed
 
 
+FAILING = """
+import atexit
+atexit.register(print, "left by itself")
+import mnist_ddp
+
+def save(*_arguments):
+    raise RuntimeError("no space left")
+
+mnist_ddp.save = save
+mnist_ddp.main()
+"""
+"""What is registered first is called last, after Python has waited for its workers."""
+
+
+@pytest.mark.torch
+def test_a_failure_is_not_held_up_by_the_worker_that_loads(torch_yard: Yard) -> None:
+    status = torch_yard.run(FAILING, resources=SMALL_NODE, lr="0.02", epochs=2)
+    assert status.failure is not None
+    assert (status.outcome, status.failure.exit_code) == (Outcome.CODE_FAILED, 1)
+    assert "RuntimeError: no space left" in torch_yard.log()
+    assert torch_yard.log().splitlines()[-1] == "left by itself"
+
+
 def test_the_digits_are_laid_out_as_mnist(digits: Path) -> None:
     with tarfile.open(digits) as archive:
         members = {Path(member.name).name: member for member in archive}
