@@ -133,6 +133,14 @@ def why_not(proc: Path = PROC) -> str:
     )
 
 
+def why_no_cpu(proc: Path = PROC) -> str:
+    """Why CPU time is not limited where memory and processes are, one English sentence; "" where it is."""
+    places, _unified = find(proc)
+    if not places or "cpu" in places:
+        return ""
+    return "The cgroup controller 'cpu' is not mounted, or this user may make no groups in it."
+
+
 def kill(folders: Iterable[Path]) -> None:
     """End every process in there."""
     for folder in folders:

@@ -232,6 +232,8 @@ class LocalBackend:
                 "Memory and processes of runs are measured four times a second instead of held by the kernel, and "
                 f"their CPU time is not limited. {why_measured}"
             )
+        elif why_no_cpu := cgroups.why_no_cpu():
+            gaps.append(f"The CPU time of runs is not limited. {why_no_cpu}")
         return gaps
 
     def retire(self) -> None:

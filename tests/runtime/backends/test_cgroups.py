@@ -52,6 +52,19 @@ def test_of_v2_controllers_are_passed_on_where_that_is_ours_to_do(tmp_path: Path
     assert control.read_text() == "+memory +pids +cpu"
 
 
+@pytest.mark.parametrize(("controllers", "told"), [(("memory", "pids", "cpu"), ""), (("memory", "pids"), "'cpu'")])
+def test_v1_without_the_cpu_controller_is_told(tmp_path: Path, controllers: tuple[str, ...], told: str) -> None:
+    for name in controllers:
+        (tmp_path / name / "console").mkdir(parents=True)
+    groups = [f"{number}:{name}:/console" for number, name in enumerate(controllers, 1)]
+    proc = tree(tmp_path, [("cgroup", name, name) for name in controllers], groups)
+    assert cgroups.create("run-0", **LIMITS, proc=proc)[0] is not None
+    assert cgroups.why_not(proc) == ""
+    why = cgroups.why_no_cpu(proc)
+    assert told in why
+    assert bool(why) is bool(told)
+
+
 def test_v2_without_delegation_is_told(tmp_path: Path) -> None:
     proc = unified(tmp_path, passed_on="")
     (tmp_path / "cg" / "system.slice" / "trainyard.service" / "cgroup.controllers").write_text("pids")
