@@ -21,7 +21,7 @@ from console.accounts.hints import hint
 from console.accounts.models import Quota
 from console.operations import context, tracing
 from jobs import clusters, lifecycle, queue, telemetry, traces, usage
-from jobs.backend import cluster, cluster_named, image_of, resources_of
+from jobs.backend import cluster, cluster_named, cluster_names, image_of, resources_of
 from jobs.errors import StaleTransition
 from jobs.models import Attempt, Job
 from jobs.sentences import Cause, cause
@@ -344,10 +344,18 @@ def _sweep_runs(name: str) -> None:
 
 
 def _held_runs(name: str, *, live: bool) -> list[tuple[str, Attempt | None]]:
-    """The runs that a cluster holds, each with its attempt; None where that is of another cluster, or of nobody."""
+    """The runs that a cluster holds, each with its attempt; None where that is another cluster's, or nobody's.
+
+    Runs whose cluster settings no longer name are left out: this may be the same one under a new name.
+    """
     names = [run_name for run_name in cluster(name).names(live=live) if run_name.startswith("job-")]
-    known = {attempt.run_name: attempt for attempt in _attempts_named(name, names)} if names else {}
-    return [(run_name, known.get(run_name)) for run_name in names]
+    known = {attempt.run_name: attempt for attempt in _attempts_named(names)} if names else {}
+    homes = {run_name: cluster_named(attempt.backend) for run_name, attempt in known.items()}
+    return [
+        (run_name, known[run_name] if homes.get(run_name) == name else None)
+        for run_name in names
+        if homes.get(run_name, name) in {name, *cluster_names()}
+    ]
 
 
 def _remove_unknown(name: str, run_name: str) -> None:
@@ -369,6 +377,6 @@ def _quietly_stop(name: str, run_name: str) -> None:
         return
 
 
-def _attempts_named(name: str, run_names: Iterable[str]) -> QuerySet[Attempt]:
+def _attempts_named(run_names: Iterable[str]) -> QuerySet[Attempt]:
     job_ids = {int(part[1]) for each in run_names if len(part := each.split("-")) == 3 and part[1].isdecimal()}
-    return Attempt.objects.filter(clusters.on(name), job_id__in=job_ids)
+    return Attempt.objects.filter(job_id__in=job_ids)
