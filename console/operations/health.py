@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,6 +37,9 @@ logger = logging.getLogger(__name__)
 OK, DEGRADED, FAILED = "ok", "degraded", "failed"
 LATE_SECONDS = {signs.BEAT: 60.0, signs.WORKER: 60.0, signs.WATCHER: 30.0}
 """Beat ticks every five seconds, a worker's heart beats every two, a watcher looks every second."""
+SCHEMA_KEPT_SECONDS = 60.0
+"""A schema that was found up to date stays so for this process, whose code does not change; to look is dear."""
+_migrated_at: dict[str, float] = {}
 NAMES: dict[str, Text] = {
     "database": gettext_lazy("Database"),
     "migrations": gettext_lazy("Schema"),
@@ -138,9 +142,14 @@ def _database() -> str:
 
 def _migrations() -> str:
     """A newer schema than this version's is fine: it fits one version back."""
+    if time.monotonic() - _migrated_at.get(connection.alias, float("-inf")) < SCHEMA_KEPT_SECONDS:
+        return ""
     executor = MigrationExecutor(connection)
     plan = executor.migration_plan(executor.loader.graph.leaf_nodes())
-    return _("%(count)d migrations are not applied: run manage.py migrate.") % {"count": len(plan)} if plan else ""
+    if plan:
+        return _("%(count)d migrations are not applied: run manage.py migrate.") % {"count": len(plan)}
+    _migrated_at[connection.alias] = time.monotonic()
+    return ""
 
 
 def _redis() -> str:

@@ -120,7 +120,8 @@ def _of_tally() -> Iterator[Metric]:
 
 
 def _of_signs() -> Iterator[Metric]:
-    seen = signs.seen()
+    clusters = (signs.WATCHER, signs.CLUSTER)  # of one that the settings no longer name, nothing is expected
+    seen = [sign for sign in signs.seen() if sign.kind not in clusters or sign.part in settings.TRAINYARD_CLUSTERS]
     last = GaugeMetricFamily(
         "trainyard_last_sign_timestamp_seconds", "When a kind of process last gave a sign.", labels=("process", "part")
     )

@@ -22,7 +22,7 @@ from billing.pricing import Usage
 from console.accounts.models import ApiToken, Membership
 from console.accounts.roles import Capability, Role, allows
 from jobs import activation, catalogue
-from tests.factories.accounts import MembershipFactory
+from tests.factories.accounts import MembershipFactory, UserFactory
 from tests.factories.billing import quote
 from tests.provider import Stripe
 
@@ -159,6 +159,30 @@ def routes_of(resolver: URLResolver) -> list[str]:
 def test_every_route_is_in_the_table():
     served = {route.removeprefix("api/v1/") for route in routes_of(get_resolver()) if route.startswith("api/v1/")}
     assert served == set(ROUTES)
+
+
+OPERATIONS: dict[str, dict[str, int]] = {
+    "healthz": {"nobody": 200, "customer": 200, "staff": 200, "operator": 200},
+    "readyz": {"nobody": 200, "customer": 200, "staff": 200, "operator": 200},
+    "metrics": {"nobody": 404, "customer": 404, "staff": 404, "operator": 200},
+}
+"""Addresses of operators, outside the API: the staff has a session, the operator METRICS_TOKEN."""
+
+
+@pytest.mark.parametrize("route", OPERATIONS)
+def test_operators_addresses(client, owner, settings, route):
+    settings.METRICS_TOKEN = "of-the-operator"
+    asked = {"nobody": client.get(f"/{route}")}
+    client.force_login(owner.user)
+    asked["customer"] = client.get(f"/{route}")
+    client.force_login(UserFactory(is_staff=True, is_superuser=True))
+    asked["staff"] = client.get(f"/{route}")
+    client.logout()
+    asked["operator"] = client.get(f"/{route}", headers={"Authorization": "Bearer of-the-operator"})
+    assert {who: answer.status_code for who, answer in asked.items()} == OPERATIONS[route]
+    assert {method: client.generic(method, f"/{route}").status_code for method in METHODS[1:]} == dict.fromkeys(
+        METHODS[1:], 405
+    )
 
 
 class World:

@@ -73,6 +73,7 @@ def test_without_redis_the_process_is_not_ready_and_says_what_cannot_be_known(cl
 
 @pytest.mark.django_db
 def test_pending_migrations_are_not_ready(client, monkeypatch, all_alive):
+    monkeypatch.setattr(health, "_migrated_at", {})
     monkeypatch.setattr(health.MigrationExecutor, "migration_plan", lambda *_: [("one", False)])
     response = client.get("/readyz")
     assert (response.status_code, status_of(response, "migrations")) == (503, "failed")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Iterator
@@ -18,7 +17,9 @@ from jobs.states import EndReason, JobState
 
 ROOT = Path(__file__).resolve().parents[3]
 MONITORING = ROOT / "deploy" / "monitoring"
-RULES = [rule for group in yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"] for rule in group["rules"]]
+RULES = [
+    rule for group in yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"] for rule in group["rules"]
+]
 BOARD = json.loads((MONITORING / "grafana.json").read_text())
 PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
 QUERIES = [
@@ -119,7 +120,11 @@ def test_each_panel_says_what_it_shows_and_none_lies_on_another():
     taken = set()
     for panel in BOARD["panels"]:
         place = panel["gridPos"]
-        cells = {(x, y) for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])}
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
         assert not cells & taken
         assert place["x"] + place["w"] <= 24
         taken |= cells
@@ -134,6 +139,7 @@ def test_names_in_the_guide_are_exported_and_all_are_in_it(exported):
 
 
 def test_scraping_is_described_as_it_works():
-    [job] = yaml.safe_load((MONITORING / "prometheus.yaml").read_text())["scrape_configs"]
+    config = yaml.safe_load((MONITORING / "prometheus.yaml").read_text())
+    [job] = config["scrape_configs"]
     assert (job["job_name"], job["metrics_path"], job["authorization"]["type"]) == ("trainyard", "/metrics", "Bearer")
-    assert ast.literal_eval(repr(yaml.safe_load((MONITORING / "prometheus.yaml").read_text())["rule_files"])) == ["alerts.yaml"]
+    assert config["rule_files"] == ["alerts.yaml"]
