@@ -1,8 +1,46 @@
-"""Hypothesis as these tests want it: the same examples each time, and no clock of its own on a busy machine."""
+"""Hypothesis as these tests want it (the same examples each time, and no clock on a busy machine); a served sandbox."""
 
-from hypothesis import HealthCheck, settings
+from contextlib import contextmanager
 
-settings.register_profile(
+import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis
+
+from billing import gateway
+from tests.billing.serving import Console, running, serving
+
+hypothesis.register_profile(
     "billing", deadline=None, derandomize=True, max_examples=100, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.load_profile("billing")
+hypothesis.load_profile("billing")
+
+
+@pytest.fixture
+def console():
+    made = Console()
+    with serving(made.server):
+        yield made
+
+
+@pytest.fixture
+def start(tmp_path, console, settings):
+    """`with start() as served:` is the sandbox, serving and delivering; its state outlives it."""
+
+    @contextmanager
+    def run(url=console.url):
+        with running(tmp_path / "sandbox" / "journal.jsonl", url) as served:
+            settings.SANDBOX_URL = served.book.base_url
+            yield served
+
+    return run
+
+
+@pytest.fixture
+def served(start):
+    with start() as made:
+        yield made
+
+
+@pytest.fixture
+def customer(served):
+    return gateway.create_customer(reference="1", name="Acme & Sons", email="a@example.com")

@@ -1,4 +1,4 @@
-"""Servers of a test's own on free ports of loopback: the sandbox, and where its webhooks go."""
+"""Servers of a test's own on free ports of loopback (the sandbox, and where its webhooks go), and who pays there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from queue import Queue
 
+import httpx
+
 from billing import gateway, sandbox
+from tests.provider import GOOD
 
 PATIENCE = 20
 
@@ -72,3 +75,25 @@ def running(path, webhook_url):
         sender.stop()
         delivery.join(PATIENCE)
         assert not delivery.is_alive()
+
+
+def page(customer, reference="top-up-1", **changes):
+    fields = {"amount_minor": 5000, "currency": "USD", "title": "Wallet of <Acme & Sons>"} | changes
+    return gateway.create_checkout(
+        reference=reference, customer=customer, return_url="http://127.0.0.1:8000/wallet/", **fields
+    )
+
+
+def pay(made, card=GOOD, **form):
+    return httpx.post(made.url, data={"card": card} | form)
+
+
+def saved_card(customer, card=GOOD):
+    pay(page(customer, f"save-{card}", save_card=True), card)
+    return gateway.cards(customer)[0].method_id
+
+
+def charge(customer, method, reference="1", amount=700):
+    return gateway.charge_card(
+        reference=reference, customer=customer, method_id=method, amount_minor=amount, currency="USD", title="T"
+    )
