@@ -104,6 +104,11 @@ class PodLimits:
             return Verdict("platform_error", "node_not_started", "Node {} did not start in time.".format(node))
         return None
 
+    def time_is_up(self) -> Verdict:
+        """What the deadline says."""
+        data = {"limit_seconds": self._order["deadline_seconds"]}
+        return Verdict("time_limit", "time_limit", "The run reached its time limit.", data=data)
+
     def explain(self, found: Mapping[str, Any], now: float) -> Optional[Verdict]:
         """What the kernel's limits have to do with a rank that failed; None where nothing."""
         self._oom.count(kernel.oom_kills(), now)

@@ -17,22 +17,24 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from .carried import as_file
 from .names import Names
+from .pod_guard import Guard
 from .pod_limits import PodLimits
+from .pod_output import Output
 from .pod_tree import PodTree
 from .ranklog import RankLog
 from .record import Record, Verdict, open_file
 from .report import ConnectionLost, Link, Message, first_cause
 from .signals import Signals
 from .signed import LONGEST, sign_record
-from .speaker import PLATFORM, Speaker
+from .speaker import Speaker
 
 if TYPE_CHECKING:
     from .pod import Place
 
-_PLATFORM_LOG_BYTES = 1 << 20
 _DRAIN_SECONDS = 5.0
 _OUTPUT_SECONDS = 1.0
 _ABORT_SECONDS = 0.5
+_LEAVE_SECONDS = 20.0
 _STORE_TRIES = 3
 """For the record in the run's folder; the one that counts goes to the kubelet."""
 
@@ -58,17 +60,16 @@ class PodNode:
         self._selector = selectors.DefaultSelector()
         self._signals = Signals()
         self._selector.register(self._signals, selectors.EVENT_READ, self._signals)
-        self._speaker = Speaker(self._selector)
+        self._output = Output(self._selector, self._folder / "logs")
         self._tree = PodTree()
         self._limits = PodLimits(order, self._record)
+        self._guard = Guard(self._tree.kill, self._leave_late)
         self._names: Optional[Names] = None
-        self._logs: Dict[int, RankLog] = {}
-        self._platform_log: Optional[RankLog] = None
-        self._resting: List[RankLog] = []
         self._link: Optional[Link] = None
         self._told_end = False
         self._aborting = False
         self._over = False
+        self._code: Optional[int] = None
         self._output_at: Optional[float] = None
         self._output_told_at = 0.0
         self._metrics_seen = (0, 0)
@@ -106,9 +107,9 @@ class PodNode:
         listener = None if self._node else self._listen(int(order["control_port"]))
         ours, theirs = socket.socketpair()
         ours.settimeout(self._limits.silence_seconds)
-        outputs = [self._open_rank_log(self._node * plan["workers"] + rank) for rank in range(plan["workers"])]
-        reading, writing = os.pipe()
-        self._platform_log = self._open_log("node-{}.log".format(self._node), reading, _PLATFORM_LOG_BYTES, PLATFORM)
+        first, limit = self._node * int(plan["workers"]), int(order["log_limit_bytes"])
+        outputs = [self._output.open_rank(first + local_rank, limit) for local_rank in range(int(plan["workers"]))]
+        writing = self._output.open_platform(self._node)
         given = outputs if listener is None else [*outputs, listener.fileno()]
         environment = {**self._place.environment, **order.get("environment", {})}
         self._tree.start(theirs.fileno(), environment, output=writing, inherit=given)
@@ -138,22 +139,12 @@ class PodNode:
         family = socket.AF_INET6 if ":" in self._place.address else socket.AF_INET
         return socket.create_server((self._place.address, port), family=family, backlog=128)
 
-    def _open_rank_log(self, rank: int) -> int:
-        reading, writing = os.pipe()
-        limit = int(self._order["log_limit_bytes"])
-        self._logs[rank] = self._open_log("rank-{}.log".format(rank), reading, limit, rank)
-        return writing
-
-    def _open_log(self, name: str, reading: int, limit_bytes: int, rank: int) -> RankLog:
-        log = RankLog(self._folder / "logs" / name, reading, limit_bytes, self._speaker.for_rank(rank))
-        self._selector.register(log, selectors.EVENT_READ, log)
-        return log
-
     # What happens
 
     def _handle(self, ready: Any) -> None:
         if isinstance(ready, RankLog):
-            self._pump(ready)
+            if self._output.pump(ready):
+                self._output_at = time.time()
         elif isinstance(ready, Link):
             self._listen_to(ready)
         elif isinstance(ready, Speaker):
@@ -185,24 +176,6 @@ class PodNode:
             self._selector.unregister(self._names)
             self._names.close()
             self._names = None
-
-    def _pump(self, log: RankLog) -> None:
-        log.pump()
-        if log.open and log is not self._platform_log:
-            self._output_at = time.time()
-        if log.open and log.rest_until is None and self._speaker.full:
-            log.rest_until = time.monotonic()
-        if not log.open or log.rest_until is not None:
-            self._selector.unregister(log)
-        if log.open and log.rest_until is not None:
-            self._resting.append(log)
-
-    def _wake_logs(self, now: float) -> None:
-        if self._speaker.full:
-            return
-        for log in [log for log in self._resting if log.rest_until is None or log.rest_until <= now]:
-            self._resting.remove(log)
-            self._selector.register(log, selectors.EVENT_READ, log)
 
     def _listen_to(self, link: Link) -> None:
         try:
@@ -241,6 +214,7 @@ class PodNode:
         self._limits.running()
         self._record.data["round"] = message.get("round", 0)
         if not self._record.started:
+            self._guard.watch()
             now = time.time()
             self._record.data.update(phase="running", started_at=now, progress_at=now)
         self._record.save()
@@ -258,27 +232,21 @@ class PodNode:
             "Rank {}: the script returned from its last line, then its process aborted (SIGABRT) while the "
             "interpreter was shutting down. The run counts as completed."
         ).format(rank)
-        self._logs[rank].note(sentence)
+        self._output.ranks[rank].note(sentence)
         self._record.add_detail(sentence)
 
     # Time and limits
 
     def _patience(self) -> float:
-        if self._speaker.full:
-            return self._limits.patience(time.monotonic())
         now = time.monotonic()
-        rests = (log.rest_until - now for log in self._resting if log.rest_until is not None)
-        return max(0.0, min([self._limits.patience(now), *rests]))
+        return self._output.patience(now, self._limits.patience(now))
 
     def _keep_time(self) -> None:
         now = time.monotonic()
-        self._wake_logs(now)
-        self._speaker.keep_time(now)
+        self._guard.kill_at = self._limits.kill_at
+        self._output.keep_time(now)
         if self._limits.term_at is not None and now >= self._limits.term_at:
-            seconds = self._order["deadline_seconds"]
-            self._end(
-                Verdict("time_limit", "time_limit", "The run reached its time limit.", data={"limit_seconds": seconds})
-            )
+            self._end(self._limits.time_is_up())
         if self._limits.kill_at is not None and now >= self._limits.kill_at:
             self._kill()
         if not self._over and self._limits.due(now):
@@ -343,12 +311,13 @@ class PodNode:
                 self._link.send(message)
 
     def _kill(self) -> None:
-        self._limits.kill_at = self._limits.term_at = None
+        self._limits.kill_at = self._limits.term_at = self._guard.kill_at = None
         self._tree.kill()
         self._over |= not self._tree.launched
 
     def _finish(self) -> int:
         """The launcher has ended, and now everything has: empty the pipes, write the last record."""
+        self._guard.leave_at = time.monotonic() + _LEAVE_SECONDS
         self._forget_names()
         self._tree.end_all()
         finished_at = time.time()
@@ -357,38 +326,45 @@ class PodNode:
             self._record.progress(self._output_at)
         ended = self._tree.exit
         if ended is not None and not self._told_end and not self._record.causes:
-            tail = [] if self._platform_log is None else self._platform_log.last_lines()
             self._record.add_cause(self._limits.why(ended))
-            self._record.add_detail("\n".join(tail))
+            self._record.add_detail("\n".join(self._output.platform_lines))
         self._limits.last_look()
-        for problem in sorted({log.problem for log in self._logs.values() if log.problem}):
+        for problem in self._output.problems:
             self._record.add_detail(problem)
-        cause = first_cause([cause for cause in self._record.causes if cause.get("rank") in self._logs])
+        cause = first_cause([cause for cause in self._record.causes if cause.get("rank") in self._output.ranks])
         if cause is not None:
-            cause["last_lines"] = self._logs[cause["rank"]].last_lines()
-        exit_code = None if ended is None else ended.exit_code
-        self._record.data.update(phase="ended", finished_at=finished_at, exit_code=exit_code)
-        self._leave_word()
-        self._speaker.finish(_DRAIN_SECONDS)
+            cause["last_lines"] = self._output.ranks[cause["rank"]].last_lines()
+        self._code = self._say_last(finished_at)
+        self._output.speaker.finish(_DRAIN_SECONDS)
         self._record.finish(_STORE_TRIES)
-        return 0 if exit_code == 0 and not self._record.causes else 1
+        return self._code
 
     def _drain(self) -> None:
         give_up_at = time.monotonic() + _DRAIN_SECONDS
         while self._link is not None and self._link in self._selector.get_map() and time.monotonic() < give_up_at:
             self._listen_to(self._link)
-        waiting = [log for log in [*self._logs.values(), self._platform_log] if log is not None and log.open]
-        while waiting and time.monotonic() < give_up_at:
-            for log in waiting:
-                log.pump()
-            if self._speaker.full:
-                self._speaker.finish(give_up_at - time.monotonic())
-            waiting = [log for log in waiting if log.open]
+        self._output.drain(give_up_at)
 
-    def _leave_word(self) -> None:
+    def _say_last(self, finished_at: float) -> int:
+        """Leave the last record with the kubelet; returns the exit code of this process."""
+        exit_code = None if self._tree.exit is None else self._tree.exit.exit_code
+        self._record.data.update(phase="ended", finished_at=finished_at, exit_code=exit_code)
         with contextlib.suppress(OSError):
             descriptor = open_file(Path(self._place.termination), os.O_TRUNC)
             try:
                 os.write(descriptor, sign_record(self._record.data, self._place.key, LONGEST))
             finally:
                 os.close(descriptor)
+        return 0 if exit_code == 0 and not self._record.causes else 1
+
+    def _leave_late(self) -> None:
+        """Of the guard's thread, while the other one is held by a write: say what is known, and go."""
+        if self._code is None:
+            if self._tree.exit is None and not self._record.causes:
+                data = {"limit_seconds": self._order["deadline_seconds"]}
+                self._record.add_cause(
+                    Verdict("time_limit", "time_limit", "The run reached its time limit.", data=data)
+                )
+            self._record.add_detail("The storage of the run stood still.")
+            self._code = self._say_last(time.time())
+        os._exit(self._code)

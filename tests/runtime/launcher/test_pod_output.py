@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -140,3 +141,35 @@ def test_a_record_with_much_to_say_still_fits(cluster: Cluster) -> None:
     assert pod.wait() == 1
     cause = pod.record["causes"][0]
     assert (cause["kind"], cause["exit_code"]) == ("code_failed", 1)
+
+
+HELD_OUTPUT = "from launcher.ranklog import RankLog; RankLog._append = lambda self, data: time.sleep(1000)"
+HELD_RECORD = """
+from launcher.record import Record
+write = Record._write
+Record._write = lambda self: time.sleep(1000) if self.phase == "ended" else write(self)
+"""
+
+
+@pytest.mark.parametrize(
+    ("held", "source", "causes"),
+    [
+        (HELD_OUTPUT, "print('held', flush=True); import time; time.sleep(600)", [("time_limit", "time_limit")]),
+        (HELD_OUTPUT, "print('held', flush=True)", [("time_limit", "time_limit")]),
+        (HELD_RECORD, "print('fine')", []),
+    ],
+    ids=["while it runs", "when it has ended", "at its last record"],
+)
+def test_storage_that_stands_still_keeps_no_run_from_its_end(
+    cluster: Cluster, held: str, source: str, causes: list[tuple[str, str]]
+) -> None:
+    with zipfile.ZipFile(cluster.archive) as archive:
+        sources = {name: archive.read(name) for name in archive.namelist()}
+    entry = f"import time\n{held}\nfrom launcher.__main__ import start\nstart()"
+    with zipfile.ZipFile(cluster.archive, "w") as archive:
+        for name, module in {**sources, "__main__.py": entry.encode()}.items():
+            archive.writestr(name, module)
+    (pod,) = cluster.start(source, deadline_seconds=3)
+    assert pod.wait(60) == (1 if causes else 0)
+    assert pod.causes == causes
+    assert ("stood still" in pod.record["detail"]) is bool(causes)
