@@ -102,10 +102,11 @@ class Handler(BaseHTTPRequestHandler):
     def _show_challenge(self, intent_id: str) -> None:
         intent, session = self.provider.challenged(intent_id)
         amount = money(intent["amount"], intent["currency"].upper()) if "amount" in intent else ""
-        self._page("challenge.html", {"amount": amount or "Save a card", "title": session["_title"]})
+        heading = amount or "Save a card"
+        self._page("challenge.html", {"heading": heading, "title": session["_title"], "act": f"Confirm {heading}"})
 
     def _page(self, name: str, values: dict[str, str], **markup: str) -> None:
-        page = (PAGES / name).read_text()
+        page = (PAGES / "base.html").read_text().replace("{{ body }}", (PAGES / name).read_text())
         for field, value in values.items():
             page = page.replace("{{ " + field + " }}", html.escape(str(value)))
         for field, value in markup.items():
