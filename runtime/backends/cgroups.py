@@ -20,6 +20,12 @@ WANTED = (*NEEDED, "cpu")
 _LEAF = "trainyard-console"
 _PERIOD = 100_000
 _LEAST_QUOTA = 1_000
+_LAUNCHERS_QUOTA = 2_000
+"""Beside what was bought: the launcher is in the group too, and what it takes is not the code's."""
+_SHARES, _LEAST_SHARES = 1024, 2
+_WEIGHT, _LEAST_WEIGHT, _MOST_WEIGHT = 100, 1, 10_000
+"""Of a group for each of its cores, in v1 and v2: what a process outside of any has. With the kernel's own, one such
+for all its cores, a run would get half a core of two beside whatever else the machine does."""
 _REMOVE_SECONDS = 2.0
 _PAUSE_SECONDS = 0.01
 
@@ -62,7 +68,7 @@ class Group:
     def limit(self, *, memory_bytes: int, processes: int, cpus: float) -> None:
         """Set the limits. Raises OSError where the kernel refuses one."""
         memory, pids, cpu = (self._folders.get(name) for name in WANTED)
-        quota = max(_LEAST_QUOTA, int(cpus * _PERIOD))
+        quota = max(_LEAST_QUOTA, int(cpus * _PERIOD)) + _LAUNCHERS_QUOTA
         if memory is None or pids is None:
             raise OSError("controllers are missing")
         (pids / "pids.max").write_text(str(processes))
@@ -71,12 +77,15 @@ class Group:
             _write_if_there(memory / "memory.swap.max", "0")
             if cpu is not None:
                 (cpu / "cpu.max").write_text(f"{quota} {_PERIOD}")
+                weight = min(_MOST_WEIGHT, max(_LEAST_WEIGHT, int(cpus * _WEIGHT)))
+                _write_if_there(cpu / "cpu.weight", str(weight))
         else:
             (memory / "memory.limit_in_bytes").write_text(str(memory_bytes))
             # Memory and swap together: that there is swap gives nobody more.
             _write_if_there(memory / "memory.memsw.limit_in_bytes", str(memory_bytes))
             if cpu is not None:
                 _write_if_there(cpu / "cpu.cfs_quota_us", str(quota))
+                _write_if_there(cpu / "cpu.shares", str(max(_LEAST_SHARES, int(cpus * _SHARES))))
 
 
 def create(
