@@ -39,7 +39,7 @@ def test_of_v2_one_folder_holds_everything(tmp_path: Path) -> None:
     assert group is not None
     assert (folder / "memory.max").read_text() == str(300 << 20)
     assert (folder / "pids.max").read_text() == "64"
-    assert (folder / "cpu.max").read_text() == "150000 100000"
+    assert (folder / "cpu.max").read_text() == "152000 100000"
     (folder / "memory.events").write_text("low 0\noom 4\noom_kill 3\n")
     (folder / "pids.events").write_text("max 7\n")
     assert (group.oom_kills(), group.refusals()) == (3, 7)
@@ -102,6 +102,19 @@ def test_without_any_there_are_none(tmp_path: Path) -> None:
     proc = tree(tmp_path, [], ["0::/"])
     assert cgroups.find(proc) == ({}, False)
     assert cgroups.create("run-0", **LIMITS, proc=proc) == (None, [])
+
+
+def test_each_core_weighs_as_much_as_a_process_outside(tmp_path: Path) -> None:
+    if cgroups.why_not() or cgroups.why_no_cpu():
+        pytest.fail("the tests need control groups: run them as root")
+    group, folders = cgroups.create(f"trainyard-test-{os.getpid()}", **{**LIMITS, "cpus": 2.5})
+    try:
+        told = {path.name: path.read_text().strip() for folder in folders for path in folder.glob("cpu.*")}
+    finally:
+        cgroups.remove(folders)
+    assert group is not None
+    assert told.get("cpu.shares") == "2560" or told.get("cpu.weight") == "250"
+    assert told.get("cpu.cfs_quota_us") == "252000" or told.get("cpu.max") == "252000 100000"
 
 
 def test_removing_ends_what_is_left(tmp_path: Path) -> None:
