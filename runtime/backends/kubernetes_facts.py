@@ -50,7 +50,7 @@ class PodFact:
 
     def to_json(self) -> str:
         """For an annotation."""
-        told = {name: value for name, value in dataclasses.asdict(self).items() if value not in ("", None, False)}
+        told = {name: value for name, value in dataclasses.asdict(self).items() if value is not None and value != ""}
         return json.dumps(told, sort_keys=True, ensure_ascii=False)
 
     @classmethod

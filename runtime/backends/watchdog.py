@@ -10,16 +10,15 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _OPEN_FILES = 65536
 _MEMORY_FOLDERS = ("tmp", "dev/shm")
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(NamedTuple):
     """What the sandbox uses now.
 
     `heaviest` is the pid *inside* the sandbox of the launcher's child that, with all that descends from it, uses the
