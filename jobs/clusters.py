@@ -19,7 +19,7 @@ from jobs.backend import cluster, cluster_named, cluster_names, columns_of
 from jobs.models import Attempt, ClusterStatus, Job, Room
 from jobs.states import JobState
 from runtime.errors import BackendUnavailable, RuntimeFault
-from runtime.specs import NodeCapacity, Resources
+from runtime.specs import Capacity, NodeCapacity, Resources
 
 LOCK = 7_411
 """The advisory locks of sweeps, apart from anybody else's."""
@@ -39,6 +39,37 @@ class ClusterRow:
     queued: int
     running: int
     gaps: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How much of something a cluster has, and how much of it no run holds."""
+
+    free: float
+    total: float
+
+
+@dataclass(frozen=True)
+class Sums:
+    """A cluster's machines together. Memory in MiB; `gpus` by their type."""
+
+    machines: int
+    cpus: Amount
+    memory_mib: Amount
+    gpus: dict[str, Amount]
+
+
+def sums(capacity: Capacity) -> Sums:
+    """What all machines have together."""
+    total = {(kind, model): amount for kind, model, amount in _amounts(capacity.machines, lambda each: each.total)}
+    free = {(kind, model): amount for kind, model, amount in _amounts(capacity.machines, lambda each: each.free)}
+    found = {key: Amount(free.get(key, 0), amount) for key, amount in total.items()}
+    return Sums(
+        machines=len(capacity.machines),
+        cpus=found["cpus", ""],
+        memory_mib=found["memory_mib", ""],
+        gpus={model: amount for (kind, model), amount in found.items() if kind == "gpus" and amount.total},
+    )
 
 
 def on(name: str) -> Q:

@@ -163,7 +163,9 @@ class JobSerializer(serializers.Serializer[Job]):
     reason = serializers.ChoiceField(Job.Reasons.choices, allow_blank=True)
     detail = serializers.CharField(allow_blank=True)
     sentence = serializers.CharField(help_text="Why it ended, and who pays.", allow_blank=True)
-    waiting_for = serializers.CharField(help_text="Why it waits, its place, what would start now.", allow_blank=True)
+    waiting_for = serializers.CharField(
+        help_text="Why it waits and its place; while it starts, what its nodes wait for.", allow_blank=True
+    )
     progress = ProgressSerializer()
     attempts = AttemptSerializer(many=True)
     queued_at = serializers.DateTimeField()

@@ -5,9 +5,11 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any
 
+from django import forms
+from django.conf import settings
 from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
-from django.db.models import QuerySet
+from django.db.models import Field, QuerySet
 from django.forms import BaseInlineFormSet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
@@ -17,6 +19,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from unfold.admin import ModelAdmin, TabularInline
 from unfold.decorators import action
+from unfold.widgets import UnfoldAdminSelectWidget
 
 from billing import costs, models, previews, pricebooks
 from billing.errors import BookRefused, NotPriced
@@ -67,7 +70,7 @@ class PriceInline(TabularInline):  # type: ignore[misc]  # unfold publishes no t
 class NodeSpecAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
     """What nodes there are."""
 
-    list_display = ("name", "title", "cpus", "memory_mib", "gpus", "gpu_type", "position", "is_active")
+    list_display = ("name", "title", "cluster", "cpus", "memory_mib", "gpus", "gpu_type", "position", "is_active")
     list_editable = ("position", "is_active")
     search_fields = ("name", "title")
 
@@ -76,8 +79,19 @@ class NodeSpecAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no ty
         return False
 
     def get_readonly_fields(self, _request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
-        """What was bought under a name stays what it was."""
+        """What was bought under a name stays what it was; where it runs may change: what waits then starts there."""
         return ("name", "cpus", "memory_mib", "gpus", "gpu_type") if obj else ()
+
+    def formfield_for_dbfield(self, db_field: Field[Any, Any], request: HttpRequest, **options: Any) -> Any:
+        """The cluster is one of those that settings name."""
+        field = super().formfield_for_dbfield(db_field, request, **options)
+        if db_field.name != "cluster":
+            return field
+        names = list(settings.TRAINYARD_CLUSTERS)
+        first = _("the first (%(name)s)") % {"name": names[0]}
+        choices = [("", first), *((name, name) for name in names)]
+        told = {"label": field.label, "help_text": field.help_text}
+        return forms.ChoiceField(required=False, choices=choices, widget=UnfoldAdminSelectWidget, **told)
 
 
 @admin.register(models.PriceBook)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django import forms
 from django.contrib import messages
+from django.db import transaction
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -14,13 +17,15 @@ from django_htmx.http import HttpResponseClientRedirect
 
 from billing import selectors as billing
 from console.accounts.errors import CustomerError
+from console.accounts.models import Membership
 from console.accounts.roles import Capability
 from console.accounts.services import is_active
 from console.web.access import MemberRequest, member, refuse, tell
 from jobs import checks
 from jobs import selectors as jobs
 from runtime.specs import Framework
-from storage import catalog, selectors
+from storage import catalog, registries, selectors
+from storage.models import Image
 
 FRAMEWORK_TITLES = {
     Framework.PYTORCH.value: "PyTorch",
@@ -41,6 +46,21 @@ class ImageForm(forms.Form):
         label=gettext_lazy("Registry reference"),
         max_length=500,
         help_text=gettext_lazy("Host, name and tag, such as registry.example.com/team/train:1.2."),
+    )
+    username = forms.CharField(
+        label=gettext_lazy("User name at the registry"),
+        max_length=255,
+        required=False,
+        widget=forms.TextInput(attrs={"autocomplete": "off"}),
+        help_text=gettext_lazy("Empty: anybody may pull it. Kept for all images of this registry; the newest counts."),
+    )
+    password = forms.CharField(
+        label=gettext_lazy("Password or access token"),
+        max_length=4096,
+        required=False,
+        strip=False,
+        widget=forms.PasswordInput(attrs={"autocomplete": "new-password"}),
+        help_text=gettext_lazy("Stored encrypted, shown to nobody, and told to the cluster that pulls alone."),
     )
     frameworks = forms.MultipleChoiceField(
         label=gettext_lazy("Frameworks it carries"),
@@ -99,12 +119,22 @@ def image_new(request: MemberRequest) -> HttpResponse:
     form = ImageForm(request.POST if request.method == "POST" else None)
     if request.method == "POST" and form.is_valid():
         try:
-            made = catalog.create_image(
-                organization=request.membership.organization, user=request.membership.user, **form.cleaned_data
-            )
+            made = _register(request.membership, dict(form.cleaned_data))
         except CustomerError as error:
             refuse(form, error)
         else:
             messages.success(request, _("The image %(name)s can be chosen now.") % {"name": made.name})
             return redirect("image_list")
     return render(request, "storage/image_new.html", {"form": form})
+
+
+@transaction.atomic
+def _register(membership: Membership, fields: dict[str, Any]) -> Image:
+    """The image, and what it takes to pull it where that was given."""
+    username, password = fields.pop("username"), fields.pop("password")
+    organization = membership.organization
+    made = catalog.create_image(organization=organization, user=membership.user, **fields)
+    if username:
+        host = made.reference.partition("/")[0]
+        registries.save_registry(organization=organization, host=host, username=username, password=password)
+    return made

@@ -47,6 +47,7 @@ SECTIONS = (
         (
             Entry(_("New training"), "training_new", "rocket", ("training_",)),
             Entry(_("Jobs"), "job_list", "list-details", ("job_",)),
+            Entry(_("Status"), "status", "server-2", ("status",)),
         ),
     ),
     Section(

@@ -20,7 +20,9 @@ from console.accounts.services import is_active
 from console.web.access import MemberRequest, member
 from console.web.jobs import rows
 from console.web.training import has_script
+from jobs import clusters
 from jobs import selectors as jobs
+from jobs.backend import cluster_names
 from jobs.states import ENDED
 from storage import selectors as storage
 
@@ -56,7 +58,8 @@ def overview(request: MemberRequest) -> HttpResponse:
             "balance": budgets.balance(account) if account else None,
             "open_rows": rows(running),
             "last_rows": rows(last),
-            "capacity": jobs.capacity_now(),
+            "clusters": {name: clusters.sums(capacity) for name, capacity in jobs.capacities_now().items()},
+            "several_clusters": len(cluster_names()) > 1,
             "steps": steps,
             "next_step": next((step for step in steps if not step.is_done), None),
             "done_count": sum(step.is_done for step in steps),

@@ -2,8 +2,9 @@ import pytest
 from django.utils import timezone, translation
 
 from jobs import sentences
+from jobs.sentences import WAITING_SENTENCES
 from jobs.states import EndReason, JobState
-from runtime.specs import FailureCode
+from runtime.specs import FailureCode, WaitingCode
 
 CODES = ["", "capacity", "too_large", "reserved", "quota", "backend_unavailable", "retry", "backoff", "something new"]
 LOST = {
@@ -115,3 +116,51 @@ def test_a_retry_that_waits_says_until_when():
     told = sentences.waiting_sentence("backoff", {"reason": "code_failed", "at": at}, nodes=1, spec="Nano", ahead=0)
     assert told.startswith("The last attempt ended with an error of the code. It is tried again, as you ordered.")
     assert "until 12:30:05" in told
+
+
+STARTING = {
+    "": ({}, "A place was found"),
+    "starting": ({"step": "image", "nodes": 2}, "The image is being pulled"),
+    "gpus": ({"wanted": 2, "gpu_type": "H200", "nodes": 4, "free": 3}, "2 × H200 on each of 4 nodes; 3 are free now"),
+    "cpus": ({"wanted": 2, "nodes": 1, "free": None}, "has … free"),
+    "memory": ({"wanted": 512, "nodes": 1, "free": 100}, "512 MiB"),
+    "image_name": ({"image": "r.example/x:1"}, "no image r.example/x:1"),
+    "image_credentials": ({"image": "r.example/x:1"}, "user name and password"),
+    "image_network": ({"image": "r.example/x:1"}, "can't be reached"),
+    "volume": ({"claim": "runs", "detail": ""}, "volume runs"),
+    "quota": ({"detail": "exceeded"}, "quota is used up"),
+    "taint": ({"taint": "gpu=yes"}, "taint gpu=yes"),
+    "admission": ({"queue": "train", "detail": ""}, "not admitted"),
+    "unschedulable": ({"detail": "0/3 nodes"}, "0/3 nodes"),
+}
+
+
+def test_all_that_a_cluster_may_wait_for_is_worded():
+    assert set(STARTING) == {"", *WaitingCode}
+    assert set(WAITING_SENTENCES) | {"", "starting", "gpus", "cpus", "memory"} == set(STARTING)
+
+
+@pytest.mark.parametrize("code", STARTING)
+@pytest.mark.parametrize("language", ["en", "zh-hans"])
+def test_what_a_run_that_starts_waits_for_is_told_with_its_remedy(code, language):
+    data, words = STARTING[code]
+    with translation.override(language):
+        told = sentences.starting_sentence(code, data)
+        bare = sentences.starting_sentence(code, {})
+    assert "%(" not in told + bare
+    if language == "en":
+        assert words in told
+        assert told.endswith("Nothing is charged yet.")
+    else:
+        assert any("一" <= letter <= "鿿" for letter in told)
+
+
+OF_RANKS = {"rank_exited", "rank_killed", "platform_error"}
+
+
+@pytest.mark.parametrize("code", sorted(set(FailureCode) - OF_RANKS))
+def test_every_failure_of_a_cluster_has_its_words(code):
+    with translation.override("en"):
+        told = sentences.failure_sentence({"code": code, "data": {}, "node": 1, "rank": None})
+    assert told != "The platform failed while it ran this."
+    assert "%(" not in told

@@ -32,6 +32,7 @@ PAGES: list[tuple[str, list[object], Capability]] = [
     ("image_list", [], Capability.VIEW),
     ("image_new", [], Capability.STORE),
     ("training_new", [], Capability.RUN),
+    ("status", [], Capability.VIEW),
     ("job_list", [], Capability.VIEW),
     ("job_detail", ["job"], Capability.VIEW),
     ("job_live", ["job"], Capability.VIEW),

@@ -33,6 +33,7 @@ def _fill(customer: Customer) -> None:
     [
         "overview",
         "job_list",
+        "status",
         "wallet",
         "receipt_list",
         "cost_list",
