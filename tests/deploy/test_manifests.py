@@ -10,6 +10,7 @@ from django.core.management import get_commands
 
 from console import supervision
 from console.management.commands.serve import Command as Serve
+from runtime.backends.kubernetes_access import rbac
 from runtime.backends.kubernetes_config import ClusterConfig
 from runtime.backends.kubernetes_names import MANAGED_BY, MANAGER
 from tests.deploy.conftest import KUBERNETES, OVERLAYS, by_hand, containers, env_file, objects, pods
@@ -252,3 +253,22 @@ def test_the_restoring_pod_sees_what_the_backing_up_one_sees():
     base = env_file(KUBERNETES / "base" / "settings.env")
     assert told == {name: base[name] for name in told}
     assert len(told) == 3
+
+
+def test_the_console_may_do_what_kubernetes_rbac_prints_and_no_more(overlay):
+    manifests = objects(overlay)
+    told = {key: value for one in of_kind(manifests, "ConfigMap") for key, value in one["data"].items()}
+    wanted = [
+        one
+        for name, data in json.loads(told["TRAINYARD_CLUSTERS"]).items()
+        for one in rbac(ClusterConfig.from_data(name, data))
+        if one["kind"] != "ServiceAccount"
+    ]
+    found = [one for one in manifests if one["apiVersion"].startswith("rbac.authorization.k8s.io/")]
+    by_name = {(one["kind"], one["metadata"]["name"]): one for one in found}
+    assert by_name == {(one["kind"], one["metadata"]["name"]): one for one in wanted}
+    (account,) = of_kind(manifests, "ServiceAccount")
+    subjects = [subject for one in found for subject in one.get("subjects", ())]
+    assert {(subject["name"], subject["namespace"]) for subject in subjects} == {
+        (account["metadata"]["name"], namespace(account))
+    }
