@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _DRAIN_SECONDS = 5.0
 _OUTPUT_SECONDS = 1.0
+_BEAT_SECONDS = 5.0
+"""Storage that many nodes share is not to be kept busy by signs of life."""
 _ABORT_SECONDS = 0.5
 _LEAVE_SECONDS = 20.0
 _STORE_TRIES = 3
@@ -72,6 +74,7 @@ class PodNode:
         self._code: Optional[int] = None
         self._output_at: Optional[float] = None
         self._output_told_at = 0.0
+        self._beat_at = 0.0
         self._metrics_seen = (0, 0)
 
     def run(self) -> int:
@@ -250,9 +253,12 @@ class PodNode:
         if self._limits.kill_at is not None and now >= self._limits.kill_at:
             self._kill()
         if not self._over and self._limits.due(now):
-            self._record.beat()
-            self._look_at_metrics()
-            self._tell_of_output(now)
+            if now >= self._beat_at:
+                self._beat_at = now + _BEAT_SECONDS
+                self._record.beat()
+            if now - self._output_told_at >= _OUTPUT_SECONDS:
+                self._look_at_metrics()
+                self._tell_of_output(now)
             verdict = None if self._aborting else self._limits.look(now)
             if verdict is not None:
                 self._blame(verdict)
@@ -270,7 +276,7 @@ class PodNode:
 
     def _tell_of_output(self, now: float) -> None:
         """Output is a sign of progress, which the launcher, whose ranks write past it, cannot see."""
-        if self._output_at is None or now - self._output_told_at < _OUTPUT_SECONDS:
+        if self._output_at is None:
             return
         self._record.progress(self._output_at)
         self._output_at = None
@@ -312,6 +318,7 @@ class PodNode:
 
     def _kill(self) -> None:
         self._limits.kill_at = self._limits.term_at = self._guard.kill_at = None
+        self._guard.leave_at = time.monotonic() + _LEAVE_SECONDS
         self._tree.kill()
         self._over |= not self._tree.launched
 
