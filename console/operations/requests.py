@@ -12,6 +12,7 @@ from collections.abc import Callable
 from django.conf import settings
 from django.http import HttpRequest, HttpResponseBase
 
+from billing import webhooks
 from console.operations import context, logs, tracing
 from console.operations.health import live, ready
 from console.operations.metrics import metrics
@@ -69,9 +70,11 @@ PROBES: dict[str, Callable[[HttpRequest], HttpResponseBase]] = {
 
 
 def route_of(request: HttpRequest) -> str:
-    """The address as its pattern, without what a customer filled in."""
-    if request.path_info in PROBES:
+    """The address as its pattern, without what a customer filled in. Some are answered before any pattern is tried."""
+    if request.path_info in PROBES or request.path_info == webhooks.PATH:
         return request.path_info.lstrip("/")
+    if request.path_info.startswith(settings.STATIC_URL):
+        return settings.STATIC_URL.lstrip("/")
     match = request.resolver_match
     return str(match.route) if match else UNKNOWN
 

@@ -261,12 +261,16 @@ def test_processes_and_streams_by_their_signs(scrape, shared):
 def test_requests_are_counted_by_the_pattern_of_their_address(client, owner, scrape):
     client.force_login(owner.user)
     client.get("/jobs/4711/")
+    client.post("/webhooks/stripe/", "{}", content_type="application/json")
+    client.get("/static/css/none-1.css")
     client.get("/no/such/address-1")
     client.get("/no/such/address-2")
     assert tally.tally.flush()
     found = scrape()
     assert found["trainyard_http_requests_total", "404", "GET", "jobs/<int:pk>/"] == 1
     assert found["trainyard_http_requests_total", "404", "GET", "unknown"] == 2
+    assert found["trainyard_http_requests_total", "400", "POST", "webhooks/stripe/"] == 1
+    assert found["trainyard_http_requests_total", "404", "GET", "static/"] == 1
     assert found["trainyard_http_request_seconds_count", "GET", "jobs/<int:pk>/"] == 1
     assert not [key for key in found if "address-1" in " ".join(key) or "4711" in " ".join(key)]
 
