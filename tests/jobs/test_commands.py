@@ -8,14 +8,17 @@ import stat
 
 import httpx
 import pytest
-from django.core.management import call_command
+import yaml
+from django.core.management import CommandError, call_command
 from rich.console import Console
 
 from console.accounts.models import ApiToken, Membership
 from jobs import watching
 from jobs.demo import Customer as Client
 from jobs.demo import DemoFailed
-from jobs.management.commands import demo
+from jobs.management.commands import check_cluster, demo
+from runtime.backends.base import Check
+from runtime.backends.kubernetes_config import ClusterConfig
 
 
 @pytest.fixture(autouse=True)
@@ -93,3 +96,65 @@ class TestDemo:
         with pytest.raises(DemoFailed, match=r"402.*Your wallet is empty"):
             client.buy()
         client.http.close()
+
+
+class TestCheckCluster:
+    def check(self, *arguments):
+        said = io.StringIO()
+        try:
+            call_command("check_cluster", *arguments, stdout=said)
+        finally:
+            self.text = said.getvalue()
+        return self.text
+
+    def test_each_line_with_its_remedy_and_an_error_where_one_is_amiss(self, monkeypatch):
+        lines = [
+            Check("sandbox", ok=True, detail="there"),
+            Check("images", ok=False, detail="None.", remedy="Build one"),
+        ]
+        asked = []
+        monkeypatch.setattr(
+            check_cluster.local_check, "check", lambda _made, **given: asked.append(given) or iter(lines)
+        )
+        with pytest.raises(CommandError, match="1 of these lines"):
+            self.check("default", "--no-smoke")
+        for words in ("The cluster default", "✓", "sandbox", "✗", "Build one"):
+            assert words in self.text
+        assert asked[0]["smoke"] is False
+
+    def test_one_of_kubernetes_is_looked_at_by_its_own(self, monkeypatch, settings):
+        config = ClusterConfig.from_data("west", {"volume": {"claim": "runs", "root": "/srv"}})
+        settings.TRAINYARD_CLUSTERS = {"here": None, "west": config}
+        asked = []
+
+        def look(*given, **options):
+            asked.append((*given, options))
+            return iter([Check("API server", ok=True, detail="1.36")])
+
+        monkeypatch.setattr(check_cluster.kubernetes, "check", look)
+        assert "1.36" in self.check("west")
+        assert asked == [(config, settings.TRAINYARD_RUNS_ROOT / ".clusters" / "west", {"smoke": True})]
+
+    def test_one_that_there_is_not_is_said(self):
+        with pytest.raises(CommandError, match=r"names no cluster 'south'\. There are: default"):
+            self.check("south")
+
+
+class TestKubernetesRbac:
+    def test_it_prints_roles_that_can_be_applied(self, settings):
+        config = ClusterConfig.from_data("west", {"volume": {"claim": "runs", "root": "/srv"}, "namespace": "runs"})
+        settings.TRAINYARD_CLUSTERS = {"here": None, "west": config}
+        said = io.StringIO()
+        call_command("kubernetes_rbac", "--service-account", "console", "--namespace", "shop", stdout=said)
+        objects = list(yaml.safe_load_all(said.getvalue()))
+        assert [each["kind"] for each in objects][:3] == ["ServiceAccount", "Role", "RoleBinding"]
+        binding = next(each for each in objects if each["kind"] == "RoleBinding")
+        assert binding["metadata"]["namespace"] == "runs"
+        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "console", "namespace": "shop"}]
+        assert not any("*" in rule["verbs"] for each in objects for rule in each.get("rules", ()))
+
+    @pytest.mark.parametrize("name", ["here", "south"])
+    def test_without_such_a_cluster_it_says_so(self, settings, name):
+        settings.TRAINYARD_CLUSTERS = {"here": None}
+        with pytest.raises(CommandError, match=r"names no such cluster of Kubernetes\. There is none"):
+            call_command("kubernetes_rbac", name)

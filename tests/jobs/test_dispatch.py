@@ -12,7 +12,8 @@ from jobs import dispatch, lifecycle, orders, queue, selectors
 from jobs.models import Attempt, Job
 from jobs.states import ACTIVE, EndReason, JobState
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity
-from runtime.specs import Framework, Outcome, Resources, RunPhase
+from runtime.specs import Framework, Outcome, PullSecret, Resources, RunPhase
+from storage import catalog, registries
 from tests.factories.jobs import Customer, never_fits
 from tests.factories.storage import DatasetFactory, DatasetVersionFactory
 
@@ -519,3 +520,30 @@ class TestAtOnce:
         curves, _last = selectors.metrics(attempt.job)
         assert [value for _step, value in curves["other"]] == list(range(15))
         assert len(curves["loss"]) == 15
+
+
+def test_credentials_of_the_customers_registry_reach_the_run_and_no_log(customer, backend, caplog):
+    image = catalog.create_image(
+        organization=customer.organization, name="mine", title="Mine", frameworks=["pytorch"],
+        reference="registry.example.com/team/train:1",
+    )  # fmt: skip
+    for host, password in (("registry.example.com", "s3cret-word"), ("other.example.com", "else")):
+        registries.save_registry(organization=customer.organization, host=host, username="robot", password=password)
+    caplog.set_level("DEBUG")
+    own, builtin = customer.job(image=image.name), customer.job()
+    dispatch.dispatch_queue()
+    specs = [backend.runs[f"job-{job.pk}-1"].spec for job in (own, builtin)]
+    assert specs[0].pull_secret == PullSecret("registry.example.com", "robot", "s3cret-word")
+    assert specs[1].pull_secret is None
+    assert specs[0].image.reference == "registry.example.com/team/train:1"
+    assert "s3cret-word" not in caplog.text + repr(specs[0]) + specs[0].to_json()
+    assert "s3cret-word" not in str(selectors.environment(selectors.job_for(customer.organization, own.pk)))
+
+
+def test_the_cluster_is_told_what_kind_of_node_and_how_many_the_organization_may_run(customer, backend):
+    customer.quota(max_running_nodes=7)
+    job = customer.job(node_spec="small")
+    dispatch.dispatch_queue()
+    spec = backend.runs[f"job-{job.pk}-1"].spec
+    assert (spec.node_kind, spec.organization_nodes) == ("small", 7)
+    assert spec.labels["organization"] == customer.organization.slug
