@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from typing import Any, Dict, Iterator, List
 
 if not __package__:
     # Run as a folder: import the modules beside this one as the package `launcher`, whatever it is called elsewhere.
@@ -23,6 +22,10 @@ from .agent import Agent
 from .report import Link, shield
 from .topology import Plan, imported_names, local_rank_flag
 from .warm import Warm, import_folders, unfit
+
+TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
+if TYPE_CHECKING:
+    from typing import Any, Dict, Iterator, List
 
 _LARGEST_SOURCE = 1 << 20
 _MOST_SOURCES = 64

@@ -11,7 +11,6 @@ import selectors
 import signal
 import socket
 import time
-from typing import Any, Dict, List, Optional
 
 from .elastic import told
 from .peers import BEAT_SECONDS, Peers
@@ -20,6 +19,10 @@ from .ranks import Rank, Ranks
 from .report import ConnectionLost, Link, Message, cause
 from .rounds import Rounds
 from .topology import Plan
+
+TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional
 
 START_SECONDS = 60.0
 VERDICT_SECONDS = 1.0

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import Any, List, Set
+
+TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
+if TYPE_CHECKING:
+    from typing import Any, List, Set
 
 _HERE = os.path.dirname(__file__)
 _PARENTS = ("/tmp", "/dev/shm", "/var/tmp")  # noqa: S108 - what is found there already is ours or not used

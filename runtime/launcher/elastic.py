@@ -6,9 +6,13 @@ Nodes go by their number at submission everywhere but in the plan of a round, wh
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Sequence
-
 from .topology import Plan
+
+TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
+if TYPE_CHECKING:
+    from typing import Dict, List, NamedTuple, Sequence
+else:
+    from .plain import NamedTuple
 
 
 class Round(NamedTuple):

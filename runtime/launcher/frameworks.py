@@ -6,9 +6,12 @@ The one rule: a framework starts from its own variables alone, with no agent, ss
 from __future__ import annotations
 
 import json
-from typing import Callable, Dict
 
 from .topology import Plan, common_environment
+
+TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
+if TYPE_CHECKING:
+    from typing import Callable, Dict
 
 _STALL_WARNING_SECONDS = 60
 """After how long Horovod warns of ranks that are missing in a collective, unless told otherwise."""

@@ -10,9 +10,12 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 from .report import LONGEST_LINE, ConnectionLost, Link, Message
+
+TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
+if TYPE_CHECKING:
+    from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 10.0

@@ -8,7 +8,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence
+
+TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
+if TYPE_CHECKING:
+    from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence
+else:
+    from .plain import NamedTuple
 
 
 class Exit(NamedTuple):

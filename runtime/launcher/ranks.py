@@ -10,7 +10,6 @@ import os
 import selectors
 import signal
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from .carried import as_file
 from .frameworks import rank_environment
@@ -18,6 +17,10 @@ from .processes import Exit, send_signal, spawn
 from .steps import open_record
 from .topology import Plan, rank_arguments
 from .warm import Warm
+
+TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Mapping, Optional
 
 FALL_SECONDS = 3.0
 """How long ranks get between SIGTERM and SIGKILL when the run or a round of it falls."""

@@ -54,9 +54,15 @@ import ctypes
 import json
 import socket
 import time
-from typing import Any, Dict, List, Optional, Sequence
 
-Message = Dict[str, Any]
+TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Sequence
+
+if TYPE_CHECKING:
+    Message = Dict[str, Any]
+else:
+    Message = dict
 
 LONGEST_LINE = 1 << 20
 _PIECE = 1 << 16

@@ -7,13 +7,16 @@ says when a round begins and who is in it; what a round changes is in `elastic`.
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, List, Optional, Set
 
 from .elastic import Round, can_lose, first_round, horovod_slots, plan_of, told
 from .peers import Peers
 from .ranks import Rank, Ranks
 from .report import Message, cause
 from .topology import Plan
+
+TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
+if TYPE_CHECKING:
+    from typing import Any, Callable, List, Optional, Set
 
 ROUND_SECONDS = 30.0
 """How long a round may take to end the ranks of the one before; killing them takes a tenth of it."""

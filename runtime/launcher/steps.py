@@ -23,7 +23,14 @@ import os
 import struct
 import sys
 import time
-from typing import Any, Callable, List, NamedTuple, Optional
+
+TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
+if TYPE_CHECKING:
+    from typing import Any, Callable, List, NamedTuple, Optional
+elif __package__:
+    from .plain import NamedTuple
+else:  # in a rank, whose framework has imported it
+    from typing import NamedTuple
 
 SIZE = 64
 _LAYOUT = struct.Struct("<8sQQdd")

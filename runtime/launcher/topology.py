@@ -7,7 +7,12 @@ nowhere else (the frameworks' own are in `frameworks`).
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
+
+TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
+if TYPE_CHECKING:
+    from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
+else:
+    from .plain import NamedTuple
 
 LOCAL_RANK_FLAGS = ("--local_rank", "--local-rank")
 _IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+\.?([A-Za-z_]\w*)|import[ \t]+([A-Za-z_][\w., \t]*))", re.MULTILINE)

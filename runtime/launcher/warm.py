@@ -12,7 +12,10 @@ import os
 import re
 import select
 import socket
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 MOST_BYTES = 1 << 17
 READY_SECONDS = 1.0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -22,3 +24,17 @@ def test_modules_carry_into_any_image(path: Path) -> None:
         else:
             continue
         assert {name.split(".")[0] for name in names} <= sys.stdlib_module_names
+
+
+SLOW = {"typing", "dataclasses", "inspect", "subprocess", "pathlib", "logging", "ast", "threading", "asyncio"}
+"""Modules of the standard library that take milliseconds each."""
+
+
+def test_nothing_slow_is_imported_before_the_ranks_start() -> None:
+    code = (
+        "import json, sys; sys.path.insert(0, sys.argv[1]); import launcher.__main__; print(json.dumps([*sys.modules]))"
+    )
+    command = [sys.executable, "-I", "-S", "-c", code, str(LAUNCHER.parent)]
+    imported = set(json.loads(subprocess.run(command, capture_output=True, check=True).stdout))
+    assert "launcher.ranks" in imported
+    assert imported & SLOW == set()
