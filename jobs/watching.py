@@ -69,7 +69,7 @@ class Follower:
     def follow_once(self) -> None:
         """Follow until the cluster breaks off, or there is a word to stop. Raises what the cluster raises."""
         for gap in cluster(self.name).isolation_gaps():
-            logger.warning("Isolation on the cluster %s: %s", self.name, gap)
+            logger.warning("Isolation: %s (cluster %s)", gap, self.name)
         for changed in cluster(self.name).changes():
             if self._stop.is_set():
                 return
