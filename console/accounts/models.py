@@ -37,7 +37,12 @@ class User(AbstractUser):
     username = None  # type: ignore[assignment]  # the way Django documents for leaving a field of AbstractUser out
     email = models.EmailField(_("e-mail address"), unique=True)
     language = models.CharField(
-        _("language"), max_length=8, blank=True, help_text=_("Of mail; empty until the person has logged in.")
+        _("language"),
+        max_length=8,
+        blank=True,
+        default="",
+        db_default="",
+        help_text=_("Of mail; empty until the person has logged in."),
     )
 
     USERNAME_FIELD = "email"

@@ -13,6 +13,6 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='user',
             name='language',
-            field=models.CharField(blank=True, help_text='Of mail; empty until the person has logged in.', max_length=8, verbose_name='language'),
+            field=models.CharField(blank=True, db_default='', default='', help_text='Of mail; empty until the person has logged in.', max_length=8, verbose_name='language'),
         ),
     ]
