@@ -7,6 +7,7 @@ start is never loaded, and why it waits is kept once for its node spec (`Room`) 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import reduce
 from operator import or_
@@ -21,7 +22,7 @@ from jobs import lifecycle
 from jobs.backend import cluster_named, resources_of
 from jobs.models import LEAST_NODES, Attempt, Job, Room
 from jobs.states import ACTIVE, EndReason, JobState
-from runtime.specs import Capacity
+from runtime.specs import Capacity, Resources
 
 PATIENCE = timedelta(minutes=10)
 """Smaller jobs may overtake one that doesn't fit until it has waited this long; then room is kept free for it."""
@@ -77,7 +78,7 @@ class Pass:
     def take(self, job: Job, nodes: int) -> None:
         """`nodes` nodes of the job's spec were handed to the cluster."""
         self._running[job.organization_id] = self._running.get(job.organization_id, 0) + nodes
-        self.refresh(self._capacity.without(resources_of(job.node_spec), nodes))
+        self.refresh(without(self._capacity, resources_of(job.node_spec), nodes))
 
     def startable(self) -> Iterator[tuple[Job, int]]:
         """Each job that may start now, oldest first, and on how many nodes. What is taken between two counts."""
@@ -210,6 +211,24 @@ def cluster_answers(job: Job) -> bool:
     """Whether the cluster of a job's node spec did when it was last asked. For `selectors.jobs_for`'s."""
     room: Room | None = getattr(job.node_spec, "room", None)
     return room is None or room.answers
+
+
+def without(capacity: Capacity, resources: Resources, nodes: int) -> Capacity:
+    """What is left of it once `nodes` more nodes of `resources` run, filled machine by machine."""
+    left = []
+    for machine in capacity.machines:
+        placed = min(nodes, Capacity((machine,)).nodes_now(resources)) if nodes else 0
+        nodes -= placed
+        free = machine.free
+        if placed:
+            free = replace(
+                free,
+                cpus=round(free.cpus - resources.cpus * placed, 6),
+                memory_mib=free.memory_mib - resources.memory_mib * placed,
+                gpus=free.gpus - resources.gpus * placed,
+            )
+        left.append(replace(machine, free=free))
+    return Capacity(tuple(left))
 
 
 def _ready() -> Q:

@@ -365,17 +365,6 @@ class Capacity:
         """How many nodes of `resources` an otherwise empty cluster could run."""
         return self._room(resources, free=False)
 
-    def without(self, resources: Resources, nodes: int) -> Capacity:
-        """What is left once `nodes` more nodes of `resources` run, machine by machine."""
-        left = []
-        for machine in self.machines:
-            placed = min(nodes, _copies(machine.free, resources)) if nodes else 0
-            nodes -= placed
-            left.append(
-                dataclasses.replace(machine, free=_less(machine.free, resources, placed)) if placed else machine
-            )
-        return Capacity(tuple(left))
-
     def _room(self, wanted: Resources, *, free: bool) -> int:
         return sum(_copies(machine.free if free else machine.total, wanted) for machine in self.machines)
 
@@ -388,15 +377,6 @@ def _copies(have: Resources, wanted: Resources) -> int:
     if wanted.gpus:
         limits.append(have.gpus // wanted.gpus)
     return max(0, min(limits))
-
-
-def _less(have: Resources, taken: Resources, times: int) -> Resources:
-    return dataclasses.replace(
-        have,
-        cpus=round(have.cpus - taken.cpus * times, 6),
-        memory_mib=have.memory_mib - taken.memory_mib * times,
-        gpus=have.gpus - taken.gpus * times,
-    )
 
 
 @dataclass(frozen=True)

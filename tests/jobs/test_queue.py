@@ -42,7 +42,7 @@ def by_the_book(jobs, running, quotas, capacity, now):
             granted = min(job.nodes, room, free)
             started.append((job.pk, granted))
             running[job.organization_id] = running.get(job.organization_id, 0) + granted
-            capacity = capacity.without(resources, granted)
+            capacity = queue.without(capacity, resources, granted)
     return started
 
 
