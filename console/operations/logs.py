@@ -30,6 +30,9 @@ SECRETS = tuple(
     )
 )
 """Patterns of what may never be read in a log, and what stands there instead."""
+SUSPECT = re.compile(r"ty_|sk_|rk_|whsec_|://|/accounts/|-----BEGIN |(?i:secret|token|passw|_key|cookie|sessionid)"
+                     r"|(?i:authorization|signature|bearer|basic)")  # fmt: skip
+"""Without one of these no pattern can be there: most lines are let through by one look."""
 ACCESS = "access"
 """Where a record keeps the facts of a request."""
 BOUND = "trainyard.bound"
@@ -62,6 +65,8 @@ def place_of(request: Any) -> dict[str, Any]:
 
 def redacted(text: str) -> str:
     """`text` without what looks like a secret."""
+    if not SUSPECT.search(text):
+        return text
     for pattern, put in SECRETS:
         text = pattern.sub(put, text)
     return text

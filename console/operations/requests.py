@@ -19,6 +19,7 @@ from console.operations.metrics import metrics
 from console.operations.tally import HTTP_SECONDS, HTTP_TOTAL, tally
 
 HEADER = "X-Request-Id"
+IN_META = "HTTP_X_REQUEST_ID"
 METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 UNKNOWN = "unknown"
 """The route of what no address of ours answers: its path is a stranger's, and would be a label."""
@@ -33,31 +34,32 @@ class RequestMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         """Pass the request on; its answer carries its id."""
         started = time.perf_counter()
-        number = context.request_id(request.headers.get(HEADER, ""))
-        offered = tracing.sane(request.headers.get("traceparent"))
+        number = context.request_id(request.META.get(IN_META, ""))
         with context.bound(request_id=number) as fields:
-            # a stranger's trace is linked to, not joined: who is sampled is for us to say
-            with tracing.span(f"{request.method}", kind="server", link=offered) as mark:
-                logs.place_of(request)[logs.BOUND] = fields
-                if trace := tracing.trace_id():
-                    fields["trace_id"] = trace
-                response = self._answer(request)
-                route = route_of(request)
-                mark.set(**{
-                    "http.request.method": str(request.method),
-                    "http.route": route,
-                    "http.response.status_code": response.status_code,
-                    **{f"trainyard.{name}": value for name, value in context.fields().items()},
-                })  # fmt: skip
-                if response.status_code >= 500:
-                    mark.fail(f"HTTP {response.status_code}")
+            logs.place_of(request)[logs.BOUND] = fields
+            response = self._traced(request, fields) if tracing.is_on() else self._answer(request)
             response[HEADER] = number
-            _measure(request, response, route, time.perf_counter() - started)
+            _measure(request, response, time.perf_counter() - started)
+        return response
+
+    def _traced(self, request: HttpRequest, fields: dict[str, context.Value]) -> HttpResponseBase:
+        """The answer, in a span. A stranger's trace is linked to, not joined: who is sampled is for us to say."""
+        offered = tracing.sane(request.META.get("HTTP_TRACEPARENT"))
+        with tracing.span(str(request.method), kind="server", link=offered) as mark:
+            if trace := tracing.trace_id():
+                fields["trace_id"] = trace
+            response = self._answer(request)
+            about = {f"trainyard.{name}": value for name, value in context.fields().items()}
+            mark.set(**about, **{"http.request.method": str(request.method), "http.route": route_of(request)})
+            mark.set(**{"http.response.status_code": response.status_code})
+            if response.status_code >= 500:
+                mark.fail(f"HTTP {response.status_code}")
         return response
 
     def _answer(self, request: HttpRequest) -> HttpResponseBase:
         """Probes and scrapers come by address, not by name, and without a session: no other middleware is for them."""
-        if settings.SESSION_COOKIE_NAME not in request.COOKIES and (view := PROBES.get(request.path_info)):
+        view = PROBES.get(request.path_info)
+        if view and settings.SESSION_COOKIE_NAME not in request.COOKIES:
             return view(request)
         return self.get_response(request)
 
@@ -79,8 +81,8 @@ def route_of(request: HttpRequest) -> str:
     return str(match.route) if match else UNKNOWN
 
 
-def _measure(request: HttpRequest, response: HttpResponseBase, route: str, seconds: float) -> None:
-    method = request.method if request.method in METHODS else "other"
+def _measure(request: HttpRequest, response: HttpResponseBase, seconds: float) -> None:
+    method, route = request.method if request.method in METHODS else "other", route_of(request)
     tally.count(HTTP_TOTAL, route=route, method=method, status=str(response.status_code))
-    if not response.headers.get("Content-Type", "").startswith("text/event-stream"):
+    if not response.streaming or not response.headers.get("Content-Type", "").startswith("text/event-stream"):
         tally.observe(HTTP_SECONDS, seconds, route=route, method=method)

@@ -82,23 +82,30 @@ class Tally:
 
     def _begin(self) -> None:
         """A process that was forked counts from nothing: what its parent counted, its parent sends."""
-        self._lock = threading.Lock()
+        self._lock, self._sending = threading.Lock(), threading.Lock()
         self._due = threading.Event()
         self._counts: dict[Key, float] = defaultdict(int)
         self._thread: threading.Thread | None = None
 
     def count(self, metric: Metric, **labels: str) -> None:
         """One more."""
-        self._add((metric.name, _values(metric, labels), COUNT), 1)
+        self._add({(metric.name, _values(metric, labels), COUNT): 1})
 
     def observe(self, metric: Metric, seconds: float, **labels: str) -> None:
         """One more, that took so long."""
         values = _values(metric, labels)
-        self._add((metric.name, values, str(bisect_left(metric.buckets, seconds))), 1)
-        self._add((metric.name, values, SUM), seconds)
+        bucket = str(bisect_left(metric.buckets, seconds))
+        self._add({(metric.name, values, bucket): 1, (metric.name, values, SUM): seconds})
 
     def flush(self) -> bool:
-        """Send what was counted. Gives whether Redis has it; what it hasn't is sent the next time."""
+        """Send what was counted. Gives whether Redis has it; what it hasn't is sent the next time.
+
+        Waits for another thread's sending, so that all that was counted before is there.
+        """
+        with self._sending:
+            return self._flush()
+
+    def _flush(self) -> bool:
         with self._lock:
             counts, self._counts = self._counts, defaultdict(int)
         if not counts:
@@ -120,12 +127,13 @@ class Tally:
             return False
         return True
 
-    def _add(self, key: Key, amount: float) -> None:
+    def _add(self, amounts: dict[Key, float]) -> None:
         with self._lock:
-            if key not in self._counts and len(self._counts) >= MOST_SERIES:
-                return
-            self._counts[key] += amount
-        self._due.set()
+            for key, amount in amounts.items():
+                if key in self._counts or len(self._counts) < MOST_SERIES:
+                    self._counts[key] += amount
+        if not self._due.is_set():
+            self._due.set()
         if self._thread is None:
             with self._lock:
                 if self._thread is None:
