@@ -155,6 +155,12 @@ def test_an_elastic_run_says_how_often_it_may_start_again() -> None:
     assert "HOROVOD_ELASTIC" not in rank_environment(PLAN._replace(framework="horovod"), 0)
 
 
+def test_ranks_are_told_their_place_in_a_trace_only_where_there_is_one() -> None:
+    place = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    assert "TRACEPARENT" not in rank_environment(PLAN, 0)
+    assert rank_environment(PLAN._replace(traceparent=place), 0)["TRACEPARENT"] == place
+
+
 def test_no_dataset_is_an_empty_list() -> None:
     assert rank_environment(PLAN._replace(datasets=[]), 0)["DATASETS"] == ""
 
