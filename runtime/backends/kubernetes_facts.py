@@ -167,8 +167,11 @@ def read_pod(pod: Object) -> PodFact | None:
 
 def latest(job: JobFact, pods: Iterable[PodFact]) -> dict[int, PodFact]:
     """For each node of the run its pod, the newest where there were more; what is gone, as it was kept."""
-    # What is not listed any more is gone, and so are its processes.
-    found = {node: dataclasses.replace(pod, ended=True) for node, pod in job.kept.items()}
+    # What is not listed any more is gone, and so are its processes; nobody may have seen when they went.
+    found = {
+        node: dataclasses.replace(pod, ended=True, finished_at=pod.finished_at or pod.disrupted_at or pod.deleted_at)
+        for node, pod in job.kept.items()
+    }
     for pod in sorted(pods, key=lambda pod: pod.created_at):
         kept = found.get(pod.node)
         if kept is None or pod.uid == kept.uid or pod.created_at >= kept.created_at:

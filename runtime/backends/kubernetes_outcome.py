@@ -196,7 +196,7 @@ def _spans(
         return ()
     losses = []
     if job.elastic:
-        losses = [pod.finished_at for pod in pods.values() if pod.ended and pod.exit_code and pod.finished_at]
+        losses = [pod.finished_at for pod in pods.values() if pod.ended and pod.exit_code != 0 and pod.finished_at]
         losses += gone.values()
     spans, since, count = [], started_at, job.nodes
     for at in sorted(max(loss, started_at) for loss in losses):
