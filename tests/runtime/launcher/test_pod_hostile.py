@@ -51,7 +51,7 @@ def test_the_keys_are_out_of_reach(cluster: Cluster) -> None:
             seen += open(path, "rb").read()
         except OSError:
             pass
-    for folder in ("/trainyard", "/tmp", "/dev/shm", "/etc"):
+    for folder in ("/trainyard", "/tmp", "/dev/shm", "/workspace"):
         for place, _folders, names in os.walk(folder):
             for name in names:
                 try:
