@@ -10,7 +10,7 @@ ENV PATH=/opt/venv/bin:$PATH
 WORKDIR /build
 # Only what says which packages: this layer is made again only when they change.
 COPY pyproject.toml constraints.txt README.md ./
-RUN pip install -c constraints.txt .
+RUN pip install -c constraints.txt '.[tracing]'
 
 FROM dependencies AS built
 WORKDIR /srv/console
