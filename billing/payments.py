@@ -42,15 +42,19 @@ def pay_for(*, quote: Quote, account: Account, user: User, return_path: str) -> 
     The money comes into the wallet as any top-up does; `top_up.quote` says what is to be bought with it.
     Raises PaymentUnavailable, PaymentRefused.
     """
-    amount = shortfall_minor(quote, available_minor=account.available_minor)
+    amount = shortfall_minor(quote, account=account)
     return _open_page(
         TopUp(account=account, amount_minor=amount, created_by=user, quote=quote), user=user, return_path=return_path
     )
 
 
-def shortfall_minor(quote: Quote, *, available_minor: int) -> int:
-    """What is to be paid so that the quote can be bought: what is missing, but no less than one payment's least."""
-    wanted = max(quote.ceiling_minor - available_minor, int(settings.TOP_UP_MINIMUM_MINOR))
+def shortfall_minor(quote: Quote, *, account: Account) -> int:
+    """What is to be paid so that the quote can be bought: what is missing, but no less than one payment's least.
+
+    What is owed comes on top, as a payment pays it first.
+    """
+    missing = quote.ceiling_minor - account.available_minor + receivables.owed_minor(account)
+    wanted = max(missing, int(settings.TOP_UP_MINIMUM_MINOR))
     return currencies.payable(wanted, quote.currency)
 
 

@@ -118,7 +118,8 @@ def answer_challenge(book: Book, intent_id: str, *, agreed: bool) -> Step:
         if intent["object"] == "payment_intent":
             intents.fail(book, intent, cards.ABANDONED)
         else:
-            book.change(intent, status="requires_payment_method")
+            error = intents.declined(cards.ABANDONED).answer["error"]
+            book.change(intent, status="requires_payment_method", last_setup_error=error)
         return Step(url=session["url"])
     if intent["object"] == "payment_intent":
         intents.authorize(book, intent)

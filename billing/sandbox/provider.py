@@ -71,6 +71,15 @@ class Provider:
             self._done()
             return step
 
+    def last_refusal(self, session: Object) -> str:
+        """Why the last try to pay a page failed; empty where none did, or a later one did not."""
+        with self.lock:
+            store = self.book.store
+            paying = store.get("payment_intent", str(session["payment_intent"])) or {}
+            saving = store.get("setup_intent", str(session["setup_intent"])) or {}
+            error = paying.get("last_payment_error") or saving.get("last_setup_error") or {}
+            return str(error.get("message") or "")
+
     def challenged(self, intent_id: str) -> tuple[Object, Object]:
         """What a bank asks about: the intent and its session. Raises Refused."""
         with self.lock:

@@ -94,7 +94,7 @@ class Handler(BaseHTTPRequestHandler):
             "title": session["_title"] or "For automatic top-ups. Nothing is paid now.",
             "act": f"Pay {amount}" if amount else "Save the card",
             "cancel_url": session["cancel_url"] or "",
-            "refused": refused,
+            "refused": refused or self.provider.last_refusal(session),
             "status": session["status"],
         }
         self._page("pay.html", values, others=others)

@@ -23,7 +23,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_GET, require_POST
 from django_htmx.http import HttpResponseClientRedirect
 
-from billing import payments, wording
+from billing import payments, receivables, wording
 from billing import selectors as billing
 from billing.errors import BudgetExceeded, InsufficientFunds
 from billing.models import Quote
@@ -253,7 +253,8 @@ def _card(request: MemberRequest, quote: Quote, *, problem: str = "", stale: boo
             "available_minor": available,
             "remaining_minor": available - quote.ceiling_minor,
             "missing_minor": max(0, quote.ceiling_minor - available),
-            "to_pay_minor": payments.shortfall_minor(quote, available_minor=available),
+            "owed_minor": receivables.owed_minor(account) if account else 0,
+            "to_pay_minor": payments.shortfall_minor(quote, account=account) if account else 0,
             "notes": terms_sentences(quote.purchase),
             "idempotency_key": uuid4(),
             "problem": problem,

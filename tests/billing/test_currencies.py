@@ -137,7 +137,7 @@ class TestPayments:
         account = wallet(MembershipFactory().organization, currency="ISK", balance_minor=50)
         offer = quote(account)
         assert offer.ceiling_minor == 123_456
-        assert payments.shortfall_minor(offer, available_minor=50) == 123_500
+        assert payments.shortfall_minor(offer, account=account) == 123_500
 
     def test_the_least_amount_is_one_that_can_be_paid(self, settings):
         settings.TOP_UP_MINIMUM_MINOR = 501

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from billing import automatic
+from billing import automatic, receivables
 from billing.models import AutoTopUp, Quote, TopUp
 from tests.factories.billing import book, quote, wallet
 from tests.provider import GOOD, lost
@@ -184,6 +184,16 @@ class TestAQuoteThatIsPaidFor:
     def test_asks_for_no_less_than_one_payments_least(self, client, owner, account, provider):
         offer = quote(account, member=owner)
         assert client("post", f"quotes/{offer.pk}/pay/").json()["amount_minor"] == 500
+
+    def test_asks_for_what_is_owed_too_as_that_is_paid_first(self, client, owner, account, provider):
+        take = {"reference": "out", "kind": "dispute", "description": "Taken back"}
+        receivables.take_back(account=account, amount_minor=1100, **take)
+        offer = quote(account, member=owner)
+        assert client("post", f"quotes/{offer.pk}/pay/").json()["amount_minor"] == 1000 + 360
+        provider.pay(TopUp.objects.get().session_id)
+        provider.deliver()
+        account.refresh_from_db()
+        assert (account.posted_minor, receivables.owed_minor(account)) == (offer.ceiling_minor, 0)
 
     def test_has_expired(self, client, owner, account, provider):
         offer = quote(account, member=owner)

@@ -70,6 +70,7 @@ class TestThePage:
         answer = httpx.post(challenge, data={"answer": "agree" if agreed else "refuse"})
         assert answer.headers["Location"] == ("http://127.0.0.1:8000/wallet/?paid=1" if agreed else made.url)
         assert served.balance("usd") == (5000 if agreed else 0)
+        assert ("unable to authenticate" in httpx.get(made.url).text) == (not agreed)
         assert httpx.get(challenge).status_code == 404  # it asks once
         assert httpx.post(challenge, data={"answer": "agree"}).status_code == 404
 

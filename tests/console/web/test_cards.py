@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.urls import reverse
 
-from billing import customers, payments, receivables
+from billing import customers, receivables
 from billing.models import AutoTopUp, TopUp
 from console.accounts.roles import Role
 from jobs import orders, paid
@@ -167,4 +167,12 @@ class TestPayingForAQuote:
     def test_is_not_for_others(self, browser, quote, provider):
         stranger = browser(MembershipFactory(role=Role.OWNER))
         assert stranger.get(reverse("training_paid", args=[quote.pk])).status_code == 404
-        assert payments.shortfall_minor(quote, available_minor=10**9) == 500
+
+    def test_names_what_is_owed_and_paid_first(self, owner_page, customer, quote):
+        receivables.take_back(
+            account=customer.wallet, amount_minor=700, reference="out", kind="dispute", description="Taken back"
+        )
+        type(quote).objects.update(expires_at=quote.created_at)  # so that the card is shown again
+        text = owner_page.post(reverse("training_pay"), {"quote": quote.pk}).content.decode()
+        assert "Owed, paid first" in text
+        assert "$7.00" in text
