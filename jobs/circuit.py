@@ -40,7 +40,12 @@ def guarded(name: str, backend: Backend) -> Backend:
 
 def circuit_is_open(name: str) -> bool:
     """Whether the cluster is left alone now."""
-    return bool(_cached(cache.get, _open(name)))
+    return why_open(name) is not None
+
+
+def why_open(name: str) -> str | None:
+    """What the cluster said, or that it was slow, while it is left alone; else None."""
+    return _cached(cache.get, _open(name))  # type: ignore[no-any-return]  # what `_fail` has put there
 
 
 class _Guarded:
@@ -55,26 +60,26 @@ class _Guarded:
         return functools.partial(self._ask, call) if method in GUARDED else call
 
     def _ask(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        if circuit_is_open(self._name):
-            raise BackendUnavailable(f"The cluster {self._name} does not answer; it is asked again in a moment.")
+        if (reason := why_open(self._name)) is not None:
+            raise BackendUnavailable(reason)
         begun = time.monotonic()
         try:
             answer = call(*arguments, **options)
-        except BackendUnavailable:
-            self._fail()
+        except BackendUnavailable as error:
+            self._fail(str(error))
             raise
-        if time.monotonic() - begun > SLOW_SECONDS:
-            self._fail()
+        if (took := time.monotonic() - begun) > SLOW_SECONDS:
+            self._fail(f"It took {took:.0f} s to answer.")
         elif _cached(cache.get, _failures(self._name)):
             _cached(cache.delete, _failures(self._name))
         return answer
 
-    def _fail(self) -> None:
+    def _fail(self, reason: str) -> None:
         failures = int(_cached(cache.get, _failures(self._name)) or 0)
         pause = PAUSES[min(failures, len(PAUSES) - 1)]
         _cached(cache.set, _failures(self._name), failures + 1, 10 * PAUSES[-1])
-        if _cached(cache.add, _open(self._name), 1, pause):
-            logger.warning("The cluster %s does not answer: it is left alone for %d s.", self._name, pause)
+        if _cached(cache.add, _open(self._name), reason, pause):
+            logger.warning("The cluster %s is left alone for %d s: %s", self._name, pause, reason)
 
 
 def _open(name: str) -> str:

@@ -58,13 +58,18 @@ def overview(request: MemberRequest) -> HttpResponse:
             "balance": budgets.balance(account) if account else None,
             "open_rows": rows(running),
             "last_rows": rows(last),
-            "clusters": {name: clusters.sums(capacity) for name, capacity in jobs.capacities_now().items()},
-            "several_clusters": len(cluster_names()) > 1,
+            "clusters": _rooms(),
             "steps": steps,
             "next_step": next((step for step in steps if not step.is_done), None),
             "done_count": sum(step.is_done for step in steps),
         },
     )
+
+
+def _rooms() -> dict[str, clusters.Sums | None]:
+    """What each cluster has; None for one that does not answer."""
+    answered = jobs.capacities_now()
+    return {name: clusters.sums(answered[name]) if name in answered else None for name in cluster_names()}
 
 
 def _steps(organization: Organization, account: Account | None, *, has_job: bool) -> list[Step]:
