@@ -52,9 +52,8 @@ def pytorch_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
 
 def tensorflow_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
     """`TF_CONFIG` with every process as a worker, at a port of its own."""
-    workers = [
-        "{}:{}".format(plan.addresses[rank // plan.workers], plan.worker_ports[rank]) for rank in range(plan.world_size)
-    ]
+    hosts = ["[{}]".format(address) if ":" in address else address for address in plan.addresses]
+    workers = ["{}:{}".format(hosts[rank // plan.workers], plan.worker_ports[rank]) for rank in range(plan.world_size)]
     config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": plan.rank(local_rank)}}
     return {"TF_CONFIG": json.dumps(config)}
 

@@ -9,6 +9,8 @@ then aborts), and never unpickles what a worker sent.
 
 from __future__ import annotations
 
+import socket
+import socketserver
 import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,6 +29,7 @@ class RendezvousServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, host: str) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, 0), _Handler)
         self.values: Dict[str, bytes] = {}
         self._serving = False
@@ -35,6 +38,12 @@ class RendezvousServer(ThreadingHTTPServer):
         self._asking: Set[str] = set()
         self._meetings = 0
         self._met = False
+
+    def server_bind(self) -> None:
+        """As in `http.server`, but without asking the network for this address's name, which may take long."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name = str(self.server_address[0])
+        self.server_port = self.port
 
     @property
     def port(self) -> int:

@@ -1,12 +1,21 @@
 from __future__ import annotations
 
 import http.client
+import socket
 import threading
 from collections.abc import Iterator
 
 import pytest
 
 from runtime.launcher.rendezvous import RendezvousServer
+
+
+def _has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
 
 
 @pytest.fixture
@@ -112,3 +121,25 @@ def test_a_round_forgets_what_was_left_by_the_one_before(
     ask(client, "PUT", "/global/0", b"an address")
     server.assign({"a:0": "0,1,0,1,0,1"}, anew=True)
     assert ask(client, "GET", "/global/0") == (404, b"")
+
+
+def test_nobody_asks_for_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_host: str = "") -> str:
+        raise AssertionError("a name was asked for")
+
+    monkeypatch.setattr("socket.getfqdn", fail)
+    server = RendezvousServer("127.0.0.1")
+    assert server.port
+    server.server_close()
+
+
+@pytest.mark.skipif(not _has_ipv6(), reason="there is no IPv6 here")
+def test_the_server_listens_at_addresses_of_the_new_kind() -> None:
+    server = RendezvousServer("::1")
+    server.serve()
+    client = http.client.HTTPConnection("::1", server.port, timeout=10)
+    client.request("GET", "/scope/none")
+    assert client.getresponse().status == 404
+    client.close()
+    server.shutdown()
+    server.server_close()

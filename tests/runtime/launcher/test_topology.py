@@ -97,6 +97,12 @@ def test_tensorflow_gets_a_cluster_of_workers() -> None:
     }
 
 
+def test_tensorflow_gets_addresses_of_the_new_kind_in_brackets() -> None:
+    plan = PLAN._replace(framework="tensorflow", addresses=["fd00::1", "fd00::2"], worker_ports=[7000] * 4)
+    workers = json.loads(rank_environment(plan, 0)["TF_CONFIG"])["cluster"]["worker"]
+    assert workers == ["[fd00::1]:7000"] * 2 + ["[fd00::2]:7000"] * 2
+
+
 def test_horovod_gets_its_rendezvous() -> None:
     environment = rank_environment(PLAN._replace(framework="horovod", rendezvous_port=7000), 1)
     found = {name[8:]: value for name, value in environment.items() if name.startswith("HOROVOD_")}
