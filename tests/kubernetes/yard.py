@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +29,15 @@ class ClusterYard:
         self.settings = settings
         self.backend = self.another()
         self._staged: dict[str, str] = {}
+        self._closing = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
+
+    def _watch(self) -> None:
+        """What the console's watcher does all the time: keep what goes with a pod."""
+        for _names in self.another().changes():
+            if self._closing.is_set():
+                return
 
     def config(self, **changes: Any) -> ClusterConfig:
         """The cluster as a console is told of it."""
@@ -126,6 +136,7 @@ class ClusterYard:
 
     def close(self) -> None:
         """Delete every run; nothing of them is left."""
+        self._closing.set()
         for name in self.backend.names():
             self.backend.delete(name)
         assert self.left_behind() == []
