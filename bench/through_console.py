@@ -97,9 +97,9 @@ class ThroughConsole:
             self._see_to_its_end(customer, job)
 
     def _see_to_its_end(self, customer: Customer, job: int) -> None:
-        ended = customer.follow(job)
-        if ended["state"] != "succeeded":
-            raise SystemExit(f"The console's run did not complete: {ended}")
+        told = [data for name, data in customer.events(job) if name == "state"]
+        if told[-1]["state"] != "succeeded":
+            raise SystemExit(f"The console's run did not complete: {told[-1]}")
 
     def _client(self) -> Customer:
         return Customer(self._url, self._token, Screen(quiet=True))

@@ -125,7 +125,7 @@ class Customer:
         )
         with Progress(*columns, console=self.console) as bar:
             task = bar.add_task("queued", total=1.0)
-            for name, data in self._stream(f"jobs/{job}/stream/"):
+            for name, data in self.events(job):
                 if name == "metrics":
                     continue
                 progress = data["progress"]
@@ -134,6 +134,10 @@ class Customer:
                 if data["finished_at"]:
                     return dict(data)
         raise DemoFailed("The live stream of the job ended before the job did.")
+
+    def events(self, job: int) -> Iterator[tuple[str, Any]]:
+        """What happens to a job as it does, as (name, data), to its end."""
+        return self._stream(f"jobs/{job}/stream/")
 
     def result(self, job: int) -> tuple[float, float, float]:
         """First loss, last loss and test accuracy of a run that learnt. Raises DemoFailed for one that didn't."""
