@@ -18,9 +18,10 @@ from console.services import Embedded
 pytestmark = pytest.mark.flow
 ROOT = Path(__file__).resolve().parents[3]
 FILLED = """
-from console import supervision
-supervision.start_services()
-supervision.prepare()
+from django.conf import settings
+from django.core.management import call_command
+settings.EMBEDDED.start(database=True, broker=False)
+call_command("migrate", verbosity=0)
 from console.accounts.models import User
 from console.accounts.services import create_organization
 from tests.factories.billing import wallet
@@ -81,7 +82,8 @@ class Place:
         address = {"host": str(self.embedded.socket_dir), "user": "postgres", "dbname": "trainyard"}
         self.embedded.start(database=True, broker=False)
         with psycopg.connect(**address, autocommit=True) as connection:
-            return connection.execute(sql).fetchall()
+            cursor = connection.execute(sql)
+            return cursor.fetchall() if cursor.description else []
 
     def people(self):
         return [email for (email,) in self.query("SELECT email FROM accounts_user ORDER BY email")]
