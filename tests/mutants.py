@@ -38,6 +38,7 @@ EVENTS = ("tests/billing/test_gateway.py", "tests/billing/test_events.py", "test
 BACK = ("tests/billing/test_reversals.py", "tests/billing/test_receivables.py")
 CHARGES = ("tests/billing/test_charges.py", "tests/billing/test_ledger.py")
 AUTOMATIC = ("tests/billing/test_automatic.py",)
+CURRENCIES = ("tests/billing/test_currencies.py",)
 PROPERTY = ("tests/test_money_properties.py",)
 
 MUTANTS = (
@@ -87,6 +88,24 @@ MUTANTS = (
     Mutant("credit is paid out", "billing/receivables.py", "min(amount_minor, credit.paid_minor(locked))",
            "min(amount_minor, locked.available_minor)", BACK),
     Mutant("debts are forgotten", "billing/receivables.py", "    if due:", "    if False:", BACK),
+    Mutant("a refund that is told early is left to a person", "billing/reversals.py",
+           'raise Parked(f"More is paid back', 'raise Quarantined(f"More is paid back', BACK),
+    Mutant("a debt that was written off is paid out when the money returns", "billing/receivables.py",
+           "if returns else 0", "if False else 0", BACK),
+    Mutant("anybody writes debts off", "billing/receivables.py", 'if not user.has_perm("billing.add_writeoff"):',
+           "if False:", BACK),
+    Mutant("more is written off than is owed", "billing/receivables.py", "if not 1 <= amount_minor <= owed:", "if False:",
+           BACK),
+    Mutant("every currency has cents", "billing/currencies.py", "return 3 if currency in THREE_DECIMALS else 2", "return 2",
+           CURRENCIES),
+    Mutant("payments as fine as the minor unit", "billing/currencies.py",
+           "return 10 if currency in THREE_DECIMALS else 1", "return 1", CURRENCIES),
+    Mutant("an invoice is told twice", "billing/mails.py",
+           "if not rows.filter(mailed_at=None).update(mailed_at=timezone.now()):",
+           "if not rows.update(mailed_at=timezone.now()):", ("tests/billing/test_mails.py",)),
+    Mutant("what is owed is not paid with a quote", "billing/payments.py",
+           "quote.ceiling_minor - account.available_minor + receivables.owed_minor(account)",
+           "quote.ceiling_minor - account.available_minor", ("tests/billing/test_payments_api.py",)),
     Mutant("a lost answer charges again", "billing/automatic.py",
            "gateway.charge_with(reference=str(top_up.pk), customer=theirs) if again else None", "None", AUTOMATIC),
     Mutant("two automatic top-ups at a time", "billing/automatic.py",
