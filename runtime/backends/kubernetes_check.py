@@ -26,13 +26,15 @@ OLDEST, NEWEST = 31, 37
 """Minor versions of Kubernetes 1 that this console is made for: Jobs as we use them are stable from the first on."""
 SMOKE_SECONDS = 180.0
 _POLL_SECONDS = 0.5
+_NO_WAY = "Check the cluster's 'kubeconfig', 'context' or 'in_cluster', and the network from here to it."
 
 
 def check(api: Api, config: ClusterConfig, root: Path, backend: Backend | None) -> Iterator[Check]:
     """All lines, in the order in which one depends on another; a smoke run at the end where there is a `backend`."""
-    version = _guarded("API server", lambda: _version(api, config))
-    yield version
-    if not version.ok and "answer" in version.detail:
+    try:
+        yield _version(api, config)
+    except (RuntimeFault, Refused) as fault:
+        yield Check("API server", ok=False, detail=str(fault), remedy=_NO_WAY)
         return
     yield _guarded("namespace", lambda: _namespace(api, config))
     yield from _permissions(api, config)
@@ -54,8 +56,7 @@ def _guarded(name: str, look: Callable[[], Check]) -> Check:
         remedy = "Apply what 'manage.py kubernetes_rbac' prints." if refused.status in {401, 403} else ""
         return Check(name, ok=False, detail=f"The API server refuses: {refused}", remedy=remedy)
     except RuntimeFault as fault:
-        remedy = "Check the cluster's 'kubeconfig', 'context' or 'in_cluster', and the network from here to it."
-        return Check(name, ok=False, detail=str(fault), remedy=remedy)
+        return Check(name, ok=False, detail=str(fault), remedy=_NO_WAY)
     except (OSError, KeyError, ValueError, TypeError) as error:
         return Check(name, ok=False, detail=f"It could not be looked at: {type(error).__name__}: {error}")
 

@@ -231,13 +231,15 @@ class Runs:
         change: dict[str, Any] = {
             "metadata": {"annotations": {**notes, FINAL: pack_status(status)}, "labels": {ENDED_LABEL: "true"}}
         }
+        left = [pod for pod in pods.values() if not pod.ended]
+        if left and not fact.ended_as:
+            change["spec"] = {"activeDeadlineSeconds": 1}
         self._write(fact, change)
-        for pod in pods.values():
-            if not pod.ended and pod.deleted_at is not None and not fact.ended_as:
-                # Its kubelet is not there to let it go, and its Job would wait for that.
-                path = path_of("v1", "pods", fact.namespace, pod.name)
-                with contextlib.suppress(Refused, BackendUnavailable):
-                    self._api.delete(path, grace_seconds=0, uid=pod.uid)
+        for pod in left if not fact.ended_as else ():
+            # Its kubelet is not there to let it go, and its Job would wait for that.
+            path = path_of("v1", "pods", fact.namespace, pod.name)
+            with contextlib.suppress(Refused, BackendUnavailable):
+                self._api.delete(path, grace_seconds=0, uid=pod.uid)
 
     def _write(self, fact: JobFact, change: Object) -> None:
         """Change this very Job; one that is gone, or another by now, is left alone."""

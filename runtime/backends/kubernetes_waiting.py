@@ -32,6 +32,9 @@ _CREDENTIALS = re.compile(
     r"\b401\b|\b403\b|unauthori[sz]ed|authentication required|authorization failed|denied|forbidden|no basic auth",
     re.IGNORECASE,
 )
+# Said by containerd whatever the registry's reason: what follows it tells the two apart.
+_HIDDEN = re.compile(r"pull access denied, repository does not exist or may require authorization", re.IGNORECASE)
+_REFUSED = re.compile(r"\b401\b|\b403\b|unauthori[sz]ed|forbidden", re.IGNORECASE)
 _TELLING = re.compile(f"{_NETWORK.pattern}|{_NAME.pattern}|{_CREDENTIALS.pattern}", re.IGNORECASE)
 _IMAGE_REASONS = frozenset(
     {
@@ -81,11 +84,12 @@ def explain(
 
 def image_trouble(message: str) -> WaitingCode:
     """What a message of a failed pull is about: the image's name, the credentials, or the way to the registry."""
-    if _NETWORK.search(message) and not _NAME.search(message):
+    said, hidden = _HIDDEN.subn("", message)
+    if _NETWORK.search(said) and not _NAME.search(said):
         return WaitingCode.IMAGE_NETWORK
-    if _NAME.search(message):
+    if _NAME.search(said) or (hidden and not _REFUSED.search(said)):
         return WaitingCode.IMAGE_NAME
-    return WaitingCode.IMAGE_CREDENTIALS if _CREDENTIALS.search(message) else WaitingCode.IMAGE_NETWORK
+    return WaitingCode.IMAGE_CREDENTIALS if _CREDENTIALS.search(said) else WaitingCode.IMAGE_NETWORK
 
 
 def _admission(config: ClusterConfig, workload: Object | None) -> Waiting:

@@ -107,6 +107,10 @@ PULLS = [
         "pull access denied, repository does not exist or may require authorization: insufficient_scope: authorization",
         WaitingCode.IMAGE_NAME,
     ),
+    (
+        "pull access denied, repository does not exist or may require authorization: authorization failed: 401",
+        WaitingCode.IMAGE_CREDENTIALS,
+    ),
     ('couldn\'t parse image name "X": invalid reference format', WaitingCode.IMAGE_NAME),
     ("no match for platform in manifest: not found", WaitingCode.IMAGE_NAME),
     (
