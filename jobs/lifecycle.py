@@ -154,7 +154,7 @@ def refuse(*, job: Job, reason: EndReason) -> None:
 
 def observe(*, attempt: Attempt, status: RunStatus) -> Job:
     """Bring the rows up to what the backend says of a run. Safe to repeat, late, and by several workers at once."""
-    with transaction.atomic():
+    with transaction.atomic(savepoint=False):
         locked = lock(attempt)
         if locked is None:
             return Job.objects.get(pk=attempt.job_id)
