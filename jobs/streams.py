@@ -104,7 +104,7 @@ def _rings(_source: str) -> Changes:
                 while True:
                     yield listener.wait(HEARTBEAT_SECONDS)
         except (redis.RedisError, OSError):
-            time.sleep(TRY_AGAIN_SECONDS)
+            time.sleep(TRY_AGAIN_SECONDS)  # Redis is away: its return comes with no event
             yield None
 
 
