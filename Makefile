@@ -48,6 +48,11 @@ demo: image ## Buy a training run through the API and watch it; ONCE=1 stops eve
 test: images ## Run every test; ARGS="-k name" for some of them
 	@$(PYTHON) -m pytest -n 2 --dist loadgroup $(ARGS)
 
+.PHONY: test-kubernetes
+test-kubernetes: setup ## Run the suites of the Kubernetes backend; on a real cluster where KUBECONFIG names one
+	@$(PYTHON) -m pytest tests/kubernetes tests/runtime/backends/test_contract_backends.py \
+	  -k "not local$(if $(KUBECONFIG), and not test_apiserver and not test_faults)" $(ARGS)
+
 .PHONY: check
 check: setup ## Linters, types, layers, templates, migrations, deployment settings, the API's schema
 	$(BIN)/ruff check

@@ -256,7 +256,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._send_bytes(200, "text/plain", text)
 
     def _send_bytes(self, code: int, kind: str, content: bytes) -> None:
-        retry = "Retry-After: 1\r\n" if code == HTTPStatus.TOO_MANY_REQUESTS else ""
+        retry = (
+            f"Retry-After: {self.owner.faults.retry_after_seconds}\r\n" if code == HTTPStatus.TOO_MANY_REQUESTS else ""
+        )
         head = f"HTTP/1.1 {code} {HTTPStatus(code).phrase}\r\nContent-Type: {kind}\r\n{retry}"
         self.wfile.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
 

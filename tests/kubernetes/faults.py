@@ -56,6 +56,8 @@ class Faults:
 
     calls: list[Call] = field(default_factory=list)
     hold_seconds: float = 30.0
+    retry_after_seconds: int = 1
+    """What a 429 tells."""
     watch_drops_after: int | None = None
     """A watch is closed after so many events."""
     watch_repeats: bool = False

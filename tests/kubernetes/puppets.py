@@ -27,6 +27,9 @@ class PuppetSite(Site):
 
     def __init__(self, folder: Path) -> None:
         self.fake = FakeCluster(folder / "nodes", nodes={})
+        # The other suites have every object checked; here thousands of the same are made.
+        self.fake.api.checks_schemas = False
+        self.fake.faults.retry_after_seconds = 0
         root = folder / "volume"
         root.mkdir()
         super().__init__(self.fake.server.kubeconfig(folder / "kubeconfig"), NAMESPACE, root)

@@ -6,6 +6,7 @@ The calls are counted in a run without faults, so that a call which is added lat
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from runtime.backends import kubernetes_api
 from runtime.backends.kubernetes import KubernetesBackend
 from runtime.backends.kubernetes_config import ClusterConfig
 from runtime.errors import BackendUnavailable, RunNotFound
-from runtime.specs import Framework, Image, Outcome, PullSecret, Resources, RunPhase, RunSpec, RunStatus
+from runtime.specs import Framework, Image, Mount, Outcome, PullSecret, Resources, RunPhase, RunSpec, RunStatus
 from tests.kubernetes.faults import Fault
 from tests.kubernetes.puppets import NAMESPACE, PuppetSite
 
@@ -30,8 +32,7 @@ SPEC = RunSpec(
     nodes=2,
     workers_per_node=1,
     resources=Resources(cpus=0.1, memory_mib=64),
-    script="",
-    builtin_script="smoke",
+    script="train.py",
     deadline_seconds=600,
     pull_secret=PullSecret("registry.example.com", "me", "secret"),
 )
@@ -51,6 +52,9 @@ class Hurt:
         self.site, self.fake = site, site.fake
         self.config = ClusterConfig.from_data("test", site.settings(request_seconds=1))
         self.backend = self.another()
+        site.place({"workspace/train.py": "print('hello')"})
+        workspace = Mount(str(site.root / "workspace"), "/workspace", read_only=False)
+        self.spec = dataclasses.replace(SPEC, mounts=(workspace,))
 
     def another(self) -> KubernetesBackend:
         return KubernetesBackend(config=self.config, root=self.site.root / "runs")
@@ -116,8 +120,9 @@ class Hurt:
 
 
 @pytest.fixture
-def hurt(puppets: PuppetSite) -> Iterator[Hurt]:
-    puppets.starts = True
+def hurt(puppets: PuppetSite, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hurt]:
+    monkeypatch.setattr(kubernetes_api, "_FIRST_PAUSE_SECONDS", 0.005)
+    monkeypatch.setattr(kubernetes_api, "_DOWN_SECONDS", 0.0)
     made = Hurt(puppets)
     yield made
     puppets.fake.faults.disarm()
@@ -125,40 +130,40 @@ def hurt(puppets: PuppetSite) -> Iterator[Hurt]:
 
 
 def test_a_submission_is_whole_whatever_happens_to_one_of_its_calls(hurt: Hurt) -> None:
-    calls = hurt.count(lambda: hurt.backend.submit(SPEC))
+    calls = hurt.count(lambda: hurt.backend.submit(hurt.spec))
     assert calls >= 7
     for nth in range(calls):
         for fault in (*ONCE, Fault.STALE):
             hurt.clear()
             hurt.backend = hurt.another()
-            hurt.tried(lambda: hurt.backend.submit(SPEC), nth=nth, fault=fault)
-            hurt.backend.submit(SPEC)
+            hurt.tried(lambda: hurt.backend.submit(hurt.spec), nth=nth, fault=fault)
+            hurt.backend.submit(hurt.spec)
             hurt.assert_one_whole_run()
 
 
 def test_a_submission_that_was_given_up_at_any_call_is_finished_by_another(hurt: Hurt) -> None:
     """The console died there, or the cluster went away for long: `tried` gives up, and somebody else submits again."""
-    calls = hurt.count(lambda: hurt.backend.submit(SPEC))
+    calls = hurt.count(lambda: hurt.backend.submit(hurt.spec))
     for nth in range(calls):
         for fault in (Fault.BROKEN_BEFORE, Fault.BROKEN_AFTER):
             hurt.clear()
             died = hurt.another()
-            assert hurt.tried(lambda died=died: died.submit(SPEC), nth=nth, fault=fault, times=1000) is None  # type: ignore[misc]
+            assert hurt.tried(lambda died=died: died.submit(hurt.spec), nth=nth, fault=fault, times=1000) is None  # type: ignore[misc]
             with contextlib.suppress(RunNotFound):
                 assert hurt.another().describe(NAME).outcome is None
             keys = [one["data"] for one in hurt.find("secrets") if one["metadata"]["name"] == NAME]
-            hurt.another().submit(SPEC)
+            hurt.another().submit(hurt.spec)
             hurt.assert_one_whole_run()
             kept = [one["data"] for one in hurt.find("secrets") if one["metadata"]["name"] == NAME]
             assert not keys or keys == kept, "pods may hold the keys already"
 
 
 def test_a_submission_that_was_given_up_leaves_nothing_when_it_is_deleted(hurt: Hurt) -> None:
-    calls = hurt.count(lambda: hurt.backend.submit(SPEC))
+    calls = hurt.count(lambda: hurt.backend.submit(hurt.spec))
     for nth in range(calls):
         hurt.clear()
         died = hurt.another()
-        hurt.tried(lambda died=died: died.submit(SPEC), nth=nth, fault=Fault.BROKEN_AFTER, times=1000)  # type: ignore[misc]
+        hurt.tried(lambda died=died: died.submit(hurt.spec), nth=nth, fault=Fault.BROKEN_AFTER, times=1000)  # type: ignore[misc]
         hurt.backend.delete(NAME)
         hurt.wait(lambda: not hurt.left())
 
@@ -166,12 +171,12 @@ def test_a_submission_that_was_given_up_leaves_nothing_when_it_is_deleted(hurt: 
 @pytest.mark.parametrize("fault", [Fault.TIMEOUT_BEFORE, Fault.TIMEOUT_AFTER])
 def test_a_call_of_a_submission_that_is_never_answered_is_made_again(hurt: Hurt, fault: Fault) -> None:
     hurt.fake.faults.hold_seconds = 2
-    calls = hurt.count(lambda: hurt.backend.submit(SPEC))
+    calls = hurt.count(lambda: hurt.backend.submit(hurt.spec))
     for nth in range(calls):
         hurt.clear()
         hurt.backend = hurt.another()
-        hurt.tried(lambda: hurt.backend.submit(SPEC), nth=nth, fault=fault)
-        hurt.backend.submit(SPEC)
+        hurt.tried(lambda: hurt.backend.submit(hurt.spec), nth=nth, fault=fault)
+        hurt.backend.submit(hurt.spec)
         hurt.assert_one_whole_run()
 
 
@@ -183,7 +188,7 @@ def end_by_hand(hurt: Hurt, exit_code: int) -> None:
 @pytest.mark.parametrize("exit_code", [0, 1])
 def test_what_is_described_is_true_whatever_happens_to_a_call(hurt: Hurt, exit_code: int) -> None:
     outcome = Outcome.COMPLETED if exit_code == 0 else Outcome.CODE_FAILED
-    hurt.backend.submit(SPEC)
+    hurt.backend.submit(hurt.spec)
     hurt.running()
     before = hurt.fake.store.version
     calls = hurt.count(lambda: hurt.backend.describe(NAME))
@@ -208,13 +213,13 @@ def test_what_is_described_is_true_whatever_happens_to_a_call(hurt: Hurt, exit_c
 
 
 def test_a_stop_stops_whatever_happens_to_one_of_its_calls(hurt: Hurt) -> None:
-    hurt.backend.submit(SPEC)
+    hurt.backend.submit(hurt.spec)
     hurt.running()
     calls = hurt.count(lambda: hurt.backend.stop(NAME, 5))
     for nth in range(calls):
         for fault in ONCE:
             hurt.clear()
-            hurt.backend.submit(SPEC)
+            hurt.backend.submit(hurt.spec)
             hurt.running()
             hurt.tried(lambda: hurt.backend.stop(NAME, 5), nth=nth, fault=fault)
             hurt.backend.stop(NAME, 5)
@@ -223,13 +228,13 @@ def test_a_stop_stops_whatever_happens_to_one_of_its_calls(hurt: Hurt) -> None:
 
 
 def test_a_deletion_leaves_nothing_whatever_happens_to_one_of_its_calls(hurt: Hurt) -> None:
-    hurt.backend.submit(SPEC)
+    hurt.backend.submit(hurt.spec)
     hurt.running()
     calls = hurt.count(lambda: hurt.backend.delete(NAME))
     for nth in range(calls):
         for fault in ONCE:
             hurt.wait(lambda: not hurt.left())
-            hurt.backend.submit(SPEC)
+            hurt.backend.submit(hurt.spec)
             hurt.running()
             hurt.tried(lambda: hurt.backend.delete(NAME), nth=nth, fault=fault)
             hurt.backend.delete(NAME)
@@ -251,7 +256,7 @@ def told_of(hurt: Hurt, happens: Callable[[], object], seconds: float = 10) -> b
 @pytest.mark.parametrize("trouble", ["dropped", "doubled", "late", "forgotten", "down"])
 def test_changes_are_told_whatever_happens_to_the_watch(hurt: Hurt, trouble: str) -> None:
     faults = hurt.fake.faults
-    hurt.backend.submit(SPEC)
+    hurt.backend.submit(hurt.spec)
     hurt.running()
 
     def happens() -> None:
@@ -273,14 +278,14 @@ def test_changes_are_told_whatever_happens_to_the_watch(hurt: Hurt, trouble: str
 
 
 def test_a_cluster_that_is_down_is_said_to_be_and_loses_nothing(hurt: Hurt, tmp_path: Path) -> None:
-    hurt.backend.submit(SPEC)
+    hurt.backend.submit(hurt.spec)
     hurt.running()
     hurt.fake.faults.down = True
     for call in (
         lambda: hurt.another().describe(NAME),
         lambda: hurt.another().names(),
         lambda: hurt.another().capacity(),
-        lambda: hurt.another().submit(SPEC),
+        lambda: hurt.another().submit(hurt.spec),
         lambda: hurt.another().stop(NAME, 5),
         lambda: hurt.another().delete(NAME),
     ):
