@@ -24,6 +24,8 @@ from console.services import POSTGRES_VERSION_FOLDER
 HEADER_LINES = 60
 """How far the settings at the top of a dump reach."""
 SAID_LINES = 12
+STATEMENT_FAILED = 3
+"""psql's exit status under ON_ERROR_STOP; 2 is a lost connection."""
 LIBPQ_OPTIONS = {
     "channel_binding", "connect_timeout", "gssencmode", "krbsrvname", "options", "passfile", "requirepeer", "service",
     "sslcert", "sslcrl", "sslkey", "sslmode", "sslrootcert", "target_session_attrs",
@@ -62,7 +64,9 @@ def replace(archive: Path) -> None:
     ):
         assert source.stdout and sink.stdin  # noqa: S101, PT018  # both are pipes, as asked for above
         try:
-            sink.stdin.write(b"BEGIN;\nDROP SCHEMA public CASCADE;\nCREATE SCHEMA public;\n")
+            sink.stdin.write(
+                b"SET client_min_messages = warning;\nBEGIN;\nDROP SCHEMA public CASCADE;\nCREATE SCHEMA public;\n"
+            )
             _copy(source.stdout, sink.stdin)
             # Without this last word, whatever came before is as if it had never been said.
             if finished := source.wait() == 0:
@@ -74,7 +78,9 @@ def replace(archive: Path) -> None:
         _, said = sink.communicate()
         complaint = source.stderr.read() if source.stderr else b""
         if sink.returncode:
-            raise (DatabaseUnknown if finished else DatabaseToolFailed)(_last_lines("psql", said))
+            # A statement that fails, COMMIT among them, takes all of it back. A connection that breaks says nothing.
+            unknown = finished and sink.returncode != STATEMENT_FAILED
+            raise (DatabaseUnknown if unknown else DatabaseToolFailed)(_last_lines("psql", said))
         if source.wait():
             raise DatabaseToolFailed(_last_lines("pg_restore", complaint))
 
