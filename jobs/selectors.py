@@ -91,7 +91,7 @@ def job_for(organization: Organization, pk: int) -> Job:
 def job_again(job: Job) -> Job:
     """A job of `job_for`'s as it is now. What can't change about it is taken over, not read. Raises NotFound."""
     now = Job.objects.filter(pk=job.pk).annotate(metered_minor=F("order__hold__metered_minor")).first()
-    if now is None or now.state == JobState.QUEUED:  # why it waits depends on others
+    if now is None or now.state in {JobState.QUEUED, JobState.STARTING}:  # why it waits depends on others
         return job_for(job.organization, job.pk)
     now.organization, now.order = job.organization, job.order
     now.node_spec, now.image, now.workspace = job.node_spec, job.image, job.workspace
