@@ -9,16 +9,19 @@ from jobs import dispatch, tasks
 @pytest.mark.parametrize(
     ("task", "arguments", "called"),
     [
-        (tasks.dispatch_queue, (), ("dispatch_queue", {})),
-        (tasks.reconcile, (), ("reconcile", {})),
-        (tasks.forget_runs, (), ("forget_runs", {})),
-        (tasks.stop_job, (7,), ("stop", {"job_pk": 7})),
+        (tasks.dispatch_queue, (), ("dispatch_queue", ("default",), {})),
+        (tasks.dispatch_queue, ("west",), ("dispatch_queue", ("west",), {})),
+        (tasks.reconcile, (), ("reconcile", ("default",), {})),
+        (tasks.reconcile, ("west",), ("reconcile", ("west",), {})),
+        (tasks.forget_runs, (), ("forget_runs", (), {})),
+        (tasks.stop_job, (7,), ("stop", (), {"job_pk": 7})),
     ],
 )
 def test_a_task_calls_one_function_of_dispatch(monkeypatch, task, arguments, called):
     seen = []
+    monkeypatch.setattr(tasks.clusters, "to_sweep", lambda: ["default"])
     for name in ("dispatch_queue", "reconcile", "forget_runs", "stop"):
-        monkeypatch.setattr(dispatch, name, lambda name=name, **options: seen.append((name, options)))
+        monkeypatch.setattr(dispatch, name, lambda *given, name=name, **options: seen.append((name, given, options)))
     task(*arguments)
     assert seen == [called]
 
