@@ -30,7 +30,8 @@ def deployed(settings, tmp_path):
     settings.STRIPE_SECRET_KEY, settings.STRIPE_WEBHOOK_SECRETS = "sk_live_1", ["whsec_1"]
     settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
     settings.DEFAULT_FROM_EMAIL = "Trainyard <noreply@trainyard.example.com>"
-    settings.TRAINYARD_CLUSTERS = {"default": ClusterConfig.from_data("default", CLUSTER)}
+    cluster = {"in_cluster": True, "volume": {"claim": "data", "root": str(tmp_path)}}
+    settings.TRAINYARD_CLUSTERS = {"default": ClusterConfig.from_data("default", cluster)}
     return settings
 
 
@@ -51,7 +52,6 @@ def test_a_deployment_that_is_ready_is_told_so(deployed, capsys):
         ("DEBUG", True, "DEBUG"),
         ("EMBEDDED_DATABASE", True, "DATABASE_URL"),
         ("EMBEDDED_REDIS", True, "REDIS_URL"),
-        ("DATABASES", {"default": {"HOST": "CHANGE-ME"}}, "DATABASE_URL"),
         ("REDIS_URL", "redis://:CHANGE-ME@host/0", "REDIS_URL"),
         ("HTTPS", False, "TRAINYARD_URL"),
         ("TRAINYARD_URL", "https://CHANGE-ME.example.com", "TRAINYARD_URL"),
@@ -68,6 +68,11 @@ def test_each_setting_that_is_not_is_named_with_its_remedy(deployed, capsys, set
     with pytest.raises(CommandError, match=r"1 settings are not ready"):
         call_command("check_deployment")
     assert capsys.readouterr().out.startswith(f"{named}: ")
+
+
+def test_a_database_that_is_still_the_examples_is_noticed(deployed, monkeypatch):
+    monkeypatch.setitem(deployed.DATABASES["default"], "PASSWORD", "CHANGE-ME")
+    assert found() == {"DATABASE_URL"}
 
 
 def test_a_key_made_on_the_spot_is_nobody_elses(deployed):
