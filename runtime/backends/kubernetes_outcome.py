@@ -239,6 +239,7 @@ def _cause(
         return None
     facts = [*_taken_down(job), *(cause for cause in (_fact(job, pod) for pod in pods.values()) if cause)]
     facts += _disrupted(job, {cause.node for cause in facts})
+    facts += [] if facts else _removed(job, pods)
     facts += [
         dataclasses.replace(_told(pods[node], _SILENT, at=at), lag=_LOSS_LAG_SECONDS)
         for node, at in gone.items()
@@ -270,6 +271,23 @@ def _disrupted(job: JobFact, known: Set[int | None]) -> list[_Cause]:
         return []
     told = (Outcome.NODE_LOST, FailureCode.EVICTED, job.failed_at, f"Node {node} was disrupted: {job.end_message}.")
     return [_Cause(*told, node=node, lag=_LOSS_LAG_SECONDS)]
+
+
+def _removed(job: JobFact, pods: Mapping[int, PodFact]) -> list[_Cause]:
+    """A pod that somebody deleted, and not because its Job had failed: the code inside has no way to do that.
+
+    Of a Job that failed by itself, the pod that failed is still there, not deleted.
+    """
+    failed_alone = any(pod.ended and pod.exit_code and pod.deleted_at is None for pod in pods.values())
+    if job.end_reason != "BackoffLimitExceeded" or job.failed_at is None or job.elastic or failed_alone:
+        return []
+    missing = [node for node in range(job.nodes) if node not in pods]
+    deleted = [(pod.deleted_at, node) for node, pod in pods.items() if pod.deleted_at is not None]
+    if not pods or not (missing or deleted):
+        return []
+    node = missing[0] if missing else min(deleted)[1]
+    message = f"Node {node} was lost: its pod was removed from the cluster."
+    return [_Cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, job.failed_at, message, node, lag=_LOSS_LAG_SECONDS)]
 
 
 def _outlived(job: JobFact, pods: Mapping[int, PodFact]) -> bool:

@@ -63,7 +63,9 @@ def arguments(order: Order) -> list[str]:
     built = ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--die-with-parent", "--new-session", "--as-pid-1",
              "--cap-drop", "ALL", "--clearenv", "--hostname", order.hostname]  # fmt: skip
     if IS_ROOT:
-        built += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+        of_root = () if order.uid else ("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL")
+        for capability in ("CAP_SETUID", "CAP_SETGID", *of_root):
+            built += ["--cap-add", capability]
     else:
         built += ["--unshare-user", "--uid", str(order.uid), "--gid", str(order.gid)]
     # Said first: bubblewrap gives a folder that it makes on the way the mode of what it mounts below it.

@@ -249,7 +249,10 @@ class StagedSite(Site):
                 return
             told = [one.state.to_dict() for one in found.status.container_statuses or []]
             failed = found.status.phase == "Failed" or time.monotonic() > give_up_at
-            assert not failed, f"staging did not work: {found.status.phase} {told} {found.status.conditions}"
+            if failed:
+                ran = any(state["terminated"] for state in told)
+                log = self.core.read_namespaced_pod_log(pod, self.namespace) if ran else found.status.conditions
+                raise AssertionError(f"staging did not work: {found.status.phase} {told} {log}")
             time.sleep(0.2)
 
     def close(self) -> None:
@@ -277,7 +280,9 @@ class StagedSite(Site):
 _REMOVE = """
 import pathlib, shutil, sys
 assert sys.argv[1].startswith("trainyard-test-")
-shutil.rmtree(pathlib.Path("/host") / sys.argv[1])
+path = pathlib.Path("/host") / sys.argv[1]
+shutil.rmtree(path, ignore_errors=True)
+assert not path.exists()
 """
 
 
