@@ -236,7 +236,7 @@ class Runs:
             change["spec"] = {"activeDeadlineSeconds": 1}
         self._write(fact, change)
         for pod in left if not fact.ended_as else ():
-            # Its kubelet is not there to let it go, and its Job would wait for that.
+            # Its kubelet is not there to let it go: it is to go with its Job, without waiting for that.
             path = path_of("v1", "pods", fact.namespace, pod.name)
             with contextlib.suppress(Refused, BackendUnavailable):
                 self._api.delete(path, grace_seconds=0, uid=pod.uid)
