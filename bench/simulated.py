@@ -219,12 +219,14 @@ class Town:
         lot = CreditGrant(organization=customer.organization, amount_minor=self.chance.randint(1, 500), reason="A gift")
         credit.grant(credit=lot, user=self.clerk, account=customer.account)
 
-    def write_off(self, customer: Customer) -> None:
+    def write_off(self, _customer: Customer) -> None:
         """An administrator gives up a part of what is owed."""
-        if owed := receivables.owed_minor(customer.account):
+        debts = [(each.account, receivables.owed_minor(each.account)) for each in self.customers]
+        if owing := [debt for debt in debts if debt[1]]:
+            account, owed = self.chance.choice(owing)
             part = self.chance.randint(1, owed)
             act = lambda: receivables.write_off(  # noqa: E731
-                account=customer.account, amount_minor=part, reason="Gone", user=self.clerk
+                account=account, amount_minor=part, reason="Gone", user=self.clerk
             )
             self._with_faults(act)
 
