@@ -73,15 +73,7 @@ def arguments(order: Order) -> list[str]:
     parents = {str(parent) for target in targets for parent in Path(target).parents if len(parent.parts) > 1}
     for parent in sorted(parents - {"/dev", "/usr", "/proc"}):
         built += ["--perms", "0755", "--dir", parent]
-    for path in _SYSTEM:
-        built += ["--ro-bind-try", path, path]
-    for name in _MERGED:
-        path = Path("/") / name
-        built += (
-            ["--symlink", str(path.readlink()), str(path)]
-            if path.is_symlink()
-            else ["--ro-bind-try", f"/{name}", f"/{name}"]
-        )
+    built += _system()
     built += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--dir", "/tmp"]
     for folder in order.image.folders:
         if not folder.is_relative_to("/usr"):
@@ -96,6 +88,20 @@ def arguments(order: Order) -> list[str]:
     for name, value in order.environment.items():
         built += ["--setenv", name, value]
     return [*built, "--chdir", order.working_dir]
+
+
+def _system() -> list[str]:
+    built: list[str] = []
+    for path in _SYSTEM:
+        built += ["--ro-bind-try", path, path]
+    for name in _MERGED:
+        path = Path("/") / name
+        built += (
+            ["--symlink", str(path.readlink()), str(path)]
+            if path.is_symlink()
+            else ["--ro-bind-try", f"/{name}", f"/{name}"]
+        )
+    return built
 
 
 def executable(order: Order) -> str | None:

@@ -268,9 +268,9 @@ def test_changes_are_told_whatever_happens_to_the_watch(hurt: Hurt, trouble: str
             hurt.fake.store.compact()
         faults.down = trouble == "down"
         end_by_hand(hurt, 0)
-        if trouble == "down":
-            time.sleep(0.3)  # long enough for every watch to find the server gone
-            faults.down = False
+        if trouble in {"down", "dropped"}:
+            time.sleep(0.3)  # long enough for every watch to meet it
+            faults.down, faults.watch_drops_after = False, None
 
     assert told_of(hurt, happens)
     faults.disarm()
