@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import time
+from typing import Dict, Tuple
 
 PATIENCE_SECONDS = 60.0
 
@@ -23,11 +24,11 @@ def main() -> int:
     return 0
 
 
-def gather(address: "tuple[str, int]", size: int) -> None:
+def gather(address: Tuple[str, int], size: int) -> None:
     """Hear every other rank once, then let them all go."""
     with socket.create_server(address) as listener:
         listener.settimeout(PATIENCE_SECONDS)
-        heard = {}
+        heard = {}  # type: Dict[int, Tuple[socket.socket, str]]
         while len(heard) < size - 1:
             connection, peer = listener.accept()
             connection.settimeout(PATIENCE_SECONDS)
@@ -38,7 +39,7 @@ def gather(address: "tuple[str, int]", size: int) -> None:
             connection.close()
 
 
-def greet(address: "tuple[str, int]", rank: int) -> None:
+def greet(address: Tuple[str, int], rank: int) -> None:
     """Come to rank 0, which may not listen yet, and wait for its word."""
     give_up_at = time.monotonic() + PATIENCE_SECONDS
     while True:
