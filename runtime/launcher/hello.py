@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import time
-from typing import Dict, Tuple
+from typing import Tuple
 
 PATIENCE_SECONDS = 60.0
 
