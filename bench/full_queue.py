@@ -98,9 +98,16 @@ class ImaginedCluster:
         """See `Backend`."""
         while True:
             try:
-                yield {self._changes.get(timeout=0.5)}
+                name = self._changes.get(timeout=0.5)
             except queue.Empty:
                 yield set()
+                continue
+            yield {name}
+            self._changes.task_done()
+
+    def wait_until_taken_in(self) -> None:
+        """Return once whoever follows the cluster has dealt with every change."""
+        self._changes.join()
 
     def logs(self, name: str, rank: int, offset: int = 0, limit: int = 65536) -> LogChunk:
         """Runs print nothing."""
@@ -167,7 +174,7 @@ class Worker:
             self.cluster.end(name)
             _next, at = self.cluster.submitted.get(timeout=PATIENCE)
             waits.append((at - ended) * 1000)
-            time.sleep(0.02)  # let the rest of the end be written: what is timed is one end, not a backlog of them
+            self.cluster.wait_until_taken_in()  # what is timed is one end, not a backlog of them
             self._drain()
         return statistics.median(waits)
 
@@ -177,12 +184,10 @@ class Worker:
 
     def calm(self) -> None:
         """End what runs, without room for more."""
-        from jobs import dispatch  # noqa: PLC0415 - Django must be set up first
-
         self.cluster.cores = 0.0
         for name in self.cluster.live():
             self.cluster.end(name)
-            dispatch.follow(run_name=name)
+        self.cluster.wait_until_taken_in()
         self._expect([], self._drain())
 
     def _drain(self) -> list[str]:
