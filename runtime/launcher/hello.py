@@ -28,7 +28,7 @@ def gather(address: Tuple[str, int], size: int) -> None:
     """Hear every other rank once, then let them all go."""
     with socket.create_server(address) as listener:
         listener.settimeout(PATIENCE_SECONDS)
-        heard = {}  # type: Dict[int, Tuple[socket.socket, str]]
+        heard: "dict[int, tuple[socket.socket, str]]" = {}
         while len(heard) < size - 1:
             connection, peer = listener.accept()
             connection.settimeout(PATIENCE_SECONDS)
