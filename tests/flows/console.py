@@ -29,7 +29,7 @@ from runtime.backends import identity
 from tests.console.processes import free_port, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
-READY_SECONDS = 90
+READY_SECONDS = 240
 PATIENCE_SECONDS = 60
 EMAIL = "flow@example.com"
 ACCOUNT = f"""
