@@ -50,7 +50,7 @@ test: images ## Run every test; ARGS="-k name" for some of them
 
 .PHONY: test-kubernetes
 test-kubernetes: setup ## Run the suites of the Kubernetes backend; on a real cluster where KUBECONFIG names one
-	@$(PYTHON) -m pytest tests/kubernetes tests/runtime/backends/test_contract_backends.py \
+	@$(PYTHON) -m pytest tests/kubernetes tests/runtime/backends/test_contract_*.py \
 	  -k "not local$(if $(KUBECONFIG), and not test_apiserver and not test_faults)" $(ARGS)
 
 .PHONY: check

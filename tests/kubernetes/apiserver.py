@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.kubernetes.access import Access
-from tests.kubernetes.api import VERSION, Api, Query
+from tests.kubernetes.api import Api, Query
+from tests.kubernetes.discovery import discovery
 from tests.kubernetes.faults import ANSWERS, DONE, HELD, Call, Fault, Faults
 from tests.kubernetes.resources import ApiError, Object, Resource
 from tests.kubernetes.store import Change, Store
@@ -106,7 +107,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _handle  # noqa: N815 - the base class names them so
 
     def _answer(self, user: str, path: str, query: Query, body: Any) -> None:
-        found = _discovery(self.owner.api, path)
+        found = discovery(self.owner.api, path)
         if found is not None:
             self._meet(Call("get", path))
             self._send(200, found)
@@ -349,55 +350,3 @@ def _asked(api: Api, method: str, path: str, query: Query, body: Any) -> _Asked:
         listing = "watch" if query.get("watch") in {"1", "true", "True"} else "list"
         verb = {"get": listing, "delete": "deletecollection"}.get(verb, verb)
     return _Asked(verb, resource, namespace, name, sub, query, body)
-
-
-def _discovery(api: Api, path: str) -> Object | None:
-    """What the server says of itself."""
-    groups = sorted({(one.group, one.version) for one in api.served})
-    path = path.rstrip("/")
-    if path == "/version":
-        return VERSION
-    if path in {"/healthz", "/livez", "/readyz"}:
-        return {"status": "ok"}
-    if path == "/api":
-        return {"kind": "APIVersions", "versions": ["v1"]}
-    if path == "/apis":
-        return {
-            "kind": "APIGroupList",
-            "apiVersion": "v1",
-            "groups": [
-                {
-                    "name": group,
-                    "versions": [{"groupVersion": f"{group}/{version}", "version": version}],
-                    "preferredVersion": {"groupVersion": f"{group}/{version}", "version": version},
-                }
-                for group, version in groups
-                if group
-            ],
-        }
-    for group, version in groups:
-        if path == (f"/apis/{group}/{version}" if group else f"/api/{version}"):
-            return _resource_list(api, group, version)
-    return None
-
-
-def _resource_list(api: Api, group: str, version: str) -> Object:
-    verbs = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
-    found = [one for one in api.served if (one.group, one.version) == (group, version)]
-    entries = [
-        {
-            "name": one.plural,
-            "singularName": one.kind.lower(),
-            "namespaced": one.namespaced,
-            "kind": one.kind,
-            "verbs": verbs,
-        }
-        for one in found
-    ]
-    entries += [
-        {"name": f"{one.plural}/{sub}", "singularName": "", "namespaced": one.namespaced, "kind": one.kind,
-         "verbs": ["get", "patch", "update"]}
-        for one in found for sub in sorted(one.subresources)
-    ]  # fmt: skip
-    told = f"{group}/{version}" if group else version
-    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": told, "resources": entries}

@@ -1,5 +1,6 @@
-"""The fake cluster, for tests of the Kubernetes backend: see `tests.kubernetes.fixtures`."""
+"""The clusters and yards of the backends' tests: see `tests.kubernetes.fixtures` and `contract`."""
 
-from tests.kubernetes.fixtures import fake, fake_site, own_yard
+from tests.kubernetes.fixtures import fake, fake_site, own_yard, site
+from tests.runtime.backends.contract import any_yard
 
-__all__ = ["fake", "fake_site", "own_yard"]
+__all__ = ["any_yard", "fake", "fake_site", "own_yard", "site"]

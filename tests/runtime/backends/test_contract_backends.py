@@ -1,141 +1,21 @@
 """What every backend keeps (`runtime.backends.base.Backend`), from real runs: one suite over local and Kubernetes.
 
-On Kubernetes it runs on the fake cluster of `tests.kubernetes`, or on the one of KUBECONFIG.
+On Kubernetes it runs on the fake cluster of `tests.kubernetes`, or on the one of KUBECONFIG. How runs end is in
+`test_contract_ends.py`.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import signal
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any, Protocol
 
 import pytest
 
-from runtime.backends.base import Backend
 from runtime.errors import InvalidSpec, RunNotFound
-from runtime.specs import FailureCode, Image, Mount, Outcome, Resources, RunPhase, RunSpec, RunStatus, WaitingCode
-from tests.kubernetes.fixtures import site  # noqa: F401 - a fixture
+from runtime.specs import Image, Mount, Outcome, Resources, RunPhase, RunSpec, WaitingCode
 from tests.kubernetes.yard import ClusterYard
-from tests.runtime.conftest import Yard
-
-BACKENDS = ("local", "kubernetes")
-SHOW = """
-    import argparse, json, os, sys
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--local_rank", type=int)
-    print("SEEN " + json.dumps({
-        "environment": dict(os.environ), "argv": sys.argv, "cwd": os.getcwd(), "path": sys.path[0],
-        "local_rank": parser.parse_args().local_rank,
-        "dataset": open(os.path.join(os.environ["DATASETS_PATH"], "digits", "three.txt")).read(),
-        "writable": [name for name in ("WORKSPACE", "RUN_DIR", "CHECKPOINT_DIR", "TENSORBOARD_LOGDIR", "DATASETS_PATH")
-                     if os.access(os.environ[name], os.W_OK)],
-    }))
-"""
-WAIT = """
-    import signal
-    print("ready", flush=True)
-    while True:
-        signal.pause()
-"""
-POLITE = """
-    import signal, sys, time
-    def leave(*_):
-        print("saved", flush=True)
-        sys.exit(0)
-    signal.signal(signal.SIGTERM, leave)
-    print("ready", flush=True)
-    while True:
-        signal.pause()
-"""
-STUBBORN = """
-    import signal
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    print("ready", flush=True)
-    while True:
-        signal.pause()
-"""
-MEET = """
-    import os, socket
-    address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if rank == 0:
-        server = socket.create_server(address)
-        total, peers = 1, []
-        for _ in range(size - 1):
-            peer, _ = server.accept()
-            total += int(peer.recv(16))
-            peers.append(peer)
-        for peer in peers:
-            peer.sendall(b"%d" % total)
-    else:
-        import time
-        while True:
-            try:
-                peer = socket.create_connection(address, timeout=20)
-                break
-            except ConnectionRefusedError:
-                time.sleep(0.05)
-        peer.sendall(b"%d" % (rank + 1))
-        total = int(peer.recv(16))
-    print("total", total, flush=True)
-"""
-
-
-class AnyYard(Protocol):
-    """What the yards of all backends have."""
-
-    backend: Backend
-
-    def another(self) -> Backend: ...
-    def spec(self, source: str = ..., /, **changes: Any) -> RunSpec: ...
-    def wait(self, name: str, until: Any, seconds: float = ...) -> RunStatus: ...
-    def wait_for_end(self, name: str = ...) -> RunStatus: ...
-    def wait_for_text(self, text: str, name: str = ..., rank: int = ...) -> RunStatus: ...
-    def run(self, source: str, /, **changes: Any) -> RunStatus: ...
-    def log(self, rank: int = ..., name: str = ...) -> str: ...
-    def all_logs(self, name: str) -> str: ...
-    def lose_node(self, node: int, name: str = ...) -> None: ...
-    def left_behind(self) -> list[str]: ...
-
-
-class LocalYard(Yard):
-    """The local yard, with what only a backend's own tests know: how to take a node away, what is left of runs."""
-
-    def spec(self, source: str = "print('hello')", /, **changes: Any) -> RunSpec:
-        (self.dataset / "three.txt").write_text("3")
-        return super().spec(source, **changes)
-
-    def lose_node(self, node: int, name: str = "job-1-1") -> None:
-        os.kill(self.records(name)[node]["pid"], signal.SIGKILL)
-
-    def left_behind(self) -> list[str]:
-        runs = self.folder / "runs"
-        return [path.name for path in runs.iterdir() if not path.name.startswith(".")]
-
-
-@pytest.fixture(params=BACKENDS)
-def any_yard(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[AnyYard]:
-    """A yard of each backend in turn, that has left nothing behind."""
-    if request.param == "local":
-        yard = request.getfixturevalue("yard")
-        yard.__class__ = LocalYard  # the fixture's own, with its own cleaning
-        yield yard
-        return
-    made = ClusterYard(request.getfixturevalue("site"))
-    yield made
-    made.close()
-
-
-def seen(yard: AnyYard, rank: int) -> dict[str, Any]:
-    line = next(line for line in yard.log(rank).splitlines() if line.startswith("SEEN "))
-    found: dict[str, Any] = json.loads(line.removeprefix("SEEN "))
-    return found
-
+from tests.runtime.backends.contract import MEET, POLITE, SHOW, STUBBORN, WAIT, AnyYard, seen
 
 # The life of a run
 
@@ -304,133 +184,6 @@ def test_a_log_is_capped_and_the_run_goes_on(any_yard: AnyYard) -> None:
     assert "has reached its limit of 10000 bytes" in log
 
 
-# Ends
-
-
-def test_a_stopped_run_has_its_grace(any_yard: AnyYard) -> None:
-    any_yard.backend.submit(any_yard.spec(POLITE, nodes=2))
-    for rank in range(2):
-        any_yard.wait_for_text("ready", rank=rank)
-    any_yard.backend.stop("job-1-1", 20)
-    any_yard.backend.stop("job-1-1", 30)
-    ended = any_yard.wait_for_end()
-    assert ended.outcome is Outcome.STOPPED
-    assert ended.failure is not None
-    assert ended.failure.code is FailureCode.STOPPED
-    for rank in range(2):
-        assert any_yard.log(rank) == "ready\nsaved\n"
-
-
-def test_a_sooner_end_counts(any_yard: AnyYard) -> None:
-    any_yard.backend.submit(any_yard.spec(STUBBORN, grace_seconds=600, deadline_seconds=3600))
-    any_yard.wait_for_text("ready")
-    any_yard.backend.stop("job-1-1", 600)
-    status = any_yard.wait("job-1-1", lambda status: status.phase is not RunPhase.RUNNING)
-    assert status.phase is RunPhase.STOPPING
-    any_yard.backend.stop("job-1-1", 0)
-    assert any_yard.wait_for_end().outcome is Outcome.STOPPED
-
-
-def test_a_run_that_is_stopped_at_once_never_ran_or_was_stopped(any_yard: AnyYard) -> None:
-    any_yard.backend.submit(any_yard.spec(WAIT, nodes=2))
-    any_yard.backend.stop("job-1-1", 5)
-    try:
-        ended = any_yard.wait_for_end()
-    except RunNotFound:
-        return
-    assert ended.outcome is Outcome.STOPPED
-
-
-def test_a_run_ends_at_its_deadline_after_its_grace(any_yard: AnyYard) -> None:
-    ended = any_yard.run(POLITE, nodes=2, deadline_seconds=6, grace_seconds=4)
-    assert ended.outcome is Outcome.TIME_LIMIT, any_yard.all_logs("job-1-1")
-    assert any_yard.log(0) == "ready\nsaved\n"
-    assert ended.started_at is not None
-    assert ended.finished_at is not None
-    assert ended.finished_at - ended.started_at <= 6 + 1  # a cluster's clock counts whole seconds
-
-
-def test_the_deadline_kills_whoever_does_not_leave(any_yard: AnyYard) -> None:
-    ended = any_yard.run(STUBBORN, deadline_seconds=4, grace_seconds=2)
-    assert ended.outcome is Outcome.TIME_LIMIT
-    assert ended.started_at is not None
-    assert ended.finished_at is not None
-    assert 3 <= ended.finished_at - ended.started_at <= 4 + 2
-
-
-def test_the_first_failure_is_told_with_its_rank_and_last_lines(any_yard: AnyYard) -> None:
-    script = """
-    import os, signal, sys, time
-    if os.environ["RANK"] == "3":
-        print("about to fail", flush=True)
-        sys.exit(7)
-    while True:
-        signal.pause()
-    """
-    ended = any_yard.run(script, nodes=2, workers_per_node=2)
-    assert ended.outcome is Outcome.CODE_FAILED, any_yard.all_logs("job-1-1")
-    assert ended.failure is not None
-    told = ended.failure
-    assert (told.code, told.node, told.rank, told.exit_code) == (FailureCode.RANK_EXITED, 1, 3, 7)
-    assert told.last_lines == ("about to fail",)
-
-
-def test_a_rank_that_is_killed_is_told_by_its_signal(any_yard: AnyYard) -> None:
-    ended = any_yard.run("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
-    assert ended.outcome is Outcome.CODE_FAILED
-    assert ended.failure is not None
-    assert (ended.failure.code, ended.failure.signal) == (FailureCode.RANK_KILLED, "SIGSEGV")
-
-
-def test_code_that_takes_too_much_memory_is_ended_for_that(any_yard: AnyYard) -> None:
-    script = """
-    import time
-    taken = []
-    while True:
-        taken.append(bytearray(b"x") * (8 << 20))
-        time.sleep(0.02)
-    """
-    ended = any_yard.run(script, resources=Resources(cpus=0.1, memory_mib=192))
-    assert ended.outcome is Outcome.OUT_OF_MEMORY, any_yard.all_logs("job-1-1")
-    assert ended.failure is not None
-    assert ended.failure.code is FailureCode.OUT_OF_MEMORY
-
-
-def test_a_node_that_is_taken_away_is_lost_and_no_fault_of_the_code(any_yard: AnyYard) -> None:
-    any_yard.backend.submit(any_yard.spec(WAIT, nodes=2))
-    for rank in range(2):
-        any_yard.wait_for_text("ready", rank=rank)
-    any_yard.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)
-    any_yard.lose_node(1)
-    ended = any_yard.wait_for_end()
-    assert ended.outcome is Outcome.NODE_LOST, any_yard.all_logs("job-1-1")
-    assert ended.failure is not None
-    assert ended.failure.node == 1
-    assert ended.finished_at is not None
-
-
-def test_an_elastic_run_goes_on_without_a_node_that_is_lost(any_yard: AnyYard) -> None:
-    script = """
-    import os, signal, time
-    if os.environ["WORLD_SIZE"] == "2":
-        print("both", flush=True)
-        while True:
-            signal.pause()
-    print("alone after", os.environ["RESTART_COUNT"], flush=True)
-    time.sleep(3)  # a cluster's clock counts whole seconds
-    """
-    any_yard.backend.submit(any_yard.spec(script, nodes=2, min_nodes=1))
-    for rank in range(2):
-        any_yard.wait_for_text("both", rank=rank)
-    any_yard.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)
-    any_yard.lose_node(1)
-    ended = any_yard.wait_for_end()
-    assert ended.outcome is Outcome.COMPLETED, any_yard.all_logs("job-1-1")
-    assert [span.nodes for span in ended.spans] == [2, 1]
-    assert ended.restarts == 1
-    assert "alone after 1\n" in any_yard.log(0)
-
-
 # What is refused, and what is nobody's
 
 
@@ -454,13 +207,14 @@ def test_nothing_is_left_of_what_is_refused(any_yard: AnyYard) -> None:
 
 def test_what_can_never_fit_is_refused_or_says_why_it_waits(any_yard: AnyYard) -> None:
     spec = any_yard.spec(nodes=2, resources=Resources(cpus=100_000, memory_mib=256))
-    try:
-        any_yard.backend.submit(spec)
-    except InvalidSpec as refused:
-        assert refused.field == "nodes"
+    if not isinstance(any_yard, ClusterYard):
+        with pytest.raises(InvalidSpec) as caught:
+            any_yard.backend.submit(spec)
+        assert caught.value.field == "nodes"
         assert any_yard.backend.names() == []
         return
     # A cluster may grow: there it waits.
+    any_yard.backend.submit(spec)
     status = any_yard.wait(spec.name, lambda status: status.waiting_code == WaitingCode.CPUS)
     assert (status.phase, status.started_at) == (RunPhase.STARTING, None)
     assert status.waiting_data["wanted"] == 100_000
