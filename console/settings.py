@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import environ
 from csp.constants import NONCE, NONE, SELF
 from django.utils.translation import gettext_lazy as _
+from whitenoise.compress import Compressor
 
 from console import clusters
 from console.operations import logs
@@ -73,7 +74,7 @@ INSTALLED_APPS = [
     "django.contrib.contenttypes",
     "django.contrib.sessions",
     "django.contrib.messages",
-    "django.contrib.staticfiles",
+    "console.apps.StaticFiles",
     "django.contrib.humanize",
     "allauth",
     "allauth.account",
@@ -256,6 +257,7 @@ STORAGES = {
     "staticfiles": {"BACKEND": "whitenoise.storage.CompressedManifestStaticFilesStorage"},
 }
 WHITENOISE_USE_FINDERS = DEBUG
+WHITENOISE_SKIP_COMPRESS_EXTENSIONS = [*Compressor.SKIP_COMPRESS_EXTENSIONS, "map"]
 CONTENT_SECURITY_POLICY = {
     "EXCLUDE_URL_PREFIXES": ["/admin/", "/api/v1/docs/"],
     "DIRECTIVES": {

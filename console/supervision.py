@@ -100,10 +100,19 @@ def prepare() -> None:
     call_command("migrate", interactive=False, verbosity=0)
     call_command("seed_catalogue", verbosity=0)
     connections.close_all()
-    stamp, wanted = settings.VAR_DIR / "static.stamp", _static_fingerprint()
-    if not stamp.exists() or stamp.read_text() != wanted:
-        call_command("collectstatic", interactive=False, verbosity=0)
-        stamp.write_text(wanted)
+    _collect_static()
+
+
+def _collect_static() -> None:
+    """Copy and compress the pages' files, where they are not there as they are now; one process at a time."""
+    folder: Path = settings.STATIC_ROOT
+    folder.mkdir(parents=True, exist_ok=True)
+    stamp, wanted = folder.with_name(f"{folder.name}.stamp"), _static_fingerprint()
+    with stamp.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if stamp.read_text() != wanted:
+            call_command("collectstatic", interactive=False, verbosity=0)
+            stamp.write_text(wanted)
 
 
 @contextmanager

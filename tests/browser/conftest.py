@@ -55,6 +55,7 @@ def console_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     environment = kept | {
         "TRAINYARD_VAR": str(var),
         "TRAINYARD_URL": url,
+        "TRAINYARD_STATIC_ROOT": str(ROOT / "var" / "test-static"),
         "TRAINYARD_IMAGES_ROOT": os.environ.get("TRAINYARD_IMAGES_ROOT", str(ROOT / "var" / "images")),
     }
     output = var / "up.log"

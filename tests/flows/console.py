@@ -63,6 +63,8 @@ class Console:
             "TRAINYARD_URL": self.url,
             "SANDBOX_PORT": str(self.sandbox_port),
             "TRAINYARD_IMAGES_ROOT": str(images_root),
+            # Compressing the pages' files takes a minute of a core: once for all consoles of the tests.
+            "TRAINYARD_STATIC_ROOT": str(ROOT / "var" / "test-static"),
             **environment,
         }
         self.output = var / "up.log"
