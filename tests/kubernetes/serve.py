@@ -1,8 +1,8 @@
-"""The fake cluster by itself, for whoever wants to look at it or to try the way to a real one on it.
+"""The fake cluster by itself, to try the way to a real one on it.
 
     python -m tests.kubernetes.serve /tmp/kubeconfig
 
-Then `KUBECONFIG=/tmp/kubeconfig make test-kubernetes`, or kubectl. Ends with Ctrl-C.
+Then `KUBECONFIG=/tmp/kubeconfig make test-kubernetes`. Ends with Ctrl-C.
 """
 
 from __future__ import annotations

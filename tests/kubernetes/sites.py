@@ -154,6 +154,7 @@ class StagedSite(Site):
 
     def __init__(self, kubeconfig: Path) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="trainyard-k8s-"))
+        self._folder.chmod(0o755)  # a console's database, which is another user, lies in it
         name = f"trainyard-test-{secrets.token_hex(4)}"
         # In a folder that every machine has, whatever else of its disk is read-only.
         self._parent = os.environ.get("TRAINYARD_TEST_HOST_PATH", "/tmp")

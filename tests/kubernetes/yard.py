@@ -27,6 +27,7 @@ class ClusterYard:
     def __init__(self, site: Site, **settings: Any) -> None:
         self.site = site
         self.settings = settings
+        self.keeps_output = site.shared
         self.backend = self.another()
         self._staged: dict[str, str] = {}
         self._closing = threading.Event()

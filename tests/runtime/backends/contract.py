@@ -85,6 +85,8 @@ class AnyYard(Protocol):
     """What the yards of all backends have."""
 
     backend: Backend
+    keeps_output: bool
+    """Whether what a run wrote outlives its pods: not where storage is not shared and a stop removes them."""
 
     def another(self) -> Backend: ...
     def spec(self, source: str = ..., /, **changes: Any) -> RunSpec: ...
@@ -100,6 +102,8 @@ class AnyYard(Protocol):
 
 class LocalYard(Yard):
     """The local yard, with what only a backend's own tests know: how to take a node away, what is left of runs."""
+
+    keeps_output = True
 
     def spec(self, source: str = "print('hello')", /, **changes: Any) -> RunSpec:
         (self.dataset / "three.txt").write_text("3")
