@@ -18,7 +18,17 @@ from runtime import launcher
 LARGEST = 1 << 20
 """What a ConfigMap holds, in bytes."""
 _PACKAGE = "launcher"
-_MAIN = "from launcher.__main__ import start\n\nstart()\n"
+_MAIN = """import _signal
+import sys
+
+if "--pod" in sys.argv:
+    # The kernel drops what the first process of a pod does not handle yet; what is blocked waits for `signals`.
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, {_signal.SIGTERM})
+
+from launcher.__main__ import start
+
+start()
+"""
 _MOMENT = (1980, 1, 1, 0, 0, 0)
 _MODE = 0o100644 << 16
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import os
+import signal
 import subprocess
 import sys
 import zipfile
@@ -44,6 +45,24 @@ def test_an_archive_too_large_for_a_config_map_is_refused(tmp_path: Path) -> Non
     (tmp_path / "large.py").write_bytes(b"#" * zipapp.LARGEST)
     with pytest.raises(ValueError, match="too many for a ConfigMap"):
         zipapp.pack(tmp_path)
+
+
+def test_a_pod_that_is_told_to_end_while_it_loads_hears_of_it(tmp_path: Path) -> None:
+    folder = tmp_path / "launcher"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "__main__.py").write_text(
+        "import os, signal\n"
+        "os.kill(os.getpid(), signal.SIGTERM)  # comes while the modules are imported\n"
+        "def start(): print(signal.SIGTERM in signal.sigpending())\n"
+    )
+    path = tmp_path / "launcher.pyz"
+    path.write_bytes(zipapp.pack(folder).data)
+    pod, node = (
+        subprocess.run([sys.executable, path, *flag], check=False, capture_output=True) for flag in (["--pod"], [])
+    )
+    assert (pod.returncode, pod.stdout.strip()) == (0, b"True")
+    assert node.returncode == -signal.SIGTERM
 
 
 def take_out(path: Path, parent: Path, code: str) -> list[Path]:
