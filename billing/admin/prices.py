@@ -83,8 +83,10 @@ class NodeSpecAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no ty
         return ("name", "cpus", "memory_mib", "gpus", "gpu_type") if obj else ()
 
     def formfield_for_dbfield(self, db_field: Field[Any, Any], request: HttpRequest, **options: Any) -> Any:
-        """The cluster is one of those that settings name."""
+        """The cluster is one of those that settings name; a type of GPU is written as that cluster has it."""
         field = super().formfield_for_dbfield(db_field, request, **options)
+        if db_field.name == "gpu_type":
+            field.help_text = _("On Kubernetes as the machines' label has it, with dashes; empty: any type.")
         if db_field.name != "cluster":
             return field
         names = list(settings.TRAINYARD_CLUSTERS)
