@@ -17,6 +17,7 @@ class ConsoleConfig(AppConfig):
     """See the module's docstring."""
 
     name = "console"
+    default = True  # of the two here
 
     def ready(self) -> None:
         """Traces, where the settings ask for them. Raises TracingMissing."""

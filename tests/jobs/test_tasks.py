@@ -1,5 +1,5 @@
 import pytest
-from celery.signals import task_prerun
+from celery.signals import task_postrun, task_prerun
 from django.db import connection
 
 from console.celery import app
@@ -38,10 +38,14 @@ def test_tasks_share_a_connection_that_is_looked_at_before_each(monkeypatch):
     """As in a worker: what a restart of the database broke is made anew, and nothing else is."""
 
     def before_a_task():
-        task_prerun.send(sender=tasks.reconcile, task_id="1", task=tasks.reconcile, args=(), kwargs={})
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_backend_pid()")
-            return cursor.fetchone()[0]
+        told = {"sender": tasks.reconcile, "task_id": "1", "task": tasks.reconcile, "args": (), "kwargs": {}}
+        task_prerun.send(**told)
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_backend_pid()")
+                return cursor.fetchone()[0]
+        finally:
+            task_postrun.send(**told, retval=None, state="SUCCESS")
 
     for name, value in {"CONN_MAX_AGE": 600, "CONN_HEALTH_CHECKS": True}.items():
         monkeypatch.setitem(connection.settings_dict, name, value)

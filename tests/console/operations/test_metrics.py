@@ -258,7 +258,7 @@ def test_processes_and_streams_by_their_signs(scrape, shared):
 
 
 @pytest.mark.django_db
-def test_requests_are_counted_by_the_pattern_of_their_address(client, owner, scrape):
+def test_requests_are_counted_by_the_pattern_of_their_address(client, owner, shared, scrape):
     client.force_login(owner.user)
     client.get("/jobs/4711/")
     client.post("/webhooks/stripe/", "{}", content_type="application/json")
