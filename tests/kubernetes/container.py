@@ -75,14 +75,15 @@ def arguments(order: Order) -> list[str]:
         built += ["--perms", "0755", "--dir", parent]
     built += _system()
     built += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--dir", "/tmp"]
-    for folder in order.image.folders:
-        if not folder.is_relative_to("/usr"):
-            built += ["--ro-bind", str(folder), str(folder)]
     for bind in sorted(order.binds, key=lambda bind: bind.target.count("/")):
         if bind.source is None:
             built += ["--perms", "1777", "--size", str(bind.tmpfs_bytes or 1 << 30), "--tmpfs", bind.target]
         else:
             built += ["--ro-bind" if bind.read_only else "--bind", str(bind.source), bind.target]
+    # After the pod's own /tmp: the image of a checkout that lies there is to be seen all the same.
+    for folder in order.image.folders:
+        if not folder.is_relative_to("/usr"):
+            built += ["--ro-bind", str(folder), str(folder)]
     if order.read_only_root:
         built += ["--remount-ro", "/"]
     for name, value in order.environment.items():

@@ -87,12 +87,12 @@ class Pod:
         for name in _MERGED:
             path = Path("/", name)
             built += ["--symlink", str(path.readlink()), str(path)] if path.is_symlink() else []
+        for folder in ("/tmp", "/dev/shm"):
+            built += ["--perms", "1777", "--tmpfs", folder]
         prefixes = {Path(python).resolve().parents[1], *([image] if image else [])}
         for prefix in prefixes:
             if not prefix.is_relative_to("/usr"):
                 built += ["--ro-bind", str(prefix), str(prefix)]
-        for folder in ("/tmp", "/dev/shm"):
-            built += ["--perms", "1777", "--tmpfs", folder]
         for name in ("passwd", "nsswitch.conf"):
             built += ["--ro-bind", str(self.folder / name), f"/etc/{name}"]
         built += ["--ro-bind", str(cluster.hosts), "/etc/hosts"]
