@@ -25,8 +25,8 @@ _LONGEST_LINE = 500
 class PodFact:
     """One pod, as last seen. Times are Unix seconds by the cluster's clocks.
 
-    `ended`: none of its processes is left, by its kubelet's word. `told_at`: when it was told to end, and `deleted_at`:
-    by when it is to have. `message` is the container's last word, unread.
+    `ended`: none of its processes is left, by its kubelet's word. `deleted_at`: by when it is to have ended, where it
+    was told to. `message` is the container's last word, unread.
     """
 
     node: int
@@ -45,7 +45,6 @@ class PodFact:
     pod_message: str = ""
     disruption: str = ""
     disrupted_at: float | None = None
-    told_at: float | None = None
     deleted_at: float | None = None
     message: str = ""
 
@@ -138,7 +137,6 @@ def read_pod(pod: Object) -> PodFact | None:
     placed = conditions.get("PodScheduled") or {}
     container = _container(status)
     state = container.get("state") or {}
-    deleted_at = seconds(meta.get("deletionTimestamp"))
     ended = state.get("terminated") or {}
     if not ended and status.get("phase") in _TERMINAL:
         ended = (container.get("lastState") or {}).get("terminated") or {}
@@ -162,8 +160,7 @@ def read_pod(pod: Object) -> PodFact | None:
         pod_message=(status.get("message") or disruption.get("message") or "")[:1000],
         disruption=disruption.get("reason") or "",
         disrupted_at=seconds(disruption.get("lastTransitionTime")),
-        told_at=None if deleted_at is None else deleted_at - (meta.get("deletionGracePeriodSeconds") or 0),
-        deleted_at=deleted_at,
+        deleted_at=seconds(meta.get("deletionTimestamp")),
         message=ended.get("message") or "",
     )
 

@@ -276,13 +276,9 @@ def _disrupted(job: JobFact, known: Set[int | None]) -> list[_Cause]:
 def _removed(job: JobFact, pods: Mapping[int, PodFact]) -> list[_Cause]:
     """A pod that somebody deleted, and not because its Job had failed: the code inside has no way to do that.
 
-    Of a Job that failed by itself, the pod that failed is still there, not deleted, and no other was told to end sooner
-    (both times are the control plane's own).
+    Of a Job that failed by itself, the pod that failed is still there, not deleted.
     """
-    told = min((pod.told_at for pod in pods.values() if pod.told_at is not None), default=None)
-    told_before = told is not None and job.failed_at is not None and told < job.failed_at
-    left = (pod.ended and pod.exit_code and pod.deleted_at is None for pod in pods.values())
-    failed_alone = any(left) and not told_before
+    failed_alone = any(pod.ended and pod.exit_code and pod.deleted_at is None for pod in pods.values())
     if job.end_reason != "BackoffLimitExceeded" or job.failed_at is None or job.elastic or failed_alone:
         return []
     missing = [node for node in range(job.nodes) if node not in pods]

@@ -127,7 +127,7 @@ class Runs:
             return
         try:
             job = self._api.find(path_of("batch/v1", "jobs", meta["namespace"], name))
-            if job is not None and is_submitted(job) and not job["metadata"]["annotations"].get(FINAL):
+            if job is not None and is_submitted(job):
                 self._keep(read_job(job), {fact.node: fact}, None)
         except (BackendUnavailable, Refused):
             logger.warning("What node %s of the run %s said last could not be kept.", fact.node, name)
@@ -253,7 +253,7 @@ class Runs:
 
 def _is_worth_keeping(pod: PodFact, kept: PodFact | None) -> bool:
     """Whether what a pod says now would be lost with it, and is more than what was kept of it."""
-    if pod.node >= _MOST_NOTES or not (pod.disruption or pod.deleted_at is not None):
+    if pod.node >= _MOST_NOTES or not (pod.disruption or (pod.ended and pod.deleted_at is not None)):
         return False
     return kept is None or kept.uid != pod.uid or (pod.exit_code is not None and kept.exit_code is None)
 

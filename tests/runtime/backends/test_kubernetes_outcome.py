@@ -393,18 +393,6 @@ def _pod(status: dict[str, Any], **meta: Any) -> dict[str, Any]:
     return {"metadata": {**told, **meta}, "spec": {"nodeName": "m"}, "status": status}
 
 
-@pytest.mark.parametrize(
-    ("told_at", "outcome"),
-    [(END - 1, Outcome.NODE_LOST), (END + 1, Outcome.CODE_FAILED), (END + 2, Outcome.CODE_FAILED)],
-)
-def test_a_pod_told_to_go_before_the_job_failed_was_removed_and_one_told_after_fell_with_it(
-    told_at: float, outcome: Outcome
-) -> None:
-    """`FAILED` did so at END + 1: in the same second, it may have been the Job that told it."""
-    gone = pod(0, told_at=told_at, deleted_at=told_at + 30, ended=True)
-    assert run(FAILED, gone, over(1, 1), records={1: record(RANK)}).outcome is outcome
-
-
 def test_a_container_that_could_not_start_never_started() -> None:
     ended = {
         "reason": "StartError",
