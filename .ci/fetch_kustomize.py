@@ -1,13 +1,17 @@
-"""`python .ci/fetch_kustomize.py FILE`: kustomize from Debian's mirror, for machines without kubectl.
+"""`python .ci/fetch_kustomize.py FILE`: kustomize from the mirror that apt uses here, for machines without kubectl.
 
-The one rule: the package is the one named here, by its checksum. Debian 13 keeps it; it needs only the C library of
-Debian 12 or later. Does nothing where there is a kubectl, a kustomize, or the file already. Standard library alone.
+The one rule: the package is the one named here, by its checksum, whoever hands it out. Debian 13 keeps it; it needs
+only the C library of Debian 12 or later. Does nothing where there is a kubectl, a kustomize, or the file already.
+Standard library alone.
 """
+
+from __future__ import annotations
 
 import hashlib
 import io
 import platform
 import shutil
+import subprocess
 import sys
 import tarfile
 import urllib.request
@@ -15,24 +19,35 @@ from pathlib import Path
 
 NAME = "pool/main/k/kustomize/kustomize_5.6.0+ds-1+b2_amd64.deb"
 SHA256 = "552bbe5563b522685b10f75a9a226bfbee9778fc313b205d595fdbb7e9c70e33"
-MIRRORS = ("http://deb.debian.org/debian", "https://snapshot.debian.org/archive/debian/20250915T000000Z")
 MEMBER = "./usr/bin/kustomize"
 AR_HEADER = 60
+INSTEAD = "Install kubectl or kustomize yourself."
+
+
+def mirrors() -> list[str]:
+    """Where apt gets Debian's packages on this machine, in its own order; empty where there is no apt."""
+    asked = ["apt-get", "indextargets", "--format", "$(ORIGIN) $(REPO_URI)"]
+    try:
+        told = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    lines = [line.partition(" ") for line in told.splitlines()]
+    return list(dict.fromkeys(uri.strip().rstrip("/") for origin, _space, uri in lines if origin == "Debian"))
 
 
 def fetched() -> bytes:
-    """The package, from whichever mirror has it."""
-    for mirror in MIRRORS:
+    """The package, from whichever mirror has it. Ends the program where none does."""
+    for mirror in mirrors():
         try:
-            with urllib.request.urlopen(f"{mirror}/{NAME}", timeout=60) as answer:  # noqa: S310  # constants of ours
+            with urllib.request.urlopen(f"{mirror}/{NAME}", timeout=60) as answer:  # noqa: S310  # apt's own setting
                 package: bytes = answer.read()
-        except OSError as error:
+        except (OSError, ValueError) as error:
             print(f"{mirror}: {error}")
             continue
         if hashlib.sha256(package).hexdigest() == SHA256:
             return package
         print(f"{mirror}: another file than it was")
-    sys.exit("No mirror has kustomize.")
+    sys.exit(f"No mirror that apt knows here has kustomize. {INSTEAD}")
 
 
 def members(package: bytes) -> dict[str, bytes]:
@@ -53,7 +68,7 @@ def main(target: Path) -> None:
         print("There is a kubectl or a kustomize.")
         return
     if platform.machine() != "x86_64":
-        sys.exit("Only for x86-64: install kubectl or kustomize yourself.")
+        sys.exit(f"The package is for x86-64 alone. {INSTEAD}")
     data = members(fetched())["data.tar.xz"]
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         fresh = target.with_suffix(".new")
