@@ -47,6 +47,12 @@ class TestPost:
         assert entries_sum(account) == 700
         assert Transaction.objects.get(reference="sale:1").entries.count() == 2
 
+    def test_a_repeat_that_the_wallet_could_not_pay_again(self):
+        account = wallet(balance_minor=300)
+        assert post("sale:1", (account, -300), (revenue(), 300)) is True
+        assert post("sale:1", (account, -300), (revenue(), 300)) is False
+        assert balance(account) == (0, 0)
+
     @pytest.mark.parametrize("amount", [299, 301])
     def test_a_known_reference_with_other_amounts(self, amount):
         account = wallet(balance_minor=1000)
