@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from runtime.backends import identity, watchdog
-from runtime.backends.limits import SILENCE_SECONDS, Limits
+from runtime.backends.limits import Limits
 from runtime.backends.tree import Tree
+from runtime.launcher.node_limits import SILENCE_SECONDS
 from runtime.launcher.processes import Exit, reap
 from runtime.launcher.ranklog import RankLog
 from runtime.launcher.record import Record, Verdict
@@ -215,10 +216,7 @@ class Supervisor:
         now = time.monotonic()
         self._wake_logs(now)
         if self._limits.term_at is not None and now >= self._limits.term_at:
-            seconds = self._order["deadline_seconds"]
-            self._end(
-                Verdict("time_limit", "time_limit", "The run reached its time limit.", data={"limit_seconds": seconds})
-            )
+            self._end(self._limits.time_is_up())
         if self._limits.kill_at is not None and now >= self._limits.kill_at:
             self._kill()
         if self._tree.exit is None and self._limits.due(now):

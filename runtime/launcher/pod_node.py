@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from .carried import as_file
 from .names import Names
+from .node_limits import SILENCE_SECONDS
 from .pod_guard import Guard
 from .pod_limits import PodLimits
 from .pod_output import Output
@@ -109,7 +110,7 @@ class PodNode:
             plan["script"] = as_file("{}.py".format(order["builtin_script"]))
         listener = None if self._node else self._listen(int(order["control_port"]))
         ours, theirs = socket.socketpair()
-        ours.settimeout(self._limits.silence_seconds)
+        ours.settimeout(SILENCE_SECONDS)
         first, limit = self._node * int(plan["workers"]), int(order["log_limit_bytes"])
         outputs = [self._output.open_rank(first + local_rank, limit) for local_rank in range(int(plan["workers"]))]
         writing = self._output.open_platform(self._node)
@@ -214,7 +215,7 @@ class PodNode:
                 self._kill()
 
     def _running(self, message: Message) -> None:
-        self._limits.running()
+        self._limits.running({})
         self._record.data["round"] = message.get("round", 0)
         if not self._record.started:
             self._guard.watch()
@@ -368,10 +369,7 @@ class PodNode:
         """Of the guard's thread, while the other one is held by a write: say what is known, and go."""
         if self._code is None:
             if self._tree.exit is None and not self._record.causes:
-                data = {"limit_seconds": self._order["deadline_seconds"]}
-                self._record.add_cause(
-                    Verdict("time_limit", "time_limit", "The run reached its time limit.", data=data)
-                )
+                self._record.add_cause(self._limits.time_is_up())
             self._record.add_detail("The storage of the run stood still.")
             self._code = self._say_last(time.time())
         os._exit(self._code)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from runtime.launcher import kernel, pod_guard
+from runtime.launcher.node_limits import SILENCE_SECONDS
 from runtime.launcher.pod_guard import Guard
-from runtime.launcher.pod_limits import SILENCE_SECONDS, START_MARGIN_SECONDS, PodLimits
+from runtime.launcher.pod_limits import START_MARGIN_SECONDS, PodLimits
 from runtime.launcher.processes import Exit
 from runtime.launcher.record import Record
 
@@ -88,7 +89,7 @@ def test_a_launcher_that_never_starts_its_ranks_is_given_up(clock: Clock, record
 
 def test_a_launcher_that_falls_silent_later_was_stopped(clock: Clock, record: Record) -> None:
     limits = PodLimits(ORDER, record)
-    limits.running()
+    limits.running({})
     record.data["started_at"] = 1.0
     assert look_on(limits, clock, SILENCE_SECONDS) is None
     assert look_on(limits, clock, 2) == ("code_failed", "launcher_killed")
@@ -105,11 +106,11 @@ def test_a_pod_that_stood_still_whole_is_given_its_time_again(clock: Clock, reco
 
 def test_the_deadline_begins_once_and_keeps_the_grace(clock: Clock, record: Record) -> None:
     limits = PodLimits(ORDER, record)
-    limits.running()
+    limits.running({})
     assert (limits.term_at, limits.kill_at) == (1090.0, 1099.75)
     record.data["started_at"] = 1.0
     clock.now += 50
-    limits.running()
+    limits.running({})
     assert limits.kill_at == 1099.75, "a later round begins no new one"
     limits.kill_by(1060.0)
     limits.kill_by(1070.0)
@@ -118,7 +119,7 @@ def test_the_deadline_begins_once_and_keeps_the_grace(clock: Clock, record: Reco
 
 def test_without_a_deadline_there_is_none(clock: Clock, record: Record) -> None:
     limits = PodLimits({**ORDER, "deadline_seconds": 0}, record)
-    limits.running()
+    limits.running({})
     assert (limits.term_at, limits.kill_at) == (None, None)
 
 
