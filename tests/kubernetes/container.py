@@ -83,6 +83,8 @@ def arguments(order: Order) -> list[str]:
     # After the pod's own /tmp: the image of a checkout that lies there is to be seen all the same.
     for folder in order.image.folders:
         if not folder.is_relative_to("/usr"):
+            for parent in sorted(str(parent) for parent in folder.parents if len(parent.parts) > 1):
+                built += ["--perms", "0755", "--dir", parent]
             built += ["--ro-bind", str(folder), str(folder)]
     if order.read_only_root:
         built += ["--remount-ro", "/"]
