@@ -31,7 +31,7 @@ class Mutant:
 
 def dropped(statement: str) -> tuple[str, str, str]:
     """A rule of the database's that is gone."""
-    return "billing/migrations/0008_post_function.py", 'END $$;\n"""', f'END $$;\n{statement};\n"""'
+    return "billing/migrations/0012_move_function.py", 'END $$;\n"""', f'END $$;\n{statement};\n"""'
 
 
 EVENTS = ("tests/billing/test_gateway.py", "tests/billing/test_events.py", "tests/billing/test_webhooks.py")
@@ -75,8 +75,10 @@ MUTANTS = (
            CHARGES + PROPERTY),
     Mutant("a hold does not look at the balance", "billing/ledger.py",
            ', posted_minor__gte=F("held_minor") + amount_minor', "", CHARGES),
-    Mutant("a reference is posted twice", "billing/migrations/0008_post_function.py",
+    Mutant("a reference is posted twice", "billing/migrations/0012_move_function.py",
            "VALUES (of_reference, of_kind", "VALUES (left(of_reference || ':' || clock_timestamp(), 100), of_kind", CHARGES),
+    Mutant("locks are taken in the caller's order", "billing/ledger.py",
+           "accounts = [pk for _is_platform, pk in in_locking_order]", "accounts = list(parts)", CHARGES),
     Mutant("refunds are not counted together", "billing/reversals.py",
            'TopUp.objects.select_for_update(of=("self",)).select_related("account").get(pk=top_up.pk)',
            'TopUp.objects.select_related("account").get(pk=top_up.pk)', BACK),
