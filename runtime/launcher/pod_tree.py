@@ -51,12 +51,10 @@ class PodTree:
         """Everybody who has ended since, orphans too."""
         return reap()
 
-    def reaped(self, gone: Exit) -> bool:
-        """Take a process's end; whether it was the launcher's."""
-        if gone.pid != self._launcher:
-            return False
-        self.exit = gone
-        return True
+    def reaped(self, gone: Exit) -> None:
+        """A child of this process has ended: perhaps the launcher."""
+        if gone.pid == self._launcher:
+            self.exit = gone
 
     def kill(self) -> None:
         """End everything but this process, now."""

@@ -177,7 +177,7 @@ class Record:
 
     def patience(self, now: float) -> float:
         """Seconds until the bell wants to be rung; a long time where there is nothing to tell."""
-        return self._ring_at - now if self._news else 60.0
+        return self._ring_at - now if self._news and self._bell is not None else 60.0
 
     def ring_if_due(self, now: float) -> None:
         """Ring for what has happened since, a few times a second at most."""

@@ -17,8 +17,9 @@ import selectors
 import time
 from typing import Callable, Dict
 
+from .output import PLATFORM
+
 STALL_SECONDS = 10.0
-PLATFORM = -1
 _ROOM = 1 << 20
 _LONGEST_PIECE = 8192
 _HOLD_SECONDS = 1.0

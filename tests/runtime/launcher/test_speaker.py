@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from runtime.launcher import speaker as module
-from runtime.launcher.speaker import PLATFORM, Speaker
+from runtime.launcher.output import PLATFORM
+from runtime.launcher.speaker import Speaker
 
 
 class Listener:
