@@ -9,7 +9,6 @@ The one rule: before any customer code runs, nothing of the order is left where 
 from __future__ import annotations
 
 import os
-import socket
 import sys
 
 if not __package__:
@@ -19,6 +18,7 @@ if not __package__:
     __spec__ = None  # it names no parent, and Python 3.13 warns where the two differ
 
 from .agent import Agent
+from .plain import socket
 from .report import Link, shield
 from .topology import Plan, imported_names, local_rank_flag
 from .warm import Warm, import_folders, unfit
@@ -35,16 +35,16 @@ def main(arguments: List[str]) -> int:
     """Run this node to its end; returns its exit code."""
     _prefer_for_oom()
     shield()
-    channel = socket.socket(fileno=int(arguments[arguments.index("--socket") + 1]))
+    channel = socket(fileno=int(arguments[arguments.index("--socket") + 1]))
     supervisor = Link(channel)
     order = _read_order(supervisor)
     os.umask(order.get("umask", 0o022))
-    warm = socket.socket(fileno=order["warm"]) if order.get("warm") is not None else None
+    warm = socket(fileno=order["warm"]) if order.get("warm") is not None else None
     if warm is not None:
         os.set_inheritable(warm.fileno(), False)
         Warm(warm).join()
-    listener = socket.socket(fileno=order["listener"]) if order.get("listener") is not None else None
-    for descriptor in [channel.fileno(), *order["outputs"], *([listener.fileno()] if listener else [])]:
+    listener = order.get("listener")
+    for descriptor in [channel.fileno(), *order["outputs"], *([] if listener is None else [listener])]:
         os.set_inheritable(descriptor, False)
     plan = Plan.from_data(order["plan"])
     order["folder"] = os.path.dirname(plan.script)

@@ -7,13 +7,11 @@ is handled to its end before the next thing, so there is no state in between.
 from __future__ import annotations
 
 import os
-import selectors
-import signal
-import socket
 import time
 
 from .elastic import told
 from .peers import BEAT_SECONDS, Peers
+from .plain import EVENT_READ, Selector, signal
 from .processes import Exit, reap
 from .ranks import Rank, Ranks
 from .report import ConnectionLost, Link, Message, cause
@@ -22,7 +20,7 @@ from .topology import Plan
 
 TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional
+    from typing import Any, Dict, List, Optional, Tuple
 
 START_SECONDS = 60.0
 VERDICT_SECONDS = 1.0
@@ -38,7 +36,7 @@ class Agent:
     def __init__(self, plan: Plan, order: Dict[str, Any], supervisor: Link) -> None:
         self._plan = plan
         self._supervisor = supervisor
-        self._selector = selectors.DefaultSelector()
+        self._selector = Selector()
         self._peers = Peers(self._selector, plan.node, plan.nodes, order["token"])
         self._hub_address = (plan.addresses[0], int(order["control_port"]))
         self._ranks = Ranks(self._selector, plan, order)
@@ -60,17 +58,23 @@ class Agent:
         self._done_told = False
         self._released = False
         self._beat_at = 0.0
+        self._wakeup: Tuple[int, int] = (-1, -1)
 
     @property
     def _hub(self) -> bool:
         return not self._plan.node
 
-    def run(self, listener: Optional[socket.socket]) -> int:
-        """Live from the first connection to the last rank's end."""
-        self._selector.register(self._supervisor, selectors.EVENT_READ, self._supervisor)
-        wakeup = self._wake_on_children()
-        if listener is not None:
-            self._peers.listen(listener)
+    def run(self, listener: Optional[int]) -> int:
+        """Live from the first connection, which comes to this descriptor, to the last rank's end."""
+        self._selector.register(self._supervisor, EVENT_READ, self._supervisor)
+        self._wake_on_children()
+        if listener is not None and self._plan.nodes > 1:
+            # Imported here for speed alone: a run of one node meets nobody.
+            import socket  # noqa: PLC0415
+
+            self._peers.listen(socket.socket(fileno=listener))
+        elif listener is not None:
+            os.close(listener)
         elif not self._hub:
             self._peers.join(self._hub_address)
         self._give_up_at = time.monotonic() + self._start_seconds
@@ -78,7 +82,7 @@ class Agent:
             if self._hub and self._rounds.waiting and not self._ending and self._peers.complete:
                 self._rounds.open()
             for key, _events in self._selector.select(self._patience()):
-                self._handle(key.data, wakeup)
+                self._handle(key.data)
             self._from_peers(None)
             self._keep_time(time.monotonic())
         if self._watch is not None:
@@ -92,16 +96,15 @@ class Agent:
             patience = max(0.0, min(patience, self._verdict_at - time.monotonic()))
         return patience if self._watch is None else float(self._watch.patience(patience))
 
-    def _wake_on_children(self) -> socket.socket:
-        reading, writing = socket.socketpair()
-        for end in (reading, writing):
-            end.setblocking(False)
-        signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+    def _wake_on_children(self) -> None:
+        self._wakeup = os.pipe()
+        for end in self._wakeup:
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
-        self._selector.register(reading, selectors.EVENT_READ, writing)
-        return reading
+        self._selector.register(self._wakeup[0], EVENT_READ, self._children_ended)
 
-    def _handle(self, ready: Any, wakeup: socket.socket) -> None:
+    def _handle(self, ready: Any) -> None:
         if ready is self._supervisor:
             self._from_supervisor()
         elif isinstance(ready, Rank):
@@ -110,15 +113,16 @@ class Agent:
                 self._rounds.rank_raised()
         elif callable(ready):
             ready()
-        elif isinstance(ready, socket.socket):
-            wakeup.recv(4096)
-            for gone in reap():
-                self._rank_ended(gone)
-            # Only now, so that ranks which died together all name their own cause.
-            if self._suspects and not self._plan.elastic:
-                self._judge()
         else:
             self._from_peers(ready)
+
+    def _children_ended(self) -> None:
+        os.read(self._wakeup[0], 4096)
+        for gone in reap():
+            self._rank_ended(gone)
+        # Only now, so that ranks which died together all name their own cause.
+        if self._suspects and not self._plan.elastic:
+            self._judge()
 
     def _keep_time(self, now: float) -> None:
         if now >= self._beat_at:

@@ -5,8 +5,7 @@ The one rule: a framework starts from its own variables alone, with no agent, ss
 
 from __future__ import annotations
 
-import json
-
+from .plain import dumps
 from .topology import Plan, common_environment
 
 TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
@@ -55,7 +54,7 @@ def tensorflow_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
     hosts = ["[{}]".format(address) if ":" in address else address for address in plan.addresses]
     workers = ["{}:{}".format(hosts[rank // plan.workers], plan.worker_ports[rank]) for rank in range(plan.world_size)]
     config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": plan.rank(local_rank)}}
-    return {"TF_CONFIG": json.dumps(config)}
+    return {"TF_CONFIG": dumps(config)}
 
 
 def horovod_environment(plan: Plan, local_rank: int) -> Dict[str, str]:

@@ -7,14 +7,15 @@ its connection looks like.
 
 from __future__ import annotations
 
-import selectors
-import socket
 import time
 
+from .plain import EVENT_READ
 from .report import LONGEST_LINE, ConnectionLost, Link, Message
 
 TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
 if TYPE_CHECKING:
+    import socket
+    from selectors import BaseSelector
     from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 BEAT_SECONDS = 1.0
@@ -31,7 +32,7 @@ class Peers:
     A lost one says `{"type": "lost"}`, once; with `silent` where its connection stood, but nothing came any more.
     """
 
-    def __init__(self, selector: selectors.BaseSelector, node: int, nodes: int, token: str) -> None:
+    def __init__(self, selector: BaseSelector, node: int, nodes: int, token: str) -> None:
         self._selector = selector
         self._node = node
         self._nodes = nodes
@@ -48,10 +49,13 @@ class Peers:
         """Be the hub, on a socket that listens already."""
         listener.setblocking(False)
         self._listener = listener
-        self._selector.register(listener, selectors.EVENT_READ, self)
+        self._selector.register(listener, EVENT_READ, self)
 
     def join(self, address: Tuple[str, int]) -> None:
         """Join the hub, now or, when it comes up later than this node, at a later `events(None)`."""
+        # Imported here for speed alone: a run of one node joins nobody.
+        import socket  # noqa: PLC0415
+
         self._hub_address = address
         try:
             connection = socket.create_connection(address, timeout=_CONNECT_SECONDS)
@@ -142,7 +146,7 @@ class Peers:
         connection.setblocking(False)
         link = Link(connection, _LONGEST_HELLO)
         self._strangers[link] = time.monotonic()
-        self._selector.register(link, selectors.EVENT_READ, link)
+        self._selector.register(link, EVENT_READ, link)
 
     def _greet(self, link: Link) -> None:
         try:
@@ -170,7 +174,7 @@ class Peers:
     def _add(self, node: int, link: Link) -> None:
         self._links[node] = link
         self._heard[node] = time.monotonic()
-        self._selector.register(link, selectors.EVENT_READ, link)
+        self._selector.register(link, EVENT_READ, link)
 
     def _refuse(self, link: Link) -> None:
         del self._strangers[link]

@@ -6,8 +6,9 @@ By hand instead of `subprocess`, whose import alone takes as long as the rest of
 from __future__ import annotations
 
 import os
-import signal
 import time
+
+from .plain import signal
 
 TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
 if TYPE_CHECKING:
@@ -88,7 +89,10 @@ def reap() -> List[Exit]:
 def signal_name(number: int) -> str:
     """`SIGKILL` for 9; real-time signals by number."""
     try:
-        return signal.Signals(number).name
+        # Imported here for speed alone: few processes are ended by one.
+        from signal import Signals  # noqa: PLC0415
+
+        return Signals(number).name
     except ValueError:
         return "signal {}".format(number)
 

@@ -7,12 +7,11 @@ The one rule: a rank's end is told once, and only when everything it said before
 from __future__ import annotations
 
 import os
-import selectors
-import signal
 import time
 
 from .carried import as_file
 from .frameworks import rank_environment
+from .plain import EVENT_READ, signal
 from .processes import Exit, send_signal, spawn
 from .steps import open_record
 from .topology import Plan, rank_arguments
@@ -20,6 +19,7 @@ from .warm import Warm
 
 TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
 if TYPE_CHECKING:
+    from selectors import BaseSelector
     from typing import Any, Callable, Dict, List, Mapping, Optional
 
 FALL_SECONDS = 3.0
@@ -102,7 +102,7 @@ def _moment(text: bytes) -> float:
 class Ranks:
     """This node's ranks. `order` is the supervisor's, `plan` the run's as submitted."""
 
-    def __init__(self, selector: selectors.BaseSelector, plan: Plan, order: Mapping[str, Any]) -> None:
+    def __init__(self, selector: BaseSelector, plan: Plan, order: Mapping[str, Any]) -> None:
         self._selector = selector
         self._seats = [plan.rank(local_rank) for local_rank in range(plan.workers)]
         self._outputs: List[int] = order["outputs"]
@@ -173,7 +173,7 @@ class Ranks:
         os.close(writing)
         rank = Rank(self._seats[local_rank], pid, reading, record)
         self._by_pid[pid] = rank
-        self._selector.register(reading, selectors.EVENT_READ, rank)
+        self._selector.register(reading, EVENT_READ, rank)
         return rank
 
     def _write_note(self, local_rank: int, note: str) -> None:

@@ -50,13 +50,13 @@ Launcher to launcher (node 0 is the hub, the others know only it):
 
 from __future__ import annotations
 
-import ctypes
-import json
-import socket
 import time
+
+from .plain import dumps, hide, loads
 
 TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
 if TYPE_CHECKING:
+    import socket
     from typing import Any, Dict, List, Optional, Sequence
 
 if TYPE_CHECKING:
@@ -66,7 +66,6 @@ else:
 
 LONGEST_LINE = 1 << 20
 _PIECE = 1 << 16
-_PR_SET_DUMPABLE = 4
 # A peer that has lost its connection may abort by itself, and SIGTERM is what we send: neither is a first cause
 # beside a rank that died by another signal.
 _ECHO_SIGNALS = ("", "SIGABRT", "SIGTERM")
@@ -94,7 +93,7 @@ class Link:
     def send(self, message: Message) -> None:
         """Write one message. Raises ConnectionLost."""
         try:
-            self.socket.sendall(json.dumps(message).encode() + b"\n")
+            self.socket.sendall(dumps(message).encode() + b"\n")
         except OSError as error:
             raise ConnectionLost(str(error)) from error
 
@@ -120,7 +119,7 @@ class Link:
 
 def _parse(line: bytes) -> Optional[Message]:
     try:
-        message = json.loads(line)
+        message = loads(line)
     except ValueError:
         return None
     return message if isinstance(message, dict) else None
@@ -152,5 +151,5 @@ def first_cause(causes: Sequence[Message]) -> Optional[Message]:
 
 
 def shield() -> None:
-    """Make this process non-dumpable: others of the same user may not open its descriptors, memory or environment."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    """Keep other processes of the same user out of this one."""
+    hide()

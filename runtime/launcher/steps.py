@@ -18,7 +18,6 @@ The one rule: whatever goes wrong here, the script goes on as if this were not t
 
 from __future__ import annotations
 
-import functools
 import os
 import struct
 import sys
@@ -196,6 +195,9 @@ class Recorder:
 
     def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, with the time spent in it counted as communication; calls inside such a call count once."""
+        # Imported here for speed alone: the launcher, which reads what is counted here, has no need of it.
+        import functools  # noqa: PLC0415
+
         inside = self._inside
         clock = self._clock
 
@@ -250,6 +252,8 @@ def _watch_collectives(module: Any, recorder: Recorder) -> None:
 
 
 def _watch_replicas(module: Any, recorder: Recorder) -> None:
+    import functools  # noqa: PLC0415 - as in `timed`
+
     kind = module.DistributedDataParallel
     make = kind.__init__
 

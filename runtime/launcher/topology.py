@@ -6,8 +6,6 @@ nowhere else (the frameworks' own are in `frameworks`).
 
 from __future__ import annotations
 
-import re
-
 TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
@@ -15,7 +13,6 @@ else:
     from .plain import NamedTuple
 
 LOCAL_RANK_FLAGS = ("--local_rank", "--local-rank")
-_IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+\.?([A-Za-z_]\w*)|import[ \t]+([A-Za-z_][\w., \t]*))", re.MULTILINE)
 
 
 class Plan(NamedTuple):
@@ -124,12 +121,21 @@ def common_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
 def imported_names(source: str) -> List[str]:
     """Top-level names of the modules that a source imports, by a cheap look at its lines."""
     names: List[str] = []
-    for match in _IMPORT.finditer(source):
-        if match.group(1):
-            names.append(match.group(1))
-        else:
-            names.extend(part.split()[0].split(".")[0] for part in match.group(2).split(",") if part.strip())
-    return names
+    # Without regular expressions, whose import takes longer than this.
+    for line in source.splitlines():
+        word, _, rest = line.replace("\t", " ").strip(" ").partition(" ")
+        if word == "from":
+            rest = rest.lstrip(" ")
+            names.append(_identifier(rest[1:] if rest.startswith(".") else rest))
+        elif word == "import":
+            names.extend(_identifier(part.lstrip(" ")) for part in rest.split("#")[0].split(";")[0].split(","))
+    return [name for name in names if name]
+
+
+def _identifier(text: str) -> str:
+    """The name that a text begins with."""
+    end = next((at for at, letter in enumerate(text) if letter != "_" and not letter.isalnum()), len(text))
+    return text[:end] if text[:end].isidentifier() else ""
 
 
 def local_rank_flag(sources: Iterable[str]) -> Optional[str]:

@@ -6,22 +6,22 @@ read, each takes one message, says its pid, and from then on is a rank like any 
 
 from __future__ import annotations
 
-import array
-import json
 import os
-import re
 import select
-import socket
+import sys
+
+from .plain import CMSG_SPACE, SCM_RIGHTS, SOL_SOCKET, dumps, loads
 
 TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
 if TYPE_CHECKING:
+    import socket
     from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 MOST_BYTES = 1 << 17
 READY_SECONDS = 1.0
 """From the launcher's start on: a rank that was forked is ready sooner than an interpreter starts."""
 TAKEN_SECONDS = 2.0
-_INT = array.array("i").itemsize
+_INT = 4
 _MOST_DESCRIPTORS = 4
 _SETTLED = "OMP|MKL|KMP|GOMP|OPENBLAS|NUMEXPR|TORCH|PYTORCH|TF|XLA|LD"
 _EARLY = r"environ(?:\[|\.setdefault\(|\.update\()\s*\{?\s*['\"](?:" + _SETTLED + ")_"
@@ -97,7 +97,7 @@ class Warm:
                 return None
             if not data:
                 return None
-            message = json.loads(data)
+            message = loads(data)
             if message["type"] == kind:
                 return dict(message)
             if message["type"] == "no":
@@ -108,7 +108,13 @@ class Warm:
 
 def unfit(sources: Sequence[str]) -> bool:
     """Whether a script settles, before it imports a framework, what the framework reads as it is loaded."""
-    return any("environ" in source and re.search(_EARLY, source) for source in sources)
+    suspects = [source for source in sources if "environ" in source]
+    if not suspects:
+        return False
+    # Imported here for speed alone: few scripts have that word.
+    import re  # noqa: PLC0415
+
+    return any(re.search(_EARLY, source) for source in suspects)
 
 
 def import_folders(sources: Sequence[str], folder: str, workspace: str) -> List[str]:
@@ -125,19 +131,21 @@ def import_folders(sources: Sequence[str], folder: str, workspace: str) -> List[
 
 def send(channel: socket.socket, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
     """One message with descriptors. Raises OSError."""
-    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes())]
-    channel.sendmsg([json.dumps(message).encode()], ancillary)
+    given = b"".join(descriptor.to_bytes(_INT, sys.byteorder) for descriptor in descriptors)
+    ancillary = [(SOL_SOCKET, SCM_RIGHTS, given)]
+    channel.sendmsg([dumps(message).encode()], ancillary)
 
 
 def receive(channel: socket.socket, wanted: Optional[int]) -> Tuple[Dict[str, Any], List[int]]:
     """One message and its descriptors; nothing at the end. Raises OSError, ValueError for anything else."""
-    data, ancillary, _flags, _address = channel.recvmsg(MOST_BYTES, socket.CMSG_SPACE(_MOST_DESCRIPTORS * _INT))
-    descriptors = array.array("i")
+    data, ancillary, _flags, _address = channel.recvmsg(MOST_BYTES, CMSG_SPACE(_MOST_DESCRIPTORS * _INT))
+    descriptors = []
     for level, kind, content in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            descriptors.frombytes(content[: len(content) - len(content) % _INT])
+        if level == SOL_SOCKET and kind == SCM_RIGHTS:
+            starts = range(0, len(content) - _INT + 1, _INT)
+            descriptors += [int.from_bytes(content[at : at + _INT], sys.byteorder) for at in starts]
     if wanted is not None and len(descriptors) != wanted:
         for descriptor in descriptors:
             os.close(descriptor)
         raise ValueError("descriptors are missing")
-    return (json.loads(data) if data else {}), list(descriptors)
+    return (loads(data) if data else {}), descriptors
