@@ -12,7 +12,7 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
-from billing import budgets, credit, ledger, pricing
+from billing import budgets, credit, ledger, pricing, receivables
 from billing.errors import NoWallet
 from billing.models import Account, Hold, Quote, Receipt
 from billing.selectors import wallet
@@ -76,6 +76,8 @@ def settle(*, hold: Hold, usage: Usage, title: str, free_lines: Sequence[pricing
             entries=[(locked.account, -charge.total_minor), (revenue, charge.total_minor)],
         )
     credit.spend(hold=locked, amount_minor=charge.total_minor)
+    # What a bank took back while it was held here is owed: it is paid before anything else is bought with the rest.
+    receivables.collect(account=locked.account, reference=f"settle:{locked.reference}")
     locked.state = Hold.States.SETTLED if charge.total_minor else Hold.States.RELEASED
     locked.charged_minor = charge.total_minor or None
     locked.metered_minor = charge.total_minor

@@ -19,7 +19,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
-from billing import credit, ledger
+from billing import credit, ledger, receivables
 from billing.errors import InvoiceRefused
 from billing.models import Account, BillingDetails, Invoice, InvoiceLine, InvoiceMail, InvoiceSeries, Receipt
 from billing.policy import policy
@@ -224,7 +224,10 @@ def _post_tax(invoice: Invoice) -> None:
 
 
 def _post_note(note: Invoice) -> None:
-    """A credit note's money goes back to the wallet: out of revenue, and its tax out of what we owe the tax office."""
+    """A credit note's money goes back to the wallet: out of revenue, and its tax out of what we owe the tax office.
+
+    A debt is paid from it first.
+    """
     wallet = _locked_wallet(note.organization)
     back = -note.total_minor + note.credits_minor
     revenue = ledger.platform_account(Account.Kinds.REVENUE, note.currency)
@@ -237,6 +240,7 @@ def _post_note(note: Invoice) -> None:
     )
     if note.credits_minor:
         credit.give_back(organization=note.organization, amount_minor=note.credits_minor, reason=note.reason)
+    receivables.collect(account=wallet, reference=f"credit-note:{note.sequence}")
 
 
 def _locked_wallet(organization: Organization) -> Account:

@@ -2,8 +2,9 @@
 
 Hides the accounts of what is owed and of what was written off. The one rule: money that a payment provider took back
 never takes a wallet below what is held of it, nor credit that was given: what was paid in covers it, the rest is owed,
-and the next money pays the debt. A debt that an administrator wrote off is asked for no more; but money that had been
-taken back and returns after all (a dispute that was won) makes good for it first.
+and the next money pays the debt, be it paid in or held no more: nobody owes what the wallet could pay. A debt that an
+administrator wrote off is asked for no more; but money that had been taken back and returns after all (a dispute that
+was won) makes good for it first.
 """
 
 from __future__ import annotations
@@ -35,15 +36,7 @@ def pay_in(
     if not ledger.post(reference=reference, kind=kind, description=description, entries=entries):
         return False
     locked = Account.objects.select_for_update(no_key=True).get(pk=account.pk)
-    due = min(owed_minor(locked), credit.paid_minor(locked))
-    if due:
-        ledger.post(
-            reference=f"debt:{reference}",
-            kind="debt",
-            description=gettext_noop("Paid from it: what was owed"),
-            entries=[(locked, -due), (ledger.receivable_account(locked), due)],
-        )
-        locked.refresh_from_db()
+    due = collect(account=locked, reference=reference)
     recovered = min(amount_minor - due, written_off_minor(locked), credit.paid_minor(locked)) if returns else 0
     if recovered:
         ledger.post(
@@ -53,6 +46,28 @@ def pay_in(
             entries=[(locked, -recovered), (ledger.written_off_account(locked), recovered)],
         )
     return True
+
+
+def collect(*, account: Account, reference: str) -> int:
+    """Pay what is owed from what was paid in and is held no more. Gives how much.
+
+    For whoever frees such money, in the same transaction, with the wallet locked: a run that ended below its ceiling,
+    a credit note. `reference` is of what freed it.
+    """
+    owed = owed_minor(account)
+    if not owed:
+        return 0
+    account.refresh_from_db()
+    due = min(owed, credit.paid_minor(account))
+    if due:
+        ledger.post(
+            reference=f"debt:{reference}",
+            kind="debt",
+            description=gettext_noop("Paid from it: what was owed"),
+            entries=[(account, -due), (ledger.receivable_account(account), due)],
+        )
+        account.refresh_from_db()
+    return due
 
 
 @transaction.atomic

@@ -61,6 +61,12 @@ BROKEN_BOOKS = {
         GROUP BY u.id HAVING sum(r.amount_minor) > u.amount_minor OR u.state <> 'paid'""",
     "an organization is owed by its own debt": """
         SELECT id FROM billing_account WHERE kind IN ('receivable', 'written_off') AND posted_minor > 0""",
+    "an organization owes what its wallet could pay": """
+        SELECT d.id FROM billing_account d JOIN billing_account w ON w.organization_id = d.organization_id
+            AND w.kind = 'wallet' AND w.currency = d.currency
+        WHERE d.kind = 'receivable' AND d.posted_minor < 0 AND w.posted_minor - w.held_minor > (
+            SELECT coalesce(sum(g.amount_minor - g.used_minor - g.expired_minor - g.reserved_minor), 0)
+            FROM billing_creditgrant g WHERE g.organization_id = w.organization_id)""",
     "a write-off did not move its amount out of the debt": """
         SELECT w.id FROM billing_writeoff w LEFT JOIN billing_transaction t ON t.reference = 'write-off:' || w.id
         LEFT JOIN billing_entry e ON e.transaction_id = t.id AND e.account_id = w.account_id

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from billing import credit, ledger, receivables
+from billing import charges, credit, invoices, ledger, receivables
 from billing.errors import WriteOffRefused
 from billing.models import Account, CreditGrant, Entry, Transaction, WriteOff
+from billing.pricing import Usage
 from console.accounts.errors import NotAllowed
 from console.accounts.models import AuditEvent
 from tests.books import BROKEN_BOOKS, broken
 from tests.factories.accounts import UserFactory
-from tests.factories.billing import wallet
+from tests.factories.billing import book, quote, wallet
 from tests.racing import raised, together
 
 pytestmark = pytest.mark.django_db
@@ -86,6 +87,78 @@ def test_each_happens_once():
     assert not pay_in(account, 5000)
     assert not take_back(account, 6000)
     assert balances(account) == before
+
+
+class TestMoneyThatIsHeldNoMore:
+    """It was paid in, a bank took the payment back meanwhile: it is not there to be spent once more."""
+
+    @pytest.fixture
+    def held(self):
+        """A wallet of 10,000, 8,000 of it held; 360 an hour are 1 for ten seconds."""
+        book()
+        account = wallet()
+        pay_in(account, 10_000)
+        made = quote(account, seconds=80_000)
+        return charges.hold(quote=made, reference=f"order:{made.pk}")
+
+    def settle(self, hold, amount):
+        return charges.settle(hold=hold, usage=Usage(amount * 10, completed=False), title="A run")
+
+    @pytest.mark.parametrize(
+        ("used", "left"), [(0, (0, 0, 0)), (3000, (0, 3000, 0)), (8000, (0, 8000, 0))], ids=["none", "a part", "all"]
+    )
+    def test_pays_the_debt(self, held, used, left):
+        take_back(held.account, 10_000)
+        assert balances(held.account) == (8000, 8000, 0)
+        self.settle(held, used)
+        assert balances(held.account) == left
+        assert broken(BROKEN_BOOKS) == {}
+
+    def test_a_credit_stays_a_credit(self, held):
+        lot = CreditGrant(organization=held.account.organization, amount_minor=700, reason="A gift")
+        credit.grant(credit=lot, user=UserFactory(), account=held.account)
+        take_back(held.account, 12_500)
+        self.settle(held, 0)
+        assert balances(held.account) == (700, 2500, 2500)
+        assert credit.credit_minor(held.account) == 700
+        assert broken(BROKEN_BOOKS) == {}
+
+    def test_settling_again_pays_no_more(self, held):
+        take_back(held.account, 5000)
+        self.settle(held, 0)
+        before = balances(held.account)
+        self.settle(held, 0)
+        assert balances(held.account) == before == (5000, 0, -5000)
+
+    def test_what_a_credit_note_gives_back_pays_first(self, held):
+        take_back(held.account, 10_000)
+        self.settle(held, 8000)
+        invoice = invoices.issue(organization=held.account.organization)
+        line = invoice.lines.get()
+        invoices.correct(invoice=invoice, amounts={line.pk: 5000}, reason="Our fault", user=None)
+        assert balances(held.account) == (0, 3000, 0)
+        invoices.correct(invoice=invoice, amounts={line.pk: 3000}, reason="All of it", user=None)
+        assert balances(held.account) == (0, 0, 0)
+        assert broken(BROKEN_BOOKS) == {}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_dispute_and_a_run_that_end_at_once_leave_nothing_to_spend():
+    book()
+    account = wallet()
+    pay_in(account, 10_000)
+    holds = [
+        charges.hold(quote=made, reference=f"order:{made.pk}")
+        for made in (quote(account, seconds=20_000) for _ in range(4))
+    ]
+    nothing = Usage(0, completed=False)
+    outcomes = together(
+        lambda: take_back(account, 10_000),
+        *[lambda hold=hold: charges.settle(hold=hold, usage=nothing, title="A run") for hold in holds],
+    )
+    assert raised(outcomes) == []
+    assert balances(account) == (0, 0, 0)
+    assert broken(BROKEN_BOOKS) == {}
 
 
 class TestWriteOff:
