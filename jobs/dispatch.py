@@ -67,7 +67,6 @@ def _start_what_fits(name: str, waiting: queue.Pass) -> None:
         else:
             waiting.refresh(cluster(name).capacity())
     waiting.close()
-    waiting.refuse_too_large()
 
 
 def start(job: Job, nodes: int | None = None) -> bool:

@@ -140,18 +140,6 @@ def give_back(*, attempt: Attempt, waiting_code: str, waiting_data: dict[str, An
             locked.delete()
 
 
-def refuse(*, job: Job, reason: EndReason) -> None:
-    """End a job that still waits: it can't be run at all. Nothing is charged."""
-    with transaction.atomic():
-        job = (
-            Job.objects.select_for_update(of=("self",))
-            .select_related("order__hold__quote", "order__product")
-            .get(pk=job.pk)
-        )
-        if job.state == JobState.QUEUED:
-            _finish(job, reason, None)
-
-
 def observe(*, attempt: Attempt, status: RunStatus) -> Job:
     """Bring the rows up to what the backend says of a run. Safe to repeat, late, and by several workers at once."""
     with transaction.atomic(savepoint=False):

@@ -299,9 +299,13 @@ def _nodes(organization: Organization, product: Product | None, spec: NodeSpec |
     if spec is None:
         return nodes
     try:
-        most = cluster(spec.cluster).capacity().nodes_ever(resources_of(spec))
+        most = cluster(spec.cluster).capacity().nodes_ever(resources_of(spec), spec.name)
     except RuntimeFault:
         return nodes  # the cluster does not answer now; whether it fits is seen when the job is dispatched
+    if not most:
+        raise ValueError(
+            _("No machine of this cluster can hold a node of %(spec)s. Choose another node spec.") % {"spec": spec.name}
+        )
     if nodes > most:
         raise ValueError(
             _("%(nodes)d nodes of %(spec)s can never fit this cluster: it has room for %(most)d.")

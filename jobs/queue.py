@@ -18,15 +18,13 @@ from django.utils import timezone
 
 from billing.models import NodeSpec
 from console.accounts.models import Organization, Quota
-from jobs import lifecycle
 from jobs.backend import cluster_named, resources_of
 from jobs.models import LEAST_NODES, Attempt, Job, Room
-from jobs.states import ACTIVE, EndReason, JobState
+from jobs.states import ACTIVE, JobState
 from runtime.specs import Capacity, Resources
 
 PATIENCE = timedelta(minutes=10)
 """Smaller jobs may overtake one that doesn't fit until it has waited this long; then room is kept free for it."""
-TOO_LARGE = "too_large"
 AGAIN = frozenset({"retry", "backoff"})
 """Codes of jobs that wait for another attempt."""
 SMALL_PAGE, LARGEST_PAGE = 8, 100
@@ -73,12 +71,12 @@ class Pass:
     def refresh(self, capacity: Capacity) -> None:
         """The cluster said anew what it has: something was not as it seemed."""
         self._capacity = capacity
-        self._free = {pk: capacity.nodes_now(resources_of(spec)) for pk, spec in self._specs.items()}
+        self._free = {pk: capacity.nodes_now(resources_of(spec), spec.name) for pk, spec in self._specs.items()}
 
     def take(self, job: Job, nodes: int) -> None:
         """`nodes` nodes of the job's spec were handed to the cluster."""
         self._running[job.organization_id] = self._running.get(job.organization_id, 0) + nodes
-        self.refresh(without(self._capacity, resources_of(job.node_spec), nodes))
+        self.refresh(without(self._capacity, resources_of(job.node_spec), nodes, job.node_spec.name))
 
     def startable(self) -> Iterator[tuple[Job, int]]:
         """Each job that may start now, oldest first, and on how many nodes. What is taken between two counts."""
@@ -105,33 +103,14 @@ class Pass:
         seen = {
             pk: {
                 "free": self._free[pk],
-                "most": self._capacity.nodes_ever(resources_of(spec)),
+                "most": self._most_ever(pk),
                 "answers": True,
                 "held_from": held_from,
                 "held_from_job": held_job,
             }
-            for pk, spec in self._specs.items()
+            for pk in self._specs
         }
         _write_down(seen)
-
-    def refuse_too_large(self) -> None:
-        """End, free of charge, what the cluster has been too small for all this time.
-
-        It has shrunk since the order. It may grow again; until then nothing is kept free for these jobs.
-        """
-        too_large = reduce(
-            or_,
-            (
-                Q(node_spec=spec, least__gt=self._capacity.nodes_ever(resources_of(spec)))
-                for spec in self._specs.values()
-            ),
-        )
-        for job in self._queued().filter(too_large)[:LARGEST_PAGE]:
-            if job.waiting_code != TOO_LARGE:
-                data = {"since": self._now.isoformat()}
-                Job.objects.filter(pk=job.pk, state=JobState.QUEUED).update(waiting_code=TOO_LARGE, waiting_data=data)
-            elif self._now - datetime.fromisoformat(str(job.waiting_data["since"])) > PATIENCE:
-                lifecycle.refuse(job=job, reason=EndReason.NO_CAPACITY)
 
     def _queued(self, after: Position | None = None) -> QuerySet[Job]:
         jobs = Job.objects.filter(_ready(), state=JobState.QUEUED, node_spec__in=self._specs)
@@ -153,7 +132,7 @@ class Pass:
         small = [
             Q(node_spec=pk, least__gt=free, least__lte=most)
             for pk, free in self._free.items()
-            if (most := self._capacity.nodes_ever(resources_of(self._specs[pk]))) > free
+            if (most := self._most_ever(pk)) > free
         ]
         if not small:
             return None
@@ -167,6 +146,9 @@ class Pass:
                     return after
             if len(found) < SMALL_PAGE:
                 return None
+
+    def _most_ever(self, spec: int) -> int:
+        return self._capacity.nodes_ever(resources_of(self._specs[spec]), self._specs[spec].name)
 
     def _room_in_quota(self, job: Job) -> int:
         self._most_in_quota[job.organization_id] = job.organization.quota.max_running_nodes
@@ -197,7 +179,7 @@ def why(job: Job) -> tuple[str, dict[str, Any]]:
     elif most - running < job.least_nodes:
         told = "quota", {"running": running, "most": most}
     elif room.most < job.least_nodes:
-        told = TOO_LARGE, {"most": room.most}
+        told = "too_large", {"most": room.most}
     elif room.free < job.least_nodes:
         told = "capacity", {"free": room.free}
     elif room.held_from and (room.held_from, room.held_from_job) < (job.queued_at, job.pk):
@@ -213,11 +195,11 @@ def cluster_answers(job: Job) -> bool:
     return room is None or room.answers
 
 
-def without(capacity: Capacity, resources: Resources, nodes: int) -> Capacity:
+def without(capacity: Capacity, resources: Resources, nodes: int, kind: str = "") -> Capacity:
     """What is left of it once `nodes` more nodes of `resources` run, filled machine by machine."""
     left = []
     for machine in capacity.machines:
-        placed = min(nodes, Capacity((machine,)).nodes_now(resources)) if nodes else 0
+        placed = min(nodes, replace(capacity, machines=(machine,), elastic=False).nodes_now(resources, kind))
         nodes -= placed
         free = machine.free
         if placed:
@@ -228,7 +210,7 @@ def without(capacity: Capacity, resources: Resources, nodes: int) -> Capacity:
                 gpus=free.gpus - resources.gpus * placed,
             )
         left.append(replace(machine, free=free))
-    return Capacity(tuple(left))
+    return replace(capacity, machines=tuple(left))
 
 
 def _ready() -> Q:

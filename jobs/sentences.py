@@ -116,6 +116,10 @@ WAITING_SENTENCES: dict[str, Any] = {
         "The cluster's quota is used up. It starts when another run of your organization ends; for more at once, ask "
         "the administrator."
     ),
+    WaitingCode.TOO_LARGE: gettext_lazy(
+        "The cluster has no machine that can hold a node of this run, were it empty. It starts when the cluster grows; "
+        "you can cancel it, which costs nothing."
+    ),
     WaitingCode.TAINT: gettext_lazy(
         "The machines that would fit are kept for others, or are not ready. If this lasts, tell the administrator: "
         "taint %(taint)s."
@@ -315,10 +319,13 @@ def _not_before(data: Mapping[str, Any]) -> str:
 
 def _for_room(code: str, data: Mapping[str, Any], *, nodes: int, spec: str, place: str) -> str:
     if code == "too_large":
-        return _(
-            "The cluster has become too small for %(nodes)d nodes of %(spec)s: it could hold %(most)d. "
-            "If it does not grow again within minutes, the run ends and costs nothing."
-        ) % {"nodes": nodes, "spec": spec, "most": data.get("most", 0)}
+        most = int(data.get("most", 0))
+        why = (
+            _("The cluster has become too small for %(nodes)d nodes of %(spec)s: it could hold %(most)d.")
+            if most
+            else _("The cluster has no machine any more that can hold a node of %(spec)s.")
+        ) % {"nodes": nodes, "spec": spec, "most": most}
+        return joined(why, _("The run starts when the cluster grows again. You can cancel it, which costs nothing."))
     free = int(data.get("free", 0))
     why = ngettext(
         "Waiting for %(nodes)d free node of %(spec)s;", "Waiting for %(nodes)d free nodes of %(spec)s;", nodes

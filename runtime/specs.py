@@ -15,6 +15,8 @@ from typing import Any
 
 NAME_PATTERN = re.compile(r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?$")
 """A run's name is also a Kubernetes object name, a folder and a host name: a DNS label, with room for a suffix."""
+ANY_NUMBER = 10_000
+"""How many nodes an elastic cluster has room for: more than anybody buys at once."""
 
 
 class Framework(enum.StrEnum):
@@ -123,9 +125,9 @@ class RunSpec:
     builtin_script: str = ""
     """A script of the platform's own, run instead of the workspace's: `smoke`, `hello`. Then `script` is empty."""
     labels: dict[str, str] = field(default_factory=dict)
+    """`organization` (a slug) and `job`: who it is for, in the cluster's own listings."""
     traceparent: str = ""
     """The run's place in a trace (W3C), told to its ranks as TRACEPARENT; empty: they are told nothing."""
-    """`organization` (a slug) and `job`: who it is for, in the cluster's own listings."""
     node_kind: str = ""
     """The name of the node spec that was bought: clusters may keep machines, labels and taints for one."""
     organization_nodes: int = 0
@@ -236,6 +238,8 @@ class WaitingCode(enum.StrEnum):
     """`wanted` a node, for `nodes` nodes, and `free` on the machine that has most; None: not known."""
     MEMORY = "memory"
     """MiB: as CPUS."""
+    TOO_LARGE = "too_large"
+    """No machine that the cluster has now takes a node of it, were it empty."""
     IMAGE_NAME = "image_name"
     """`image`; there is none of this name."""
     IMAGE_CREDENTIALS = "image_credentials"
@@ -336,37 +340,41 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class NodeCapacity:
-    """One machine of the cluster: what it has and what of it is free now."""
+    """One machine of the cluster: what it has for runs and what of it is free now."""
 
     name: str
     total: Resources
     free: Resources
+    closed_to: frozenset[str] = frozenset()
+    """The node kinds that are never placed here; "": those that the cluster does not tell apart."""
+    gpus_only: bool = False
+    """Nodes without a GPU are never placed here."""
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """The cluster as a whole."""
+    """The cluster as a whole. A node kind is the name of what was bought (`RunSpec.node_kind`)."""
 
     machines: tuple[NodeCapacity, ...]
+    kinds: frozenset[str] = frozenset()
+    """The node kinds that it tells apart; it places all others alike."""
+    elastic: bool = False
+    """Machines come when they are asked for: nothing is too much for it."""
 
-    def fits_ever(self, resources: Resources, nodes: int) -> bool:
-        """Whether `nodes` nodes of `resources` could run on an otherwise empty cluster."""
-        return self._room(resources, free=False) >= nodes
-
-    def fits_now(self, resources: Resources, nodes: int) -> bool:
-        """Whether they could start now."""
-        return self._room(resources, free=True) >= nodes
-
-    def nodes_now(self, resources: Resources) -> int:
+    def nodes_now(self, resources: Resources, kind: str = "") -> int:
         """How many nodes of `resources` could start now."""
-        return self._room(resources, free=True)
+        return self._room(resources, kind, free=True)
 
-    def nodes_ever(self, resources: Resources) -> int:
+    def nodes_ever(self, resources: Resources, kind: str = "") -> int:
         """How many nodes of `resources` an otherwise empty cluster could run."""
-        return self._room(resources, free=False)
+        return self._room(resources, kind, free=False)
 
-    def _room(self, wanted: Resources, *, free: bool) -> int:
-        return sum(_copies(machine.free if free else machine.total, wanted) for machine in self.machines)
+    def _room(self, wanted: Resources, kind: str, *, free: bool) -> int:
+        if self.elastic:
+            return ANY_NUMBER
+        known = kind if kind in self.kinds else ""
+        takes = (each for each in self.machines if known not in each.closed_to and (wanted.gpus or not each.gpus_only))
+        return sum(_copies(each.free if free else each.total, wanted) for each in takes)
 
 
 def _copies(have: Resources, wanted: Resources) -> int:

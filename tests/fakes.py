@@ -94,9 +94,9 @@ class FakeBackend:
                 return
             if fault := self.refuses.get(spec.name):
                 raise fault
-            if not self.capacity().fits_ever(spec.resources, spec.nodes):
+            if self.capacity().nodes_ever(spec.resources) < spec.nodes:
                 raise InvalidSpec("This can never fit.", field="nodes")
-            if not self.capacity().fits_now(spec.resources, spec.nodes):
+            if self.capacity().nodes_now(spec.resources) < spec.nodes:
                 raise NoCapacity("There is no room now.")
             nodes = tuple(NodeStatus(node, RunPhase.STARTING) for node in range(spec.nodes))
             status = RunStatus(

@@ -362,11 +362,12 @@ def _specs(currency: str) -> list[SpecChoice]:
     return [
         SpecChoice(
             offer,
-            capacity.nodes_now(resources_of(offer.spec)) if capacity else None,
-            capacity.nodes_ever(resources_of(offer.spec)) if capacity else None,
+            capacity.nodes_now(resources_of(offer.spec), offer.spec.name) if capacity else None,
+            capacity.nodes_ever(resources_of(offer.spec), offer.spec.name) if capacity else None,
         )
         for offer in billing.offered_specs(currency)
-        for capacity in [capacities.get(cluster_named(offer.spec.cluster))]
+        for known in [capacities.get(cluster_named(offer.spec.cluster))]
+        for capacity in [known if known and not known.elastic else None]
     ]
 
 

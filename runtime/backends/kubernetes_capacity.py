@@ -5,16 +5,20 @@ The one rule: a machine that would not take a run's pod now has nothing free, an
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from runtime.backends.kubernetes_config import ClusterConfig, Toleration
 from runtime.backends.kubernetes_facts import seconds
-from runtime.backends.kubernetes_names import RUN_LABEL
+from runtime.backends.kubernetes_names import RUN_LABEL, SPEC
 from runtime.specs import Capacity, NodeCapacity, Resources
 
 Object = Mapping[str, Any]
+Asked = tuple[Resources, str]
+"""What a node of a run asks for, and its kind."""
 
 _BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 _DECIMAL = {"n": -3, "u": -2, "m": -1, "": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
@@ -24,36 +28,41 @@ _KEEP_OUT = frozenset({"NoSchedule", "NoExecute"})
 
 
 def capacity(
-    nodes: Iterable[Object], pods: Iterable[Object], config: ClusterConfig, *, waiting: Iterable[Resources] = ()
+    nodes: Iterable[Object], pods: Iterable[Object], config: ClusterConfig, *, waiting: Iterable[Asked] = ()
 ) -> Capacity:
     """The machines that runs may be placed on: what each offers to pods, and what others' requests have left of it.
 
     `waiting` are requests of pods that are about to be placed: they are taken off where they fit first.
     """
     used: dict[str, list[Resources]] = {}
+    always: dict[str, list[Resources]] = {}
     for pod in pods:
         machine = pod["spec"].get("nodeName")
         if machine and (pod.get("status") or {}).get("phase") not in _ENDED:
-            used.setdefault(machine, []).append(_requests(pod, config))
+            (always if _belongs_to_machine(pod) else used).setdefault(machine, []).append(_requests(pod, config))
+    kinds = frozenset({"", *config.tolerations, *config.node_selectors})
     machines = []
     for node in nodes:
-        if not _is_for_runs(node, config):
+        closed_to = frozenset(kind for kind in kinds if not _takes(node, kind, config))
+        if closed_to == kinds:
             continue
         name = node["metadata"]["name"]
         gpu_type = (node["metadata"].get("labels") or {}).get(config.gpu_label, "")
-        total = resources(node["status"].get("allocatable") or {}, config, gpu_type=gpu_type)
-        nothing = Resources(0.0, 0, 0, "")
-        free = _less(total, used.get(name, [])) if _is_ready(node) else nothing
-        machines.append(NodeCapacity(name, total, free))
-    return _place(Capacity(tuple(sorted(machines, key=lambda machine: machine.name))), waiting)
+        offered = resources(node["status"].get("allocatable") or {}, config, gpu_type=gpu_type)
+        total = _less(offered, always.get(name, []))
+        free = _less(total, used.get(name, [])) if _is_ready(node) else Resources(0.0, 0, 0, "")
+        gpus_only = any(taint["key"] == config.gpu_resource for taint in _taints(node))
+        machines.append(NodeCapacity(name, total, free, closed_to, gpus_only))
+    found = Capacity(tuple(sorted(machines, key=lambda machine: machine.name)), kinds - {""}, config.elastic)
+    return _place(found, waiting)
 
 
 def declared(capacity: Capacity, jobs: Iterable[Object], config: ClusterConfig) -> Capacity:
-    """What settings say that there is, less what our own Jobs hold: for clusters whose nodes we may not see."""
+    """What settings say that there is, less what our own Jobs hold: where nodes may not be seen, or come as asked."""
     return _place(capacity, waiting_requests(jobs, (), config))
 
 
-def waiting_requests(jobs: Iterable[Object], pods: Iterable[Object], config: ClusterConfig) -> list[Resources]:
+def waiting_requests(jobs: Iterable[Object], pods: Iterable[Object], config: ClusterConfig) -> list[Asked]:
     """What our Jobs ask for and no machine holds yet, pod by pod; `pods` are all that are known to be placed."""
     placed: dict[str, int] = {}
     for pod in pods:
@@ -65,22 +74,28 @@ def waiting_requests(jobs: Iterable[Object], pods: Iterable[Object], config: Clu
         status = job.get("status") or {}
         over = int(status.get("succeeded") or 0) + int(status.get("failed") or 0)
         missing = job["spec"]["completions"] - over - placed.get(job["metadata"]["name"], 0)
-        template = job["spec"]["template"]
-        selector = template["spec"].get("nodeSelector") or {}
-        asked = _requests(template, config)
-        gpu_type = selector.get(config.gpu_label, "") if asked.gpus else ""
-        wanted += [Resources(asked.cpus, asked.memory_mib, asked.gpus, gpu_type)] * max(0, missing)
+        wanted += [asked_by(job, config)] * max(0, missing)
     return wanted
 
 
-def _place(capacity: Capacity, waiting: Iterable[Resources]) -> Capacity:
+def asked_by(job: Object, config: ClusterConfig) -> Asked:
+    """What each pod of a run's Job asks for."""
+    template = job["spec"]["template"]
+    selector = template["spec"].get("nodeSelector") or {}
+    asked = _requests(template, config)
+    gpu_type = selector.get(config.gpu_label, "") if asked.gpus else ""
+    told = json.loads((job["metadata"].get("annotations") or {}).get(SPEC, "{}"))
+    return Resources(asked.cpus, asked.memory_mib, asked.gpus, gpu_type), str(told.get("kind", ""))
+
+
+def _place(capacity: Capacity, waiting: Iterable[Asked]) -> Capacity:
     machines = list(capacity.machines)
-    for asked in waiting:
+    for asked, kind in waiting:
         for place, machine in enumerate(machines):
-            if Capacity((machine,)).fits_now(asked, 1):
-                machines[place] = NodeCapacity(machine.name, machine.total, _less(machine.free, [asked]))
+            if Capacity((machine,), capacity.kinds).nodes_now(asked, kind):
+                machines[place] = replace(machine, free=_less(machine.free, [asked]))
                 break
-    return Capacity(tuple(machines))
+    return replace(capacity, machines=tuple(machines))
 
 
 def lost_since(node: Object) -> float | None:
@@ -89,17 +104,28 @@ def lost_since(node: Object) -> float | None:
     return None if ready.get("status") == "True" else seconds(ready.get("lastTransitionTime"))
 
 
-def _is_for_runs(node: Object, config: ClusterConfig) -> bool:
-    """Whether some run could be placed there: its taints are let past for some kind of node, or it has none."""
-    passes = [one for listed in config.tolerations.values() for one in listed]
-    gpus = {config.gpu_resource}
-    for taint in (node.get("spec") or {}).get("taints") or []:
-        if taint.get("effect") not in _KEEP_OUT or taint["key"].startswith("node.kubernetes.io/"):
-            continue
-        if taint["key"] in gpus or any(_tolerates(one, taint) for one in passes):
-            continue
-        return False
-    return True
+def _takes(node: Object, kind: str, config: ClusterConfig) -> bool:
+    """Whether nodes of a kind may be placed there: its labels are those wanted, and its taints are let past."""
+    labels = node["metadata"].get("labels") or {}
+    wanted = config.node_selectors.get(kind, config.node_selectors.get("", {}))
+    passes = config.tolerations.get(kind, config.tolerations.get("", ()))
+    return all(labels.get(key) == value for key, value in wanted.items()) and all(
+        taint["key"] == config.gpu_resource or any(_tolerates(one, taint) for one in passes) for taint in _taints(node)
+    )
+
+
+def _taints(node: Object) -> list[Object]:
+    """Those that keep pods out for good: not the ones of a machine that is not ready for a while."""
+    taints = (node.get("spec") or {}).get("taints") or []
+    return [
+        one for one in taints if one.get("effect") in _KEEP_OUT and not one["key"].startswith("node.kubernetes.io/")
+    ]
+
+
+def _belongs_to_machine(pod: Object) -> bool:
+    """Whether a pod is there whatever else runs: a daemon's, or the machine's own."""
+    owners = pod["metadata"].get("ownerReferences") or []
+    return any(owner.get("kind") in {"DaemonSet", "Node"} for owner in owners)
 
 
 def _tolerates(one: Toleration, taint: Object) -> bool:

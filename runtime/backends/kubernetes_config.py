@@ -87,7 +87,9 @@ class ClusterConfig:
     """What a run whose spec does not say may write."""
     request_seconds: float = 10.0
     capacity: Capacity | None = None
-    """What the cluster has, where its nodes may not be listed."""
+    """What the cluster has, where its nodes may not be listed; the most it can grow to, where it is elastic."""
+    elastic: bool = False
+    """Machines come when pods wait for them: what the cluster has now says nothing about what fits."""
 
     @property
     def gang_guard(self) -> bool:
@@ -119,7 +121,7 @@ class ClusterConfig:
             spread=reader.choice("spread", "pack", ("pack", "spread")),
             topology_key=reader.matching("topology_key", "kubernetes.io/hostname", _QUALIFIED, "a label's name"),
             namespace_per_organization=reader.flag("namespace_per_organization"),
-            gang_seconds=reader.number("gang_seconds", 300, least=1),
+            gang_seconds=reader.number("gang_seconds", 900 if reader.flag("elastic") else 300, least=1),
             start_seconds=reader.number("start_seconds", 600, least=1),
             uid=reader.number("uid", 10001, least=1),
             gpu_resource=reader.matching("gpu_resource", "nvidia.com/gpu", _QUALIFIED, "a resource's name"),
@@ -127,6 +129,7 @@ class ClusterConfig:
             disk_mib=reader.number("disk_mib", 51200, least=1),
             request_seconds=float(reader.number("request_seconds", 10, least=1)),
             capacity=_capacity(reader),
+            elastic=reader.flag("elastic"),
         )
 
 

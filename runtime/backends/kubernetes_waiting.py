@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runtime.backends.kubernetes_capacity import cpus, mebibytes
+from runtime.backends.kubernetes_capacity import asked_by, cpus, mebibytes
 from runtime.backends.kubernetes_config import ClusterConfig
 from runtime.specs import Capacity, Waiting, WaitingCode
 
@@ -77,6 +77,9 @@ def explain(
         if found is not None:
             return found
     unplaced = [message for pod in pods if (message := _unplaced(pod)) is not None]
+    short = [message for message in unplaced if _INSUFFICIENT.search(message)]
+    if short and capacity is not None and not capacity.nodes_ever(*asked_by(job, config)):
+        return Waiting(WaitingCode.TOO_LARGE, {}, f"No machine of this cluster is that large: {short[0]}")
     if unplaced:
         return _unschedulable(pods[0], unplaced[0], config=config, capacity=capacity, nodes=len(unplaced))
     return _underway(nodes, pods)

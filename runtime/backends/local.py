@@ -265,13 +265,11 @@ class LocalBackend:
         """The GPUs of each node; the caller holds the root's lock. Raises InvalidSpec, NoCapacity."""
         free, gpus = self._free()
         capacity = Capacity((NodeCapacity(socket.gethostname(), self._total, free),))
-        if not capacity.fits_ever(spec.resources, spec.nodes):
-            room = capacity.nodes_ever(spec.resources)
+        if (room := capacity.nodes_ever(spec.resources)) < spec.nodes:
             raise InvalidSpec(
                 f"{spec.nodes} nodes of this kind can never run here: the cluster has room for {room}.", field="nodes"
             )
-        if not capacity.fits_now(spec.resources, spec.nodes):
-            room = capacity.nodes_now(spec.resources)
+        if (room := capacity.nodes_now(spec.resources)) < spec.nodes:
             raise NoCapacity(f"{spec.nodes} nodes are needed, and {room} of this kind are free now.")
         each = spec.resources.gpus
         return [gpus[node * each : (node + 1) * each] for node in range(spec.nodes)]

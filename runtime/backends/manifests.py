@@ -41,6 +41,7 @@ def remembered(spec: RunSpec) -> dict[str, Any]:
         "builtin": bool(spec.image.builtin),
         "memory_mib": spec.resources.memory_mib,
         "disk_mib": spec.resources.disk_mib,
+        "kind": spec.node_kind,
     }
 
 

@@ -1,10 +1,12 @@
+import dataclasses
+
 import pytest
 
 from billing.models import NodeSpec, Quote
 from console.accounts.errors import InvalidInput
 from jobs.models import Product
 from jobs.purchase import parse
-from runtime.specs import Framework
+from runtime.specs import Capacity, Framework
 from tests.factories.jobs import never_fits
 from tests.factories.storage import DatasetFactory, DatasetVersionFactory, ImageFactory, WorkspaceFactory
 
@@ -144,7 +146,21 @@ def test_nodes_that_never_fit_are_refused_with_what_would(customer):
     assert "may run 3 nodes" in faults(customer, nodes=4)["nodes"]
     never_fits(customer)
     customer.quota(max_running_nodes=8)
-    assert "room for 0" in faults(customer, nodes=1, node_spec="medium")["nodes"]
+    told = faults(customer, nodes=1, node_spec="medium")["nodes"]
+    assert told == "No machine of this cluster can hold a node of medium. Choose another node spec."
+
+
+def test_machines_that_are_not_for_a_node_spec_do_not_count(customer, backend, monkeypatch):
+    (machine,) = backend.capacity().machines
+    kept = dataclasses.replace(machine, closed_to=frozenset({"nano"}))
+    monkeypatch.setattr(backend, "capacity", lambda: Capacity((kept,), kinds=frozenset({"nano"})))
+    assert "can hold a node of nano" in faults(customer, node_spec="nano")["nodes"]
+    assert read(customer, node_spec="small").nodes == 2
+
+
+def test_a_cluster_that_grows_when_it_is_asked_refuses_nothing(customer, backend, monkeypatch):
+    monkeypatch.setattr(backend, "capacity", lambda: Capacity((), elastic=True))
+    assert read(customer, nodes=5, node_spec="medium").nodes == 5
 
 
 def test_a_cluster_that_is_away_does_not_keep_anybody_from_a_quote(customer, backend):

@@ -130,6 +130,7 @@ STARTING = {
     "volume": ({"claim": "runs", "detail": ""}, "volume runs"),
     "quota": ({"detail": "exceeded"}, "quota is used up"),
     "taint": ({"taint": "gpu=yes"}, "taint gpu=yes"),
+    "too_large": ({}, "no machine that can hold a node of this run"),
     "admission": ({"queue": "train", "detail": ""}, "not admitted"),
     "unschedulable": ({"detail": "0/3 nodes"}, "0/3 nodes"),
 }

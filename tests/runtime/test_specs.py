@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from runtime.specs import (
+    ANY_NUMBER,
     NAME_PATTERN,
     Capacity,
     Framework,
@@ -59,8 +60,6 @@ def test_a_half_core_fits_twice() -> None:
     wanted = Resources(cpus=0.5, memory_mib=1024)
     assert capacity.nodes_ever(wanted) == 4
     assert capacity.nodes_now(wanted) == 2
-    assert capacity.fits_ever(wanted, 4)
-    assert not capacity.fits_now(wanted, 4)
 
 
 def test_gpus_count_by_type() -> None:
@@ -70,3 +69,25 @@ def test_gpus_count_by_type() -> None:
     assert capacity.nodes_ever(wanted) == 2
     assert capacity.nodes_ever(dataclasses.replace(wanted, gpu_type="H200")) == 2
     assert capacity.nodes_ever(dataclasses.replace(wanted, gpu_type="A100")) == 0
+
+
+def test_a_machine_counts_for_the_kinds_that_are_placed_there() -> None:
+    total = Resources(8, 8192)
+    kept = NodeCapacity("kept", total, total, closed_to=frozenset({"", "small"}))
+    free = NodeCapacity("free", total, total, closed_to=frozenset({"large"}))
+    capacity = Capacity((kept, free), kinds=frozenset({"small", "large", "any"}))
+    found = {kind: capacity.nodes_ever(Resources(4, 1024), kind) for kind in ("small", "large", "any", "unnamed", "")}
+    assert found == {"small": 2, "large": 2, "any": 4, "unnamed": 2, "": 2}
+    assert capacity.nodes_now(Resources(8, 1024), "large") == 1
+
+
+def test_a_machine_that_is_kept_for_gpus_takes_nothing_else() -> None:
+    total = Resources(8, 8192, gpus=2, gpu_type="A100")
+    capacity = Capacity((NodeCapacity("m", total, total, gpus_only=True),))
+    assert capacity.nodes_ever(Resources(1, 1024)) == 0
+    assert capacity.nodes_ever(Resources(1, 1024, gpus=1)) == 2
+
+
+def test_nothing_is_too_much_for_an_elastic_cluster() -> None:
+    capacity = Capacity((), elastic=True)
+    assert capacity.nodes_now(Resources(64, 2**20, 8, "H200")) == capacity.nodes_ever(Resources(1, 1)) == ANY_NUMBER

@@ -14,7 +14,17 @@ from runtime.backends import kubernetes_access, kubernetes_guard
 from runtime.backends.kubernetes import KubernetesBackend, check
 from runtime.backends.kubernetes_config import ClusterConfig
 from runtime.errors import BackendUnavailable, InvalidSpec, RunNotFound
-from runtime.specs import FailureCode, Image, Outcome, PullSecret, Resources, RunPhase, RunStatus, WaitingCode
+from runtime.specs import (
+    ANY_NUMBER,
+    FailureCode,
+    Image,
+    Outcome,
+    PullSecret,
+    Resources,
+    RunPhase,
+    RunStatus,
+    WaitingCode,
+)
 from tests.kubernetes.cluster import FakeCluster
 from tests.kubernetes.faults import Fault
 from tests.kubernetes.sites import FakeSite
@@ -192,11 +202,46 @@ def test_a_run_that_is_placed_in_part_is_taken_down_whole(own_yard: ClusterYard)
 
 
 def test_gpus_that_are_not_free_are_counted(own_yard: ClusterYard, fake: FakeCluster) -> None:
-    offers = {"cpu": "8", "memory": "16Gi", "nvidia.com/gpu": "2"}
+    offers = {"cpu": "8", "memory": "16Gi", "nvidia.com/gpu": "4"}
     fake.add_node("gpu-a", offers, **{"nvidia.com/gpu.product": "A100"})
-    own_yard.backend.submit(own_yard.spec(SLEEP, resources=Resources(1, 256, gpus=4, gpu_type="A100")))
+    own_yard.backend.submit(own_yard.spec(SLEEP, nodes=2, resources=Resources(1, 256, gpus=3, gpu_type="A100")))
     status = waits_for(own_yard, WaitingCode.GPUS)
-    assert status.waiting_data == {"wanted": 4, "gpu_type": "A100", "nodes": 1, "free": 2}
+    assert status.waiting_data == {"wanted": 3, "gpu_type": "A100", "nodes": 1, "free": 1}
+
+
+def test_a_run_that_no_machine_can_hold_says_so_and_starts_once_one_can(
+    own_yard: ClusterYard, fake: FakeCluster
+) -> None:
+    large = Resources(12, 256)
+    assert own_yard.backend.capacity().nodes_ever(large) == 0
+    own_yard.backend.submit(own_yard.spec(SLEEP, resources=large))
+    assert "that large" in waits_for(own_yard, WaitingCode.TOO_LARGE).waiting_for
+    fake.add_node("large", {"cpu": "16", "memory": "16Gi"})
+    own_yard.wait_for_text("up")
+    time.sleep(1.1)  # what was counted is a second old at most
+    assert own_yard.backend.capacity().nodes_ever(large) == 1
+
+
+def test_a_node_kind_that_no_machine_is_for_has_no_room(own_yard: ClusterYard, fake: FakeCluster) -> None:
+    own = own_yard.another(node_selectors={"large": {"pool": "large"}}).capacity()
+    assert [own.nodes_ever(Resources(1, 256), kind) for kind in ("large", "small")] == [0, 16]
+    fake.add_node("large", {"cpu": "16", "memory": "16Gi"}, pool="large")
+    own = own_yard.another(node_selectors={"large": {"pool": "large"}}).capacity()
+    assert own.nodes_ever(Resources(1, 256), "large") == 16
+
+
+def test_an_elastic_cluster_takes_what_its_machines_of_now_could_not(own_yard: ClusterYard, fake: FakeCluster) -> None:
+    large = Resources(12, 256)
+    assert own_yard.another(elastic=True).capacity().nodes_now(large) == ANY_NUMBER
+    # Where the most that there can be is known, that counts.
+    pool = own_yard.another(elastic=True, capacity=[{"cpus": 12, "memory_mib": 4096, "count": 2}])
+    assert pool.capacity().nodes_ever(large) == 2
+    own_yard.backend = pool
+    pool.submit(own_yard.spec(SLEEP, resources=large))
+    assert waits_for(own_yard, WaitingCode.CPUS).waiting_data["wanted"] == 12.0
+    assert pool.capacity().nodes_now(large) == 1
+    fake.add_node("large", {"cpu": "16", "memory": "16Gi"})
+    own_yard.wait_for_text("up")
 
 
 @pytest.mark.parametrize(

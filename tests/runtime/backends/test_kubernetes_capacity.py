@@ -64,8 +64,8 @@ def test_gpus_are_counted_with_their_type() -> None:
 def test_a_machine_that_is_not_ready_or_cordoned_has_nothing_free_but_may_again() -> None:
     found = capacity([node("a", ready=False), node("b", cordoned=True)], (), CONFIG)
     assert [machine.free.cpus for machine in found.machines] == [0.0, 0.0]
-    assert found.fits_ever(Resources(8, 1024), 2)
-    assert not found.fits_now(Resources(1, 1), 1)
+    assert found.nodes_ever(Resources(8, 1024)) == 2
+    assert found.nodes_now(Resources(1, 1)) == 0
 
 
 def test_machines_that_are_kept_for_others_are_not_counted() -> None:
@@ -80,6 +80,43 @@ def test_machines_that_are_kept_for_others_are_not_counted() -> None:
     assert set(free(*nodes)) == {"b", "d", "e"}
 
 
+def test_what_belongs_to_a_machine_is_never_there_for_runs() -> None:
+    daemon, own, other = pod("a", "500m"), pod("a", "250m"), pod("a", "1")
+    daemon["metadata"]["ownerReferences"] = [{"kind": "DaemonSet", "name": "network"}]
+    own["metadata"]["ownerReferences"] = [{"kind": "Node", "name": "a"}]
+    other["metadata"]["ownerReferences"] = [{"kind": "ReplicaSet", "name": "web"}]
+    (machine,) = capacity([node("a")], [daemon, own, other], CONFIG).machines
+    assert (machine.total.cpus, machine.free.cpus) == (7.25, 6.25)
+
+
+def test_a_node_kind_counts_the_machines_that_take_it() -> None:
+    on = ClusterConfig.from_data(
+        "east",
+        {
+            "volume": VOLUME,
+            "node_selectors": {"gpu": {"pool": "gpu"}, "none": {"pool": "none"}},
+            "tolerations": {"gpu": [{"key": "pool", "operator": "Exists"}]},
+        },
+    )
+    kept = node("kept", taints=[{"key": "pool", "value": "gpu", "effect": "NoSchedule"}])
+    kept["metadata"]["labels"]["pool"] = "gpu"
+    found = capacity([kept, node("plain")], (), on)
+    wanted = Resources(8, 1024)
+    room = {kind: found.nodes_ever(wanted, kind) for kind in ("gpu", "none", "small", "")}
+    assert room == {"gpu": 1, "none": 0, "small": 1, "": 1}
+    asked = job("job-1-1", 1, "8")
+    asked["metadata"]["annotations"] = {"trainyard.dev/spec": '{"kind": "gpu"}'}
+    held = capacity([kept, node("plain")], (), on, waiting=waiting_requests([asked], (), on))
+    assert {kind: held.nodes_now(wanted, kind) for kind in ("gpu", "small")} == {"gpu": 0, "small": 1}
+
+
+def test_a_machine_with_the_gpus_own_taint_takes_runs_with_gpus_alone() -> None:
+    driver = {"key": "nvidia.com/gpu", "effect": "NoSchedule"}
+    found = capacity([node("a", taints=[driver], **{"nvidia.com__gpu": "4"})], (), CONFIG)
+    assert found.nodes_ever(Resources(1, 1024)) == 0
+    assert found.nodes_ever(Resources(1, 1024, gpus=2)) == 2
+
+
 def job(name: str, nodes: int, cpu: str, **status: int) -> dict[str, Any]:
     template = {"spec": {"containers": [{"resources": {"requests": {"cpu": cpu, "memory": "1Gi"}}}]}}
     return {"metadata": {"name": name}, "spec": {"completions": nodes, "template": template}, "status": status}
@@ -91,7 +128,7 @@ def test_what_is_about_to_be_placed_holds_what_it_asks_for() -> None:
     waiting = waiting_requests(
         [job("job-1-1", 3, "2"), job("job-2-1", 2, "1", succeeded=1, failed=1)], [placed], CONFIG
     )
-    assert waiting == [Resources(2.0, 1024)] * 2
+    assert waiting == [(Resources(2.0, 1024), "")] * 2
     found = free(node("a"), node("b"), pods=[placed], waiting=waiting)
     assert found["a"].cpus == 2.0
     assert found["b"].cpus == 8.0

@@ -36,6 +36,12 @@ def test_everything_can_be_said() -> None:
     assert config.capacity.machines[1].free.gpus == 8
 
 
+def test_an_elastic_cluster_is_given_time_to_grow() -> None:
+    assert (read().elastic, read().gang_seconds) == (False, 300)
+    assert (read(elastic=True).elastic, read(elastic=True).gang_seconds) == (True, 900)
+    assert read(elastic=True, gang_seconds=60).gang_seconds == 60
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
@@ -54,6 +60,7 @@ def test_everything_can_be_said() -> None:
         ({"namespace": "Not One"}, "that is not a namespace's name"),
         ({"namespace": 7}, "must be a string"),
         ({"in_cluster": "yes"}, "must be true or false"),
+        ({"elastic": "yes"}, "'elastic' must be true or false"),
         ({"in_cluster": True, "context": "east"}, "excludes kubeconfig and context"),
         ({"images": {"pytorch": ""}}, "must map names to strings"),
         ({"images": ["pytorch"]}, "must be a JSON object"),

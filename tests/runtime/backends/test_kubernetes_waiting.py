@@ -15,12 +15,18 @@ CAPACITY = Capacity(
         NodeCapacity("b", Resources(8, 65536, 8, "H100"), Resources(3, 2048, 4, "H100")),
     )
 )
-JOB = {"metadata": {"uid": "j"}, "spec": {"completions": 2, "suspend": False}}
+REQUESTS = {"cpu": "4", "memory": "4Gi", "nvidia.com/gpu": "2"}
+TEMPLATE = {
+    "spec": {
+        "containers": [{"resources": {"requests": REQUESTS}}],
+        "nodeSelector": {"nvidia.com/gpu.product": "A100"},
+    }
+}
+JOB = {"metadata": {"uid": "j"}, "spec": {"completions": 2, "suspend": False, "template": TEMPLATE}}
 
 
 def pod(**parts: Any) -> dict[str, Any]:
-    requests = {"cpu": "4", "memory": "4Gi", "nvidia.com/gpu": "2"}
-    container = {"name": "node", "image": "registry.example.com/x:1", "resources": {"requests": requests}}
+    container = {"name": "node", "image": "registry.example.com/x:1", "resources": {"requests": dict(REQUESTS)}}
     spec = {
         "containers": [container],
         "nodeSelector": {"nvidia.com/gpu.product": "A100"},
@@ -75,6 +81,15 @@ def test_cpus_and_memory_are_told_with_the_most_that_is_free() -> None:
     assert (found.code, found.data) == (WaitingCode.CPUS, {"wanted": 4.0, "nodes": 1, "free": 3})
     found = why(unplaced("0/2 nodes are available: 2 Insufficient memory. preemption: not helpful."))
     assert (found.code, found.data) == (WaitingCode.MEMORY, {"wanted": 4096, "nodes": 1, "free": 2048})
+
+
+def test_what_fits_no_machine_however_empty_is_not_waited_for_as_if_it_did() -> None:
+    small = Capacity((NodeCapacity("a", Resources(8, 65536, 1, "A100"), Resources(8, 65536, 1, "A100")),))
+    found = why(unplaced(TWO), capacity=small)
+    assert (found.code, found.data) == (WaitingCode.TOO_LARGE, {})
+    assert "that large" in found.sentence
+    for known in (None, CAPACITY, Capacity((), elastic=True)):
+        assert why(unplaced(TWO), capacity=known).code is WaitingCode.GPUS
 
 
 @pytest.mark.parametrize(
