@@ -87,20 +87,20 @@ class KubernetesBackend:
     def logs(self, name: str, rank: int, offset: int = 0, limit: int = 65536) -> LogChunk:
         """See `Backend.logs`. A rank that the run does not have raises RunNotFound."""
         with self._heard():
-            job, ended = self._asked(name)
+            found, job, ended = self._asked(name)
             workers = int(job.told.get("workers", 1))
             if not 0 <= rank < job.nodes * workers:
                 raise RunNotFound(f"The run '{name}' has no rank {rank}.")
             if self._folders is not None:
                 data, whole = self._folders.read(name, "logs", f"rank-{rank}.log", offset, limit)
             else:
-                data, whole = self._pod_log(job, rank // workers, rank, max(0, offset), limit)
+                data, whole = self._pod_log(found, rank // workers, rank, max(0, offset), limit)
         return kubernetes_output.text_chunk(data, offset, final=ended and whole)
 
     def samples(self, name: str, node: int, offset: int = 0, limit: int = 65536) -> LogChunk:
         """See `Backend.samples`. There are none where storage is not shared."""
         with self._heard():
-            job, ended = self._asked(name)
+            _found, job, ended = self._asked(name)
         if not 0 <= node < job.nodes:
             raise RunNotFound(f"The run '{name}' has no node {node}.")
         if self._folders is None:
@@ -137,8 +137,9 @@ class KubernetesBackend:
                 return
             message = "The run was stopped on request."
             why = kubernetes_guard.taken_down(Outcome.STOPPED, FailureCode.STOPPED, message, time.time())
-            self._runs.take_down(fact, why)
-            if grace_seconds < int(fact.told.get("grace_seconds", 0)):
+            hurried = grace_seconds < int(fact.told.get("grace_seconds", 0))
+            self._runs.take_down(fact, why, hurried_until=time.time() + grace_seconds if hurried else 0.0)
+            if hurried:
                 self._hurry(job, grace_seconds)
 
     def delete(self, name: str) -> None:
@@ -258,17 +259,17 @@ class KubernetesBackend:
         """A collection: of the runs' namespace, or of all where each organization has one."""
         return path_of(version, plural, "" if self._config.namespace_per_organization else self._config.namespace)
 
-    def _asked(self, name: str) -> tuple[JobFact, bool]:
-        """A run's Job, and whether nothing is written any more."""
-        fact = read_job(self._runs.get(name))
+    def _asked(self, name: str) -> tuple[Object, JobFact, bool]:
+        """A run's Job, what it says, and whether nothing is written any more."""
+        found = self._runs.get(name)
+        fact = read_job(found)
         ended = bool(fact.final) or self._runs.status(name).phase is RunPhase.ENDED
-        return fact, ended
+        return found, fact, ended
 
-    def _pod_log(self, job: JobFact, node: int, rank: int, offset: int, limit: int) -> tuple[bytes, bool]:
+    def _pod_log(self, found: Object, node: int, rank: int, offset: int, limit: int) -> tuple[bytes, bool]:
         """From the API server, as long as the pod is there."""
-        selector = f"{RUN_LABEL}={job.name}"
-        listed = self._api.list(path_of("v1", "pods", job.namespace), labelSelector=selector)["items"]
-        pod = latest(job, [pod for pod in map(read_pod, listed) if pod is not None]).get(node)
+        job = read_job(found)
+        pod = latest(job, [pod for pod in map(read_pod, self._runs.pods(found)) if pod is not None]).get(node)
         if pod is None or pod.started_at is None:
             return b"", True
         try:

@@ -117,8 +117,14 @@ class Api:
         return self._json("PATCH", path, {"fieldManager": FIELD_MANAGER, "force": "true"}, manifest, APPLY)
 
     def patch(self, path: str, change: Object) -> Object:
-        """Merge a change into an object. With a `metadata.resourceVersion`, only into that one (else Refused, 409)."""
-        return self._json("PATCH", path, {"fieldManager": FIELD_MANAGER}, change, MERGE)
+        """Merge a change into an object; with `metadata.uid` or `resourceVersion` only into that (or Refused, 409)."""
+        try:
+            return self._json("PATCH", path, {"fieldManager": FIELD_MANAGER}, change, MERGE)
+        except Refused as refused:
+            if refused.status == 422 and "metadata.uid:" in refused.message:
+                # Other calls name another object of this name a conflict; a patch calls it invalid.
+                raise Refused(409, "Conflict", refused.message) from refused
+            raise
 
     def delete(self, path: str, *, grace_seconds: int | None = None, uid: str = "") -> None:
         """Delete an object, and what it owns after it; nothing where it is gone, or another by now (`uid`)."""
@@ -254,7 +260,8 @@ class Api:
         read = read_seconds or self._config.request_seconds
 
         def send() -> Any:
-            headers = {"Accept": "application/json", "User-Agent": FIELD_MANAGER}
+            # The second is for what is no object: a pod's log.
+            headers = {"Accept": "application/json, */*", "User-Agent": FIELD_MANAGER}
             if content_type:
                 headers["Content-Type"] = content_type
             for one in client.configuration.auth_settings().values():

@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from runtime.backends.kubernetes_names import CONTAINER, FINAL, INDEX, POD, SPEC, STARTED, SUBMITTED, TAKEN_DOWN
+from runtime.backends.kubernetes_names import (
+    CONTAINER,
+    FINAL,
+    HURRIED,
+    INDEX,
+    POD,
+    SPEC,
+    STARTED,
+    SUBMITTED,
+    TAKEN_DOWN,
+)
 from runtime.specs import Failure, FailureCode, NodeStatus, Outcome, RunPhase, RunStatus, Span
 
 Object = Mapping[str, Any]
@@ -86,6 +96,8 @@ class JobFact:
     end_message: str
     kept: Mapping[int, PodFact]
     """Pods that are gone, as last seen."""
+    hurried_until: float = 0.0
+    """By when its pods are to have ended, where that was made sooner; their own times count from the first request."""
 
     @property
     def elastic(self) -> bool:
@@ -123,6 +135,7 @@ def read_job(job: Object) -> JobFact:
             for key, text in notes.items()
             if key.startswith(POD) and key[len(POD) :].isdecimal()
         },
+        hurried_until=float(notes.get(HURRIED, 0.0)),
     )
 
 

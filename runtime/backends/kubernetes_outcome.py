@@ -64,9 +64,12 @@ _FACTS: dict[str, tuple[Outcome, FailureCode, str]] = {
         "could not be started: its image has no Python",
     ),
 }
+_UNKNOWN = frozenset({"Unknown", "ContainerStatusUnknown"})
+"""A machine that was started anew knows that its containers have ended, and not how."""
+_FACTS |= dict.fromkeys(_UNKNOWN, (Outcome.NODE_LOST, FailureCode.NODE_LOST, "was lost: its machine was started anew"))
 _SILENT = (Outcome.NODE_LOST, FailureCode.NODE_LOST, "was lost: its machine does not answer")
 _NO_ROOM = re.compile(r"^(OutOf|Outof)")
-_LOSSES = frozenset({"DeletionByTaintManager", "DeletionByPodGC", "NodeLost", "Terminated", "NodeShutdown", "Shutdown"})
+_LOSSES = _UNKNOWN | {"DeletionByTaintManager", "DeletionByPodGC", "NodeLost", "Terminated", "NodeShutdown", "Shutdown"}
 """What the API server learns late."""
 _MINE = frozenset({"code_failed", "out_of_memory", "disk_full", "hung", "time_limit"})
 """What a signed record is believed: all of it is paid."""
@@ -85,7 +88,7 @@ def merge(
     `pods` and `records` are by node; records are those whose signature is good. `lost` holds the nodes whose machine
     the API server takes for dead, and since when.
     """
-    gone = _lost(pods, now) | dict(lost or {})
+    gone = _lost(job, pods, now) | dict(lost or {})
     nodes = tuple(_node(job, node, pods.get(node), gone.get(node)) for node in range(job.nodes))
     phase = _phase(job, nodes)
     ended = phase is RunPhase.ENDED
@@ -114,13 +117,12 @@ def merge(
 # How far it is
 
 
-def _lost(pods: Mapping[int, PodFact], now: float) -> dict[int, float]:
+def _lost(job: JobFact, pods: Mapping[int, PodFact], now: float) -> dict[int, float]:
     """Nodes whose pod was to end and has not been seen to: nobody is there who could say so."""
-    return {
-        node: pod.disrupted_at or pod.deleted_at
-        for node, pod in pods.items()
-        if not pod.ended and pod.deleted_at is not None and now > pod.deleted_at + _OVERDUE_SECONDS
+    due = {
+        node: max(pod.deleted_at, job.hurried_until) for node, pod in pods.items() if pod.deleted_at and not pod.ended
     }
+    return {node: pods[node].disrupted_at or at for node, at in due.items() if now > at + _OVERDUE_SECONDS}
 
 
 def _node(job: JobFact, node: int, pod: PodFact | None, lost_at: float | None) -> NodeStatus:
@@ -306,7 +308,9 @@ def _taken_down(job: JobFact) -> list[_Cause]:
 
 def _fact(job: JobFact, pod: PodFact) -> _Cause | None:
     """What the API server says a pod ended of; None where it says no more than an exit code."""
-    words = (pod.disruption, pod.pod_reason, pod.container_reason if pod.ended else "")
+    # Of a pod that was told to go before its container had begun, the status is unknown as well.
+    unknown = pod.container_reason in _UNKNOWN and pod.deleted_at is not None
+    words = (pod.disruption, pod.pod_reason, pod.container_reason if pod.ended and not unknown else "")
     if _NO_ROOM.match(pod.pod_reason):
         return _told(pod, (Outcome.NO_CAPACITY, FailureCode.NODES_NOT_PLACED, "found no room on its machine"))
     if "Evicted" in words and _OWN_LIMIT.search(pod.pod_message):
@@ -320,8 +324,12 @@ def _fact(job: JobFact, pod: PodFact) -> _Cause | None:
     # An image of ours without Python is our own fault.
     ours = told.code is FailureCode.IMAGE_UNUSABLE and job.told.get("builtin")
     outcome = Outcome.PLATFORM_ERROR if ours else told.outcome
-    data = {"limit_mib": job.told.get("memory_mib", 0)} if told.code is FailureCode.OUT_OF_MEMORY else {}
+    data = _memory(job) if told.code is FailureCode.OUT_OF_MEMORY else {}
     return dataclasses.replace(told, outcome=outcome, lag=lag, data=data)
+
+
+def _memory(job: JobFact) -> dict[str, Any]:
+    return {"limit_mib": job.told.get("memory_mib", 0)}
 
 
 def _told(pod: PodFact, what: tuple[Outcome, FailureCode, str], *, at: float | None = None) -> _Cause:
@@ -343,21 +351,19 @@ def _claim(job: JobFact, records: Mapping[int, Record], claim: Mapping[str, Any]
 def _unexplained(job: JobFact, pods: Mapping[int, PodFact]) -> dict[str, Any]:
     failed = [pod for pod in pods.values() if pod.ended and pod.exit_code]
     if job.end_reason == "DeadlineExceeded":
-        kind, code, message = Outcome.TIME_LIMIT, FailureCode.TIME_LIMIT, "The run reached its time limit."
-        return {"kind": kind, "code": code, "at": job.ended_at, "message": message}
+        message = "The run reached its time limit."
+        return _as_record(_Cause(Outcome.TIME_LIMIT, FailureCode.TIME_LIMIT, job.ended_at or 0.0, message))
     if failed:
         first = min(failed, key=lambda pod: pod.finished_at or 0.0)
-        return {
-            "kind": Outcome.CODE_FAILED,
-            "code": FailureCode.RANK_EXITED,
-            "at": first.finished_at,
-            "node": first.node,
-            "exit_code": first.exit_code,
-            "message": f"Node {first.node} ended with exit code {first.exit_code}, and left no record.",
-        }
+        if first.exit_code == 137 and first.deleted_at is None and job.told.get("builtin"):
+            # Nobody inside can kill a pod's first process, and containerd at times misses the kernel's word of why.
+            return _as_record(dataclasses.replace(_told(first, _FACTS["OOMKilled"]), data=_memory(job)))
+        message = f"Node {first.node} ended with exit code {first.exit_code}, and left no record."
+        told = _Cause(Outcome.CODE_FAILED, FailureCode.RANK_EXITED, first.finished_at or 0.0, message, first.node)
+        return {**_as_record(told), "exit_code": first.exit_code}
     # Who could have ended its pods without a trace is not the customer.
     message = f"The run ended without a trace of why. {job.end_message}".strip()
-    return {"kind": Outcome.PLATFORM_ERROR, "code": FailureCode.PLATFORM_ERROR, "at": job.ended_at, "message": message}
+    return _as_record(_Cause(Outcome.PLATFORM_ERROR, FailureCode.PLATFORM_ERROR, job.ended_at or 0.0, message))
 
 
 def _as_record(cause: _Cause) -> dict[str, Any]:

@@ -31,7 +31,16 @@ from runtime.backends.kubernetes_facts import (
     unpack_status,
 )
 from runtime.backends.kubernetes_folder import Folders
-from runtime.backends.kubernetes_names import ENDED_LABEL, FINAL, POD, RUN_LABEL, STARTED, SUBMITTED, TAKEN_DOWN
+from runtime.backends.kubernetes_names import (
+    ENDED_LABEL,
+    FINAL,
+    HURRIED,
+    POD,
+    RUN_LABEL,
+    STARTED,
+    SUBMITTED,
+    TAKEN_DOWN,
+)
 from runtime.backends.kubernetes_outcome import Record, merge
 from runtime.errors import BackendUnavailable, RunNotFound
 from runtime.launcher.signed import read_record
@@ -77,11 +86,11 @@ class Runs:
         return job
 
     def pods(self, job: Object) -> list[Object]:
-        """The run's pods, as the API server has them."""
+        """The run's pods, as the API server has them; those of an older Job of its name may still be going."""
         meta = job["metadata"]
         path = path_of("v1", "pods", meta["namespace"])
         found: list[Object] = self._api.list(path, labelSelector=f"{RUN_LABEL}={meta['name']}")["items"]
-        return found
+        return [pod for pod in found if owner_of(pod) in {"", meta["uid"]}]
 
     # How it goes
 
@@ -110,12 +119,14 @@ class Runs:
         self._keep(fact, pods, status)
         return status
 
-    def take_down(self, fact: JobFact, why: Mapping[str, Any]) -> None:
-        """End the run's pods, with the grace that they have; the first reason given stays the reason."""
+    def take_down(self, fact: JobFact, why: Mapping[str, Any], *, hurried_until: float = 0.0) -> None:
+        """End the run's pods, with the grace that they have or sooner; the first reason given stays the reason."""
         change: dict[str, Any] = {"activeDeadlineSeconds": 1}
         if fact.suspended:
             change["parallelism"] = 0
         notes = {} if fact.taken_down is not None else {TAKEN_DOWN: json.dumps(dict(why), sort_keys=True)}
+        if hurried_until:
+            notes[HURRIED] = repr(hurried_until)
         self._write(fact, {"metadata": {"annotations": notes}, "spec": change})
 
     def note(self, pod: Object) -> None:
@@ -127,7 +138,7 @@ class Runs:
             return
         try:
             job = self._api.find(path_of("batch/v1", "jobs", meta["namespace"], name))
-            if job is not None and is_submitted(job):
+            if job is not None and is_submitted(job) and owner_of(pod) in {"", job["metadata"]["uid"]}:
                 self._keep(read_job(job), {fact.node: fact}, None)
         except (BackendUnavailable, Refused):
             logger.warning("What node %s of the run %s said last could not be kept.", fact.node, name)
@@ -256,6 +267,12 @@ def _is_worth_keeping(pod: PodFact, kept: PodFact | None) -> bool:
     if pod.node >= _MOST_NOTES or not (pod.disruption or (pod.ended and pod.deleted_at is not None)):
         return False
     return kept is None or kept.uid != pod.uid or (pod.exit_code is not None and kept.exit_code is None)
+
+
+def owner_of(pod: Object) -> str:
+    """The uid of the Job that a pod is of; empty for one that was parted from it."""
+    owners = pod["metadata"].get("ownerReferences") or []
+    return next((str(owner["uid"]) for owner in owners if owner.get("controller")), "")
 
 
 def is_submitted(job: Object) -> bool:

@@ -19,6 +19,7 @@ _SOON_SECONDS = 0.2
 _LATER_SECONDS = 1.0
 _OFTEN = 20
 _LONGEST = 1 << 20
+_RESOLVER = "/etc/resolv.conf"
 
 Resolve = Callable[[str], Optional[str]]
 
@@ -85,8 +86,25 @@ def resolve(names: Sequence[str], known: Mapping[int, str], ask: Optional[Resolv
 def look_up(name: str) -> Optional[str]:
     """The name's address, IPv4 where there is one; None where it is not known now."""
     try:
-        answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        answers = socket.getaddrinfo(whole(name), None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return None
     answers.sort(key=lambda answer: answer[0] != socket.AF_INET)
     return str(answers[0][4][0]) if answers else None
+
+
+def whole(name: str) -> str:
+    """The name with the cluster's domain, and ended, where the resolver's file tells of one.
+
+    A shorter one that is not known yet would be asked for in each domain of the resolver's, and at last of the world's
+    servers: where those cannot be reached, that takes many seconds each time.
+    """
+    try:
+        with open(_RESOLVER) as file:
+            lines = [line.split() for line in file]
+    except (OSError, UnicodeError):
+        return name
+    for domain in [word for words in lines if words[:1] == ["search"] for word in words[1:]]:
+        if domain.split(".")[1:2] == ["svc"]:
+            return "{}.{}.".format(name, domain.strip("."))
+    return name

@@ -135,6 +135,7 @@ class Api:
             given = body.get("metadata", {}) if isinstance(body, dict) else {}
             if "resourceVersion" not in given and not isinstance(body, list):
                 made["metadata"].pop("resourceVersion", None)
+            _demand_uid(resource, name, made, old)
             return self._store(resource, made, old, sub)
 
     def _apply(self, resource: Resource, namespace: str, name: str, body: Object, query: Query) -> Object:
@@ -161,6 +162,7 @@ class Api:
             made = patching.apply(old, given, said, manager, force=query.get("force", "").lower() == "true")
             if "resourceVersion" not in given["metadata"]:
                 made["metadata"].pop("resourceVersion", None)
+            _demand_uid(resource, name, made, old)
             return self._store(resource, made, old, "")
 
     def _store(self, resource: Resource, made: Object, old: Object, sub: str) -> Object:
@@ -219,6 +221,13 @@ class Api:
                     told = f"requested: {name}={wanted:g}, used: {name}={used:g}, limited: {name}={most}"
                     message = f'pods "{pod["metadata"].get("name", "")}" is forbidden: exceeded quota: '
                     raise ApiError(403, "Forbidden", f"{message}{quota['metadata']['name']}, {told}")
+
+
+def _demand_uid(resource: Resource, name: str, made: Object, old: Object) -> None:
+    """Raises ApiError 422 for a patch that names another object's uid: only PUT and DELETE call that a conflict."""
+    uid = made["metadata"].get("uid", old["metadata"]["uid"])
+    if uid != old["metadata"]["uid"]:
+        raise resource.invalid(name, [("metadata.uid", f'Invalid value: "{uid}": field is immutable')])
 
 
 def _uses(pod: Object, name: str) -> float:

@@ -148,7 +148,9 @@ def _line(service: Object, pod: Object) -> str:
     if pod["spec"].get("subdomain") != meta["name"]:
         return ""
     short = f"{pod['spec']['hostname']}.{meta['name']}"
-    return f"{address} {short}.{meta['namespace']}.svc.cluster.local {short}\n"
+    whole = f"{short}.{meta['namespace']}.svc.cluster.local"
+    # The resolver takes an ended name from a server alone; this file stands in for one.
+    return f"{address} {whole} {whole}. {short}\n"
 
 
 def _stamp(at: float) -> bytes:

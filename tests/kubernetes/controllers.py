@@ -32,6 +32,8 @@ class Pace:
     toleration_scale: float = 0.02
     """A pod's tolerationSeconds count so much."""
     schedule_retry_seconds: float = 0.5
+    collect_seconds: float = 0.5
+    """What belonged to a deleted object is still there for so long, its ended pods too."""
 
 
 @dataclass
@@ -257,6 +259,9 @@ class Controllers:
                 meta = found["metadata"]
                 owners = meta.get("ownerReferences") or []
                 if owners and not any(owner["uid"] in uids for owner in owners) and not meta.get("deletionTimestamp"):
+                    since = self._retry_at.setdefault(f"{meta['uid']} collected", time.monotonic())
+                    if time.monotonic() < since + self.pace.collect_seconds:
+                        continue
                     with contextlib.suppress(ApiError):
                         self._store.delete(plural, namespace, name, {"propagationPolicy": "Background"})
                 if not meta.get("deletionTimestamp"):

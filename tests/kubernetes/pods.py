@@ -212,6 +212,9 @@ class Pod:
             "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
             "passwd": "root:x:0:0:root:/root:/bin/sh\n",
         }
+        namespace = self._meta["namespace"]
+        domains = (f"{namespace}.svc.cluster.local", "svc.cluster.local", "cluster.local")
+        plain["resolv.conf"] = f"search {' '.join(domains)}\nnameserver 127.0.0.1\noptions ndots:5\n"
         for name, text in plain.items():
             (self._folder / name).write_text(text)
         own = [Bind(f"/etc/{name}", self._folder / name, read_only=True) for name in ("hosts", *plain)]

@@ -109,6 +109,15 @@ def test_a_run_that_fails_is_stopping_until_its_last_pod_ended() -> None:
     assert (status.phase, status.outcome) == (RunPhase.STOPPING, None)
 
 
+def test_pods_that_are_told_late_to_end_sooner_have_their_time_from_then() -> None:
+    stopped = taken_down(Outcome.STOPPED, FailureCode.STOPPED, "stopped", END)
+    # A shortened grace counts from the first request: by its own time this pod was due long ago.
+    late = pod(0, deleted_at=END + 1)
+    hurried = dataclasses.replace(JOB, taken_down=stopped, hurried_until=END + 100)
+    assert run(hurried, late, over(1, 1), now=END + 110).phase is RunPhase.STOPPING
+    assert run(hurried, late, over(1, 1), now=END + 116).phase is RunPhase.ENDED
+
+
 # One line each: what is said of node 0, by the API server or by itself, while node 1 failed with it or not.
 TABLE = {
     "code exited": ((over(0), over(1, 1)), {1: record(RANK)}, Outcome.CODE_FAILED, FailureCode.RANK_EXITED),
@@ -118,6 +127,30 @@ TABLE = {
         {1: record(cause("code_failed", "rank_exited", at=END + 0.5, node=1))},
         Outcome.OUT_OF_MEMORY,
         FailureCode.OUT_OF_MEMORY,
+    ),
+    "killed, and nobody says what for": (
+        (over(0, 137), over(1, 1, finished_at=END + 1)),
+        {},
+        Outcome.OUT_OF_MEMORY,
+        FailureCode.OUT_OF_MEMORY,
+    ),
+    "machine started anew": (
+        (over(0, 255, container_reason="Unknown"), over(1, 1)),
+        {1: record(cause("code_failed", "rank_exited", at=END - 5, node=1))},
+        Outcome.NODE_LOST,
+        FailureCode.NODE_LOST,
+    ),
+    "machine started anew, and its container is gone": (
+        (over(0, 137, container_reason="ContainerStatusUnknown"), over(1, 1)),
+        {},
+        Outcome.NODE_LOST,
+        FailureCode.NODE_LOST,
+    ),
+    "deleted by its Job before its container began": (
+        (over(0, 137, container_reason="ContainerStatusUnknown", started_at=None, deleted_at=END), over(1, 1)),
+        {1: record(RANK)},
+        Outcome.CODE_FAILED,
+        FailureCode.RANK_EXITED,
     ),
     "out of memory, by its record": (
         (over(0, 1), over(1, 1)),

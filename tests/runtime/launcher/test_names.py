@@ -5,10 +5,12 @@ import select
 import signal
 import socket
 import time
+from pathlib import Path
 
 import pytest
 
-from runtime.launcher.names import Names, look_up, resolve
+from runtime.launcher import names as names_module
+from runtime.launcher.names import Names, look_up, resolve, whole
 
 
 def test_names_are_asked_for_until_all_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +43,27 @@ def test_ipv4_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert look_up("name") == "10.0.0.1"
     answers.pop()
     assert look_up("name") == "fd00::1"
+
+
+@pytest.mark.parametrize(
+    ("written", "asked"),
+    [
+        (
+            "search runs.svc.cluster.local svc.cluster.local cluster.local example.com\noptions ndots:5\n",
+            "job-1-1-0.job-1-1.runs.svc.cluster.local.",
+        ),
+        ("nameserver 10.96.0.10\nsearch runs.svc.k8s.example.com.\n", "job-1-1-0.job-1-1.runs.svc.k8s.example.com."),
+        ("search example.com\nnameserver 10.0.0.1\n", "job-1-1-0.job-1-1"),
+        ("", "job-1-1-0.job-1-1"),
+    ],
+)
+def test_the_worlds_servers_are_not_asked_for_a_pods_name(
+    written: str, asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(names_module, "_RESOLVER", str(tmp_path / "resolv.conf"))
+    assert whole("job-1-1-0.job-1-1") == "job-1-1-0.job-1-1"
+    (tmp_path / "resolv.conf").write_text(written)
+    assert whole("job-1-1-0.job-1-1") == asked
 
 
 def test_the_addresses_come_through_the_pipe() -> None:
