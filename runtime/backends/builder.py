@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from runtime.backends import images, wheels
+from runtime.backends import images, smoke_run, wheels
 from runtime.backends.local import LocalBackend
 from runtime.backends.recipes import RECIPES, Recipe, Section, Smoke, names, read_recipe
 from runtime.backends.runs import FolderLock, remove_tree
 from runtime.errors import RuntimeFault
-from runtime.specs import Image, Mount, Outcome, Resources, RunPhase, RunSpec
+from runtime.specs import Image, Mount, Outcome, Resources, RunSpec
 
 _VISION_HOOK = "trainyard_torchvision"
 _SHOWN_LINES = 15
@@ -229,11 +229,7 @@ def _prove(images_root: Path, name: str, smoke: Smoke, progress: Progress) -> No
     )
     try:
         backend.submit(spec)
-        status = backend.describe(spec.name)
-        for _names in backend.changes(stop_after=_SMOKE_SECONDS + 60):
-            status = backend.describe(spec.name)
-            if status.phase is RunPhase.ENDED:
-                break
+        status = smoke_run.await_end(backend, spec.name, _SMOKE_SECONDS + 60)
         text = "".join(backend.logs(spec.name, rank).text for rank in range(spec.world_size))
         if status.outcome is not Outcome.COMPLETED:
             cause = status.failure.message if status.failure else "It did not end in time."

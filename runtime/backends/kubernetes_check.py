@@ -9,23 +9,21 @@ import contextlib
 import os
 import re
 import tempfile
-import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from runtime.backends import smoke_run
 from runtime.backends.base import Backend, Check
 from runtime.backends.kubernetes_access import Rule, rules
 from runtime.backends.kubernetes_api import Api, Refused, path_of
 from runtime.backends.kubernetes_capacity import capacity
 from runtime.backends.kubernetes_config import ClusterConfig
-from runtime.errors import BackendUnavailable, RuntimeFault
-from runtime.specs import Framework, Image, Mount, Outcome, Resources, RunPhase, RunSpec, RunStatus
+from runtime.errors import RuntimeFault
 
 OLDEST, NEWEST = 31, 37
 """Minor versions of Kubernetes 1 that this console is made for: Jobs as we use them are stable from the first on."""
 SMOKE_SECONDS = 180.0
-_POLL_SECONDS = 0.5
+_SMOKE_MEMORY_MIB = 512
 _NO_WAY = "Check the cluster's 'kubeconfig', 'context' or 'in_cluster', and the network from here to it."
 
 
@@ -211,60 +209,23 @@ def _images(config: ClusterConfig) -> Check:
 
 
 def _smoke(config: ClusterConfig, root: Path, backend: Backend) -> Check:
-    """A run of two nodes that does what every run does: starts, finds its peer by name, writes, ends."""
     builtin = "pytorch" if "pytorch" in config.images else next(iter(sorted(config.images)), "")
     if not builtin:
         return Check("smoke run", ok=False, detail="There is no image to run.", remedy="Add one to 'images'.")
-    name = f"check-{uuid.uuid4().hex[:12]}"
+    name = smoke_run.new_name()
     workspace = root / f".{name}"
-    spec = _smoke_spec(name, builtin, workspace)
     if config.volume.shared:
         workspace.mkdir(mode=0o755)
-    began = time.monotonic()
     try:
-        backend.submit(spec)
-        status = _await(backend, name)
-        return _judge(status, backend, time.monotonic() - began)
+        return smoke_run.check(
+            backend,
+            name,
+            builtin,
+            workspace=workspace,
+            memory_mib=_SMOKE_MEMORY_MIB,
+            seconds=SMOKE_SECONDS,
+        )
     finally:
-        with contextlib.suppress(BackendUnavailable):
-            backend.delete(name)
         if config.volume.shared:
             with contextlib.suppress(OSError):
                 workspace.rmdir()
-
-
-def _smoke_spec(name: str, builtin: str, workspace: Path) -> RunSpec:
-    return RunSpec(
-        name=name,
-        framework=Framework.PYTORCH,
-        image=Image(builtin=builtin),
-        nodes=2,
-        workers_per_node=1,
-        resources=Resources(0.25, 512, disk_mib=256),
-        script="",
-        builtin_script="hello",
-        deadline_seconds=int(SMOKE_SECONDS),
-        grace_seconds=1,
-        mounts=(Mount(str(workspace), "/workspace", read_only=True),),
-    )
-
-
-def _await(backend: Backend, name: str) -> RunStatus:
-    give_up_at = time.monotonic() + SMOKE_SECONDS
-    while True:
-        status = backend.describe(name)
-        if status.phase is RunPhase.ENDED or time.monotonic() > give_up_at:
-            return status
-        time.sleep(_POLL_SECONDS)
-
-
-def _judge(status: RunStatus, backend: Backend, took: float) -> Check:
-    if status.outcome is Outcome.COMPLETED:
-        return Check("smoke run", ok=True, detail=f"Two nodes met and finished, {took:.0f} s from order to end.")
-    if status.phase is not RunPhase.ENDED:
-        detail = f"It did not end in {SMOKE_SECONDS:.0f} s. {status.waiting_for}".strip()
-        return Check("smoke run", ok=False, detail=detail, remedy="Mend what it waits for, and check again.")
-    said = status.failure.message if status.failure is not None else ""
-    log = backend.logs(status.name, 0).text.strip().splitlines()[-3:]
-    detail = " ".join([f"It ended as {status.outcome}: {said}", *log])
-    return Check("smoke run", ok=False, detail=detail, remedy="The last lines above are of its rank 0.")

@@ -8,19 +8,16 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from runtime.backends import images, recipes, sandbox
+from runtime.backends import images, recipes, sandbox, smoke_run
 from runtime.backends.base import Backend, Check
 from runtime.errors import RuntimeFault
-from runtime.specs import Framework, Image, Mount, Outcome, Resources, RunPhase, RunSpec
 
 LEAST_FREE_BYTES = 5 * 2**30
 SMOKE_SECONDS = 60.0
-POLL_SECONDS = 0.1
+_SMOKE_MEMORY_MIB = 256
 
 
 def check(backend: Backend, *, root: Path, images_root: Path, smoke: bool = True) -> Iterator[Check]:
@@ -93,45 +90,16 @@ def _images(built: list[str]) -> Check:
 
 
 def _smoke(backend: Backend, image: str) -> Check:
-    """A run of two nodes that does what every run does: starts, finds its peer by name, writes, ends."""
-    name = f"check-{uuid.uuid4().hex[:12]}"
-    began = time.monotonic()
     try:
         with tempfile.TemporaryDirectory(prefix="trainyard-check-") as workspace:
-            backend.submit(_smoke_spec(name, image, Path(workspace)))
-            status = backend.describe(name)
-            while status.phase is not RunPhase.ENDED and time.monotonic() - began < SMOKE_SECONDS:
-                time.sleep(POLL_SECONDS)  # a check has no watcher beside it
-                status = backend.describe(name)
-            said = "" if status.failure is None else status.failure.message
-            last = " ".join(backend.logs(name, 0).text.strip().splitlines()[-3:])
+            return smoke_run.check(
+                backend,
+                smoke_run.new_name(),
+                image,
+                workspace=Path(workspace),
+                memory_mib=_SMOKE_MEMORY_MIB,
+                seconds=SMOKE_SECONDS,
+            )
     except (RuntimeFault, OSError) as fault:
-        return Check(
-            "smoke run", ok=False, detail=str(fault), remedy="Free two nodes of a quarter core, and try again."
-        )
-    finally:
-        backend.delete(name)
-    took = time.monotonic() - began
-    if status.outcome is Outcome.COMPLETED:
-        return Check("smoke run", ok=True, detail=f"Two nodes met and finished, {took:.1f} s from order to end.")
-    if status.phase is not RunPhase.ENDED:
-        told = f"It did not end in {SMOKE_SECONDS:.0f} s. {status.waiting_for}".strip()
-        return Check("smoke run", ok=False, detail=told, remedy="See whether this machine is overloaded.")
-    told = f"It ended as {status.outcome}: {said} {last}".strip()
-    return Check("smoke run", ok=False, detail=told, remedy="What stands last is the output of its rank 0.")
-
-
-def _smoke_spec(name: str, image: str, workspace: Path) -> RunSpec:
-    return RunSpec(
-        name=name,
-        framework=Framework.PYTORCH,
-        image=Image(builtin=image),
-        nodes=2,
-        workers_per_node=1,
-        resources=Resources(0.25, 256, disk_mib=64),
-        script="",
-        builtin_script="hello",
-        deadline_seconds=int(SMOKE_SECONDS),
-        grace_seconds=1,
-        mounts=(Mount(str(workspace), "/workspace", read_only=True),),
-    )
+        remedy = "Free two nodes of a quarter core, and try again."
+        return Check("smoke run", ok=False, detail=str(fault), remedy=remedy)
