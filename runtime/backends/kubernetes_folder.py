@@ -19,6 +19,8 @@ from runtime.errors import BackendUnavailable
 KEY = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
 _PARTS = ("", "run", "run/tensorboard", "logs", "nodes", "checkpoints")
 _SAFE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_ASKED_ANEW = 16
+"""Files of a folder that the storage is asked about each time; of others a network's cache may answer."""
 
 
 class Folders:
@@ -67,10 +69,10 @@ class Folders:
             if descriptor is None:
                 continue
             try:
-                names = ["metrics.jsonl"] if folder == "run" else os.listdir(descriptor)  # noqa: PTH208 - as above
-                for file in names[:1000]:
+                names = ["metrics.jsonl"] if folder == "run" else sorted(os.listdir(descriptor))  # noqa: PTH208 - as above
+                for place, file in enumerate(names[:1000]):
                     with contextlib.suppress(OSError):
-                        seen = os.stat(file, dir_fd=descriptor, follow_symlinks=False)
+                        seen = _fresh(file, descriptor) if place < _ASKED_ANEW else _cached(file, descriptor)
                         found += [hash(file), seen.st_size, seen.st_mtime_ns if folder != "nodes" else 0]
             finally:
                 os.close(descriptor)
@@ -124,3 +126,20 @@ class Folders:
             return descriptor
         os.close(descriptor)
         return None
+
+
+def _cached(file: str, folder: int) -> os.stat_result:
+    """What is known of a file: on a network's storage this may be seconds old, a minute for one that was silent."""
+    return os.stat(file, dir_fd=folder, follow_symlinks=False)
+
+
+def _fresh(file: str, folder: int) -> os.stat_result:
+    """What its storage says of a file now: a network's has to ask when a file is opened."""
+    try:
+        descriptor = os.open(file, _SAFE, dir_fd=folder)
+    except OSError:
+        return _cached(file, folder)
+    try:
+        return os.fstat(descriptor)
+    finally:
+        os.close(descriptor)

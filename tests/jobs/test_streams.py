@@ -166,6 +166,33 @@ def test_many_readers_share_one_thread_and_none_is_left(customer, backend):
     assert streams.RUNS._listeners == {}
 
 
+def test_output_that_nothing_rings_for_is_looked_for(customer, backend, monkeypatch):
+    """Storage that other machines write to, over a network, tells nobody of a change."""
+    attempt = customer.started()
+    monkeypatch.setattr(streams, "LOOK_AGAIN_SECONDS", 0.05)
+
+    def nothing_but_heartbeats():
+        never = threading.Event()
+        while not never.wait(0.05):
+            yield set()
+
+    monkeypatch.setattr(backend, "changes", nothing_but_heartbeats)
+
+    async def watch():
+        events = streams.log_events(attempt.job, 0, 0, None)
+        coming = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(0.1)
+        backend.write(attempt.run_name, "hello\n")
+        assert (await asyncio.wait_for(coming, SOON)).data["text"] == "hello\n"
+        backend.end(attempt.run_name, Outcome.COMPLETED)
+        assert (await soon(events)).data["eof"]
+        with pytest.raises(StopAsyncIteration):
+            await soon(events)
+
+    asyncio.run(watch())
+    wait_for(lambda: not ears(), 5)
+
+
 def test_a_cluster_that_cannot_be_followed_is_looked_at(customer, backend, monkeypatch, caplog):
     attempt = customer.started()
     monkeypatch.setattr(streams, "LOOK_AGAIN_SECONDS", 0.05)

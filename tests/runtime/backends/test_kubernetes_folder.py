@@ -76,6 +76,29 @@ def test_what_a_run_writes_changes_its_stamp(folders: Folders) -> None:
     assert folders.stamp("no-such") == ()
 
 
+def test_a_networks_cache_does_not_hide_what_other_machines_write(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = folders.root / "job-1-1" / "logs" / "rank-0.log"
+    log.write_text("a")
+    old = log.stat()
+    monkeypatch.setattr(os, "stat", lambda *_arguments, **_options: old)  # as an NFS client does for seconds
+    seen = folders.stamp("job-1-1")
+    with log.open("a") as file:
+        file.write("b")
+    assert folders.stamp("job-1-1") != seen
+
+
+def test_what_cannot_be_opened_is_still_seen(folders: Folders) -> None:
+    logs = folders.root / "job-1-1" / "logs"
+    (logs / "0").symlink_to("/etc/passwd")
+    os.mkfifo(logs / "1")
+    seen = folders.stamp("job-1-1")
+    assert len(seen) == 2 * 3
+    (logs / "0").unlink()
+    assert folders.stamp("job-1-1") != seen
+
+
 def test_a_record_that_is_only_touched_is_no_news(folders: Folders) -> None:
     record = folders.root / "job-1-1" / "nodes" / "0.json"
     record.write_text("x")
