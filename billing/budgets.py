@@ -12,7 +12,7 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 
 from django.db import transaction
-from django.db.models import Q, QuerySet, Sum
+from django.db.models import Exists, OuterRef, Q, QuerySet, Sum
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
@@ -29,6 +29,10 @@ THRESHOLDS = (50, 80, 100)
 MOST_MINOR = 10**12
 SPEND_DAYS = 14
 """Recent spend is the average of so many days."""
+STANDS = Q(user=None) | Exists(
+    Membership.objects.filter(organization=OuterRef("organization"), user=OuterRef("user")).values("pk")
+)
+"""Of budgets: not of those who have left. Theirs is told to nobody, and holds again should they come back."""
 WARNED_DAYS = 7
 """A wallet runs low when it has less than the recent spend of so many days."""
 
@@ -108,7 +112,7 @@ def states(organization: Organization) -> list[BudgetState]:
     account = selectors.wallet(organization)
     if account is None:
         return []
-    budgets = Budget.objects.filter(organization=organization).select_related("user")
+    budgets = Budget.objects.filter(STANDS, organization=organization).select_related("user")
     return sorted(_states(budgets, account), key=lambda state: (state.budget.user_id is not None, state.budget.pk))
 
 
@@ -151,7 +155,7 @@ def watch() -> list[BudgetAlert]:
     """
     month = month_start().date()
     fresh: list[BudgetAlert] = []
-    for budget in Budget.objects.select_related("organization", "user").iterator():
+    for budget in Budget.objects.filter(STANDS).select_related("organization", "user").iterator():
         account = selectors.wallet(budget.organization)
         if account is None:
             continue

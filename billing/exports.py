@@ -31,7 +31,8 @@ RECEIPT_COLUMNS = (
     "amount",
     "currency",
 )
-FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r", "\n")
+FORMULA_SIGNS = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "\t", "\r", "\n")  # so a Chinese Excel reads them
+"""What a cell begins with that is reckoned out; the wide signs are read as the narrow ones where people type them."""
 
 
 def costs_csv(receipts: Iterable[Receipt]) -> Iterator[str]:

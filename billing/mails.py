@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from smtplib import SMTPException
+from smtplib import SMTPException, SMTPNotSupportedError, SMTPRecipientsRefused
 from typing import Any
 
 from django.conf import settings
 from django.core.mail import EmailMessage, get_connection
+from django.core.mail.backends.base import BaseEmailBackend
 from django.db.models import QuerySet
 from django.template.loader import render_to_string
 from django.urls import reverse
@@ -20,12 +21,14 @@ from django.utils import timezone, translation
 from django.utils.translation import gettext as _
 
 from billing import budgets, receivables
-from billing.models import Account, BalanceWarning, BudgetAlert, Invoice, InvoiceMail
+from billing.models import Account, BalanceWarning, Budget, BudgetAlert, Invoice, InvoiceMail
 from billing.wording import money
 from console.accounts.models import Membership, Organization, User
 from console.accounts.roles import Capability
 
 logger = logging.getLogger(__name__)
+REFUSED_FOR_GOOD = 500
+"""SMTP's codes from here on; what is below may be taken later."""
 Letter = Callable[[], tuple[str, str]]
 """Makes subject and text in the active language."""
 
@@ -33,8 +36,9 @@ Letter = Callable[[], tuple[str, str]]
 def send_due() -> int:
     """Send every mail that is due. Gives how many went out."""
     sent = 0
-    alerts = BudgetAlert.objects.filter(mailed_at=None).select_related("budget__organization", "budget__user")
-    for alert in alerts:
+    standing = Budget.objects.filter(budgets.STANDS)
+    alerts = BudgetAlert.objects.filter(mailed_at=None, budget__in=standing)
+    for alert in alerts.select_related("budget__organization", "budget__user"):
         budget = alert.budget
         own = {budget.user} if isinstance(budget.user, User) and budget.user.is_active else set()
         to = payers(budget.organization) | own
@@ -123,9 +127,23 @@ def deliver(rows: QuerySet[Any], letter: Letter, to: Iterable[User]) -> bool:
         one_line = " ".join(f"{settings.ACCOUNT_EMAIL_SUBJECT_PREFIX}{subject}".split())
         mails.append(EmailMessage(one_line, text, None, sorted(addresses)))
     try:
-        get_connection().send_messages(mails)
+        with get_connection() as connection:
+            for mail in mails:
+                _send(connection, mail)
     except (OSError, SMTPException):
         logger.warning("A mail about money could not be sent; the next sweep tries again.", exc_info=True)
         rows.update(mailed_at=None)
         return False
     return True
+
+
+def _send(connection: BaseEmailBackend, mail: EmailMessage) -> None:
+    """Send one mail. An address that takes none for good keeps nothing from the others, and is not asked again."""
+    try:
+        connection.send_messages([mail])
+    except SMTPRecipientsRefused as error:
+        if not all(code >= REFUSED_FOR_GOOD for code, _why in error.recipients.values()):
+            raise
+        logger.warning("A mail about money is not taken by %d of its readers.", len(error.recipients))
+    except (SMTPNotSupportedError, ValueError):
+        logger.warning("A mail about money can't be sent to an address as it is written.", exc_info=True)

@@ -40,9 +40,17 @@ def pay_for(*, quote: Quote, account: Account, user: User, return_path: str) -> 
     """Open a payment page for what the wallet lacks to buy a quote (at least the smallest top-up).
 
     The money comes into the wallet as any top-up does; `top_up.quote` says what is to be bought with it.
-    Raises PaymentUnavailable, PaymentRefused.
+    Raises AmountRefused where it is more than one payment may be, PaymentUnavailable, PaymentRefused.
     """
     amount = shortfall_minor(quote, account=account)
+    if amount > settings.TOP_UP_MAXIMUM_MINOR:
+        raise AmountRefused(
+            _("This takes %(missing)s more, and one payment is of %(most)s at most. Top up several times, then buy.")
+            % {
+                "missing": money(amount, account.currency),
+                "most": money(settings.TOP_UP_MAXIMUM_MINOR, account.currency),
+            }
+        )
     return _open_page(
         TopUp(account=account, amount_minor=amount, created_by=user, quote=quote), user=user, return_path=return_path
     )

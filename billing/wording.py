@@ -6,6 +6,7 @@ The one rule: rows store stable names and figures; sentences are made here, when
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
@@ -19,6 +20,7 @@ from billing.currencies import decimals
 
 MOST_DIGITS = 18
 """Of an amount that a customer types."""
+TYPED = re.compile(r"(\d{0,20})(?:[.,](\d{0,20}))?")
 LINE_TITLES = {
     "time_used": gettext_lazy("Node time"),
     "epochs_completed": gettext_lazy("Epochs, charged when the run completes"),
@@ -68,6 +70,19 @@ def to_minor(amount: Decimal, currency: str) -> int:
     if scaled != scaled.to_integral_value():
         raise ValueError(f"{currency} has {decimals(currency)} decimals.")
     return int(scaled)
+
+
+def typed_minor(text: str, currency: str) -> int:
+    """An amount as a person types it, in minor units; a comma may stand for the decimal point.
+
+    Raises ValueError for what is none, or could be two: three digits after the mark are thousands to one reader and a
+    fraction to the other, and in most currencies only a fraction of a thousandth would have so many.
+    """
+    found = TYPED.fullmatch(text.strip())
+    whole, fraction = found.groups(default="") if found else ("", "")
+    if not whole + fraction or (len(fraction) == len("000") and decimals(currency) < len(fraction)):
+        raise ValueError("This is no amount, or could be two.")
+    return to_minor(Decimal(f"{whole or 0}.{fraction or 0}"), currency)
 
 
 def money(amount_minor: Decimal | int, currency: str, *, exact: bool = False) -> str:

@@ -5,7 +5,6 @@ The one rule: a document is shown, and corrected by a credit note that the servi
 
 from __future__ import annotations
 
-from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from django.contrib import admin, messages
@@ -19,7 +18,7 @@ from unfold.decorators import action
 
 from billing import documents, invoices, models
 from billing.errors import InvoiceRefused
-from billing.wording import money, to_minor
+from billing.wording import money, typed_minor
 from console.accounts.readonly import ReadOnlyAdmin, ReadOnlyInline
 
 
@@ -64,7 +63,7 @@ class InvoiceAdmin(ReadOnlyAdmin):
         if request.method == "POST":
             try:
                 amounts = {
-                    int(name.removeprefix("line-")): to_minor(Decimal(value.replace(",", ".")), invoice.currency)
+                    int(name.removeprefix("line-")): typed_minor(value, invoice.currency)
                     for name, value in typed.items()
                     if value
                 }
@@ -76,7 +75,7 @@ class InvoiceAdmin(ReadOnlyAdmin):
                 )
             except InvoiceRefused as refused:
                 error = " ".join(map(str, refused.fields.values())) or str(refused.message)
-            except (InvalidOperation, ValueError, OverflowError):  # the last two: no line, too many decimals, "NaN"
+            except ValueError:  # no amount, or no line
                 error = _("Give amounts such as 5 or 1.90.")
             else:
                 messages.success(request, _("%(number)s is written.") % {"number": note.number})

@@ -1,4 +1,7 @@
-"""Amounts of money as people type them. The one rule: a form gives minor units, or says what to type."""
+"""Amounts of money, times and rows as people type them, or whoever it is that fills a form in.
+
+The one rule: a form gives minor units, seconds or a number of a row, or says what to type.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,25 @@ from django import forms
 from django.utils.translation import gettext as _
 
 from billing import wording
+
+LONGEST_NUMBER = 18
+"""Digits: what has more is no row's number, and no time."""
+
+
+def row_number(text: str) -> int | None:
+    """The number of a row, as an address or a form has it; None for what is none."""
+    return int(text) if text.isdecimal() and len(text) <= LONGEST_NUMBER else None
+
+
+def seconds(text: str, unit: int) -> int:
+    """A time in units of so many seconds; a comma may stand for the decimal point. Raises ValueError."""
+    try:
+        number = Decimal(text.replace(",", "."))
+    except InvalidOperation as error:
+        raise ValueError("This is no time.") from error
+    if not number.is_finite() or number.adjusted() >= LONGEST_NUMBER:
+        raise ValueError("This is no time.")
+    return int(number * unit)
 
 
 class AmountField(forms.CharField):
@@ -21,8 +43,8 @@ class AmountField(forms.CharField):
 
     def clean(self, value: object) -> int:
         """Minor units. Raises ValidationError."""
-        text = super().clean(value).strip().replace(",", ".")
         try:
-            return wording.to_minor(Decimal(text), self.currency)
-        except (InvalidOperation, ValueError, OverflowError):  # the last two: too many decimals; "NaN", "Infinity"
-            raise forms.ValidationError(_("Give an amount such as 50 or 19.90.")) from None
+            return wording.typed_minor(super().clean(value), self.currency)
+        except ValueError:
+            sentence = _("Give an amount such as 50 or 19.90, without marks between thousands.")
+            raise forms.ValidationError(sentence) from None

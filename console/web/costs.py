@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from django.contrib import messages
@@ -20,6 +19,7 @@ from console.accounts.errors import CustomerError
 from console.accounts.models import Membership
 from console.accounts.roles import Capability
 from console.web.access import MemberRequest, member, tell
+from console.web.amounts import row_number
 
 TITLES = {
     "member": gettext_lazy("Member"),
@@ -120,16 +120,16 @@ def _amount(text: str, account: Account | None) -> int | None:
         return None
     currency = account.currency if account else selectors.default_currency()
     try:
-        return wording.to_minor(Decimal(text.strip().replace(",", ".")), currency)
-    except (InvalidOperation, ValueError, OverflowError):  # the last two: too many decimals; "NaN", "Infinity"
-        sentence = _("Give an amount such as 50 or 19.90.")
+        return wording.typed_minor(text, currency)
+    except ValueError:
+        sentence = _("Give an amount such as 50 or 19.90, without marks between thousands.")
         raise CustomerError(sentence, fields={"amount": sentence}) from None
 
 
 def _person(membership: Membership, chosen: str) -> Any:
     if not chosen:
         return None
-    found = membership.organization.memberships.filter(pk=int(chosen)).first() if chosen.isdecimal() else None
+    found = membership.organization.memberships.filter(pk=row_number(chosen)).first()
     if found is None:
         raise CustomerError(_("Choose a member of your organization."))
     return found.user

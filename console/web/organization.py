@@ -19,6 +19,7 @@ from console.accounts.middleware import SESSION_KEY
 from console.accounts.models import Membership, User
 from console.accounts.roles import Capability
 from console.web.access import MemberRequest, member, refuse, tell
+from console.web.amounts import row_number
 
 
 class NameForm(forms.Form):
@@ -137,10 +138,10 @@ def remove_member(request: MemberRequest, pk: int) -> HttpResponse:
 def switch(request: HttpRequest) -> HttpResponse:
     """Show the pages of another organization of this person's."""
     assert isinstance(request.user, User)  # noqa: S101  # login_required; for types
-    wanted = request.POST.get("organization", "")
-    if not wanted.isdecimal() or not selectors.memberships(user=request.user).filter(organization=int(wanted)).exists():
+    wanted = row_number(request.POST.get("organization", ""))
+    if wanted is None or not selectors.memberships(user=request.user).filter(organization=wanted).exists():
         raise Http404
-    request.session[SESSION_KEY] = int(wanted)
+    request.session[SESSION_KEY] = wanted
     return redirect("overview")
 
 

@@ -9,7 +9,7 @@ import posixpath
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -34,6 +34,7 @@ from console.accounts.models import Organization
 from console.accounts.roles import Capability
 from console.accounts.services import is_active
 from console.web.access import MemberRequest, member
+from console.web.amounts import row_number, seconds
 from console.web.images import FRAMEWORK_TITLES
 from jobs import orders, paid, probes
 from jobs import selectors as jobs
@@ -294,18 +295,18 @@ def _data(sent: QueryDict, currency: str) -> tuple[dict[str, Any], dict[str, Any
     data: dict[str, Any] = {name: sent.get(name, "") for name in FIELDS}
     faults: dict[str, Any] = {}
     unit = UNITS.get(str(sent.get("max_time_unit")), 60)
-    turns: dict[str, tuple[str, Callable[[Decimal], int]]] = {
-        "max_seconds": ("max_time", lambda number: int(number * unit)),
-        "ceiling_minor": ("ceiling", lambda number: wording.to_minor(number, currency)),
+    turns: dict[str, tuple[str, Callable[[str], int]]] = {
+        "max_seconds": ("max_time", lambda text: seconds(text, unit)),
+        "ceiling_minor": ("ceiling", lambda text: wording.typed_minor(text, currency)),
     }
     for name, (typed, turn) in turns.items():
-        text = str(sent.get(typed, "")).strip().replace(",", ".")
+        text = str(sent.get(typed, "")).strip()
         try:
-            data[name] = turn(Decimal(text)) if text else ""
-        except (InvalidOperation, ValueError, OverflowError):  # no number; too many decimals; "NaN", "Infinity"
+            data[name] = turn(text) if text else ""
+        except ValueError:
             faults[name] = _("Give a number, or leave it empty.")
-    if (again := str(sent.get("rerun_of", ""))).isdecimal():
-        data["rerun_of"] = int(again)
+    if (again := row_number(str(sent.get("rerun_of", "")))) is not None:
+        data["rerun_of"] = again
     return data, faults
 
 
@@ -337,9 +338,9 @@ def _defaults(images: list[Image], workspaces: list[Workspace], specs: list[Spec
 
 def _rerun(organization: Organization, asked: str) -> dict[str, Any]:
     """The fields as an earlier job was bought."""
-    if not asked.isdecimal():
+    if (earlier := row_number(asked)) is None:
         return {}
-    job = jobs.job_for(organization, int(asked))
+    job = jobs.job_for(organization, earlier)
     bought = dict(job.order.quote.purchase)
     ceiling, seconds = bought.get("ceiling_minor"), bought.get("max_seconds")
     # Nothing and 0 are the same there, and an earlier purchase may know nothing of it.

@@ -13,6 +13,7 @@ from billing import budgets, charges, mails
 from billing.errors import BudgetExceeded, NoWallet
 from billing.models import Account, BalanceWarning, Budget, BudgetAlert, Hold
 from billing.pricing import Usage
+from console.accounts import services
 from console.accounts.errors import InvalidInput
 from console.accounts.models import Membership
 from console.accounts.roles import Role
@@ -213,6 +214,38 @@ def test_a_subject_holds_one_line(owner, account):
     budgets.watch()
     assert mails.send_due() == 1
     assert "\n" not in mail.outbox[0].subject
+
+
+class TestOfSomebodyWhoLeft:
+    """What an organization spends is none of a former member's business; a budget that nobody can use is none."""
+
+    @pytest.fixture
+    def leaver(self, owner, account) -> Membership:
+        member = MembershipFactory(organization=owner.organization, role=Role.MEMBER)
+        budget(owner, 100, member)
+        settle(buy(account, member, 60), 60)
+        return member
+
+    def leave(self, leaver, owner):
+        services.remove_member(membership=leaver, actor=owner.user)
+
+    def test_is_shown_and_watched_no_more(self, owner, leaver):
+        self.leave(leaver, owner)
+        assert budgets.states(owner.organization) == []
+        assert budgets.watch() == []
+
+    def test_tells_nobody_what_was_noticed_before(self, owner, leaver):
+        assert len(budgets.watch()) == 1
+        self.leave(leaver, owner)
+        assert (mails.send_due(), mail.outbox) == (0, [])
+
+    def test_holds_again_when_they_come_back(self, owner, leaver, account):
+        self.leave(leaver, owner)
+        again = MembershipFactory(organization=owner.organization, user=leaver.user, role=Role.MEMBER)
+        (state,) = budgets.states(owner.organization)
+        assert state.committed_minor == 60
+        with pytest.raises(BudgetExceeded):
+            buy(account, again, 41)
 
 
 @pytest.mark.django_db(transaction=True)

@@ -163,7 +163,7 @@ def test_no_text_of_a_customer_becomes_a_formula(account):
     assert first["workspace"] == "'@home"
 
 
-@pytest.mark.parametrize("text", ["=1", "+1", "-1", "@x", "\t=1", "\r=1", "\n=1"])
+@pytest.mark.parametrize("text", ["=1", "+1", "-1", "@x", "＝1", "＋1", "－1", "＠x", "\t=1", "\r=1", "\n=1"])
 def test_what_a_spreadsheet_would_run(text):
     assert exports.safe(text).startswith("'")
 

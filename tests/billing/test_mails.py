@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from smtplib import SMTPNotSupportedError, SMTPRecipientsRefused
+
 import pytest
 from django.core import mail
 from django.core.mail.backends import locmem
@@ -85,6 +87,50 @@ class TestInvoices:
             assert mails.send_due() == 0
         assert InvoiceMail.objects.get().mailed_at is None
         assert (mails.send_due(), len(mail.outbox)) == (1, 1)
+
+
+class TestAnAddressThatTakesNone:
+    """It keeps no mail from the others, and must not have them written to every minute for ever."""
+
+    @pytest.fixture
+    def server(self, account, owner, monkeypatch):
+        """A mail server, one address of which answers with an error; who got something."""
+        owner.user.language = "en"
+        owner.user.save()
+        MembershipFactory(organization=account.organization, role=Role.BILLING, user__language="zh-hans")
+        got, real = [], locmem.EmailBackend.send_messages
+
+        def refusing(error):
+            def send(backend, messages):
+                if messages[0].to == [owner.user.email]:
+                    raise error
+                got.append(messages[0].to)
+                return real(backend, messages)
+
+            monkeypatch.setattr(locmem.EmailBackend, "send_messages", send)
+            return got
+
+        return refusing
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            SMTPRecipientsRefused({"nobody@example.com": (550, b"No such user")}),
+            SMTPNotSupportedError("SMTPUTF8"),
+            ValueError("Invalid address"),
+        ],
+    )
+    def test_for_good(self, account, server, error):
+        written(account)
+        got = server(error)
+        assert [mails.send_due() for _ in range(3)] == [1, 0, 0]
+        assert len(got) == 1
+
+    def test_for_now_is_asked_again(self, account, server):
+        written(account)
+        server(SMTPRecipientsRefused({"busy@example.com": (450, b"Try again later")}))
+        assert mails.send_due() == 0
+        assert InvoiceMail.objects.get().mailed_at is None
 
 
 @pytest.mark.django_db(transaction=True)

@@ -7,7 +7,7 @@ import stripe
 
 from billing import gateway, payments
 from billing.errors import AmountRefused, PaymentUnavailable
-from billing.models import PaymentCustomer, StripeEvent, TopUp
+from billing.models import Account, PaymentCustomer, Quote, StripeEvent, TopUp
 from tests.factories.accounts import MembershipFactory
 from tests.factories.billing import TopUpFactory, book, quote, wallet
 from tests.provider import ASKS, DECLINED, GOOD, POOR, lost
@@ -158,6 +158,19 @@ class TestPayFor:
 
     def test_at_least_the_smallest_payment(self, provider):
         assert self.offer(3500).amount_minor == 500
+
+    def test_no_more_than_one_payment_may_be(self, provider, settings):
+        settings.TOP_UP_MAXIMUM_MINOR = 2599
+        with pytest.raises(AmountRefused) as caught:
+            self.offer(1000)
+        assert "$26.00 more" in str(caught.value.message)
+        assert "$25.99 at most" in str(caught.value.message)
+        assert not TopUp.objects.exists()
+        settings.TOP_UP_MAXIMUM_MINOR = 2600
+        offer = Quote.objects.get()
+        account = Account.objects.get(organization=offer.organization)
+        paid = payments.pay_for(quote=offer, account=account, user=offer.created_by, return_path="/")
+        assert paid.amount_minor == 2600
 
 
 @pytest.mark.django_db

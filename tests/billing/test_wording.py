@@ -45,6 +45,45 @@ def test_minor_units_and_back(amount, currency, minor):
 
 
 @pytest.mark.parametrize(
+    ("typed", "currency", "minor"),
+    [
+        ("50", "USD", 5000),
+        (" 19.90 ", "USD", 1990),
+        ("19,9", "USD", 1990),
+        (".5", "USD", 50),
+        ("5.", "USD", 500),
+        ("0", "USD", 0),
+        ("５０", "CNY", 5000),
+        ("500", "JPY", 500),
+        ("500.00", "JPY", 500),
+        ("1,234", "KWD", 1234),
+        ("1.0000", "USD", 100),
+    ],
+)
+def test_an_amount_as_people_type_it(typed, currency, minor):
+    assert wording.typed_minor(typed, currency) == minor
+
+
+@pytest.mark.parametrize(
+    ("typed", "currency"),
+    [
+        *(
+            (typed, "USD")
+            for typed in ("1,000", "1.000", "12,345.67", "1 000", "1_000", "1e3", "-5", "+5", "", ".", "$5")
+        ),
+        *((typed, "USD") for typed in ("NaN", "Infinity", "19.905", "9" * 21, "9" * 5000, "\x00", "²", "٣,٠٠٠")),
+        ("1,000", "JPY"),
+        ("1.5", "JPY"),
+        ("1.2345", "KWD"),
+    ],
+)
+def test_what_could_be_two_amounts_or_is_none(typed, currency):
+    """A budget of 1,000 must not become one of 1."""
+    with pytest.raises(ValueError, match=r"amount|decimals"):
+        wording.typed_minor(typed, currency)
+
+
+@pytest.mark.parametrize(
     ("amount", "currency"),
     [
         ("0.001", "USD"),

@@ -61,7 +61,7 @@ def test_a_members_budget(owner_page: Client, customer: Customer, stranger: Memb
     member = role(customer, Role.MEMBER)
     owner_page.post(reverse("budget_set"), {"amount": "5", "member": str(member.pk)})
     assert Budget.objects.get().user == member.user
-    for wrong in (str(stranger.pk), "x", "0"):
+    for wrong in (str(stranger.pk), "x", "0", "9" * 30, "9" * 5000):
         owner_page.post(reverse("budget_set"), {"amount": "7", "member": wrong})
     assert Budget.objects.get().amount_minor == 500
 

@@ -78,7 +78,8 @@ class TestAutomatic:
         [
             ({"amount_minor": "1"}, "Top up between $5.00 and $10,000.00 at once."),
             ({"threshold_minor": "0"}, "Give a threshold between"),
-            ({"amount_minor": "a lot"}, "Give an amount such as 50 or 19.90."),
+            ({"amount_minor": "a lot"}, "Give an amount such as 50 or 19.90"),
+            ({"threshold_minor": "1,000"}, "without marks between thousands."),
             ({"method": "pm_another"}, "Save a card first."),
         ],
     )

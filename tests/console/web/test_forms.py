@@ -107,6 +107,19 @@ def test_a_quote_and_its_errors(customer: Customer, owner_page: Client) -> None:
     assert 'id="error-lr" role="alert" hx-swap-oob="true"></div>' in priced
 
 
+@pytest.mark.parametrize("typed", ["1e999999", "1e900000", "-1e999999", "NaN", "9" * 5000, "1,000"])
+def test_a_limit_of_no_good_number(customer: Customer, owner_page: Client, typed: str) -> None:
+    form = customer.form(touched="max_seconds,ceiling_minor", max_time="" if "," in typed else typed, ceiling=typed)
+    assert "Give a number, or leave it empty." in _text(owner_page.post(reverse("training_quote"), form))
+
+
+def test_a_number_of_a_row_that_is_none(customer: Customer, owner_page: Client) -> None:
+    endless = "9" * 5000
+    assert owner_page.post(reverse("training_quote"), customer.form(rerun_of=endless)).status_code == 200
+    assert owner_page.get(reverse("training_new"), {"rerun": endless}).status_code == 200
+    assert owner_page.post(reverse("organization_switch"), {"organization": endless}).status_code == 404
+
+
 def test_fields_not_reached_yet_are_listed_instead_of_marked(customer: Customer, owner_page: Client) -> None:
     answer = _text(owner_page.post(reverse("training_quote"), customer.form(touched="", code_path="")))
     assert "Still needed" in answer
