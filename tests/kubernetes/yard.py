@@ -1,4 +1,4 @@
-"""Runs on a Kubernetes cluster, and short words for what tests do with them: those of `tests.runtime.conftest.Yard`.
+"""Runs on a Kubernetes cluster, and how tests make and lose them there; the words are `AnyYard`'s.
 
 The one rule: nothing here knows whether the cluster is real.
 """
@@ -9,26 +9,28 @@ import dataclasses
 import textwrap
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from runtime.backends.kubernetes import KubernetesBackend
 from runtime.backends.kubernetes_config import ClusterConfig
-from runtime.specs import Framework, Image, Mount, Resources, RunPhase, RunSpec, RunStatus
+from runtime.specs import Framework, Image, Mount, Resources, RunSpec
 from tests.kubernetes.sites import Site
+from tests.runtime.any_yard import AnyYard
 
 SMALL = Resources(cpus=0.1, memory_mib=256)
 """What a run of the tests asks for: a small machine has room for a few."""
 
 
-class ClusterYard:
+class ClusterYard(AnyYard):
     """A backend with a workspace and a data set on a cluster."""
+
+    patience = 120.0
 
     def __init__(self, site: Site, **settings: Any) -> None:
         self.site = site
         self.settings = settings
         self.keeps_output = site.shared
-        self.backend = self.another()
+        self.backend: KubernetesBackend = self.another()
         self._staged: dict[str, str] = {}
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
@@ -74,35 +76,6 @@ class ClusterYard:
         if self._staged.get(path) != text:
             self.site.place({path: text})
             self._staged[path] = text
-
-    def wait(self, name: str, until: Callable[[RunStatus], bool], seconds: float = 120) -> RunStatus:
-        """The run's first status for which `until` holds; fails when there is none in time."""
-        status = self.backend.describe(name)
-        if until(status):
-            return status
-        for _names in self.backend.changes(stop_after=seconds):
-            status = self.backend.describe(name)
-            if until(status):
-                return status
-        raise AssertionError(f"not in {seconds} s: {status}\n{self.all_logs(name)}")
-
-    def wait_for_end(self, name: str = "job-1-1") -> RunStatus:
-        """The run's last status."""
-        return self.wait(name, lambda status: status.phase is RunPhase.ENDED)
-
-    def wait_for_text(self, text: str, name: str = "job-1-1", rank: int = 0) -> RunStatus:
-        """The run's status once a rank has printed the text."""
-        return self.wait(name, lambda _status: text in self.log(rank, name))
-
-    def run(self, source: str, /, **changes: Any) -> RunStatus:
-        """Submit and wait for the end."""
-        spec = self.spec(source, **changes)
-        self.backend.submit(spec)
-        return self.wait_for_end(spec.name)
-
-    def log(self, rank: int = 0, name: str = "job-1-1") -> str:
-        """Everything that a rank printed."""
-        return self.backend.logs(name, rank, limit=1 << 24).text
 
     def all_logs(self, name: str) -> str:
         """What the cluster says of the run, for a failed test's message."""

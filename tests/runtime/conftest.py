@@ -14,7 +14,8 @@ import pytest
 
 from runtime.backends import identity, images
 from runtime.backends.local import LocalBackend
-from runtime.specs import Framework, Image, Mount, Resources, RunPhase, RunSpec, RunStatus
+from runtime.specs import Framework, Image, Mount, Resources, RunSpec
+from tests.runtime.any_yard import AnyYard
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +31,7 @@ MAY_IMPORT_ANYTHING = "import importlib\n"
 """With it a script counts as one that ranks with frameworks in them are of use to: else it is started cold."""
 
 
-class Yard:
+class Yard(AnyYard):
     """A backend with a workspace and a data set, and short words for what tests do with them."""
 
     def __init__(self, folder: Path, images_root: Path, image: str = "bare") -> None:
@@ -42,7 +43,7 @@ class Yard:
         self.dataset = folder / "digits"
         self.workspace.mkdir()
         self.dataset.mkdir()
-        self.backend = self.another()
+        self.backend: LocalBackend = self.another()
 
     def another(self, **options: Any) -> LocalBackend:
         """One more backend over the same root, as another process of the console would have it."""
@@ -66,35 +67,6 @@ class Yard:
             mounts=(Mount(str(self.workspace), "/workspace", False), Mount(str(self.dataset), "/datasets/digits")),
         )
         return dataclasses.replace(spec, **changes)
-
-    def wait(self, name: str, until: Callable[[RunStatus], bool], seconds: float = 60) -> RunStatus:
-        """The run's first status for which `until` holds; fails when there is none in time."""
-        status = self.backend.describe(name)
-        if until(status):
-            return status
-        for _names in self.backend.changes(stop_after=seconds):
-            status = self.backend.describe(name)
-            if until(status):
-                return status
-        raise AssertionError(f"not in {seconds} s: {status}\n{self.all_logs(name)}")
-
-    def wait_for_end(self, name: str = "job-1-1") -> RunStatus:
-        """The run's last status."""
-        return self.wait(name, lambda status: status.phase is RunPhase.ENDED)
-
-    def wait_for_text(self, text: str, name: str = "job-1-1", rank: int = 0) -> RunStatus:
-        """The run's status once a rank has printed the text."""
-        return self.wait(name, lambda _status: text in self.log(rank, name))
-
-    def run(self, source: str, /, **changes: Any) -> RunStatus:
-        """Submit and wait for the end."""
-        spec = self.spec(source, **changes)
-        self.backend.submit(spec)
-        return self.wait_for_end(spec.name)
-
-    def log(self, rank: int = 0, name: str = "job-1-1") -> str:
-        """Everything that a rank printed."""
-        return self.backend.logs(name, rank, limit=1 << 24).text
 
     def all_logs(self, name: str) -> str:
         """Every log file of a run, the platform's own too, for a failed test's message."""

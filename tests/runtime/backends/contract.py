@@ -9,13 +9,13 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
-from runtime.backends.base import Backend
-from runtime.specs import RunSpec, RunStatus
+from runtime.specs import RunSpec
 from tests.kubernetes.yard import ClusterYard
+from tests.runtime.any_yard import AnyYard
 from tests.runtime.conftest import Yard
 
 BACKENDS = ("local", "kubernetes")
@@ -79,25 +79,6 @@ MEET = """
         total = int(peer.recv(16))
     print("total", total, flush=True)
 """
-
-
-class AnyYard(Protocol):
-    """What the yards of all backends have."""
-
-    backend: Backend
-    keeps_output: bool
-    """Whether what a run wrote outlives its pods: not where storage is not shared and a stop removes them."""
-
-    def another(self) -> Backend: ...
-    def spec(self, source: str = ..., /, **changes: Any) -> RunSpec: ...
-    def wait(self, name: str, until: Any, seconds: float = ...) -> RunStatus: ...
-    def wait_for_end(self, name: str = ...) -> RunStatus: ...
-    def wait_for_text(self, text: str, name: str = ..., rank: int = ...) -> RunStatus: ...
-    def run(self, source: str, /, **changes: Any) -> RunStatus: ...
-    def log(self, rank: int = ..., name: str = ...) -> str: ...
-    def all_logs(self, name: str) -> str: ...
-    def lose_node(self, node: int, name: str = ...) -> None: ...
-    def left_behind(self) -> list[str]: ...
 
 
 class LocalYard(Yard):

@@ -15,7 +15,8 @@ import pytest
 from runtime.errors import InvalidSpec, RunNotFound
 from runtime.specs import Image, Mount, Outcome, Resources, RunPhase, RunSpec, WaitingCode
 from tests.kubernetes.yard import ClusterYard
-from tests.runtime.backends.contract import MEET, POLITE, SHOW, STUBBORN, WAIT, AnyYard, seen
+from tests.runtime.any_yard import AnyYard
+from tests.runtime.backends.contract import MEET, POLITE, SHOW, STUBBORN, WAIT, seen
 
 # The life of a run
 

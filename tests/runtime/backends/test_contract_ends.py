@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from runtime.errors import RunNotFound
 from runtime.specs import FailureCode, Outcome, Resources, RunPhase
-from tests.runtime.backends.contract import POLITE, STUBBORN, WAIT, AnyYard
+from tests.runtime.any_yard import AnyYard
+from tests.runtime.backends.contract import POLITE, STUBBORN, WAIT
 
 
 def test_a_stopped_run_has_its_grace(any_yard: AnyYard) -> None:
