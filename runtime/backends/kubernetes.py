@@ -21,6 +21,7 @@ from runtime.backends.kubernetes_capacity import declared, waiting_requests
 from runtime.backends.kubernetes_config import ClusterConfig
 from runtime.backends.kubernetes_facts import JobFact, latest, read_job, read_pod, seconds
 from runtime.backends.kubernetes_folder import Folders
+from runtime.backends.kubernetes_launchers import Launchers
 from runtime.backends.kubernetes_names import (
     CONTAINER,
     ENDED_LABEL,
@@ -68,7 +69,8 @@ class KubernetesBackend:
         self._api = Api(config)
         self._folders = Folders(root, config.uid) if config.volume.shared else None
         self._runs = Runs(self._api, config, self._folders, self._capacity_if_known)
-        self._submission = Submission(self._api, config, self._runs, root, self._folders)
+        self._launchers = Launchers(self._api, config)
+        self._submission = Submission(self._api, config, self._runs, root, self._folders, launchers=self._launchers)
         self._counted: tuple[float, Capacity] | None = None
 
     # The protocol
@@ -160,7 +162,7 @@ class KubernetesBackend:
             self._folders.remove_checkpoints(key)
 
     def names(self, *, live: bool = False) -> list[str]:
-        """See `Backend.names`. Submissions that were given up half made are cleared away on the way."""
+        """See `Backend.names`. What submissions given up half made, and older versions, have left goes on the way."""
         selector = f"{MANAGED_BY}={MANAGER},{RUN_LABEL}" + (f",!{ENDED_LABEL}" if live else "")
         with self._heard():
             jobs = self._api.list(self._path("batch/v1", "jobs"), labelSelector=selector)["items"]
@@ -171,6 +173,8 @@ class KubernetesBackend:
                     self._api.delete(_address(job), uid=job["metadata"]["uid"])
                 elif not job["metadata"].get("deletionTimestamp"):
                     names.append(job["metadata"]["name"])
+            if not live:
+                self._launchers.collect(jobs)
         return sorted(names)
 
     def capacity(self) -> Capacity:

@@ -30,7 +30,7 @@ IN_NAMESPACE = (
     Rule("batch", "jobs", ("create", "delete", "get", "list", "patch", "watch")),
     Rule("", "pods", ("delete", "get", "list", "watch")),
     Rule("", "pods/log", ("get",)),
-    Rule("", "configmaps", _OWNED),
+    Rule("", "configmaps", ("create", "delete", "get", "list", "patch")),
     Rule("", "secrets", _OWNED),
     Rule("", "services", _OWNED),
     Rule("networking.k8s.io", "networkpolicies", _OWNED),

@@ -126,17 +126,18 @@ class Api:
                 raise Refused(409, "Conflict", refused.message) from refused
             raise
 
-    def delete(self, path: str, *, grace_seconds: int | None = None, uid: str = "") -> None:
-        """Delete an object, and what it owns after it; nothing where it is gone, or another by now (`uid`)."""
+    def delete(self, path: str, *, grace_seconds: int | None = None, uid: str = "", version: str = "") -> None:
+        """Delete an object, then what it owns; nothing where it is gone, or not this one (`uid`, `version`)."""
         options: Object = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
-        if uid:
-            options["preconditions"] = {"uid": uid}
+        wanted = {"uid": uid, "resourceVersion": version}
+        if uid or version:
+            options["preconditions"] = {name: value for name, value in wanted.items() if value}
         try:
             self._json("DELETE", path, {}, options, _JSON)
         except Refused as refused:
-            if refused.status not in ({404, 409} if uid else {404}):
+            if refused.status not in ({404, 409} if uid or version else {404}):
                 raise
 
     def review(self, attributes: Object) -> bool:

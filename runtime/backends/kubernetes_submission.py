@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from runtime.backends import admission, manifests, zipapp
+from runtime.backends import admission, manifests
 from runtime.backends.kubernetes_api import Api, Object, Refused, home_of, path_of
 from runtime.backends.kubernetes_config import ClusterConfig
 from runtime.backends.kubernetes_folder import Folders
+from runtime.backends.kubernetes_launchers import Launchers
 from runtime.backends.kubernetes_names import SUBMITTED, namespace_of_run
 from runtime.backends.kubernetes_order import order as make_order
 from runtime.backends.kubernetes_pod import image_of, sub_path
@@ -29,13 +30,22 @@ _BEGIN_TRIES = 3
 class Submission:
     """Makes runs on one cluster."""
 
-    def __init__(self, api: Api, config: ClusterConfig, runs: Runs, root: Path, folders: Folders | None) -> None:
+    def __init__(
+        self,
+        api: Api,
+        config: ClusterConfig,
+        runs: Runs,
+        root: Path,
+        folders: Folders | None,
+        *,
+        launchers: Launchers,
+    ) -> None:
         self._api = api
         self._config = config
         self._runs = runs
         self._root = root
         self._folders = folders
-        self._launchers: set[str] = set()
+        self._launchers = launchers
 
     def submit(self, spec: RunSpec) -> None:
         """See `Backend.submit`."""
@@ -71,7 +81,7 @@ class Submission:
                     self._api.apply(one)
             if self._folders is not None:
                 self._folders.make(spec.name, spec.checkpoint_key)
-        launcher = self._launcher(namespace)
+        launcher = self._launchers.ready(namespace)
         job = found or self._api.create(manifests.job(spec, self._config, order, launcher))
         if job is None:
             # Somebody submits the same run beside us.
@@ -80,14 +90,6 @@ class Submission:
         for one in manifests.owned(spec, self._config, order, job["metadata"]["uid"], keys):
             self._own(one)
         self._begin(job)
-
-    def _launcher(self, namespace: str) -> str:
-        manifest = manifests.launcher(namespace, zipapp.build().data)
-        name = str(manifest["metadata"]["name"])
-        if f"{namespace}/{name}" not in self._launchers:
-            self._api.create(manifest)
-            self._launchers.add(f"{namespace}/{name}")
-        return name
 
     def _own(self, manifest: Object) -> None:
         """Make what belongs to the Job. Keys that pods may hold already stay; what an older Job has left does not."""

@@ -14,7 +14,9 @@ from typing import Any
 
 from runtime.backends.kubernetes_config import ClusterConfig
 from runtime.backends.kubernetes_names import (
+    COMPONENT_LABEL,
     CONTROL_PORT,
+    LAUNCHER,
     LAUNCHER_FILE,
     MANAGED_BY,
     MANAGER,
@@ -99,7 +101,7 @@ def launcher(namespace: str, archive: bytes) -> Manifest:
         "metadata": {
             "name": f"trainyard-launcher-{digest[:12]}",
             "namespace": namespace,
-            "labels": {MANAGED_BY: MANAGER, "app.kubernetes.io/component": "launcher"},
+            "labels": {MANAGED_BY: MANAGER, COMPONENT_LABEL: LAUNCHER},
         },
         "immutable": True,
         "binaryData": {LAUNCHER_FILE: base64.b64encode(archive).decode()},
