@@ -6,6 +6,7 @@ is handled to its end before the next thing, so there is no state in between.
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 
@@ -150,6 +151,8 @@ class Agent:
             # Imported here for speed alone: no rank waits for it.
             from .watch import Watch  # noqa: PLC0415
 
+            gc.freeze()
+            gc.enable()
             self._watch = Watch(self._plan, self._devices, report=self._report, tell=self._peers.tell)
         return self._watch
 
