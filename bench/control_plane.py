@@ -24,7 +24,7 @@ from bench import rounds
 
 QUEUED = 2_000 if rounds.is_quick() else 10_000
 HISTORIES = {"short": 1_000, "long": 10_000 if rounds.is_quick() else 100_000}
-ROUNDS = 2 if rounds.is_quick() else 7
+ROUNDS = 2 if rounds.is_quick() else 5
 CLAIMS, ENDS, PASSES = (40, 10, 10) if rounds.is_quick() else (200, 50, 20)
 
 
