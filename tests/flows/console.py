@@ -208,6 +208,8 @@ class Console:
 class Buyer(Customer):
     """A customer of the API who doesn't give up when the console goes away for a moment."""
 
+    patience_seconds = PATIENCE_SECONDS
+
     def __init__(self, console: Console) -> None:
         super().__init__(console.url, console.account(), Screen(quiet=True))
         self.activate()
@@ -235,7 +237,7 @@ class Buyer(Customer):
 
     def until(self, job: int, happened: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """The first state of a job for which it happened, by its live stream; opened again where it broke."""
-        deadline, last = time.monotonic() + PATIENCE_SECONDS, None
+        deadline, last = time.monotonic() + self.patience_seconds, None
         while time.monotonic() < deadline:
             try:
                 for name, data in self._stream(f"jobs/{job}/stream/"):
@@ -248,7 +250,7 @@ class Buyer(Customer):
             except Exception as error:  # the console was killed on purpose: a browser would connect again, too
                 last = last or error
             time.sleep(0.1)
-        raise AssertionError(f"waited {PATIENCE_SECONDS} s in vain; last seen: {last}")
+        raise AssertionError(f"waited {self.patience_seconds} s in vain; last seen: {last}")
 
     def running(self, job: int) -> dict[str, Any]:
         """The job once it runs."""

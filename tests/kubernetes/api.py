@@ -91,6 +91,7 @@ class Api:
         made["metadata"]["uid"] = str(uuid.uuid4())
         made = admission.prepare(resource, made, None)
         if resource.plural == "pods":
+            self._demand_account(namespace, made)
             podsecurity.admit(self.store, namespace, made)
         with self.store.changed:
             if resource.plural == "pods":
@@ -207,6 +208,15 @@ class Api:
         if found["metadata"].get("deletionTimestamp"):
             message = f"forbidden: unable to create new content in namespace {namespace} because it is being terminated"
             raise ApiError(403, "Forbidden", message, {"causes": [{"reason": "NamespaceTerminating"}]})
+
+    def _demand_account(self, namespace: str, pod: Object) -> None:
+        """Raises ApiError 403 for a pod whose service account is not there, or not yet."""
+        account = pod["spec"].get("serviceAccountName", "default")
+        try:
+            self.store.get("serviceaccounts", namespace, account)
+        except ApiError as error:
+            why = f'error looking up service account {namespace}/{account}: serviceaccount "{account}" not found'
+            raise ApiError(403, "Forbidden", f'pods "{pod["metadata"].get("name", "")}" is forbidden: {why}') from error
 
     def _demand_quota(self, namespace: str, pod: Object) -> None:
         """Raises ApiError 403 where a ResourceQuota has no room for the pod."""

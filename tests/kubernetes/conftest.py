@@ -1,5 +1,12 @@
 """A Kubernetes cluster for tests: see `sites`."""
 
-from tests.kubernetes.fixtures import cluster_yard, fake, fake_site, only_fake, own_yard, site
+from tests.kubernetes.fixtures import (
+    cluster_yard,
+    fake,
+    fake_site,
+    own_yard,
+    pytest_runtest_makereport,
+    site,
+)
 
-__all__ = ["cluster_yard", "fake", "fake_site", "only_fake", "own_yard", "site"]
+__all__ = ["cluster_yard", "fake", "fake_site", "own_yard", "pytest_runtest_makereport", "site"]

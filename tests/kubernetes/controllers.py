@@ -32,6 +32,8 @@ class Pace:
     toleration_scale: float = 0.02
     """A pod's tolerationSeconds count so much."""
     schedule_retry_seconds: float = 0.5
+    account_seconds: float = 0.2
+    """A namespace has its default service account so long after it was made."""
     collect_seconds: float = 0.5
     """What belonged to a deleted object is still there for so long, its ended pods too."""
 
@@ -86,6 +88,7 @@ class Controllers:
         self._sweep_pods()
         self._collect()
         self._end_namespaces()
+        self._give_accounts()
 
     # The scheduler
 
@@ -162,7 +165,7 @@ class Controllers:
                 return f"node(s) had untolerated taint(s) {{{taint['key']}: {taint.get('value', '')}}}"
         labels = node["metadata"].get("labels", {})
         selector = pod["spec"].get("nodeSelector") or {}
-        if not selector.items() <= labels.items() or not _affine(pod, labels):
+        if not selector.items() <= labels.items() or not _affine(pod, labels, node["metadata"]["name"]):
             return "node(s) didn't match Pod's node affinity/selector"
         free = self._free(node)
         for name, wanted in _requests(pod).items():
@@ -286,6 +289,16 @@ class Controllers:
 
             self._store.edit(plural, namespace, name, disown)
 
+    def _give_accounts(self) -> None:
+        """A new namespace has its account a moment later; until then it takes no pods."""
+        for namespace in self._store.find("namespaces"):
+            name, meta = namespace["metadata"]["name"], namespace["metadata"]
+            since = self._retry_at.setdefault(f"{meta['uid']} made", time.monotonic())
+            if meta.get("deletionTimestamp") or time.monotonic() < since + self.pace.account_seconds:
+                continue
+            with contextlib.suppress(ApiError):
+                self.api.create(BY_PLURAL["serviceaccounts"], name, {"metadata": {"name": "default"}})
+
     def _end_namespaces(self) -> None:
         for namespace in self._store.find("namespaces", "", lambda one: bool(one["metadata"].get("deletionTimestamp"))):
             name = namespace["metadata"]["name"]
@@ -344,13 +357,14 @@ def _toleration(pod: Object, taint: Object) -> Object | None:
     return None
 
 
-def _affine(pod: Object, labels: dict[str, str]) -> bool:
+def _affine(pod: Object, labels: dict[str, str], name: str) -> bool:
     affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
     if not required:
         return True
     return any(
         all(_expression(one, labels) for one in term.get("matchExpressions", []))
+        and all(_expression(one, {"metadata.name": name}) for one in term.get("matchFields", []))
         for term in required["nodeSelectorTerms"]
     )
 

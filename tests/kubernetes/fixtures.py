@@ -1,18 +1,33 @@
-"""Fixtures of tests on a cluster; imported by the conftest here and by the backends' contract suite.
+"""Fixtures of tests on a cluster, and what a failed one shows; imported by the conftests here and of the backends.
 
 The one rule: the cluster is shared by a process's tests, and each test leaves it empty; who breaks it has its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.kubernetes.choice import open_site
 from tests.kubernetes.cluster import FakeCluster
-from tests.kubernetes.sites import FakeSite, Site, open_site, real_kubeconfig
+from tests.kubernetes.sites import FakeSite, Site
+from tests.kubernetes.telling import tell
 from tests.kubernetes.yard import ClusterYard
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test shows what its cluster says, before anything of it is taken down."""
+    report = yield
+    given = getattr(item, "funcargs", {}).values()
+    sites = {one if isinstance(one, Site) else getattr(one, "site", None) for one in given} - {None}
+    if report.failed and call.when != "teardown":
+        report.sections += [("The cluster", tell(one)) for one in sites if isinstance(one, Site)]
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -50,10 +65,3 @@ def own_yard(fake_site: FakeSite) -> Iterator[ClusterYard]:
     yield made
     fake_site.fake.faults.disarm()
     made.close()
-
-
-@pytest.fixture
-def only_fake() -> None:
-    """For a test that a real cluster has no way to do."""
-    if real_kubeconfig():
-        pytest.skip("A real cluster cannot be made to do this.")

@@ -1,52 +1,46 @@
-"""Where the tests' runs go: the fake cluster, or, where KUBECONFIG is set, a real one. Both give the same things.
+"""Where the tests' runs go: the fake cluster here, or a real one (`staged`). Both give the same things.
 
-The one rule: everything is in one namespace and one folder of the machines, of this process's own, and both are gone
-at the end, whatever happened.
+The one rule: a site is all that a test knows of its cluster; `close` leaves nothing of it.
 """
 
 from __future__ import annotations
 
-import contextlib
+import base64
 import json
 import os
-import secrets
 import shutil
-import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import kubernetes.client
 import kubernetes.config
 
+from runtime.backends.kubernetes_api import Api, path_of
+from runtime.backends.kubernetes_config import ClusterConfig
 from tests.kubernetes.cluster import FakeCluster
 from tests.kubernetes.images import PYTHON
-from tests.kubernetes.resources import Object
+from tests.kubernetes.needs import await_account
 from tests.runtime.images_of_ours import IMAGES
 
 IMAGE = os.environ.get("TRAINYARD_TEST_IMAGE", PYTHON)
 TORCH_IMAGE = os.environ.get("TRAINYARD_TEST_TORCH_IMAGE", "")
 UID = 10001
-_STAGING_SECONDS = 180.0
-_GONE_SECONDS = 180.0
-_PLACE = f"""
-UID = {UID}
-import json, os, pathlib, shutil, sys
-root = pathlib.Path("/host") / sys.argv[1]
-for change in json.loads(pathlib.Path("/staged/changes.json").read_text()):
-    path = root / change["path"]
-    if change["text"] is None:
-        shutil.rmtree(path, ignore_errors=True)
-        continue
-    for folder in [*reversed(path.relative_to(root).parents)]:
-        (root / folder).mkdir(exist_ok=True)
-        os.chown(root / folder, UID, UID)
-        (root / folder).chmod(0o755)
-    path.write_text(change["text"])
-    os.chown(path, UID, UID)
-    path.chmod(0o644)
-"""
+
+
+def write_kubeconfig(path: Path, cluster: Mapping[str, Any], user: Mapping[str, Any]) -> Path:
+    """A kubeconfig with one context."""
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "clusters": [{"name": "test", "cluster": dict(cluster)}],
+        "users": [{"name": "test", "user": dict(user)}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test", "namespace": "default"}}],
+    }
+    path.write_text(json.dumps(content))
+    return path
 
 
 class Site:
@@ -54,14 +48,35 @@ class Site:
 
     real = False
     shared = True
+    late_seconds = 1.0
+    """What may pass from when a container begins until all nodes of its run know each other, beside whole seconds."""
 
     def __init__(self, kubeconfig: Path, namespace: str, root: Path) -> None:
         self.kubeconfig, self.namespace, self.root = kubeconfig, namespace, root
-        client = kubernetes.config.new_client_from_config(str(kubeconfig))
+        self.placed: dict[str, str] = {}
+        """What yards have written, by its path."""
+        client = self.client = kubernetes.config.new_client_from_config(str(kubeconfig))
         self.core = kubernetes.client.CoreV1Api(client)
         self.batch = kubernetes.client.BatchV1Api(client)
         self.rbac = kubernetes.client.RbacAuthorizationV1Api(client)
         self.network = kubernetes.client.NetworkingV1Api(client)
+
+    def config(self, **changes: Any) -> ClusterConfig:
+        """The cluster as a console is told of it."""
+        return ClusterConfig.from_data("test", self.settings(**changes))
+
+    def kubeconfig_of(self, token: str, path: Path) -> Path:
+        """A kubeconfig for the same server, of whoever has this token; with no file beside it that it needs."""
+        told = self.client.configuration
+        cluster: dict[str, Any] = {"server": told.host}
+        if told.ssl_ca_cert:
+            content = Path(told.ssl_ca_cert).read_bytes()
+            cluster["certificate-authority-data"] = base64.b64encode(content).decode()
+        if not told.verify_ssl:
+            cluster["insecure-skip-tls-verify"] = True
+        if told.tls_server_name:
+            cluster["tls-server-name"] = told.tls_server_name
+        return write_kubeconfig(path, cluster, {"token": token})
 
     def settings(self, **changes: Any) -> dict[str, Any]:
         """One value of TRAINYARD_CLUSTERS."""
@@ -90,6 +105,11 @@ class Site:
                 inside = [folder for folder in (where, *where.parents) if folder.is_relative_to(self.root)]
                 for one in inside:
                     os.chown(one, UID, UID)
+
+    def log(self, pod: str, **query: str) -> str:
+        """What a pod has printed. By our own client: the official one gives bytes as text that says they are."""
+        path = path_of("v1", "pods", self.namespace, pod, "log")
+        return b"".join(Api(self.config()).text(path, **query)).decode("utf-8", "replace")
 
     def left(self) -> list[str]:
         """What the namespace holds that belongs to a run."""
@@ -136,6 +156,7 @@ class FakeSite(Site):
         root.mkdir(mode=0o755)
         super().__init__(kubeconfig, "trainyard-runs", root)
         self.fake.make("namespaces", "", self.namespace)
+        await_account(self.core, self.namespace)
 
     def volume(self) -> dict[str, Any]:
         """A folder of this machine, which is every node's."""
@@ -144,163 +165,6 @@ class FakeSite(Site):
     def close(self) -> None:
         """End the fake."""
         self.fake.close()
-
-
-class StagedSite(Site):
-    """A cluster reached by its API alone: files get to its machines by pods that write them there."""
-
-    real = True
-    shared = False
-
-    def __init__(self, kubeconfig: Path) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="trainyard-k8s-"))
-        self._folder.chmod(0o755)  # a console's database, which is another user, lies in it
-        name = f"trainyard-test-{secrets.token_hex(4)}"
-        # In a folder that every machine has, whatever else of its disk is read-only.
-        self._parent = os.environ.get("TRAINYARD_TEST_HOST_PATH", "/tmp")
-        super().__init__(kubeconfig, name, self._folder)
-        self.machines = self._find_machines()
-        self.core.create_namespace(
-            {"metadata": {"name": name, "labels": {"pod-security.kubernetes.io/enforce": "privileged"}}}
-        )
-        try:
-            self.place({"ready": "yes"})
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def host_path(self) -> str:
-        """The folder on each machine."""
-        return f"{self._parent}/{self.namespace}"
-
-    def volume(self) -> dict[str, Any]:
-        """A folder of each machine, which this one does not see."""
-        return {"host_path": self.host_path, "root": str(self.root), "shared": False}
-
-    def _find_machines(self) -> list[str]:
-        """The machines that take pods."""
-        found = []
-        for node in self.core.list_node().items:
-            taints = [taint for taint in node.spec.taints or [] if taint.effect in {"NoSchedule", "NoExecute"}]
-            ready = any(one.type == "Ready" and one.status == "True" for one in node.status.conditions or [])
-            if ready and not taints and not node.spec.unschedulable:
-                found.append(node.metadata.name)
-        assert found, "The cluster has no machine that takes pods."
-        return found
-
-    def place(self, files: Mapping[str, str | None]) -> None:
-        """Write the files here, for what reads along, and on every machine."""
-        super().place(files)
-        changes = [{"path": path, "text": text} for path, text in files.items()]
-        self._on_machines(_PLACE, [self.namespace], {"changes.json": json.dumps(changes)})
-
-    def _on_machines(self, source: str, arguments: list[str], files: dict[str, str]) -> None:
-        """Run a script as root on every machine, with the parent of our folder at /host."""
-        name = f"staging-{secrets.token_hex(4)}"
-        self.core.create_namespaced_config_map(
-            self.namespace, {"metadata": {"name": name}, "data": {**files, "stage.py": source}}
-        )
-        names = {machine: f"{name}-{number}" for number, machine in enumerate(self.machines)}
-        try:
-            for machine, pod in names.items():
-                self.core.create_namespaced_pod(self.namespace, self._stager(pod, machine, name, arguments))
-            for pod in names.values():
-                self._wait_for(pod)
-        finally:
-            for pod in names.values():
-                with contextlib.suppress(kubernetes.client.ApiException):
-                    self.core.delete_namespaced_pod(pod, self.namespace, grace_period_seconds=0)
-            self.core.delete_namespaced_config_map(name, self.namespace)
-
-    def _stager(self, pod: str, machine: str, staged: str, arguments: list[str]) -> Object:
-        return {
-            "metadata": {"name": pod},
-            "spec": {
-                "restartPolicy": "Never",
-                "automountServiceAccountToken": False,
-                "terminationGracePeriodSeconds": 1,
-                "nodeSelector": {"kubernetes.io/hostname": machine},
-                "tolerations": [{"operator": "Exists"}],
-                "securityContext": {"runAsUser": 0, "runAsGroup": 0},
-                "containers": [
-                    {
-                        "name": "stage",
-                        "image": IMAGE,
-                        "imagePullPolicy": "IfNotPresent",
-                        "command": ["python3", "/staged/stage.py", *arguments],
-                        "volumeMounts": [
-                            {"name": "host", "mountPath": "/host"},
-                            {"name": "staged", "mountPath": "/staged"},
-                        ],
-                    }
-                ],
-                "volumes": [
-                    {"name": "host", "hostPath": {"path": self._parent, "type": "Directory"}},
-                    {"name": "staged", "configMap": {"name": staged}},
-                ],
-            },
-        }
-
-    def _wait_for(self, pod: str) -> None:
-        give_up_at = time.monotonic() + _STAGING_SECONDS
-        while True:
-            found = self.core.read_namespaced_pod(pod, self.namespace)
-            if found.status.phase == "Succeeded":
-                return
-            told = [one.state.to_dict() for one in found.status.container_statuses or []]
-            failed = found.status.phase == "Failed" or time.monotonic() > give_up_at
-            if failed:
-                ran = any(state["terminated"] for state in told)
-                log = self.core.read_namespaced_pod_log(pod, self.namespace) if ran else found.status.conditions
-                raise AssertionError(f"staging did not work: {found.status.phase} {told} {log}")
-            time.sleep(0.2)
-
-    def close(self) -> None:
-        """Remove our folder from the machines, and the namespace."""
-        try:
-            self._on_machines(_REMOVE, [self.namespace], {})
-        finally:
-            self.core.delete_namespace(self.namespace)
-            give_up_at = time.monotonic() + _GONE_SECONDS
-            while time.monotonic() < give_up_at and self._is_there():
-                time.sleep(0.5)
-            shutil.rmtree(self._folder, ignore_errors=True)
-            assert not self._is_there(), f"The namespace {self.namespace} does not go away."
-
-    def _is_there(self) -> bool:
-        try:
-            self.core.read_namespace(self.namespace)
-        except kubernetes.client.ApiException as error:
-            if error.status != 404:
-                raise
-            return False
-        return True
-
-
-_REMOVE = """
-import pathlib, shutil, sys
-assert sys.argv[1].startswith("trainyard-test-")
-path = pathlib.Path("/host") / sys.argv[1]
-shutil.rmtree(path, ignore_errors=True)
-assert not path.exists()
-"""
-
-
-def real_kubeconfig() -> Path | None:
-    """The real cluster's, where tests are to use one."""
-    told = os.environ.get("KUBECONFIG", "")
-    return Path(told) if told else None
-
-
-def open_site(folder: Path) -> Iterator[Site]:
-    """The cluster that tests are to use, until they are done with it."""
-    kubeconfig = real_kubeconfig()
-    site: Site = StagedSite(kubeconfig) if kubeconfig else FakeSite(folder)
-    try:
-        yield site
-    finally:
-        site.close()
 
 
 def built_torch() -> Path | None:

@@ -13,7 +13,9 @@ import pytest
 from runtime.backends import images
 from tests.console.processes import wait_for
 from tests.flows.console import WAIT, Buyer, Console, served
-from tests.kubernetes.sites import Site, open_site
+from tests.kubernetes.choice import open_site
+from tests.kubernetes.sites import Site
+from tests.kubernetes.yard import ClusterYard
 
 pytestmark = pytest.mark.flow
 
@@ -26,6 +28,8 @@ class Yard:
     def __init__(self, site: Site, console: Console) -> None:
         self.site, self.console = site, console
         self.buyer = Buyer(console)
+        if site.real:
+            self.buyer.patience_seconds = 240
         self.write("wait.py", WAIT)
         self.write("fails.py", FAILS)
 
@@ -51,13 +55,15 @@ def flow() -> Iterator[Yard]:
             made = Yard(site, up)
             yield made
             made.buyer.http.close()
+        if site.real:
+            ClusterYard(site).close()  # other tests use the same namespace
 
 
 def test_a_purchase_outlives_the_worker_and_the_watcher(flow: Yard) -> None:
     console, buyer = flow.console, flow.buyer
     job = buyer.start("outlives")
     buyer.running(job)
-    wait_for(lambda: "began" in buyer.log(job), 60)
+    wait_for(lambda: "began" in buyer.log(job), buyer.patience_seconds)
     programs = {"worker": ["celery", "worker"], "watcher": ["manage.py", "watch_runs"]}
     for words in programs.values():
         found = console.programs(*words)

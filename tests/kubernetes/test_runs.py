@@ -14,12 +14,15 @@ import pytest
 import yaml
 from kubernetes.client import ApiException
 
+from runtime.backends.base import Check
+from runtime.backends.kubernetes import check
 from runtime.backends.kubernetes_access import rbac
-from runtime.backends.kubernetes_config import ClusterConfig
 from runtime.specs import FailureCode, Image, Outcome, PullSecret, Resources, RunPhase, WaitingCode
+from tests.kubernetes.choice import real_kubeconfig
 from tests.kubernetes.cluster import FakeCluster
 from tests.kubernetes.images import TORCH, built_image, empty_image, python_image
-from tests.kubernetes.sites import FakeSite, Site, StagedSite, built_torch, real_kubeconfig
+from tests.kubernetes.sites import FakeSite, Site, built_torch
+from tests.kubernetes.staged import StagedSite
 from tests.kubernetes.yard import ClusterYard
 
 WAIT = """
@@ -96,7 +99,7 @@ def test_a_console_that_was_started_anew_goes_on_with_the_run(cluster_yard: Clus
 
 def test_the_printed_roles_are_enough(site: Site, request: pytest.FixtureRequest) -> None:
     """Nothing but what `manage.py kubernetes_rbac` prints is needed from purchase to deletion."""
-    config = ClusterConfig.from_data("test", site.settings())
+    config = site.config()
     name = f"trainyard-{site.namespace}"
     objects = yaml.safe_load_all(
         yaml.safe_dump_all(rbac(config, service_account=name, service_account_namespace=site.namespace))
@@ -107,17 +110,23 @@ def test_the_printed_roles_are_enough(site: Site, request: pytest.FixtureRequest
     told = site.core.create_namespaced_service_account_token(
         name, site.namespace, {"metadata": {"name": name}, "spec": {"audiences": []}}
     )
-    path = site.root.parent / f"{name}.kubeconfig"
-    content = yaml.safe_load(site.kubeconfig.read_text())
-    content["users"] = [{"name": user["name"], "user": {"token": told.status.token}} for user in content["users"]]
-    path.write_text(yaml.safe_dump(content))
+    path = site.kubeconfig_of(told.status.token, site.root.parent / f"{name}.kubeconfig")
     request.addfinalizer(path.unlink)
+    # A role counts a moment after it was made.
+    give_up_at = time.monotonic() + 30
+    while lacks := [line for line in check(site.config(kubeconfig=str(path)), site.root, smoke=False) if _lacks(line)]:
+        assert time.monotonic() < give_up_at, lacks
+        time.sleep(0.1)
     yard = ClusterYard(site, kubeconfig=str(path))
     ready(yard)
     assert yard.backend.capacity().machines
     yard.backend.stop("job-1-1", 5)
     assert yard.wait_for_end().outcome is Outcome.STOPPED
     yard.close()
+
+
+def _lacks(line: Check) -> bool:
+    return line.name.startswith("may ") and line.detail != "yes"
 
 
 def _create(site: Site, made: dict[str, Any], request: pytest.FixtureRequest) -> None:

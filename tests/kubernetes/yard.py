@@ -9,29 +9,30 @@ import dataclasses
 import textwrap
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from runtime.backends.kubernetes import KubernetesBackend
 from runtime.backends.kubernetes_config import ClusterConfig
 from runtime.specs import Framework, Image, Mount, Resources, RunSpec
 from tests.kubernetes.sites import Site
+from tests.kubernetes.telling import tell
 from tests.runtime.any_yard import AnyYard
 
-SMALL = Resources(cpus=0.1, memory_mib=256)
-"""What a run of the tests asks for: a small machine has room for a few."""
+SMALL = Resources(cpus=0.25, memory_mib=256)
+"""What a run of the tests asks for: a small machine has room for a few, and what starts in one is held to no more."""
 
 
 class ClusterYard(AnyYard):
     """A backend with a workspace and a data set on a cluster."""
 
-    patience = 120.0
-
     def __init__(self, site: Site, **settings: Any) -> None:
         self.site = site
         self.settings = settings
         self.keeps_output = site.shared
+        self.late_seconds = site.late_seconds
+        self.patience = 300.0 if site.real else 120.0
         self.backend: KubernetesBackend = self.another()
-        self._staged: dict[str, str] = {}
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
@@ -44,7 +45,7 @@ class ClusterYard(AnyYard):
 
     def config(self, **changes: Any) -> ClusterConfig:
         """The cluster as a console is told of it."""
-        return ClusterConfig.from_data("test", self.site.settings(**{**self.settings, **changes}))
+        return self.site.config(**{**self.settings, **changes})
 
     def another(self, **changes: Any) -> KubernetesBackend:
         """One more backend for the same cluster, as another process of the console would have it."""
@@ -52,8 +53,7 @@ class ClusterYard(AnyYard):
 
     def spec(self, source: str = "print('hello')", /, **changes: Any) -> RunSpec:
         """A spec whose workspace holds the script as `train.py`."""
-        self.write("workspace/train.py", textwrap.dedent(source))
-        self.write("digits/three.txt", "3")
+        self.write({"workspace/train.py": textwrap.dedent(source), "digits/three.txt": "3"})
         spec = RunSpec(
             name="job-1-1",
             framework=Framework.PYTORCH,
@@ -71,23 +71,16 @@ class ClusterYard(AnyYard):
         )
         return dataclasses.replace(spec, **changes)
 
-    def write(self, path: str, text: str) -> None:
-        """A file of the volume, unless it is so already."""
-        if self._staged.get(path) != text:
-            self.site.place({path: text})
-            self._staged[path] = text
+    def write(self, files: Mapping[str, str]) -> None:
+        """Files of the volume, unless they are so already."""
+        new = {path: text for path, text in files.items() if self.site.placed.get(path) != text}
+        if new:
+            self.site.place(new)
+            self.site.placed.update(new)
 
     def all_logs(self, name: str) -> str:
         """What the cluster says of the run, for a failed test's message."""
-        told = []
-        for pod in self.site.pods(name):
-            told.append(f"== {pod.metadata.name} {pod.status.phase} {pod.status.container_statuses}")
-            try:
-                told.append(self.site.core.read_namespaced_pod_log(pod.metadata.name, self.site.namespace)[-3000:])
-            except Exception as error:
-                told.append(f"no log: {error}")
-        events = self.site.core.list_namespaced_event(self.site.namespace).items[-30:]
-        return "\n".join([*told, *(f"{one.involved_object.name}: {one.reason}: {one.message}" for one in events)])
+        return tell(self.site, f"trainyard.dev/run={name}")
 
     def lose_node(self, node: int, name: str = "job-1-1") -> None:
         """One node of the run is taken away by the cluster, without the code's doing."""
@@ -95,7 +88,12 @@ class ClusterYard(AnyYard):
         self.site.core.create_namespaced_pod_eviction(
             pod.metadata.name,
             self.site.namespace,
-            {"metadata": {"name": pod.metadata.name}, "deleteOptions": {"gracePeriodSeconds": 1}},
+            {
+                "apiVersion": "policy/v1",
+                "kind": "Eviction",
+                "metadata": {"name": pod.metadata.name},
+                "deleteOptions": {"gracePeriodSeconds": 1},
+            },
         )
 
     def left_behind(self) -> list[str]:

@@ -18,6 +18,8 @@ class AnyYard:
     backend: Backend
     keeps_output: bool
     """Whether what a run wrote outlives its pods: not where storage is not shared and a stop removes them."""
+    late_seconds = 0.0
+    """How long after its start a run's deadline may begin, and how exact its times are."""
     patience = 60.0
     """Seconds in which anything that is waited for has to have happened."""
 

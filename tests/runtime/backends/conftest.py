@@ -1,6 +1,6 @@
 """The clusters and yards of the backends' tests: see `tests.kubernetes.fixtures` and `contract`."""
 
-from tests.kubernetes.fixtures import fake, fake_site, own_yard, site
+from tests.kubernetes.fixtures import fake, fake_site, own_yard, pytest_runtest_makereport, site
 from tests.runtime.backends.contract import any_yard
 
-__all__ = ["any_yard", "fake", "fake_site", "own_yard", "site"]
+__all__ = ["any_yard", "fake", "fake_site", "own_yard", "pytest_runtest_makereport", "site"]
