@@ -12,7 +12,9 @@ from console import supervision
 from console.management.commands.serve import Command as Serve
 from runtime.backends.kubernetes_access import rbac
 from runtime.backends.kubernetes_config import ClusterConfig
-from runtime.backends.kubernetes_names import MANAGED_BY, MANAGER
+from runtime.backends.kubernetes_names import MANAGED_BY, MANAGER, namespace_of
+from runtime.backends.manifests import organization_objects
+from runtime.specs import Framework, Image, Resources, RunSpec
 from tests.deploy.conftest import KUBERNETES, OVERLAYS, by_hand, containers, env_file, objects, pods
 
 MINORS = ("1.34", "1.35", "1.36", "1.37")
@@ -232,14 +234,15 @@ def test_the_clusters_setting_fits_what_is_applied(overlay):
                         assert config.uid == spec["securityContext"]["runAsUser"]
 
 
-def test_both_sides_of_the_share_are_one_share():
-    manifests = objects("production")
-    console, runs = of_kind(manifests, "PersistentVolume")
-    assert {key: console["spec"][key] for key in ("nfs", "accessModes", "mountOptions")} == {
-        key: runs["spec"][key] for key in ("nfs", "accessModes", "mountOptions")
-    }
+@pytest.mark.parametrize(("name", "sides"), [("production", 2), ("organizations", 3)])
+def test_all_sides_of_the_share_are_one_share(name, sides):
+    manifests = objects(name)
+    volumes = of_kind(manifests, "PersistentVolume")
+    assert len(volumes) == sides
+    for each in volumes:
+        assert all(each["spec"][key] == volumes[0]["spec"][key] for key in ("nfs", "accessModes", "mountOptions"))
     claims = {(namespace(one), one["spec"].get("volumeName")) for one in of_kind(manifests, "PersistentVolumeClaim")}
-    for volume in (console, runs):
+    for volume in volumes:
         assert volume["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
         assert (volume["spec"]["claimRef"]["namespace"], volume["metadata"]["name"]) in claims
 
@@ -272,3 +275,34 @@ def test_the_console_may_do_what_kubernetes_rbac_prints_and_no_more(overlay):
     assert {(subject["name"], subject["namespace"]) for subject in subjects} == {
         (account["metadata"]["name"], namespace(account))
     }
+
+
+def test_an_organizations_namespace_is_the_one_that_the_console_makes():
+    """What is applied beforehand takes nothing away, and the console's own objects change none of it."""
+    manifests = objects("organizations")
+    (data,) = (one["data"] for one in of_kind(manifests, "ConfigMap"))
+    config = ClusterConfig.from_data("default", json.loads(data["TRAINYARD_CLUSTERS"])["default"])
+    assert config.namespace_per_organization
+    where = namespace_of(config, "acme")
+    claims = {(namespace(one), one["metadata"]["name"]) for one in of_kind(manifests, "PersistentVolumeClaim")}
+    assert (where, config.volume.claim) in claims
+    applied = next(one for one in of_kind(manifests, "Namespace") if one["metadata"]["name"] == where)
+    run = RunSpec(
+        name="job-1-1",
+        framework=Framework.PYTORCH,
+        image=Image(builtin="pytorch"),
+        nodes=1,
+        workers_per_node=1,
+        resources=Resources(1, 1024),
+        script="train.py",
+        deadline_seconds=60,
+        labels={"organization": "acme"},
+        organization_nodes=4,
+    )
+    made = organization_objects(run, config)
+    assert {one["kind"] for one in made} >= {"Namespace", "LimitRange", "ResourceQuota", "NetworkPolicy"}
+    labels = made[0]["metadata"]["labels"]
+    assert made[0]["metadata"]["name"] == where
+    assert {key: applied["metadata"]["labels"].get(key, value) for key, value in labels.items()} == labels
+    here = {(one["kind"], one["metadata"]["name"]) for one in manifests if namespace(one) == where}
+    assert not here & {(one["kind"], one["metadata"]["name"]) for one in made}
