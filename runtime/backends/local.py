@@ -283,7 +283,9 @@ class LocalBackend:
         nonce = secrets.token_hex(16)
         token = secrets.token_hex(32)
         wish = self._zygote(spec.image) if spec.controller is not Controller.MPI else None
-        zygote = str(self._root / warmstart.FOLDER / wish["name"]) if wish and _may_start_warm(spec) else ""
+        zygote = str(self._root / warmstart.FOLDER / wish["name"]) if wish else ""
+        if zygote and not _may_import_more(spec):
+            zygote += warmstart.PLAIN
         with contextlib.ExitStack() as stack:
             locks: list[int] = []
             told: list[dict[str, Any]] = []
@@ -359,7 +361,7 @@ class LocalBackend:
         return self._root / ".checkpoints" / key
 
 
-def _may_start_warm(spec: RunSpec) -> bool:
+def _may_import_more(spec: RunSpec) -> bool:
     """Whether ranks that have the image's frameworks loaded are of use to the run's script."""
     sources = [mount.source for mount in spec.mounts if mount.target == spec.workspace_target]
     return bool(spec.builtin_script) or not sources or warmstart.is_of_use(Path(sources[0]), spec.script)

@@ -111,7 +111,7 @@ class Nursery:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         for name in self._zygotes.values():
-            Path(name).unlink(missing_ok=True)
+            _forget(name)
 
     def _stop(self, _number: int, _frame: object) -> None:
         self._end = True
@@ -120,7 +120,7 @@ class Nursery:
         for gone in reap():
             name = self._zygotes.pop(gone.pid, None)
             if name is not None:
-                Path(name).unlink(missing_ok=True)
+                _forget(name)
                 self._gone_at[name] = time.monotonic()
 
     # Supervisors
@@ -176,6 +176,11 @@ class Nursery:
         arguments = [wish["python"], "-u", str(_ZYGOTE), wish["name"], str(self._idle), *wish["modules"]]
         pid = spawn(arguments, wish["environment"], output=2, folder=str(self._folder), new_session=True)
         self._zygotes[pid] = wish["name"]
+
+
+def _forget(zygote: str) -> None:
+    for name in (zygote, zygote + warmstart.PLAIN):
+        Path(name).unlink(missing_ok=True)
 
 
 def _receive(connection: socket.socket) -> dict[str, Any]:

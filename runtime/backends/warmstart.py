@@ -24,6 +24,8 @@ from runtime.launcher.topology import imported_names
 
 FOLDER = ".nursery"
 SOCKET = "supervisors"
+PLAIN = "-plain"
+"""After a zygote's name: of the one beside it that has imported nothing; see `runtime.launcher.zygote`."""
 ACCEPTED = b"+"
 LENGTH = struct.Struct("!I")
 OOM_SCORE = 500
@@ -73,9 +75,8 @@ def connect(folder: Path, name: str) -> socket.socket:
 def is_of_use(workspace: Path, script: str) -> bool:
     """Whether a script may import anything beyond the standard library and the modules beside it.
 
-    One that does not starts sooner in a fresh interpreter, and above all ends sooner than one that has a framework to
-    take apart. What lies there is a customer's, seen from outside the sandbox: it is read as text, links are not
-    followed, and whatever is not plain counts as a yes.
+    One that does not ends much sooner without a framework that is to be taken apart. What lies there is a customer's,
+    seen from outside the sandbox: it is read as text, links are not followed, and what is not plain counts as a yes.
     """
     *folders, name = script.split("/")
     try:

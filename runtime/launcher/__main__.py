@@ -12,10 +12,9 @@ import gc
 import os
 import sys
 
-# What is made on the way to the ranks stays, and need not be looked through again and again.
-gc.disable()
-
 if not __package__:
+    # What is made on the way to the ranks stays, and need not be looked through again and again.
+    gc.disable()
     # Run as a folder: import the modules beside this one as the package `launcher`, whatever it is called elsewhere.
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     __package__ = "launcher"

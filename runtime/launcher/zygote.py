@@ -7,16 +7,22 @@ customers, one thread. Supervisors connect to its socket in the working director
 midwife, which enters the sandbox that bubblewrap has made for a node, by a descriptor of the sandbox's first process,
 and there forks the ranks; the launcher, as first process, adopts them and tells each by `warm` what to run.
 
+A second one, forked before the frameworks were imported, serves `<socket name>-plain`: for scripts that import none of
+them a rank with a framework in it would be no gain, and take long to end. It lives as long as the first.
+
 The one rule: before a rank runs a line of the customer's, it is in the sandbox's namespaces and in no other, without
 any capability, with the limits, the group and the session of a rank that was started cold, and holds no descriptor but
 its own; what cannot be made so is not run at all. The midwife holds nothing but the way into this one sandbox, and is
 gone before anything of the customer's runs in it. Standard library only.
 """
 
+import _thread
+import atexit
 import ctypes
 import fcntl
 import gc
 import importlib
+import io
 import json
 import os
 import resource
@@ -37,7 +43,7 @@ from .warm import MOST_BYTES, receive
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, NoReturn
+    from typing import Any, Dict, FrozenSet, List, NoReturn
 
 _ALL_NAMESPACES = 0x10000000 | 0x00020000 | 0x20000000 | 0x08000000 | 0x04000000 | 0x02000000 | 0x40000000
 _OWN_NAMESPACES = ("user", "mnt", "pid", "ipc", "uts")
@@ -53,6 +59,8 @@ _LONGEST_AGE_SECONDS = 6 * 3600.0
 _HEAD_START_STEP_SECONDS = 0.001
 _ASIDE = 100
 
+PLAIN = "-plain"
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -67,6 +75,13 @@ def main(arguments: "List[str]") -> None:
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
     if os.getppid() != parent:
         return
+    first = os.getpid()
+    plain = not os.fork()
+    if plain:
+        _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
+        if os.getppid() != first:
+            return
+        name, idle, modules = name + PLAIN, float("inf"), []
     for module in modules:
         importlib.import_module(module)
     wrapper.preload()
@@ -88,7 +103,7 @@ def main(arguments: "List[str]") -> None:
         connection, _ = listener.accept()
         if not os.fork():
             listener.close()
-            _deliver(connection)
+            _deliver(connection, plain=plain)
         connection.close()
     try:
         os.unlink(name)
@@ -119,7 +134,7 @@ def _require_a_good_fork() -> None:
 # The midwife
 
 
-def _deliver(connection: socket.socket) -> "NoReturn":
+def _deliver(connection: socket.socket, *, plain: bool) -> "NoReturn":
     """In a fork: enter the sandbox when its launcher asks for it, and leave the ranks there."""
     try:
         connection.settimeout(_ORDER_SECONDS)
@@ -129,7 +144,7 @@ def _deliver(connection: socket.socket) -> "NoReturn":
         if launcher.recv(MOST_BYTES):  # The launcher is there, so the sandbox is complete. Nothing: it is gone.
             _fork_ranks(launcher, int(order["ranks"]), _enter(sandbox, order))
     except _Born as born:
-        _become(born)
+        _become(born, plain)
     except BaseException as error:  # nothing of a fork may return to where the zygote waits
         sys.stderr.write("no warm rank: {!r}\n".format(error))
     os._exit(0)
@@ -201,7 +216,7 @@ def _drop_privileges() -> None:
 # The rank
 
 
-def _become(born: _Born) -> None:
+def _become(born: _Born, plain: bool) -> None:
     """Be the rank that the launcher says, to the interpreter's end. Leaves by SystemExit, as a script does."""
     launcher = born.launcher
     try:
@@ -220,15 +235,16 @@ def _become(born: _Born) -> None:
     except BaseException as error:  # as above; the launcher reaps this process and starts nothing in its place
         sys.stderr.write("no warm rank: {!r}\n".format(error))
         os._exit(70)
-    raise _Run(notes, sys.argv[0], record[0] if record else -1)
+    raise _Run(notes, sys.argv[0], record[0] if record else -1, plain)
 
 
 class _Run(BaseException):
     """Unwinds to the top of the main module, where the script runs as from an interpreter's own."""
 
-    def __init__(self, notes: int, script: str, record: int) -> None:
+    def __init__(self, notes: int, script: str, record: int, plain: bool) -> None:
         super().__init__()
         self.arguments = (notes, script, record)
+        self.plain = plain
 
 
 def _unfit(told: "Dict[str, Any]") -> str:
@@ -315,11 +331,49 @@ def _check(result: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
+def _leave(known: "FrozenSet[str]") -> None:
+    """End as an interpreter does after a script that went well, but leave whole what was there before the script.
+
+    Taking that apart would copy most of the zygote's memory, for nothing. What is the script's own gets all it would:
+    its threads are waited for, its exit handlers and its objects' destructors run, then the C library's handlers. May
+    return: whatever is not plain is left to the interpreter.
+    """
+    threading = sys.modules.get("threading")
+    if threading is not None:
+        threading._shutdown()  # noqa: SLF001 - what the interpreter itself calls
+    if _thread._count():  # noqa: SLF001 - threads that nobody waits for; there is no other word for their number
+        return
+    atexit._run_exitfuncs()  # noqa: SLF001 - as above
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for module in [module for name, module in reversed(list(sys.modules.items())) if name not in known]:
+        for name in sorted(vars(module), key=lambda name: not name.startswith("_")):
+            if name != "__builtins__":
+                vars(module)[name] = None
+    gc.collect()
+    for found in gc.get_objects():
+        if issubclass(type(found), io.IOBase) and not found.closed and found.writable():
+            found.flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    _libc.exit(0)
+
+
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except _Run as _run:
-        _arguments = _run.arguments
+        _arguments, _plain = _run.arguments, _run.plain
     else:
         sys.exit(0)
-    wrapper.run(*_arguments)
+    _known = frozenset(sys.modules) - {"__main__"}
+    try:
+        wrapper.run(*_arguments)
+    except SystemExit as _end:
+        if _end.code not in (None, 0):
+            raise
+    if _plain:
+        try:  # noqa: SIM105 - contextlib is not loaded here
+            _leave(_known)
+        except Exception:  # noqa: S110 - the interpreter says what there is to say
+            pass

@@ -152,12 +152,77 @@ def test_what_is_no_plain_file_is_not_looked_at(tmp_path: Path) -> None:
     assert warmstart.is_of_use(tmp_path / "nowhere", "train.py")
 
 
-def test_a_script_of_the_standard_library_alone_starts_in_a_fresh_interpreter(warm: Yard) -> None:
-    assert warm.run(PLAIN).outcome is Outcome.COMPLETED
-    assert warm.log() == "rank.py\n"
+def test_a_script_of_the_standard_library_alone_gets_an_interpreter_without_the_frameworks(warm: Yard) -> None:
+    assert warm.run(PLAIN + "import sys\nprint('torch' in sys.modules)\n").outcome is Outcome.COMPLETED
+    assert warm.log() == "zygote.py\nFalse\n"
     (warm.workspace / "other.py").write_text("import no_module_of_pythons_own\n")
     warm.run(PLAIN + "if False:\n    import other\n", name="job-2-1")
     assert warm.log(name="job-2-1") == "zygote.py\n"
+
+
+LEAVES = """
+import atexit, os, sys, threading, weakref
+with open(__file__) as file:
+    file.read()
+unclosed = open(os.environ["RUN_DIR"] + "/unclosed", "w")
+unclosed.write("kept")
+class Keeper:
+    held = open(os.environ["RUN_DIR"] + "/held", "w")
+    def __del__(self):
+        print("destroyed", flush=True)
+sys.keeps_it = Keeper.held
+Keeper.held.write("kept as well")
+one = Keeper()
+class Loop:
+    def __del__(self):
+        print("collected", flush=True)
+loop = Loop()
+loop.itself = loop
+def generator():
+    try:
+        yield 1
+    finally:
+        print("generator closed", flush=True)
+running = generator()
+next(running)
+atexit.register(print, "exit handler", flush=True)
+weakref.finalize(one, print, "finalizer", flush=True)
+import time
+def work():
+    threading.main_thread().join()
+    print("thread", flush=True)
+threading.Thread(target=work).start()
+if sys.stdout.isatty():
+    raise SystemExit(3)
+ENDING
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        ("print('last')", 0),
+        ("sys.exit(0)", 0),
+        ("sys.exit(3)", 3),
+        ("threading.Thread(target=time.sleep, args=(600,), daemon=True).start()", 0),
+        ("sys.stdout.write('no newline')", 0),
+        ("sys.stdout = None", 0),
+    ],
+)
+def test_a_plain_script_ends_as_in_an_interpreter_of_its_own(warm: Yard, yard: Yard, ending: str, code: int) -> None:
+    script = LEAVES.replace("ENDING", ending)
+    for backend, name in ((warm.backend, "job-1-1"), (yard.another(warm_seconds=0), "job-2-1")):
+        yard.backend = backend
+        yard.run(script, name=name)
+    told = {}
+    for name in ("job-1-1", "job-2-1"):
+        written = yard.backend.run_folder(name) / "run"
+        node = yard.backend.describe(name).nodes[0]
+        kept = [(written / file).read_text() for file in ("unclosed", "held")]
+        told[name] = (sorted(yard.log(name=name).split()), kept, node.exit_code)
+        assert kept == ["kept", "kept as well"]
+    assert told["job-1-1"] == told["job-2-1"]
+    assert told["job-1-1"][2] == (1 if code else 0)
 
 
 def test_another_version_of_the_code_sends_the_nursery_away(warm: Yard) -> None:
