@@ -25,14 +25,15 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 def together(stdout: bytes, rank: int) -> bytes:
     """A rank's output, put together again from the pod's."""
-    found = b""
+    whole, piece = str(rank).encode(), b"%d+" % rank
+    found = []
     for line in stdout.split(b"\n")[:-1]:
         name, _, text = line.partition(b"\t")
-        if name == str(rank).encode():
-            found += text + b"\n"
-        elif name == str(rank).encode() + b"+":
-            found += text
-    return found
+        if name == whole:
+            found += [text, b"\n"]
+        elif name == piece:
+            found.append(text)
+    return b"".join(found)
 
 
 def test_output_is_the_same_in_both_places_byte_for_byte(cluster: Cluster) -> None:
