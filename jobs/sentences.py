@@ -62,7 +62,6 @@ def end_sentence(reason: str) -> str:
 
 
 FAILURE_SENTENCES: dict[str, Any] = {
-    FailureCode.TOO_MANY_PROCESSES: gettext_lazy("Node %(node)s started more processes than the %(limit)s it may."),
     FailureCode.STOPPED: gettext_lazy("The run was stopped."),
     FailureCode.TIME_LIMIT: gettext_lazy("The run reached its time limit."),
     FailureCode.NODE_LOST: gettext_lazy("Node %(node)s was lost: its supervisor ended, or its machine went down."),
@@ -176,6 +175,14 @@ def _out_of_memory(data: Mapping[str, Any]) -> str:
     return _("Node %(node)s used more than its %(limit)s MiB of memory.") % {"node": data["node"], "limit": limit}
 
 
+def _too_many_processes(data: Mapping[str, Any]) -> str:
+    if data.get("limit") is None:
+        return _("Node %(node)s was refused another process or thread: it had as many as it may.") % {
+            "node": data["node"]
+        }
+    return _("Node %(node)s started more processes than the %(limit)s it may.") % data
+
+
 def _disk_full(data: Mapping[str, Any]) -> str:
     if "free_mib" in data:
         return _("The disk of a machine is full, and not by this run.")
@@ -198,6 +205,7 @@ def _hung(data: Mapping[str, Any]) -> str:
 _SPECIAL: dict[str, Callable[[Mapping[str, Any]], str]] = {
     Cause.REFUSED: _refused,
     FailureCode.OUT_OF_MEMORY: _out_of_memory,
+    FailureCode.TOO_MANY_PROCESSES: _too_many_processes,
     FailureCode.DISK_FULL: _disk_full,
     FailureCode.HUNG: _hung,
 }

@@ -108,6 +108,4 @@ class Limits(NodeLimits):
         return None
 
     def _too_many(self, rank: int | None) -> Verdict:
-        limit = int(self._order["process_limit"])
-        message = f"Node {self._record.node} ran more than {limit} processes at once."
-        return Verdict("code_failed", "too_many_processes", message, rank=rank, data={"limit": limit})
+        return self.too_many_processes(rank, int(self._order["process_limit"]))

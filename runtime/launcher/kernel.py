@@ -12,6 +12,7 @@ ROOT = "/sys/fs/cgroup"
 """Where a container finds its own control group; with the old generation, one folder for each controller below it."""
 _OOM = ("memory.events", "memory/memory.oom_control")
 _REFUSED = ("pids.events", "pids/pids.events")
+_PROCESSES = ("pids.max", "pids/pids.max")
 
 
 class Counter:
@@ -36,6 +37,17 @@ def oom_kills(root: str = ROOT) -> int:
 def refusals(root: str = ROOT) -> int:
     """How often this container was refused another process or thread."""
     return _read(root, _REFUSED, "max")
+
+
+def process_limit(root: str = ROOT) -> Optional[int]:
+    """How many processes and threads this container may have; None where it is not told, as where its pod is held."""
+    for name in _PROCESSES:
+        try:
+            with open(os.path.join(root, name)) as file:
+                return int(file.read())
+        except (OSError, ValueError):
+            continue
+    return None
 
 
 def _read(root: str, names: Sequence[str], word: str) -> int:

@@ -107,3 +107,9 @@ class NodeLimits:
                 node, data["used_mib"], limit
             )
         return Verdict("out_of_memory", "out_of_memory", message, rank=rank, data=data)
+
+    def too_many_processes(self, rank: Optional[int], limit: Optional[int]) -> Verdict:
+        """The node was refused a process or thread; `limit` is how many it may have, where that is known."""
+        message = "Node {} ran more than {} processes at once.".format(self._record.node, limit or "it may")
+        data = {"limit": limit} if limit else {}
+        return Verdict("code_failed", "too_many_processes", message, rank=rank, data=data)

@@ -26,6 +26,7 @@ class PodLimits(NodeLimits):
         self._looked = self._begun
         self._launched = False
         self._oom = kernel.Counter(kernel.oom_kills())
+        self._refused = kernel.Counter(kernel.refusals())
         self._disk: Optional[disk.Gauge] = None
         if order.get("disk_bytes") and record.node == 0:
             self._disk = disk.Gauge(int(order["disk_bytes"]), order["written"])
@@ -44,7 +45,7 @@ class PodLimits(NodeLimits):
         if now - looked > _FROZEN_SECONDS:
             # This process stood still itself, and the launcher with it.
             self._heard = now
-        self._oom.count(kernel.oom_kills(), now)
+        self._count(now)
         if not self._record.started:
             return self._look_at_start(now)
         if self.silent(now):
@@ -64,14 +65,18 @@ class PodLimits(NodeLimits):
 
     def explain(self, found: Mapping[str, Any], now: float) -> Optional[Verdict]:
         """What the kernel's limits have to do with a rank that failed; None where nothing."""
-        self._oom.count(kernel.oom_kills(), now)
-        if found["kind"] != "code_failed" or not self.recent(self._oom, now):
+        self._count(now)
+        if found["kind"] != "code_failed":
             return None
-        return self.out_of_memory(found.get("rank"))
+        if self.recent(self._oom, now):
+            return self.out_of_memory(found.get("rank"))
+        if self.recent(self._refused, now):
+            return self.too_many_processes(found.get("rank"), kernel.process_limit())
+        return None
 
     def why(self, ended: Exit) -> Verdict:
         """Why the launcher ended without a word."""
-        self._oom.count(kernel.oom_kills(), time.monotonic())
+        self._count(time.monotonic())
         if ended.signal == "SIGKILL" and self._oom.at is not None:
             return self.out_of_memory(None)
         if self._record.started:
@@ -86,6 +91,10 @@ class PodLimits(NodeLimits):
         free = disk.free_bytes(self._record.folder)
         if free is not None and free < disk.RESERVE_BYTES and self._record.causes:
             self._record.add_detail("The storage of the run is full: {} MiB are free.".format(free >> 20))
+
+    def _count(self, now: float) -> None:
+        self._oom.count(kernel.oom_kills(), now)
+        self._refused.count(kernel.refusals(), now)
 
     def _fell(self, how: str) -> Verdict:
         message = "The launcher of node {} {}: the code of the run stopped or killed it.".format(self._record.node, how)

@@ -102,6 +102,7 @@ def test_failures_name_rank_code_signal_and_limits():
     )
     assert tell(LOST | {"code": "hung", "data": {"seconds": 9}}).endswith("for 9 seconds.")
     assert "100" in tell(LOST | {"code": "too_many_processes", "data": {"limit": 100}})
+    assert "as many as it may" in tell(LOST | {"code": "too_many_processes", "data": {}})
     assert "not by this run" in tell(LOST | {"code": "disk_full", "data": {"free_mib": 1}})
     assert "Node 1 stopped answering" in tell(LOST | {"code": "node_silent"})
 

@@ -18,6 +18,17 @@ def test_kills_are_read_in_both_generations(tmp_path: Path, name: str) -> None:
     assert kernel.oom_kills(str(tmp_path)) == 0
 
 
+@pytest.mark.parametrize("folder", ["", "pids"])
+def test_refused_processes_are_read_in_both_generations(tmp_path: Path, folder: str) -> None:
+    assert (kernel.refusals(str(tmp_path)), kernel.process_limit(str(tmp_path))) == (0, None)
+    (tmp_path / folder).mkdir(exist_ok=True)
+    (tmp_path / folder / "pids.events").write_text("max 5\nmax.imposed 7\n")
+    (tmp_path / folder / "pids.max").write_text("512\n")
+    assert (kernel.refusals(str(tmp_path)), kernel.process_limit(str(tmp_path))) == (5, 512)
+    (tmp_path / folder / "pids.max").write_text("max\n")
+    assert kernel.process_limit(str(tmp_path)) is None
+
+
 def test_a_counter_knows_when_it_last_rose() -> None:
     counter = kernel.Counter(2)
     counter.count(2, 1.0)

@@ -139,6 +139,30 @@ def test_a_failure_soon_after_a_kill_for_memory_is_put_down_to_it(
     assert limits.explain(failure, clock.now) is None
 
 
+def test_a_failure_soon_after_a_refused_process_is_put_down_to_it(
+    clock: Clock, record: Record, kills: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused, failure = [2], {"kind": "code_failed", "rank": 2}
+    monkeypatch.setattr(kernel, "refusals", lambda: refused[0])
+    monkeypatch.setattr(kernel, "process_limit", lambda: None)
+    limits = PodLimits(ORDER, record)
+    assert limits.explain(failure, clock.now) is None, "what was refused before is of another run"
+    refused[0] = 3
+    verdict = limits.explain(failure, clock.now)
+    assert verdict is not None
+    assert (verdict.kind, verdict.code, verdict.rank, verdict.data) == ("code_failed", "too_many_processes", 2, {})
+    monkeypatch.setattr(kernel, "process_limit", lambda: 512)
+    verdict = limits.explain(failure, clock.now)
+    assert verdict is not None
+    assert verdict.data == {"limit": 512}
+    kills(1)
+    verdict = limits.explain(failure, clock.now)
+    assert verdict is not None
+    assert verdict.kind == "out_of_memory", "a kill says more"
+    clock.now += 31
+    assert limits.explain(failure, clock.now) is None
+
+
 def test_why_the_launcher_went(clock: Clock, record: Record, kills: Callable[[int], None]) -> None:
     limits = PodLimits(ORDER, record)
     assert limits.why(KILLED).code == "node_not_started"
