@@ -110,6 +110,8 @@ class NodeLimits:
 
     def too_many_processes(self, rank: Optional[int], limit: Optional[int]) -> Verdict:
         """The node was refused a process or thread; `limit` is how many it may have, where that is known."""
-        message = "Node {} ran more than {} processes at once.".format(self._record.node, limit or "it may")
+        message = "Node {} was refused another process.".format(self._record.node)
+        if limit:
+            message = "Node {} ran more than {} processes at once.".format(self._record.node, limit)
         data = {"limit": limit} if limit else {}
         return Verdict("code_failed", "too_many_processes", message, rank=rank, data=data)
