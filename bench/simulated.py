@@ -12,7 +12,6 @@ import random
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
@@ -20,10 +19,11 @@ import stripe
 from django.db import connection
 from django.db.models import QuerySet
 
+from bench.simulated_books import BOOKED, TOUCHED
+from bench.simulated_office import BooksBroken, Customer, Office
 from billing import (
     automatic,
     charges,
-    credit,
     events,
     gateway,
     ledger,
@@ -31,11 +31,10 @@ from billing import (
     pricebooks,
     pricing,
     quotes,
-    receivables,
     reversals,
 )
 from billing.errors import BadSignature, BillingError, InsufficientFunds, PaymentUnavailable
-from billing.models import AutoTopUp, CreditGrant, Hold, PaymentCustomer, StripeEvent, TopUp
+from billing.models import AutoTopUp, PaymentCustomer, StripeEvent, TopUp
 from billing.sandbox import intents
 from console.accounts.models import Organization, User
 from tests.crashes import crash_at
@@ -44,56 +43,15 @@ from tests.provider import ASKS, DECLINED, DISPUTED, FAILS_LATER, GOOD, REFUND_F
 CUSTOMERS = 12
 PURCHASES_EACH = 150
 """A customer leaves after so many, so that looking at one account stays cheap."""
-TOUCHED = """
-SELECT a.id FROM billing_account a
-WHERE a.organization_id = %(owner)s AND (
-    a.posted_minor <> (SELECT coalesce(sum(amount_minor), 0) FROM billing_entry e WHERE e.account_id = a.id)
-    OR a.held_minor <> (SELECT coalesce(sum(amount_minor), 0) FROM billing_hold h
-                        WHERE h.account_id = a.id AND h.state = 'held')
-    OR a.kind = 'wallet' AND NOT (a.posted_minor >= a.held_minor AND a.held_minor >= 0)
-    OR a.kind IN ('receivable', 'written_off') AND a.posted_minor > 0)
-UNION ALL
-SELECT h.id FROM billing_hold h JOIN billing_account a ON a.id = h.account_id
-WHERE a.organization_id = %(owner)s
-    AND (h.charged_minor > h.amount_minor OR h.metered_minor > h.amount_minor)
-UNION ALL
-SELECT e.transaction_id FROM billing_entry e WHERE e.transaction_id IN (
-    SELECT e.transaction_id FROM billing_entry e JOIN billing_account a ON a.id = e.account_id
-    WHERE a.organization_id = %(owner)s ORDER BY e.id DESC LIMIT 10)
-GROUP BY e.transaction_id HAVING sum(e.amount_minor) <> 0
-"""
-"""What is wrong with the accounts of one customer after a step."""
-
-BOOKED = """
-SELECT coalesce(-sum(c.amount_minor), 0) FROM billing_entry c
-JOIN billing_account a ON a.id = c.account_id AND a.kind = 'clearing'
-WHERE EXISTS (SELECT 1 FROM billing_entry e JOIN billing_account own ON own.id = e.account_id
-              JOIN accounts_organization o ON o.id = own.organization_id
-              WHERE e.transaction_id = c.transaction_id AND o.slug LIKE %(town)s)
-"""
-"""What our clearing account says the provider holds for a town."""
+PURSES = (20_000, 4000, 1000)
+"""The most that a customer pays in at once."""
 
 
-class BooksBroken(Exception):
-    """An invariant does not hold; the text says which, where and by which seed."""
-
-
-@dataclass
-class Customer:
-    """An organization with a wallet, and its open holds."""
-
-    organization: Organization
-    user: User
-    account: Any
-    bought: int = 0
-    holds: list[Hold] = field(default_factory=list)
-
-
-class Town:
+class Town(Office):
     """The customers of one process, and their provider."""
 
     def __init__(self, seed: int, *, changes_prices: bool) -> None:
-        self.seed, self.changes_prices = seed, changes_prices
+        self.seed = seed
         self.chance = random.Random(seed)  # noqa: S311  # a simulation is to be repeated
         self.skew = 0.0
         self.side = Stripe(clock=lambda: time.time() + self.skew)
@@ -102,11 +60,15 @@ class Town:
         self.customers: list[Customer] = []
         self.post: list[dict[str, Any]] = []
         self.purchases = self.steps = self.crashes = self.left = 0
-        self.acts: dict[Callable[[Customer], None], int] = {
+        self.acts: dict[Callable[[Customer], bool], int] = {
             self.buy: 40, self.end_run: 45, self.top_up: 18, self.post_comes: 14, self.work: 8, self.refund: 3,
             self.dispute: 2, self.end_dispute: 2, self.automatic: 2, self.forge: 2, self.grant: 1, self.clocks: 1,
-            self.prices: 1, self.dashboard: 1, self.write_off: 1,
+            self.dashboard: 1, self.write_off: 3, self.expire: 1, self.invoice: 2, self.correct: 2,
         }  # fmt: skip
+        if changes_prices:
+            self.acts[self.prices] = 1
+        self.done = dict.fromkeys((act.__name__ for act in self.acts), 0)
+        """How often each act found something to do."""
 
     def run(self, purchases: int) -> None:
         """Go on until so many more purchases have ended. Raises BooksBroken."""
@@ -116,7 +78,7 @@ class Town:
                 self.customers.append(self._newcomer())
             customer = self.chance.choice(self.customers)
             act = self.chance.choices(list(self.acts), list(self.acts.values()))[0]
-            act(customer)
+            self.done[act.__name__] += act(customer)
             self.steps += 1
             self.post += self.side.fresh()
             self._look_at(customer, act.__name__)
@@ -145,7 +107,7 @@ class Town:
 
     # What customers do
 
-    def buy(self, customer: Customer) -> None:
+    def buy(self, customer: Customer) -> bool:
         """A quote and its hold; asked for twice, or cut off and asked for again."""
         seconds = self.chance.randint(60, 7200)
         try:
@@ -164,13 +126,14 @@ class Town:
             self._perhaps_dying(hold)
             made = hold()
         except InsufficientFunds:
-            return
+            return False
         customer.holds.append(made)
+        return True
 
-    def end_run(self, customer: Customer) -> None:
+    def end_run(self, customer: Customer) -> bool:
         """A run is metered and ends; every message about it comes several times, perhaps from the dead."""
         if not customer.holds:
-            return
+            return False
         hold = customer.holds.pop(self.chance.randrange(len(customer.holds)))
         used = self.chance.choice([0.0, self.chance.uniform(0, 3600), self.chance.uniform(0, 20_000)])
         usage = pricing.Usage(used, completed=self.chance.random() < 0.5)
@@ -183,17 +146,18 @@ class Town:
             raise BooksBroken(f"hold {hold.pk} was settled twice, or over its ceiling (seed {self.seed})")
         customer.bought += 1
         self.purchases += 1
+        return True
 
-    def top_up(self, customer: Customer) -> None:
+    def top_up(self, customer: Customer) -> bool:
         """A payment page; most are paid, one way or another."""
         begin = lambda: payments.start_top_up(  # noqa: E731
             account=customer.account,
-            amount_minor=self.chance.randint(500, 20_000),
+            amount_minor=self.chance.randint(500, customer.purse),
             user=customer.user,
             save_card=self.chance.random() < 0.3,
         )
         if self._perhaps_dying(begin):
-            return
+            return True
         top_up = begin()
         cards = [GOOD] * 12 + [DECLINED, DISPUTED, REFUND_FAILS, ASKS, FAILS_LATER]
         where = self.side.pay(top_up.session_id, self.chance.choice(cards))
@@ -201,8 +165,9 @@ class Town:
             self.side.provider.answer_challenge(where.rsplit("/", 1)[1], agreed=self.chance.random() < 0.7)
         if self.chance.random() < 0.1:
             gateway.expire_checkout(top_up.session_id)
+        return True
 
-    def automatic(self, customer: Customer) -> None:
+    def automatic(self, customer: Customer) -> bool:
         """Switch automatic top-ups on, where a card is saved, and let them be due."""
         row = PaymentCustomer.objects.filter(organization=customer.organization).first()
         saved = gateway.cards(row.customer_id) if row and row.customer_id else []
@@ -213,55 +178,46 @@ class Town:
             )  # fmt: skip
             self._perhaps_dying(lambda: self._charge(setup))
             self._charge(setup)
-
-    def grant(self, customer: Customer) -> None:
-        """An administrator gives credit."""
-        lot = CreditGrant(organization=customer.organization, amount_minor=self.chance.randint(1, 500), reason="A gift")
-        credit.grant(credit=lot, user=self.clerk, account=customer.account)
-
-    def write_off(self, _customer: Customer) -> None:
-        """An administrator gives up a part of what is owed."""
-        debts = [(each.account, receivables.owed_minor(each.account)) for each in self.customers]
-        if owing := [debt for debt in debts if debt[1]]:
-            account, owed = self.chance.choice(owing)
-            part = self.chance.randint(1, owed)
-            act = lambda: receivables.write_off(  # noqa: E731
-                account=account, amount_minor=part, reason="Gone", user=self.clerk
-            )
-            self._with_faults(act)
+        return bool(saved)
 
     # What comes back
 
-    def refund(self, customer: Customer) -> None:
+    def refund(self, customer: Customer) -> bool:
         """By an administrator; the connection may be lost on the way."""
         paid = list(TopUp.objects.filter(account=customer.account, state=TopUp.States.PAID).order_by("pk")[:20])
         if not paid:
-            return
+            return False
         top_up = self.chance.choice(paid)
         amount = self.chance.randint(1, top_up.amount_minor)
         self._with_faults(lambda: reversals.refund(top_up=top_up, amount_minor=amount, reason="Asked", user=self.clerk))
+        return True
 
-    def dashboard(self, _customer: Customer) -> None:
+    def dashboard(self, _customer: Customer) -> bool:
         """A refund that is made at the provider's own pages."""
         if charge := self._some("charge"):
             amount = self.chance.randint(1, charge["amount"])
             self.side.provider.handle("POST", "/v1/refunds", f"charge={charge['id']}&amount={amount}")
+        return charge is not None
 
-    def dispute(self, _customer: Customer) -> None:
+    def dispute(self, _customer: Customer) -> bool:
         """A bank takes back what is left of a payment."""
         charge = self._some("charge")
-        if charge and not charge["disputed"] and charge["amount_refunded"] < charge["amount"]:
-            intents.open_dispute(self.side.provider.book, charge)
+        if charge is None or charge["disputed"] or charge["amount_refunded"] >= charge["amount"]:
+            return False
+        intents.open_dispute(self.side.provider.book, charge)
+        return True
 
-    def end_dispute(self, _customer: Customer) -> None:
+    def end_dispute(self, _customer: Customer) -> bool:
         """A bank decides."""
         found = self._some("dispute")
-        if found and found["status"] == "needs_response":
-            intents.end_dispute(self.side.provider.book, found, self.chance.choice(["won", "lost"]))
+        if found is None or found["status"] != "needs_response":
+            return False
+        intents.end_dispute(self.side.provider.book, found, self.chance.choice(["won", "lost"]))
+        return True
 
     # What the provider tells, and the workers do
 
-    def post_comes(self, _customer: Customer) -> None:
+    def post_comes(self, _customer: Customer) -> bool:
         """Events in any order, some twice, some later, some never."""
         self.chance.shuffle(self.post)
         came, self.post = self.post[: self.chance.randint(0, len(self.post))], self.post[len(self.post) // 2 :]
@@ -269,19 +225,21 @@ class Town:
             self._perhaps_dying(lambda event=event: self._take(event))
             for _ in range(self.chance.choice([1, 1, 2])):
                 self._take(event)
+        return bool(came)
 
-    def work(self, _customer: Customer) -> None:
+    def work(self, _customer: Customer) -> bool:
         """The sweeps, which may die or find nobody."""
         for act in (self._apply_mine, self._tell_mine):
             self._with_faults(act)
         if self.chance.random() < 0.05:
             self._with_faults(events.fetch_undelivered)
+        return True
 
-    def forge(self, customer: Customer) -> None:
+    def forge(self, customer: Customer) -> bool:
         """An event that does not match is not acted on, one of another time or hand not even stored."""
         top_up = TopUp.objects.filter(account=customer.account).exclude(session_id="").order_by("?").first()
         if top_up is None:
-            return
+            return False
         wrong = self.chance.choice([{"amount_total": 1}, {"currency": "eur"}, {"id": "cs_another"}, {}])
         session = self.side.provider.session(top_up.session_id) | {"payment_status": "paid"} | wrong
         event = {
@@ -293,17 +251,19 @@ class Town:
         row = StripeEvent.objects.filter(event_id=event["id"]).first()
         if taken == bool(off or secret) or (row is not None and row.state != StripeEvent.States.QUARANTINED):
             raise BooksBroken(f"a forged event was taken: {event} (seed {self.seed})")
+        return True
 
-    def clocks(self, _customer: Customer) -> None:
+    def clocks(self, _customer: Customer) -> bool:
         """The provider's clock goes its own way."""
         self.skew = self.chance.choice([0.0, 0.0, 3600.0, -3600.0, 86_400.0])
+        return True
 
-    def prices(self, _customer: Customer) -> None:
+    def prices(self, _customer: Customer) -> bool:
         """A new book, while runs are bought and go on."""
-        if self.changes_prices:
-            draft = pricebooks.copy(book=pricebooks.current_book(currency="USD"))
-            draft.prices.filter(kind="node_hour").update(amount=Decimal(self.chance.randint(2000, 40_000)) / 100)
-            pricebooks.publish(book=draft)
+        draft = pricebooks.copy(book=pricebooks.current_book(currency="USD"))
+        draft.prices.filter(kind="node_hour").update(amount=Decimal(self.chance.randint(2000, 40_000)) / 100)
+        pricebooks.publish(book=draft)
+        return True
 
     # Inside
 
@@ -311,7 +271,8 @@ class Town:
         name = f"sim-{self.seed}-{uuid.uuid4().hex[:12]}"
         organization = Organization.objects.create(name=name, slug=name)
         user = User.objects.create_user(f"{name}@example.com")
-        return Customer(organization, user, ledger.wallet_account(organization_id=organization.pk, currency="USD"))
+        account = ledger.wallet_account(organization_id=organization.pk, currency="USD")
+        return Customer(organization, user, account, purse=self.chance.choice(PURSES))
 
     def _some(self, kind: str) -> dict[str, Any] | None:
         """One of the newest objects of the provider's, those with an event of ours."""
