@@ -42,7 +42,10 @@ _SOONEST = (F("expires_at").asc(nulls_last=True), "created_at", "pk")
 
 @transaction.atomic
 def grant(*, credit: CreditGrant, user: User | None, account: Account) -> CreditGrant:
-    """Record a credit and move its money into the wallet."""
+    """Record a credit and move its money into the wallet. The same credit (by its id) is given once."""
+    Account.objects.select_for_update(no_key=True).get(pk=account.pk)
+    if known := CreditGrant.objects.filter(pk=credit.pk).first():
+        return known
     credit.granted_by = user
     credit.save(force_insert=True)
     source = ledger.platform_account(Account.Kinds.CREDIT, account.currency)

@@ -99,13 +99,18 @@ def issue(*, organization: Organization, until: datetime | None = None, user: Us
 
 
 @transaction.atomic
-def correct(*, invoice: Invoice, amounts: Mapping[int, int], reason: str, user: User | None) -> Invoice:
+def correct(
+    *, invoice: Invoice, amounts: Mapping[int, int], reason: str, user: User | None, after: int | None = None
+) -> Invoice:
     """A credit note: for each line (by id) what of it is given back, in minor units, to the wallet.
 
     What was paid comes back before what credit paid, which comes back as credit that doesn't expire; the tax comes back
-    in step, all of it with the last cent. Raises InvoiceRefused.
+    in step, all of it with the last cent. `after`: how many notes it was decided upon, so that the same decision, sent
+    twice, gives back once. Raises InvoiceRefused.
     """
     series = _locked_series(Invoice.Kinds.CREDIT_NOTE)
+    if after is not None and invoice.notes.count() != after:
+        raise InvoiceRefused(_("Another credit note was written meanwhile. Look at what is left, and decide again."))
     if invoice.kind != Invoice.Kinds.INVOICE:
         raise InvoiceRefused(_("A credit note can't be corrected. Correct its invoice."))
     if not reason.strip():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from django.core.exceptions import ValidationError
 from django.db import transaction
@@ -48,13 +48,16 @@ def refundable_minor(top_up: TopUp) -> int:
     return top_up.amount_minor - int(refunds["total"] or 0) - int(disputes["total"] or 0)
 
 
-def refund(*, top_up: TopUp, amount_minor: int, reason: str, user: User) -> Refund:
+def refund(*, top_up: TopUp, amount_minor: int, reason: str, user: User, key: UUID | None = None) -> Refund:
     """Pay a part of a top-up back the way it came: out of the wallet now, then told to the provider.
 
-    A provider that does not answer is told again by the sweep. Raises RefundRefused (field amount_minor).
+    The same `key` again is the same refund. A provider that does not answer is told again by the sweep. Raises
+    RefundRefused (field amount_minor).
     """
     with transaction.atomic():
         locked = TopUp.objects.select_for_update(of=("self",)).select_related("account").get(pk=top_up.pk)
+        if key and (known := Refund.objects.filter(pk=key, top_up=locked).first()):
+            return known
         left = refundable_minor(locked)
         if not 1 <= amount_minor <= left:
             sentence = _("At most %(left)s of this top-up can be paid back.") % {"left": money(left, locked.currency)}
@@ -62,7 +65,9 @@ def refund(*, top_up: TopUp, amount_minor: int, reason: str, user: User) -> Refu
         if amount_minor % currencies.step(locked.currency):
             sentence = step_sentence(locked.currency)
             raise RefundRefused(sentence, fields={"amount_minor": sentence})
-        made = Refund.objects.create(top_up=locked, amount_minor=amount_minor, reason=reason, requested_by=user)
+        made = Refund.objects.create(
+            pk=key or uuid4(), top_up=locked, amount_minor=amount_minor, reason=reason, requested_by=user
+        )
         _take_for(made)
     tell(refund=made, again=False)
     made.refresh_from_db()

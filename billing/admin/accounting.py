@@ -72,10 +72,11 @@ class InvoiceAdmin(ReadOnlyAdmin):
                     amounts=amounts,
                     reason=request.POST.get("reason", ""),
                     user=request.user if request.user.is_authenticated else None,
+                    after=int(request.POST.get("after", "")),
                 )
             except InvoiceRefused as refused:
                 error = " ".join(map(str, refused.fields.values())) or str(refused.message)
-            except ValueError:  # no amount, or no line
+            except ValueError:  # no amount, no line, or no form of ours
                 error = _("Give amounts such as 5 or 1.90.")
             else:
                 messages.success(request, _("%(number)s is written.") % {"number": note.number})
@@ -98,6 +99,7 @@ class InvoiceAdmin(ReadOnlyAdmin):
                 "invoice": invoice,
                 "rows": rows,
                 "error": error,
+                "after": invoice.notes.count(),
                 "reason": request.POST.get("reason", ""),
                 "back": reverse("admin:billing_invoice_change", args=[invoice.pk]),
             },

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from typing import Any, cast
+from uuid import uuid4
 
+from django import forms
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.forms import ModelForm
@@ -25,9 +27,32 @@ class CreditUseInline(ReadOnlyInline):
     fields = ("hold", "reserved_minor", "used_minor")
 
 
+SENT_BEFORE = _("This form was sent before, with other values, and done. Open it again for another.")
+
+
+class GrantForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time Django's class takes no argument
+    """A credit to give: the same form, sent twice, is the same credit."""
+
+    key = forms.UUIDField(widget=forms.HiddenInput, initial=uuid4)
+
+    class Meta:
+        model = models.CreditGrant
+        fields = ("organization", "amount_minor", "reason", "expires_at")
+
+    def clean(self) -> dict[str, Any]:
+        """A form that was sent before has the values that it had."""
+        data = super().clean() or {}
+        known = models.CreditGrant.objects.filter(pk=data["key"]).first() if "key" in data else None
+        if known and any(getattr(known, name) != data.get(name) for name in GrantForm.Meta.fields):
+            raise forms.ValidationError(SENT_BEFORE)
+        return data
+
+
 @admin.register(models.CreditGrant)
 class CreditGrantAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
     """Credit given, with the reason, and what became of it."""
+
+    form = GrantForm
 
     list_display = (
         "organization",
@@ -50,6 +75,10 @@ class CreditGrantAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no
         """Once it is given."""
         return (CreditUseInline,) if obj else ()
 
+    def get_fields(self, _request: HttpRequest, obj: models.CreditGrant | None = None) -> tuple[str, ...]:
+        """The form's key is of what is not given yet."""
+        return GrantForm.Meta.fields if obj else (*GrantForm.Meta.fields, "key")
+
     def has_change_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
         """Never: correct a grant with another movement."""
         return False
@@ -58,8 +87,9 @@ class CreditGrantAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no
         """Never."""
         return False
 
-    def save_model(self, request: HttpRequest, obj: models.CreditGrant, _form: ModelForm[Any], _change: Any) -> None:
+    def save_model(self, request: HttpRequest, obj: models.CreditGrant, form: ModelForm[Any], _change: Any) -> None:
         """Grant through the service."""
+        obj.pk = form.cleaned_data["key"]
         account = wallet_account(organization_id=obj.organization_id, currency=default_currency())
         credit.grant(credit=obj, user=cast("User", request.user), account=account)
 

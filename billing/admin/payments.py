@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, cast
+from uuid import uuid4
 
 from django import forms
 from django.contrib import admin, messages
@@ -16,6 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from unfold.admin import ModelAdmin
 
 from billing import events, models, reversals
+from billing.admin.credit import SENT_BEFORE
 from billing.errors import RefundRefused
 from billing.wording import money
 from console.accounts.models import User
@@ -59,7 +61,9 @@ class TopUpAdmin(ReadOnlyAdmin):
 
 
 class RefundForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time Django's class takes no argument
-    """A refund to make."""
+    """A refund to make: the same form, sent twice, is the same refund."""
+
+    key = forms.UUIDField(widget=forms.HiddenInput, initial=uuid4)
 
     class Meta:
         model = models.Refund
@@ -69,6 +73,11 @@ class RefundForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time Djan
         """At most what is left; the service looks again, with the row locked."""
         data = super().clean() or {}
         top_up, amount = data.get("top_up"), data.get("amount_minor")
+        known = models.Refund.objects.filter(pk=data["key"]).first() if "key" in data else None
+        if known:
+            if (known.top_up, known.amount_minor, known.reason) != (top_up, amount, data.get("reason")):
+                raise forms.ValidationError(SENT_BEFORE)
+            return data
         if top_up and amount and amount > (left := reversals.refundable_minor(top_up)):
             most = money(left, top_up.currency)
             raise forms.ValidationError(
@@ -88,6 +97,10 @@ class RefundAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no type
     autocomplete_fields = ("top_up",)
     show_full_result_count = False
 
+    def get_fields(self, _request: HttpRequest, obj: models.Refund | None = None) -> tuple[str, ...]:
+        """The form's key is of what is not made yet."""
+        return RefundForm.Meta.fields if obj else (*RefundForm.Meta.fields, "key")
+
     def has_change_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
         """Never."""
         return False
@@ -96,11 +109,15 @@ class RefundAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no type
         """Never."""
         return False
 
-    def save_model(self, request: HttpRequest, obj: models.Refund, _form: ModelForm[Any], _change: Any) -> None:
+    def save_model(self, request: HttpRequest, obj: models.Refund, form: ModelForm[Any], _change: Any) -> None:
         """Refund through the service."""
         try:
             made = reversals.refund(
-                top_up=obj.top_up, amount_minor=obj.amount_minor, reason=obj.reason, user=cast("User", request.user)
+                top_up=obj.top_up,
+                amount_minor=obj.amount_minor,
+                reason=obj.reason,
+                user=cast("User", request.user),
+                key=form.cleaned_data["key"],
             )
         except RefundRefused as error:
             obj.pk = None  # another refund was faster
@@ -143,7 +160,7 @@ class AutoTopUpAdmin(ReadOnlyAdmin):
 class StripeEventAdmin(ReadOnlyAdmin):
     """Webhooks as they came, and what became of them."""
 
-    list_display = ("event_id", "type", "state", "reason", "tries", "retry_at", "received_at", "applied_at")
+    list_display = ("type", "state", "reason", "tries", "retry_at", "received_at", "event_id")
     list_filter = ("state", "type")
     search_fields = ("event_id",)
     actions = ("apply_again",)

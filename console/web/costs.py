@@ -129,7 +129,7 @@ def _amount(text: str, account: Account | None) -> int | None:
 def _person(membership: Membership, chosen: str) -> Any:
     if not chosen:
         return None
-    found = membership.organization.memberships.filter(pk=row_number(chosen)).first()
+    found = membership.organization.memberships.filter(pk=row_number(chosen) or 0).first()
     if found is None:
         raise CustomerError(_("Choose a member of your organization."))
     return found.user

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import uuid
 from datetime import timedelta
 
 import pytest
@@ -80,9 +82,13 @@ def test_the_ledger_is_there_to_be_read(admin, history, model):
 
 def test_a_grant_moves_money_once(admin):
     organization = OrganizationFactory()
-    data = {"organization": organization.pk, "amount_minor": 700, "reason": "For the outage"}
-    answer = admin.post(reverse("admin:billing_creditgrant_add"), data)
-    assert answer.status_code == 302
+    shown = admin.get(reverse("admin:billing_creditgrant_add")).content.decode()
+    (key,) = re.findall(r'<input type="hidden" name="key" value="([^"]+)"', shown)
+    data = {"organization": organization.pk, "amount_minor": 700, "reason": "For the outage", "key": key}
+    for _ in range(3):  # a click too many
+        assert admin.post(reverse("admin:billing_creditgrant_add"), data).status_code == 302
+    other = admin.post(reverse("admin:billing_creditgrant_add"), data | {"amount_minor": 800})
+    assert "sent before, with other values" in other.content.decode()
     grant = CreditGrant.objects.get()
     assert grant.granted_by == admin.user
     assert Account.objects.get(organization=organization).posted_minor == 700
@@ -95,7 +101,7 @@ def test_a_grant_moves_money_once(admin):
 
 @pytest.mark.parametrize("amount", ["0", "-5", "abc", "1.5", str(10**30)])
 def test_a_grant_of_no_amount(admin, amount):
-    data = {"organization": OrganizationFactory().pk, "amount_minor": amount, "reason": "A slip"}
+    data = {"organization": OrganizationFactory().pk, "amount_minor": amount, "reason": "A slip", "key": uuid.uuid4()}
     assert admin.post(reverse("admin:billing_creditgrant_add"), data).status_code == 200
     assert not CreditGrant.objects.exists()
     assert not Transaction.objects.exists()
@@ -175,7 +181,7 @@ def test_apply_again_is_safe(admin):
 
 class TestRefunds:
     def form(self, top_up, amount):
-        return {"top_up": top_up.pk, "amount_minor": amount, "reason": "Asked for"}
+        return {"top_up": top_up.pk, "amount_minor": amount, "reason": "Asked for", "key": str(uuid.uuid4())}
 
     def test_begin_at_the_top_up(self, admin, provider):
         top_up = paid_top_up(provider)
@@ -192,6 +198,17 @@ class TestRefunds:
         assert provider.held() == 3000
         assert admin.get(reverse("admin:billing_refund_change", args=[made.pk])).status_code == 200
         assert admin.post(reverse("admin:billing_refund_change", args=[made.pk]), {}).status_code == 403
+
+    def test_sent_twice_are_one(self, admin, provider):
+        """A click too many while the provider takes its time."""
+        top_up = paid_top_up(provider)
+        form = self.form(top_up, 2000)
+        for _ in range(3):
+            assert admin.post(reverse("admin:billing_refund_add"), form).status_code == 302
+        assert provider.held() == 3000
+        answer = admin.post(reverse("admin:billing_refund_add"), form | {"amount_minor": 100})
+        assert "sent before, with other values" in answer.content.decode()
+        assert Refund.objects.get().amount_minor == 2000
 
     def test_of_too_much_are_refused_at_the_field(self, admin, provider):
         answer = admin.post(reverse("admin:billing_refund_add"), self.form(paid_top_up(provider), 5001))

@@ -94,7 +94,8 @@ def test_an_invoice_is_there_to_be_read(admin, invoice):
 
 
 def correct(admin, invoice, **data):
-    return admin.post(reverse("admin:billing_invoice_correct", args=[invoice.pk]), data, follow=True)
+    sent = {"after": invoice.notes.count()} | data
+    return admin.post(reverse("admin:billing_invoice_correct", args=[invoice.pk]), sent, follow=True)
 
 
 def test_a_credit_note(admin, account, invoice):
@@ -108,6 +109,15 @@ def test_a_credit_note(admin, account, invoice):
     assert (note.total_minor, note.reason, note.issued_by) == (-40, "A slip", admin.user.email)
     account.refresh_from_db()
     assert account.posted_minor == 10_000 - 150 + 40
+
+
+def test_a_credit_note_that_is_sent_twice_is_written_once(admin, invoice):
+    shown = text(admin.get(reverse("admin:billing_invoice_correct", args=[invoice.pk])))
+    assert '<input type="hidden" name="after" value="0">' in shown
+    sent = {f"line-{invoice.lines.first().pk}": "0.4", "reason": "A slip", "after": 0}
+    correct(admin, invoice, **sent)
+    assert "Another credit note was written meanwhile" in text(correct(admin, invoice, **sent))
+    assert Invoice.objects.filter(kind="note").count() == 1
 
 
 @pytest.mark.parametrize(

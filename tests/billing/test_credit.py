@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from datetime import timedelta
 
 import pytest
@@ -13,7 +14,7 @@ from billing import charges, credit
 from billing.errors import InsufficientFunds, VoucherRefused
 from billing.models import Account, BillingPolicy, CreditGrant, CreditUse, Entry, Transaction, Voucher
 from billing.pricing import Usage
-from tests.factories.accounts import MembershipFactory
+from tests.factories.accounts import MembershipFactory, UserFactory
 from tests.factories.billing import book, quote, wallet
 from tests.racing import raised, together
 
@@ -173,6 +174,16 @@ def test_sweeps_at_once_take_back_once(account):
     assert sorted(outcomes) == [0, 0, 0, 100]
     account.refresh_from_db()
     assert (account.posted_minor, figures(lot)) == (1000, (0, 0, 100))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_grant_that_is_sent_many_times_at_once_is_one(account):
+    key, clerk = uuid.uuid4(), UserFactory()
+    made = lambda: CreditGrant(pk=key, organization=account.organization, amount_minor=100, reason="A gift")  # noqa: E731
+    outcomes = together(*[lambda: credit.grant(credit=made(), user=clerk, account=account)] * 5)
+    assert {lot.pk for lot in outcomes} == {key}
+    account.refresh_from_db()
+    assert account.posted_minor == 1100
 
 
 # Vouchers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from datetime import timedelta
 
 import pytest
@@ -10,6 +11,7 @@ from django.utils import timezone
 from billing import automatic, events, ledger, receivables, reversals
 from billing.errors import RefundRefused
 from billing.models import Account, AutoTopUp, Dispute, Refund, StripeEvent, TopUp
+from tests.books import BROKEN_BOOKS, broken
 from tests.factories.accounts import UserFactory
 from tests.factories.billing import paid_top_up
 from tests.provider import DISPUTED, REFUND_FAILS, lost
@@ -241,6 +243,16 @@ def test_many_at_once_pay_back_no_more_than_there_is(provider):
     told = provider.fresh()
     assert raised(together(*[lambda: provider.deliver(*told)] * 3)) == []
     assert provider.held() == cleared() == 1000
+
+
+@pytest.mark.django_db(transaction=True)
+def test_one_that_is_asked_for_many_times_at_once_is_one(provider):
+    top_up, clerk, key = paid_top_up(provider), UserFactory(), uuid.uuid4()
+    ask = {"top_up": top_up, "amount_minor": 1000, "reason": "Asked for", "user": clerk, "key": key}
+    assert {row.pk for row in together(*[lambda: reversals.refund(**ask)] * 5)} == {key}
+    provider.deliver(*provider.fresh())
+    assert provider.held() == cleared() == 4000
+    assert broken(BROKEN_BOOKS) == {}
 
 
 class TestDispute:
