@@ -20,7 +20,7 @@ from billing import customers, gateway, payments
 from billing.errors import AmountRefused, PaymentDeclined, PaymentRefused, PaymentUnavailable
 from billing.models import Account, AutoTopUp, PaymentCustomer, TopUp
 from billing.wording import money
-from console.accounts.models import User
+from console.accounts.models import ServiceActivation, User
 
 MOST_FAILURES = 3
 """In a row; then it is switched off until a person switches it on again."""
@@ -28,6 +28,8 @@ WAITS = (timedelta(hours=1), timedelta(hours=12))
 """After the first failure and the second: the same card, asked again at once, would say the same."""
 MOST_A_DAY = 5
 """Payments of one wallet in 24 hours: money that runs out faster is a person's to look at."""
+ENDED = ServiceActivation.objects.filter(deactivated_at__isnull=False)
+"""Who may buy nothing is not charged for it: a standing order rests until the service is active again."""
 WORTH_TRYING = timedelta(hours=12)
 """A charge that nobody could make for so long is given up."""
 
@@ -71,9 +73,11 @@ def switch_off(*, account: Account) -> None:
 
 def sweep() -> int:
     """Begin what is due, and make every charge whose answer was lost again. Gives how many charges were asked for."""
-    due = AutoTopUp.objects.filter(
-        is_on=True, account__posted_minor__lt=F("account__held_minor") + F("threshold_minor")
-    ).values_list("pk", flat=True)
+    due = (
+        AutoTopUp.objects.filter(is_on=True, account__posted_minor__lt=F("account__held_minor") + F("threshold_minor"))
+        .exclude(account__organization__activations__in=ENDED)
+        .values_list("pk", flat=True)
+    )
     fresh = {row.pk for pk in due if (row := begin(setup_pk=pk)) is not None}
     waiting = TopUp.objects.filter(origin=TopUp.Origins.AUTOMATIC, state=TopUp.States.CREATED)
     rows = list(waiting.select_related("account__organization")[:100])
@@ -98,6 +102,7 @@ def begin(*, setup_pk: int) -> TopUp | None:
                 or (setup.retry_at is not None and setup.retry_at > now)
                 or lately.count() >= MOST_A_DAY
                 or lately.filter(state__in=payments.OPEN).exists()
+                or ENDED.filter(organization=account.organization_id).exists()
             ):
                 return None
             return TopUp.objects.create(

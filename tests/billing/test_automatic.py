@@ -12,6 +12,7 @@ from django.utils import timezone
 from billing import automatic, customers, payment_mails
 from billing.errors import AmountRefused, NoSavedCard
 from billing.models import AutoTopUp, TopUp
+from console.accounts.models import ServiceActivation
 from tests.factories.accounts import MembershipFactory
 from tests.factories.billing import paid_top_up
 from tests.provider import FAILS_LATER, GOOD, lost
@@ -46,6 +47,25 @@ def balance(top_up):
 
 def automatics():
     return TopUp.objects.filter(origin=TopUp.Origins.AUTOMATIC)
+
+
+def test_who_has_given_up_the_service_is_charged_no_more(provider):
+    top_up = saver(provider)
+    switch_on(top_up)
+    activation = ServiceActivation.objects.create(
+        organization=top_up.account.organization,
+        terms_version="1",
+        activated_at=timezone.now(),
+        deactivated_at=timezone.now(),
+    )
+    assert automatic.sweep() == 0
+    assert automatic.begin(setup_pk=AutoTopUp.objects.get().pk) is None
+    assert not automatics().exists()
+    activation.deactivated_at = None
+    activation.save()
+    assert automatic.sweep() == 1
+    provider.deliver()
+    assert balance(top_up) == 7000
 
 
 class TestSwitchingOn:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 
 import pytest
@@ -139,6 +139,25 @@ def test_monthly(account):
     assert invoices.issue_due() == []
     assert [line.receipt for line in issue(account).lines.all()] == [now]
     assert [due.invoice for due in InvoiceMail.objects.all()] == [invoice]  # none for the one that was asked for
+
+
+@pytest.mark.parametrize(("zone", "invoiced"), [("UTC", 0), ("Asia/Shanghai", 1), ("America/Los_Angeles", 0)])
+def test_the_month_ends_by_the_installations_clock(account, monkeypatch, settings, zone, invoiced):
+    """Half past midnight in Shanghai, on the first of December: a run of a second before midnight, and one after."""
+    moments = [datetime(2026, 11, 30, 15, 59, 59, tzinfo=UTC), datetime(2026, 11, 30, 16, 0, 0, tzinfo=UTC)]
+    runs = [run(account, 100), run(account, 200)]
+    check_now()
+    with connection.cursor() as cursor:  # receipts are append-only, but for this test's clock
+        cursor.execute("SET LOCAL session_replication_role = replica")
+        for receipt, moment in zip(runs, moments, strict=True):
+            Receipt.objects.filter(pk=receipt.pk).update(created_at=moment)
+        cursor.execute("SET LOCAL session_replication_role = origin")
+    settings.TIME_ZONE = zone
+    monkeypatch.setattr(timezone, "now", lambda: datetime(2026, 11, 30, 16, 30, tzinfo=UTC))
+    written = invoices.issue_due()
+    lines = [line.receipt for invoice in written for line in invoice.lines.all()]
+    assert lines == runs[:invoiced]
+    assert {(each.period_start, each.period_end) for each in written} <= {(date(2026, 11, 30), date(2026, 11, 30))}
 
 
 def test_the_month_is_over_for_each_organization(account):

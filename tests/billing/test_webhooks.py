@@ -10,7 +10,7 @@ import pytest
 from django.db import connection
 from kombu.exceptions import OperationalError
 
-from billing import tasks, webhooks
+from billing import events, tasks, webhooks
 from billing.models import StripeEvent, TopUp
 from tests.factories.billing import TopUpFactory, session_event, signed
 from tests.racing import raised, together
@@ -45,6 +45,20 @@ class TestDelivery:
         assert [deliver(client, event).status_code for _ in range(3)] == [200, 200, 200]
         assert StripeEvent.objects.count() == 1
         assert len(rings) == 1  # the second and the third are no news
+
+    def test_again_with_another_body_is_the_first_one(self, client, rings):
+        """Whoever holds a secret of ours can't make an event say more than it said."""
+        top_up = TopUpFactory()
+        first = session_event(top_up, payment_status="unpaid")
+        dearer = {**first, "data": {"object": first["data"]["object"] | {"payment_status": "paid"}}}
+        assert [deliver(client, event).status_code for event in (first, dearer)] == [200, 200]
+        stored = StripeEvent.objects.get()
+        assert stored.payload == first
+        events.apply(event_pk=stored.pk)
+        assert deliver(client, dearer).status_code == 200
+        events.apply_waiting()
+        top_up.refresh_from_db()
+        assert top_up.state == TopUp.States.PENDING
 
     def test_of_an_unknown_type_is_stored(self, client, rings):
         assert deliver(client, {"id": "evt_1", "type": "invoice.finalized"}).status_code == 200

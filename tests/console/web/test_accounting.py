@@ -149,6 +149,22 @@ def test_another_organizations_invoice(
         assert browser(stranger).get(reverse(page, args=[made.pk])).status_code == 404
 
 
+def test_another_organizations_receipts_and_quotes(
+    browser: Callable[[Membership], Client], stranger: Membership, customer: Customer, done: Job
+) -> None:
+    """Every address of money that names a row, and every form that names one, as somebody else's owner."""
+    other, quote = browser(stranger), customer.quote()
+    assert other.get(reverse("receipt_detail", args=[done.order.hold.receipt.pk])).status_code == 404
+    assert other.get(reverse("training_paid", args=[quote.pk])).status_code == 404
+    for page in ("training_order", "training_pay"):
+        assert other.post(reverse(page), {"quote": str(quote.pk)}).status_code == 404
+    before = [reverse(page) for page in ("wallet", "cost_list", "cost_export", "receipt_list", "invoice_list")]
+    for answer in map(other.get, before):
+        shown = b"".join(answer.streaming_content).decode() if answer.streaming else text(answer)
+        assert done.name not in shown
+    assert Job.objects.count() == 1
+
+
 def test_details_are_for_the_next_invoice(owner_page: Client, done: Job) -> None:
     made = invoices.issue(organization=done.organization)
     form = {"name": "<b>Kunde</b>", "address": "Gleis 9", "tax_id": "DE1", "tax_percent": "0", "tax_note": "none"}
