@@ -10,6 +10,8 @@ import copy
 import http.server
 import json
 import socket
+import ssl
+import sys
 import threading
 import time
 import urllib.parse
@@ -20,6 +22,7 @@ from typing import Any
 
 from tests.kubernetes.access import Access
 from tests.kubernetes.api import Api, Query
+from tests.kubernetes.certificates import certificates
 from tests.kubernetes.discovery import discovery
 from tests.kubernetes.faults import ANSWERS, DONE, HELD, Call, Fault, Faults
 from tests.kubernetes.resources import ApiError, Object, Resource
@@ -30,9 +33,9 @@ _TICK_SECONDS = 0.25
 
 
 class ApiServer:
-    """Serves one cluster on a free port of loopback until `close`."""
+    """Serves one cluster on a free port of loopback until `close`; with `secure`, as a real one is reached."""
 
-    def __init__(self, bookmark_seconds: float = 1.0) -> None:
+    def __init__(self, bookmark_seconds: float = 1.0, *, secure: bool = False) -> None:
         self.store = Store()
         self.access = Access(self.store)
         self.api = Api(self.store, self.access)
@@ -46,9 +49,9 @@ class ApiServer:
 
             owner = server
 
-        self._http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
+        self.tls = certificates().context() if secure else None
+        self._http = _Listener(("127.0.0.1", 0), Handler)
+        self.url = f"{'https' if secure else 'http'}://127.0.0.1:{self._http.server_address[1]}"
         threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
 
     def close(self) -> None:
@@ -61,19 +64,35 @@ class ApiServer:
             self.store.changed.notify_all()
 
     def kubeconfig(self, path: Path, token: str = "", namespace: str = "default") -> Path:
-        """Write a kubeconfig with one context, `fake`."""
+        """Write a kubeconfig with one context, `fake`: the administrator's, or that of whoever has the token."""
+        user: Object = {"token": token or self.access.admin_token}
+        cluster: Object = {"server": self.url}
+        if self.tls is not None:
+            cluster["certificate-authority-data"] = certificates().authority
+            user = user if token else certificates().admin
         content = {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "fake",
-            "clusters": [{"name": "fake", "cluster": {"server": self.url}}],
-            "users": [{"name": "fake", "user": {"token": token or self.access.admin_token}}],
+            "clusters": [{"name": "fake", "cluster": cluster}],
+            "users": [{"name": "fake", "user": user}],
             "contexts": [
                 {"name": "fake", "context": {"cluster": "fake", "user": "fake", "namespace": namespace}},
             ],
         }
         path.write_text(json.dumps(content))
         return path
+
+
+class _Listener(http.server.ThreadingHTTPServer):
+    """Accepts connections; one that breaks is nobody's fault."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Clients give up and are killed; anything else is told."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -86,13 +105,25 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_arguments: object) -> None:
         """Quiet."""
 
+    def setup(self) -> None:
+        """Greet the client, on this connection's own thread: it may take its time."""
+        if self.owner.tls is not None:
+            self.request = self.owner.tls.wrap_socket(self.request, server_side=True)
+        super().setup()
+
+    def finish(self) -> None:
+        """The server closes what it accepted, and knows nothing of what was wrapped around it."""
+        super().finish()
+        self.connection.close()
+
     def _handle(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
         raw = self.rfile.read(length)
         parsed = urllib.parse.urlsplit(self.path)
         query = dict(urllib.parse.parse_qsl(parsed.query, keep_blank_values=True))
         try:
-            user = self.owner.access.user(self.headers.get("Authorization", ""))
+            told = self.connection.getpeercert() if isinstance(self.connection, ssl.SSLSocket) else None
+            user = self.owner.access.user(self.headers.get("Authorization", ""), certified=bool(told))
             body = _decoded(raw, self.headers.get("Content-Type", ""))
             self._answer(user, parsed.path, query, body)
         except ApiError as error:

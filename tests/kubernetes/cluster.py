@@ -26,9 +26,9 @@ NAMES_SECONDS = 0.2
 class FakeCluster:
     """Two nodes, ready. `folder` is theirs; names resolve `names_seconds` after their pod has an address."""
 
-    def __init__(self, folder: Path, *, nodes: dict[str, dict[str, str]] | None = None) -> None:
+    def __init__(self, folder: Path, *, nodes: dict[str, dict[str, str]] | None = None, secure: bool = False) -> None:
         self.folder = folder
-        self.server = ApiServer()
+        self.server = ApiServer(secure=secure)
         self.api, self.store, self.faults = self.server.api, self.server.store, self.server.faults
         self.registry = Registry()
         self.names_seconds = NAMES_SECONDS

@@ -17,7 +17,7 @@ from tests.kubernetes.cluster import FakeCluster
 
 def main() -> None:
     """Serve until a signal comes."""
-    cluster = FakeCluster(Path(tempfile.mkdtemp(prefix="trainyard-fake-")))
+    cluster = FakeCluster(Path(tempfile.mkdtemp(prefix="trainyard-fake-")), secure=True)
     cluster.make("namespaces", "", "default")
     cluster.server.kubeconfig(Path(sys.argv[1]))
     sys.stdout.write(f"{cluster.server.url}\n")

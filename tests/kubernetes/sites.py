@@ -150,7 +150,7 @@ class FakeSite(Site):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.fake = FakeCluster(folder / "nodes")
+        self.fake = FakeCluster(folder / "nodes", secure=True)
         kubeconfig = self.fake.server.kubeconfig(folder / "kubeconfig")
         root = folder / "volume"
         root.mkdir(mode=0o755)

@@ -216,10 +216,9 @@ def test_what_can_never_fit_is_refused_or_says_why_it_waits(any_yard: AnyYard) -
         return
     # A cluster may grow: there it waits.
     any_yard.backend.submit(spec)
-    status = any_yard.wait(spec.name, lambda status: status.waiting_code == WaitingCode.CPUS)
+    status = any_yard.wait(spec.name, lambda status: status.waiting_code == WaitingCode.TOO_LARGE)
     assert (status.phase, status.started_at) == (RunPhase.STARTING, None)
-    assert status.waiting_data["wanted"] == 100_000
-    assert "CPU" in status.waiting_for
+    assert "Insufficient cpu" in status.waiting_for
     any_yard.backend.stop(spec.name, 5)
     ended = any_yard.wait_for_end()
     assert (ended.outcome, ended.started_at, ended.spans) == (Outcome.STOPPED, None, ())

@@ -466,7 +466,7 @@ def test_the_roles_are_enough_and_what_is_missing_is_said(
     token = fake.server.access.token_for("yard", "trainyard")
     told = json.loads(json.dumps(own_yard.site.settings()))
     path = tmp_path / "least"
-    path.write_text(own_yard.site.kubeconfig.read_text().replace(fake.server.access.admin_token, token))
+    fake.server.kubeconfig(path, token)
     least = ClusterConfig.from_data("test", {**told, "kubeconfig": str(path)})
     lines = list(check(least, own_yard.site.root / "runs"))
     assert [line for line in lines if not line.ok] == []
@@ -491,7 +491,7 @@ def limited(
     fake.make("rolebindings", config.namespace, "b", roleRef=reference, subjects=[subject])
     token = fake.server.access.token_for(config.namespace, "a")
     path = yard.site.root.parent / "limited"
-    path.write_text(yard.site.kubeconfig.read_text().replace(fake.server.access.admin_token, token))
+    fake.server.kubeconfig(path, token)
     return KubernetesBackend(config=dataclasses.replace(config, kubeconfig=str(path)), root=yard.site.root / "runs")
 
 
