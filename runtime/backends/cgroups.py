@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -89,15 +89,23 @@ class Group:
 
 
 def create(
-    name: str, *, memory_bytes: int, processes: int, cpus: float, proc: Path = PROC
+    name: str,
+    *,
+    memory_bytes: int,
+    processes: int,
+    cpus: float,
+    proc: Path = PROC,
+    announce: Callable[[list[Path]], object] = lambda _folders: None,
 ) -> tuple[Group | None, list[Path]]:
     """A new group of this name with its limits, and the folders that `remove` is to be given at the end.
 
-    None where the kernel does not let us; then nothing is left of the attempt.
+    None where the kernel does not let us; then nothing is left of the attempt. `announce` is told of the folders before
+    they are made.
     """
     places, unified = find(proc)
     folders = {controller: place / name for controller, place in places.items()}
     made = Group(folders, unified=unified)
+    announce(made.folders)
     if not all(controller in folders for controller in NEEDED):
         return None, []
     try:
@@ -116,6 +124,8 @@ def find(proc: Path = PROC) -> tuple[dict[str, Path], bool]:
     unified: Path | None = None
     places: dict[str, Path] = {}
     for line in _lines(proc / "self" / "mountinfo"):
+        if " - cgroup" not in line:
+            continue
         left, _, right = line.partition(" - ")
         fields, (kind, _source, options, *_rest) = left.split(), [*right.split(), "", "", ""]
         root, mount = fields[3], Path(fields[4])

@@ -23,6 +23,7 @@ _SIOCSIFFLAGS = 0x8914
 _SIOCSIFADDR = 0x8916
 _SIOCBRADDBR = 0x89A0
 _UP_AND_RUNNING = 0x1 | 0x40
+_unshare = ctypes.CDLL(None, use_errno=True).unshare
 _BRIDGE = "mpi0"
 _BRIDGE_ADDRESS = "169.254.77.1"
 
@@ -33,22 +34,21 @@ def enter() -> str:
     An ordinary user may do that only in a user namespace of his own, in which he stays who he is. Whoever holds no
     right outside gains none by it: it owns this network and what is nested in it, nothing else.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not libc.unshare(_CLONE_NEWNET):
+    if not _unshare(_CLONE_NEWNET):
         _raise(INTERFACE)
         return ""
     # There is no way back from half of this, so somebody else tries first.
     child = os.fork()
     if not child:
         try:
-            _enter_as_user(libc)
+            _enter_as_user()
         except OSError as error:
             os._exit(error.errno or errno.EPERM)
         os._exit(0)
     number = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if number:
         return f"The kernel gives no network namespace: {os.strerror(number)}."
-    _enter_as_user(libc)
+    _enter_as_user()
     return ""
 
 
@@ -68,9 +68,9 @@ def add_bridge() -> str:
     return ""
 
 
-def _enter_as_user(libc: ctypes.CDLL) -> None:
+def _enter_as_user() -> None:
     user, group = os.geteuid(), os.getegid()
-    if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET):
+    if _unshare(_CLONE_NEWUSER | _CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), "no namespaces")
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1")

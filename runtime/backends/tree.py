@@ -69,11 +69,13 @@ class Tree:
     def _make_group(self) -> None:
         order = self._order
         name = f"trainyard-{order['name']}-{order['node']}-{order['nonce'][:8]}"
-        # Noted before it is made, so that whoever clears up after us knows of it.
-        places, _unified = cgroups.find()
-        self._note.write_text(json.dumps(sorted({str(place / name) for place in places.values()})))
         self.group, self._made = cgroups.create(
-            name, memory_bytes=order["memory_bytes"], processes=order["process_limit"], cpus=order["cpus"]
+            name,
+            memory_bytes=order["memory_bytes"],
+            processes=order["process_limit"],
+            cpus=order["cpus"],
+            # Noted before it is made, so that whoever clears up after us knows of it.
+            announce=lambda folders: self._note.write_text(json.dumps([str(folder) for folder in folders])),
         )
 
     def _prepare(self) -> None:
