@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
+import sys
 import time
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from kubernetes.client import ApiException
@@ -18,6 +21,7 @@ from runtime.backends.base import Check
 from runtime.backends.kubernetes import check
 from runtime.backends.kubernetes_access import rbac
 from runtime.specs import FailureCode, Image, Outcome, PullSecret, Resources, RunPhase, WaitingCode
+from tests.kubernetes import crash
 from tests.kubernetes.choice import real_kubeconfig
 from tests.kubernetes.cluster import FakeCluster
 from tests.kubernetes.images import TORCH, built_image, empty_image, python_image
@@ -169,6 +173,50 @@ def test_torch_reduces_over_all_pods(site: Site) -> None:
         assert [yard.log(rank) for rank in range(4)] == ["sum 10.0\n"] * 4
     finally:
         yard.close()
+
+
+def test_a_machine_that_falls_silent_is_a_lost_node(site: Site) -> None:
+    """On a real cluster, where that is allowed; the fake's machines crash below."""
+    if not isinstance(site, StagedSite):
+        pytest.skip("The fake's machines crash in a test of their own.")
+    crash.may_crash()
+    yard = ClusterYard(site)
+    ready(yard)
+    pod = site.pods("job-1-1")[1]
+    try:
+        crash.silence(site, pod)
+        ended = yard.wait_for_end()
+        assert ended.outcome is Outcome.NODE_LOST, yard.all_logs("job-1-1")
+        assert ended.failure is not None
+    finally:
+        crash.await_ready(site, pod.spec.node_name)
+    yard.close()
+
+
+def test_what_silences_a_machine_lets_it_go_on() -> None:
+    """The script, on a process of ours that has the name."""
+    name = f"kubelet-{os.getpid() % 10000}"
+    waits = f"import ctypes, time; ctypes.CDLL(None).prctl(15, {name.encode()!r}, 0, 0, 0); print(flush=True)\n"
+    waits += "while True: time.sleep(0.01)"
+    victim = subprocess.Popen([sys.executable, "-c", waits], stdout=subprocess.PIPE)
+    assert victim.stdout is not None
+    victim.stdout.readline()
+    silencer = subprocess.Popen(
+        [sys.executable, "-c", crash.SCRIPT, name, "no-such-pod", "600"], stdout=subprocess.PIPE, text=True
+    )
+    assert silencer.stdout is not None
+    try:
+        assert silencer.stdout.readline() == "silent\n"
+        assert psutil.Process(victim.pid).status() == psutil.STATUS_STOPPED
+        silencer.terminate()
+        assert silencer.wait(10) == 0
+        assert psutil.Process(victim.pid).status() != psutil.STATUS_STOPPED
+    finally:
+        for process in (silencer, victim):
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
 
 
 # On the fake alone: machines, registries, quotas, taints that no test may touch elsewhere
