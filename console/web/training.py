@@ -171,7 +171,7 @@ def training_order(request: MemberRequest) -> HttpResponse:
         order = orders.place_order(
             membership=request.membership,
             quote=quote,
-            idempotency_key=request.POST.get("idempotency_key", "")[:255],
+            idempotency_key=request.POST.get("idempotency_key", "").replace("\0", "")[:255],
         )
     except (InsufficientFunds, BudgetExceeded) as error:
         return _card(request, quote, problem=str(error.message))

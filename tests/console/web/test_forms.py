@@ -135,6 +135,13 @@ def test_the_same_card_sent_twice_buys_once(customer: Customer, owner_page: Clie
     assert Order.objects.count() == 1
 
 
+@pytest.mark.parametrize("key", ["\0", "one\0card", "k" * 5000])
+def test_a_key_that_no_card_of_ours_has(customer: Customer, owner_page: Client, key: str) -> None:
+    sent = {"quote": str(customer.quote().pk), "idempotency_key": key}
+    assert "HX-Redirect" in owner_page.post(reverse("training_order"), sent)
+    assert Order.objects.count() == 1
+
+
 def test_a_wallet_too_small_leads_to_the_top_up(
     db: None, backend: FakeBackend, browser: Callable[[Membership], Client]
 ) -> None:
