@@ -152,9 +152,16 @@ def _classes(api: Api) -> Check:
 
 def _machines(api: Api, config: ClusterConfig) -> Check:
     nodes = api.list(path_of("v1", "nodes"))["items"]
-    usable = capacity(nodes, (), config).machines
-    ready = [one for one in usable if one.free.cpus > 0]
-    detail = f"{len(nodes)} nodes, {len(usable)} for runs, {len(ready)} of them ready."
+    found = capacity(nodes, (), config)
+    ready = [one for one in found.machines if one.free.cpus > 0]
+    detail = f"{len(nodes)} nodes, {len(found.machines)} for runs, {len(ready)} of them ready."
+    without = sorted(kind for kind in found.kinds if all(kind in one.closed_to for one in found.machines))
+    if config.elastic:
+        return Check("machines", ok=True, detail=f"{detail} More come as pods wait for them.")
+    if ready and without:
+        detail = f"{detail} None is for {', '.join(without)}."
+        remedy = "Labels and taints of machines must be those of the cluster's 'node_selectors' and 'tolerations'."
+        return Check("machines", ok=False, detail=detail, remedy=remedy)
     remedy = "Look at 'kubectl get nodes'; taints are let past by the cluster's 'tolerations'."
     return Check("machines", bool(ready), detail, "" if ready else remedy)
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from runtime.backends import kubernetes_access, kubernetes_guard, kubernetes_launchers, manifests
+from runtime.backends.base import Check
 from runtime.backends.kubernetes import KubernetesBackend, check
 from runtime.backends.kubernetes_api import Api, path_of
 from runtime.backends.kubernetes_config import ClusterConfig
@@ -478,6 +479,23 @@ def test_the_roles_are_enough_and_what_is_missing_is_said(
     assert any(name.startswith("may create, delete, get, list, patch, watch jobs") for name in wrong)
     assert not any("nodes everywhere" in name for name in wrong)
     assert all(line.remedy for line in lines if not line.ok and line.name.startswith("may "))
+
+
+def test_a_check_names_the_node_kinds_that_no_machine_is_for(own_yard: ClusterYard, fake: FakeCluster) -> None:
+    def machines(**settings: Any) -> Check:
+        lines = check(own_yard.config(**settings), own_yard.site.root / "runs", smoke=False)
+        return next(line for line in lines if line.name == "machines")
+
+    assert (machines().ok, machines().detail) == (True, "2 nodes, 2 for runs, 2 of them ready.")
+    kinds = {"large": {"pool": "large"}, "any": {}}
+    line = machines(node_selectors=kinds)
+    assert (line.ok, line.detail) == (False, "2 nodes, 2 for runs, 2 of them ready. None is for large.")
+    assert "node_selectors" in line.remedy
+    fake.edit_node("node-a", lambda node: node["metadata"]["labels"].update(pool="large"))
+    assert machines(node_selectors=kinds).ok
+    none = {"": {"pool": "none"}}
+    assert not machines(node_selectors=none).ok
+    assert machines(node_selectors=none, elastic=True).ok
 
 
 def limited(
