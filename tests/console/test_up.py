@@ -1,153 +1,95 @@
-"""`manage.py up` and what it starts (`live`, `hold_services` among it), as processes."""
+"""`manage.py up` and what it starts (`live`, `hold_services` among it), as processes.
 
-import os
-import shutil
+What becomes of runs and their bills when any of it is killed is in `tests/flows/test_killed.py`.
+"""
+
+from __future__ import annotations
+
 import signal
-import subprocess
-import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 
-from console.services import Embedded
-from tests.console.processes import free_port, wait_for
+from tests.console.processes import wait_for
+from tests.flows.console import Console
 
 pytestmark = pytest.mark.flow
-ROOT = Path(__file__).resolve().parents[2]
-
-
 COMMANDS = [["manage.py", name] for name in ("live", "hold_services", "watch_runs", "payments_sandbox")]
 
 
-class Installation:
-    """A console with its data in a folder of its own."""
-
-    def __init__(self, var):
-        self.var, self.port = var, free_port()
-        self.embedded = Embedded(var)
-        self.url = f"http://127.0.0.1:{self.port}"
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("TRAINYARD_", "DJANGO_"))}
-        self.environment = clean | {
-            "TRAINYARD_VAR": str(var),
-            "TRAINYARD_URL": self.url,
-            "SANDBOX_PORT": str(free_port()),
-        }
-
-    def up(self, **environment):
-        return subprocess.Popen(
-            [sys.executable, "manage.py", "up"],
-            cwd=ROOT, env=self.environment | environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-
-    def is_ready(self):
-        try:
-            return httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200
-        except httpx.HTTPError:
-            return False
-
-    def programs(self, *words):
-        mark = f"trainyard={self.var}"
-        return [
-            process
-            for process in psutil.process_iter(["cmdline"])
-            if mark in (line := process.info["cmdline"] or []) and set(words) <= set(line)
-        ]
-
-    def all(self):
-        return self.programs() + self.embedded.processes()
-
-    def end(self):
-        for process in self.all():
-            process.kill()
-        shutil.rmtree(self.embedded.socket_dir, ignore_errors=True)
-
-
 @pytest.fixture(scope="module")
-def installation(tmp_path_factory):
-    made = Installation(tmp_path_factory.mktemp("console") / "var")
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
+    made = Console(tmp_path_factory.mktemp("console") / "var", Path("/no/images"))
     yield made
-    made.end()
+    made.remove()
 
 
 @pytest.fixture
-def running(installation):
-    process = installation.up()
-    wait_for(lambda: process.poll() is not None or installation.is_ready(), 90)
-    assert process.poll() is None, process.communicate()[0]
-    yield process
-    process.kill()
-    process.communicate()
+def console(installation: Console) -> Console:
+    """The console up: still, or again. Each test leaves it whole or down."""
+    if installation.process is None or installation.process.poll() is not None:
+        installation.up()
+    return installation
 
 
-def finish(process):
-    output, _ = process.communicate(timeout=90)
-    return process.returncode, " ".join(output.split())
-
-
-def test_serves_refuses_a_second_and_stops_cleanly(installation, running):
-    code, output = finish(installation.up())
-    assert code == 0
-    assert f"process {running.pid}" in output
-    assert installation.url in output
-
-    other = Installation(installation.var.parent / "other")
-    code, output = finish(other.up(TRAINYARD_URL=installation.url))
-    other.embedded.stop()
-    other.end()
-    assert code != 0
-    assert f"Port {installation.port}" in output
-    assert "TRAINYARD_URL" in output
-
-    running.send_signal(signal.SIGINT)
-    code, output = finish(running)
-    assert code == 0, output
-    assert installation.url in output
-    assert "Stopped." in output
-    assert installation.all() == []
-
-
-def test_whatever_is_killed_comes_back(installation, running):
+def test_whatever_is_killed_comes_back(console: Console) -> None:
     for words in (["gunicorn"], ["celery", "worker"], ["celery", "beat"], *COMMANDS):
-        parents = [process for process in installation.programs(*words) if _is_supervised(process)]
+        parents = [process for process in console.programs(*words) if _is_supervised(process)]
         assert len(parents) == 1, words
         victims = [*parents[0].children(recursive=True), *parents]
         parents[0].kill()
-        wait_for(lambda words=words, old=victims: _others(installation.programs(*words), old))
+        wait_for(lambda words=words, old=victims: _others(console.programs(*words), old))
         psutil.wait_procs(victims, timeout=15)
         assert not [process for process in victims if process.is_running()], words
-    for server in installation.embedded.processes():
+    for server in console.embedded.processes():
         server.kill()
-    wait_for(lambda: len(installation.embedded.processes()) == 2 and installation.is_ready(), 60)
+    wait_for(lambda: len(console.embedded.processes()) == 2 and console.is_ready(), 60)
 
 
-def test_a_killed_up_takes_its_programs_along(installation, running):
-    running.kill()
-    wait_for(lambda: not installation.programs(), 60)
+def test_serves_refuses_a_second_and_stops_cleanly(console: Console) -> None:
+    assert console.process is not None
+    again = console.up_again()
+    output = _words(again.stdout)
+    assert again.returncode == 0
+    assert f"process {console.process.pid}" in output
+    assert console.url in output
 
+    other = Console(Path(tempfile.mkdtemp(prefix="ty-")), Path("/no/images"), TRAINYARD_URL=console.url)
+    refused = other.up_again()
+    output = _words(refused.stdout)
+    other.embedded.stop()
+    other.remove()
+    assert refused.returncode != 0
+    assert f"Port {console.port}" in output
+    assert "TRAINYARD_URL" in output
 
-def test_after_everything_was_killed_at_once(installation, running):
-    left = installation.all()
-    for process in [psutil.Process(running.pid), *left]:
-        process.kill()
-    running.wait()
-    again = installation.up()
-    try:
-        wait_for(lambda: again.poll() is not None or installation.is_ready(), 90)
-        assert again.poll() is None, again.communicate()[0]
-        assert len(installation.programs("supervisor.supervisord")) == 1
-    finally:
-        again.terminate()
-        code, output = finish(again)
+    console.process.send_signal(signal.SIGINT)
+    code = console.process.wait(90)
+    output = _words(console.output.read_text())
     assert code == 0, output
-    assert installation.all() == []
+    assert console.url in output
+    assert "Stopped." in output
+    assert console.processes() == []
 
 
-def _is_supervised(process):
+def test_a_killed_up_takes_its_programs_along(console: Console) -> None:
+    assert console.process is not None
+    console.process.kill()
+    console.process.wait()
+    wait_for(lambda: not console.programs(), 60)
+
+
+def _words(output: str) -> str:
+    return " ".join(output.split())
+
+
+def _is_supervised(process: psutil.Process) -> bool:
     parent = process.parent()
     return parent is not None and "supervisor.supervisord" in parent.cmdline()
 
 
-def _others(processes, old):
+def _others(processes: list[psutil.Process], old: list[psutil.Process]) -> list[psutil.Process]:
     return [process for process in processes if process not in old and _is_supervised(process)]

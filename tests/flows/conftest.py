@@ -1,4 +1,4 @@
-"""Consoles to share, since starting one takes seconds: one with a bare image, one with torch."""
+"""Consoles that these tests share, since starting one takes seconds: one with a bare image, one with torch."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def bare_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def console(bare_images: Path) -> Iterator[Console]:
     """A console on two cores, whatever the machine has, for plain Python. Short path: unix sockets need that."""
     folder = Path(tempfile.mkdtemp(prefix="ty-"))
     yield from served(Console(folder, bare_images, LOCAL_CPUS="2", LOCAL_MEMORY_MIB="8192"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def torch_console() -> Iterator[Console]:
     """A console with the built pytorch image."""
     root = Path(os.environ.get("TRAINYARD_IMAGES_ROOT", ROOT / "var" / "images"))
@@ -40,9 +40,17 @@ def torch_console() -> Iterator[Console]:
     yield from served(Console(folder, root, LOCAL_CPUS="2", LOCAL_MEMORY_MIB="8192"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def buyer(console: Console) -> Iterator[Buyer]:
     """A customer with money in the wallet and WAIT in the workspace."""
     made = Buyer(console)
+    yield made
+    made.http.close()
+
+
+@pytest.fixture(scope="package")
+def torch_buyer(torch_console: Console) -> Iterator[Buyer]:
+    """The same, of the console with torch."""
+    made = Buyer(torch_console)
     yield made
     made.http.close()

@@ -81,11 +81,12 @@ class Console:
             )
         self.wait_until_ready()
 
-    def up_again(self) -> int:
-        """`up` once more beside the one that runs. Gives its exit status."""
+    def up_again(self) -> subprocess.CompletedProcess[str]:
+        """`up` once more beside the one that runs; what it said is in `stdout`."""
         return subprocess.run(
-            [sys.executable, "manage.py", "up"], cwd=ROOT, env=self.environment, check=False, capture_output=True
-        ).returncode
+            [sys.executable, "manage.py", "up"],
+            cwd=ROOT, env=self.environment, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
 
     def wait_until_ready(self) -> None:
         """Wait for /readyz, and notice an `up` that ended instead."""

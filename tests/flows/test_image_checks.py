@@ -38,17 +38,13 @@ def test_a_check_names_what_an_image_lacks_and_costs_nothing(console: Console, b
 
 
 @pytest.mark.torch
-def test_a_check_of_the_pytorch_image_finds_everything_in_order(
-    torch_console: Console, request: pytest.FixtureRequest
-) -> None:
-    customer = Buyer(torch_console)
-    request.addfinalizer(customer.http.close)
-    job = check(customer)
-    ended = customer.ended(job)
-    assert ended["state"] == "succeeded", customer.log(job)
-    assert {name: item["ok"] for name, item in items(customer, job).items()} == dict.fromkeys(
-        items(customer, job), True
+def test_a_check_of_the_pytorch_image_finds_everything_in_order(torch_console: Console, torch_buyer: Buyer) -> None:
+    job = check(torch_buyer)
+    ended = torch_buyer.ended(job)
+    assert ended["state"] == "succeeded", torch_buyer.log(job)
+    assert {name: item["ok"] for name, item in items(torch_buyer, job).items()} == dict.fromkeys(
+        items(torch_buyer, job), True
     )
-    assert items(customer, job)["framework"]["detail"].startswith("torch 2.")
+    assert items(torch_buyer, job)["framework"]["detail"].startswith("torch 2.")
     assert ended["cost_minor"] == 0
     assert torch_console.supervisors() == []

@@ -1,0 +1,1 @@
+"""A package, so that the consoles its tests share end with it, and no later test runs beside them."""
