@@ -39,6 +39,8 @@ def open_site(folder: Path) -> Iterator[Site]:
     kubeconfig = real_kubeconfig()
     if kubeconfig is None:
         fake = FakeSite(folder)
+        for node in fake.fake.nodes.values():
+            node.holds_cpus = True
         yield fake
         fake.close()
         return

@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 
 from runtime.backends.sandbox import find_bubblewrap
+from tests.kubernetes import quotas
 from tests.kubernetes.images import Image
 
 _SYSTEM = ("/usr", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/sys/devices/system/cpu")
@@ -54,6 +55,8 @@ class Order:
     read_only_root: bool = False
     working_dir: str = "/"
     memory_bytes: int = 0
+    cpus: float = 0.0
+    """Cores that it is held to; 0: to none."""
     network: str = ""
     """The /proc/<pid>/ns/net that it joins; empty: this machine's."""
 
@@ -136,8 +139,10 @@ class Container:
         drop = ["setpriv", f"--reuid={self.order.uid}", f"--regid={self.order.gid}"]
         drop += [f"--groups={','.join(map(str, self.order.groups))}"] if self.order.groups else ["--clear-groups"]
         enter = ["nsenter", f"--net={self.order.network}", "--"] if self.order.network else []
+        self._group = quotas.hold(self.order.cpus) if self.order.cpus else None
+        join = ["sh", "-c", 'echo $$ > "$0"; exec "$@"', f"{self._group}/cgroup.procs"] if self._group else []
         self._process = subprocess.Popen(
-            [*enter, find_bubblewrap(), "--info-fd", str(write_end), *arguments(self.order), "--",
+            [*join, *enter, find_bubblewrap(), "--info-fd", str(write_end), *arguments(self.order), "--",
              *(drop if IS_ROOT else []), *self.order.command],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, pass_fds=[write_end],
         )  # fmt: skip
@@ -185,6 +190,8 @@ class Container:
         # Only now: whoever sees the end finds the whole log.
         code = self._process.wait()
         self._process.stdout.close()
+        if self._group is not None:
+            quotas.remove(self._group)
         self.finished_at = time.time()
         self.exit_code = 137 if self.out_of_memory else code if code >= 0 else 128 - code
         self.ended.set()

@@ -31,6 +31,8 @@ class Kubelet:
     heartbeats: dict[str, float]
     pull_seconds: float = 0.0
     log_rotate_bytes: int = 10 << 20
+    holds_cpus: bool = False
+    """Whether containers have no more cores than their limit says: as on a real machine, and as slow."""
     pulled: set[str] = field(default_factory=set)
     failure: BaseException | None = None
 

@@ -220,7 +220,8 @@ class Pod:
         own = [Bind(f"/etc/{name}", self._folder / name, read_only=True) for name in ("hosts", *plain)]
         own.append(Bind(container["terminationMessagePath"], message))
         group = spec.get("securityContext", {}).get("fsGroup")
-        memory = (container["resources"].get("limits") or {}).get("memory")
+        limits = container["resources"].get("limits") or {}
+        memory, cpus = limits.get("memory"), limits.get("cpu") if self._kubelet.holds_cpus else None
         return Order(
             image=image,
             command=(*(container.get("command") or []), *(container.get("args") or [])),
@@ -236,6 +237,7 @@ class Pod:
             read_only_root=bool(security.get("readOnlyRootFilesystem")),
             working_dir=container.get("workingDir", "/"),
             memory_bytes=int(quantity(memory)) if memory else 0,
+            cpus=quantity(cpus) if cpus else 0.0,
             network=self._kubelet.networks.of(self._pod),
         )
 

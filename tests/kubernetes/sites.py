@@ -48,7 +48,7 @@ class Site:
 
     real = False
     shared = True
-    late_seconds = 1.0
+    late_seconds = 5.0
     """What may pass from when a container begins until all nodes of its run know each other, beside whole seconds."""
 
     def __init__(self, kubeconfig: Path, namespace: str, root: Path) -> None:
