@@ -52,25 +52,22 @@ def files(root: Path) -> dict[str, str]:
     return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
 
-def test_a_console_comes_back_from_its_backup(bare_images: Path, tmp_path: Path) -> None:
+def test_a_console_comes_back_from_its_backup(
+    console: Console, buyer: Buyer, bare_images: Path, tmp_path: Path
+) -> None:
     backup = tmp_path / "backup"
-    first = Console(Path(tempfile.mkdtemp(prefix="ty-")), bare_images, LOCAL_CPUS="2", LOCAL_MEMORY_MIB="8192")
-    for _console in served(first):
-        buyer = Buyer(first)
-        buyer.call("PUT", "workspaces/main/files/data/日志.txt", content="数据".encode())
-        ended = buyer.start("ended", code_path="quick.py", nodes=1)
-        assert buyer.ended(ended)["state"] == "succeeded"
-        running = buyer.start("kept", nodes=1)
-        buyer.running(running)
-        done = manage(first, "backup", str(backup))
-        assert done.returncode == 0, done.stderr
-        assert "left out" not in done.stderr
-        token = buyer.token
-        bill, log = buyer.bill(ended), buyer.log(ended)
-        kept, stored = rows(first), files(first.var / "storage" / "workspaces")
-        buyer.call("POST", f"jobs/{running}/cancel/")
-        buyer.ended(running)
-        buyer.http.close()
+    buyer.call("PUT", "workspaces/main/files/data/日志.txt", content="数据".encode())
+    ended = buyer.start("ended", code_path="quick.py", nodes=1)
+    assert buyer.ended(ended)["state"] == "succeeded"
+    running = buyer.start("kept", nodes=1)
+    buyer.running(running)
+    done = manage(console, "backup", str(backup))
+    assert done.returncode == 0, done.stderr
+    assert "left out" not in done.stderr
+    bill, log = buyer.bill(ended), buyer.log(ended)
+    kept, stored = rows(console), files(console.var / "storage" / "workspaces")
+    buyer.call("POST", f"jobs/{running}/cancel/")
+    buyer.ended(running)
 
     second = Console(Path(tempfile.mkdtemp(prefix="ty-")), bare_images, LOCAL_CPUS="2", LOCAL_MEMORY_MIB="8192")
     done = manage(second, "restore", str(backup))
@@ -81,7 +78,7 @@ def test_a_console_comes_back_from_its_backup(bare_images: Path, tmp_path: Path)
     assert rows(second) == kept
     assert {name: wrong for name, sql in BROKEN_BOOKS.items() if (wrong := second.query(sql.replace("%", "%%")))} == {}
     for _console in served(second):
-        again = Returning(second, token)
+        again = Returning(second, buyer.token)
         assert again.bill(ended) == bill
         assert again.log(ended) == log
         # Its processes were the other machine's: a lost node, which costs nothing, and another attempt.
