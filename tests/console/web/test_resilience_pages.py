@@ -9,7 +9,7 @@ from django.urls import reverse
 
 from jobs import dispatch
 from jobs.models import Job
-from runtime.specs import Outcome
+from runtime.specs import Capacity, Outcome
 from tests.factories.jobs import Customer
 
 TOUCHED = "code_path,datasets,epochs,lr,batch_size,nodes,retries,on_hang,min_nodes,controller"
@@ -41,6 +41,14 @@ def test_a_job_of_before_the_fold_fills_the_form(customer: Customer, owner_page:
     )
     answer = text(owner_page.get(reverse("training_new"), {"rerun": job.pk}))
     assert '<details class="fold mt-4" id="advanced">' in answer
+
+
+def test_how_much_is_free_is_said_where_it_means_something(
+    customer: Customer, owner_page: Client, monkeypatch: pytest.MonkeyPatch
+):
+    assert "free now" in text(owner_page.get(reverse("training_new")))
+    monkeypatch.setattr(customer.backend, "capacity", lambda: Capacity((), elastic=True))
+    assert "free now" not in text(owner_page.get(reverse("training_new")))
 
 
 def test_the_quote_says_what_it_means_for_the_price(customer: Customer, owner_page: Client):
