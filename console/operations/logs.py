@@ -50,7 +50,7 @@ def configuration(*, form: str, level: str) -> dict[str, Any]:
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
         "root": {"handlers": ["stderr"], "level": level},
         "loggers": {
-            **{name: {"level": "WARNING"} for name in ("watchfiles", "httpx", "stripe", "urllib3")},
+            **{name: {"level": "WARNING"} for name in ("httpx", "stripe", "urllib3")},
             # they bring handlers of their own unless told otherwise
             **{name: {"handlers": [], "propagate": True} for name in ("django", "gunicorn.error", "gunicorn.access")},
         },

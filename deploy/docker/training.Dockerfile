@@ -9,8 +9,7 @@ ARG IMAGE
 # A compiler for Horovod, which is published as source only.
 RUN apt-get update && apt-get install -y --no-install-recommends g++ make && rm -rf /var/lib/apt/lists/*
 WORKDIR /build
-COPY constraints.txt ./
-RUN python -m venv /opt/builder && /opt/builder/bin/pip install --no-cache-dir -c constraints.txt watchfiles
+RUN python -m venv /opt/builder
 COPY runtime runtime
 COPY deploy/images deploy/images
 COPY deploy/docker/install_image.py ./

@@ -17,9 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import watchfiles
-
 from runtime.backends import admission, cgroups, machine, orders, recipes, sandbox, warmstart
+from runtime.backends.bells import Bells
 from runtime.backends.keeper import Keeper, network_gap
 from runtime.backends.runs import FolderLock, Run, remove_tree
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound
@@ -38,9 +37,7 @@ from runtime.specs import (
 )
 
 _LONGEST_SAMPLE = 1 << 20
-_HEARTBEAT_MILLISECONDS = 500
-_DEBOUNCE_MILLISECONDS = 50
-_STEP_MILLISECONDS = 5
+_HEARTBEAT_SECONDS = 0.5
 _SOURCE_ROOT = Path(__file__).resolve().parents[2]
 _LAUNCHER = _SOURCE_ROOT / "runtime" / "launcher"
 
@@ -182,18 +179,9 @@ class LocalBackend:
     def changes(self, stop_after: float | None = None) -> Iterator[set[str]]:
         """See `Backend.changes`. Only our own flat folder is watched, never one that code inside a run can fill."""
         end = None if stop_after is None else time.monotonic() + stop_after
-        for events in watchfiles.watch(
-            self._root / ".changes",
-            watch_filter=None,
-            debounce=_DEBOUNCE_MILLISECONDS,
-            step=_STEP_MILLISECONDS,
-            rust_timeout=_HEARTBEAT_MILLISECONDS,
-            yield_on_timeout=True,
-            recursive=False,
-        ):
-            yield {Path(path).name for _change, path in events}
-            if end is not None and time.monotonic() >= end:
-                return
+        with contextlib.closing(Bells(self._root / ".changes")) as bells:
+            while end is None or time.monotonic() < end:
+                yield bells.hear(_HEARTBEAT_SECONDS)
 
     def check_image(self, image: Image, controller: Controller = Controller.GLOO) -> None:
         """See `Backend`."""

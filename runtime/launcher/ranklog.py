@@ -80,7 +80,7 @@ class RankLog:
         if not data:
             self.open = False
             return False
-        self._tail = (self._tail + data)[-_TAIL:]
+        self._tail = data[-_TAIL:] if len(data) >= _TAIL else (self._tail + data)[-_TAIL:]
         return self._store(data)
 
     def _waiting(self) -> int:
