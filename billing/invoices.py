@@ -10,6 +10,7 @@ what was paid in first, and what is not there becomes the organization's debt (r
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
@@ -27,19 +28,28 @@ from billing.taxes import Tax, tax_for
 from console.accounts.errors import NotFound
 from console.accounts.models import Organization, User
 
+logger = logging.getLogger(__name__)
+
 DIGITS = 6
 """Numbers are filled up to so many digits."""
 
 
 def issue_due() -> list[Invoice]:
-    """Write the invoice of each organization that was charged before this month and not invoiced yet."""
+    """Write the invoice of each organization that was charged before this month and not invoiced yet.
+
+    What is wrong with one keeps none from the others; it is tried again by the next call.
+    """
     until = _month_start(timezone.localtime())
     waiting = _waiting().filter(created_at__lt=until, total_minor__gt=0).values("organization")
-    written = [
-        issue(organization=organization, until=until)
-        for organization in Organization.objects.filter(pk__in=waiting).order_by("pk")
-    ]
-    return [invoice for invoice in written if invoice is not None]
+    written = []
+    for organization in Organization.objects.filter(pk__in=waiting).order_by("pk"):
+        try:
+            invoice = issue(organization=organization, until=until)
+        except Exception:
+            logger.exception("The invoice of organization %s could not be written; it is tried again.", organization.pk)
+        else:
+            written += [invoice] if invoice else []
+    return written
 
 
 @transaction.atomic

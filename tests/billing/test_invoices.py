@@ -141,6 +141,29 @@ def test_monthly(account):
     assert [due.invoice for due in InvoiceMail.objects.all()] == [invoice]  # none for the one that was asked for
 
 
+def test_one_that_can_not_be_written_keeps_none_from_the_others(account, monkeypatch, caplog):
+    others = [wallet(balance_minor=1000) for _ in range(2)]
+    for each in (others[0], account, others[1]):
+        run(each, 10)
+    check_now()
+    real, broken_one = invoices.tax_for, account.organization
+
+    def failing(organization):
+        if organization == broken_one:
+            raise ZeroDivisionError
+        return real(organization)
+
+    over = timezone.now() + timedelta(days=40)
+    with monkeypatch.context() as patched:
+        patched.setattr(timezone, "now", lambda: over)
+        patched.setattr(invoices, "tax_for", failing)
+        assert {made.organization for made in invoices.issue_due()} == {each.organization for each in others}
+        assert "could not be written" in caplog.text
+        patched.setattr(invoices, "tax_for", real)
+        (late,) = invoices.issue_due()
+    assert (late.organization, late.sequence) == (broken_one, 3)
+
+
 @pytest.mark.parametrize(("zone", "invoiced"), [("UTC", 0), ("Asia/Shanghai", 1), ("America/Los_Angeles", 0)])
 def test_the_month_ends_by_the_installations_clock(account, monkeypatch, settings, zone, invoiced):
     """Half past midnight in Shanghai, on the first of December: a run of a second before midnight, and one after."""
