@@ -57,7 +57,7 @@ class WebServer:
         while not self._answers():
             if self._process.poll() is not None:
                 raise SystemExit(f"{self._application} did not start:\n{self._log.read_text()}")
-            time.sleep(0.05)
+            time.sleep(0.05)  # its readiness comes with no event
         return self
 
     def __exit__(self, *_error: object) -> None:

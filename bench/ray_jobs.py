@@ -33,7 +33,7 @@ def run_one(client: JobSubmissionClient) -> None:
             if status is not JobStatus.SUCCEEDED:
                 raise SystemExit(f"Ray's job ended {status}: {client.get_job_info(job).message}")
             return
-        time.sleep(POLL_SECONDS)
+        time.sleep(POLL_SECONDS)  # its client has nothing to wait on but the next answer
 
 
 def connect(url: str, head: "subprocess.Popen[bytes]") -> JobSubmissionClient:
@@ -45,7 +45,7 @@ def connect(url: str, head: "subprocess.Popen[bytes]") -> JobSubmissionClient:
         except (ConnectionError, RuntimeError):
             if head.poll() is not None or time.monotonic() > give_up_at:
                 raise
-            time.sleep(POLL_SECONDS)
+            time.sleep(POLL_SECONDS)  # the head's readiness comes with no event
 
 
 def main() -> None:

@@ -180,7 +180,7 @@ def remove(folders: Iterable[Path]) -> bool:
         if not left or time.monotonic() > give_up_at:
             break
         kill(left)
-        time.sleep(_PAUSE_SECONDS)
+        time.sleep(_PAUSE_SECONDS)  # that a group of the first generation is empty comes with no event
     return not left
 
 

@@ -227,7 +227,7 @@ class Api:
                 response = send()
             except (urllib3.exceptions.HTTPError, OSError) as error:
                 if tries_left:
-                    time.sleep(wait)
+                    time.sleep(wait)  # a server is let be for as long
                     continue
                 self._down_until = time.monotonic() + _DOWN_SECONDS
                 raise self._silence(error) from error
@@ -240,7 +240,8 @@ class Api:
             if not tries_left:
                 raise self._silence(refused) from refused
             told = response.headers.get("Retry-After", "")
-            time.sleep(min(max(wait, float(told) if told.isdecimal() else 0.0), _LONGEST_PAUSE_SECONDS))
+            wait = max(wait, float(told) if told.isdecimal() else 0.0)
+            time.sleep(min(wait, _LONGEST_PAUSE_SECONDS))  # as long as it asks to be let be
         raise AssertionError("The last try returns or raises.")
 
     def _sender(

@@ -58,7 +58,7 @@ def _is_ours(lock: int) -> bool:
         except BlockingIOError:
             if time.monotonic() > give_up_at:
                 return False
-            time.sleep(_LOCK_PAUSE_SECONDS)
+            time.sleep(_LOCK_PAUSE_SECONDS)  # flock(2) waits for ever or not at all
         else:
             return True
 

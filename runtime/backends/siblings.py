@@ -92,7 +92,7 @@ def is_silent(path: Path, record: dict[str, Any]) -> bool:
     """
     if record["phase"] == "ended" or time.time() - record["seen_at"] <= SILENCE_SECONDS:
         return False
-    time.sleep(_SECOND_LOOK_SECONDS)
+    time.sleep(_SECOND_LOOK_SECONDS)  # what is asked is whether nothing happens in that time
     try:
         return bool(path.stat().st_mtime == record["seen_at"])
     except OSError:

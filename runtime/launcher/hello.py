@@ -49,7 +49,7 @@ def greet(address: Tuple[str, int], rank: int) -> None:
         except ConnectionRefusedError:
             if time.monotonic() > give_up_at:
                 raise
-            time.sleep(0.05)
+            time.sleep(0.05)  # that a peer listens comes with no event
     with connection:
         connection.sendall(str(rank).encode())
         say("rank 0 says: {}".format(connection.recv(32).decode().strip() or "nothing"))

@@ -79,8 +79,7 @@ def resolve(names: Sequence[str], known: Mapping[int, str], ask: Optional[Resolv
         if len(found) >= len(names):
             return [found[node] for node in range(len(names))]
         tries += 1
-        # Nobody tells when a name appears.
-        time.sleep(_SOON_SECONDS if tries < _OFTEN else _LATER_SECONDS)
+        time.sleep(_SOON_SECONDS if tries < _OFTEN else _LATER_SECONDS)  # nobody tells when a name appears
 
 
 def look_up(name: str) -> Optional[str]:

@@ -73,7 +73,7 @@ class PodTree:
                 self.reaped(gone)
             if not _children(os.getpid()):
                 return
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(_PAUSE_SECONDS)  # orphans become ours, and are to be killed, without an event
 
 
 def _prepare() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 
-from .plain import signal
+from .bare import signal
 
 TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def spawn(
         if folder is not None:
             os.chdir(folder)
         if delay_seconds:
-            time.sleep(delay_seconds)
+            time.sleep(delay_seconds)  # the wait is the purpose: a head start for another
         os.execve(arguments[0], list(arguments), dict(environment))  # noqa: S606 - no shell is wanted
     except BaseException as error:  # the child must never return into the parent's code
         os.write(2, "cannot start {}: {}\n".format(arguments[0], error).encode())

@@ -145,7 +145,7 @@ class Record:
         self.data.update(phase="ended", **last)
         for attempt in range(tries):
             if attempt:
-                time.sleep(1)
+                time.sleep(1)  # nobody tells when a disk takes something again
             self._write()
             if not self._unsaved:
                 break

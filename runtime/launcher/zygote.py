@@ -322,7 +322,7 @@ def _wait_for_rank_0(told: "Dict[str, Any]") -> None:
                         return
             except OSError:
                 return
-        time.sleep(_HEAD_START_STEP_SECONDS)
+        time.sleep(_HEAD_START_STEP_SECONDS)  # that another process listens comes with no event
 
 
 def _check(result: int) -> None:
