@@ -21,7 +21,7 @@ if not __package__:
     __spec__ = None  # it names no parent, and Python 3.13 warns where the two differ
 
 from .agent import Agent
-from .plain import socket
+from .bare import socket
 from .report import Link, shield
 from .topology import Plan, imported_names, local_rank_flag
 from .warm import Warm, import_folders, unfit

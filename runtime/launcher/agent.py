@@ -10,9 +10,9 @@ import gc
 import os
 import time
 
+from .bare import EVENT_READ, Selector, signal
 from .elastic import told
 from .peers import BEAT_SECONDS, Peers
-from .plain import EVENT_READ, Selector, signal
 from .processes import Exit, reap
 from .ranks import Rank, Ranks
 from .report import ConnectionLost, Link, Message, cause

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 
-from .plain import EVENT_READ
+from .bare import EVENT_READ
 from .report import LONGEST_LINE, ConnectionLost, Link, Message
 
 TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes

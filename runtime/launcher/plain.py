@@ -1,46 +1,19 @@
-"""What the launcher's start needs of the standard library, without the modules whose import takes longer than it all.
+"""Named tuples and JSON without `typing`, `collections` and `json`, whose import takes longer than all of the start.
 
-`socket`, `signal`, `json`, `selectors`, `ctypes` and `typing` import half the library (enumerations, regular
-expressions); the C modules below them do the work. The one rule: what is here behaves as its public namesake does, and
-an interpreter that has no such C module gets the namesake itself. What is on the way from the launcher's start to its
-ranks' takes it from here, and imports the rest where it is needed.
+Those import half the library (regular expressions, enumerations); the C modules below them do the work. The one rule:
+what is here behaves as its public namesake does, and an interpreter that has no such C module gets the namesake itself.
+What is on the way from the launcher's start to its ranks' takes it from here and from `bare`, and imports the rest
+where it is needed. PURE.
 """
 
 from __future__ import annotations
 
-import select
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import signal
-    from selectors import DefaultSelector as Selector
-    from socket import CMSG_SPACE, SCM_RIGHTS, SOL_SOCKET, socket
-    from typing import Any, Dict, List, Optional, Tuple, Union
-else:
-    try:
-        import _signal as signal
-        from _socket import CMSG_SPACE, SCM_RIGHTS, SOL_SOCKET, socket
-    except ImportError:
-        import signal
-        from socket import CMSG_SPACE, SCM_RIGHTS, SOL_SOCKET, socket
+    from typing import Any, Dict, Tuple, Union
 
-__all__ = [
-    "CMSG_SPACE",
-    "EVENT_READ",
-    "SCM_RIGHTS",
-    "SOL_SOCKET",
-    "NamedTuple",
-    "Selector",
-    "dumps",
-    "hide",
-    "loads",
-    "signal",
-    "socket",
-]
+__all__ = ["NamedTuple", "dumps", "loads"]
 
-EVENT_READ = 1
-"""As in `selectors`."""
-_PR_SET_DUMPABLE = 4
 _OWN = ("__annotations__", "__module__", "__qualname__")
 
 
@@ -94,52 +67,6 @@ class NamedTuple(metaclass=_Fields):
     """As in `typing`: fields are annotations, those with a value come last; methods are allowed."""
 
 
-# selectors.DefaultSelector
-
-
-class _Key:
-    __slots__ = ("data",)
-
-    def __init__(self, data: Any) -> None:
-        self.data = data
-
-
-class _Selector:
-    """For reading alone."""
-
-    def __init__(self) -> None:
-        self._poll = select.poll()
-        self._keys: Dict[int, _Key] = {}
-
-    def register(self, file: Any, _events: int, data: Any = None) -> None:
-        """Wait for this one too. Raises KeyError where it is waited for already."""
-        descriptor = _descriptor(file)
-        if descriptor in self._keys:
-            raise KeyError(descriptor)
-        self._poll.register(descriptor, select.POLLIN)
-        self._keys[descriptor] = _Key(data)
-
-    def unregister(self, file: Any) -> None:
-        """Wait for it no more; to be called before it is closed. Raises KeyError."""
-        descriptor = _descriptor(file)
-        del self._keys[descriptor]
-        self._poll.unregister(descriptor)
-
-    def select(self, timeout: Optional[float] = None) -> List[Tuple[_Key, int]]:
-        """The ones that can be read, after `timeout` seconds at the latest; those that broke among them."""
-        milliseconds = None if timeout is None else -int(-max(0.0, timeout) * 1000 // 1)
-        ready = self._poll.poll(milliseconds)
-        return [(self._keys[descriptor], EVENT_READ) for descriptor, _state in ready]
-
-
-def _descriptor(file: Any) -> int:
-    return file if isinstance(file, int) else int(file.fileno())
-
-
-if not TYPE_CHECKING:
-    Selector = _Selector
-
-
 # json
 
 
@@ -190,19 +117,3 @@ else:
         dumps, loads = _dumps, _loads
     except (ImportError, AttributeError, TypeError):
         from json import dumps, loads
-
-
-# ctypes
-
-
-def hide() -> None:
-    """Make this process non-dumpable: others of the same user may not open its descriptors, memory or environment."""
-    try:
-        import _ctypes  # noqa: PLC0415 - as is the other below: where this one is not to be had
-
-        library: Any = _ctypes
-        library.call_function(library.dlsym(library.dlopen(None, 0), "prctl"), (_PR_SET_DUMPABLE, 0, 0, 0, 0))
-    except (ImportError, AttributeError, OSError, TypeError):
-        import ctypes  # noqa: PLC0415
-
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

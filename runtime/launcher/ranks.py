@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import time
 
+from .bare import EVENT_READ, signal
 from .carried import as_file
 from .frameworks import rank_environment
-from .plain import EVENT_READ, signal
 from .processes import Exit, send_signal, spawn
 from .steps import open_record
 from .topology import Plan, rank_arguments

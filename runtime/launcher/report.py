@@ -52,7 +52,8 @@ from __future__ import annotations
 
 import time
 
-from .plain import dumps, hide, loads
+from .bare import hide
+from .plain import dumps, loads
 
 TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
 if TYPE_CHECKING:

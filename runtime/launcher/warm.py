@@ -10,7 +10,8 @@ import os
 import select
 import sys
 
-from .plain import CMSG_SPACE, SCM_RIGHTS, SOL_SOCKET, dumps, loads
+from .bare import CMSG_SPACE, SCM_RIGHTS, SOL_SOCKET
+from .plain import dumps, loads
 
 TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
 if TYPE_CHECKING:

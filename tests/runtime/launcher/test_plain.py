@@ -2,9 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 import typing
 from pathlib import Path
 from typing import Any
@@ -12,7 +9,7 @@ from typing import Any
 import pytest
 
 from runtime.launcher import plain
-from runtime.launcher.plain import EVENT_READ, Selector, dumps, loads
+from runtime.launcher.plain import dumps, loads
 
 LAUNCHER = Path(plain.__file__).parent
 TOLD: list[Any] = [
@@ -99,62 +96,3 @@ def test_a_named_tuple_behaves_as_the_public_one() -> None:
         with pytest.raises(AttributeError):
             row.first = 2
     assert repr(ours(1)) == repr(Public(1)).replace("Public", "Ours")
-
-
-def test_the_selector_says_what_can_be_read() -> None:
-    selector = plain._Selector()
-    (silent, _one), (spoken, other) = os.pipe(), os.pipe()
-    selector.register(silent, EVENT_READ, "silent")
-    selector.register(spoken, EVENT_READ, "spoken")
-    with pytest.raises(KeyError):
-        selector.register(spoken, EVENT_READ, "again")
-    assert selector.select(0) == []
-    os.write(other, b"!")
-    assert [key.data for key, _events in selector.select(10)] == ["spoken"]
-    os.close(other)
-    os.read(spoken, 1)
-    assert [key.data for key, _events in selector.select(None)] == ["spoken"]  # its end is to be read
-    selector.unregister(spoken)
-    assert selector.select(0.001) == []
-    with pytest.raises(KeyError):
-        selector.unregister(spoken)
-    for descriptor in (silent, _one, spoken):
-        os.close(descriptor)
-
-
-def test_the_selector_is_ours_where_it_counts() -> None:
-    assert Selector is plain._Selector
-
-
-HIDDEN = """
-import os, sys
-sys.path.insert(0, sys.argv[1])
-from launcher import plain
-import ctypes
-plain.hide()
-print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0), plain.loads(plain.dumps([1])))
-"""
-
-
-def test_a_process_hides() -> None:
-    command = [sys.executable, "-I", "-c", HIDDEN, str(LAUNCHER.parent)]
-    assert subprocess.run(command, capture_output=True, check=True, text=True).stdout == "0 [1]\n"
-
-
-WITHOUT = """
-import sys
-import ctypes, json, selectors, signal, socket
-for name in ("_signal", "_socket", "_json"):
-    sys.modules[name] = None
-sys.path.insert(0, sys.argv[1])
-from launcher import plain
-assert plain.signal is signal and plain.socket is socket.socket and plain.loads is json.loads
-sys.modules["_ctypes"] = None
-plain.hide()
-print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))
-"""
-
-
-def test_without_the_modules_below_the_public_ones_serve() -> None:
-    command = [sys.executable, "-I", "-c", WITHOUT, str(LAUNCHER.parent)]
-    assert subprocess.run(command, capture_output=True, check=True, text=True).stdout == "0\n"
