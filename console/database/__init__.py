@@ -1,0 +1,1 @@
+"""The database engine of `console.settings`: see `base`."""
