@@ -215,7 +215,7 @@ class LogsView(JobView):
     )
     def get(self, request: Request, pk: int) -> Response | HttpResponseBase:
         """A piece from `offset`; with `Accept: text/event-stream`, everything from there as it comes (events `log`)."""
-        job = self.job(pk)
+        job = selectors.job_row(self.organization, pk)
         rank = _number(request, "rank", 0)
         offset = _number(request, "offset", 0)
         if (seen := request.headers.get("Last-Event-ID", "")).isdecimal() and len(seen) < LONGEST_NUMBER:
@@ -235,7 +235,7 @@ class StreamView(JobView):
     @extend_schema(responses={(200, "text/event-stream"): OpenApiTypes.STR})
     def get(self, _request: Request, pk: int) -> HttpResponseBase:
         """Events `state` (the job) and `metrics` (new points by name) until the job has ended."""
-        return event_stream(streams.job_events(self.job(pk)))
+        return event_stream(streams.job_events(selectors.job_row(self.organization, pk)))
 
 
 class MetricsView(JobView):

@@ -22,7 +22,7 @@ from console.accounts.models import Organization
 from jobs import clusters, queue, samples, usage
 from jobs.backend import cluster, cluster_names, image_of
 from jobs.dispatch import run_spec
-from jobs.models import Attempt, Job, JobEvent, MetricPoint, Product
+from jobs.models import Attempt, Job, JobEvent, MetricPoint, Product, Room
 from jobs.sentences import (
     again_sentence,
     efficiency_sentence,
@@ -88,14 +88,30 @@ def job_for(organization: Organization, pk: int) -> Job:
     return job
 
 
+def job_row(organization: Organization, pk: int) -> Job:
+    """One job without what belongs to it: enough for what its runs wrote. Raises NotFound, as `job_for`."""
+    job = Job.objects.filter(organization=organization, pk=pk).first()
+    if job is None:
+        raise NotFound
+    job.organization = organization
+    return job
+
+
 def job_again(job: Job) -> Job:
     """A job of `job_for`'s as it is now. What can't change about it is taken over, not read. Raises NotFound."""
-    now = Job.objects.filter(pk=job.pk).annotate(metered_minor=F("order__hold__metered_minor")).first()
-    if now is None or now.state in {JobState.QUEUED, JobState.STARTING}:  # why it waits depends on others
-        return job_for(job.organization, job.pk)
+    now = (
+        Job.objects.filter(pk=job.pk)
+        .annotate(metered_minor=F("order__hold__metered_minor"), cluster_answers=F("node_spec__room__answers"))
+        .first()
+    )
+    room: Room | None = getattr(job.node_spec, "room", None)
+    if now is None or now.state == JobState.QUEUED or (room is None and now.cluster_answers is not None):
+        return job_for(job.organization, job.pk)  # why it waits in the queue depends on others
     now.organization, now.order = job.organization, job.order
     now.node_spec, now.image, now.workspace = job.node_spec, job.image, job.workspace
     now.order.hold.metered_minor = now.metered_minor
+    if room is not None:
+        room.answers = now.cluster_answers
     return now
 
 

@@ -20,6 +20,7 @@ from console.accounts.sse import Event, reading
 from jobs import bell, selectors
 from jobs.backend import cluster, cluster_names
 from jobs.models import Job
+from jobs.states import JobState
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,8 @@ TRY_AGAIN_SECONDS = 1.0
 """How long to wait for a Redis that is away before the rows are looked at and it is asked again."""
 HEARTBEAT_SECONDS = 1.0
 """How long a thread that follows stays when nobody listens any more."""
+
+BEFORE_THE_RUN = frozenset({JobState.QUEUED, JobState.STARTING})
 
 Changes = Iterator[set[int] | None]
 
@@ -115,12 +118,16 @@ ROWS = Ear(lambda: ["bell"], _rings)
 
 
 async def job_events(job: Job) -> AsyncIterator[Event]:
-    """`state` (the job as the API shows it) and `metrics` (new points by name) until the job has ended."""
-    last_point, last_state = 0, None
+    """`state` (the job as the API shows it) and `metrics` (new points by name) until the job has ended.
+
+    `job` may be a bare row: it is read anew once nothing about it can be missed.
+    """
+    last_point, last_state, look = 0, None, _first_look
     with ROWS.listening(job.pk) as rang:
         while True:
             rang.clear()
-            job, state, curves, last_point = await reading(_news, job, last_point)
+            job, state, curves, last_point = await reading(_news, look, job, last_point)
+            look = selectors.job_again
             if curves:
                 yield Event("metrics", curves)
             if state != last_state:
@@ -155,10 +162,17 @@ async def log_events(job: Job, rank: int, offset: int, attempt: int | None) -> A
                 return
             if not chunk.text:
                 await _wait(changed)
-                job = await reading(selectors.job_again, job)
+                job = await reading(selectors.job_row, job.organization, job.pk)
 
 
-def _news(job: Job, after: int) -> tuple[Job, dict[str, Any], dict[str, Any], int]:
-    job = selectors.job_again(job)
+def _first_look(job: Job) -> Job:
+    return selectors.job_for(job.organization, job.pk)
+
+
+def _news(look: Callable[[Job], Job], job: Job, after: int) -> tuple[Job, dict[str, Any], dict[str, Any], int]:
+    job = look(job)
+    state = selectors.summary(job)
+    if job.state in BEFORE_THE_RUN and not any(attempt["started_at"] for attempt in state["attempts"]):
+        return job, state, {}, after  # there can be no curves yet
     curves, last = selectors.metrics(job, after)
-    return job, selectors.summary(job), curves, last
+    return job, state, curves, last

@@ -5,8 +5,8 @@ import pytest
 from django.utils import timezone
 
 from console.accounts.errors import NotFound
-from jobs import selectors
-from jobs.models import Job, MetricPoint
+from jobs import dispatch, selectors
+from jobs.models import Job, MetricPoint, Room
 from runtime.specs import Outcome
 
 
@@ -24,6 +24,29 @@ def test_another_organizations_job_is_not_there(customer, other):
     for pk in (other.job().pk, 10**9, 10**30):
         with pytest.raises(NotFound):
             selectors.job_for(customer.organization, pk)
+
+
+def test_a_bare_row_is_as_little_there_for_others(customer, other):
+    job = customer.job()
+    assert selectors.job_row(customer.organization, job.pk) == job
+    for pk in (other.job().pk, 10**9):
+        with pytest.raises(NotFound):
+            selectors.job_row(customer.organization, pk)
+
+
+def test_a_job_that_starts_is_looked_at_again_by_one_query(customer, django_assert_num_queries):
+    job = selectors.job_for(customer.organization, customer.job().pk)
+    assert dispatch.start(job)
+    job = selectors.job_again(selectors.job_for(customer.organization, job.pk))
+    Room.objects.update_or_create(node_spec=job.node_spec, defaults={"answers": False})
+    job = selectors.job_again(job)  # the row of the room is new: read whole
+    told = selectors.waiting_for(job)
+    Room.objects.update(answers=True)
+    with django_assert_num_queries(1):
+        job = selectors.job_again(job)
+    assert selectors.waiting_for(job) != told
+    Room.objects.update(answers=False)
+    assert selectors.waiting_for(selectors.job_again(job)) == told
 
 
 def test_the_place_in_the_queue_counts_everybody_who_waits_before(customer, other):
