@@ -1,6 +1,6 @@
-"""Rings when a job changed, for whoever watches it live: a Redis channel for each job.
+"""Rings when a job changed, for whoever watches it live, and when a queue did, for whoever starts what waits.
 
-A hint only; the rows are the truth.
+A Redis channel for each job and for each cluster's queue. A hint only; the rows are the truth.
 """
 
 from __future__ import annotations
@@ -8,10 +8,13 @@ from __future__ import annotations
 import logging
 from functools import cache
 from types import TracebackType
+from typing import Self
 
 import redis
 from django.conf import settings
 from django.db import transaction
+
+from console.operations import store
 
 logger = logging.getLogger(__name__)
 
@@ -26,14 +29,22 @@ def channel(job_pk: int) -> str:
     return f"{PREFIX}{job_pk}"
 
 
-class Listener:
-    """Hears every job's bell, from when the block is entered; `wait` gives which rang. All of it raises RedisError."""
+def queue_channel(cluster: str) -> str:
+    """The name of a cluster's queue's channel."""
+    return store.key(f"queue:{cluster}")
 
-    def __enter__(self) -> Listener:
+
+class _Listener:
+    """Hears bells from when the block is entered. All of it raises RedisError."""
+
+    _channel: str
+    """A pattern, as Redis has them."""
+
+    def __enter__(self) -> Self:
         self._client = redis.Redis.from_url(settings.REDIS_URL)
         self._bells = self._client.pubsub()  # type: ignore[no-untyped-call]  # redis types only a part of itself
         try:
-            self._bells.psubscribe(f"{PREFIX}*")
+            self._bells.psubscribe(self._channel)
             self._bells.get_message(timeout=ANSWER_SECONDS)  # the answer: from here on nothing is missed
         except BaseException:
             self._close()
@@ -45,14 +56,12 @@ class Listener:
     ) -> None:
         self._close()
 
-    def wait(self, seconds: float) -> set[int]:
-        """The jobs that rang: at least one, or none in so many seconds."""
+    def _rang(self, seconds: float) -> set[str]:
+        """The channels that rang: at least one, or none in so many seconds."""
         rang = set()
         message = self._bells.get_message(ignore_subscribe_messages=True, timeout=seconds)
         while message is not None:
-            number = message["channel"].decode().removeprefix(PREFIX)
-            if number.isdecimal():
-                rang.add(int(number))
+            rang.add(message["channel"].decode())
             message = self._bells.get_message(ignore_subscribe_messages=True, timeout=0)
         return rang
 
@@ -61,9 +70,39 @@ class Listener:
         self._client.close()
 
 
+class Listener(_Listener):
+    """Hears every job's bell."""
+
+    _channel = f"{PREFIX}*"
+
+    def wait(self, seconds: float) -> set[int]:
+        """The jobs that rang: at least one, or none in so many seconds."""
+        numbers = (name.removeprefix(PREFIX) for name in self._rang(seconds))
+        return {int(number) for number in numbers if number.isdecimal()}
+
+
+class QueueListener(_Listener):
+    """Hears the bell of a cluster's queue."""
+
+    def __init__(self, cluster: str) -> None:
+        self._channel = queue_channel(cluster)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it rang, be it once or often, before so many seconds were over."""
+        return bool(self._rang(seconds))
+
+
 def publish_state(job_pk: int) -> None:
     """Ring once the current transaction is committed. Redis being away loses the ring, never the change."""
     transaction.on_commit(lambda: _ring(job_pk))
+
+
+def ring_queue(cluster: str) -> bool:
+    """Ring, now, for whoever starts what waits for a cluster. Gives whether anybody heard it."""
+    try:
+        return bool(_client().publish(queue_channel(cluster), "changed"))
+    except redis.RedisError:
+        return False
 
 
 def _ring(job_pk: int) -> None:

@@ -15,16 +15,17 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from billing import charges
-from billing.models import Quote
+from billing.models import NodeSpec, Quote
 from billing.pricing import Mode
 from billing.pricing import Purchase as Priced
 from billing.quotes import make_quote, require_valid
 from console.accounts.errors import InvalidInput
-from console.accounts.hints import hint
+from console.accounts.hints import hint, send
 from console.accounts.models import Membership, Organization, Quota
 from console.accounts.services import record, require_active
 from console.operations import tracing
-from jobs import calibration, lifecycle
+from jobs import bell, calibration, lifecycle
+from jobs.backend import cluster_named
 from jobs.errors import AlreadyEnded, ChoiceGone, IdempotencyConflict, QuotaExceeded, QuoteBought
 from jobs.models import Job, JobDataset, Order, Product
 from jobs.purchase import Purchase, parse
@@ -96,7 +97,7 @@ def cancel_job(*, membership: Membership, job: Job) -> Job:
             if job.state == JobState.STOPPING:
                 hint(stop_job, job.pk)
             else:
-                hint(dispatch_queue)
+                _wake_queue(job.node_spec)
     return job
 
 
@@ -197,8 +198,14 @@ def write_order(
     )
     lifecycle.note(job=made, kind="ordered", actor=membership.user, data={"ceiling_minor": quote.ceiling_minor})
     record(organization=organization, actor=membership.user, action="order.placed", target=f"job:{made.pk}")
-    hint(dispatch_queue)
+    _wake_queue(made.node_spec)
     return order
+
+
+def _wake_queue(spec: NodeSpec) -> None:
+    """Have what waits for a spec's cluster looked at once this is committed: by the watcher, else by a worker."""
+    name = cluster_named(spec.cluster)
+    transaction.on_commit(lambda: None if bell.ring_queue(name) else send(dispatch_queue))
 
 
 def locked_quota(organization: Organization) -> Quota:

@@ -1,6 +1,6 @@
-"""Follows the clusters: what a run writes and how it goes reaches its job's row as it happens.
+"""Follows the clusters: what a run writes and how it goes reaches its job's row as it happens; and starts what waits.
 
-Hides reconnecting. The one rule: each cluster has a thread of its own, so that one that is away, or slow, holds up no
+Hides reconnecting. The one rule: each cluster has threads of its own, so that one that is away, or slow, holds up no
 other; whatever is missed, the sweep makes up for.
 """
 
@@ -10,10 +10,11 @@ import logging
 import threading
 import time
 
+import redis
 from django.db import close_old_connections, connections
 
 from console.operations import signs
-from jobs import dispatch
+from jobs import bell, dispatch
 from jobs.backend import cluster, cluster_names
 from runtime.errors import BackendUnavailable, RuntimeFault
 from runtime.specs import RunPhase
@@ -27,12 +28,17 @@ PAUSES = (1, 2, 5, 10, 30)
 STEADY_SECONDS = 60.0
 """Followed as long as this, a cluster's failures are forgotten."""
 STOP_SECONDS = 3.0
+HEARTBEAT_SECONDS = 1.0
+"""How long a thread that hears nothing takes to see that it is to stop."""
 
 
 def follow_all(stop: threading.Event) -> None:
-    """Follow every cluster until `stop` is set."""
-    followers = [Follower(name, stop) for name in cluster_names()]
-    threads = [threading.Thread(target=each.follow, name=f"watch-{each.name}", daemon=True) for each in followers]
+    """Follow every cluster, and start what waits for it, until `stop` is set."""
+    threads = [
+        threading.Thread(target=work, name=f"{what}-{name}", daemon=True)
+        for name in cluster_names()
+        for what, work in (("watch", Follower(name, stop).follow), ("start", Starter(name, stop).work))
+    ]
     for thread in threads:
         thread.start()
     stop.wait()
@@ -101,3 +107,38 @@ class Follower:
             dispatch.follow(run_name=name)
         except Exception:
             logger.exception("The change of %s could not be taken in; the sweep will.", name)
+
+
+class Starter:
+    """Starts what waits for one cluster, whenever its queue's bell rings: what rang meanwhile is one more pass."""
+
+    def __init__(self, name: str, stop: threading.Event) -> None:
+        self.name = name
+        self._stop = stop
+
+    def work(self) -> None:
+        """Work until told to stop, again whenever Redis was away."""
+        while not self._stop.is_set():
+            try:
+                self.work_once()
+            except (redis.RedisError, OSError) as error:
+                logger.warning("Nobody hears of the queue of %s: %s. The sweep starts what waits.", self.name, error)
+                self._stop.wait(PAUSES[0])
+            finally:
+                connections.close_all()
+
+    def work_once(self) -> None:
+        """Work until Redis breaks off, or there is a word to stop. Raises what Redis raises."""
+        with bell.QueueListener(self.name) as queue:
+            self._start_what_waits()  # what rang before anybody listened was missed
+            while not self._stop.is_set():
+                if queue.wait(HEARTBEAT_SECONDS):
+                    self._start_what_waits()
+
+    def _start_what_waits(self) -> None:
+        """One pass; a fault is logged, and the sweep makes up for it."""
+        try:
+            close_old_connections()
+            dispatch.dispatch_queue(self.name)
+        except Exception:
+            logger.exception("What waits for %s could not be started; the sweep tries again.", self.name)

@@ -44,3 +44,20 @@ def test_redis_being_away_is_no_fault_of_the_change(monkeypatch, caplog, tmp_pat
         monkeypatch.setattr(bell, "_client", lambda: away)
         bell.publish_state(NOBODYS)
     assert "Redis is away" in caplog.text
+
+
+def test_a_queues_bell_is_heard_once_however_often_it_rang(embedded):
+    assert not bell.ring_queue("here")
+    with bell.QueueListener("here") as queue:
+        assert not bell.ring_queue("there")
+        assert not queue.wait(0.05)
+        assert all(bell.ring_queue("here") for _ in range(3))
+        assert queue.wait(5)
+        assert not queue.wait(0.05)
+    assert not bell.ring_queue("here")
+
+
+def test_nobody_hears_a_queues_bell_while_redis_is_away(monkeypatch, tmp_path):
+    with redis.Redis(unix_socket_path=str(tmp_path / "nobody")) as away:
+        monkeypatch.setattr(bell, "_client", lambda: away)
+        assert bell.ring_queue("here") is False

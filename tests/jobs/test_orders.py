@@ -5,7 +5,7 @@ from billing.errors import InsufficientFunds, QuoteExpired
 from billing.models import Hold, Quote, Receipt
 from console.accounts.errors import InvalidInput, ServiceInactive
 from console.accounts.models import AuditEvent
-from jobs import activation, orders
+from jobs import activation, bell, orders
 from jobs.errors import AlreadyEnded, ChoiceGone, IdempotencyConflict, QuotaExceeded, QuoteBought
 from jobs.models import Job, JobDataset, Order, Product
 from jobs.states import JobState
@@ -159,6 +159,16 @@ def test_cancelling_twice_is_fine_and_an_ended_job_cannot_be(customer, hints, dj
     customer.end(attempt, Outcome.STOPPED)
     with pytest.raises(AlreadyEnded):
         orders.cancel_job(membership=customer.membership, job=job)
+
+
+def test_who_hears_of_the_queue_starts_what_waits_and_no_worker_is_asked(
+    customer, hints, django_capture_on_commit_callbacks
+):
+    with bell.QueueListener("default") as queue:
+        with django_capture_on_commit_callbacks(execute=True):
+            place(customer, customer.quote(), "key")
+        assert queue.wait(5)
+    assert hints == []
 
 
 def test_a_cancel_in_the_queue_wakes_the_queue(customer, hints, django_capture_on_commit_callbacks):

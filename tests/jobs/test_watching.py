@@ -2,10 +2,12 @@
 
 import threading
 
-from jobs import watching
+import redis
+
+from jobs import bell, dispatch, watching
 from jobs.models import Job, MetricPoint
 from jobs.states import JobState
-from jobs.watching import Follower
+from jobs.watching import Follower, Starter
 from runtime.errors import BackendUnavailable
 from runtime.specs import Outcome
 
@@ -94,6 +96,7 @@ class TestSeveralClusters:
                 seen.notify_all()
 
         monkeypatch.setattr(Follower, "_look", look)
+        monkeypatch.setattr(Starter, "work", lambda _self: None)
         thread = threading.Thread(target=watching.follow_all, args=(stop,))
         thread.start()
         try:
@@ -167,3 +170,71 @@ class Changing:
 
     def changes(self):
         return following(self._stream)
+
+
+class TestWhatWaits:
+    """On a thread, with the real Redis: passes over the queue are counted, and no database is touched."""
+
+    def starter(self, monkeypatch, passes):
+        """A starter of this test's own queue, whose passes do what `passes` says, at work on a thread."""
+        stop, begun = threading.Event(), threading.Semaphore(0)
+        coming = iter(passes)
+
+        def one_pass(name):
+            begun.release()
+            next(coming)(name)
+
+        monkeypatch.setattr(dispatch, "dispatch_queue", one_pass)
+        monkeypatch.setattr(watching, "HEARTBEAT_SECONDS", 0.05)
+        monkeypatch.setattr(watching, "PAUSES", (0.05,))
+        thread = threading.Thread(target=Starter("default", stop).work)
+        thread.start()
+
+        def end():
+            stop.set()
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+            assert not begun.acquire(blocking=False), "a pass that nobody rang for"
+
+        return lambda: begun.acquire(timeout=PATIENCE), end
+
+    def test_what_rang_before_it_listened_is_not_missed_and_each_ring_is_a_pass(self, embedded, monkeypatch):
+        a_pass, end = self.starter(monkeypatch, [lambda _name: None] * 3)
+        assert a_pass()
+        for _ in range(2):
+            assert bell.ring_queue("default")
+            assert a_pass()
+        assert not bell.ring_queue("another")
+        end()
+
+    def test_all_that_ring_during_a_pass_are_one_more(self, embedded, monkeypatch):
+        def many_ring(name):
+            assert all(bell.ring_queue(name) for _ in range(20))
+
+        a_pass, end = self.starter(monkeypatch, [many_ring, lambda _name: None])
+        assert a_pass()
+        assert a_pass()
+        end()
+
+    def test_a_pass_that_fails_is_logged_and_the_next_ring_is_heard(self, embedded, monkeypatch, caplog):
+        a_pass, end = self.starter(monkeypatch, [lambda _name: 1 / 0, lambda _name: None])
+        assert a_pass()
+        assert bell.ring_queue("default")
+        assert a_pass()
+        end()
+        assert "could not be started; the sweep tries again" in caplog.text
+
+    def test_redis_away_is_waited_for(self, embedded, monkeypatch, caplog):
+        times = iter([redis.ConnectionError("gone"), OSError("away")])
+        work_once = Starter.work_once
+
+        def away_first(self):
+            if fault := next(times, None):
+                raise fault
+            work_once(self)
+
+        monkeypatch.setattr(Starter, "work_once", away_first)
+        a_pass, end = self.starter(monkeypatch, [lambda _name: None])
+        assert a_pass()
+        end()
+        assert "Nobody hears of the queue of default: gone" in caplog.text
