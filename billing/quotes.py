@@ -110,6 +110,7 @@ def quote_for(*, organization: Organization, quote_id: UUID | str) -> Quote:
         quote = Quote.objects.get(organization=organization, pk=quote_id)
     except (Quote.DoesNotExist, ValueError, ValidationError) as error:
         raise NotFound(_("There is no such quote. Ask for a new one.")) from error
+    quote.organization = organization
     return quote
 
 

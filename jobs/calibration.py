@@ -13,7 +13,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from django.db.models import Case, F, Min, QuerySet, When
+from django.contrib.postgres.expressions import ArraySubquery
+from django.db.models import Case, F, Min, OuterRef, QuerySet, When
 
 from billing.pricing import Estimate
 from jobs.models import Attempt, Job, JobDataset, MetricPoint
@@ -86,19 +87,21 @@ def samples(purchase: Purchase) -> list[Sample]:
         .filter(job__state=JobState.SUCCEEDED, job__workers_per_node=purchase.workers_per_node)
         .filter(job__started_at__isnull=False, job__finished_at__isnull=False)
         .order_by("-job_id")
-        .values_list("job_id", "job__epochs", "job__batch_size", "job__started_at", "job__finished_at", "spans")
-        .annotate(ran_on=Case(When(granted_nodes__gt=0, then="granted_nodes"), default="job__nodes"))[:RUNS_LEARNT_FROM]
+        .values_list("job__epochs", "job__batch_size", "job__started_at", "job__finished_at", "spans")
+        .annotate(
+            ran_on=Case(When(granted_nodes__gt=0, then="granted_nodes"), default="job__nodes"),
+            data=ArraySubquery(JobDataset.objects.filter(job=OuterRef("job")).order_by().values("version")),
+        )[:RUNS_LEARNT_FROM]
     )
-    data = _versions([pk for pk, *_rest in runs])
     found = [
         Sample(
             nodes=nodes,
             epochs=epochs,
             seconds=(finished_at - started_at).total_seconds(),
             same_batch=batch_size == purchase.batch_size,
-            same_data=data.get(pk, set()) == wanted,
+            same_data=set(data) == wanted,
         )
-        for pk, epochs, batch_size, started_at, finished_at, spans, nodes in runs
+        for epochs, batch_size, started_at, finished_at, spans, nodes, data in runs
         if started_at and finished_at and len(spans) <= 1
     ]
     return [sample for sample in found if sample.seconds > 0]
@@ -127,18 +130,11 @@ def probe_samples(purchase: Purchase) -> list[Sample]:
 
 def _runs_of(purchase: Purchase) -> QuerySet[Job]:
     return Job.objects.filter(
-        organization=purchase.workspace.organization,
+        organization=purchase.workspace.organization_id,
         code_key=purchase.code_key,
         node_spec=purchase.node_spec,
         builtin_script="",
     )
-
-
-def _versions(jobs: Sequence[int]) -> dict[int, set[int]]:
-    found: dict[int, set[int]] = {}
-    for job, version in JobDataset.objects.filter(job__in=jobs).values_list("job", "version"):
-        found.setdefault(job, set()).add(version)
-    return found
 
 
 # --- What it says: pure -----------------------------------------------------------------------------------------------

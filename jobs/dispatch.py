@@ -20,7 +20,7 @@ from django.utils import timezone
 from console.accounts.hints import hint
 from console.accounts.models import Quota
 from console.operations import context, tracing
-from jobs import clusters, lifecycle, queue, telemetry, traces, usage
+from jobs import bell, clusters, lifecycle, queue, telemetry, traces, usage
 from jobs.backend import cluster, cluster_named, cluster_names, image_of, resources_of
 from jobs.errors import StaleTransition
 from jobs.models import Attempt, Job
@@ -219,10 +219,8 @@ def _reconcile(attempt: Attempt, *, reads: bool = False) -> None:
 
 
 def _open_attempts() -> QuerySet[Attempt]:
-    """Attempts that the backend may be running, with what it takes to submit one again."""
-    return Attempt.objects.filter(finished_at=None, job__state__in=ACTIVE).select_related(
-        "job__node_spec", "job__image", "job__workspace", "job__organization__quota"
-    )
+    """Attempts that the backend may be running."""
+    return Attempt.objects.filter(finished_at=None, job__state__in=ACTIVE).select_related("job")
 
 
 def _named(run_name: str) -> dict[str, int]:
@@ -277,10 +275,16 @@ def _observe(attempt: Attempt, status: RunStatus) -> None:
     with transaction.atomic():
         job = lifecycle.observe(attempt=attempt, status=status)
         if job.is_ended or job.state == JobState.QUEUED:
-            transaction.on_commit(lambda: dispatch_queue(cluster_named(attempt.backend)))
+            transaction.on_commit(lambda: _wake_queue(cluster_named(attempt.backend)))
             others = Job.objects.filter(workspace_id=job.workspace_id).exclude(state__in=ENDED)
             if not others.exists():  # the last one to end has the workspace measured
                 hint(measure_workspace, job.workspace_id)
+
+
+def _wake_queue(name: str) -> None:
+    """There is room on a cluster: have what waits for it started by whoever hears of it, or else here."""
+    if not bell.ring_queue(name):
+        dispatch_queue(name)
 
 
 def _vanished(attempt: Attempt) -> None:
@@ -304,7 +308,7 @@ def _end(attempt: Attempt, reason: EndReason, failure: dict[str, Any] | None = N
 
 def _stop_if_unwanted(attempt: Attempt) -> None:
     """A cancel may have come between the claim and the submit."""
-    attempt.job.refresh_from_db(fields=["state"])
+    attempt.job.state = Job.objects.values_list("state", flat=True).get(pk=attempt.job_id)
     if JobState(attempt.job.state) in {JobState.STOPPING} | ENDED:
         _quietly_stop(attempt.backend, attempt.run_name)
 

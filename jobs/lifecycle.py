@@ -96,7 +96,7 @@ def claim(*, job: Job, backend: str, nodes: int | None = None) -> Attempt:
 
     Raises StaleTransition where another worker was first.
     """
-    with transaction.atomic():
+    with transaction.atomic(savepoint=False):
         transition(job=job, to=JobState.STARTING, waiting_code="", waiting_data={}, not_before=None)
         number = job.attempts.count() + 1
         return Attempt.objects.create(

@@ -6,7 +6,7 @@ start is never loaded, and why it waits is kept once for its node spec (`Room`) 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import reduce
@@ -36,7 +36,7 @@ def waiting_specs(cluster: str = "") -> dict[str, list[NodeSpec]]:
     """Node specs that jobs wait for now, by cluster (or of one)."""
     ready = Job.objects.filter(_ready(), node_spec=OuterRef("pk"), state=JobState.QUEUED)
     found: dict[str, list[NodeSpec]] = {}
-    for spec in NodeSpec.objects.filter(Exists(ready)):
+    for spec in NodeSpec.objects.filter(Exists(ready)).select_related("room"):
         name = cluster_named(spec.cluster)
         if cluster in {"", name}:
             found.setdefault(name, []).append(spec)
@@ -81,7 +81,10 @@ class Pass:
     def startable(self) -> Iterator[tuple[Job, int]]:
         """Each job that may start now, oldest first, and on how many nodes. What is taken between two counts."""
         last: Position | None = None
-        while page := self._page(last):
+        is_last = False
+        while not is_last and (page := self._page(last)):
+            # What comes to fit while this one is gone through, by an end or an order, has a pass of its own.
+            is_last = len(page) < SMALL_PAGE
             holder = self._holder(last)
             for job in page:
                 last = (job.queued_at, job.pk)
@@ -110,7 +113,7 @@ class Pass:
             }
             for pk in self._specs
         }
-        _write_down(seen)
+        _write_down(seen, self._specs.values())
 
     def _queued(self, after: Position | None = None) -> QuerySet[Job]:
         jobs = Job.objects.filter(_ready(), state=JobState.QUEUED, node_spec__in=self._specs)
@@ -164,7 +167,7 @@ class Pass:
 
 def does_not_answer(specs: Sequence[NodeSpec]) -> None:
     """Write down that the cluster of these specs does not answer."""
-    _write_down({spec.pk: {"answers": False} for spec in specs})
+    _write_down({spec.pk: {"answers": False} for spec in specs}, specs)
 
 
 def why(job: Job) -> tuple[str, dict[str, Any]]:
@@ -217,9 +220,11 @@ def _ready() -> Q:
     return Q(not_before=None) | Q(not_before__lte=timezone.now())
 
 
-def _write_down(seen: dict[int, dict[str, Any]]) -> None:
-    known = {room.node_spec_id: room for room in Room.objects.filter(node_spec__in=seen)}
-    for pk, values in seen.items():
-        room = known.get(pk)
-        if room is None or any(getattr(room, name) != value for name, value in values.items()):
-            Room.objects.update_or_create(node_spec_id=pk, defaults=values)
+def _write_down(seen: Mapping[int, dict[str, Any]], specs: Iterable[NodeSpec]) -> None:
+    """Bring the rows of specs of `waiting_specs` up to what was seen."""
+    for spec in specs:
+        room, values = getattr(spec, "room", None), seen[spec.pk]
+        if room is not None and all(getattr(room, name) == value for name, value in values.items()):
+            continue
+        if room is None or not Room.objects.filter(pk=room.pk).update(**values):
+            Room.objects.update_or_create(node_spec_id=spec.pk, defaults=values)

@@ -74,14 +74,14 @@ class Reading:
 def ingest(*, attempt: Attempt) -> bool:
     """Read what an attempt wrote since the last look.
 
-    Gives whether anything was new. Safe to repeat, and for two at once: files are read without a lock, and what was
-    read counts only if nobody else has moved the cursor meanwhile.
+    Gives whether anything was new, and notes on the attempt how far it was read. Safe to repeat, and for two at once:
+    files are read without a lock, and what was read counts only if nobody else has moved the cursor meanwhile.
     """
     try:
         folder = cluster(attempt.backend).run_folder(attempt.run_name)
     except RuntimeFault:
         return False
-    before = Attempt.objects.values_list("cursor", flat=True).get(pk=attempt.pk)
+    before = attempt.cursor
     cursor = copy.deepcopy(before)
     reading = Reading([])
     _read_metrics_file(folder / "run" / "metrics.jsonl", cursor, reading)
@@ -94,15 +94,16 @@ def ingest(*, attempt: Attempt) -> bool:
         return False
     read = Attempt.objects.filter(pk=attempt.pk, cursor=before)
     if not reading.points and not reading.epoch:
-        read.update(cursor=cursor)
-        return True
-    with transaction.atomic():
-        # First the job, then the attempt, as everybody who locks both.
-        job = Job.objects.select_for_update().get(pk=attempt.job_id)
-        if not read.update(cursor=cursor):
-            return True
-        _keep(job, attempt, reading)
-        publish_state(job.pk)
+        is_mine = bool(read.update(cursor=cursor))
+    else:
+        with transaction.atomic():
+            # First the job, then the attempt, as everybody who locks both.
+            job = Job.objects.select_for_update().get(pk=attempt.job_id)
+            is_mine = bool(read.update(cursor=cursor))
+            if is_mine:
+                _keep(job, attempt, reading)
+                publish_state(job.pk)
+    attempt.cursor = cursor if is_mine else Attempt.objects.values_list("cursor", flat=True).get(pk=attempt.pk)
     return True
 
 

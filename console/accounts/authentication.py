@@ -34,7 +34,7 @@ class TokenAuthentication(BaseAuthentication):
         if len(words) != 2:
             raise AuthenticationFailed(_("Send the token as one word: Authorization: Token ty_..."))
         token = (
-            ApiToken.objects.select_related("membership__user", "membership__organization")
+            ApiToken.objects.select_related("membership__user", "membership__organization__quota")
             .filter(digest=token_digest(words[1].decode("latin-1")), revoked_at=None, membership__user__is_active=True)
             .first()
         )
