@@ -1,8 +1,7 @@
-"""The life of a local run: what the code sees, what is kept of what it says, and how it ends when all goes well."""
+"""What only local runs have, beside what every backend keeps (`test_contract_backends.py`, `test_contract_ends.py`)."""
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from typing import TYPE_CHECKING
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from runtime.backends.runs import Run
-from runtime.errors import InvalidSpec, NoCapacity, RunNotFound
-from runtime.specs import Framework, Mount, Outcome, Resources, RunPhase
+from runtime.errors import NoCapacity, RunNotFound
+from runtime.specs import Framework, Mount, Outcome
 
 if TYPE_CHECKING:
     from tests.runtime.conftest import Yard
@@ -25,51 +24,6 @@ SLEEP = """
     print("ready")
     signal.pause()
 """
-
-
-@pytest.mark.parametrize(("nodes", "workers"), [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (4, 2)])
-def test_every_rank_sees_the_whole_contract(yard: Yard, nodes: int, workers: int) -> None:
-    status = yard.run(
-        SHOW_ENVIRONMENT, nodes=nodes, workers_per_node=workers, epochs=7, lr="0.05", batch_size=48, restart_count=2
-    )
-    assert status.outcome is Outcome.COMPLETED
-    master_ports = set()
-    for rank in range(nodes * workers):
-        seen = json.loads(yard.log(rank))
-        environment = seen["environment"]
-        node, local_rank = divmod(rank, workers)
-        expected = {
-            "DATASETS_PATH": "/datasets",
-            "DATASETS": "digits",
-            "WORKSPACE": "/workspace",
-            "EPOCHS": "7",
-            "LR": "0.05",
-            "BATCH_SIZE": "48",
-            "BACKEND": "gloo",
-            "MASTER_ADDR": "127.0.0.1",
-            "WORLD_SIZE": str(nodes * workers),
-            "RANK": str(rank),
-            "LOCAL_RANK": str(local_rank),
-            "NODE_RANK": str(node),
-            "WORKER_PER_NODE": str(workers),
-            "LOCAL_WORLD_SIZE": str(workers),
-            "GROUP_RANK": str(node),
-            "GROUP_WORLD_SIZE": str(nodes),
-            "ROLE_RANK": str(rank),
-            "ROLE_WORLD_SIZE": str(nodes * workers),
-            "TORCHELASTIC_RUN_ID": "job-1-1",
-            "RESTART_COUNT": "2",
-            "OMP_NUM_THREADS": "1",
-            "RUN_DIR": "/trainyard/run",
-            "METRICS_FILE": "/trainyard/run/metrics.jsonl",
-            "TENSORBOARD_LOGDIR": "/trainyard/run/tensorboard",
-            "CHECKPOINT_DIR": "/trainyard/checkpoints",
-        }
-        assert {name: environment.get(name) for name in expected} == expected
-        assert seen["argv"] == ["/workspace/train.py"]
-        assert seen["cwd"] == seen["path"] == "/workspace"
-        master_ports.add(environment["MASTER_PORT"])
-    assert len(master_ports) == 1
 
 
 def test_nothing_of_the_host_is_in_the_environment(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,22 +83,6 @@ def test_a_traceback_shows_the_script_alone(yard: Yard) -> None:
     assert status.failure.last_lines[-1] == "ValueError: no"
 
 
-def test_times_and_phases_of_a_run(yard: Yard) -> None:
-    yard.backend.submit(yard.spec(SLEEP, nodes=2))
-    status = yard.wait_for_text("ready")
-    status = yard.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)
-    assert status.submitted_at is not None
-    assert status.started_at is not None
-    assert status.submitted_at < status.started_at
-    assert status.finished_at is None
-    yard.backend.stop("job-1-1", 0)
-    status = yard.wait_for_end()
-    assert status.finished_at is not None
-    assert status.started_at is not None
-    assert status.finished_at >= status.started_at
-    assert [node.phase for node in status.nodes] == [RunPhase.ENDED] * 2
-
-
 def test_what_is_written_lies_in_the_run_folder(yard: Yard) -> None:
     yard.run("import os\nopen(os.environ['METRICS_FILE'], 'w').write('{}')\nopen('result', 'w').write('kept')\n")
     assert (yard.backend.run_folder("job-1-1") / "run" / "metrics.jsonl").read_text() == "{}"
@@ -162,20 +100,6 @@ def test_attempts_with_one_key_share_their_checkpoints(yard: Yard) -> None:
     yard.backend.delete_checkpoints("job-1")
     yard.run("import os\nprint(os.listdir(os.environ['CHECKPOINT_DIR']))", checkpoint_key="job-1", name="job-1-3")
     assert yard.log(name="job-1-3") == "[]\n"
-
-
-def test_a_second_submit_adopts_the_first(yard: Yard) -> None:
-    spec = yard.spec("import os\nopen(os.path.join(os.environ['RUN_DIR'], 'starts'), 'a').write('x')")
-    backends = [yard.another() for _ in range(4)]
-    threads = [threading.Thread(target=backend.submit, args=(spec,)) for backend in backends]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    yard.wait_for_end()
-    yard.backend.submit(spec)
-    assert yard.wait_for_end().outcome is Outcome.COMPLETED
-    assert (yard.backend.run_folder("job-1-1") / "run" / "starts").read_text() == "x"
 
 
 def test_a_half_made_submission_is_no_run_and_is_healed(yard: Yard) -> None:
@@ -221,53 +145,6 @@ def test_concurrent_submits_never_overbook(yard: Yard) -> None:
     assert small.capacity().machines[0].free.cpus == 0
     yard.backend.delete(yard.backend.names()[0])
     assert small.capacity().machines[0].free.cpus == 1
-
-
-def test_an_ended_run_gives_its_room_back(yard: Yard) -> None:
-    yard.run("", resources=Resources(cpus=40, memory_mib=1024))
-    assert yard.run("", name="job-2-1", resources=Resources(cpus=40, memory_mib=1024)).outcome is Outcome.COMPLETED
-    assert yard.backend.capacity().machines[0].free == yard.backend.capacity().machines[0].total
-
-
-def test_what_can_never_fit_is_invalid(yard: Yard) -> None:
-    with pytest.raises(InvalidSpec, match="room for 32") as caught:
-        yard.backend.submit(yard.spec(nodes=33, resources=Resources(cpus=2, memory_mib=64)))
-    assert caught.value.field == "nodes"
-    assert yard.backend.names() == []
-
-
-def test_logs_come_in_pieces_at_character_boundaries(yard: Yard) -> None:
-    yard.run("import sys\nsys.stdout.buffer.write('é€😀'.encode() * 50)")
-    pieces, offset = [], 0
-    while True:
-        chunk = yard.backend.logs("job-1-1", 0, offset, limit=7)
-        pieces.append(chunk.text)
-        offset = chunk.next_offset
-        if chunk.eof:
-            break
-    assert "".join(pieces) == "é€😀" * 50
-
-
-def test_eof_comes_only_with_the_end(yard: Yard) -> None:
-    yard.backend.submit(yard.spec(SLEEP))
-    yard.wait_for_text("ready\n")
-    chunk = yard.backend.logs("job-1-1", 0, 0)
-    assert (chunk.text, chunk.next_offset, chunk.eof) == ("ready\n", 6, False)
-    yard.backend.stop("job-1-1", 0)
-    yard.wait_for_end()
-    assert yard.backend.logs("job-1-1", 0, 6).eof
-    with pytest.raises(RunNotFound):
-        yard.backend.logs("job-1-1", 1)
-
-
-def test_a_log_is_capped_and_the_run_goes_on(yard: Yard) -> None:
-    script = "for _ in range(3000): print('x' * 1000)\nopen('done', 'w').close()"
-    status = yard.run(script, log_limit_bytes=10_000)
-    assert status.outcome is Outcome.COMPLETED
-    assert (yard.workspace / "done").exists()
-    log = yard.log()
-    assert len(log) < 10_500
-    assert "has reached its limit of 10000 bytes" in log
 
 
 @pytest.mark.parametrize(
@@ -320,26 +197,7 @@ def test_horovods_ranks_meet_at_the_key_value_server(yard: Yard) -> None:
     assert status.outcome is Outcome.COMPLETED, yard.all_logs("job-1-1")
 
 
-def test_changes_tell_of_output_and_end(yard: Yard) -> None:
-    seen: set[str] = set()
-    yard.backend.submit(yard.spec("print('x')"))
-    for names in yard.backend.changes(stop_after=20):
-        seen |= names
-        if yard.backend.describe("job-1-1").phase is RunPhase.ENDED:
-            break
-    yard.backend.submit(yard.spec("print('x')", name="job-2-1"))
-    for names in yard.backend.changes(stop_after=20):
-        seen |= names
-        if "job-2-1" in seen:
-            break
-    assert "job-2-1" in seen
-
-
-def test_unknown_runs(yard: Yard) -> None:
-    yard.backend.stop("nobody", 1)
-    yard.backend.delete("nobody")
-    with pytest.raises(RunNotFound):
-        yard.backend.describe("nobody")
+def test_a_name_leads_nowhere_else(yard: Yard) -> None:
     with pytest.raises(RunNotFound):
         yard.backend.describe("../elsewhere")
 
