@@ -128,6 +128,7 @@ class VoucherAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no typ
     def save_model(self, request: HttpRequest, obj: models.Voucher, _form: ModelForm[Any], _change: Any) -> None:
         """Make a code where none was given, and remember who made it."""
         obj.code = obj.code or credit.new_code()
+        obj.currency = obj.currency.upper()  # as wallets have it: no customer can enter one of "usd"
         obj.created_by = obj.created_by or cast("User", request.user)
         obj.save()
 

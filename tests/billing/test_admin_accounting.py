@@ -8,7 +8,7 @@ import pytest
 from django.contrib.auth.models import Permission
 from django.urls import reverse
 
-from billing import charges, invoices, pricebooks
+from billing import charges, credit, invoices, pricebooks
 from billing.models import BillingPolicy, Invoice, PriceBook, Voucher
 from billing.pricing import Usage
 from console.accounts.models import User
@@ -61,6 +61,12 @@ def test_a_voucher_without_a_code_gets_one(admin):
     voucher = Voucher.objects.get()
     assert len(voucher.code) == 16
     assert voucher.created_by == admin.user
+
+
+def test_a_currency_is_written_as_wallets_have_it(admin, account):
+    admin.post(reverse("admin:billing_voucher_add"), voucher_form(currency="usd"))
+    voucher = Voucher.objects.get()
+    assert credit.redeem(account=account, code=voucher.code, user=admin.user).amount_minor == 500
 
 
 def test_a_code_is_capitals_and_digits(admin):
