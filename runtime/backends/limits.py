@@ -15,10 +15,12 @@ from runtime.backends.siblings import Siblings
 from runtime.backends.tree import Tree
 from runtime.launcher import disk
 from runtime.launcher.kernel import Counter
-from runtime.launcher.node_limits import NodeLimits
+from runtime.launcher.node_limits import TICK_SECONDS, NodeLimits
 from runtime.launcher.record import Record, Verdict
 
 START_SECONDS = 90.0
+CALM_SECONDS = 1.0
+"""Between two looks at a node whose memory and processes the kernel holds, once it runs: nothing grows past a limit."""
 
 
 class Limits(NodeLimits):
@@ -37,6 +39,13 @@ class Limits(NodeLimits):
         """These ranks run, perhaps again; with the first time the deadline is set."""
         super().running(ranks_by_pid)
         self._ranks_by_pid = ranks_by_pid
+
+    @property
+    def tick_seconds(self) -> float:
+        """How long after a look the next one is due."""
+        surveying = self._disk is not None and self._disk.surveying
+        held = self._tree.group is not None and self._record.started
+        return CALM_SECONDS if held and not surveying else TICK_SECONDS
 
     def look(self, now: float) -> Verdict | None:
         """What is wrong now, if anything."""

@@ -89,6 +89,11 @@ class Gauge:
         self._worked = 0.0
         self._next_at = 0.0
 
+    @property
+    def surveying(self) -> bool:
+        """Whether `look` is in the middle of measuring."""
+        return bool(self._surveys)
+
     def look(self, now: float, record: Record) -> Optional[Verdict]:
         """Go on measuring, for a moment; what is wrong, if anything. The newest checkpoint goes to the record."""
         if not self._surveys:

@@ -33,7 +33,7 @@ class NodeLimits:
         self._order = order
         self._record = record
         self._begun = self._heard = time.monotonic()
-        self._watch_at = 0.0
+        self._looked_at = float("-inf")
         self._oom = Counter()
         self.term_at: Optional[float] = None
         self.kill_at: Optional[float] = None
@@ -64,16 +64,22 @@ class NodeLimits:
         if self.kill_at is None or moment < self.kill_at:
             self.kill_at = moment
 
+    @property
+    def tick_seconds(self) -> float:
+        """How long after a look the next one is due."""
+        return TICK_SECONDS
+
     def patience(self, now: float) -> float:
         """Seconds until something has to be looked at."""
-        moments = [moment for moment in (self.term_at, self.kill_at, self._watch_at) if moment is not None]
-        return max(0.0, min([TICK_SECONDS, *(moment - now for moment in moments)]))
+        look_at = self._looked_at + self.tick_seconds
+        moments = [moment for moment in (self.term_at, self.kill_at, look_at) if moment is not None]
+        return max(0.0, min([self.tick_seconds, *(moment - now for moment in moments)]))
 
     def due(self, now: float) -> bool:
         """Whether it is time for another `look`."""
-        if now < self._watch_at:
+        if now < self._looked_at + self.tick_seconds:
             return False
-        self._watch_at = now + TICK_SECONDS
+        self._looked_at = now
         return True
 
     def time_is_up(self) -> Verdict:
