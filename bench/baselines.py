@@ -45,13 +45,17 @@ class Bare:
         _wait(self._start("pytorch", ["python", "-u", str(script)], output=self._folder / "plain.log"))
 
     def pair(self, script: Path, workers: int) -> None:
-        """`workers` processes with just the environment that PyTorch asks for: no launcher at all."""
+        """`workers` processes with just the environment that PyTorch asks for: no launcher at all.
+
+        They meet over loopback, as they do inside, and write unbuffered.
+        """
         port = str(_free_port())
         started = []
         for rank in range(workers):
             told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": workers, "MASTER_ADDR": "127.0.0.1"}
+            told["GLOO_SOCKET_IFNAME"] = "lo"
             environment = {name: str(value) for name, value in told.items()} | {"MASTER_PORT": port}
-            started.append(self._start("pytorch", ["python", str(script)], environment))
+            started.append(self._start("pytorch", ["python", "-u", str(script)], environment))
         for process in started:
             _wait(process)
 
