@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -130,8 +131,11 @@ class Worker:
 
     def __init__(self, queued: int, finished: int) -> None:
         from bench.copies import Copies  # noqa: PLC0415 - Django must be set up first
+        from jobs import queue as waiting  # noqa: PLC0415 - as above
         from jobs import watching  # noqa: PLC0415 - as above
 
+        # On a slow machine the queue would grow older than that, and room be kept free for a large run, as it should.
+        waiting.PATIENCE = timedelta(days=1)
         self._queued = queued
         self.cluster = ImaginedCluster()
         install(self.cluster)
@@ -143,14 +147,15 @@ class Worker:
         follower.start()
 
     def idle_pass(self, times: int) -> float:
-        """Milliseconds of a pass over the queue of a full cluster."""
+        """Median milliseconds of a pass over the queue of a full cluster."""
         from jobs import dispatch  # noqa: PLC0415 - Django must be set up first
 
-        dispatch.dispatch_queue()
-        begun = time.perf_counter()
-        for _ in range(times):
+        took = []
+        for _ in range(times + 1):
+            begun = time.perf_counter()
             dispatch.dispatch_queue()
-        return (time.perf_counter() - begun) / times * 1000
+            took.append((time.perf_counter() - begun) * 1000)
+        return statistics.median(took[1:])
 
     def claims(self, count: int) -> float:
         """Claims per second, from the look at the queue until the cluster has the runs."""
@@ -172,7 +177,10 @@ class Worker:
         for name in self._running[:times]:
             ended = time.perf_counter()
             self.cluster.end(name)
-            _next, at = self.cluster.submitted.get(timeout=PATIENCE)
+            try:
+                _next, at = self.cluster.submitted.get(timeout=PATIENCE)
+            except queue.Empty:
+                raise SystemExit(f"Nothing was started in {PATIENCE:.0f} s after {name} had ended.") from None
             waits.append((at - ended) * 1000)
             self.cluster.wait_until_taken_in()  # what is timed is one end, not a backlog of them
             self._drain()
