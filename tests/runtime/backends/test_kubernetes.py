@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from kubernetes.client import ApiException
 
 from runtime.backends import kubernetes_access, kubernetes_guard, kubernetes_launchers, manifests
 from runtime.backends.base import Check
 from runtime.backends.kubernetes import KubernetesBackend, check
-from runtime.backends.kubernetes_api import Api, path_of
+from runtime.backends.kubernetes_api import Api, Refused, path_of
 from runtime.backends.kubernetes_config import ClusterConfig
 from runtime.backends.kubernetes_names import USED
 from runtime.backends.kubernetes_order import order
@@ -91,6 +92,32 @@ def test_keys_that_an_older_job_of_the_name_left_are_replaced(own_yard: ClusterY
     fake.make("secrets", namespace, NAME, data={"token": "b2xk"})
     fake.store.edit("secrets", namespace, NAME, lambda found: found["metadata"].update(ownerReferences=[owner]))
     assert own_yard.run("print('done')").outcome is Outcome.COMPLETED
+
+
+def test_pods_of_an_older_job_of_the_name_are_not_counted(own_yard: ClusterYard, fake: FakeCluster) -> None:
+    own_yard.run("print('first')")
+    fake.controllers.pace.collect_seconds = 60
+    own_yard.backend.delete(NAME)
+    fake.controllers.paused.set()
+    own_yard.backend.submit(own_yard.spec("print('second')"))
+    assert [pod.status.phase for pod in own_yard.site.pods(NAME)] == ["Succeeded"], "the first one's is still there"
+    assert own_yard.backend.describe(NAME).phase is RunPhase.STARTING
+    fake.controllers.pace.collect_seconds = 0
+    fake.controllers.paused.clear()
+    assert own_yard.wait_for_end().outcome is Outcome.COMPLETED
+    assert own_yard.log() == "second\n"
+
+
+def test_another_job_of_the_name_is_not_written_to(own_yard: ClusterYard) -> None:
+    going(own_yard)
+    namespace = own_yard.site.namespace
+    change = {"metadata": {"uid": "somebody-else", "labels": {"a": "b"}}}
+    with pytest.raises(ApiException) as invalid:
+        own_yard.site.batch.patch_namespaced_job(NAME, namespace, change)
+    assert invalid.value.status == 422, "as a real server has it"
+    with pytest.raises(Refused) as conflict:
+        Api(own_yard.config()).patch(path_of("batch/v1", "jobs", namespace, NAME), change)
+    assert conflict.value.status == 409
 
 
 def test_a_refusal_leaves_nothing_and_names_the_field(own_yard: ClusterYard) -> None:
