@@ -8,6 +8,7 @@ from hypothesis import settings as hypothesis
 
 from billing import gateway
 from tests.billing.serving import Console, running, serving
+from tests.factories.billing import book, wallet
 
 hypothesis.register_profile(
     "billing", deadline=None, derandomize=True, max_examples=100, suppress_health_check=[HealthCheck.too_slow]
@@ -44,3 +45,10 @@ def served(start):
 @pytest.fixture
 def customer(served):
     return gateway.create_customer(reference="1", name="Acme & Sons", email="a@example.com")
+
+
+@pytest.fixture
+def account(db):
+    """A wallet with 10,000; nodes cost 360 an hour: 1 for 10 seconds."""
+    book()
+    return wallet(balance_minor=10_000)

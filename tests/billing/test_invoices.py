@@ -6,75 +6,29 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 
 import pytest
-from django.db import IntegrityError, connection, transaction
+from django.db import connection, transaction
 from django.utils import timezone
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from billing import charges, credit, invoices, ledger
-from billing.errors import InvoiceRefused
+from billing import invoices, ledger
 from billing.models import (
     Account,
     BillingDetails,
     BillingPolicy,
-    CreditGrant,
     Invoice,
-    InvoiceLine,
     InvoiceMail,
     InvoiceSeries,
     Receipt,
     Transaction,
 )
-from billing.pricing import Usage
 from billing.taxes import Tax
 from console.accounts.errors import NotFound
-from tests.factories.accounts import MembershipFactory
-from tests.factories.billing import book, quote, wallet
+from tests.billing.invoicing import balance, check_now, figures, give, issue, run
+from tests.factories.billing import wallet
 from tests.racing import raised, together
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def account() -> Account:
-    """A wallet with 10,000; nodes cost 360 an hour: 1 for 10 seconds."""
-    book()
-    return wallet(balance_minor=10_000)
-
-
-def run(account: Account, amount: int, title: str = "#1 train.py") -> Receipt:
-    made = quote(account, seconds=max(amount, 1) * 10)
-    hold = charges.hold(quote=made, reference=f"order:{made.pk}")
-    return charges.settle(hold=hold, usage=Usage(amount * 10, completed=True), title=title)
-
-
-def give(account: Account, amount: int) -> None:
-    lot = CreditGrant(organization=account.organization, amount_minor=amount, reason="A test")
-    credit.grant(credit=lot, user=None, account=account)
-
-
-def issue(account: Account, **options) -> Invoice:
-    invoice = invoices.issue(organization=account.organization, **options)
-    assert invoice is not None
-    check_now()
-    return invoice
-
-
-def check_now() -> None:
-    """Deferred triggers wait for a commit that a test never makes."""
-    with connection.cursor() as cursor:
-        cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
-        cursor.execute("SET CONSTRAINTS ALL DEFERRED")
-
-
-def figures(invoice: Invoice) -> tuple[int, int, int, int]:
-    return invoice.subtotal_minor, invoice.credits_minor, invoice.tax_minor, invoice.total_minor
-
-
-def balance(kind: Account.Kinds, owner: Account | None = None) -> int:
-    organization = owner.organization if owner else None
-    found = Account.objects.filter(organization=organization, kind=kind).first()
-    return found.posted_minor if found else 0
 
 
 def test_an_invoice_has_a_line_for_every_receipt(account):
@@ -278,87 +232,6 @@ def test_notes_give_back_all_of_the_tax_and_never_more(amounts, percent, inclusi
     assert (left, given_back) == (0, tax.of(whole))
 
 
-# Credit notes
-
-
-def test_a_credit_note_gives_the_money_back(account):
-    BillingPolicy.objects.create(tax_percent=Decimal(19), note_prefix="G-")
-    member = MembershipFactory(organization=account.organization)
-    run(account, 119)
-    run(account, 238)
-    invoice = issue(account)
-    first, second = invoice.lines.all()
-    note = invoices.correct(invoice=invoice, amounts={second.pk: 119}, reason="It was our fault", user=member.user)
-    check_now()
-    assert (note.number, figures(note)) == ("G-000001", (-119, 0, -19, -119))
-    account.refresh_from_db()
-    assert account.posted_minor == 10_000 - 357 + 119
-    assert (balance(Account.Kinds.REVENUE), balance(Account.Kinds.TAX)) == (200, 38)
-    assert invoices.correctable(invoice) == [(first, 119), (second, 119)]
-    rest = invoices.correct(invoice=invoice, amounts={first.pk: 119, second.pk: 119}, reason="All of it", user=None)
-    check_now()
-    assert figures(rest) == (-238, 0, -38, -238)
-    account.refresh_from_db()
-    assert account.posted_minor == 10_000
-    assert (balance(Account.Kinds.REVENUE), balance(Account.Kinds.TAX)) == (0, 0)
-
-
-def test_what_credit_paid_comes_back_as_credit_and_last(account):
-    give(account, 60)
-    run(account, 100)
-    invoice = issue(account)
-    (line,) = invoice.lines.all()
-    note = invoices.correct(invoice=invoice, amounts={line.pk: 70}, reason="A fault", user=None)
-    check_now()
-    assert figures(note) == (-70, 30, 0, -40)
-    account.refresh_from_db()
-    assert (account.posted_minor, credit.credit_minor(account), credit.paid_minor(account)) == (10_030, 30, 10_000)
-    last = invoices.correct(invoice=invoice, amounts={line.pk: 30}, reason="The rest", user=None)
-    check_now()
-    assert figures(last) == (-30, 30, 0, 0)
-    account.refresh_from_db()
-    assert (account.posted_minor, credit.credit_minor(account)) == (10_060, 60)
-
-
-def test_tax_on_top_comes_back_in_step(account):
-    BillingPolicy.objects.create(tax_percent=Decimal("7.5"), tax_inclusive=False)
-    run(account, 33)
-    invoice = issue(account)
-    (line,) = invoice.lines.all()
-    for _ in range(3):
-        invoices.correct(invoice=invoice, amounts={line.pk: 11}, reason="A fault", user=None)
-        check_now()
-    account.refresh_from_db()
-    assert account.posted_minor == 10_000
-    assert (balance(Account.Kinds.REVENUE), balance(Account.Kinds.TAX)) == (0, 0)
-
-
-@pytest.mark.parametrize("amount", [0, -1, 101])
-def test_more_than_was_charged_is_not_given_back(account, amount):
-    run(account, 100)
-    invoice = issue(account)
-    (line,) = invoice.lines.all()
-    with pytest.raises(InvoiceRefused):
-        invoices.correct(invoice=invoice, amounts={line.pk: amount}, reason="A fault", user=None)
-    assert Invoice.objects.count() == 1
-    assert InvoiceSeries.objects.filter(kind="note", last__gt=0).count() == 0
-
-
-def test_a_note_needs_a_reason_lines_of_its_invoice_and_an_invoice(account):
-    run(account, 100)
-    invoice = issue(account)
-    run(account, 100)
-    other = issue(account)
-    (line,), (foreign,) = invoice.lines.all(), other.lines.all()
-    with pytest.raises(InvoiceRefused):
-        invoices.correct(invoice=invoice, amounts={line.pk: 1}, reason=" ", user=None)
-    with pytest.raises(InvoiceRefused):
-        invoices.correct(invoice=invoice, amounts={foreign.pk: 1}, reason="A fault", user=None)
-    note = invoices.correct(invoice=invoice, amounts={line.pk: 1}, reason="A fault", user=None)
-    with pytest.raises(InvoiceRefused):
-        invoices.correct(invoice=note, amounts={note.lines.get().pk: 1}, reason="A fault", user=None)
-
-
 # Two at once
 
 
@@ -372,94 +245,6 @@ def test_asked_for_at_once_it_is_written_once(account):
     assert not raised(outcomes)
     assert sum(invoice is not None for invoice in outcomes) == 2
     assert sorted(Invoice.objects.values_list("sequence", flat=True)) == [1, 2]
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_line_is_given_back_once(account):
-    run(account, 100)
-    invoice = invoices.issue(organization=account.organization)
-    (line,) = invoice.lines.all()
-    correct = lambda: invoices.correct(invoice=invoice, amounts={line.pk: 100}, reason="A fault", user=None)  # noqa: E731
-    assert [type(error) for error in raised(together(correct, correct, correct))] == [InvoiceRefused] * 2
-    account.refresh_from_db()
-    assert account.posted_minor == 10_000
-
-
-# What the database refuses
-
-
-@pytest.mark.parametrize("model", [Invoice, InvoiceLine])
-@pytest.mark.parametrize("change", ["update", "delete"])
-def test_what_is_written_stays(account, model, change):
-    run(account, 100)
-    issue(account)
-    rows = model.objects.all()
-    acts = {
-        "update": lambda: rows.update(**{"number" if model is Invoice else "title": "x"}),
-        "delete": lambda: rows._raw_delete(rows.db),
-    }
-    with pytest.raises(IntegrityError, match="append-only"), transaction.atomic():
-        acts[change]()
-
-
-def write(*rows: Invoice | InvoiceLine) -> None:
-    with transaction.atomic():
-        for row in rows:
-            row.save()
-        check_now()
-
-
-def copy_of(invoice: Invoice, **changes) -> Invoice:
-    values = {field.name: getattr(invoice, field.name) for field in Invoice._meta.fields if field.name != "id"}
-    values |= {"sequence": invoice.sequence + 1, "number": "another"} | changes
-    return Invoice(**values)
-
-
-@pytest.mark.parametrize(
-    ("changes", "refusal"),
-    [
-        ({}, "does not equal its lines"),
-        ({"subtotal_minor": 99, "total_minor": 99}, "does not equal its lines"),
-        ({"sequence": 7, "line_count": 1}, "does not equal its lines|number before"),
-        ({"total_minor": 99}, "invoice_adds_up"),
-        ({"sequence": 1}, "one_invoice_of_a_number"),
-    ],
-)
-def test_an_invoice_that_is_not_its_lines(account, changes, refusal):
-    run(account, 100)
-    invoice = issue(account)
-    with pytest.raises(IntegrityError, match=refusal):
-        write(copy_of(invoice, **changes))
-
-
-def test_a_line_that_is_not_its_receipt_a_gap_and_a_wrong_tax(account):
-    for changes, amount, refusal in [
-        ({"sequence": 2}, 100, "number before"),
-        ({"tax_minor": 1}, 100, "The tax of"),
-        ({"subtotal_minor": 99, "total_minor": 99}, 99, "not its receipt"),
-    ]:
-        receipt = run(account, 100)
-        base = Invoice(
-            kind="invoice", sequence=1, number="x", organization=account.organization, currency="USD",
-            period_start=timezone.localdate(), period_end=timezone.localdate(), seller={}, customer={}, tax_name="",
-            tax_percent=Decimal(0), tax_inclusive=True, line_count=1, subtotal_minor=100, credits_minor=0, tax_minor=0,
-            total_minor=100, issued_at=timezone.now(),
-        )  # fmt: skip
-        for name, value in changes.items():
-            setattr(base, name, value)
-        line = InvoiceLine(invoice=base, position=1, receipt=receipt, title="x", amount_minor=amount, credit_minor=0)
-        with pytest.raises(IntegrityError, match=refusal):
-            write(base, line)
-
-
-def test_no_line_comes_later(account):
-    run(account, 100)
-    invoice = issue(account)
-    later = run(account, 0)
-    with pytest.raises(IntegrityError, match="no place"), transaction.atomic():
-        InvoiceLine.objects.create(
-            invoice=invoice, position=2, receipt=later, title="x", amount_minor=0, credit_minor=0
-        )
 
 
 def test_another_organization_sees_nothing_of_it(account, stranger):

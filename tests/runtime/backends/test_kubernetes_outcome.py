@@ -1,61 +1,15 @@
 """The table of `docs/kubernetes.md`, line by line: what the API server and the pods say, and what it comes to."""
 
 import dataclasses
-import json
 from typing import Any
 
 import pytest
 
-from runtime.backends.kubernetes_facts import JobFact, PodFact, latest, pack_status, read_job, read_pod, unpack_status
+from runtime.backends.kubernetes_facts import JobFact, PodFact, pack_status, unpack_status
 from runtime.backends.kubernetes_guard import taken_down
-from runtime.backends.kubernetes_names import INDEX, SPEC, SUBMITTED
 from runtime.backends.kubernetes_outcome import merge
 from runtime.specs import FailureCode, Outcome, RunPhase, RunStatus, Span
-
-START, END = 1000.0, 1100.0
-
-JOB = JobFact(
-    name="job-1-1",
-    namespace="runs",
-    uid="u",
-    nodes=2,
-    told={"workers": 1, "builtin": True, "memory_mib": 256, "disk_mib": 512, "min_nodes": 0},
-    suspended=False,
-    begun_at=990.0,
-    submitted_at=989.5,
-    started_at=None,
-    taken_down=None,
-    final="",
-    failing=False,
-    ended_as="",
-    ended_at=None,
-    failed_at=None,
-    end_reason="",
-    end_message="",
-    kept={},
-)
-FAILED = dataclasses.replace(
-    JOB, failing=True, ended_as="Failed", ended_at=END + 1, failed_at=END + 1, end_reason="BackoffLimitExceeded"
-)
-
-
-def pod(node: int, **changes: Any) -> PodFact:
-    fact = PodFact(
-        node,
-        name=f"p{node}",
-        uid=f"p{node}",
-        created_at=990.0,
-        machine=f"m{node}",
-        started_at=START - node,
-        address="10.0.0.1",
-    )
-    return dataclasses.replace(fact, **changes)
-
-
-def over(node: int, code: int = 0, **changes: Any) -> PodFact:
-    reason = "Completed" if code == 0 else "Error"
-    told = {"ended": True, "exit_code": code, "finished_at": END, "container_reason": reason}
-    return pod(node, **{**told, **changes})
+from tests.runtime.backends.samples import END, FAILED, JOB, START, over, pod
 
 
 def record(*causes: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -391,66 +345,3 @@ def test_an_elastic_run_goes_on_without_a_node_and_pays_for_the_others() -> None
 def test_how_it_ended_survives_its_way_through_an_annotation() -> None:
     status = run(FAILED, over(0), over(1, 1), records={1: record(RANK)})
     assert unpack_status(pack_status(status)) == status
-
-
-# From objects to facts
-
-
-def _job(**parts: Any) -> dict[str, Any]:
-    meta = {
-        "name": "job-1-1",
-        "namespace": "runs",
-        "uid": "u",
-        "annotations": {SPEC: '{"workers": 2}', SUBMITTED: "5.5"},
-    }
-    return {"metadata": meta, "spec": {"completions": 2, "suspend": False}, "status": {}, **parts}
-
-
-def test_a_job_is_read_as_it_is() -> None:
-    conditions = [
-        {"type": "Suspended", "status": "False"},
-        {
-            "type": "FailureTarget",
-            "status": "True",
-            "reason": "BackoffLimitExceeded",
-            "lastTransitionTime": "1970-01-01T00:01:00Z",
-        },
-    ]
-    fact = read_job(_job(status={"startTime": "1970-01-01T00:00:10Z", "conditions": conditions}))
-    assert (fact.failing, fact.ended_as, fact.begun_at, fact.failed_at) == (True, "", 10.0, 60.0)
-    assert (fact.told["workers"], fact.submitted_at) == (2, 5.5)
-
-
-def _pod(status: dict[str, Any], **meta: Any) -> dict[str, Any]:
-    told = {"name": "p", "uid": "p", "annotations": {INDEX: "1"}, "creationTimestamp": "1970-01-01T00:00:10Z"}
-    return {"metadata": {**told, **meta}, "spec": {"nodeName": "m"}, "status": status}
-
-
-def test_a_container_that_could_not_start_never_started() -> None:
-    ended = {
-        "reason": "StartError",
-        "exitCode": 128,
-        "startedAt": "1970-01-01T00:00:00Z",
-        "finishedAt": "1970-01-01T00:01:00Z",
-    }
-    fact = read_pod(_pod({"phase": "Failed", "containerStatuses": [{"name": "node", "state": {"terminated": ended}}]}))
-    assert fact is not None
-    assert (fact.started_at, fact.finished_at, fact.ended) == (None, 60.0, True)
-
-
-def test_a_pod_that_is_no_node_of_a_run_is_none() -> None:
-    assert read_pod(_pod({}, annotations={})) is None
-
-
-def test_the_newest_pod_of_a_node_counts_and_a_pod_that_is_gone_as_it_was_kept() -> None:
-    kept = PodFact(1, uid="old", created_at=5.0, disruption="PreemptionByScheduler")
-    job = dataclasses.replace(JOB, kept={0: PodFact(0, uid="z", created_at=1.0, exit_code=4), 1: kept})
-    found = latest(job, [pod(1), dataclasses.replace(pod(1), uid="younger", created_at=995.0)])
-    assert found[1].uid == "younger"
-    assert (found[0].exit_code, found[0].ended) == (4, True)
-
-
-def test_facts_survive_their_way_through_an_annotation() -> None:
-    told = over(1, 0, message='{"a":"ü"}', disrupted_at=7.0)
-    assert PodFact.from_json(told.to_json()) == told
-    assert json.loads(told.to_json())["exit_code"] == 0

@@ -1,0 +1,24 @@
+"""Words for jobs that wait, as tests of the dispatcher need them."""
+
+from django.utils import timezone
+
+from jobs import selectors
+from jobs.models import Job
+
+
+def states(*jobs):
+    return [Job.objects.get(pk=job.pk).state for job in jobs]
+
+
+def waiting(customer, job):
+    return selectors.waiting_for(selectors.job_for(customer.organization, job.pk))
+
+
+def age(job, duration):
+    Job.objects.filter(pk=job.pk).update(queued_at=timezone.now() - duration)
+
+
+def filled(customer, nodes=8):
+    """A job that takes all of the fake cluster's 8 cores, or some."""
+    customer.quota(max_running_nodes=100)
+    return customer.started(node_spec="small", nodes=nodes)

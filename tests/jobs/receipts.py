@@ -1,0 +1,17 @@
+"""What a job's receipt and its events say, in few words."""
+
+from billing.models import Receipt
+
+
+def kinds(job):
+    return list(job.events.values_list("kind", flat=True))
+
+
+def lines(job):
+    receipt = Receipt.objects.get(hold__order__job=job)
+    return {line["rule"]: line for line in receipt.lines}
+
+
+def quantities(job, rule):
+    receipt = Receipt.objects.get(hold__order__job=job)
+    return [float(line["quantity"]) for line in receipt.lines if line["rule"] == rule]
