@@ -117,15 +117,17 @@ class Starter:
         self._stop = stop
 
     def work(self) -> None:
-        """Work until told to stop, again whenever Redis was away."""
+        """Work until told to stop, again whenever it breaks off."""
         while not self._stop.is_set():
             try:
                 self.work_once()
             except (redis.RedisError, OSError) as error:
                 logger.warning("Nobody hears of the queue of %s: %s. The sweep starts what waits.", self.name, error)
-                self._stop.wait(PAUSES[0])
+            except Exception:
+                logger.exception("Nobody hears of the queue of %s. The sweep starts what waits.", self.name)
             finally:
                 connections.close_all()
+            self._stop.wait(PAUSES[0])
 
     def work_once(self) -> None:
         """Work until Redis breaks off, or there is a word to stop. Raises what Redis raises."""

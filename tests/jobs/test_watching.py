@@ -224,8 +224,8 @@ class TestWhatWaits:
         end()
         assert "could not be started; the sweep tries again" in caplog.text
 
-    def test_redis_away_is_waited_for(self, embedded, monkeypatch, caplog):
-        times = iter([redis.ConnectionError("gone"), OSError("away")])
+    def test_redis_away_and_what_nobody_foresaw_are_waited_for(self, embedded, monkeypatch, caplog):
+        times = iter([redis.ConnectionError("gone"), OSError("away"), ZeroDivisionError("odd")])
         work_once = Starter.work_once
 
         def away_first(self):
@@ -238,3 +238,4 @@ class TestWhatWaits:
         assert a_pass()
         end()
         assert "Nobody hears of the queue of default: gone" in caplog.text
+        assert "ZeroDivisionError" in caplog.text
