@@ -149,6 +149,8 @@ class KubernetesBackend:
         with self._heard():
             job = self._runs.find(name)
             if job is not None:
+                # First: a kubelet that was once told of a longer grace, by whoever collects pods, keeps to it.
+                self._hurry(job, 0)
                 self._api.delete(_address(job), uid=job["metadata"]["uid"])
                 self._hurry(job, 0)
             namespace = job["metadata"]["namespace"] if job is not None else self._config.namespace

@@ -108,6 +108,22 @@ def test_pods_of_an_older_job_of_the_name_are_not_counted(own_yard: ClusterYard,
     assert own_yard.log() == "second\n"
 
 
+def test_pods_are_told_of_their_short_grace_before_anybody_tells_them_of_a_longer_one(
+    own_yard: ClusterYard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    going(own_yard)
+    deleted: list[str] = []
+    delete = Api.delete
+
+    def record(self: Api, path: str, **options: Any) -> None:
+        deleted.append(path.rpartition("/")[0].rpartition("/")[2])
+        delete(self, path, **options)
+
+    monkeypatch.setattr(Api, "delete", record)
+    own_yard.backend.delete(NAME)
+    assert deleted[:2] == ["pods", "jobs"]
+
+
 def test_another_job_of_the_name_is_not_written_to(own_yard: ClusterYard) -> None:
     going(own_yard)
     namespace = own_yard.site.namespace
