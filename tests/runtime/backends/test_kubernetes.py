@@ -4,61 +4,29 @@ import dataclasses
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from kubernetes.client import ApiException
 
-from runtime.backends import kubernetes_access, kubernetes_guard, kubernetes_launchers, manifests
+from runtime.backends import kubernetes_access
 from runtime.backends.base import Check
 from runtime.backends.kubernetes import KubernetesBackend, check
 from runtime.backends.kubernetes_api import Api, Refused, path_of
 from runtime.backends.kubernetes_config import ClusterConfig
-from runtime.backends.kubernetes_names import USED
-from runtime.backends.kubernetes_order import order
 from runtime.errors import BackendUnavailable, InvalidSpec, RunNotFound
 from runtime.specs import (
-    ANY_NUMBER,
     FailureCode,
     Image,
     Outcome,
-    PullSecret,
     Resources,
     RunPhase,
-    RunStatus,
-    WaitingCode,
 )
 from tests.kubernetes.cluster import FakeCluster
 from tests.kubernetes.faults import Fault
 from tests.kubernetes.sites import FakeSite
 from tests.kubernetes.yard import ClusterYard
-
-SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(300)"
-NAME = "job-1-1"
-
-
-def until(found: Callable[[], Any], seconds: float = 60) -> Any:
-    give_up_at = time.monotonic() + seconds
-    while not (result := found()):
-        assert time.monotonic() < give_up_at
-        time.sleep(0.05)
-    return result
-
-
-def going(yard: ClusterYard, **changes: Any) -> RunStatus:
-    yard.backend.submit(yard.spec(SLEEP, grace_seconds=1, **changes))
-    return yard.wait_for_text("up")
-
-
-def job_of(cluster: FakeCluster, name: str = NAME) -> dict[str, Any]:
-    return next(job for job in cluster.store.find("jobs") if job["metadata"]["name"] == name)
-
-
-def waits_for(yard: ClusterYard, code: WaitingCode) -> RunStatus:
-    return yard.wait(NAME, lambda status: status.waiting_code == code)
-
+from tests.runtime.backends.going import NAME, SLEEP, going, job_of, limited, until
 
 # Submitting
 
@@ -232,229 +200,6 @@ def test_a_job_that_somebody_deleted_is_no_run_any_more(own_yard: ClusterYard) -
     own_yard.backend.delete(NAME)  # its folder
 
 
-# The launcher
-
-
-class Later:
-    """The clock of whoever collects launchers, so many days on."""
-
-    monotonic = staticmethod(time.monotonic)
-
-    def __init__(self, days: float) -> None:
-        self._days = days
-
-    def time(self) -> float:
-        return time.time() + self._days * 86400
-
-
-def launchers(fake: FakeCluster) -> set[str]:
-    names = {one["metadata"]["name"] for one in fake.store.find("configmaps")}
-    return {name for name in names if name.startswith("trainyard-launcher-")}
-
-
-def old_launcher(fake: FakeCluster, yard: ClusterYard, content: bytes, **annotations: str) -> str:
-    """The ConfigMap of another version of the console. Gives its name."""
-    manifest = manifests.launcher(yard.site.namespace, content)
-    manifest["metadata"]["annotations"] = annotations
-    name = str(manifest["metadata"]["name"])
-    fake.make("configmaps", yard.site.namespace, name, **manifest)
-    return name
-
-
-def test_launchers_that_nobody_uses_any_more_are_removed(
-    own_yard: ClusterYard, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    namespace = own_yard.site.namespace
-    unused = old_launcher(fake, own_yard, b"unused")
-    beside = old_launcher(fake, own_yard, b"beside", **{USED: repr(Later(2).time() - 7200)})
-    strange = old_launcher(fake, own_yard, b"strange", **{USED: "yesterday"})
-    mounted = old_launcher(fake, own_yard, b"mounted")
-    spec = own_yard.spec(name="job-2-1")
-    job = manifests.job(spec, own_yard.config(), order(spec, own_yard.config(), own_yard.site.root / "runs"), mounted)
-    fake.make("jobs", namespace, "job-2-1", **job)
-    monkeypatch.setattr(kubernetes_launchers, "time", Later(2))
-    own_yard.backend.names()
-    assert launchers(fake) == {unused, beside, strange, mounted}, "we have not run here: an upgrade may be going on"
-    own_yard.run("print('done')")
-    (ours,) = launchers(fake) - {unused, beside, strange, mounted}
-    fake.store.edit("configmaps", namespace, ours, lambda one: one["metadata"]["annotations"].clear())
-    monkeypatch.setattr(kubernetes_launchers, "time", Later(0.9))
-    own_yard.backend.names()
-    assert unused in launchers(fake), "nor is it over so soon"
-    monkeypatch.setattr(kubernetes_launchers, "time", Later(2))
-    own_yard.backend.names(live=True)
-    assert unused in launchers(fake), "the frequent sweep looks at runs alone"
-    own_yard.backend.names()
-    assert launchers(fake) == {ours, beside, strange, mounted}
-    own_yard.backend.delete("job-2-1")
-    own_yard.backend.names()
-    assert launchers(fake) == {ours, beside, strange}
-
-
-def test_a_console_says_that_it_uses_its_launcher_and_makes_it_again_if_need_be(
-    own_yard: ClusterYard, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own_yard.run("print('done')")
-    (ours,) = launchers(fake)
-    fake.store.delete("configmaps", own_yard.site.namespace, ours, {})
-    monkeypatch.setattr(kubernetes_launchers, "SAY_AGAIN_SECONDS", -1.0)
-    assert own_yard.run("print('done')", name="job-2-1").outcome is Outcome.COMPLETED
-    told = fake.store.get("configmaps", own_yard.site.namespace, ours)["metadata"]["annotations"]
-    assert abs(time.time() - float(told[USED])) < 60
-
-
-def test_a_launcher_that_somebody_says_to_use_meanwhile_is_not_deleted(
-    own_yard: ClusterYard, fake: FakeCluster
-) -> None:
-    name = old_launcher(fake, own_yard, b"other")
-    api, address = Api(own_yard.config()), path_of("v1", "configmaps", own_yard.site.namespace, name)
-    seen = api.get(address)["metadata"]["resourceVersion"]
-    api.patch(address, {"metadata": {"annotations": {USED: "1"}}})
-    api.delete(address, version=seen)
-    assert launchers(fake) == {name}
-    api.delete(address, version=api.get(address)["metadata"]["resourceVersion"])
-    assert launchers(fake) == set()
-
-
-def test_roles_of_before_do_not_keep_runs_from_being_listed(
-    own_yard: ClusterYard, fake: FakeCluster, caplog: pytest.LogCaptureFixture
-) -> None:
-    own_yard.run("print('done')")
-    rules = kubernetes_access.rbac(own_yard.config())[1]["rules"]
-    without = [rule for rule in rules if rule["resources"] != ["configmaps"]]
-    assert limited(own_yard, fake, own_yard.config(), without).names() == [NAME]
-    assert "stay in the cluster" in caplog.text
-
-
-# Waiting, and not for ever
-
-
-def test_a_run_that_is_placed_in_part_is_taken_down_whole(own_yard: ClusterYard) -> None:
-    own_yard.backend = own_yard.another(gang_seconds=2)
-    own_yard.backend.submit(own_yard.spec(SLEEP, nodes=3, resources=Resources(5, 256)))
-    status = waits_for(own_yard, WaitingCode.CPUS)
-    assert status.waiting_data == {"wanted": 5.0, "nodes": 1, "free": 3.0}
-    ended = own_yard.wait_for_end()
-    assert ended.failure is not None
-    assert (ended.outcome, ended.started_at, ended.spans) == (Outcome.NO_CAPACITY, None, ())
-    assert ended.failure.data["placed"] == 2
-    time.sleep(1.1)  # what was counted is a second old at most
-    assert [machine.free.cpus for machine in own_yard.backend.capacity().machines] == [8.0, 8.0]
-
-
-def test_gpus_that_are_not_free_are_counted(own_yard: ClusterYard, fake: FakeCluster) -> None:
-    offers = {"cpu": "8", "memory": "16Gi", "nvidia.com/gpu": "4"}
-    fake.add_node("gpu-a", offers, **{"nvidia.com/gpu.product": "A100"})
-    own_yard.backend.submit(own_yard.spec(SLEEP, nodes=2, resources=Resources(1, 256, gpus=3, gpu_type="A100")))
-    status = waits_for(own_yard, WaitingCode.GPUS)
-    assert status.waiting_data == {"wanted": 3, "gpu_type": "A100", "nodes": 1, "free": 1}
-
-
-def test_a_run_that_no_machine_can_hold_says_so_and_starts_once_one_can(
-    own_yard: ClusterYard, fake: FakeCluster
-) -> None:
-    large = Resources(12, 256)
-    assert own_yard.backend.capacity().nodes_ever(large) == 0
-    own_yard.backend.submit(own_yard.spec(SLEEP, resources=large))
-    assert "that large" in waits_for(own_yard, WaitingCode.TOO_LARGE).waiting_for
-    fake.add_node("large", {"cpu": "16", "memory": "16Gi"})
-    own_yard.wait_for_text("up")
-    time.sleep(1.1)  # what was counted is a second old at most
-    assert own_yard.backend.capacity().nodes_ever(large) == 1
-
-
-def test_a_node_kind_that_no_machine_is_for_has_no_room(own_yard: ClusterYard, fake: FakeCluster) -> None:
-    own = own_yard.another(node_selectors={"large": {"pool": "large"}}).capacity()
-    assert [own.nodes_ever(Resources(1, 256), kind) for kind in ("large", "small")] == [0, 16]
-    fake.add_node("large", {"cpu": "16", "memory": "16Gi"}, pool="large")
-    own = own_yard.another(node_selectors={"large": {"pool": "large"}}).capacity()
-    assert own.nodes_ever(Resources(1, 256), "large") == 16
-
-
-def test_an_elastic_cluster_takes_what_its_machines_of_now_could_not(own_yard: ClusterYard, fake: FakeCluster) -> None:
-    large = Resources(12, 256)
-    assert own_yard.another(elastic=True).capacity().nodes_now(large) == ANY_NUMBER
-    # Where the most that there can be is known, that counts.
-    pool = own_yard.another(elastic=True, capacity=[{"cpus": 12, "memory_mib": 4096, "count": 2}])
-    assert pool.capacity().nodes_ever(large) == 2
-    own_yard.backend = pool
-    pool.submit(own_yard.spec(SLEEP, resources=large))
-    assert waits_for(own_yard, WaitingCode.CPUS).waiting_data["wanted"] == 12.0
-    assert pool.capacity().nodes_now(large) == 1
-    fake.add_node("large", {"cpu": "16", "memory": "16Gi"})
-    own_yard.wait_for_text("up")
-
-
-@pytest.mark.parametrize(
-    ("reference", "code", "outcome"),
-    [
-        ("registry.acme.example/none:1", WaitingCode.IMAGE_NAME, Outcome.CODE_FAILED),
-        ("private.acme.example/vision:1", WaitingCode.IMAGE_CREDENTIALS, Outcome.CODE_FAILED),
-        ("away.acme.example/vision:1", WaitingCode.IMAGE_NETWORK, Outcome.PLATFORM_ERROR),
-    ],
-)
-def test_an_image_that_cannot_be_pulled_says_why_and_is_given_up_free(  # noqa: PLR0917 - fixtures and a table
-    own_yard: ClusterYard,
-    fake: FakeCluster,
-    monkeypatch: pytest.MonkeyPatch,
-    reference: str,
-    code: WaitingCode,
-    outcome: Outcome,
-) -> None:
-    fake.registry.passwords["private.acme.example"] = "right"
-    fake.registry.dead.add("away.acme.example")
-    monkeypatch.setattr(kubernetes_guard, "HOPELESS_SECONDS", 2.0)
-    own_yard.backend = own_yard.another(start_seconds=2)
-    secret = PullSecret("private.acme.example", "acme", "wrong")
-    own_yard.backend.submit(own_yard.spec(SLEEP, image=Image(reference=reference), pull_secret=secret))
-    assert waits_for(own_yard, code).waiting_data["image"] == reference
-    ended = own_yard.wait_for_end()
-    assert ended.failure is not None
-    assert (ended.outcome, ended.failure.code, ended.started_at) == (outcome, code.value, None)
-
-
-def test_a_private_image_is_pulled_with_its_registrys_credentials(own_yard: ClusterYard, fake: FakeCluster) -> None:
-    reference = "private.acme.example/vision:1"
-    fake.registry.passwords["private.acme.example"] = "right"
-    fake.registry.images[reference] = next(iter(fake.registry.images.values()))
-    secret = PullSecret("private.acme.example", "acme", "right")
-    assert own_yard.run("print(1)", image=Image(reference=reference), pull_secret=secret).outcome is Outcome.COMPLETED
-
-
-def test_a_namespace_whose_quota_is_used_up(own_yard: ClusterYard, fake: FakeCluster) -> None:
-    fake.make("resourcequotas", own_yard.site.namespace, "few", spec={"hard": {"pods": "1"}})
-    own_yard.backend.submit(own_yard.spec(SLEEP, nodes=2))
-    assert "exceeded quota" in waits_for(own_yard, WaitingCode.QUOTA).waiting_data["detail"]
-
-
-# Kueue
-
-
-def test_a_queue_lets_runs_begin_and_taking_them_back_ends_them_free(own_yard: ClusterYard, fake: FakeCluster) -> None:
-    own_yard.backend = own_yard.another(queue="training")
-    own_yard.backend.submit(own_yard.spec(SLEEP))
-    assert waits_for(own_yard, WaitingCode.ADMISSION).waiting_data["queue"] == "training"
-    assert job_of(fake)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "training"
-    fake.store.edit("jobs", own_yard.site.namespace, NAME, lambda job: job["spec"].update(suspend=False))
-    own_yard.wait_for_text("up")
-    own_yard.wait(NAME, lambda status: status.started_at is not None)
-    fake.store.edit("jobs", own_yard.site.namespace, NAME, lambda job: job["spec"].update(suspend=True))
-    ended = own_yard.wait_for_end()
-    assert ended.failure is not None
-    assert (ended.outcome, ended.failure.code) == (Outcome.NODE_LOST, FailureCode.PREEMPTED)
-
-
-def test_a_run_that_waits_for_its_queue_is_stopped_at_once(own_yard: ClusterYard, fake: FakeCluster) -> None:
-    own_yard.backend = own_yard.another(queue="training")
-    own_yard.backend.submit(own_yard.spec(SLEEP))
-    own_yard.backend.stop(NAME, 10)
-    status = own_yard.backend.describe(NAME)
-    assert (status.phase, status.outcome, status.started_at) == (RunPhase.ENDED, Outcome.STOPPED, None)
-    assert own_yard.backend.names(live=True) == []
-    # Were it let begin now, it would have nothing to run.
-    assert job_of(fake)["spec"]["parallelism"] == 0
-
-
 # Namespaces, storage, capacity
 
 
@@ -539,21 +284,6 @@ def test_a_check_names_the_node_kinds_that_no_machine_is_for(own_yard: ClusterYa
     none = {"": {"pool": "none"}}
     assert not machines(node_selectors=none).ok
     assert machines(node_selectors=none, elastic=True).ok
-
-
-def limited(
-    yard: ClusterYard, fake: FakeCluster, config: ClusterConfig, rules: list[dict[str, Any]]
-) -> KubernetesBackend:
-    """A backend that may do what these rules say, in the namespace of runs."""
-    fake.make("roles", config.namespace, "r", rules=rules)
-    fake.make("serviceaccounts", config.namespace, "a")
-    subject = {"kind": "ServiceAccount", "name": "a", "namespace": config.namespace}
-    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "r"}
-    fake.make("rolebindings", config.namespace, "b", roleRef=reference, subjects=[subject])
-    token = fake.server.access.token_for(config.namespace, "a")
-    path = yard.site.root.parent / "limited"
-    fake.server.kubeconfig(path, token)
-    return KubernetesBackend(config=dataclasses.replace(config, kubeconfig=str(path)), root=yard.site.root / "runs")
 
 
 def test_capacity_is_what_settings_say_where_nodes_may_not_be_listed(own_yard: ClusterYard, fake: FakeCluster) -> None:
