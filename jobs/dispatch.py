@@ -308,8 +308,8 @@ def _end(attempt: Attempt, reason: EndReason, failure: dict[str, Any] | None = N
 
 def _stop_if_unwanted(attempt: Attempt) -> None:
     """A cancel may have come between the claim and the submit."""
-    attempt.job.state = Job.objects.values_list("state", flat=True).get(pk=attempt.job_id)
-    if JobState(attempt.job.state) in {JobState.STOPPING} | ENDED:
+    state = Job.objects.values_list("state", flat=True).get(pk=attempt.job_id)
+    if JobState(state) in {JobState.STOPPING} | ENDED:
         _quietly_stop(attempt.backend, attempt.run_name)
 
 
