@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 HOUSE = Path(__file__).resolve().parents[2]
 EXAMPLES = HOUSE / "examples"
 IMAGES = Path(os.environ.get("TRAINYARD_IMAGES_ROOT", HOUSE / "var" / "images"))
-SMALL_NODE = Resources(cpus=0.5, memory_mib=1024)
+SMALL_NODE = Resources(cpus=1.5, memory_mib=1024)
+"""More than one core: importing torch takes twice as long on half of one. Less than two: one thread for each rank."""
 TEXT_KILOBYTES = 30
 """The small text of these tests: 14 steps of 32 pieces in an epoch."""
 SPLIT = ["fsdp2.py", "tensor_parallel.py", "pipeline_parallel.py"]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.torch
 
 EXAMPLES = HOUSE / "examples"
-NODE = Resources(cpus=0.5, memory_mib=3072)
+NODE = Resources(cpus=1.5, memory_mib=3072)
 FRAMEWORKS = {
     "mnist_horovod.py": Framework.HOROVOD,
     "mnist_tensorflow.py": Framework.TENSORFLOW,
