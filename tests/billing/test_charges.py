@@ -188,8 +188,8 @@ class TestAtOnce:
             assert balance(account) == (before - charged, 0)
 
     def test_holds_and_settlements_cross(self, account):
-        """Some spend what others give back: nobody waits in a circle, and the sums come out."""
-        holds = [held(account, seconds=2000) for _ in range(4)]
+        """Some spend what others give back: nobody waits in a circle, and the sums come out, whoever is first."""
+        holds = [held(account, seconds=1500) for _ in range(4)]
         offers = [quote(account, seconds=1000) for _ in range(4)]
         outcomes = together(
             *(lambda hold=hold: settle(hold, 500) for hold in holds),
