@@ -122,7 +122,7 @@ class Town(Office):
                 max_seconds=seconds,
                 ceiling_minor=None,
             )
-            hold = lambda: charges.hold(quote=quote, reference=f"order:{quote.pk}", user=customer.user)  # noqa: E731
+            hold = lambda: charges.hold(quote=quote, reference=f"order:{quote.pk}", user=customer.user)
             self._perhaps_dying(hold)
             made = hold()
         except InsufficientFunds:
@@ -138,7 +138,7 @@ class Town(Office):
         used = self.chance.choice([0.0, self.chance.uniform(0, 3600), self.chance.uniform(0, 20_000)])
         usage = pricing.Usage(used, completed=self.chance.random() < 0.5)
         charges.meter(hold=hold, billable_seconds=used / 2)
-        settle = lambda: charges.settle(hold=hold, usage=usage, title="A run")  # noqa: E731
+        settle = lambda: charges.settle(hold=hold, usage=usage, title="A run")
         self._perhaps_dying(settle)
         first = settle()
         again = charges.settle(hold=hold, usage=pricing.Usage(used * 2, completed=True), title="Once more")
@@ -150,7 +150,7 @@ class Town(Office):
 
     def top_up(self, customer: Customer) -> bool:
         """A payment page; most are paid, one way or another."""
-        begin = lambda: payments.start_top_up(  # noqa: E731
+        begin = lambda: payments.start_top_up(
             account=customer.account,
             amount_minor=self.chance.randint(500, customer.purse),
             user=customer.user,

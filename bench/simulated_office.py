@@ -80,7 +80,7 @@ class Office:
 
     def invoice(self, customer: Customer) -> bool:
         """Every run on an invoice, its tax out of the wallet or owed; asked for again, it is not written again."""
-        issue = lambda: invoices.issue(organization=customer.organization)  # noqa: E731
+        issue = lambda: invoices.issue(organization=customer.organization)
         self._perhaps_dying(issue)
         made = issue()
         if issue() is not None:
@@ -96,7 +96,7 @@ class Office:
             return False
         line, left = self.chance.choice(open_lines)
         back = {line.pk: self.chance.choice([left, self.chance.randint(1, left)])}
-        note = lambda: invoices.correct(invoice=invoice, amounts=back, reason="Our fault", user=self.clerk)  # noqa: E731
+        note = lambda: invoices.correct(invoice=invoice, amounts=back, reason="Our fault", user=self.clerk)
         self._perhaps_dying(note)
         with contextlib.suppress(InvoiceRefused):  # nothing may be left, where the first was written
             note()
@@ -108,8 +108,6 @@ class Office:
         if owing := [debt for debt in debts if debt[1]]:
             account, owed = self.chance.choice(owing)
             part = self.chance.randint(1, owed)
-            act = lambda: receivables.write_off(  # noqa: E731
-                account=account, amount_minor=part, reason="Gone", user=self.clerk
-            )
+            act = lambda: receivables.write_off(account=account, amount_minor=part, reason="Gone", user=self.clerk)
             self._with_faults(act)
         return bool(owing)

@@ -229,7 +229,7 @@ class Market(Payers, RuleBasedStateMachine):
         order = Order.objects.select_related("quote", "organization").get(job=job)
         member = next(member for member in self.members if member.organization_id == order.organization_id)
         key = order.idempotency_key
-        call = lambda: orders.place_order(membership=member, quote=order.quote, idempotency_key=key).pk  # noqa: E731
+        call = lambda: orders.place_order(membership=member, quote=order.quote, idempotency_key=key).pk
         assert together(*[call] * threads) == [order.pk] * threads
 
     # What the cluster does
@@ -324,7 +324,7 @@ class Market(Payers, RuleBasedStateMachine):
         """The customer sends it again, with the same key."""
         member, quote = self.members[customer], self.quote(customer, "metered", 1, seconds)
         key = uuid.uuid4().hex
-        order = lambda: orders.place_order(membership=member, quote=quote, idempotency_key=key)  # noqa: E731
+        order = lambda: orders.place_order(membership=member, quote=quote, idempotency_key=key)
         try:
             crash_at(step, order)
             self.remember(order())

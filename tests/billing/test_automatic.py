@@ -220,7 +220,7 @@ class TestCards:
     def test_the_default_is_first_and_can_be_changed(self, provider):
         top_up = saver(provider, FAILS_LATER)
         organization = top_up.account.organization
-        last4 = lambda: [each.card.last4 for each in customers.saved_cards(organization)]  # noqa: E731
+        last4 = lambda: [each.card.last4 for each in customers.saved_cards(organization)]
         before = last4()
         other = customers.saved_cards(organization)[1].card
         customers.make_default(organization=organization, method_id=other.method_id)

@@ -147,7 +147,7 @@ def test_what_is_refused(owner, account, stranger):
 
 def test_each_threshold_is_told_once_a_month(owner, account):
     budget(owner, 1000)
-    watched = lambda: (budgets.watch(), mails.send_due())[1]  # noqa: E731
+    watched = lambda: (budgets.watch(), mails.send_due())[1]
     buy(account, owner, 499)
     assert watched() == 0
     buy(account, owner, 1)

@@ -44,7 +44,7 @@ def test_by_member_workspace_and_node_spec(account):
     run(account, 100, member=bob, workspace="vision", node_spec="medium")
     run(account, 0, member=bob, workspace="speech", node_spec="medium")
     month = costs.month_of()
-    named = lambda dimension: [  # noqa: E731
+    named = lambda dimension: [
         (share.name, share.amount_minor, share.runs, share.fraction)
         for share in costs.by(account.organization, month, dimension)
     ]

@@ -179,7 +179,7 @@ def test_sweeps_at_once_take_back_once(account):
 @pytest.mark.django_db(transaction=True)
 def test_a_grant_that_is_sent_many_times_at_once_is_one(account):
     key, clerk = uuid.uuid4(), UserFactory()
-    made = lambda: CreditGrant(pk=key, organization=account.organization, amount_minor=100, reason="A gift")  # noqa: E731
+    made = lambda: CreditGrant(pk=key, organization=account.organization, amount_minor=100, reason="A gift")
     outcomes = together(*[lambda: credit.grant(credit=made(), user=clerk, account=account)] * 5)
     assert {lot.pk for lot in outcomes} == {key}
     account.refresh_from_db()

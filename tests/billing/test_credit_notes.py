@@ -104,7 +104,7 @@ def test_a_line_is_given_back_once(account):
     run(account, 100)
     invoice = invoices.issue(organization=account.organization)
     (line,) = invoice.lines.all()
-    correct = lambda: invoices.correct(invoice=invoice, amounts={line.pk: 100}, reason="A fault", user=None)  # noqa: E731
+    correct = lambda: invoices.correct(invoice=invoice, amounts={line.pk: 100}, reason="A fault", user=None)
     assert [type(error) for error in raised(together(correct, correct, correct))] == [InvoiceRefused] * 2
     account.refresh_from_db()
     assert account.posted_minor == 10_000

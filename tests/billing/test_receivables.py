@@ -238,7 +238,7 @@ class TestWriteOff:
 def test_two_write_offs_at_once_give_up_no_more_than_is_owed():
     account, clerk = wallet(), UserFactory(is_staff=True, is_superuser=True)
     take_back(account, 3000)
-    act = lambda: receivables.write_off(account=account, amount_minor=2000, reason="Gone", user=clerk)  # noqa: E731
+    act = lambda: receivables.write_off(account=account, amount_minor=2000, reason="Gone", user=clerk)
     outcomes = together(*[act] * 4)
     assert [type(error) for error in raised(outcomes)] == [WriteOffRefused] * 3
     assert balances(account) == (0, 1000, 3000)

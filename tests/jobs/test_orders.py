@@ -258,7 +258,7 @@ class TestAtOnce:
 
     def test_a_rerun_sent_twice(self, customer, together):
         job = customer.job()
-        again = lambda: orders.rerun(membership=customer.membership, job=job, changes={}, idempotency_key="k")  # noqa: E731
+        again = lambda: orders.rerun(membership=customer.membership, job=job, changes={}, idempotency_key="k")
         results = together(again, again, again)
         assert len({order.pk for order in results}) == 1, results
         assert Job.objects.count() == 2

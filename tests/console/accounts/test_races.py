@@ -51,6 +51,6 @@ def test_two_organizations_of_one_name():
 
 def test_activating_twice_makes_one_row(django_user_model):
     owner = MembershipFactory()
-    call = lambda: services.activate_service(membership=owner, accept_terms=True)  # noqa: E731
+    call = lambda: services.activate_service(membership=owner, accept_terms=True)
     rows = together(call, call, call)
     assert len({row.pk for row in rows}) == 1

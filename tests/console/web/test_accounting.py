@@ -47,7 +47,7 @@ def test_costs_as_csv(owner_page: Client, done: Job) -> None:
 
 
 def test_a_budget_is_set_changed_and_taken_away(owner_page: Client, customer: Customer) -> None:
-    set_to = lambda amount: owner_page.post(reverse("budget_set"), {"amount": amount, "member": ""}, follow=True)  # noqa: E731
+    set_to = lambda amount: owner_page.post(reverse("budget_set"), {"amount": amount, "member": ""}, follow=True)
     assert "The budget was set." in text(set_to("19,90"))
     assert Budget.objects.get().amount_minor == 1990
     for wrong in ("x", "NaN", "0", "-5", "1.999", "1e99"):
