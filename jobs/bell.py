@@ -5,6 +5,7 @@ A Redis channel for each job and for each cluster's queue. A hint only; the rows
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from functools import cache
 from types import TracebackType
@@ -54,7 +55,16 @@ class _Listener:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        with contextlib.suppress(redis.RedisError, OSError):
+            self._hang_up()
         self._close()
+
+    def _hang_up(self) -> None:
+        """Once this returns, Redis counts this listener no more: whoever rings is not told that somebody heard."""
+        self._bells.punsubscribe()
+        message = self._bells.get_message(timeout=ANSWER_SECONDS)
+        while message is not None and message["type"] != "punsubscribe":
+            message = self._bells.get_message(timeout=ANSWER_SECONDS)
 
     def _rang(self, seconds: float) -> set[str]:
         """The channels that rang: at least one, or none in so many seconds."""

@@ -30,6 +30,7 @@ TRAINS = """
     print("told", json.dumps(told), flush=True)
     checkpoint = pathlib.Path(os.environ["CHECKPOINT_DIR"]) / "epoch"
     rank, size = int(told["RANK"]), int(told["WORLD_SIZE"])
+    epoch = int(checkpoint.read_text()) if checkpoint.exists() else 0
     if rank == 0:
         # As PyTorch's store: the others come to rank 0, at a port of this round's own.
         server = socket.create_server(("127.0.0.1", int(told["MASTER_PORT"])))
@@ -45,11 +46,10 @@ TRAINS = """
                 if time.time() > until: raise
                 time.sleep(0.05)
         assert peer.recv(1) == b"!"
-    epoch = int(checkpoint.read_text()) if checkpoint.exists() else 0
+    if rank == 0 and not epoch:
+        checkpoint.write_text("3")
     print("met at epoch", epoch, flush=True)
     if told["RESTART_COUNT"] == "4":
-        if rank == 0:
-            checkpoint.write_text("3")
         while True: signal.pause()
     print("trained", flush=True)
 """
