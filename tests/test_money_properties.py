@@ -23,19 +23,20 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from billing import charges, credit, events, gateway, pricebooks
 from billing.errors import InsufficientFunds
-from billing.models import CreditGrant, Hold, Quote, Receipt, TopUp
+from billing.models import CreditGrant, Hold, Receipt, TopUp
 from billing.pricing import Usage
 from billing.selectors import wallet
 from console.accounts import hints
 from console.accounts.models import Membership
 from jobs import activation, backend, catalogue, dispatch, orders
-from jobs.errors import AlreadyEnded, IdempotencyConflict, StaleTransition
+from jobs.errors import AlreadyEnded, StaleTransition
 from jobs.models import Attempt, Job, Order
-from jobs.states import BILLED, EndReason, JobState, OnHang
+from jobs.states import BILLED, EndReason, JobState
 from runtime.specs import Outcome, RunPhase
 from storage.models import Workspace
 from storage.selectors import workspace_folder
 from tests.books import BROKEN_ORDERS, broken
+from tests.buyers import Buyers
 from tests.crashes import crash_at
 from tests.factories.accounts import MembershipFactory
 from tests.fakes import FakeBackend
@@ -60,7 +61,7 @@ def node_seconds(attempt: Attempt) -> Fraction:
     return total
 
 
-class Market(Payers, RuleBasedStateMachine):
+class Market(Buyers, Payers, RuleBasedStateMachine):
     """Two customers, one cluster, and everything that may happen to their money.
 
     What Hypothesis draws never depends on what happened (threads decide that): jobs and payments are drawn as numbers,
@@ -129,118 +130,12 @@ class Market(Payers, RuleBasedStateMachine):
         given = CreditGrant(organization=member.organization, amount_minor=amount, reason="A test")
         credit.grant(credit=given, user=member.user, account=wallet(member.organization))
 
-    # Buying
-
-    def quote(self, customer: int, product: str, nodes: int, seconds: int, **more: Any) -> Quote:
-        data = {
-            "product": product,
-            "framework": "pytorch",
-            "image": "pytorch",
-            "workspace": Workspace.objects.get(organization=self.members[customer].organization).name,
-            "code_path": "train.py",
-            "epochs": 100,
-            "lr": "0.1",
-            "batch_size": 8,
-            "node_spec": "nano",
-            "nodes": nodes,
-            "workers_per_node": 1,
-            "max_seconds": seconds,
-        } | more
-        return orders.quote_order(membership=self.members[customer], data=data)
-
-    def remember(self, order: Order) -> None:
-        assert self.bought.setdefault(order.idempotency_key, order.pk) == order.pk
-        self.jobs.append(order.job.pk)
-
-    @rule(
-        customer=customers,
-        product=st.sampled_from(["metered", "metered", "fixed"]),
-        nodes=st.integers(1, 5),
-        seconds=st.integers(60, 7200),
-        resilience=st.one_of(
-            st.just({}),
-            st.fixed_dictionaries(
-                {
-                    "retries": st.integers(1, 3),
-                    "retry_backoff_seconds": st.sampled_from([0, 0, 3600]),
-                    "on_hang": st.sampled_from(OnHang),
-                    "min_nodes": st.integers(0, 1),
-                }
-            ),
-        ),
-        threads=threads,
-    )
-    def buy(
-        self, *, customer: int, product: str, nodes: int, seconds: int, resilience: dict[str, Any], threads: int
-    ) -> None:
-        """One quote, ordered several times at once with the same key: one order, or one refusal."""
-        member, quote = self.members[customer], self.quote(customer, product, nodes, seconds, **resilience)
-        available = wallet(member.organization).available_minor
-        key = uuid.uuid4().hex
-        outcomes = together(
-            *[lambda: orders.place_order(membership=member, quote=quote, idempotency_key=key)] * threads
-        )
-        if available < quote.ceiling_minor:
-            assert {type(outcome) for outcome in outcomes} == {InsufficientFunds}
-            return
-        assert not raised(outcomes)
-        bought = {order.pk: order for order in outcomes if isinstance(order, Order)}
-        assert len(bought) == 1
-        self.remember(*bought.values())
-        self.order_again(0, 1)
-
-    @rule(customer=customers, quotes=st.lists(st.integers(600, 7200), min_size=2, max_size=4))
-    def buy_several(self, customer: int, quotes: list[int]) -> None:
-        """Different quotes at once, from one wallet that may not cover them all."""
-        member = self.members[customer]
-        offers = [self.quote(customer, "metered", 2, seconds) for seconds in quotes]
-        available = wallet(member.organization).available_minor
-        outcomes = together(*(lambda q=q: orders.place_order(membership=member, quote=q) for q in offers))
-        assert {type(error) for error in raised(outcomes)} <= {InsufficientFunds}
-        bought = [order for order in outcomes if isinstance(order, Order)]
-        spent = sum(order.quote.ceiling_minor for order in bought)
-        assert spent <= available
-        refused = [offer for offer in offers if offer.pk not in {order.quote_id for order in bought}]
-        assert all(offer.ceiling_minor > available - spent for offer in refused)
-        for order in sorted(bought, key=lambda order: order.job.pk):
-            self.remember(order)
-
-    @rule(which=which, threads=threads)
-    def run_again(self, which: int, threads: int) -> None:
-        if (job := self.job(which)) is None:
-            return
-        row = Job.objects.select_related("order__quote").get(pk=job)
-        member = next(member for member in self.members if member.organization_id == row.organization_id)
-        key = uuid.uuid4().hex
-        outcomes = together(
-            *[lambda: orders.rerun(membership=member, job=row, changes={}, idempotency_key=key)] * threads
-        )
-        assert {type(error) for error in raised(outcomes)} <= {InsufficientFunds, IdempotencyConflict}
-        made = {order.pk: order for order in outcomes if isinstance(order, Order)}
-        assert len(made) <= 1
-        for order in made.values():
-            self.remember(order)
-
-    @rule(which=which, threads=threads)
-    def order_again(self, which: int, threads: int) -> None:
-        """The same key, long after: the same order, whatever became of it."""
-        if (job := self.job(which)) is None:
-            return
-        order = Order.objects.select_related("quote", "organization").get(job=job)
-        member = next(member for member in self.members if member.organization_id == order.organization_id)
-        key = order.idempotency_key
-        call = lambda: orders.place_order(membership=member, quote=order.quote, idempotency_key=key).pk
-        assert together(*[call] * threads) == [order.pk] * threads
-
     # What the cluster does
 
     @rule(seconds=st.integers(1, 4000))
     def time_passes(self, seconds: int) -> None:
         """At the cluster, whose clock is not the console's."""
         self.now += seconds
-
-    def job(self, which: int) -> int | None:
-        return self.jobs[-1 - which % len(self.jobs)] if self.jobs else None
 
     def run_of(self, job: int) -> str | None:
         attempt = Attempt.objects.filter(job_id=job, finished_at=None).last()

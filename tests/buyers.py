@@ -1,0 +1,138 @@
+"""Customers who quote, buy, buy again and send the same order twice: the part of the money property about orders.
+
+Mixed into a Hypothesis machine that has `members`; `jobs` are the jobs that were bought, oldest first.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from billing.errors import InsufficientFunds
+from billing.models import Quote
+from billing.selectors import wallet
+from console.accounts.models import Membership
+from jobs import orders
+from jobs.errors import IdempotencyConflict
+from jobs.models import Job, Order
+from jobs.states import OnHang
+from storage.models import Workspace
+from tests.payers import Payers
+from tests.racing import raised, together
+
+
+class Buyers:
+    """Rules about orders. A key or a quote buys once, whoever asks and however often."""
+
+    members: list[Membership]
+    bought: dict[str, uuid.UUID]
+    jobs: list[int]
+
+    customers, threads, which = Payers.customers, Payers.threads, Payers.which
+
+    def job(self, which: int) -> int | None:
+        return self.jobs[-1 - which % len(self.jobs)] if self.jobs else None
+
+    def quote(self, customer: int, product: str, nodes: int, seconds: int, **more: Any) -> Quote:
+        data = {
+            "product": product,
+            "framework": "pytorch",
+            "image": "pytorch",
+            "workspace": Workspace.objects.get(organization=self.members[customer].organization).name,
+            "code_path": "train.py",
+            "epochs": 100,
+            "lr": "0.1",
+            "batch_size": 8,
+            "node_spec": "nano",
+            "nodes": nodes,
+            "workers_per_node": 1,
+            "max_seconds": seconds,
+        } | more
+        return orders.quote_order(membership=self.members[customer], data=data)
+
+    def remember(self, order: Order) -> None:
+        assert self.bought.setdefault(order.idempotency_key, order.pk) == order.pk
+        self.jobs.append(order.job.pk)
+
+    @rule(
+        customer=customers,
+        product=st.sampled_from(["metered", "metered", "fixed"]),
+        nodes=st.integers(1, 5),
+        seconds=st.integers(60, 7200),
+        resilience=st.one_of(
+            st.just({}),
+            st.fixed_dictionaries(
+                {
+                    "retries": st.integers(1, 3),
+                    "retry_backoff_seconds": st.sampled_from([0, 0, 3600]),
+                    "on_hang": st.sampled_from(OnHang),
+                    "min_nodes": st.integers(0, 1),
+                }
+            ),
+        ),
+        threads=threads,
+    )
+    def buy(
+        self, *, customer: int, product: str, nodes: int, seconds: int, resilience: dict[str, Any], threads: int
+    ) -> None:
+        """One quote, ordered several times at once with the same key: one order, or one refusal."""
+        member, quote = self.members[customer], self.quote(customer, product, nodes, seconds, **resilience)
+        available = wallet(member.organization).available_minor
+        key = uuid.uuid4().hex
+        outcomes = together(
+            *[lambda: orders.place_order(membership=member, quote=quote, idempotency_key=key)] * threads
+        )
+        if available < quote.ceiling_minor:
+            assert {type(outcome) for outcome in outcomes} == {InsufficientFunds}
+            return
+        assert not raised(outcomes)
+        bought = {order.pk: order for order in outcomes if isinstance(order, Order)}
+        assert len(bought) == 1
+        self.remember(*bought.values())
+        self.order_again(0, 1)
+
+    @rule(customer=customers, quotes=st.lists(st.integers(600, 7200), min_size=2, max_size=4))
+    def buy_several(self, customer: int, quotes: list[int]) -> None:
+        """Different quotes at once, from one wallet that may not cover them all."""
+        member = self.members[customer]
+        offers = [self.quote(customer, "metered", 2, seconds) for seconds in quotes]
+        available = wallet(member.organization).available_minor
+        outcomes = together(*(lambda q=q: orders.place_order(membership=member, quote=q) for q in offers))
+        assert {type(error) for error in raised(outcomes)} <= {InsufficientFunds}
+        bought = [order for order in outcomes if isinstance(order, Order)]
+        spent = sum(order.quote.ceiling_minor for order in bought)
+        assert spent <= available
+        refused = [offer for offer in offers if offer.pk not in {order.quote_id for order in bought}]
+        assert all(offer.ceiling_minor > available - spent for offer in refused)
+        for order in sorted(bought, key=lambda order: order.job.pk):
+            self.remember(order)
+
+    @rule(which=which, threads=threads)
+    def run_again(self, which: int, threads: int) -> None:
+        if (job := self.job(which)) is None:
+            return
+        row = Job.objects.select_related("order__quote").get(pk=job)
+        member = next(member for member in self.members if member.organization_id == row.organization_id)
+        key = uuid.uuid4().hex
+        outcomes = together(
+            *[lambda: orders.rerun(membership=member, job=row, changes={}, idempotency_key=key)] * threads
+        )
+        assert {type(error) for error in raised(outcomes)} <= {InsufficientFunds, IdempotencyConflict}
+        made = {order.pk: order for order in outcomes if isinstance(order, Order)}
+        assert len(made) <= 1
+        for order in made.values():
+            self.remember(order)
+
+    @rule(which=which, threads=threads)
+    def order_again(self, which: int, threads: int) -> None:
+        """The same key, long after: the same order, whatever became of it."""
+        if (job := self.job(which)) is None:
+            return
+        order = Order.objects.select_related("quote", "organization").get(job=job)
+        member = next(member for member in self.members if member.organization_id == order.organization_id)
+        key = order.idempotency_key
+        call = lambda: orders.place_order(membership=member, quote=order.quote, idempotency_key=key).pk
+        assert together(*[call] * threads) == [order.pk] * threads
