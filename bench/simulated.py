@@ -24,6 +24,7 @@ from bench.simulated_office import BooksBroken, Customer, Office
 from billing import (
     automatic,
     charges,
+    customers,
     events,
     gateway,
     ledger,
@@ -64,6 +65,7 @@ class Town(Office):
             self.buy: 40, self.end_run: 45, self.top_up: 18, self.post_comes: 14, self.work: 8, self.refund: 3,
             self.dispute: 2, self.end_dispute: 2, self.automatic: 2, self.forge: 2, self.grant: 1, self.clocks: 1,
             self.dashboard: 1, self.write_off: 3, self.expire: 1, self.invoice: 2, self.correct: 2,
+            self.lose_customer: 1,
         }  # fmt: skip
         if changes_prices:
             self.acts[self.prices] = 1
@@ -169,8 +171,7 @@ class Town(Office):
 
     def automatic(self, customer: Customer) -> bool:
         """Switch automatic top-ups on, where a card is saved, and let them be due."""
-        row = PaymentCustomer.objects.filter(organization=customer.organization).first()
-        saved = gateway.cards(row.customer_id) if row and row.customer_id else []
+        saved = [each.card for each in customers.saved_cards(customer.organization)]
         if saved:
             setup = automatic.switch_on(
                 account=customer.account, threshold_minor=50_000, amount_minor=5_000,
@@ -179,6 +180,13 @@ class Town(Office):
             self._perhaps_dying(lambda: self._charge(setup))
             self._charge(setup)
         return bool(saved)
+
+    def lose_customer(self, customer: Customer) -> bool:
+        """Somebody deletes the customer at the provider's own pages, cards and all."""
+        row = PaymentCustomer.objects.filter(organization=customer.organization).exclude(customer_id="").first()
+        if row is not None:
+            self.side.provider.handle("DELETE", f"/v1/customers/{row.customer_id}")
+        return row is not None
 
     # What comes back
 

@@ -17,7 +17,14 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from billing import customers, gateway, payments
-from billing.errors import AmountRefused, PaymentDeclined, PaymentRefused, PaymentUnavailable
+from billing.errors import (
+    AmountRefused,
+    CustomerGone,
+    NoSavedCard,
+    PaymentDeclined,
+    PaymentRefused,
+    PaymentUnavailable,
+)
 from billing.models import Account, AutoTopUp, PaymentCustomer, TopUp
 from billing.wording import money
 from console.accounts.models import ServiceActivation, User
@@ -30,6 +37,8 @@ MOST_A_DAY = 5
 """Payments of one wallet in 24 hours: money that runs out faster is a person's to look at."""
 ENDED = ServiceActivation.objects.filter(deactivated_at__isnull=False)
 """Who may buy nothing is not charged for it: a standing order rests until the service is active again."""
+FINAL = {customers.GONE, "card_gone"}
+"""Failures that no second try can mend: the standing order is switched off at once."""
 WORTH_TRYING = timedelta(hours=12)
 """A charge that nobody could make for so long is given up."""
 
@@ -60,6 +69,7 @@ def switch_on(*, account: Account, threshold_minor: int, amount_minor: int, meth
             "failures": 0,
             "last_failure": "",
             "retry_at": None,
+            "mailed_at": None,
             "set_by": user,
         },
     )
@@ -129,6 +139,9 @@ def charge(*, top_up: TopUp, again: bool = True) -> None:
         organization=top_up.account.organization_id, mode=gateway.mode()
     ).first()  # fmt: skip
     theirs = customer.customer_id if customer else ""
+    if not theirs:  # should an earlier call have arrived, its event credits the row all the same
+        _fail(top_up, customers.GONE)
+        return
     try:
         made = gateway.charge_with(reference=str(top_up.pk), customer=theirs) if again else None
         if made is None and top_up.created_at < timezone.now() - WORTH_TRYING:
@@ -147,8 +160,12 @@ def charge(*, top_up: TopUp, again: bool = True) -> None:
     except PaymentDeclined as error:
         _fail(top_up, error.reason)
         return
+    except CustomerGone:
+        customers.forget(theirs)
+        _fail(top_up, customers.GONE)
+        return
     except PaymentRefused:
-        _fail(top_up, "refused")
+        _fail(top_up, _why_refused(top_up))
         return
     TopUp.objects.filter(pk=top_up.pk, state=TopUp.States.CREATED).update(
         state=TopUp.States.PENDING, payment_intent=made.id
@@ -183,6 +200,19 @@ def apply_intent(intent: Mapping[str, Any], *, livemode: object, at: object = No
     return True
 
 
+def _why_refused(top_up: TopUp) -> str:
+    """The provider refuses a card that was removed at its own pages, as it does much else."""
+    if top_up.account.organization is None:
+        raise ValueError("Only an organization's wallet is topped up.")
+    try:
+        customers.card_named(top_up.account.organization, top_up.method_id)
+    except NoSavedCard:
+        return "card_gone"
+    except (PaymentUnavailable, PaymentRefused):
+        return "refused"
+    return "refused"
+
+
 @transaction.atomic
 def _fail(top_up: TopUp, reason: str) -> None:
     """A charge that did not come: counted once for its row, and the last of several switches the setup off."""
@@ -194,6 +224,6 @@ def _fail(top_up: TopUp, reason: str) -> None:
     setup = AutoTopUp.objects.select_for_update().get(account=top_up.account_id)
     setup.failures += 1
     setup.last_failure = reason[:100]
-    setup.is_on = setup.is_on and setup.failures < MOST_FAILURES
+    setup.is_on = setup.is_on and setup.failures < MOST_FAILURES and reason not in FINAL
     setup.retry_at = timezone.now() + WAITS[min(setup.failures, len(WAITS)) - 1]
-    setup.save(update_fields=["failures", "last_failure", "is_on", "retry_at"])
+    setup.save(update_fields=["failures", "last_failure", "is_on", "retry_at", "updated_at"])

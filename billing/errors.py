@@ -76,6 +76,10 @@ class PaymentRefused(BillingError):
         self.reason = reason
 
 
+class CustomerGone(PaymentRefused):
+    """The provider has no record of the customer any more: it was deleted at the provider's own pages."""
+
+
 class PaymentDeclined(BillingError):
     """The card's bank said no. `reason` is its code."""
 

@@ -18,8 +18,8 @@ from django.db import InterfaceError, OperationalError, connection, transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from billing import automatic, gateway, payments, reversals
-from billing.errors import Parked, PaymentRefused, PaymentUnavailable, Quarantined
+from billing import automatic, customers, gateway, payments, reversals
+from billing.errors import CustomerGone, Parked, PaymentRefused, PaymentUnavailable, Quarantined
 from billing.models import StripeEvent, TopUp
 
 logger = logging.getLogger(__name__)
@@ -123,13 +123,15 @@ def _found(event: StripeEvent) -> dict[str, Any]:
     """
     thing = _object(event.payload)
     kind = str(thing.get("object"))
-    if event.type not in HANDLERS or kind not in {"refund", "dispute"}:
+    if event.type not in HANDLERS or kind not in {"refund", "dispute", "customer"}:
         return thing
     try:
         thing = gateway.current(kind, str(thing.get("id")))
         intent = str(thing.get("payment_intent") or "")
         if intent and not TopUp.objects.filter(payment_intent=intent).exists():
             _catch_up(intent)
+    except CustomerGone:
+        return thing | {"deleted": True}
     except PaymentRefused as error:
         raise Quarantined(f"The payment provider knows nothing of it: {error.reason}") from error
     return thing
@@ -183,6 +185,12 @@ def _dispute(found: dict[str, Any], payload: dict[str, Any]) -> bool:
     return True
 
 
+def _customer(found: dict[str, Any], payload: dict[str, Any]) -> bool:
+    _require_kind(found, "customer", "Customer")
+    payments.require_match({"livemode": (payload.get("livemode"), gateway.is_live())})
+    return found.get("deleted") is True and customers.forget(str(found["id"]))
+
+
 HANDLERS: dict[str, Callable[[dict[str, Any], dict[str, Any]], bool]] = {
     "checkout.session.completed": _session,
     "checkout.session.async_payment_succeeded": _session,
@@ -198,6 +206,7 @@ HANDLERS: dict[str, Callable[[dict[str, Any], dict[str, Any]], bool]] = {
     "charge.dispute.funds_withdrawn": _dispute,
     "charge.dispute.funds_reinstated": _dispute,
     "charge.dispute.closed": _dispute,
+    "customer.deleted": _customer,
 }
 """The one table of what is acted on; every other type is stored and ignored."""
 

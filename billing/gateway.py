@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import stripe
 from django.conf import settings
 
-from billing.errors import BadSignature, PaymentDeclined, PaymentRefused, PaymentUnavailable
+from billing.errors import BadSignature, CustomerGone, PaymentDeclined, PaymentRefused, PaymentUnavailable
 
 API_VERSION = "2026-10-28.endive"
 """The version of Stripe's API that this code was written for; the webhook endpoint is to be made with the same one."""
@@ -75,16 +75,28 @@ def mode() -> str:
 # --- Asking the provider ----------------------------------------------------------------------------------------------
 
 
-def create_customer(*, reference: str, name: str, email: str) -> str:
-    """Make the provider's record of an organization; gives its id. Raises PaymentUnavailable, PaymentRefused."""
+def create_customer(*, reference: str, name: str, email: str, after: str = "") -> str:
+    """Make the provider's record of an organization; gives its id. Raises PaymentUnavailable, PaymentRefused.
+
+    `after` is the record before, where that was deleted: to make one after it is another call than to make it.
+    """
+    # The address belongs to the key: another member's call is another request.
+    told = hashlib.sha256(f"{name} {email} {after}".encode()).hexdigest()[:16]
     made = _asked(
         lambda: _client().v1.customers.create(
             {"name": name, "email": email, "metadata": {"organization": reference}},
-            # the address belongs to the key: another member's call is another request
-            {"idempotency_key": f"customer-{reference}-{hashlib.sha256(f'{name} {email}'.encode()).hexdigest()[:16]}"},
+            {"idempotency_key": f"customer-{reference}-{told}"},
         )
     )
     return str(made.id)
+
+
+def is_gone(customer: str) -> bool:
+    """Whether the provider's record was deleted. Raises PaymentUnavailable."""
+    try:
+        return current("customer", customer).get("deleted") is True
+    except CustomerGone:
+        return True
 
 
 def create_checkout(
@@ -97,7 +109,7 @@ def create_checkout(
     return_url: str,
     save_card: bool = False,
 ) -> Checkout:
-    """Make a payment page for one amount. The same `reference` again gives the same page.
+    """Make a payment page for one amount. The same `reference` again, of the same customer, gives the same page.
 
     The page offers whatever is switched on at the provider for the currency (cards, Alipay, WeChat Pay ...): no list is
     sent. `save_card` keeps a card for automatic top-ups; other means are offered all the same and not kept.
@@ -123,7 +135,7 @@ def create_checkout(
     }
     if save_card:
         wanted["payment_method_options"] = {"card": {"setup_future_usage": "off_session"}}
-    return _checkout(wanted, f"top-up-{reference}")
+    return _checkout(wanted, f"top-up-{reference}-{customer}")
 
 
 def create_card_setup(*, reference: str, customer: str, currency: str, return_url: str) -> Checkout:
@@ -135,7 +147,7 @@ def create_card_setup(*, reference: str, customer: str, currency: str, return_ur
         "success_url": f"{return_url}?saved=1",
         "cancel_url": return_url,
     }
-    return _checkout(wanted, f"setup-{reference}")
+    return _checkout(wanted, f"setup-{reference}-{customer}")
 
 
 def expire_checkout(session_id: str) -> None:
@@ -215,6 +227,7 @@ def current(kind: str, object_id: str) -> dict[str, Any]:
     v1 = _client().v1
     read: dict[str, Callable[[str], stripe.StripeObject]] = {
         "checkout.session": v1.checkout.sessions.retrieve,
+        "customer": v1.customers.retrieve,
         "payment_intent": v1.payment_intents.retrieve,
         "refund": v1.refunds.retrieve,
         "dispute": v1.disputes.retrieve,
@@ -334,7 +347,9 @@ def _asked(call: Callable[[], Given]) -> Given:
         code = str(getattr(error.error, "decline_code", None) or error.code or "card_declined")
         raise PaymentDeclined(reason=code) from error
     except stripe.InvalidRequestError as error:
-        raise PaymentRefused(reason=str(error.user_message or error)) from error
+        reason = str(error.user_message or error)
+        gone = error.code == "resource_missing" and (error.param == "customer" or reason.startswith("No such customer"))
+        raise (CustomerGone if gone else PaymentRefused)(reason=reason) from error
     except stripe.StripeError as error:
         raise PaymentUnavailable from error
 

@@ -1,4 +1,4 @@
-"""Mail about payments: an automatic top-up that failed, a payment that was disputed.
+"""Mail about payments: an automatic top-up that failed, one whose cards are gone, a payment that was disputed.
 
 The one rule is that of `billing.mails`, which sends them.
 """
@@ -12,8 +12,8 @@ from django.template.loader import render_to_string
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from billing import mails
-from billing.models import AutoTopUp, Dispute, TopUp
+from billing import customers, mails
+from billing.models import Account, AutoTopUp, Dispute, TopUp
 from billing.wording import failure_sentence, money
 from console.accounts.models import Organization
 
@@ -26,18 +26,38 @@ def send_due() -> int:
     since = timezone.now() - LATEST
     failed = TopUp.objects.filter(
         origin=TopUp.Origins.AUTOMATIC, state=TopUp.States.FAILED, mailed_at=None, created_at__gt=since
+    ).exclude(failure=customers.GONE)  # that is told of the standing order, whether a payment was due or not
+    without_card = AutoTopUp.objects.filter(
+        is_on=False, last_failure=customers.GONE, mailed_at=None, updated_at__gt=since
     )
     disputed = Dispute.objects.filter(mailed_at=None, opened_at__gt=since)
     sent = 0
     for top_up in failed.select_related("account__organization"):
         sent += _tell_failure(top_up)
+    for setup in without_card.select_related("account__organization"):
+        sent += _tell_no_card(setup)
     for dispute in disputed.select_related("top_up__account__organization"):
         sent += _tell_dispute(dispute)
     return sent
 
 
+def _tell_no_card(setup: AutoTopUp) -> bool:
+    organization = _owner(setup.account)
+
+    def letter() -> tuple[str, str]:
+        figures = {
+            "organization": organization,
+            "card": setup.method_label,
+            "url": f"{settings.TRAINYARD_URL}/wallet/cards/",
+        }
+        subject = _("The automatic top-ups of %(organization)s are switched off") % {"organization": organization}
+        return subject, render_to_string("billing/mail/cards_gone.txt", figures)
+
+    return mails.deliver(AutoTopUp.objects.filter(pk=setup.pk), letter, mails.payers(organization))
+
+
 def _tell_failure(top_up: TopUp) -> bool:
-    organization = _owner(top_up)
+    organization = _owner(top_up.account)
     setup = AutoTopUp.objects.get(account=top_up.account)
 
     def letter() -> tuple[str, str]:
@@ -56,7 +76,7 @@ def _tell_failure(top_up: TopUp) -> bool:
 
 
 def _tell_dispute(dispute: Dispute) -> bool:
-    organization = _owner(dispute.top_up)
+    organization = _owner(dispute.top_up.account)
 
     def letter() -> tuple[str, str]:
         figures = {
@@ -71,8 +91,8 @@ def _tell_dispute(dispute: Dispute) -> bool:
     return mails.deliver(Dispute.objects.filter(pk=dispute.pk), letter, mails.payers(organization))
 
 
-def _owner(top_up: TopUp) -> Organization:
-    organization = top_up.account.organization
+def _owner(account: Account) -> Organization:
+    organization = account.organization
     if organization is None:
         raise ValueError("Only an organization's wallet is topped up.")
     return organization

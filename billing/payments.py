@@ -163,17 +163,21 @@ def _open_page(top_up: TopUp, *, user: User, return_path: str, save_card: bool =
     organization = top_up.account.organization
     if organization is None:
         raise ValueError("Only an organization's wallet is topped up.")
-    customer = customers.customer_of(organization=organization, email=user.email)
+    customers.customer_of(organization=organization, email=user.email)  # while it can't be made, no row is written
     top_up.currency = top_up.account.currency
     top_up.save(force_insert=True)
-    checkout = gateway.create_checkout(
-        reference=str(top_up.pk),
-        amount_minor=top_up.amount_minor,
-        currency=top_up.currency,
-        title=_("Trainyard wallet of %(organization)s") % {"organization": organization},
-        customer=customer,
-        return_url=f"{settings.TRAINYARD_URL}{return_path}",
-        save_card=save_card,
+    checkout = customers.for_customer(
+        organization=organization,
+        email=user.email,
+        act=lambda customer: gateway.create_checkout(
+            reference=str(top_up.pk),
+            amount_minor=top_up.amount_minor,
+            currency=top_up.currency,
+            title=_("Trainyard wallet of %(organization)s") % {"organization": organization},
+            customer=customer,
+            return_url=f"{settings.TRAINYARD_URL}{return_path}",
+            save_card=save_card,
+        ),
     )
     TopUp.objects.filter(pk=top_up.pk).update(session_id=checkout.session_id, checkout_url=checkout.url)
     TopUp.objects.filter(pk=top_up.pk, state=TopUp.States.CREATED).update(state=TopUp.States.PENDING)

@@ -41,7 +41,9 @@ FAILURES = {
     "lost_card": gettext_lazy("The bank declined the card."),
     "disputed": gettext_lazy("A payment by this card was disputed."),
     "refunded": gettext_lazy("A payment was paid back to this card."),
-    "refused": gettext_lazy("The card is not saved any more."),
+    "refused": gettext_lazy("The payment service refused the card."),
+    "card_gone": gettext_lazy("The card is not saved any more."),
+    "customer_gone": gettext_lazy("The saved cards were deleted at the payment service. Save a card again."),
     "unanswered": gettext_lazy("The payment service did not answer."),
 }
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
 from billing import automatic, events, gateway, payments, reversals
+from billing.customers import saved_cards
 from billing.errors import BadSignature, PaymentUnavailable, RefundRefused
 from billing.models import AutoTopUp, PaymentCustomer, StripeEvent, TopUp
 from billing.sandbox import intents
@@ -99,16 +100,23 @@ class Payers:
     @rule(customer=customers, threshold=st.integers(1, 3000), amount=st.integers(500, 900))
     def switch_automatic_on(self, customer: int, threshold: int, amount: int) -> None:
         member = self.members[customer]
-        row = PaymentCustomer.objects.filter(organization=member.organization).first()
-        saved = gateway.cards(row.customer_id) if row else []
+        saved = saved_cards(member.organization)
         if saved:
             automatic.switch_on(
                 account=wallet(member.organization),
                 threshold_minor=threshold,
                 amount_minor=amount,
-                method_id=saved[0].method_id,
+                method_id=saved[0].card.method_id,
                 user=member.user,
             )
+
+    @rule(customer=customers)
+    def customer_is_deleted(self, customer: int) -> None:
+        """At the Dashboard: cards and standing order are gone, and paying goes on."""
+        row = PaymentCustomer.objects.filter(organization=self.members[customer].organization).first()
+        if row and row.customer_id:
+            self.side.provider.handle("DELETE", f"/v1/customers/{row.customer_id}")
+            self.post += self.side.fresh()
 
     # What comes back
 

@@ -114,6 +114,8 @@ class Market(Buyers, Payers, RuleBasedStateMachine):
         self.switch_automatic_on(0, threshold=3000, amount=500)
         self.the_network_fails("charge", heard=True, customer=0)
         self.work_on_payments("charge", threads=2)
+        self.customer_is_deleted(0)
+        self.begin_top_up(0, 500, save=True)
         self.dispute(1)
         self.post_comes(seed=7, share=1, copies=2)
         self.end_dispute(0, won=True)

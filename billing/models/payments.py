@@ -131,7 +131,10 @@ class PaymentCustomer(models.Model):
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     organization = models.ForeignKey(Organization, models.CASCADE, related_name="payment_customers")
     mode = models.CharField(max_length=8, choices=Modes.choices)
-    customer_id = models.CharField(max_length=255, blank=True)
+    customer_id = models.CharField(max_length=255, blank=True, db_index=True)
+    lost_id = models.CharField(
+        max_length=255, blank=True, help_text=_("The record before, which was deleted at the payment provider.")
+    )
     default_method = models.CharField(max_length=255, blank=True)
 
     class Meta:
@@ -159,6 +162,9 @@ class AutoTopUp(models.Model):
     retry_at = models.DateTimeField(_("next try"), null=True, blank=True)
     set_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
     updated_at = models.DateTimeField(_("changed"), auto_now=True)
+    mailed_at = models.DateTimeField(
+        null=True, blank=True, editable=False, help_text=_("When it was told by mail that no card is left.")
+    )
 
     class Meta:
         verbose_name = _("automatic top-up")

@@ -60,6 +60,14 @@ class Book:
             raise Refused(sentence, code="resource_missing", status=HTTPStatus.NOT_FOUND)
         return found
 
+    def customer(self, customer_id: Any) -> Object:
+        """A customer who was not deleted. Raises Refused (404), in Stripe's words."""
+        found = self.store.get("customer", str(customer_id))
+        if found is None or found.get("_deleted"):
+            sentence = f"No such customer: '{customer_id}'"
+            raise Refused(sentence, code="resource_missing", status=HTTPStatus.NOT_FOUND, param="customer")
+        return found
+
     def change(self, thing: Object, **fields: Any) -> Object:
         """Change an object and keep it."""
         thing.update(fields)
@@ -97,7 +105,9 @@ class Book:
         things = [
             thing
             for thing in self.store.all(kind, newest_first=True)
-            if thing["created"] >= since and all(thing.get(name) == value for name, value in equal.items())
+            if thing["created"] >= since
+            and not thing.get("_deleted")
+            and all(thing.get(name) == value for name, value in equal.items())
         ]
         if after := form.get("starting_after"):
             ids = [thing["id"] for thing in things]
@@ -112,7 +122,9 @@ class Book:
 
 
 def shown(thing: Object) -> Object:
-    """An object without what is the sandbox's own (names that begin with an underscore)."""
+    """An object without what is the sandbox's own (names that begin with an underscore); a deleted one as its id."""
+    if thing.get("_deleted"):
+        return {"id": thing["id"], "object": thing["object"], "deleted": True}
     return {name: value for name, value in thing.items() if not name.startswith("_")}
 
 

@@ -31,7 +31,7 @@ def make_session(book: Book, form: Object) -> Object:
     mode = required(form, "mode")
     customer = form.get("customer")
     if customer:
-        book.get("customer", customer)
+        book.customer(customer)
     fields: dict[str, Any] = {
         "mode": mode,
         "amount_total": None,

@@ -46,7 +46,7 @@ def named_method(book: Book, name: str) -> Object:
 
 def attach(book: Book, method: Object, customer: str) -> Object:
     """Save a means of payment. A card that always declines can't be saved."""
-    book.get("customer", customer)
+    book.customer(customer)
     card = card_behind(method)
     if card and card.declines:
         raise declined(card.declines)
@@ -65,6 +65,15 @@ def detach(book: Book, method: Object) -> Object:
     book.change(method, customer=None, _spent=True)
     book.emit("payment_method.detached", method)
     return method
+
+
+def delete_customer(book: Book, customer: Object) -> Object:
+    """DELETE /v1/customers/:id: its saved means of payment can't be used again; its id and what was paid stay."""
+    for method in book.store.all("payment_method"):
+        if method["customer"] == customer["id"]:
+            book.change(method, customer=None, _spent=True)
+    book.emit("customer.deleted", customer)
+    return book.change(customer, _deleted=True)
 
 
 def card_behind(method: Object) -> TestCard | None:
@@ -87,7 +96,7 @@ def make_intent(book: Book, form: Object) -> Object:
     """POST /v1/payment_intents; `confirm` confirms it at once."""
     customer = form.get("customer")
     if customer:
-        book.get("customer", customer)
+        book.customer(customer)
     method = form.get("payment_method")
     intent = book.make(
         "payment_intent",

@@ -126,11 +126,14 @@ class Provider:
     def _route(self, method: str, parts: list[str], form: Object) -> Object:
         if method == "GET":
             return self._read(parts, form)
-        if method != "POST":
-            raise _unknown(method, parts)
-        if parts[:1] in (["checkout"], ["customers"], ["payment_methods"]):
-            return self._write_customer(parts, form)
-        return self._write_payment(parts, form)
+        match method, parts:
+            case "DELETE", ["customers", customer]:
+                return intents.delete_customer(self.book, self.book.customer(customer))
+            case "POST", [("checkout" | "customers" | "payment_methods"), *_rest]:
+                return self._write_customer(parts, form)
+            case "POST", _:
+                return self._write_payment(parts, form)
+        raise _unknown(method, parts)
 
     def _read(self, parts: list[str], form: Object) -> Object:  # noqa: PLR0911  # a table of routes
         book = self.book
@@ -141,7 +144,7 @@ class Provider:
                 asked = {name: form[name] for name in ("payment_intent", "customer") if name in form}
                 return book.listed("checkout.session", "/v1/checkout/sessions", form, **asked)
             case ["customers", customer, "payment_methods"]:
-                book.get("customer", customer)
+                book.customer(customer)
                 return book.listed(
                     "payment_method", f"/v1/customers/{customer}/payment_methods", form, customer=customer
                 )
@@ -171,7 +174,7 @@ class Provider:
                 return made
             case ["customers", customer]:
                 fields = {name: form[name] for name in ("name", "email", "description", "metadata") if name in form}
-                return book.change(book.get("customer", customer), **fields)
+                return book.change(book.customer(customer), **fields)
             case ["payment_methods"]:
                 return intents.make_method(book, form)
             case ["payment_methods", method, "attach"]:

@@ -40,6 +40,10 @@ class Handler(BaseHTTPRequestHandler):
         """The API, or what a payer sends from a page."""
         self._answer("POST")
 
+    def do_DELETE(self) -> None:  # the name http.server calls
+        """The API."""
+        self._answer("DELETE")
+
     def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002  # the base class's name
         """Nothing is logged: card fields pass through here."""
 

@@ -137,6 +137,7 @@ def _page(request: MemberRequest, account: Account, setup: AutoTopUp | None, for
         "account": account,
         "cards": cards,
         "problem": problem,
+        "were_lost": not cards and not problem and customers.were_lost(request.membership.organization),
         "form": form,
         "setup": setup,
         "failure": wording.failure_sentence(setup.last_failure) if setup and setup.last_failure else "",

@@ -68,7 +68,8 @@ class TestStartTopUp:
         provider.wire.before = lambda _method, path: path.endswith("sessions") and seen.append(TopUp.objects.get().pk)
         top_up = start()
         assert seen == [top_up.pk]
-        assert provider.provider.book.store.get("key", f"top-up-{top_up.pk}")
+        customer = PaymentCustomer.objects.get().customer_id
+        assert provider.provider.book.store.get("key", f"top-up-{top_up.pk}-{customer}")
 
     def test_a_provider_that_is_away_leaves_a_row_that_nobody_can_pay(self, provider):
         provider.wire.before = lambda _method, path: lost() if path.endswith("sessions") else None

@@ -110,6 +110,19 @@ def test_customers(v1, customer):
     assert caught.value.http_status == 404
 
 
+def test_a_deleted_customer(v1, customer, console):
+    assert v1.customers.delete(customer).to_dict() == {"id": customer, "object": "customer", "deleted": True}
+    assert console.event("customer.deleted")["data"]["object"]["id"] == customer
+    method = v1.payment_methods.create(card())
+    for call in (
+        lambda: v1.payment_methods.attach(method.id, {"customer": customer}),
+        lambda: v1.payment_intents.create({"amount": 500, "currency": "usd", "customer": customer}),
+    ):
+        with pytest.raises(stripe.InvalidRequestError) as caught:
+            call()
+        assert caught.value.http_status == 404
+
+
 def test_saved_cards(v1, customer):
     method = v1.payment_methods.create(card())
     assert method.id.startswith("pm_")

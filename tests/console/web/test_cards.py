@@ -6,7 +6,7 @@ import pytest
 from django.urls import reverse
 
 from billing import customers, receivables
-from billing.models import AutoTopUp, TopUp
+from billing.models import AutoTopUp, PaymentCustomer, TopUp
 from console.accounts.roles import Role
 from jobs import orders, paid
 from jobs.models import Order
@@ -56,6 +56,31 @@ class TestCards:
         assert answer.status_code == 200
         assert "did not answer" in answer.content.decode()
         assert owner_page.post(reverse("card_add")).url == reverse("card_list")
+
+    @pytest.mark.parametrize("automatic", [True, False])
+    def test_that_were_deleted_at_the_provider(self, owner_page, saved, provider, automatic):
+        """It is said once, and the page goes on working."""
+        if automatic:
+            switch_on(owner_page, saved)
+        (theirs,) = provider.ask("GET", "customers")["data"]
+        provider.ask("DELETE", f"customers/{theirs['id']}")
+        provider.deliver()
+        text = owner_page.get(reverse("card_list")).content.decode()
+        assert text.count("were deleted at the payment service") == 1
+        assert "Choose a card that works" not in text
+        assert ("were switched off" in text) == automatic
+        provider.pay(owner_page.post(reverse("card_add")).url.rsplit("/", 1)[1])
+        text = owner_page.get(reverse("card_list")).content.decode()
+        assert "Visa •••• 4242" in text
+        assert ("were deleted" in text) == automatic  # until they are switched on again
+        if automatic:
+            (again,) = provider.ask("GET", "payment_methods", customer=PaymentCustomer.objects.get().customer_id)[
+                "data"
+            ]
+            owner_page.post(
+                reverse("card_list"), {"threshold_minor": "20", "amount_minor": "50", "method": again["id"]}
+            )
+            assert "were deleted" not in owner_page.get(reverse("card_list")).content.decode()
 
     @pytest.mark.parametrize("role", [Role.MEMBER, Role.VIEWER])
     def test_are_for_those_who_may_pay(self, customer, browser, role):
