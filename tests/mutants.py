@@ -38,6 +38,7 @@ EVENTS = ("tests/billing/test_gateway.py", "tests/billing/test_events.py", "test
 BACK = ("tests/billing/test_reversals.py", "tests/billing/test_receivables.py")
 CHARGES = ("tests/billing/test_charges.py", "tests/billing/test_ledger.py")
 AUTOMATIC = ("tests/billing/test_automatic.py",)
+CUSTOMERS = ("tests/billing/test_customers.py",)
 CURRENCIES = ("tests/billing/test_currencies.py",)
 PROPERTY = ("tests/test_money_properties.py",)
 
@@ -120,6 +121,14 @@ MUTANTS = (
            "quote.ceiling_minor - account.available_minor", ("tests/billing/test_payments_api.py",)),
     Mutant("a lost answer charges again", "billing/automatic.py",
            "gateway.charge_with(reference=str(top_up.pk), customer=theirs) if again else None", "None", AUTOMATIC),
+    Mutant("a deleted customer blocks payments", "billing/customers.py", "    forget(known)\n    return act(customer_of(",
+           "    return act(customer_of(", CUSTOMERS),
+    Mutant("the key of a new customer is the deleted one's", "billing/gateway.py", 'f"{name} {email} {after}"',
+           'f"{name} {email}"', CUSTOMERS),
+    Mutant("a late word of a deleted customer takes the new one's cards", "billing/customers.py",
+           "filter(mode=gateway.mode(), customer_id=gone)", "filter(mode=gateway.mode())", CUSTOMERS),
+    Mutant("what is told of a deleted customer is believed", "billing/events.py", 'found.get("deleted") is True and',
+           "True and", CUSTOMERS),
     Mutant("two automatic top-ups at a time", "billing/automatic.py",
            "setup = AutoTopUp.objects.select_for_update(of=(\"self\",))", "setup = AutoTopUp.objects",
            AUTOMATIC),

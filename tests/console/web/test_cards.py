@@ -6,7 +6,7 @@ import pytest
 from django.urls import reverse
 
 from billing import customers, receivables
-from billing.models import AutoTopUp, PaymentCustomer, TopUp
+from billing.models import AutoTopUp, TopUp
 from console.accounts.roles import Role
 from jobs import orders, paid
 from jobs.models import Order
@@ -58,7 +58,7 @@ class TestCards:
         assert owner_page.post(reverse("card_add")).url == reverse("card_list")
 
     @pytest.mark.parametrize("automatic", [True, False])
-    def test_that_were_deleted_at_the_provider(self, owner_page, saved, provider, automatic):
+    def test_that_were_deleted_at_the_provider(self, owner_page, customer, saved, provider, automatic):
         """It is said once, and the page goes on working."""
         if automatic:
             switch_on(owner_page, saved)
@@ -74,12 +74,7 @@ class TestCards:
         assert "Visa •••• 4242" in text
         assert ("were deleted" in text) == automatic  # until they are switched on again
         if automatic:
-            (again,) = provider.ask("GET", "payment_methods", customer=PaymentCustomer.objects.get().customer_id)[
-                "data"
-            ]
-            owner_page.post(
-                reverse("card_list"), {"threshold_minor": "20", "amount_minor": "50", "method": again["id"]}
-            )
+            switch_on(owner_page, customers.saved_cards(customer.organization)[0].card)
             assert "were deleted" not in owner_page.get(reverse("card_list")).content.decode()
 
     @pytest.mark.parametrize("role", [Role.MEMBER, Role.VIEWER])
