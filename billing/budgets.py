@@ -23,6 +23,7 @@ from billing.wording import money
 from console.accounts.errors import InvalidInput
 from console.accounts.models import Membership, Organization, User
 from console.accounts.services import record
+from console.operations.kept import Kept, given
 
 THRESHOLDS = (50, 80, 100)
 """Percent of a budget at which its people are told."""
@@ -33,6 +34,11 @@ STANDS = Q(user=None) | Exists(
     Membership.objects.filter(organization=OuterRef("organization"), user=OuterRef("user")).values("pk")
 )
 """Of budgets: not of those who have left. Theirs is told to nobody, and holds again should they come back."""
+_MINE = Kept(
+    lambda: Budget.objects.filter(
+        Q(user=None) | Q(user=given("user")), organization=given("organization")
+    ).select_related("user")
+)
 WARNED_DAYS = 7
 """A wallet runs low when it has less than the recent spend of so many days."""
 
@@ -100,9 +106,8 @@ def set_budget(*, membership: Membership, user: User | None, amount_minor: int |
 
 def require_room(*, account: Account, user: User | None, amount_minor: int) -> None:
     """Raise BudgetExceeded where an order of this amount would pass a budget. The caller has locked the wallet."""
-    mine = Q(user=None) | Q(user=user) if user else Q(user=None)
-    budgets = Budget.objects.filter(mine, organization=account.organization_id).select_related("user")
-    for state in _states(budgets, account) if amount_minor else ():
+    budgets = _MINE.all(organization=account.organization_id, user=user) if amount_minor else []
+    for state in _states(budgets, account):
         if state.committed_minor + amount_minor > state.budget.amount_minor:
             raise BudgetExceeded(_refusal(state, amount_minor))
 

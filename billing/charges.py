@@ -18,6 +18,12 @@ from billing.models import Account, Hold, Quote, Receipt
 from billing.selectors import wallet
 from billing.usage import Usage
 from console.accounts.models import User
+from console.operations.kept import Kept, given
+
+_BY_REFERENCE = Kept(lambda: Hold.objects.filter(reference=given("reference")).select_related("account", "quote"))
+_LOCKED = Kept(
+    lambda: Hold.objects.select_for_update(of=("self",)).select_related("account", "quote").filter(pk=given("pk"))
+)
 
 
 @transaction.atomic
@@ -26,7 +32,7 @@ def hold(*, quote: Quote, reference: str, user: User | None = None, labels: Mapp
 
     The same reference again gives the same hold. Raises InsufficientFunds, BudgetExceeded, NoWallet.
     """
-    known = Hold.objects.filter(reference=reference).select_related("account", "quote").first()
+    known = _BY_REFERENCE.first(reference=reference)
     if known:
         return known
     account = wallet(quote.organization)
@@ -62,7 +68,7 @@ def settle(*, hold: Hold, usage: Usage, title: str, free_lines: Sequence[pricing
 
     Nothing used is a release. `free_lines` (amount 0) stand on the receipt before what is charged.
     """
-    locked = Hold.objects.select_for_update(of=("self",)).select_related("account", "quote").get(pk=hold.pk)
+    locked = _LOCKED.get(pk=hold.pk)
     if locked.state != Hold.States.HELD:
         return locked.receipt
     charge = pricing.rate(usage, pricing.Terms.from_json(locked.quote.terms))

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from django.core.cache import cache
 from django.db import IntegrityError, transaction
-from django.db.models import F, Q, QuerySet, Sum
+from django.db.models import Exists, F, OuterRef, Q, QuerySet, Sum
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
@@ -25,6 +25,7 @@ from billing.errors import VoucherRefused
 from billing.models import Account, CreditGrant, CreditUse, Hold, Voucher
 from billing.policy import policy
 from console.accounts.models import Organization, User
+from console.operations.kept import Kept, given
 
 CODE_LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
 """Without those that are taken for each other."""
@@ -154,7 +155,7 @@ def reserve(*, hold: Hold) -> None:
     """Let a new hold rest on credit, as far as there is some. The caller has locked the wallet by `ledger.hold`."""
     needed = hold.amount_minor
     uses = []
-    for lot in _lots(hold.account).filter(_FREE, _not_expired(timezone.now())):
+    for lot in _FREE_LOTS.all(organization=hold.account.organization_id, now=timezone.now()):
         if needed <= 0:
             break
         part = min(needed, lot.free_minor)
@@ -169,10 +170,10 @@ def spend(*, hold: Hold, amount_minor: int) -> int:
 
     The caller has locked the hold and, by `ledger.unhold`, the wallet.
     """
-    own = {use.grant_id: use for use in CreditUse.objects.filter(hold=hold)}
+    own = {use.grant_id: use for use in _USES.all(hold=hold)}
     due, used = amount_minor, 0
     now = timezone.now()
-    lots = _lots(hold.account).filter(_LEFT).filter(_not_expired(now) | Q(pk__in=own))
+    lots = _OWN_LOTS.all(organization=hold.account.organization_id, now=now, hold=hold)
     for lot in lots:
         use = own.pop(lot.pk, None)
         reserved = use.reserved_minor if use else 0
@@ -199,14 +200,14 @@ def take_back_expired(*, account: Account) -> int:
 
     In the caller's transaction: nothing that has expired can be held or spent after it.
     """
-    due = Q(expires_at__lte=timezone.now()) & _FREE
-    if not CreditGrant.objects.filter(due, organization=account.organization_id).exists():
+    now = timezone.now()
+    if not _EXPIRED_LOTS.exists(organization=account.organization_id, now=now):
         return 0
     taken = 0
     with transaction.atomic():
         locked = Account.objects.select_for_update(no_key=True).get(pk=account.pk)
         source = ledger.platform_account(Account.Kinds.CREDIT, locked.currency)
-        for lot in _lots(locked).filter(due):
+        for lot in _EXPIRED_LOTS.all(organization=locked.organization_id, now=now):
             # Never more than is there, whatever else took from the wallet; the rest is looked at again.
             part = min(lot.free_minor, locked.available_minor - taken)
             if part <= 0:
@@ -255,9 +256,15 @@ def used_for(holds: Sequence[int]) -> dict[int, int]:
     return {row["hold"]: row["total"] for row in rows.order_by()}
 
 
-def _lots(account: Account) -> QuerySet[CreditGrant]:
-    return CreditGrant.objects.filter(organization=account.organization_id).order_by(*_SOONEST)
+def _lots(which: Q) -> Kept[CreditGrant]:
+    """An organization's, in the order in which they are spent."""
+    return Kept(lambda: CreditGrant.objects.filter(which, organization=given("organization")).order_by(*_SOONEST))
 
 
-def _not_expired(now: datetime) -> Q:
-    return Q(expires_at=None) | Q(expires_at__gt=now)
+_NOT_EXPIRED = Q(expires_at=None) | Q(expires_at__gt=given("now"))
+_FREE_LOTS = _lots(_FREE & _NOT_EXPIRED)
+_OWN_LOTS = _lots(
+    _LEFT & (_NOT_EXPIRED | Q(Exists(CreditUse.objects.filter(hold=given("hold"), grant=OuterRef("pk")))))
+)
+_EXPIRED_LOTS = _lots(_FREE & Q(expires_at__lte=given("now")))
+_USES = Kept(lambda: CreditUse.objects.filter(hold=given("hold")))

@@ -23,9 +23,13 @@ from psycopg import Cursor
 from billing.errors import InsufficientFunds, LedgerConflict
 from billing.models import Account, Entry
 from billing.wording import money
+from console.operations.kept import Kept, given
 
 MOVE = "SELECT billing_move(%s, %s, %s, %s, %s::bigint[], %s::bigint[])"
 """A function in the database (migration 0012): balances, transaction and entries in one call, refused as a whole."""
+
+
+_PLATFORM = Kept(lambda: Account.objects.filter(organization=None, kind=given("kind"), currency=given("currency")))
 
 
 def wallet_account(*, organization_id: int, currency: str) -> Account:
@@ -38,7 +42,7 @@ def wallet_account(*, organization_id: int, currency: str) -> Account:
 
 def platform_account(kind: Account.Kinds, currency: str) -> Account:
     """The platform's own account of a kind, made when it is first needed."""
-    account = Account.objects.filter(organization=None, kind=kind, currency=currency).first()
+    account = _PLATFORM.first(kind=kind, currency=currency)
     if account is None:
         Account.objects.bulk_create([Account(kind=kind, currency=currency)], ignore_conflicts=True)
         account = Account.objects.get(organization=None, kind=kind, currency=currency)

@@ -12,19 +12,20 @@ from billing.currencies import SUPPORTED
 from billing.errors import BookRefused, NotPriced
 from billing.models import NodeSpec, Price, PriceBook
 from billing.pricing import PriceKind, PriceRow
+from console.operations.kept import Kept, given
 
 NAME_LIMIT = 100
+_BOOK = Kept(
+    lambda: PriceBook.objects.filter(
+        currency=given("currency"), published_at__isnull=False, effective_from__lte=given("at")
+    ).order_by("-effective_from")
+)
+_PRICES = Kept(lambda: Price.objects.filter(book=given("book")).select_related("node_spec"))
 
 
 def current_book(*, currency: str, at: datetime | None = None) -> PriceBook:
     """The published book that holds at a moment (now). Raises NotPriced when none does."""
-    book = (
-        PriceBook.objects.filter(
-            currency=currency, published_at__isnull=False, effective_from__lte=at or timezone.now()
-        )
-        .order_by("-effective_from")
-        .first()
-    )
+    book = _BOOK.first(currency=currency, at=at or timezone.now())
     if book is None:
         raise NotPriced(_("There are no prices in %(currency)s yet. Ask the administrator.") % {"currency": currency})
     return book
@@ -40,7 +41,7 @@ def price_rows(book: PriceBook) -> list[PriceRow]:
             node_spec=price.node_spec.name if price.node_spec else "",
             nodes_from=price.nodes_from,
         )
-        for price in book.prices.select_related("node_spec")
+        for price in _PRICES.all(book=book)
     ]
 
 

@@ -9,7 +9,6 @@ from typing import Any
 from uuid import UUID
 
 from django.conf import settings
-from django.core.exceptions import ValidationError
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
@@ -21,9 +20,11 @@ from billing.selectors import wallet
 from billing.wording import money
 from console.accounts.errors import NotFound
 from console.accounts.models import Organization, User
+from console.operations.kept import Kept, given
 
 LEAST_SECONDS = 300
 """A first run of unknown code gets at least this long, so that a wrong estimate doesn't end it at once."""
+_QUOTE = Kept(lambda: Quote.objects.filter(organization=given("organization"), pk=given("pk")))
 
 
 def make_quote(
@@ -107,8 +108,8 @@ def make_free_quote(
 def quote_for(*, organization: Organization, quote_id: UUID | str) -> Quote:
     """An organization's quote, expired or not. Raises NotFound for another's."""
     try:
-        quote = Quote.objects.get(organization=organization, pk=quote_id)
-    except (Quote.DoesNotExist, ValueError, ValidationError) as error:
+        quote = _QUOTE.get(organization=organization, pk=UUID(str(quote_id)))
+    except (Quote.DoesNotExist, ValueError) as error:
         raise NotFound(_("There is no such quote. Ask for a new one.")) from error
     quote.organization = organization
     return quote

@@ -10,7 +10,6 @@ was won) makes good for it first.
 from __future__ import annotations
 
 from django.db import transaction
-from django.db.models import Sum
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
@@ -21,6 +20,7 @@ from billing.wording import money
 from console.accounts import services
 from console.accounts.errors import NotAllowed
 from console.accounts.models import User
+from console.operations.kept import Kept, given
 
 
 @transaction.atomic
@@ -137,6 +137,11 @@ def written_off_minor(account: Account) -> int:
     return _negative(account, Account.Kinds.WRITTEN_OFF)
 
 
+_BESIDE = Kept(
+    lambda: Account.objects.filter(organization=given("organization"), kind=given("kind"), currency=given("currency"))
+)
+
+
 def _negative(account: Account, kind: Account.Kinds) -> int:
-    found = Account.objects.filter(organization=account.organization_id, kind=kind, currency=account.currency)
-    return -int(found.aggregate(total=Sum("posted_minor"))["total"] or 0)
+    found = _BESIDE.all(organization=account.organization_id, kind=kind, currency=account.currency)
+    return -sum(beside.posted_minor for beside in found)

@@ -14,11 +14,14 @@ from billing.pricebooks import current_book
 from billing.pricing import PriceKind
 from console.accounts.errors import NotFound
 from console.accounts.models import Organization
+from console.operations.kept import Kept, given
+
+_WALLET = Kept(lambda: Account.objects.filter(organization=given("organization"), kind=Account.Kinds.WALLET))
 
 
 def wallet(organization: Organization) -> Account | None:
     """The organization's wallet; None before its service was activated."""
-    return Account.objects.filter(organization=organization, kind=Account.Kinds.WALLET).first()
+    return _WALLET.first(organization=organization)
 
 
 def default_currency() -> str:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from django.contrib.postgres.expressions import ArraySubquery
 from django.db.models import Case, F, Min, OuterRef, QuerySet, When
 
 from billing.pricing import Estimate
+from console.operations.kept import Kept, given
 from jobs.models import Attempt, Job, JobDataset, MetricPoint
 from jobs.purchase import Purchase
 from jobs.states import EndReason, JobState
@@ -82,17 +84,7 @@ def samples(purchase: Purchase) -> list[Sample]:
     """The last runs of this script on this kind of node that went through in one go, on one number of nodes."""
     wanted = {version.pk for version in purchase.dataset_versions}
     # A first attempt that completed was the only one. Its columns alone are read: every quote does this.
-    runs = list(
-        Attempt.objects.filter(number=1, reason=EndReason.COMPLETED, job__in=_runs_of(purchase))
-        .filter(job__state=JobState.SUCCEEDED, job__workers_per_node=purchase.workers_per_node)
-        .filter(job__started_at__isnull=False, job__finished_at__isnull=False)
-        .order_by("-job_id")
-        .values_list("job__epochs", "job__batch_size", "job__started_at", "job__finished_at", "spans")
-        .annotate(
-            ran_on=Case(When(granted_nodes__gt=0, then="granted_nodes"), default="job__nodes"),
-            data=ArraySubquery(JobDataset.objects.filter(job=OuterRef("job")).order_by().values("version")),
-        )[:RUNS_LEARNT_FROM]
-    )
+    runs = _WENT_THROUGH.all(**_code_of(purchase), workers_per_node=purchase.workers_per_node)
     found = [
         Sample(
             nodes=nodes,
@@ -110,7 +102,7 @@ def samples(purchase: Purchase) -> list[Sample]:
 def probe_samples(purchase: Purchase) -> list[Sample]:
     """What free probes of this script saw: how far each came, by the moments of its metrics, else by its end."""
     probes = (
-        _runs_of(purchase)
+        _runs_of(_code_of(purchase))
         .filter(order__quote__purchase__has_key="probe", epoch__gt=0)
         .filter(reason__in=[EndReason.COMPLETED, EndReason.TIME_LIMIT], started_at__isnull=False)
         .order_by("-id")[:RUNS_LEARNT_FROM]
@@ -128,13 +120,30 @@ def probe_samples(purchase: Purchase) -> list[Sample]:
     return found
 
 
-def _runs_of(purchase: Purchase) -> QuerySet[Job]:
-    return Job.objects.filter(
-        organization=purchase.workspace.organization_id,
-        code_key=purchase.code_key,
-        node_spec=purchase.node_spec,
-        builtin_script="",
+def _code_of(purchase: Purchase) -> dict[str, Any]:
+    """What runs of the same code on the same kind of node have in common."""
+    organization = purchase.workspace.organization_id
+    return {"organization": organization, "code_key": purchase.code_key, "node_spec": purchase.node_spec}
+
+
+def _runs_of(code: Mapping[str, Any]) -> QuerySet[Job]:
+    return Job.objects.filter(builtin_script="", **code)
+
+
+_WENT_THROUGH = Kept(
+    lambda: (
+        Attempt.objects.filter(number=1, reason=EndReason.COMPLETED)
+        .filter(job__in=_runs_of({name: given(name) for name in ("organization", "code_key", "node_spec")}))
+        .filter(job__state=JobState.SUCCEEDED, job__workers_per_node=given("workers_per_node"))
+        .filter(job__started_at__isnull=False, job__finished_at__isnull=False)
+        .order_by("-job_id")
+        .values_list("job__epochs", "job__batch_size", "job__started_at", "job__finished_at", "spans")
+        .annotate(
+            ran_on=Case(When(granted_nodes__gt=0, then="granted_nodes"), default="job__nodes"),
+            data=ArraySubquery(JobDataset.objects.filter(job=OuterRef("job")).order_by().values("version")),
+        )[:RUNS_LEARNT_FROM]
     )
+)
 
 
 # --- What it says: pure -----------------------------------------------------------------------------------------------

@@ -20,10 +20,11 @@ from django.utils import timezone
 from console.accounts.hints import hint
 from console.accounts.models import Quota
 from console.operations import context, tracing
+from console.operations.kept import Kept, given
 from jobs import bell, clusters, lifecycle, queue, telemetry, traces, usage
 from jobs.backend import cluster, cluster_named, cluster_names, image_of, resources_of
 from jobs.errors import StaleTransition
-from jobs.models import Attempt, Job
+from jobs.models import Attempt, Job, JobDataset
 from jobs.sentences import Cause, cause
 from jobs.states import ACTIVE, ENDED, EndReason, JobState, OnHang
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound
@@ -74,7 +75,7 @@ def start(job: Job, nodes: int | None = None) -> bool:
     try:
         with transaction.atomic():
             # One claim of an organization at a time: two workers at once can't both take its last nodes.
-            job.organization.quota = Quota.objects.select_for_update().get(organization_id=job.organization_id)
+            job.organization.quota = _QUOTA.get(organization=job.organization)
             room = queue.room_in_quota(job, queue.running_nodes(job.organization))
             if room < job.least_nodes:
                 return False
@@ -124,7 +125,7 @@ def submit(attempt: Attempt) -> bool:
 def run_spec(attempt: Attempt) -> RunSpec:
     """The attempt as the backend needs it; the same whenever it is asked for."""
     job, nodes = attempt.job, attempt.granted_nodes
-    versions = [item.version for item in job.job_datasets.select_related("version__dataset")]
+    versions = [item.version for item in _DATASETS.all(job=job)]
     return RunSpec(
         name=attempt.run_name,
         framework=Framework(job.framework),
@@ -193,7 +194,8 @@ def reconcile_job(*, job_pk: int) -> None:
 
 def follow(*, run_name: str) -> None:
     """A run changed: take in what it wrote, and how it goes. A run of an ended attempt, or of nobody, is nothing."""
-    attempt = _open_attempts().filter(**_named(run_name)).first() if _named(run_name) else None
+    named = _named(run_name)
+    attempt = _OPEN.first(**named) if named else None
     if attempt:
         _reconcile(attempt, reads=True)
 
@@ -221,6 +223,13 @@ def _reconcile(attempt: Attempt, *, reads: bool = False) -> None:
 def _open_attempts() -> QuerySet[Attempt]:
     """Attempts that the backend may be running."""
     return Attempt.objects.filter(finished_at=None, job__state__in=ACTIVE).select_related("job")
+
+
+_OPEN = Kept(lambda: _open_attempts().filter(job=given("job_id"), number=given("number")))
+_QUOTA = Kept(lambda: Quota.objects.select_for_update().filter(organization=given("organization")))
+_DATASETS = Kept(lambda: JobDataset.objects.filter(job=given("job")).select_related("version__dataset"))
+_STATE = Kept(lambda: Job.objects.filter(pk=given("pk")).values_list("state"))
+_USERS = Kept(lambda: Job.objects.filter(workspace=given("workspace")).exclude(state__in=ENDED))
 
 
 def _named(run_name: str) -> dict[str, int]:
@@ -276,8 +285,7 @@ def _observe(attempt: Attempt, status: RunStatus) -> None:
         job = lifecycle.observe(attempt=attempt, status=status)
         if job.is_ended or job.state == JobState.QUEUED:
             transaction.on_commit(lambda: _wake_queue(cluster_named(attempt.backend)))
-            others = Job.objects.filter(workspace_id=job.workspace_id).exclude(state__in=ENDED)
-            if not others.exists():  # the last one to end has the workspace measured
+            if not _USERS.exists(workspace=job.workspace_id):  # the last one to end has the workspace measured
                 hint(measure_workspace, job.workspace_id)
 
 
@@ -308,7 +316,7 @@ def _end(attempt: Attempt, reason: EndReason, failure: dict[str, Any] | None = N
 
 def _stop_if_unwanted(attempt: Attempt) -> None:
     """A cancel may have come between the claim and the submit."""
-    state = Job.objects.values_list("state", flat=True).get(pk=attempt.job_id)
+    (state,) = _STATE.get(pk=attempt.job_id)
     if JobState(state) in {JobState.STOPPING} | ENDED:
         _quietly_stop(attempt.backend, attempt.run_name)
 

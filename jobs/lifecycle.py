@@ -16,6 +16,7 @@ from django.utils import timezone
 from billing import charges
 from billing.usage import Usage
 from console.accounts.models import User
+from console.operations.kept import Kept, given
 from jobs import traces, usage
 from jobs.bell import publish_state
 from jobs.errors import StaleTransition
@@ -34,6 +35,15 @@ MOST_PLACEMENTS = 12
 """How often a run is handed to a cluster that then places only some of its nodes: no fault of anybody, and free."""
 PLACEMENT_BACKOFF = timedelta(seconds=30)
 LONGEST_PLACEMENT_BACKOFF = timedelta(minutes=15)
+_JOB = Kept(
+    lambda: (
+        Job.objects.select_for_update(of=("self",))
+        .select_related("order__hold__quote", "order__product")
+        .filter(pk=given("pk"))
+    )
+)
+_ATTEMPT = Kept(lambda: Attempt.objects.select_for_update().filter(pk=given("pk")))
+_NUMBERS = Kept(lambda: Attempt.objects.filter(job=given("job")).values_list("number"))
 
 REASON_OF: dict[Outcome, EndReason] = {
     Outcome.COMPLETED: EndReason.COMPLETED,
@@ -98,7 +108,7 @@ def claim(*, job: Job, backend: str, nodes: int | None = None) -> Attempt:
     """
     with transaction.atomic(savepoint=False):
         transition(job=job, to=JobState.STARTING, waiting_code="", waiting_data={}, not_before=None)
-        number = job.attempts.count() + 1
+        number = len(_NUMBERS.all(job=job)) + 1
         return Attempt.objects.create(
             job=job,
             number=number,
@@ -113,12 +123,8 @@ def lock(attempt: Attempt) -> Attempt | None:
 
     Whoever needs both locks takes them in this order.
     """
-    job = (
-        Job.objects.select_for_update(of=("self",))
-        .select_related("order__hold__quote", "order__product")
-        .get(pk=attempt.job_id)
-    )
-    locked = Attempt.objects.select_for_update().filter(pk=attempt.pk).first()
+    job = _JOB.get(pk=attempt.job_id)
+    locked = _ATTEMPT.first(pk=attempt.pk)
     if locked:
         locked.job = job
     return locked

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import Count, Q
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
@@ -24,6 +24,7 @@ from console.accounts.hints import hint, send
 from console.accounts.models import Membership, Organization, Quota
 from console.accounts.services import record, require_active
 from console.operations import tracing
+from console.operations.kept import Kept, given
 from jobs import bell, calibration, lifecycle
 from jobs.backend import cluster_named
 from jobs.errors import AlreadyEnded, ChoiceGone, IdempotencyConflict, QuotaExceeded, QuoteBought
@@ -32,6 +33,22 @@ from jobs.purchase import Purchase, parse
 from jobs.states import ENDED, JobState
 from jobs.tasks import dispatch_queue, stop_job
 from storage.models import DatasetVersion
+
+_QUOTA = Kept(lambda: Quota.objects.select_for_update().filter(organization=given("organization")))
+_OPEN_JOBS = Kept(
+    lambda: (
+        Job.objects.filter(organization=given("organization"))
+        .exclude(state__in=ENDED)
+        .order_by()
+        .values_list("organization")
+        .annotate(count=Count("pk"))
+    )
+)
+_BOUGHT = Kept(
+    lambda: Order.objects.filter(
+        Q(quote=given("quote")) | Q(organization=given("organization"), idempotency_key=given("key"))
+    ).select_related("job")
+)
 
 
 def quote_order(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
@@ -213,11 +230,11 @@ def locked_quota(organization: Organization) -> Quota:
 
     So its orders are taken one after the other: two at once can't both buy one quote, or both take the last place.
     """
-    return Quota.objects.select_for_update().get(organization=organization)
+    return _QUOTA.get(organization=organization)
 
 
 def _require_room(organization: Organization, quota: Quota) -> None:
-    open_jobs = Job.objects.filter(organization=organization).exclude(state__in=ENDED).count()
+    open_jobs = sum(count for _organization, count in _OPEN_JOBS.all(organization=organization))
     if open_jobs >= quota.max_open_jobs:
         raise QuotaExceeded(
             _("Your organization has %(jobs)d jobs queued or running, as many as it may. Wait for one, or cancel one.")
@@ -227,8 +244,7 @@ def _require_room(organization: Organization, quota: Quota) -> None:
 
 def _bought(organization: Organization, quote: Quote, key: str) -> Order | None:
     # In one look: a repeat that is overtaken between two must find its own order, not a stranger's.
-    known = Order.objects.filter(Q(quote=quote) | Q(organization=organization, idempotency_key=key))
-    orders = {order.quote_id: order for order in known.select_related("job")}
+    orders = {order.quote_id: order for order in _BOUGHT.all(quote=quote, organization=organization, key=key)}
     if order := orders.get(quote.pk):
         if order.idempotency_key != key:
             raise QuoteBought

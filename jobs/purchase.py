@@ -18,6 +18,7 @@ from django.utils.translation import gettext as _
 from billing.models import NodeSpec
 from console.accounts.errors import InvalidInput
 from console.accounts.models import Organization
+from console.operations.kept import Kept, given
 from jobs import fields
 from jobs.backend import cluster, image_of, resources_of
 from jobs.models import Product
@@ -34,6 +35,8 @@ MOST_DATASETS = 100
 MOST_BATCH = 1_000_000
 LEAST_SECONDS = 60
 PROCESSES_PER_CPU = 4
+_PRODUCT = Kept(lambda: Product.objects.filter(name=given("name"), is_active=True))
+_NODE_SPEC = Kept(lambda: NodeSpec.objects.filter(name=given("name"), is_active=True))
 
 
 @dataclass(frozen=True)
@@ -185,7 +188,7 @@ def _any_workspace(organization: Organization, value: Any) -> Workspace:
 
 
 def _product(value: Any) -> Product:
-    product = Product.objects.filter(name=fields.name(value), is_active=True).first()
+    product = _PRODUCT.first(name=fields.name(value))
     if product is None:
         raise ValueError(_("There is no such product. Choose one of those on offer."))
     return product
@@ -283,7 +286,7 @@ def _learning_rate(value: Any) -> str:
 
 
 def _node_spec(value: Any) -> NodeSpec:
-    spec = NodeSpec.objects.filter(name=fields.name(value), is_active=True).first()
+    spec = _NODE_SPEC.first(name=fields.name(value))
     if spec is None:
         raise ValueError(_("There is no such node spec. Choose one of those on offer."))
     return spec

@@ -18,6 +18,7 @@ from django.utils import timezone
 
 from billing.models import NodeSpec
 from console.accounts.models import Organization, Quota
+from console.operations.kept import Kept, given
 from jobs.backend import cluster_named, resources_of
 from jobs.models import LEAST_NODES, Attempt, Job, Room
 from jobs.states import ACTIVE, JobState
@@ -34,9 +35,8 @@ Position = tuple[datetime, int]
 
 def waiting_specs(cluster: str = "") -> dict[str, list[NodeSpec]]:
     """Node specs that jobs wait for now, by cluster (or of one)."""
-    ready = Job.objects.filter(_ready(), node_spec=OuterRef("pk"), state=JobState.QUEUED)
     found: dict[str, list[NodeSpec]] = {}
-    for spec in NodeSpec.objects.filter(Exists(ready)).select_related("room"):
+    for spec in _WANTED_SPECS.all(now=timezone.now()):
         name = cluster_named(spec.cluster)
         if cluster in {"", name}:
             found.setdefault(name, []).append(spec)
@@ -45,10 +45,7 @@ def waiting_specs(cluster: str = "") -> dict[str, list[NodeSpec]]:
 
 def running_nodes(organization: Organization | int | None = None) -> dict[int, int]:
     """Nodes in use by organization (or of one): what open attempts were granted, on whatever cluster."""
-    attempts = Attempt.objects.filter(finished_at=None, job__state__in=ACTIVE).order_by()
-    if organization is not None:
-        attempts = attempts.filter(job__organization=organization)
-    return dict(attempts.values_list("job__organization_id").annotate(total=Sum("granted_nodes")))
+    return dict(_IN_USE.all() if organization is None else _IN_USE_BY.all(organization=organization))
 
 
 def room_in_quota(job: Job, running: dict[int, int]) -> int:
@@ -116,7 +113,7 @@ class Pass:
         _write_down(seen, self._specs.values())
 
     def _queued(self, after: Position | None = None) -> QuerySet[Job]:
-        jobs = Job.objects.filter(_ready(), state=JobState.QUEUED, node_spec__in=self._specs)
+        jobs = Job.objects.filter(_ready(timezone.now()), state=JobState.QUEUED, node_spec__in=self._specs)
         if after:
             jobs = jobs.filter(Q(queued_at__gt=after[0]) | Q(queued_at=after[0], pk__gt=after[1]))
         return jobs.alias(least=LEAST_NODES).order_by("queued_at", "pk")
@@ -216,8 +213,22 @@ def without(capacity: Capacity, resources: Resources, nodes: int, kind: str = ""
     return replace(capacity, machines=tuple(left))
 
 
-def _ready() -> Q:
-    return Q(not_before=None) | Q(not_before__lte=timezone.now())
+def _ready(now: Any) -> Q:
+    return Q(not_before=None) | Q(not_before__lte=now)
+
+
+def _in_use() -> QuerySet[Attempt, tuple[int, int]]:
+    attempts = Attempt.objects.filter(finished_at=None, job__state__in=ACTIVE).order_by()
+    return attempts.values_list("job__organization_id").annotate(total=Sum("granted_nodes"))
+
+
+_WANTED_SPECS = Kept(
+    lambda: NodeSpec.objects.filter(
+        Exists(Job.objects.filter(_ready(given("now")), node_spec=OuterRef("pk"), state=JobState.QUEUED))
+    ).select_related("room")
+)
+_IN_USE = Kept(_in_use)
+_IN_USE_BY = Kept(lambda: _in_use().filter(job__organization=given("organization")))
 
 
 def _write_down(seen: Mapping[int, dict[str, Any]], specs: Iterable[NodeSpec]) -> None:

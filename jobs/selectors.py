@@ -19,6 +19,7 @@ from django.utils.translation import gettext as _
 from billing.models import Receipt
 from console.accounts.errors import NotFound
 from console.accounts.models import Organization
+from console.operations.kept import Kept, given
 from jobs import clusters, queue, samples, usage
 from jobs.backend import cluster, cluster_names, image_of
 from jobs.dispatch import run_spec
@@ -82,7 +83,7 @@ def jobs_for(organization: Organization) -> QuerySet[Job]:
 
 def job_for(organization: Organization, pk: int) -> Job:
     """One job. Raises NotFound, for another organization's too."""
-    job = jobs_for(organization).filter(pk=pk).first()
+    job = _ONE.first(organization=organization, pk=pk)
     if job is None:
         raise NotFound
     return job
@@ -90,7 +91,7 @@ def job_for(organization: Organization, pk: int) -> Job:
 
 def job_row(organization: Organization, pk: int) -> Job:
     """One job without what belongs to it: enough for what its runs wrote. Raises NotFound, as `job_for`."""
-    job = Job.objects.filter(organization=organization, pk=pk).first()
+    job = _ROW.first(organization=organization, pk=pk)
     if job is None:
         raise NotFound
     job.organization = organization
@@ -99,11 +100,7 @@ def job_row(organization: Organization, pk: int) -> Job:
 
 def job_again(job: Job) -> Job:
     """A job of `job_for`'s as it is now. What can't change about it is taken over, not read. Raises NotFound."""
-    now = (
-        Job.objects.filter(pk=job.pk)
-        .annotate(metered_minor=F("order__hold__metered_minor"), cluster_answers=F("node_spec__room__answers"))
-        .first()
-    )
+    now = _AGAIN.first(pk=job.pk)
     room: Room | None = getattr(job.node_spec, "room", None)
     if now is None or now.state == JobState.QUEUED or (room is None and now.cluster_answers is not None):
         return job_for(job.organization, job.pk)  # why it waits in the queue depends on others
@@ -113,6 +110,28 @@ def job_again(job: Job) -> Job:
     if room is not None:
         room.answers = now.cluster_answers
     return now
+
+
+_ONE = Kept(lambda: jobs_for(given("organization")).filter(pk=given("pk")))
+_ROW = Kept(lambda: Job.objects.filter(organization=given("organization"), pk=given("pk")))
+_AGAIN = Kept(
+    lambda: Job.objects.filter(pk=given("pk")).annotate(
+        metered_minor=F("order__hold__metered_minor"), cluster_answers=F("node_spec__room__answers")
+    )
+)
+_ATTEMPTS = Kept(lambda: Attempt.objects.filter(job=given("job")))
+_POINTS = Kept(
+    lambda: (
+        MetricPoint.objects.filter(job=given("job"), pk__gt=given("after"))
+        .order_by("pk")
+        .values_list("pk", "name", "step", "value")
+    )
+)
+
+
+def attempts_at(job: Job) -> list[Attempt]:
+    """What was tried of it, the first one first."""
+    return _ATTEMPTS.all(job=job)
 
 
 def open_jobs(organization: Organization) -> QuerySet[Job]:
@@ -156,9 +175,9 @@ def progress(job: Job) -> dict[str, Any]:
     }
 
 
-def summary(job: Job) -> dict[str, Any]:
-    """A job as the API shows it."""
-    attempts = list(job.attempts.all())
+def summary(job: Job, attempts: Sequence[Attempt] | None = None) -> dict[str, Any]:
+    """A job as the API shows it; `attempts` are its, where they are at hand."""
+    attempts = list(job.attempts.all()) if attempts is None else attempts
     return {
         "id": job.pk,
         "name": job.name,
@@ -218,8 +237,7 @@ def metrics(job: Job, after: int = 0) -> tuple[dict[str, list[list[float]]], int
     """Curves as [step, value] pairs by name, of points written after the id `after`; and the last id."""
     curves: dict[str, list[list[float]]] = {}
     last = after
-    rows = MetricPoint.objects.filter(job=job, pk__gt=after).order_by("pk").values_list("pk", "name", "step", "value")
-    for pk, name, step, value in rows:
+    for pk, name, step, value in _POINTS.all(job=job, after=after):
         curves.setdefault(name, []).append([step, value])
         last = pk
     return {name: _thinned(sorted(points)) for name, points in curves.items()}, last

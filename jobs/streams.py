@@ -171,7 +171,7 @@ def _first_look(job: Job) -> Job:
 
 def _news(look: Callable[[Job], Job], job: Job, after: int) -> tuple[Job, dict[str, Any], dict[str, Any], int]:
     job = look(job)
-    state = selectors.summary(job)
+    state = selectors.summary(job, selectors.attempts_at(job))
     if job.state in BEFORE_THE_RUN and not any(attempt["started_at"] for attempt in state["attempts"]):
         return job, state, {}, after  # there can be no curves yet
     curves, last = selectors.metrics(job, after)

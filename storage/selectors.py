@@ -10,6 +10,7 @@ from django.db.models import Q, QuerySet, Sum
 
 from console.accounts.errors import NotFound
 from console.accounts.models import Organization
+from console.operations.kept import Kept, given
 from storage.models import NAME_PATTERN, Dataset, DatasetVersion, Image, Workspace
 
 Row = TypeVar("Row", Image, Dataset, Workspace)
@@ -22,7 +23,7 @@ def images_for(organization: Organization) -> QuerySet[Image]:
 
 def image_named(organization: Organization, name: str) -> Image:
     """One of the images on offer. Raises NotFound."""
-    return _the(images_for(organization), name)
+    return _the(_IMAGE, organization, name)
 
 
 def datasets_for(organization: Organization) -> QuerySet[Dataset]:
@@ -32,7 +33,7 @@ def datasets_for(organization: Organization) -> QuerySet[Dataset]:
 
 def dataset_named(organization: Organization, name: str) -> Dataset:
     """One dataset, with its `latest` version. Raises NotFound."""
-    return _the(datasets_for(organization), name)
+    return _the(_DATASET, organization, name)
 
 
 def versions_of(dataset: Dataset) -> QuerySet[DatasetVersion]:
@@ -52,7 +53,7 @@ def workspaces_for(organization: Organization) -> QuerySet[Workspace]:
 
 def workspace_named(organization: Organization, name: str) -> Workspace:
     """One workspace. Raises NotFound."""
-    return _the(workspaces_for(organization), name)
+    return _the(_WORKSPACE, organization, name)
 
 
 def storage_used(organization: Organization) -> int:
@@ -78,8 +79,13 @@ def version_folder(version: DatasetVersion) -> Path:
     return root() / "datasets" / version.folder
 
 
-def _the(rows: QuerySet[Row], name: str) -> Row:
-    row = rows.filter(name=name).first() if NAME_PATTERN.match(name) else None
+_IMAGE = Kept(lambda: images_for(given("organization")).filter(name=given("name")))
+_DATASET = Kept(lambda: datasets_for(given("organization")).filter(name=given("name")))
+_WORKSPACE = Kept(lambda: workspaces_for(given("organization")).filter(name=given("name")))
+
+
+def _the(rows: Kept[Row], organization: Organization, name: str) -> Row:
+    row = rows.first(organization=organization, name=name) if NAME_PATTERN.match(name) else None
     if row is None:
         raise NotFound
     return row

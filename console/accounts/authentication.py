@@ -17,10 +17,16 @@ from rest_framework.request import Request
 from console.accounts.models import ApiToken, User
 from console.accounts.services import token_digest
 from console.operations import context
+from console.operations.kept import Kept, given
 
 USED_AT_PRECISION = timedelta(minutes=1)
 """`last_used_at` is written at most this often: it says which tokens are in use, not when each request came."""
 SCHEMES = {b"token", b"bearer"}
+_TOKEN = Kept(
+    lambda: ApiToken.objects.select_related("membership__user", "membership__organization__quota").filter(
+        digest=given("digest"), revoked_at=None, membership__user__is_active=True
+    )
+)
 
 
 class TokenAuthentication(BaseAuthentication):
@@ -33,11 +39,7 @@ class TokenAuthentication(BaseAuthentication):
             return None
         if len(words) != 2:
             raise AuthenticationFailed(_("Send the token as one word: Authorization: Token ty_..."))
-        token = (
-            ApiToken.objects.select_related("membership__user", "membership__organization__quota")
-            .filter(digest=token_digest(words[1].decode("latin-1")), revoked_at=None, membership__user__is_active=True)
-            .first()
-        )
+        token = _TOKEN.first(digest=token_digest(words[1].decode("latin-1")))
         if token is None:
             raise AuthenticationFailed(_("This API token is unknown or was revoked. Make a new one in the console."))
         self._note_use(token)

@@ -31,6 +31,7 @@ from console.accounts.models import (
     User,
 )
 from console.accounts.roles import Capability, Role
+from console.operations.kept import Kept, given
 
 TOKEN_MARK = "ty_"  # noqa: S105  # how a token begins, not a token
 TOKEN_BYTES = 30
@@ -170,9 +171,16 @@ def suspend_service(*, organization: Organization, actor: User | None) -> Servic
     return activation
 
 
+_ACTIVE = Kept(
+    lambda: ServiceActivation.objects.filter(
+        organization=given("organization"), service=DISTRIBUTED_TRAINING, deactivated_at=None
+    )
+)
+
+
 def is_active(organization: Organization) -> bool:
     """Whether the organization may order distributed training."""
-    return organization.activations.filter(service=DISTRIBUTED_TRAINING, deactivated_at=None).exists()
+    return _ACTIVE.exists(organization=organization)
 
 
 def require_active(*, organization: Organization) -> None:
