@@ -216,11 +216,14 @@ class Town(Office):
         return True
 
     def end_dispute(self, _customer: Customer) -> bool:
-        """A bank decides."""
+        """A bank decides, or does not agree with what was decided for us and takes the money once more."""
         found = self._some("dispute")
-        if found is None or found["status"] != "needs_response":
+        if found is None or found["status"] == "lost":
             return False
-        intents.end_dispute(self.side.provider.book, found, self.chance.choice(["won", "lost"]))
+        if found["status"] == "won":
+            intents.reopen_dispute(self.side.provider.book, found)
+        else:
+            intents.end_dispute(self.side.provider.book, found, self.chance.choice(["won", "lost"]))
         return True
 
     # What the provider tells, and the workers do

@@ -18,7 +18,7 @@ from django.db import InterfaceError, OperationalError, connection, transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from billing import automatic, customers, gateway, payments, reversals
+from billing import automatic, customers, disputes, gateway, payments, reversals
 from billing.errors import CustomerGone, Parked, PaymentRefused, PaymentUnavailable, Quarantined
 from billing.models import StripeEvent, TopUp
 
@@ -181,7 +181,7 @@ def _refund(found: dict[str, Any], payload: dict[str, Any]) -> bool:
 
 def _dispute(found: dict[str, Any], payload: dict[str, Any]) -> bool:
     _require_kind(found, "dispute", "Dispute")
-    reversals.apply_dispute(found, livemode=payload.get("livemode"))
+    disputes.apply_dispute(found, livemode=payload.get("livemode"))
     return True
 
 

@@ -30,7 +30,7 @@ def send_due() -> int:
     without_card = AutoTopUp.objects.filter(
         is_on=False, last_failure=customers.GONE, mailed_at=None, updated_at__gt=since
     )
-    disputed = Dispute.objects.filter(mailed_at=None, opened_at__gt=since)
+    disputed = Dispute.objects.filter(mailed_at=None, withdrawn_minor__gt=0, movements__moved_at__gt=since).distinct()
     sent = 0
     for top_up in failed.select_related("account__organization"):
         sent += _tell_failure(top_up)

@@ -1,8 +1,8 @@
-"""Money that goes back: refunds by administrators, and disputes, in which a cardholder's bank takes it.
+"""Money that administrators give back: refunds, ours and those made at the provider's own pages.
 
 The one rule: what the ledger does follows from the object as the provider has it now, and is keyed on our row of it; so
-events may come twice, late, or in any order. What was taken from the wallet for a refund that failed, or a dispute that
-was won, comes back the same way as any payment.
+events may come twice, late, or in any order. What was taken from the wallet for a refund that failed comes back the
+same way as any payment. `billing.disputes` is about money that a bank takes back.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from django.utils.translation import gettext_noop
 
 from billing import currencies, gateway, receivables
 from billing.errors import Parked, PaymentRefused, PaymentUnavailable, Quarantined, RefundRefused
-from billing.models import AutoTopUp, Dispute, Refund, TopUp
-from billing.payments import moment, step_sentence
+from billing.models import AutoTopUp, Refund, TopUp
+from billing.payments import step_sentence
 from billing.wording import money
 from console.accounts.models import User
 
@@ -32,11 +32,6 @@ STATES = {
     "failed": Refund.States.FAILED,
     "canceled": Refund.States.FAILED,
 }
-ENDS = {"won": Dispute.States.WON, "lost": Dispute.States.LOST, "warning_closed": Dispute.States.WON}
-"""`warning_closed`: a mere inquiry, which moved nothing."""
-
-
-# --- Refunds ----------------------------------------------------------------------------------------------------------
 
 
 def refundable_minor(top_up: TopUp) -> int:
@@ -44,8 +39,9 @@ def refundable_minor(top_up: TopUp) -> int:
     if top_up.state != TopUp.States.PAID:
         return 0
     refunds = top_up.refunds.exclude(state=Refund.States.FAILED).aggregate(total=Sum("amount_minor"))
-    disputes = top_up.disputes.filter(is_withdrawn=True, is_reinstated=False).aggregate(total=Sum("amount_minor"))
-    return top_up.amount_minor - int(refunds["total"] or 0) - int(disputes["total"] or 0)
+    disputes = top_up.disputes.aggregate(total=Sum("withdrawn_minor"))
+    # A bank may take back what was refunded in part before: then nothing is left, and no less.
+    return max(0, top_up.amount_minor - int(refunds["total"] or 0) - int(disputes["total"] or 0))
 
 
 def refund(*, top_up: TopUp, amount_minor: int, reason: str, user: User, key: UUID | None = None) -> Refund:
@@ -109,7 +105,7 @@ def apply_refund(found: Mapping[str, Any], *, livemode: object) -> None:
 
     In the caller's transaction. Raises Quarantined, Parked.
     """
-    top_up = _top_up_of(found, livemode=livemode)
+    top_up = top_up_of(found, livemode=livemode)
     reference = (found.get("metadata") or {}).get("refund")
     row = _refund_with(str(found["id"]), reference)
     if row is None:
@@ -180,59 +176,7 @@ def _refund_with(refund_id: str, reference: object) -> Refund | None:
         return None
 
 
-# --- Disputes ---------------------------------------------------------------------------------------------------------
-
-
-def apply_dispute(found: Mapping[str, Any], *, livemode: object) -> None:
-    """Take in a dispute as the provider has it now: its funds withdrawn, reinstated, or neither (an inquiry).
-
-    In the caller's transaction. Raises Quarantined, Parked.
-    """
-    top_up = _top_up_of(found, livemode=livemode)
-    amount = found["amount"]
-    if not 0 < amount <= top_up.amount_minor:
-        raise Quarantined(f"The dispute is of {amount}, the top-up of {top_up.amount_minor}.")
-    moved = [each["amount"] for each in found.get("balance_transactions") or ()]
-    status = str(found.get("status"))
-    due = (found.get("evidence_details") or {}).get("due_by")
-    row, is_new = Dispute.objects.select_for_update().get_or_create(
-        dispute_id=found["id"],
-        defaults={
-            "top_up": top_up,
-            "amount_minor": amount,
-            "reason": str(found.get("reason") or "")[:100],
-            "opened_at": moment(found.get("created")),
-            "evidence_due_at": moment(due) if due else None,
-        },
-    )
-    if is_new:  # a card that is disputed is not charged again while its owner is away
-        AutoTopUp.objects.filter(account=top_up.account, is_on=True).update(is_on=False, last_failure="disputed")
-    if any(each < 0 for each in moved) and not row.is_withdrawn:
-        row.is_withdrawn = True
-        receivables.take_back(
-            account=top_up.account,
-            amount_minor=row.amount_minor,
-            reference=f"dispute:{row.dispute_id}",
-            kind="dispute",
-            description=gettext_noop("Disputed payment: taken back by the bank"),
-        )
-    if any(each > 0 for each in moved) and row.is_withdrawn and not row.is_reinstated:
-        row.is_reinstated = True
-        receivables.pay_in(
-            account=top_up.account,
-            amount_minor=row.amount_minor,
-            reference=f"dispute-won:{row.dispute_id}",
-            kind="dispute",
-            description=gettext_noop("Dispute won: back in the wallet"),
-            returns=True,
-        )
-    if status in ENDS:
-        row.state = ENDS[status]
-        row.ended_at = row.ended_at or timezone.now()
-    row.save()
-
-
-def _top_up_of(found: Mapping[str, Any], *, livemode: object) -> TopUp:
+def top_up_of(found: Mapping[str, Any], *, livemode: object) -> TopUp:
     """The paid top-up whose payment this is about, locked. Raises Quarantined, Parked."""
     if livemode != gateway.is_live():
         raise Quarantined(f"livemode is {livemode!r}, not {gateway.is_live()!r}")

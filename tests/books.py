@@ -51,11 +51,16 @@ BROKEN_BOOKS = {
             OR count(t.id) <> CASE r.state WHEN 'failed' THEN 2 ELSE 1 END""",
     "a dispute did not move what its row says": """
         SELECT d.id FROM billing_dispute d
-        LEFT JOIN billing_transaction t ON t.reference IN ('dispute:' || d.dispute_id, 'dispute-won:' || d.dispute_id)
+        LEFT JOIN billing_disputemovement m ON m.dispute_id = d.id
+        LEFT JOIN billing_transaction t ON t.reference = m.reference
         LEFT JOIN (SELECT e.transaction_id, e.amount_minor FROM billing_entry e
                    JOIN billing_account a ON a.id = e.account_id AND a.kind = 'clearing') c ON c.transaction_id = t.id
-        GROUP BY d.id HAVING count(t.id) <> d.is_withdrawn::int + d.is_reinstated::int
-            OR coalesce(sum(c.amount_minor), 0) <> d.amount_minor * (d.is_withdrawn::int - d.is_reinstated::int)""",
+        GROUP BY d.id HAVING count(t.id) <> count(m.id) FILTER (WHERE m.amount_minor <> 0)
+            OR coalesce(sum(c.amount_minor), 0) <> d.withdrawn_minor
+            OR coalesce(sum(m.amount_minor), 0) <> d.withdrawn_minor""",
+    "a dispute took more than was paid in": """
+        SELECT d.id FROM billing_dispute d JOIN billing_topup u ON u.id = d.top_up_id
+        WHERE d.withdrawn_minor NOT BETWEEN 0 AND u.amount_minor""",
     "more was refunded than was paid in": """
         SELECT u.id FROM billing_topup u JOIN billing_refund r ON r.top_up_id = u.id AND r.state <> 'failed'
         GROUP BY u.id HAVING sum(r.amount_minor) > u.amount_minor OR u.state <> 'paid'""",

@@ -35,7 +35,7 @@ def dropped(statement: str) -> tuple[str, str, str]:
 
 
 EVENTS = ("tests/billing/test_gateway.py", "tests/billing/test_events.py", "tests/billing/test_webhooks.py")
-BACK = ("tests/billing/test_reversals.py", "tests/billing/test_receivables.py")
+BACK = ("tests/billing/test_reversals.py", "tests/billing/test_disputes.py", "tests/billing/test_receivables.py")
 CHARGES = ("tests/billing/test_charges.py", "tests/billing/test_ledger.py")
 AUTOMATIC = ("tests/billing/test_automatic.py",)
 CUSTOMERS = ("tests/billing/test_customers.py",)
@@ -85,9 +85,15 @@ MUTANTS = (
            'TopUp.objects.select_related("account").get(pk=top_up.pk)', BACK),
     Mutant("a failed refund stays gone", "billing/reversals.py", "    if state == Refund.States.FAILED:", "    if False:", BACK),
     Mutant("a refund is told twice", "billing/gateway.py", 'f"refund-{reference}"', "os.urandom(8).hex()", BACK + PROPERTY),
-    Mutant("a dispute freezes nothing", "billing/reversals.py", "if any(each < 0 for each in moved) and", "if False and", BACK),
-    Mutant("a dispute that was won stays frozen", "billing/reversals.py", "if any(each > 0 for each in moved) and",
-           "if False and", BACK),
+    Mutant("a dispute freezes nothing", "billing/disputes.py", "    if amount > 0:\n        receivables", "    if False:\n        receivables",
+           BACK),
+    Mutant("a dispute that was won stays frozen", "billing/disputes.py", "    elif amount < 0:", "    elif False:", BACK),
+    Mutant("a dispute takes once, whatever moves", "billing/disputes.py", 'if each["id"] in seen:',
+           'if each["id"] in seen or len(seen) > 1:', BACK),
+    Mutant("a dispute takes once, seen by the property", "billing/disputes.py", 'if each["id"] in seen:',
+           'if each["id"] in seen or len(seen) > 1:', PROPERTY),
+    Mutant("a dispute takes more than was paid", "billing/disputes.py",
+           "if not 0 <= row.withdrawn_minor <= top_up.amount_minor:", "if False:", BACK),
     Mutant("credit is paid out", "billing/receivables.py", "min(amount_minor, credit.paid_minor(locked))",
            "min(amount_minor, locked.available_minor)", BACK),
     Mutant("debts are forgotten", "billing/receivables.py", "    if due:", "    if False:", BACK),

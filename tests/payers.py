@@ -159,9 +159,18 @@ class Payers:
     @rule(which=which, won=st.booleans())
     def end_dispute(self, which: int, won: bool) -> None:
         book = self.side.provider.book
-        undecided = [each for each in book.store.all("dispute") if each["status"] == "needs_response"]
+        undecided = [each for each in book.store.all("dispute") if each["status"] not in {"won", "lost"}]
         if (found := self.chosen(which, undecided)) is not None:
             intents.end_dispute(book, found, "won" if won else "lost")
+            self.post += self.side.fresh()
+
+    @rule(which=which)
+    def bank_takes_it_again(self, which: int) -> None:
+        """What was won is not the last word."""
+        book = self.side.provider.book
+        won = [each for each in book.store.all("dispute") if each["status"] == "won"]
+        if (found := self.chosen(which, won)) is not None:
+            intents.reopen_dispute(book, found)
             self.post += self.side.fresh()
 
     # What the provider tells

@@ -119,6 +119,8 @@ class Market(Buyers, Payers, RuleBasedStateMachine):
         self.dispute(1)
         self.post_comes(seed=7, share=1, copies=2)
         self.end_dispute(0, won=True)
+        self.post_comes(seed=9, share=1, copies=2)
+        self.bank_takes_it_again(0)
         self.post_comes(seed=8, share=1, copies=2)
         self.ordinary(2, Outcome.COMPLETED, 700, observers=2)
         self.settle_again(2, 100, True, 2)

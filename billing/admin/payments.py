@@ -35,7 +35,14 @@ class DisputeInline(ReadOnlyInline):
     """What a bank took back."""
 
     model = models.Dispute
-    fields = ("dispute_id", "amount_minor", "reason", "state", "is_withdrawn", "is_reinstated", "evidence_due_at")
+    fields = ("dispute_id", "amount_minor", "withdrawn_minor", "reason", "state", "evidence_due_at")
+
+
+class MovementInline(ReadOnlyInline):
+    """What a dispute moved."""
+
+    model = models.DisputeMovement
+    fields = ("moved_at", "amount_minor", "balance_transaction", "reference")
 
 
 @admin.register(models.TopUp)
@@ -142,7 +149,10 @@ class RefundAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no type
 class DisputeAdmin(ReadOnlyAdmin):
     """Disputes. They are answered at the provider's own pages."""
 
-    list_display = ("dispute_id", "top_up", "amount_minor", "reason", "state", "evidence_due_at", "opened_at")
+    list_display = (
+        "dispute_id", "top_up", "amount_minor", "withdrawn_minor", "reason", "state", "evidence_due_at", "opened_at",
+    )  # fmt: skip
+    inlines = (MovementInline,)
     list_filter = ("state",)
     search_fields = ("dispute_id", "top_up__account__organization__name")
 

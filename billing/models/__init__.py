@@ -18,6 +18,7 @@ from billing.models.ledger import Account, Entry, Hold, Receipt, Transaction, Wr
 from billing.models.payments import (
     AutoTopUp,
     Dispute,
+    DisputeMovement,
     PaymentCustomer,
     Refund,
     StripeEvent,
@@ -36,6 +37,7 @@ __all__ = [
     "CreditGrant",
     "CreditUse",
     "Dispute",
+    "DisputeMovement",
     "Entry",
     "Hold",
     "Invoice",

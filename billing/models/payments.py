@@ -11,7 +11,8 @@ from typing import Any
 from django.conf import settings
 from django.core.validators import MinValueValidator
 from django.db import models
-from django.db.models import F, Q
+from django.db.models import Q
+from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from billing.models.ledger import Account
@@ -208,7 +209,7 @@ class Refund(models.Model):
 
 
 class Dispute(models.Model):
-    """A payment that the cardholder's bank took back. Its transactions are `dispute:<id>` and `dispute-won:<id>`."""
+    """A payment that the cardholder's bank took back. What moved is in its `movements`."""
 
     class States(models.TextChoices):
         """The life of a dispute."""
@@ -222,8 +223,9 @@ class Dispute(models.Model):
     amount_minor = models.PositiveBigIntegerField(_("amount (minor units)"), validators=[MinValueValidator(1)])
     reason = models.CharField(_("reason"), max_length=100)
     state = models.CharField(_("state"), max_length=4, choices=States.choices, default=States.OPEN)
-    is_withdrawn = models.BooleanField(_("funds withdrawn"), default=False)
-    is_reinstated = models.BooleanField(_("funds given back"), default=False)
+    withdrawn_minor = models.BigIntegerField(
+        _("taken back now (minor units)"), default=0, help_text=_("The sum of what moved.")
+    )
     evidence_due_at = models.DateTimeField(_("evidence due"), null=True, blank=True)
     opened_at = models.DateTimeField(_("opened"))
     ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
@@ -234,11 +236,37 @@ class Dispute(models.Model):
         verbose_name_plural = _("disputes")
         ordering = ("-opened_at",)
         constraints = (
-            models.CheckConstraint(
-                condition=Q(is_withdrawn=True) | Q(is_reinstated=F("is_withdrawn")),
-                name="only_what_was_withdrawn_is_reinstated",
-            ),
+            models.CheckConstraint(condition=Q(withdrawn_minor__gte=0), name="no_more_is_given_back_than_was_taken"),
         )
 
     def __str__(self) -> str:
         return self.dispute_id
+
+
+class DisputeMovement(models.Model):
+    """Money that a dispute moved: one balance transaction of the provider's, one transaction of ours."""
+
+    dispute = models.ForeignKey(Dispute, models.PROTECT, related_name="movements", verbose_name=_("dispute"))
+    balance_transaction = models.CharField(
+        _("balance transaction"),
+        max_length=255,
+        null=True,
+        blank=True,
+        unique=True,  # or none: what was booked before ids were kept
+    )
+    reference = models.CharField(_("transaction"), max_length=100, unique=True)
+    amount_minor = models.BigIntegerField(_("taken (minor units)"), help_text=_("Negative: given back."))
+    moved_at = models.DateTimeField(_("when"), default=timezone.now)
+
+    class Meta:
+        verbose_name = _("movement of a dispute")
+        verbose_name_plural = _("movements of disputes")
+        ordering = ("id",)
+
+    def __str__(self) -> str:
+        return self.reference
+
+    @property
+    def is_unnamed(self) -> bool:
+        """Whether it was booked before the provider's id was written down, and waits for it."""
+        return self.balance_transaction is None

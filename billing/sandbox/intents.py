@@ -283,12 +283,11 @@ def _returned(book: Book, charge: Object, amount: int) -> None:
 def open_dispute(book: Book, charge: Object) -> Object:
     """The cardholder's bank takes back what is left of a charge."""
     amount = charge["amount"] - charge["amount_refunded"]
-    moved = book.move("adjustment", charge["id"], -amount, charge["currency"])
     dispute = book.make(
         "dispute",
         "du",
         amount=amount,
-        balance_transactions=[dict(moved)],
+        balance_transactions=[],
         charge=charge["id"],
         currency=charge["currency"],
         evidence={},
@@ -298,10 +297,28 @@ def open_dispute(book: Book, charge: Object) -> Object:
         reason="fraudulent",
         status="needs_response",
     )
-    book.change(charge, disputed=True)
+    _adjust(book, dispute, -amount)
     book.emit("charge.dispute.created", dispute)
     book.emit("charge.dispute.funds_withdrawn", dispute)
     return dispute
+
+
+def reopen_dispute(book: Book, dispute: Object) -> Object:
+    """The bank does not agree with an end in our favour, and takes the money once more; nobody's evidence is asked."""
+    if dispute["status"] != "won":
+        raise Refused("Only a dispute that was won can be taken up again.")
+    book.change(dispute, status="under_review")
+    _adjust(book, dispute, -dispute["amount"])
+    book.emit("charge.dispute.updated", dispute)
+    book.emit("charge.dispute.funds_withdrawn", dispute)
+    return dispute
+
+
+def _adjust(book: Book, dispute: Object, amount: int) -> None:
+    """Move money of a dispute (negative: the bank takes it)."""
+    moved = book.move("adjustment", dispute["charge"], amount, dispute["currency"])
+    book.change(dispute, balance_transactions=[*dispute["balance_transactions"], dict(moved)])
+    book.change(book.get("charge", dispute["charge"]), disputed=amount < 0)
 
 
 def answer_dispute(book: Book, dispute: Object, form: Object) -> Object:
@@ -320,9 +337,7 @@ def end_dispute(book: Book, dispute: Object, verdict: str) -> Object:
         raise Refused("This dispute is already closed.")
     book.change(dispute, status=verdict)
     if verdict == "won":
-        moved = book.move("adjustment", dispute["charge"], dispute["amount"], dispute["currency"])
-        book.change(dispute, balance_transactions=[*dispute["balance_transactions"], dict(moved)])
-        book.change(book.get("charge", dispute["charge"]), disputed=False)
+        _adjust(book, dispute, dispute["amount"])
     book.emit("charge.dispute.closed", dispute)
     if verdict == "won":
         book.emit("charge.dispute.funds_reinstated", dispute)

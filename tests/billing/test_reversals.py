@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from billing import automatic, events, ledger, receivables, reversals
 from billing.errors import RefundRefused
-from billing.models import Account, AutoTopUp, Dispute, Refund, StripeEvent, TopUp
+from billing.models import Account, AutoTopUp, Refund, StripeEvent, TopUp
 from tests.books import BROKEN_BOOKS, broken
 from tests.factories.accounts import UserFactory
 from tests.factories.billing import paid_top_up
@@ -253,110 +253,6 @@ def test_one_that_is_asked_for_many_times_at_once_is_one(provider):
     provider.deliver(*provider.fresh())
     assert provider.held() == cleared() == 4000
     assert broken(BROKEN_BOOKS) == {}
-
-
-class TestDispute:
-    def test_funds_are_frozen(self, provider):
-        top_up = paid_top_up(provider, card=DISPUTED)
-        assert agree(provider)
-        assert balance(top_up) == 0
-        row = Dispute.objects.get()
-        assert (row.state, row.is_withdrawn, row.reason) == (Dispute.States.OPEN, True, "fraudulent")
-        assert row.evidence_due_at > timezone.now()
-        assert reversals.refundable_minor(top_up) == 0
-
-    def test_what_was_spent_is_owed(self, provider):
-        top_up = paid_top_up(provider, card=DISPUTED, deliver=False)
-        told = provider.fresh()
-        provider.deliver(*[event for event in told if event["type"] == "checkout.session.completed"])
-        ledger.hold(account=top_up.account, amount_minor=3500)
-        provider.deliver(*told)
-        assert balance(top_up) == 3500
-        assert receivables.owed_minor(top_up.account) == 3500
-        assert provider.held() == cleared() == 0
-
-    @pytest.mark.parametrize(("evidence", "state", "left"), [("winning", "won", 5000), ("losing", "lost", 0)])
-    def test_its_end(self, provider, evidence, state, left):
-        top_up = paid_top_up(provider, card=DISPUTED)
-        (theirs,) = provider.ask("GET", "disputes")["data"]
-        provider.ask("POST", f"disputes/{theirs['id']}", **{"evidence[uncategorized_text]": f"{evidence}_evidence"})
-        assert agree(provider)
-        row = Dispute.objects.get()
-        assert (row.state, row.is_reinstated) == (state, state == "won")
-        assert row.ended_at is not None
-        assert balance(top_up) == left
-
-    def test_one_that_was_won_pays_the_debt_first(self, provider):
-        top_up = paid_top_up(provider, card=DISPUTED, deliver=False)
-        told = provider.fresh()
-        provider.deliver(*[event for event in told if event["type"] == "checkout.session.completed"])
-        ledger.hold(account=top_up.account, amount_minor=5000)
-        provider.deliver(*told)
-        assert receivables.owed_minor(top_up.account) == 5000
-        (theirs,) = provider.ask("GET", "disputes")["data"]
-        provider.ask("POST", f"disputes/{theirs['id']}", **{"evidence[uncategorized_text]": "winning_evidence"})
-        ledger.unhold(account=top_up.account, amount_minor=5000)
-        assert agree(provider)
-        assert receivables.owed_minor(top_up.account) == 0
-        assert balance(top_up) == 5000
-
-    def test_one_that_is_won_after_its_debt_was_written_off(self, provider):
-        top_up = paid_top_up(provider, card=DISPUTED, deliver=False)
-        told = provider.fresh()
-        provider.deliver(*[event for event in told if event["type"] == "checkout.session.completed"])
-        ledger.hold(account=top_up.account, amount_minor=5000)
-        provider.deliver(*told)
-        clerk = UserFactory(is_superuser=True)
-        receivables.write_off(account=top_up.account, amount_minor=5000, reason="Gone", user=clerk)
-        (theirs,) = provider.ask("GET", "disputes")["data"]
-        provider.ask("POST", f"disputes/{theirs['id']}", **{"evidence[uncategorized_text]": "winning_evidence"})
-        assert agree(provider)
-        assert balance(top_up) == 5000  # what is held of it, and nothing on top
-        assert receivables.written_off_minor(top_up.account) == 0
-
-    def test_an_inquiry_moves_nothing(self, provider):
-        top_up = paid_top_up(provider)
-        (charge,) = provider.provider.book.store.all("charge")
-        book = provider.provider.book
-        inquiry = book.make(
-            "dispute", "du", amount=5000, balance_transactions=[], charge=charge["id"], currency="usd",
-            payment_intent=charge["payment_intent"], reason="general", status="warning_needs_response",
-        )  # fmt: skip
-        book.emit("charge.dispute.created", inquiry)
-        assert agree(provider)
-        assert balance(top_up) == 5000
-        book.change(inquiry, status="warning_closed")
-        book.emit("charge.dispute.closed", inquiry)
-        assert agree(provider)
-        assert Dispute.objects.get().state == Dispute.States.WON
-
-    def test_switches_automatic_top_ups_off_once(self, provider):
-        top_up = paid_top_up(provider, card=DISPUTED, deliver=False)
-        setup = AutoTopUp.objects.create(account=top_up.account, is_on=True, threshold_minor=1, amount_minor=500)
-        told = provider.fresh()
-        provider.deliver(*told)
-        setup.refresh_from_db()
-        assert (setup.is_on, setup.last_failure) == (False, "disputed")
-        AutoTopUp.objects.update(is_on=True)  # a person looked at it
-        (theirs,) = provider.ask("GET", "disputes")["data"]
-        provider.ask("POST", f"disputes/{theirs['id']}/close")
-        assert agree(provider)
-        setup.refresh_from_db()
-        assert setup.is_on
-
-    @pytest.mark.parametrize(
-        ("changes", "reason"),
-        [({"currency": "eur"}, "currency is 'eur'"), ({"amount": 5001}, "of 5001"), ({"amount": 0}, "of 0")],
-    )
-    def test_what_does_not_match_is_quarantined(self, provider, changes, reason):
-        top_up = paid_top_up(provider, card=DISPUTED, deliver=False)
-        (dispute,) = provider.provider.book.store.all("dispute")
-        provider.provider.book.change(dispute, **changes)
-        rows = provider.deliver()
-        wrong = [row for row in rows if row.type.startswith("charge.dispute")]
-        assert {row.state for row in wrong} == {StripeEvent.States.QUARANTINED}
-        assert all(reason in row.reason for row in wrong)
-        assert balance(top_up) == 5000
 
 
 def test_an_event_of_another_mode_moves_nothing(provider):
