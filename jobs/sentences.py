@@ -176,6 +176,8 @@ def _out_of_memory(data: Mapping[str, Any]) -> str:
 
 
 def _too_many_processes(data: Mapping[str, Any]) -> str:
+    if data.get("tasks") is not None:
+        return _("Node %(node)s ran %(tasks)s processes at once, which left no time for anything else on it.") % data
     if data.get("limit") is None:
         return _("Node %(node)s was refused another process or thread: it had as many as it may.") % {
             "node": data["node"]

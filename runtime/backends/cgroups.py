@@ -57,6 +57,13 @@ class Group:
         """How often a new process or thread was refused because there were too many."""
         return _count(self._folders["pids"] / "pids.events", "max")
 
+    def tasks(self) -> int:
+        """How many processes and threads are in here now."""
+        try:
+            return int((self._folders["pids"] / "pids.current").read_text())
+        except (OSError, ValueError):
+            return 0
+
     def peak_bytes(self) -> int:
         """The most memory that was used at once, 0 where the kernel does not say."""
         name = "memory.peak" if self._unified else "memory.max_usage_in_bytes"

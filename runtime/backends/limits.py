@@ -15,12 +15,16 @@ from runtime.backends.siblings import Siblings
 from runtime.backends.tree import Tree
 from runtime.launcher import disk
 from runtime.launcher.kernel import Counter
-from runtime.launcher.node_limits import TICK_SECONDS, NodeLimits
+from runtime.launcher.node_limits import AFTERMATH_SECONDS, TICK_SECONDS, NodeLimits
 from runtime.launcher.record import Record, Verdict
 
 START_SECONDS = 90.0
 CALM_SECONDS = 1.0
 """Between two looks at a node whose memory and processes the kernel holds, once it runs: nothing grows past a limit."""
+
+_CROWD = 100
+"""So many processes and threads can keep the launcher beside them from its turn; fewer cannot."""
+_STARVED_SHARE = 0.5
 
 
 class Limits(NodeLimits):
@@ -34,6 +38,10 @@ class Limits(NodeLimits):
         self._folder = record.folder
         self._ranks_by_pid: Mapping[int, int] = {}
         self._refused = Counter()
+        self._tasks = 0
+        self._turn: tuple[float, watchdog.Turn | None] = (self._begun, None)
+        self._hungry_looks = 0
+        self._starved_at: float | None = None
 
     def running(self, ranks_by_pid: Mapping[int, int]) -> None:
         """These ranks run, perhaps again; with the first time the deadline is set."""
@@ -53,7 +61,10 @@ class Limits(NodeLimits):
         node = self._record.node
         if not self._record.started and now - self._begun > START_SECONDS:
             return Verdict("platform_error", "node_not_started", "The node did not start in time.")
+        self._see_its_turn(now)
         if self.silent(now):
+            if self._starved(now):
+                return self._crowded()
             return Verdict("node_lost", "node_silent", f"Node {node} stopped answering.")
         if not self._record.started and not self._order["elastic"]:
             lost = self._siblings.lost_one()
@@ -79,7 +90,9 @@ class Limits(NodeLimits):
         )
 
     def explain(self, found: Mapping[str, Any], now: float) -> Verdict | None:
-        """What the kernel's limits have to do with a rank that failed; None where nothing."""
+        """What the kernel's limits have to do with a rank that failed, or a crowd with nodes that lost each other."""
+        if found["kind"] == "node_lost" and self._starved(now):
+            return self._crowded()
         if found["kind"] != "code_failed" or self._tree.group is None:
             return None
         self._count(now)
@@ -110,11 +123,41 @@ class Limits(NodeLimits):
         # Until the launcher speaks, bubblewrap may still be at work in there, with the host's own /tmp in sight.
         enough = memory if self._record.started else None
         usage = watchdog.look(self._tree.init, enough_bytes=enough, enough_processes=processes)
+        self._tasks = usage.processes
         if usage.processes > processes:
             return self._too_many(None)
         if usage.memory_bytes > memory:
             return self.out_of_memory(self._ranks_by_pid.get(usage.heaviest or 0), usage.memory_bytes)
         return None
+
+    def _see_its_turn(self, now: float) -> None:
+        """Whether the launcher wants to speak and has no chance to, among all that the code has started beside it.
+
+        While it waits, that is not counted yet: then it is seen to want a core, look after look, and to get none.
+        """
+        if not self._tree.init or now - self._turn[0] < CALM_SECONDS:
+            return
+        if self._tree.group is not None:
+            self._tasks = self._tree.group.tasks()
+        (before_at, before), after = self._turn, watchdog.turn(self._tree.init)
+        self._turn = (now, after)
+        if before is None or after is None:
+            return
+        seconds = now - before_at
+        waited = after.waited_seconds - before.waited_seconds >= _STARVED_SHARE * seconds
+        ran = after.ran_seconds - before.ran_seconds >= _STARVED_SHARE * seconds
+        hungry = self._tasks >= _CROWD and (waited or (after.wanting and not ran))
+        self._hungry_looks = self._hungry_looks + 1 if hungry else 0
+        if self._hungry_looks > 1:
+            self._starved_at = now
+
+    def _starved(self, now: float) -> bool:
+        return self._starved_at is not None and now - self._starved_at <= AFTERMATH_SECONDS
+
+    def _crowded(self) -> Verdict:
+        node, tasks = self._record.node, self._tasks
+        message = f"Node {node} ran {tasks} processes at once, and what keeps it together did not come to its turn."
+        return Verdict("code_failed", "too_many_processes", message, data={"tasks": tasks})
 
     def _too_many(self, rank: int | None) -> Verdict:
         return self.too_many_processes(rank, int(self._order["process_limit"]))

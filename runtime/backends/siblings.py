@@ -19,7 +19,8 @@ from runtime.backends import identity
 
 SILENCE_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
-_SECOND_LOOK_SECONDS = 1.0
+_SECOND_LOOK_SECONDS = 2.5
+"""Longer than twice the time between two signs of life, or a supervisor that has just been woken is killed."""
 
 
 class Siblings:

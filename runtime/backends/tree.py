@@ -56,6 +56,7 @@ class Tree:
         os.close(writing)
         with os.fdopen(reading, "rb") as info, contextlib.suppress(ValueError, KeyError):
             self.init = int(json.loads(info.read())["child-pid"])
+            watchdog.favour(self.init)
         if midwife is not None:
             midwife.show_in(self.init, self._bubblewrap, self._limits(), self._made)
             midwife.launcher_end.close()

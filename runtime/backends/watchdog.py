@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _OPEN_FILES = 65536
+_FOREMOST = -20
 _MEMORY_FOLDERS = ("tmp", "dev/shm")
 
 
@@ -59,6 +60,35 @@ def keep_awake() -> None:
     """
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+
+
+def favour(launcher: int) -> None:
+    """Let no crowd of processes in its node keep the launcher from its word, where we may (root).
+
+    It stays within what the node has of CPU time, or whoever makes it work would take that of others. What it starts
+    begins as anybody.
+    """
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(launcher, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+        os.setpriority(os.PRIO_PROCESS, launcher, _FOREMOST)
+
+
+class Turn(NamedTuple):
+    """Whether a process wants a core at this moment; for how long in all it had one, and for how long it waited."""
+
+    wanting: bool
+    ran_seconds: float
+    waited_seconds: float
+
+
+def turn(pid: int) -> Turn | None:
+    """How a process fares among those that want the same cores; None where the kernel does not say."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        ran, waited = map(int, Path(f"/proc/{pid}/schedstat").read_text().split()[:2])
+    except (OSError, ValueError, IndexError):
+        return None
+    return Turn(state == "R", ran / 1e9, waited / 1e9)
 
 
 def look(init: int, *, enough_bytes: int | None, enough_processes: int) -> Usage:

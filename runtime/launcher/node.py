@@ -20,7 +20,7 @@ from .report import ConnectionLost, Link, first_cause
 
 TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
 if TYPE_CHECKING:
-    from typing import Any, Mapping, Optional, Protocol, Sequence
+    from typing import Any, Dict, Mapping, Optional, Protocol, Sequence
 
     from .node_limits import NodeLimits
     from .output import Output
@@ -176,10 +176,13 @@ class Node:
         self._record.save()
 
     def _take_cause(self, found: Message) -> None:
-        """A rank that failed may have met one of the kernel's limits: then that is the cause."""
+        """A rank that failed, or a node that others lost, may have met one of its limits: then that is the cause."""
         verdict = self._limits.explain(found, time.monotonic())
         if verdict is not None:
-            told = {"kind": verdict.kind, "code": verdict.code, "message": verdict.message, "data": dict(verdict.data)}
+            told: Dict[str, Any] = {"kind": verdict.kind, "code": verdict.code, "message": verdict.message}
+            told["data"] = dict(verdict.data)
+            if found["kind"] == "node_lost":
+                told["node"] = self._node
             found = {**found, **told}
         self._record.data["causes"].append(found)
 

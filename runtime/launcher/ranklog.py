@@ -88,14 +88,21 @@ class RankLog:
         return int(struct.unpack("i", fcntl.ioctl(self.reading, termios.FIONREAD, bytes(4)))[0])
 
     def _throw_away(self, count: int) -> None:
-        """Without seeing it. A kernel or a Python that does not do that leaves it to be read."""
+        """Without seeing it. A kernel or a Python that does not do that leaves it to be read.
+
+        The code can read from this pipe too (`/proc/self/fd/1`), and so there may be less in it by now than there was:
+        what is not there is not waited for.
+        """
         if not hasattr(os, "splice"):
             return
         if self._nowhere < 0:
             self._nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         with contextlib.suppress(OSError):
             while count > 0:
-                count -= os.splice(self.reading, self._nowhere, count)
+                thrown = os.splice(self.reading, self._nowhere, count, flags=os.SPLICE_F_NONBLOCK)
+                if not thrown:
+                    return
+                count -= thrown
 
     def note(self, text: str) -> None:
         """Add a line of the platform's own, over the cap if need be."""

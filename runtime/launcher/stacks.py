@@ -17,7 +17,9 @@ from .progress import NOT_WAITING, WAITING, WAITING_IF_IDLE, Stand
 from .rank import STACK_SIGNAL
 from .sampling import PROC, Process, read_file
 
-LARGEST_TEXT = 256 << 10
+LARGEST_TEXT = 128 << 10
+"""Of a rank, in characters. One that is no text is six bytes of JSON, and the message must fit in a line (`report`):
+else the supervisor hears the launcher no more, and the run passes for a lost node."""
 LONGEST_SECONDS = 2.0
 """How long a rank gets to answer."""
 _QUIET_SECONDS = 0.15

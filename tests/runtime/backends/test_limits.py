@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from runtime.backends import watchdog
 from runtime.backends.cgroups import Group
 from runtime.backends.limits import CALM_SECONDS, Limits
 from runtime.backends.tree import Tree
@@ -52,3 +54,41 @@ def test_a_node_that_the_kernel_holds_is_looked_at_seldom(
     assert limits.patience(100.0) == tick
     assert not limits.due(100.0 + tick / 2)
     assert limits.due(100.0 + tick)
+
+
+def a_crowd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tasks: int) -> Limits:
+    """The limits of a node whose launcher has wanted a core for three looks, and was given none."""
+    for name in ("run", "checkpoints", "nodes"):
+        (tmp_path / name).mkdir()
+    order: dict[str, Any] = {"nodes": 1, "elastic": False, "disk_bytes": 1 << 30}
+    order["written"] = {name: str(tmp_path / name) for name in ("run", "checkpoints")}
+    tree = Tree(order, tmp_path / "note")
+    tree.init, tree.group = 1, Group({"memory": tmp_path, "pids": tmp_path}, unified=False)
+    (tmp_path / "pids.current").write_text(f"{tasks}\n")
+    record = Record(tmp_path, None, node=0, address="")
+    record.data["started_at"] = 1.0
+    monkeypatch.setattr(watchdog, "turn", lambda _pid: watchdog.Turn(wanting=True, ran_seconds=1.0, waited_seconds=2.0))
+    limits = Limits(order, record, tree)
+    begun = time.monotonic()
+    for second in range(1, 4):
+        assert limits.look(begun + second) is None
+    return limits
+
+
+def test_a_crowd_that_starves_its_launcher_is_no_lost_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = a_crowd(tmp_path, monkeypatch, tasks=1900)
+    silent = limits.look(time.monotonic() + 13)
+    lost = limits.explain({"kind": "node_lost", "node": 1}, time.monotonic() + 3)
+    assert silent is not None
+    assert (silent.kind, silent.code, silent.data) == ("code_failed", "too_many_processes", {"tasks": 1900})
+    assert lost == silent, "what it says of others follows from its own silence"
+
+
+def test_a_launcher_that_is_silent_without_a_crowd_is_a_lost_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = a_crowd(tmp_path, monkeypatch, tasks=20)
+    silent = limits.look(time.monotonic() + 13)
+    assert silent is not None
+    assert silent.kind == "node_lost"
+    assert limits.explain({"kind": "node_lost", "node": 1}, time.monotonic() + 3) is None

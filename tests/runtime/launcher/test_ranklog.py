@@ -99,3 +99,19 @@ def test_a_full_disk_is_told_and_not_fatal(tmp_path: Path) -> None:
     assert "No space left" in log.problem
     os.close(writing)
     log.close()
+
+
+def test_what_the_code_takes_from_the_pipe_meanwhile_is_not_waited_for(
+    open_log: Callable[[int], Opened], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code can read its own output: between two looks at the pipe, all of it, with nobody left who writes."""
+    log, writing = open_log(10)
+    os.write(writing, b"x" * 20)
+    log.pump()
+    monkeypatch.setattr(log, "_waiting", lambda: 1 << 20)
+    os.write(writing, b"x" * 5000)
+    log.pump()
+    assert log.open, "somebody can still write"
+    os.close(writing)
+    log.pump()
+    assert not log.open

@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 
 from runtime.launcher import rank
+from runtime.launcher.plain import dumps
 from runtime.launcher.progress import NOT_WAITING, WAITING, WAITING_IF_IDLE, Stand
+from runtime.launcher.report import LONGEST_LINE
 from runtime.launcher.sampling import read_processes
 from runtime.launcher.stacks import LARGEST_TEXT, LONGEST_SECONDS, Asked, Look, main_frames, stack_lines, stand, why_not
 
@@ -215,6 +217,15 @@ def test_a_rank_that_says_too_much_is_cut(tmp_path: Path) -> None:
     for _ in range(100):
         look.feed(0, b'Thread 0x1\n  File "x", line 1 in y\n' * 1000, 1.0)
     assert len(look.texts({}, {})[0]) <= LARGEST_TEXT + 1
+
+
+def test_whatever_is_in_a_text_it_fits_in_a_line_of_the_protocol() -> None:
+    look = Look({0: Asked(1, -1)})
+    look._said[0] = b""
+    look.feed(0, (b"  " + b"\xff" * 997 + b"\n") * 1000, 1.0)
+    (text,) = look.texts({}, {}).values()
+    assert "\ufffd" in text
+    assert len(dumps({"type": "stacks", "rank": 0, "text": text})) < LONGEST_LINE
 
 
 def _wait_for(condition: object) -> None:
