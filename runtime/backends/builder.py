@@ -18,7 +18,8 @@ from typing import NamedTuple, Protocol
 from runtime.backends import images, smoke_run, wheels
 from runtime.backends.local import LocalBackend
 from runtime.backends.recipes import RECIPES, Recipe, Section, Smoke, names, read_recipe
-from runtime.backends.runs import FolderLock, remove_tree
+from runtime.backends.runs import FolderLock
+from runtime.backends.trash import remove_tree
 from runtime.errors import RuntimeFault
 from runtime.specs import Image, Mount, Outcome, Resources, RunSpec
 

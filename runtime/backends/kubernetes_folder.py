@@ -10,10 +10,9 @@ import contextlib
 import os
 import re
 import stat
-import uuid
 from pathlib import Path
 
-from runtime.backends.runs import remove_tree
+from runtime.backends.trash import Trash, remove_tree
 from runtime.errors import BackendUnavailable
 
 KEY = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
@@ -80,11 +79,9 @@ class Folders:
 
     def remove(self, name: str) -> None:
         """A run's folder, whole; nothing where there is none."""
-        trash = self.root / ".trash"
-        with contextlib.suppress(FileNotFoundError):
-            (self.root / name).rename(trash / uuid.uuid4().hex)
-        for left in trash.glob("*"):
-            remove_tree(left)
+        trash = Trash(self.root / ".trash")
+        trash.take(self.root / name)
+        trash.empty()
 
     def remove_checkpoints(self, key: str) -> None:
         """What attempts share under a key."""

@@ -20,7 +20,8 @@ from typing import Any
 from runtime.backends import admission, cgroups, machine, orders, recipes, sandbox, warmstart
 from runtime.backends.bells import Bells
 from runtime.backends.keeper import Keeper, network_gap
-from runtime.backends.runs import FolderLock, Run, remove_tree
+from runtime.backends.runs import TRASH, FolderLock, Run
+from runtime.backends.trash import Trash
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound
 from runtime.launcher.frameworks import rank_environment
 from runtime.launcher.topology import Plan
@@ -77,6 +78,7 @@ class LocalBackend:
             gpus=len(self._gpus),
             gpu_type=self._gpus[0].model if self._gpus else "",
         )
+        self._trash = Trash(self._root / TRASH)
         self._keeper = Keeper(self._root, idle_seconds=warm_seconds)
         # A sandbox cannot keep what it compiles; an image with our own Python then need not compile the launcher.
         compileall.compile_dir(_LAUNCHER, quiet=2)
@@ -93,18 +95,25 @@ class LocalBackend:
             return
         spec = admission.check(spec, self._images_root)
         bubblewrap = sandbox.find_bubblewrap()
-        with FolderLock(self._root / ".lock"):
-            if run.exists():
-                return
-            run.destroy()
-            gpus = self._reserve(spec)
-            try:
-                self._launch(run, spec, gpus, bubblewrap)
-            except BaseException as error:
-                run.destroy()
-                if isinstance(error, OSError):
-                    raise BackendUnavailable(f"The run could not be started on this machine: {error}.") from error
-                raise
+        # Looked at before anybody waits for us: how much there is to read is up to the customer.
+        plain = not _may_import_more(spec)
+        thrown_away = False
+        try:
+            with FolderLock(self._root / ".lock"):
+                if run.exists():
+                    return
+                thrown_away = run.destroy()
+                gpus = self._reserve(spec)
+                try:
+                    self._launch(run, spec, gpus, bubblewrap, plain=plain)
+                except BaseException as error:
+                    thrown_away = run.destroy()
+                    if isinstance(error, OSError):
+                        raise BackendUnavailable(f"The run could not be started on this machine: {error}.") from error
+                    raise
+        finally:
+            if thrown_away:
+                self._trash.empty()
 
     def describe(self, name: str) -> RunStatus:
         """See `Backend.describe`."""
@@ -155,15 +164,17 @@ class LocalBackend:
                 run.request_stop(grace_seconds)
 
     def delete(self, name: str) -> None:
-        """See `Backend.delete`."""
+        """See `Backend.delete`. Nobody who submits waits for what takes long: ending it, and removing what it wrote."""
+        run = self._run(name)
+        run.end()
         with FolderLock(self._root / ".lock"):
-            self._run(name).destroy()
+            run.destroy()
+        self._trash.empty()
 
     def delete_checkpoints(self, key: str) -> None:
         """See `Backend.delete_checkpoints`."""
-        folder = self._checkpoints(key)
-        if folder.is_dir():
-            remove_tree(folder)
+        self._trash.take(self._checkpoints(key))
+        self._trash.empty()
 
     def names(self, *, live: bool = False) -> list[str]:
         """See `Backend.names`. Half-made submissions are among them."""
@@ -264,7 +275,7 @@ class LocalBackend:
 
     # Starting
 
-    def _launch(self, run: Run, spec: RunSpec, gpus: list[list[int]], bubblewrap: str) -> None:
+    def _launch(self, run: Run, spec: RunSpec, gpus: list[list[int]], bubblewrap: str, *, plain: bool) -> None:
         run.prepare()
         checkpoints = self._checkpoints(spec.checkpoint_key) if spec.checkpoint_key else run.folder / "checkpoints"
         checkpoints.mkdir(exist_ok=True, mode=0o700)
@@ -272,7 +283,7 @@ class LocalBackend:
         token = secrets.token_hex(32)
         wish = self._zygote(spec.image) if spec.controller is not Controller.MPI else None
         zygote = str(self._root / warmstart.FOLDER / wish["name"]) if wish else ""
-        if zygote and not _may_import_more(spec):
+        if zygote and plain:
             zygote += warmstart.PLAIN
         with contextlib.ExitStack() as stack:
             locks: list[int] = []

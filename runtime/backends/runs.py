@@ -15,30 +15,29 @@ supervisors that were started vanish, and whoever comes next may clear the folde
                   checkpoints/           CHECKPOINT_DIR where the run shares none
     <root>/.checkpoints/<key>/           CHECKPOINT_DIR shared by attempts
     <root>/.active/<name>                runs that hold capacity
+    <root>/.trash/                       what is to be removed: out of the way, whatever is in it
     <root>/.changes/<name>               touched whenever the run's status or output changes
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
 import select
-import shutil
 import signal
-import stat
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from runtime.backends import identity, outcome, siblings, tree
+from runtime.backends.trash import Trash
 from runtime.errors import RunNotFound
 from runtime.specs import Outcome, RunPhase, RunSpec, RunStatus
 
+TRASH = ".trash"
 _END_SECONDS = 5.0
 
 
@@ -50,7 +49,7 @@ class Run:
         self.folder = root / name
         self.active = root / ".active" / name
         self.bell = root / ".changes" / name
-        self._trash = root / ".trash"
+        self._trash = Trash(root / TRASH)
 
     def exists(self) -> bool:
         """Whether the run exists."""
@@ -137,31 +136,31 @@ class Run:
         for pid, started in self._supervisors():
             identity.send(pid, started, signal.SIGTERM)
 
-    def destroy(self) -> None:
-        """End what runs and remove every trace."""
-        if self.folder.is_dir():
-            self._end_supervisors()
+    def destroy(self) -> bool:
+        """End what runs and put every trace into the trash, for the caller to empty; whether there was any."""
+        there = self.folder.is_dir()
+        if there:
+            self.end()
             self._clear_after_the_lost()
-            self._trash.mkdir(exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):
-                self.folder.rename(self._trash / uuid.uuid4().hex)
-        for left in self._trash.glob("*"):
-            remove_tree(left)
+            self._trash.take(self.folder)
         self.active.unlink(missing_ok=True)
         self.bell.unlink(missing_ok=True)
+        return there
 
-    def _supervisors(self) -> list[tuple[int, int]]:
-        records = (siblings.load(path) for path in (self.folder / "nodes").glob("*.json"))
-        return [(record["pid"], record["start_time"]) for record in records if record is not None]
-
-    def _end_supervisors(self) -> None:
+    def end(self) -> None:
         """Let each supervisor end its own node, so that when it is gone nothing of the node is left."""
+        if not any(identity.is_alive(pid, started) for pid, started in self._supervisors()):
+            return
         self.request_stop(0)
         give_up_at = time.monotonic() + _END_SECONDS
         for pid, started in self._supervisors():
             if not wait_gone(pid, started, give_up_at - time.monotonic()):
                 identity.send(pid, started, signal.SIGKILL)
                 wait_gone(pid, started, _END_SECONDS)
+
+    def _supervisors(self) -> list[tuple[int, int]]:
+        records = (siblings.load(path) for path in (self.folder / "nodes").glob("*.json"))
+        return [(record["pid"], record["start_time"]) for record in records if record is not None]
 
     def _lock_path(self, node: int) -> Path:
         return self.folder / "nodes" / f"{node}.lock"
@@ -218,24 +217,3 @@ def write_json(path: Path, data: object) -> None:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     temporary.write_text(json.dumps(data))
     temporary.replace(path)
-
-
-def remove_tree(folder: Path) -> None:
-    """Remove a folder that hostile code has written: links are not followed, folders without permissions are opened.
-
-    Nothing of the run may live any more: then what is looked at stays what it is.
-    """
-
-    def open_up(function: Callable[..., Any], path: str, _info: object) -> None:
-        parent = Path(path).parent
-        for blocked in (parent, Path(path)):
-            with contextlib.suppress(OSError):
-                if stat.S_ISDIR(blocked.lstat().st_mode):
-                    blocked.chmod(0o700)
-        with contextlib.suppress(OSError):
-            if function is os.unlink:
-                Path(path).unlink(missing_ok=True)
-            else:
-                shutil.rmtree(path, ignore_errors=True)
-
-    shutil.rmtree(folder, onerror=open_up)

@@ -96,10 +96,11 @@ def is_of_use(workspace: Path, script: str) -> bool:
 
 
 def _imports_more(folder: int, script: str) -> bool:
-    waiting, seen = [script], {script}
+    waiting, seen, read = [script], {script}, 0
     while waiting:
         source = _source(folder, waiting.pop())
-        if len(seen) > _MOST_SOURCES or _UNTOLD.search(source):
+        read += len(source)
+        if len(seen) > _MOST_SOURCES or read > _LARGEST_SOURCE or _UNTOLD.search(source):
             return True
         for name in imported_names(source):
             module = f"{name}.py"
