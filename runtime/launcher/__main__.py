@@ -51,7 +51,7 @@ def main(arguments: List[str]) -> int:
         os.set_inheritable(descriptor, False)
     plan = Plan.from_data(order["plan"])
     order["folder"] = os.path.dirname(plan.script)
-    sources = list(_sources(plan.script, order["folder"]))
+    sources = list(_sources(plan, order["folder"]))
     order["flag"] = local_rank_flag(sources)
     order["import_folders"] = import_folders(sources, order["folder"], plan.workspace)
     order["warm"] = Warm(None if warm is None or unfit(sources) else warm)
@@ -77,9 +77,12 @@ def _prefer_for_oom() -> None:
         os.close(score)
 
 
-def _sources(script: str, folder: str) -> Iterator[str]:
-    """The script and the modules beside it that it imports, for a look at their argument parsers."""
-    waiting = [script]
+def _sources(plan: Plan, folder: str) -> Iterator[str]:
+    """The script and the modules beside it that it imports, for a look at their argument parsers.
+
+    One that runs others (`runpy`) brings along the scripts that its arguments name.
+    """
+    waiting = [plan.script]
     seen = set(waiting)
     while waiting and len(seen) <= _MOST_SOURCES:
         path = waiting.pop(0)
@@ -89,8 +92,12 @@ def _sources(script: str, folder: str) -> Iterator[str]:
         except OSError:
             continue
         yield source
-        for name in imported_names(source):
-            module = os.path.join(folder, name + ".py")
+        names = imported_names(source)
+        modules = [name + ".py" for name in names]
+        if "runpy" in names:
+            modules.extend(word for word in plan.arguments if word.endswith(".py"))
+        for name in modules:
+            module = os.path.join(folder, name)
             if module not in seen and os.path.isfile(module):
                 seen.add(module)
                 waiting.append(module)

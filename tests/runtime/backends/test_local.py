@@ -63,6 +63,25 @@ def test_a_parser_in_a_module_beside_the_script_counts(yard: Yard) -> None:
     assert yard.log() == "['--local_rank=0']\n"
 
 
+def test_a_parser_in_a_script_that_the_script_runs_counts(yard: Yard) -> None:
+    (yard.workspace / "old.py").write_text(
+        "import argparse\n"
+        "parser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--local_rank', type=int, required=True)\n"
+        "print('given', parser.parse_args().local_rank)\n"
+    )
+    runner = "import runpy, sys\ndel sys.argv[0]\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
+    status = yard.run(runner, workers_per_node=2, arguments=("old.py",))
+    assert status.outcome is Outcome.COMPLETED, yard.all_logs("job-1-1")
+    assert yard.log(1) == "given 1\n"
+
+
+def test_a_script_that_is_named_and_not_run_declares_nothing(yard: Yard) -> None:
+    (yard.workspace / "old.py").write_text("parser.add_argument('--local_rank')\n")
+    yard.run("import sys\nprint(sys.argv[1:])", arguments=("old.py",))
+    assert yard.log() == "['old.py']\n"
+
+
 def test_the_script_is_main_in_a_plain_interpreter(yard: Yard) -> None:
     (yard.workspace / "deep").mkdir()
     (yard.workspace / "deep" / "beside.py").write_text("NAME = 'beside'\n")

@@ -102,7 +102,12 @@ def test_a_module_of_the_scripts_own_comes_before_the_images(warm: Yard) -> None
     [
         ("import os; os.environ['OMP_NUM_THREADS'] = '3'", "rank.py"),
         ("import os; os.environ.setdefault('TORCH_LOGS', 'all')", "rank.py"),
+        ("import os\nfor name in ('OMP_NUM_THREADS',): os.environ[name] = '3'", "rank.py"),
+        ("import os; names = {'OMP_NUM_THREADS': '3'}; os.environ.update( names)", "rank.py"),
+        ("import os; name = 'OMP_NUM_THREADS'; os.environ.update({ name: '3'})", "rank.py"),
         ("import os; os.environ['MY_NAME'] = '3'", "zygote.py"),
+        ("import os; os.environ.update({'MY_NAME': '3'})", "zygote.py"),
+        ("import os; print(end='' if [os.environ[name] == '3' for name in ('HOME',)] else '?')", "zygote.py"),
     ],
 )
 def test_who_settles_what_frameworks_read_at_their_start_is_started_cold(warm: Yard, line: str, how: str) -> None:
