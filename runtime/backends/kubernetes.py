@@ -19,6 +19,7 @@ from runtime.backends.kubernetes_api import Api, Object, Refused, path_of
 from runtime.backends.kubernetes_capacity import capacity as count
 from runtime.backends.kubernetes_capacity import declared, waiting_requests
 from runtime.backends.kubernetes_config import ClusterConfig
+from runtime.backends.kubernetes_departures import Departures
 from runtime.backends.kubernetes_facts import JobFact, latest, read_job, read_pod, seconds
 from runtime.backends.kubernetes_folder import Folders
 from runtime.backends.kubernetes_launchers import Launchers
@@ -33,7 +34,7 @@ from runtime.backends.kubernetes_names import (
 from runtime.backends.kubernetes_order import order
 from runtime.backends.kubernetes_runs import Runs, is_submitted
 from runtime.backends.kubernetes_submission import Submission
-from runtime.backends.kubernetes_watch import Watches
+from runtime.backends.kubernetes_watch import LISTED, Watches
 from runtime.errors import BackendUnavailable, InvalidSpec, RunNotFound
 from runtime.launcher.frameworks import rank_environment
 from runtime.launcher.topology import Plan
@@ -191,15 +192,22 @@ class KubernetesBackend:
         paths = {kind: self._path(version, kind) for kind, version in (("jobs", "batch/v1"), ("pods", "v1"))}
         paths["events"] = self._path("v1", "events")
         running: dict[str, str] = {}
+        departures = Departures()
 
-        def look(change: str, item: Object) -> None:
+        def look(kind: str, change: str, item: Object) -> None:
+            if change == LISTED:
+                if kind == "pods":
+                    departures.begin(item["items"])
+                return
             name = (item["metadata"].get("labels") or {}).get(RUN_LABEL, "")
-            if item.get("kind") == "Job" or "completions" in item.get("spec", {}):
+            if kind == "jobs":
                 if change == "DELETED":
                     running.pop(name, None)
+                    departures.forget(item["metadata"]["uid"])
                 return
+            first = departures.take(change, item)
             if change == "DELETED" or item["metadata"].get("deletionTimestamp"):
-                self._runs.note(item)
+                self._runs.note(item, first=first)
             if (item.get("status") or {}).get("phase") == "Running":
                 running[name] = item["metadata"]["uid"]
 

@@ -27,6 +27,8 @@ from runtime.specs import Failure, FailureCode, NodeStatus, Outcome, RunPhase, R
 
 Object = Mapping[str, Any]
 
+REMOVED = "Removed"
+"""Our own word for a disruption: the pod was told to go by neither its Job nor us, when none of its run had failed."""
 _TERMINAL = frozenset({"Succeeded", "Failed"})
 _LONGEST_LINE = 500
 
@@ -188,8 +190,26 @@ def latest(job: JobFact, pods: Iterable[PodFact]) -> dict[int, PodFact]:
     for pod in sorted(pods, key=lambda pod: pod.created_at):
         kept = found.get(pod.node)
         if kept is None or pod.uid == kept.uid or pod.created_at >= kept.created_at:
-            found[pod.node] = pod
+            found[pod.node] = remembered(pod, kept)
     return {node: pod for node, pod in sorted(found.items()) if node < job.nodes}
+
+
+def removed(pod: Object, *, now: float) -> PodFact | None:
+    """The pod as one that others have removed: by its own word of when, else now. None as `read_pod` has it."""
+    fact, meta = read_pod(pod), pod["metadata"]
+    if fact is None:
+        return None
+    told_at = now
+    if fact.deleted_at is not None:
+        told_at = fact.deleted_at - (meta.get("deletionGracePeriodSeconds") or 0)
+    return dataclasses.replace(fact, disruption=REMOVED, disrupted_at=told_at)
+
+
+def remembered(pod: PodFact, kept: PodFact | None) -> PodFact:
+    """The pod as it is now, with what is known of it that it does not say itself."""
+    if kept is None or kept.uid != pod.uid or kept.disruption != REMOVED or pod.disruption:
+        return pod
+    return dataclasses.replace(pod, disruption=REMOVED, disrupted_at=kept.disrupted_at)
 
 
 def seconds(timestamp: str | None) -> float | None:

@@ -17,9 +17,10 @@ from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from runtime.backends import kubernetes_guard, kubernetes_waiting
+from runtime.backends import kubernetes_guard, kubernetes_history, kubernetes_waiting
 from runtime.backends.kubernetes_api import Api, Object, Refused, path_of
 from runtime.backends.kubernetes_capacity import lost_since
+from runtime.backends.kubernetes_causes import Record, parted
 from runtime.backends.kubernetes_config import ClusterConfig
 from runtime.backends.kubernetes_facts import (
     JobFact,
@@ -28,6 +29,8 @@ from runtime.backends.kubernetes_facts import (
     pack_status,
     read_job,
     read_pod,
+    remembered,
+    removed,
     unpack_status,
 )
 from runtime.backends.kubernetes_folder import Folders
@@ -41,10 +44,10 @@ from runtime.backends.kubernetes_names import (
     SUBMITTED,
     TAKEN_DOWN,
 )
-from runtime.backends.kubernetes_outcome import Record, merge
+from runtime.backends.kubernetes_outcome import merge
 from runtime.errors import BackendUnavailable, RunNotFound
 from runtime.launcher.signed import read_record
-from runtime.specs import Capacity, RunPhase, RunStatus, Waiting
+from runtime.specs import Capacity, Outcome, RunPhase, RunStatus, Waiting
 
 logger = logging.getLogger(__name__)
 
@@ -101,11 +104,16 @@ class Runs:
         if fact.final:
             return unpack_status(fact.final)
         listed = self.pods(job)
-        pods = latest(fact, [pod for pod in map(read_pod, listed) if pod is not None])
         now = time.time()
+        seen = [pod for pod in map(read_pod, listed) if pod is not None]
+        pods = latest(fact, [*seen, *self._removed(fact, listed, now)])
         lost = self._lost(fact, pods)
-        status = merge(fact, pods, self._records(fact, pods), now=now, lost=lost)
+        records = self._records(fact, pods)
+        status = merge(fact, pods, records, now=now, lost=lost)
         if status.phase is RunPhase.ENDED:
+            if status.outcome is Outcome.CODE_FAILED and parted(fact, pods):
+                history = self._history(fact, now)
+                status = merge(fact, pods, records, now=now, lost=lost, history=history)
             self._write_end(fact, pods, status)
             return status
         waiting = self._waiting(job, fact, listed) if status.phase is RunPhase.STARTING else None
@@ -129,21 +137,55 @@ class Runs:
             notes[HURRIED] = repr(hurried_until)
         self._write(fact, {"metadata": {"annotations": notes}, "spec": change})
 
-    def note(self, pod: Object) -> None:
-        """Keep the last word of a pod that goes, on its Job. For a watch: it raises nothing."""
+    def note(self, pod: Object, *, first: bool = False) -> None:
+        """Keep the last word of a pod that goes, on its Job. For a watch: it raises nothing.
+
+        `first`: it was told to go before any of its run had failed, by the order of the watch.
+        """
         meta = pod["metadata"]
         fact = read_pod(pod)
         name = (meta.get("labels") or {}).get(RUN_LABEL, "")
-        if fact is None or not _is_worth_keeping(fact, None):
+        if fact is None or not (_is_worth_keeping(fact, None) or (first and not fact.disruption)):
             return
         try:
             job = self._api.find(path_of("batch/v1", "jobs", meta["namespace"], name))
-            if job is not None and is_submitted(job) and owner_of(pod) in {"", job["metadata"]["uid"]}:
-                self._keep(read_job(job), {fact.node: fact}, None)
+            if job is None or not is_submitted(job) or owner_of(pod) not in {"", job["metadata"]["uid"]}:
+                return
+            of_job = read_job(job)
+            if first and not fact.disruption and _may_lose_pods_to_others(job, of_job):
+                fact = removed(pod, now=time.time()) or fact
+            self._keep(of_job, {fact.node: remembered(fact, of_job.kept.get(fact.node))}, None)
         except (BackendUnavailable, Refused):
             logger.warning("What node %s of the run %s said last could not be kept.", fact.node, name)
 
     # What is asked for it
+
+    def _removed(self, fact: JobFact, listed: Sequence[Object], now: float) -> list[PodFact]:
+        """Pods that were told to go while all of this list were well: not by the Job's controller, then."""
+        going = [pod for pod in listed if pod["metadata"].get("deletionTimestamp")]
+        if not going or fact.failing or any(_has_failed(pod) for pod in listed):
+            return []
+        # Its controller tells pods to go before it says why, and what we want of it ourselves is written first.
+        job = self.find(fact.name)
+        if (
+            job is None
+            or job["metadata"]["uid"] != fact.uid
+            or not _may_lose_pods_to_others(job, after := read_job(job))
+        ):
+            return []
+        if after.failing:
+            return []
+        found = [removed(pod, now=now) for pod in going]
+        return [pod for pod in found if pod is not None and not pod.ended]
+
+    def _history(self, fact: JobFact, now: float) -> kubernetes_history.History | None:
+        """What events say, where they may be read."""
+        path = path_of("v1", "events", fact.namespace)
+        try:
+            told = [self._api.list(path, fieldSelector=one)["items"] for one in kubernetes_history.selectors(fact)]
+        except Refused:
+            return None
+        return kubernetes_history.read(fact, *told, now=now)
 
     def _lost(self, fact: JobFact, pods: Mapping[int, PodFact]) -> dict[int, float]:
         """Nodes on machines that the API server takes for dead; asked only where something is wrong already."""
@@ -267,6 +309,17 @@ def _is_worth_keeping(pod: PodFact, kept: PodFact | None) -> bool:
     if pod.node >= _MOST_NOTES or not (pod.disruption or (pod.ended and pod.deleted_at is not None)):
         return False
     return kept is None or kept.uid != pod.uid or (pod.exit_code is not None and kept.exit_code is None)
+
+
+def _has_failed(pod: Object) -> bool:
+    """Whether a pod has failed, or it is said why it goes."""
+    fact = read_pod(pod)
+    return fact is not None and bool(fact.disruption or (fact.ended and fact.exit_code != 0))
+
+
+def _may_lose_pods_to_others(job: Object, fact: JobFact) -> bool:
+    """Whether nobody who may has asked for the end of the run's pods; `job` is as it was after a pod was told to go."""
+    return not (job["metadata"].get("deletionTimestamp") or fact.taken_down or fact.suspended or fact.final)
 
 
 def owner_of(pod: Object) -> str:

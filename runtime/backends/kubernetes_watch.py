@@ -25,7 +25,9 @@ _AGAIN_SECONDS = (0.2, 5.0)
 
 _ENDED = frozenset({"Succeeded", "Failed"})
 
-Look = Callable[[str, Object], None]
+Look = Callable[[str, str, Object], None]
+LISTED = "LISTED"
+"""A change that is a whole list: what follows goes on from there."""
 
 
 _OURS = f"{MANAGED_BY}={MANAGER},{RUN_LABEL}"
@@ -40,7 +42,7 @@ class Watches:
     """Follows a cluster until `close`. `paths`: what to follow, by kind: jobs, pods, events."""
 
     def __init__(self, api: Api, paths: Mapping[str, str], look: Look) -> None:
-        """`look` is told of each change, its type and the object, on the thread of its watch; it must not raise."""
+        """`look` is told of each change, its kind and type and the object, on its watch's thread; it must not raise."""
         self._api = api
         self._look = look
         self._news: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -92,6 +94,7 @@ class Watches:
     def _list(self, kind: str, path: str, query: Mapping[str, str], known: dict[str, str]) -> str:
         """Read it whole, and tell what is new, what is different and what is gone since `known`."""
         listed = self._api.list(path, **query)
+        self._look(kind, LISTED, listed)
         first, there = not known, {}
         for item in listed["items"]:
             meta = item["metadata"]
@@ -122,6 +125,6 @@ class Watches:
         else:
             known[meta["uid"]] = meta["resourceVersion"]
             self._owners[meta["uid"]] = name
-        self._look(change, item)
+        self._look(kind, change, item)
         if name:
             self.tell(name)

@@ -219,6 +219,7 @@ class Controllers:
                 "pods", meta["namespace"], meta["name"],
                 lambda found: add_condition(found, "Ready", "False", "NodeNotReady"),
             )  # fmt: skip
+            record_event(self.api, pod, "Warning", "NodeNotReady", "Node is not ready")
         for taint in taints:
             if taint["effect"] != "NoExecute":
                 continue

@@ -75,9 +75,11 @@ class JobController:
         target = _condition(job, "FailureTarget") or self._verdict(job, pods)
         active = [pod for pod in pods if pod["status"]["phase"] not in _ENDED]
         if target:
-            add_condition(job, "FailureTarget", "True", target["reason"], target["message"])
             for pod in active:
-                self._delete(pod)
+                self._delete(job, pod)
+            add_condition(job, "FailureTarget", "True", target["reason"], target["message"])
+            for pod in pods:
+                self._release(pod)  # those that still run are as good as counted: they go as soon as they have ended
             if not active:
                 add_condition(job, "Failed", "True", target["reason"], target["message"])
                 record_event(self._api, job, "Warning", target["reason"], target["message"])
@@ -144,7 +146,8 @@ class JobController:
         if job["spec"]["suspend"]:
             for pod in pods:
                 if pod["status"]["phase"] not in _ENDED:
-                    self._delete(pod)
+                    self._delete(job, pod)
+                    self._release(pod)
             if not _condition(job, "Suspended"):
                 record_event(self._api, job, "Normal", "Suspended", "Job suspended")
             add_condition(job, "Suspended", "True", "JobSuspended", "Job suspended")
@@ -176,11 +179,13 @@ class JobController:
             told = f"Created pod: {made['metadata']['name']}"
             record_event(self._api, job, "Normal", "SuccessfulCreate", told)
 
-    def _delete(self, pod: Object) -> None:
+    def _delete(self, job: Object, pod: Object) -> None:
+        """Tell a pod to go, and say so; one that goes already is not told again."""
         meta = pod["metadata"]
         if not meta.get("deletionTimestamp"):
             with contextlib.suppress(ApiError):
                 self._store.delete("pods", meta["namespace"], meta["name"])
+                record_event(self._api, job, "Normal", "SuccessfulDelete", f"Deleted pod: {meta['name']}")
 
     def _release(self, pod: Object) -> None:
         meta = pod["metadata"]

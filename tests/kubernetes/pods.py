@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from tests.kubernetes.kubelet import Kubelet
 
 _RETRY_SECONDS = 0.5
+_LEAST_GRACE_SECONDS = 2.0
+"""Of a pod that is removed by force, too."""
 Had = TypeVar("Had")
 
 
@@ -137,7 +139,7 @@ class Pod:
                     self._event("Normal", "Killing", f"Stopping container {spec['containers'][0]['name']}")
                 meta = found["metadata"] if found else {"deletionGracePeriodSeconds": 0}
                 grace = meta.get("deletionGracePeriodSeconds", spec["terminationGracePeriodSeconds"])
-                kill_at = told_at + max(grace, 0.2)
+                kill_at = told_at + max(grace, _LEAST_GRACE_SECONDS)
                 if time.monotonic() >= kill_at:
                     made.kill()
             with self._store.changed:

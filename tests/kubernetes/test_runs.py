@@ -68,13 +68,14 @@ def test_an_image_that_is_not_there_is_told(cluster_yard: ClusterYard) -> None:
     assert (ended.outcome, ended.started_at, ended.spans) == (Outcome.STOPPED, None, ())
 
 
-def test_a_pod_that_is_removed_by_force_ends_the_run(cluster_yard: ClusterYard) -> None:
+def test_a_pod_that_is_removed_by_force_is_a_lost_node(cluster_yard: ClusterYard) -> None:
     ready(cluster_yard)
     pod = cluster_yard.site.pods("job-1-1")[1]
     cluster_yard.site.core.delete_namespaced_pod(pod.metadata.name, cluster_yard.site.namespace, grace_period_seconds=0)
     ended = cluster_yard.wait_for_end()
-    # Which pod went first is known only to whoever saw it go; that it ended, and not well, is known to all.
-    assert ended.outcome not in {None, Outcome.COMPLETED}, cluster_yard.all_logs("job-1-1")
+    assert ended.outcome is Outcome.NODE_LOST, cluster_yard.all_logs("job-1-1")
+    assert ended.failure is not None
+    assert ended.failure.node == 1
     assert ended.finished_at is not None
 
 

@@ -26,7 +26,8 @@ SMALL = Resources(cpus=0.25, memory_mib=256)
 class ClusterYard(AnyYard):
     """A backend with a workspace and a data set on a cluster."""
 
-    def __init__(self, site: Site, **settings: Any) -> None:
+    def __init__(self, site: Site, *, watched: bool = True, **settings: Any) -> None:
+        """`watched`: whether there is somebody who follows the cluster, as the console's watcher does."""
         self.site = site
         self.settings = settings
         self.keeps_output = site.shared
@@ -34,8 +35,8 @@ class ClusterYard(AnyYard):
         self.patience = 300.0 if site.real else 120.0
         self.backend: KubernetesBackend = self.another()
         self._closing = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, daemon=True)
-        self._watcher.start()
+        if watched:
+            threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
         """What the console's watcher does all the time: keep what goes with a pod."""
