@@ -23,6 +23,7 @@ from runtime.backends.keeper import Keeper, network_gap
 from runtime.backends.runs import TRASH, FolderLock, Run
 from runtime.backends.trash import Trash
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound
+from runtime.launcher import calls
 from runtime.launcher.frameworks import rank_environment
 from runtime.launcher.topology import Plan
 from runtime.specs import (
@@ -51,6 +52,8 @@ class LocalBackend:
     its own where the kernel allows, `host` shares the machine's. `cgroups`: use them where the kernel allows.
     `warm_seconds`: how long interpreters are kept ready after the last submission; 0: every start is a cold one.
     """
+
+    submits_at_once = 1
 
     def __init__(
         self,
@@ -233,6 +236,8 @@ class LocalBackend:
             )
         elif why_no_cpu := cgroups.why_no_cpu():
             gaps.append(f"The CPU time of runs is not limited. {why_no_cpu}")
+        if why_all := calls.why_not():
+            gaps.append(f"Runs may make every call of the kernel, also those that reach other runs. {why_all}")
         return gaps
 
     def retire(self) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.backends import cgroups, warmstart, watchdog
+from runtime.launcher import calls
 from runtime.launcher.processes import Exit, send_signal, spawn
 
 
@@ -41,19 +42,23 @@ class Tree:
             self._make_group()
         midwife = warmstart.midwife(order["zygote"], len(order["ranks"])) if order["zygote"] else None
         reading, writing = os.pipe()
+        refused = _refused_calls()
         arguments = [
             *order["sandbox"][:1],
             "--info-fd",
             str(writing),
+            *(["--seccomp", str(refused)] if refused >= 0 else []),
             *order["sandbox"][1:],
             *order["command"],
             "--socket",
             str(order_on),
         ]
         calling = [] if midwife is None else [midwife.launcher_end.fileno()]
-        inherited = [order_on, writing, *calling, *inherit]
+        inherited = [order_on, writing, *([refused] if refused >= 0 else []), *calling, *inherit]
         self._bubblewrap = spawn(arguments, {}, output=output, inherit=inherited, prepare=self._prepare)
         os.close(writing)
+        if refused >= 0:
+            os.close(refused)
         with os.fdopen(reading, "rb") as info, contextlib.suppress(ValueError, KeyError):
             self.init = int(json.loads(info.read())["child-pid"])
             watchdog.favour(self.init)
@@ -100,6 +105,17 @@ class Tree:
         """Nothing runs any more: remove what was made for it."""
         if cgroups.remove(self._made):
             self._note.unlink(missing_ok=True)
+
+
+def _refused_calls() -> int:
+    """A descriptor to read from which calls are refused in the sandbox; -1 where that is not to be had."""
+    program = None if calls.why_not() else calls.program()
+    if program is None:
+        return -1
+    reading, writing = os.pipe()
+    os.write(writing, program)  # far less than a pipe holds
+    os.close(writing)
+    return reading
 
 
 def clear_after(note: Path) -> None:

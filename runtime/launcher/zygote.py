@@ -38,6 +38,7 @@ if not __package__:
     __package__ = "launcher"
     __spec__ = None  # type: ignore[assignment]  # as in `__main__`
 
+from . import calls
 from . import rank as wrapper
 from .warm import MOST_BYTES, receive
 
@@ -50,6 +51,7 @@ _OWN_NAMESPACES = ("user", "mnt", "pid", "ipc", "uts")
 """A sandbox has these to itself; its network may be the host's, where the installation says so."""
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 1, 4, 24
 _PR_SET_NO_NEW_PRIVS, _PR_GET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 38, 39, 47, 4
+_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, _INSTRUCTION_BYTES = 22, 2, 8
 _CAPABILITY_VERSION_3 = 0x20080522
 _LAST_CAPABILITY = 63
 _TICK_SECONDS = 1.0
@@ -211,6 +213,17 @@ def _drop_privileges() -> None:
     _check(_libc.capget(header, left))
     if left.raw.strip(b"\0") or _libc.prctl(_PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1:
         raise Refused("privileges are left")
+    _refuse_calls()
+
+
+def _refuse_calls() -> None:
+    """As bubblewrap does it for what starts cold."""
+    program = None if calls.why_not() else calls.program()
+    if program is None:
+        return
+    code = ctypes.create_string_buffer(program, len(program))
+    filter_ = struct.pack("HxxxxxxP", len(program) // _INSTRUCTION_BYTES, ctypes.addressof(code))
+    _check(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, filter_, 0, 0))
 
 
 # The rank
