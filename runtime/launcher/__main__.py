@@ -1,24 +1,16 @@
-"""The launcher's entry: `python <this folder> --socket FD`. Reads its order from the supervisor and runs one node.
+"""The launcher's entry: `start`, with `--socket FD`. Reads its order from the supervisor and runs one node.
 
 The order is one JSON line: the plan, a token shared by the run's launchers, and descriptors that this process inherits.
-In an archive (`runtime.backends.zipapp`) this package is called `launcher`, and the `__main__.py` beside it calls
-`start`. With `--pod` this process is the first of a pod instead, and starts a launcher itself: see `pod`.
+Whoever calls `start` (`runtime.backends.orders`, and the `__main__.py` of `runtime.backends.zipapp`'s archive) has
+imported this package as `launcher`. With `--pod` this process is the first of a pod instead, and starts a launcher
+itself: see `pod`.
 The one rule: before any customer code runs, nothing of the order is left where that code could read it.
 """
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
-
-if not __package__:
-    # What is made on the way to the ranks stays, and need not be looked through again and again.
-    gc.disable()
-    # Run as a folder: import the modules beside this one as the package `launcher`, whatever it is called elsewhere.
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    __package__ = "launcher"
-    __spec__ = None  # it names no parent, and Python 3.13 warns where the two differ
 
 from .agent import Agent
 from .bare import socket
@@ -116,7 +108,3 @@ def start() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-if __name__ == "__main__":
-    start()

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from runtime.backends.orders import launcher_call
 from tests.runtime.launcher.test_topology import PLAN
 
 LAUNCHER = Path(__file__).resolve().parents[3] / "runtime" / "launcher"
@@ -65,7 +66,7 @@ class Relay:
 class Node:
     """One launcher, and what it tells its supervisor."""
 
-    command = (sys.executable, "-I", "-S", str(LAUNCHER))
+    command = (sys.executable, *launcher_call(str(LAUNCHER)))
 
     def __init__(self, folder: Path, plan: dict[str, Any], control_port: int, listener: socket.socket | None) -> None:
         ours, theirs = socket.socketpair()
