@@ -17,6 +17,8 @@ from pathlib import Path
 PROC = Path("/proc")
 NEEDED = ("memory", "pids")
 WANTED = (*NEEDED, "cpu")
+_COUNTED = "cpuacct"
+"""The first generation counts CPU time in a controller of its own."""
 _LEAF = "trainyard-console"
 _PERIOD = 100_000
 _LEAST_QUOTA = 1_000
@@ -56,6 +58,18 @@ class Group:
     def refusals(self) -> int:
         """How often a new process or thread was refused because there were too many."""
         return _count(self._folders["pids"] / "pids.events", "max")
+
+    def cpu_seconds(self) -> float | None:
+        """What all that ever was in here has used of CPU time, also what lived too short to be seen."""
+        folder = self._folders.get("cpu" if self._unified else _COUNTED)
+        if folder is None:
+            return None
+        try:
+            if self._unified:
+                return _count(folder / "cpu.stat", "usage_usec") / 1e6
+            return int((folder / "cpuacct.usage").read_text()) / 1e9
+        except (OSError, ValueError):
+            return None
 
     def tasks(self) -> int:
         """How many processes and threads are in here now."""
@@ -139,7 +153,7 @@ def find(proc: Path = PROC) -> tuple[dict[str, Path], bool]:
         if kind == "cgroup2" and "" in mine:
             unified = _below(mount, root, mine[""])
         elif kind == "cgroup":
-            for controller in set(options.split(",")) & set(WANTED) & set(mine):
+            for controller in set(options.split(",")) & {*WANTED, _COUNTED} & set(mine):
                 places[controller] = _below(mount, root, mine[controller])
     if all(name in places and os.access(places[name], os.W_OK) for name in NEEDED):
         return {name: place for name, place in places.items() if os.access(place, os.W_OK)}, False

@@ -16,6 +16,7 @@ from runtime.backends.tree import Tree
 from runtime.launcher import disk
 from runtime.launcher.kernel import Counter
 from runtime.launcher.node_limits import AFTERMATH_SECONDS, TICK_SECONDS, NodeLimits
+from runtime.launcher.progress import TOTAL_SHARE
 from runtime.launcher.record import Record, Verdict
 
 START_SECONDS = 90.0
@@ -28,7 +29,7 @@ _STARVED_SHARE = 0.5
 
 
 class Limits(NodeLimits):
-    """The node's limits, as its order gives them."""
+    """The node's limits, as its order gives them. `works`: whether it used CPU time of late, whoever in it."""
 
     def __init__(self, order: dict[str, Any], record: Record, tree: Tree) -> None:
         super().__init__(order, record)
@@ -41,6 +42,8 @@ class Limits(NodeLimits):
         self._tasks = 0
         self._turn: tuple[float, watchdog.Turn | None] = (self._begun, None)
         self._hungry_looks = 0
+        self._used: tuple[float, float | None] = (self._begun, None)
+        self.works = False
         self._starved_at: float | None = None
 
     def running(self, ranks_by_pid: Mapping[int, int]) -> None:
@@ -62,6 +65,7 @@ class Limits(NodeLimits):
         if not self._record.started and now - self._begun > START_SECONDS:
             return Verdict("platform_error", "node_not_started", "The node did not start in time.")
         self._see_its_turn(now)
+        self._see_its_work(now)
         if self.silent(now):
             if self._starved(now):
                 return self._crowded()
@@ -150,6 +154,15 @@ class Limits(NodeLimits):
         self._hungry_looks = self._hungry_looks + 1 if hungry else 0
         if self._hungry_looks > 1:
             self._starved_at = now
+
+    def _see_its_work(self, now: float) -> None:
+        """Whether all that is in the node computes: the launcher sees only what lives when it looks."""
+        if self._tree.group is None or now - self._used[0] < CALM_SECONDS:
+            return
+        (before_at, before), after = self._used, self._tree.group.cpu_seconds()
+        self._used = (now, after)
+        if before is not None and after is not None:
+            self.works = (after - before) / (now - before_at) >= TOTAL_SHARE
 
     def _starved(self, now: float) -> bool:
         return self._starved_at is not None and now - self._starved_at <= AFTERMATH_SECONDS

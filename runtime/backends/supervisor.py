@@ -27,6 +27,9 @@ from runtime.launcher.processes import Exit, reap
 from runtime.launcher.record import Record, Verdict
 from runtime.launcher.report import Message
 
+_QUIET_SECONDS = 3.0
+"""Who has told of progress since need not be told of work."""
+
 
 class Supervisor(Node):
     """The node, from the launcher's start to the last line of its record."""
@@ -89,6 +92,8 @@ class Supervisor(Node):
     def _look(self, now: float) -> None:
         self._look_for_stop()
         super()._look(now)
+        if self._limits.works and time.time() - (self._record.data["progress_at"] or 0.0) > _QUIET_SECONDS:
+            self._say({"type": "working"})
 
     def _look_for_stop(self) -> None:
         try:

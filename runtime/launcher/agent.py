@@ -187,6 +187,8 @@ class Agent:
                 self._ranks.signal(signal.SIGTERM)
             elif kind == "output":
                 self._watching().printed()
+            elif kind == "working":
+                self._watching().worked()
             elif kind == "abort":
                 self._peers.tell({"type": "abort"})
                 self._report({"type": "ended"})

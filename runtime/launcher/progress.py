@@ -25,7 +25,8 @@ SURE_SECONDS = 20.0
 BUSY_SHARE = 0.05
 """A process that has less of a core than this is idle: background threads tick on while a script waits."""
 _BUSIEST_SHARE = 0.15
-_TOTAL_SHARE = 0.5
+TOTAL_SHARE = 0.5
+"""Of a core: what all processes of a node together use from here on is work, whoever does it."""
 _LEARNABLE_SHARE = 0.075
 _STARVED_SHARE = 0.5
 _PARKED_SHARE = 0.02
@@ -62,6 +63,7 @@ class Work(NamedTuple):
     `seconds` since that look; `milestone`: something was printed, reported or stepped; `shares` {process: share};
     `starving`: the largest share of the time that a process wanted a core; `blocked`: one waits for a disk; `gpu` and
     `gpu_memory`: how busy the busiest GPU and its memory are. What waits on a GPU keeps it busy, but not its memory.
+    `working`: the kernel has counted more than `shares` have in them, which is of processes that live now.
     """
 
     seconds: float
@@ -73,6 +75,7 @@ class Work(NamedTuple):
     blocked: bool
     gpu: float
     gpu_memory: float
+    working: bool = False
 
 
 class Stand(NamedTuple):
@@ -126,7 +129,7 @@ class Signs:
             self._milestone_at = now
         # Many idle processes are idle; but what all of them use together is in use, and to be paid for.
         busy = any(share >= self.threshold(process) for process, share in work.shares.items())
-        busy |= sum(work.shares.values()) >= _TOTAL_SHARE
+        busy |= work.working or sum(work.shares.values()) >= TOTAL_SHARE
         if busy or work.starving >= _STARVED_SHARE or work.gpu >= _GPU_PERCENT:
             self._sign_at = now
         return self.pulse(now)

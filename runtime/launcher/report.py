@@ -27,6 +27,8 @@ Supervisor to launcher, after the order (see `__main__`):
                                               is about to be killed, and must not pass for one that was lost. Answered
                                               by `ended` as soon as the other nodes have been told
     output                                    ranks wrote output; at most once a second
+    working                                   the node uses CPU time, and the launcher has not told of any progress for
+                                              some seconds; at most once a second
 
 Launcher to launcher (node 0 is the hub, the others know only it):
 

@@ -83,7 +83,7 @@ class Watch:
         self._judge = Judge(self._plan.hang_seconds, set(members) - self._gone)
         self._before: Optional[Reading] = None
         self._interval = 0.0
-        self._printed = False
+        self._printed = self._working = False
         self._counts: Dict[int, Counts] = {}
         self._reported: Optional[Tuple[int, int]] = None
         self._look: Optional[Look] = None
@@ -99,6 +99,10 @@ class Watch:
     def printed(self) -> None:
         """Ranks of this node wrote output."""
         self._printed = True
+
+    def worked(self) -> None:
+        """This node used CPU time, whether or not any process that lives has."""
+        self._working = True
 
     def left(self, node: int) -> None:
         """Every rank of another node has succeeded."""
@@ -207,8 +211,9 @@ class Watch:
             blocked=blocked,
             gpu=max((gpu.utilization or 0 for gpu in gpus), default=0),
             gpu_memory=max((gpu.memory_utilization or 0 for gpu in gpus), default=0),
+            working=self._working,
         )
-        self._printed = False
+        self._printed = self._working = False
         return work
 
     def _metrics_changed(self) -> bool:

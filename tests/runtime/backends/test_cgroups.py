@@ -42,7 +42,8 @@ def test_of_v2_one_folder_holds_everything(tmp_path: Path) -> None:
     assert (folder / "cpu.max").read_text() == "152000 100000"
     (folder / "memory.events").write_text("low 0\noom 4\noom_kill 3\n")
     (folder / "pids.events").write_text("max 7\n")
-    assert (group.oom_kills(), group.refusals()) == (3, 7)
+    (folder / "cpu.stat").write_text("usage_usec 1500000\nuser_usec 1\n")
+    assert (group.oom_kills(), group.refusals(), group.cpu_seconds()) == (3, 7, 1.5)
 
 
 def test_of_v2_controllers_are_passed_on_where_that_is_ours_to_do(tmp_path: Path) -> None:
@@ -85,6 +86,10 @@ def test_of_v1_each_controller_has_its_tree(tmp_path: Path) -> None:
     assert (tmp_path / "memory" / "console" / "run-0" / "memory.limit_in_bytes").read_text() == str(300 << 20)
     (tmp_path / "memory" / "console" / "run-0" / "memory.oom_control").write_text("under_oom 0\noom_kill 2\n")
     assert group.oom_kills() == 2
+    assert group.cpu_seconds() is None
+    (tmp_path / "cpu,cpuacct" / "run-0" / "cpuacct.usage").write_text("2500000000\n")
+    (tmp_path / "pids" / "run-0" / "pids.current").write_text("12\n")
+    assert (group.cpu_seconds(), group.tasks()) == (2.5, 12)
 
 
 def test_a_part_of_the_tree_that_is_mounted_elsewhere_is_found(tmp_path: Path) -> None:

@@ -53,3 +53,25 @@ def test_stacks_full_of_what_takes_much_room_do_not_silence_the_node(yard: Yard)
     assert status.outcome is Outcome.HUNG, status.failure
     assert status.failure is not None
     assert status.failure.code is FailureCode.HUNG
+
+
+def test_work_by_processes_too_short_to_be_seen_is_no_hang(yard: Yard) -> None:
+    """A hang is paid up to its last sign: whoever computes without any sign computes for nothing."""
+    if cgroups.why_not():
+        pytest.fail("the tests need control groups: run them as root")
+    script = """
+    import os, signal, time
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # their time is nobody's, not even their parent's
+    print("ready", flush=True)
+    end = time.monotonic() + 40
+    while time.monotonic() < end:
+        pid = os.fork()
+        if not pid:
+            until = time.monotonic() + 0.02
+            while time.monotonic() < until: pass
+            os._exit(0)
+        try: os.waitpid(pid, 0)
+        except ChildProcessError: pass
+    """
+    status = yard.run(script, hang_seconds=12, deadline_seconds=90)
+    assert status.outcome is Outcome.COMPLETED, status.failure

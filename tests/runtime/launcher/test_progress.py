@@ -62,6 +62,7 @@ def working(where: str = "loss") -> Stand:
         (IDLE._replace(shares=dict.fromkeys(range(20), 0.03)), False),
         (IDLE._replace(starving=0.9), False),
         (IDLE._replace(gpu=100.0), False),
+        (IDLE._replace(working=True), False),
     ],
 )
 def test_what_is_a_sign(work: Work, silent_too: bool) -> None:
