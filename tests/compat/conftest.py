@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
-from runtime.specs import Framework, Outcome, Resources
+from runtime.specs import Framework, Outcome, Resources, RunStatus
 from tests.runtime.conftest import Yard, bare_images, yard
 from tests.runtime.images_of_ours import use_image
 from tests.runtime.test_examples import load
 
 __all__ = ["bare_images", "yard"]
+
+SIDE = 28
+"""Pixels, as in MNIST."""
 
 
 @pytest.fixture(scope="session")
@@ -24,21 +27,40 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return archive
 
 
+def write_images(folder: Path) -> None:
+    """A few of the digits in `folder` once more, as torchvision's ImageFolder reads them."""
+    raw = folder / "MNIST" / "raw"
+    for part, name, count in (("train", "train", 16), ("t10k", "val", 8)):
+        images = (raw / f"{part}-images-idx3-ubyte").read_bytes()[16:]
+        labels = (raw / f"{part}-labels-idx1-ubyte").read_bytes()[8:]
+        for number in range(count):
+            place = folder / "images" / name / str(labels[number])
+            place.mkdir(parents=True, exist_ok=True)
+            pixels = images[number * SIDE * SIDE : (number + 1) * SIDE * SIDE]
+            (place / f"{number}.pgm").write_bytes(b"P5 %d %d 255\n" % (SIDE, SIDE) + pixels)
+
+
 class Stage:
-    """Runs scripts that lie in the workspace already."""
+    """Runs scripts in the built images, those that lie in the workspace already too."""
 
     def __init__(self, yard: Yard) -> None:
         self.workspace = yard.workspace
+        self.log = yard.log
         self._yard = yard
 
-    def run(self, framework: str, script: str, **changes: Any) -> list[str]:
-        """Run it to its good end; gives every rank's output."""
+    def end(self, framework: str, source: str = "", **changes: Any) -> RunStatus:
+        """Run the source, or the `script` in the workspace; gives the run's last status."""
         yard = use_image(self._yard, framework)
-        spec = yard.spec("", script=script, framework=Framework(framework), **{"deadline_seconds": 240, **changes})
+        spec = yard.spec(source, framework=Framework(framework), **{"deadline_seconds": 240, **changes})
         yard.backend.submit(spec)
-        status = yard.wait(spec.name, lambda status: status.outcome is not None, seconds=300)
-        assert status.outcome is Outcome.COMPLETED, f"{status}\n{yard.all_logs(spec.name)}"
-        return [yard.log(rank, spec.name) for rank in range(spec.world_size)]
+        return yard.wait(spec.name, lambda status: status.outcome is not None, seconds=300)
+
+    def run(self, framework: str, script: str, **changes: Any) -> list[str]:
+        """Run a script of the workspace to its good end; gives every rank's output."""
+        status = self.end(framework, script=script, **changes)
+        assert status.outcome is Outcome.COMPLETED, f"{status}\n{self._yard.all_logs(status.name)}"
+        size = changes.get("nodes", 1) * changes.get("workers_per_node", 1)
+        return [self.log(rank, status.name) for rank in range(size)]
 
 
 @pytest.fixture
@@ -46,10 +68,11 @@ def stage(yard: Yard, digits: Path) -> Stage:
     """The yard, with the digits."""
     with tarfile.open(digits) as archive:
         archive.extractall(yard.dataset, filter="data")
+    write_images(yard.dataset)
     return Stage(yard)
 
 
 @pytest.fixture
 def node() -> Resources:
-    """Half a core and 3 GiB."""
-    return Resources(cpus=0.5, memory_mib=3072)
+    """Two cores, for importing a framework is most of a run's time, and 3 GiB."""
+    return Resources(cpus=2, memory_mib=3072)

@@ -20,13 +20,16 @@ HOUSE = Path(__file__).resolve().parents[2]
 FETCHED = HOUSE / "var" / "compat"
 RAW = "https://raw.githubusercontent.com"
 WRITEFILE = "%%writefile "
+SHAPES = ((1, 2), (2, 1))
+"""Nodes, and processes on each."""
 
 
 class Foreign(NamedTuple):
     """A script of somebody else's repository.
 
     `files` are paths in the repository; of a notebook, the files that its `%%writefile` cells write. `beside` are files
-    of ours that go into the workspace with it. `says` is a pattern of what rank 0 must print.
+    of ours that go into the workspace with it. `says` is a pattern of what rank 0 must print, `nodes_say` of what the
+    first rank of each node prints and no other does.
     """
 
     name: str
@@ -37,9 +40,11 @@ class Foreign(NamedTuple):
     framework: str
     script: str
     says: str
+    nodes_say: str = ""
     arguments: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     needs_gpu: bool = False
+    shapes: tuple[tuple[int, int], ...] = SHAPES
 
     @property
     def folder(self) -> Path:
@@ -88,6 +93,43 @@ SCRIPTS = (
         script="test.py",
         # Its parser takes `--local_rank` and nothing else; -1 is what it says when it was not given.
         says=r"hello from local rank: 0$",
+        nodes_say=r"hello from local rank: 0$",
+    ),
+    Foreign(
+        name="cybertron-mnist",
+        repository="cybertronai/pytorch-aws",
+        commit="068a87c769fdb47efb36b07c2636ccd2ee8cff3d",
+        files=("mnist_distributed.py",),
+        licence="none stated",
+        framework="pytorch",
+        script="with_links.py",
+        # Its data are in /tmp/data, downloaded or not.
+        arguments=(
+            "/tmp/data=/datasets/digits",
+            "mnist_distributed.py",
+            "--mode=worker",
+            "--epochs",
+            "2",
+            "--lr",
+            "0.03",
+        ),
+        beside=("with_links.py",),
+        says=r"Test set: Average loss: \d\.\d+, Accuracy: \d+/360 \((?:[5-9]\d|100)%\)",
+        # Said where `--local_rank` is 0, which is what it says when it was not given.
+        nodes_say=r"DDP: process {rank}/{world_size}",
+    ),
+    Foreign(
+        name="kubeflow-imagenet",
+        repository="kubeflow/training-operator",
+        commit="05d24a7c9d1aaa35dc42642b6f9fe38e7d5b15ec",
+        files=("examples/pytorch/elastic/imagenet/imagenet.py",),
+        licence="Apache-2.0",
+        framework="pytorch",
+        script="imagenet.py",
+        arguments=("--arch", "squeezenet1_1", "--epochs", "2", "--batch-size", "4", "/datasets/digits/images"),
+        says=r"saved checkpoint for epoch 1 at /tmp/checkpoint\.pth\.tar",
+        # Its ranks of one node race for one file, whoever starts them.
+        shapes=((2, 1),),
     ),
     Foreign(
         name="pytorch-ddp-series",
@@ -100,6 +142,31 @@ SCRIPTS = (
         arguments=("4", "2"),
         says=r"Epoch 2 \| Training snapshot saved at snapshot\.pt",
         needs_gpu=True,
+    ),
+    Foreign(
+        name="pytorch-ddp-series-on-cpu",
+        repository="pytorch/examples",
+        commit="17f4f9a5d66c6da5b348d032cd6a6e2410760952",
+        files=("distributed/ddp-tutorial-series/multinode.py", "distributed/ddp-tutorial-series/datautils.py"),
+        licence="BSD-3-Clause",
+        framework="pytorch",
+        script="with_cpu.py",
+        arguments=("multinode.py", "4", "2"),
+        beside=("with_cpu.py",),
+        says=r"Epoch 2 \| Training snapshot saved at snapshot\.pt",
+    ),
+    Foreign(
+        name="pytorch-ddp-torchrun-on-cpu",
+        repository="pytorch/examples",
+        commit="f62b4aec7bff832fc65b59aa62d60e94ddd6b39e",
+        files=("distributed/ddp-tutorial-series/multigpu_torchrun.py", "distributed/ddp-tutorial-series/datautils.py"),
+        licence="BSD-3-Clause",
+        framework="pytorch",
+        script="with_cpu.py",
+        arguments=("multigpu_torchrun.py", "4", "2"),
+        beside=("with_cpu.py",),
+        says=r"\[GPU0\] Epoch 3 \| Batchsize: 32 \| Steps: 32",
+        nodes_say=r"Epoch 2 \| Training snapshot saved at snapshot\.pt",
     ),
     Foreign(
         name="horovod-mnist",
