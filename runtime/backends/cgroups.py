@@ -192,6 +192,11 @@ def kill(folders: Iterable[Path]) -> None:
                 os.kill(int(line), signal.SIGKILL)
 
 
+def processes(folders: Iterable[Path]) -> list[int]:
+    """Who is in there. A process is in several folders of the first generation, and is named once."""
+    return sorted({int(line) for folder in folders for line in _lines(folder / "cgroup.procs")})
+
+
 def remove(folders: Iterable[Path]) -> bool:
     """Remove groups, ending what is still in them; False where one stays."""
     left = list(folders)

@@ -6,13 +6,14 @@ are this process's own. Standard library only: the supervisor imports this.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from runtime.backends import watchdog
+from runtime.backends import cgroups, tree, watchdog
 from runtime.backends.siblings import Siblings
-from runtime.backends.tree import Tree
 from runtime.launcher import disk
 from runtime.launcher.kernel import Counter
 from runtime.launcher.node_limits import AFTERMATH_SECONDS, TICK_SECONDS, NodeLimits
@@ -31,12 +32,18 @@ _STARVED_SHARE = 0.5
 class Limits(NodeLimits):
     """The node's limits, as its order gives them. `works`: whether it used CPU time of late, whoever in it."""
 
-    def __init__(self, order: dict[str, Any], record: Record, tree: Tree) -> None:
+    def __init__(self, order: dict[str, Any], record: Record, tree_: tree.Tree) -> None:
         super().__init__(order, record)
-        self._tree = tree
+        self._tree = tree_
         self._siblings = Siblings(record.folder, record.node, order["nodes"])
-        self._disk = disk.Gauge(int(order["disk_bytes"]), order["written"]) if record.node == 0 else None
         self._folder = record.folder
+        self._disk = disk.Gauge(
+            int(order["disk_bytes"]),
+            order["written"],
+            room_bytes=(disk.free_bytes(self._folder) or 0) - disk.RESERVE_BYTES,
+            held=self._held,
+            again=record.node == 0,
+        )
         self._ranks_by_pid: Mapping[int, int] = {}
         self._refused = Counter()
         self._tasks = 0
@@ -54,9 +61,8 @@ class Limits(NodeLimits):
     @property
     def tick_seconds(self) -> float:
         """How long after a look the next one is due."""
-        surveying = self._disk is not None and self._disk.surveying
         held = self._tree.group is not None and self._record.started
-        return CALM_SECONDS if held and not surveying else TICK_SECONDS
+        return CALM_SECONDS if held and not self._disk.surveying else TICK_SECONDS
 
     def look(self, now: float) -> Verdict | None:
         """What is wrong now, if anything."""
@@ -75,16 +81,14 @@ class Limits(NodeLimits):
             if lost is not None:
                 return Verdict("node_lost", "node_lost", f"Node {lost} was lost.", node=lost)
         verdict = self._weigh(now)
-        if verdict is None and self._disk is not None:
-            verdict = self._disk.look(now, self._record)
-        return verdict
+        return self._disk.look(now, self._record) if verdict is None else verdict
 
     def last_look(self) -> Verdict | None:
         """When everything has ended: whether a full disk, which the run did not fill, is to blame for its failure."""
-        if self._disk is not None:
+        if not self._record.node:
             self._disk.finish(self._record)
         free = disk.free_bytes(self._folder)
-        if free is None or free >= disk.RESERVE_BYTES:
+        if free is None or free >= disk.RESERVE_BYTES or self._disk.has_filled_the_disk():
             return None
         return Verdict(
             "platform_error",
@@ -133,6 +137,14 @@ class Limits(NodeLimits):
         if usage.memory_bytes > memory:
             return self.out_of_memory(self._ranks_by_pid.get(usage.heaviest or 0), usage.memory_bytes)
         return None
+
+    def _held(self) -> Iterator[str]:
+        """The descriptors of all processes of the run, of every node: any may hold open what has no name any more."""
+        for pid in cgroups.processes(tree.noted_groups(self._folder / "nodes")):
+            folder = f"/proc/{pid}/fd"
+            with contextlib.suppress(OSError), os.scandir(folder) as entries:
+                for entry in entries:
+                    yield entry.path
 
     def _see_its_turn(self, now: float) -> None:
         """Whether the launcher wants to speak and has no chance to, among all that the code has started beside it.

@@ -118,6 +118,15 @@ def _refused_calls() -> int:
     return reading
 
 
+def noted_groups(folder: Path) -> list[Path]:
+    """The control groups of all nodes of a run, as their supervisors have noted them."""
+    found: list[Path] = []
+    for note in folder.glob("*.cgroups"):
+        with contextlib.suppress(OSError, ValueError):
+            found += map(Path, json.loads(note.read_bytes()))
+    return found
+
+
 def clear_after(note: Path) -> None:
     """What `clear` would have done, for a node whose supervisor was killed."""
     try:

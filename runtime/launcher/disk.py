@@ -10,7 +10,7 @@ import os
 import stat
 import time
 from pathlib import Path
-from typing import Any, Dict, Generator, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Generator, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from .record import Record, Verdict
 
@@ -25,6 +25,9 @@ _SURVEY_SECONDS = 2.0
 _SURVEY_SHARE = 50
 """A walk over the run's files is followed by a pause this many times as long as it worked."""
 _BLOCK = 512
+_LAST_SECONDS = 10.0
+_MARGIN = 0.9
+"""A run that has come so near to what it may write has filled the disk itself, if it is full."""
 
 
 class Measured(NamedTuple):
@@ -62,11 +65,12 @@ class Survey:
     def _over(self, folders: Sequence[Path]) -> Generator[None, None, None]:
         count = 0
         for folder in folders:
+            each = entry_bytes(folder)
             for state in _entries(folder):
                 if state is None:
                     self._too_deep = True
                     continue
-                self._bytes += state.st_blocks * _BLOCK + _ENTRY_BYTES
+                self._bytes += state.st_blocks * _BLOCK + each
                 if stat.S_ISREG(state.st_mode):
                     self._newest = max(self._newest, state.st_mtime)
                 count += 1
@@ -77,13 +81,25 @@ class Survey:
 class Gauge:
     """What the run has added to its folders, measured again and again; node 0 does that for all.
 
-    Folders go by `run`, `checkpoints` and perhaps `workspace`; `run` was empty at the run's begin.
+    Folders go by `run`, `checkpoints` and perhaps `workspace`; `run` was empty at the run's begin. `room_bytes` is what
+    the disk had room for then: a run that takes all of that is over its limit as well. `held` gives the descriptors, in
+    /proc, of files that may have no name any more. `again` False: nothing is measured but the begin and the end.
     """
 
-    def __init__(self, limit_bytes: int, folders: Mapping[str, str]) -> None:
-        self._limit = limit_bytes
+    def __init__(
+        self,
+        limit_bytes: int,
+        folders: Mapping[str, str],
+        *,
+        room_bytes: int = 0,
+        held: Optional[Callable[[], Iterator[str]]] = None,
+        again: bool = True,
+    ) -> None:
+        self._limit = min(limit_bytes, room_bytes) if room_bytes > 0 else limit_bytes
+        self._held = held
+        self._again = again
         self._folders = {name: Path(folder) for name, folder in folders.items()}
-        self._surveys: Dict[str, Survey] = {}
+        self._surveys: Dict[str, Any] = {}
         self._before: Dict[str, int] = {"run": 0}
         self._added: Dict[str, int] = {}
         self._worked = 0.0
@@ -99,8 +115,12 @@ class Gauge:
         if not self._surveys:
             if now < self._next_at:
                 return None
+            if self._before_is_known and not self._again:
+                return None
             self._worked = 0.0
             self._surveys = {name: Survey([folder]) for name, folder in self._folders.items()}
+            if self._held is not None:
+                self._surveys["unlinked"] = Unlinked(self._held(), list(self._folders.values()))
         begun = time.monotonic()
         done = True
         for survey in self._surveys.values():
@@ -112,6 +132,22 @@ class Gauge:
         self._surveys = {}
         self._next_at = now + max(_SURVEY_SECONDS, self._worked * _SURVEY_SHARE)
         return verdict
+
+    @property
+    def _before_is_known(self) -> bool:
+        return set(self._folders) <= set(self._before)
+
+    def has_filled_the_disk(self) -> bool:
+        """Of a run that has ended, on a disk that is full: whether it took all that it may. In doubt it did."""
+        if not self._before_is_known:
+            return True
+        added = 0
+        for name, folder in self._folders.items():
+            result = measure([folder], _LAST_SECONDS)
+            if result is None or result.too_deep:
+                return True
+            added += result.bytes - self._before[name]
+        return added >= self._limit * _MARGIN
 
     def finish(self, record: Record) -> None:
         """A last word about the checkpoints: the next attempt begins with them."""
@@ -127,7 +163,7 @@ class Gauge:
             result = survey.result
             if result is None:
                 continue
-            before = self._before.setdefault(name, result.bytes)
+            before = self._before.setdefault(name, 0 if name == "unlinked" else result.bytes)
             self._added[name] = result.bytes - before
             too_deep |= result.too_deep and name != "workspace"
             if name == "checkpoints":
@@ -141,6 +177,58 @@ class Gauge:
         else:
             sentence = "The run wrote {} MiB to its folders, more than the {} MiB it may.".format(added >> 20, limit)
         return Verdict("disk_full", "disk_full", sentence, data={"used_mib": added >> 20, "limit_mib": limit})
+
+
+class Unlinked:
+    """What open files take that have no name any more: no walk over folders finds those. Of one disk; as `Survey`."""
+
+    def __init__(self, paths: Iterator[str], folders: Sequence[Path]) -> None:
+        self._devices = {state.st_dev for state in map(_state, map(str, folders)) if state is not None}
+        self._seen: Set[Tuple[int, int]] = set()
+        self._bytes = 0
+        self._walk = self._over(paths)
+        self.result: Optional[Measured] = None
+
+    def step(self, seconds: float) -> bool:
+        """Go on for about so long; True when all were looked at."""
+        give_up_at = time.monotonic() + seconds
+        for _pause in self._walk:
+            if time.monotonic() >= give_up_at:
+                return False
+        if self.result is None:
+            self.result = Measured(self._bytes, 0.0)
+        return True
+
+    def close(self) -> None:
+        """Let go of what the walk holds open."""
+        self._walk.close()
+
+    def _over(self, paths: Iterator[str]) -> Generator[None, None, None]:
+        for count, path in enumerate(paths, 1):
+            state = _state(path)
+            if state is not None and not state.st_nlink and stat.S_ISREG(state.st_mode):
+                file = (state.st_dev, state.st_ino)
+                if state.st_dev in self._devices and file not in self._seen:
+                    self._seen.add(file)
+                    self._bytes += state.st_blocks * _BLOCK
+            if count % _STEP_ENTRIES == 0:
+                yield
+
+
+def _state(path: str) -> Optional[os.stat_result]:
+    try:
+        return os.stat(path)
+    except OSError:
+        return None
+
+
+def entry_bytes(folder: Path) -> int:
+    """What a name costs: where a disk has only so many, its part of the disk, so that nobody takes all of them."""
+    try:
+        state = os.statvfs(folder)
+    except OSError:
+        return _ENTRY_BYTES
+    return max(_ENTRY_BYTES, state.f_blocks * state.f_frsize // state.f_files) if state.f_files else _ENTRY_BYTES
 
 
 def measure(folders: Sequence[Path], seconds: float) -> Optional[Measured]:

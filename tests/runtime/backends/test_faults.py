@@ -268,6 +268,22 @@ def test_a_disk_that_others_filled_is_the_platforms_fault(yard: Yard, small_disk
     assert all(node.is_gone() for node in nodes)
 
 
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_disk_that_the_run_filled_itself_is_its_own_fault(
+    yard: Yard, small_disk: Callable[[], None], node: int
+) -> None:
+    """Far below what it may write, but all that there was: it would be free otherwise, and whoever else runs is hit."""
+    del small_disk  # it is small; the run fills it
+    script = f"""
+    import os, sys, time
+    if os.environ["RANK"] != "{node}": time.sleep(30)
+    with open(os.path.join(os.environ["CHECKPOINT_DIR"], "model"), "wb") as file:
+        for _ in range(400): file.write(bytes(1 << 20))
+    """
+    status = yard.run(script, nodes=2)
+    assert status.outcome in {Outcome.CODE_FAILED, Outcome.DISK_FULL}, status.failure
+
+
 def test_a_full_disk_does_not_keep_a_run_from_its_deadline(yard: Yard, small_disk: Callable[[], None]) -> None:
     script = "print('ready', flush=True)\nwhile True: print('x' * 1000)"
     yard.backend.submit(yard.spec(script, nodes=2, deadline_seconds=6, grace_seconds=1))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from runtime.backends import cgroups
+from runtime.launcher import disk
 from runtime.specs import FailureCode, Outcome, Resources
 from tests.runtime.backends import hostile
 from tests.runtime.conftest import Yard
@@ -85,3 +86,32 @@ def test_the_kernel_holds_cpu_memory_and_processes(yard: Yard) -> None:
     yard.backend.stop("job-1-1", 0)
     yard.wait_for_end()
     assert not any(folder.exists() for folder in folders)
+
+
+def test_files_without_a_name_count_as_well(yard: Yard) -> None:
+    script = """
+    import os, signal
+    held = []
+    for number in range(64):
+        file = open(os.path.join(os.environ["CHECKPOINT_DIR"], "file"), "wb")
+        os.unlink(file.name)
+        os.posix_fallocate(file.fileno(), 0, 1 << 20)
+        held.append(file)
+    while True: signal.pause()
+    """
+    status = yard.run(script, resources=Resources(cpus=1, memory_mib=512, disk_mib=20))
+    assert status.outcome is Outcome.DISK_FULL
+    assert status.failure is not None
+    assert status.failure.data["used_mib"] >= 64
+
+
+def test_names_are_limited_as_the_disk_has_only_so_many(yard: Yard) -> None:
+    if disk.entry_bytes(yard.folder) < 4096:
+        pytest.skip("this disk does not say how many names it has")
+    script = """
+    import os, signal
+    for number in range(20_000): open(os.path.join(os.environ["RUN_DIR"], str(number)), "wb").close()
+    while True: signal.pause()
+    """
+    status = yard.run(script, resources=Resources(cpus=1, memory_mib=512, disk_mib=60))
+    assert status.outcome is Outcome.DISK_FULL, status.failure
