@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -25,7 +26,9 @@ LONGEST_RECORD = 1024 * 1024
 """Larger records hold images or graphs, no scalars: they are passed over."""
 MOST_FILES = 64
 MOST_FOLDERS = 256
+MOST_ENTRIES = 10_000
 DEEPEST = 8
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 DT_FLOAT, DT_DOUBLE = 1, 2
 
 
@@ -72,22 +75,53 @@ def read_scalars(folder: Path, cursor: dict[str, int], limit: int) -> Iterator[S
 def _event_files(folder: Path) -> Iterator[tuple[str, BinaryIO]]:
     """The first event files below, by name and open: each folder and file is opened from the one above it.
 
-    So no link is followed, not even one that takes a folder's place while it is looked at.
+    So no link is followed, not even one that takes a folder's place while it is looked at. Of everything that is there,
+    event files or not, the first MOST_ENTRIES are looked at: more would keep others waiting, at every look.
     """
-    visited = found = 0
-    with contextlib.suppress(OSError):  # the folder is not there, is no folder, or goes while it is looked at
-        for root, folders, names, descriptor in os.fwalk(folder, follow_symlinks=False):
-            visited += 1
-            if visited > MOST_FOLDERS or found >= MOST_FILES:
+    found = 0
+    for visited, (place, descriptor, names) in enumerate(_folders(folder), 1):
+        for name in names:
+            if found >= MOST_FILES:
                 return
-            folders.sort()
-            if len(Path(root).relative_to(folder).parts) >= DEEPEST:
-                folders.clear()
-            for name in sorted(name for name in names if "tfevents" in name)[:MOST_FILES]:
-                if file := open_regular(name, folder=descriptor):
-                    with file:
-                        found += 1
-                        yield str(Path(root, name).relative_to(folder)), file
+            if file := open_regular(name, folder=descriptor):
+                with file:
+                    found += 1
+                    yield str(Path(place, name)), file
+        if visited >= MOST_FOLDERS:
+            return
+
+
+def _folders(top: Path) -> Iterator[tuple[str, int, list[str]]]:
+    """Folders from the top down: the place of each, open, and the names of its event files."""
+    left = MOST_ENTRIES
+    waiting: list[tuple[str, ...]] = [()]
+    while waiting and left > 0:
+        parts = waiting.pop()
+        with contextlib.suppress(OSError), _opened(top, parts) as descriptor:  # not there, no folder, or gone meanwhile
+            names: list[str] = []
+            folders: list[str] = []
+            with os.scandir(descriptor) as entries:
+                for entry in itertools.islice(entries, left):
+                    left -= 1
+                    if "tfevents" in entry.name:
+                        names.append(entry.name)
+                    elif len(parts) < DEEPEST and entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.name)
+            waiting += [(*parts, name) for name in sorted(folders, reverse=True)]
+            yield "/".join(parts), descriptor, sorted(names)[:MOST_FILES]
+
+
+@contextlib.contextmanager
+def _opened(top: Path, parts: Iterable[str]) -> Iterator[int]:
+    descriptor = os.open(top, _FOLDER)
+    try:
+        for part in parts:
+            below = os.open(part, _FOLDER, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = below
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def open_regular(name: str | Path, *, folder: int | None = None) -> BinaryIO | None:

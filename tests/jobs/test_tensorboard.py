@@ -153,6 +153,35 @@ def test_files_folders_and_depth_are_bounded_and_names_may_be_anything(tmp_path)
     assert time.monotonic() - began < 5
 
 
+def test_a_look_is_bounded_by_what_lies_there_and_not_by_what_is_of_use(tmp_path, monkeypatch):
+    """Millions of other files would hold up the watcher, which looks at every run in turn, at each look."""
+    monkeypatch.setattr(tensorboard, "MOST_ENTRIES", 50)
+    for number in range(40):
+        (tmp_path / "a" / str(number)).mkdir(parents=True)
+        (tmp_path / f"other-{number}").touch()
+    looked_at = []
+    scan = os.scandir
+
+    class Counting:
+        def __init__(self, place):
+            self.entries = scan(place)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.entries.close()
+
+        def __iter__(self):
+            for entry in self.entries:
+                looked_at.append(entry)
+                yield entry
+
+    monkeypatch.setattr(tensorboard.os, "scandir", Counting)
+    assert read(tmp_path) == []
+    assert len(looked_at) == 50
+
+
 def test_names_of_files_that_are_no_text(tmp_path):
     path = tmp_path / os.fsdecode(b"\xff\xfe.tfevents")
     path.write_bytes(frame(scalar("loss", 1, 0.5).SerializeToString()))
