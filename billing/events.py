@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from itertools import islice
@@ -32,6 +33,8 @@ PARKED_AT_MOST = timedelta(days=3)
 OPEN = (StripeEvent.States.RECEIVED, StripeEvent.States.PARKED)
 AGAIN = (*OPEN, StripeEvent.States.QUARANTINED)
 """What *apply again* acts on."""
+ODD = re.compile(r"\\u(0000|d[89a-f])", re.IGNORECASE)
+"""In JSON: what may be a NUL, or half a character."""
 STORE = """
 INSERT INTO billing_stripeevent (event_id, type, payload, state, reason, received_at, tries)
 VALUES (%s, %s, %s::jsonb, 'received', '', now(), 0) ON CONFLICT (event_id) DO NOTHING RETURNING id
@@ -43,6 +46,9 @@ VALUES (%s, %s, %s::jsonb, 'received', '', now(), 0) ON CONFLICT (event_id) DO N
 
 def store(event: Mapping[str, Any], body: str) -> int | None:
     """Store a verified event, `body` being its JSON; None where it was stored before. One statement, one commit."""
+    if ODD.search(body):
+        event = _readable(event)
+        body = json.dumps(event)
     values = (event["id"][:255], event["type"][:100], body)
     try:
         # A broken connection shows itself here as well as by asking first, and the statement can be repeated.
@@ -53,6 +59,17 @@ def store(event: Mapping[str, Any], body: str) -> int | None:
             raise
         connection.close()
         return _insert(values)
+
+
+def _readable(thing: Any) -> Any:
+    """What PostgreSQL can keep of it: a payer may have typed anything, and one event must not hold up the sweep."""
+    if isinstance(thing, dict):
+        return {_readable(name): _readable(value) for name, value in thing.items()}
+    if isinstance(thing, list):
+        return [_readable(value) for value in thing]
+    if isinstance(thing, str):
+        return thing.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return thing
 
 
 def _insert(values: tuple[str, str, str]) -> int | None:

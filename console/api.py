@@ -90,10 +90,15 @@ def exception_handler(error: Exception, context: Mapping[str, Any]) -> Response 
 
 def error_body(code: str, message: Text, fields: Mapping[str, Text] | None = None) -> dict[str, Any]:
     """The body of every error."""
-    body: dict[str, Any] = {"code": code, "message": str(message)}
+    body: dict[str, Any] = {"code": code, "message": _utf8(message)}
     if fields:
-        body["fields"] = {name: str(sentence) for name, sentence in fields.items()}
+        body["fields"] = {_utf8(name): _utf8(sentence) for name, sentence in fields.items()}
     return body
+
+
+def _utf8(sentence: Text) -> str:
+    """A sentence may quote what was sent, and JSON can spell halves of characters, which no answer can carry."""
+    return str(sentence).encode("utf-8", "replace").decode()
 
 
 def _refusal(error: exceptions.APIException) -> Response:

@@ -95,6 +95,7 @@ MIDDLEWARE = [
     "console.operations.requests.RequestMiddleware",
     "billing.webhooks.WebhookMiddleware",
     "django.middleware.security.SecurityMiddleware",
+    "console.accounts.middleware.QueryMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "csp.middleware.CSPMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",

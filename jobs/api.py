@@ -22,6 +22,7 @@ from console.accounts.roles import Capability
 from console.accounts.schema import results_of
 from console.accounts.sse import EventStreamRenderer, event_stream, wants_events
 from jobs import activation, checks, orders, probes, selectors, streams
+from jobs.fields import is_text
 from jobs.models import Job
 from jobs.serializers import (
     ActivationSerializer,
@@ -329,6 +330,8 @@ def _idempotency_key(request: Request) -> str:
     key = request.headers.get("Idempotency-Key", "")
     if len(key) > 255:
         raise InvalidInput(fields={"Idempotency-Key": _("Use at most 255 characters.")})
+    if not is_text(key) or any(character < " " or character == "\x7f" for character in key):
+        raise InvalidInput(fields={"Idempotency-Key": _("Use letters, digits and marks alone, such as a UUID.")})
     return key
 
 

@@ -21,6 +21,7 @@ from console.accounts.pagination import NewestFirst
 from console.accounts.permissions import TenantView
 from console.accounts.roles import Capability
 from storage import catalog, files, selectors
+from storage.converters import FILE
 from storage.models import Dataset, DatasetVersion, Image, Workspace
 from storage.paths import Kind
 from storage.raw import RawBody, body_of
@@ -315,5 +316,5 @@ urlpatterns = [
     path("workspaces/", WorkspacesView.as_view(), name="workspaces"),
     path("workspaces/<str:name>/", WorkspaceView.as_view(), name="workspace"),
     path("workspaces/<str:name>/files/", FilesView.as_view(), name="workspace-files"),
-    path("workspaces/<str:name>/files/<path:path>", FileView.as_view(), name="workspace-file"),
+    path(f"workspaces/<str:name>/files/{FILE}", FileView.as_view(), name="workspace-file"),
 ]

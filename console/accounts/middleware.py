@@ -1,4 +1,4 @@
-"""For which organization a page is asked. Hides the session's choice.
+"""For which organization a page is asked, and what no request may ask. Hides the session's choice.
 
 The one rule: the membership is read anew at every request, so a member who was removed loses access at once.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, cached_property
 
+from django.core.exceptions import BadRequest
 from django.http import HttpRequest, HttpResponseBase
 
 from console.accounts import selectors
@@ -16,6 +17,23 @@ from console.operations import context
 
 SESSION_KEY = "organization"
 """Where the session keeps the id of the organization that the person chose."""
+
+
+class QueryMiddleware:
+    """Refuses a query with a NUL byte: nothing has such a name, and the database can't even be asked for it.
+
+    Forms, paths and the fields of the API refuse it where they are read; queries are read by the admin too.
+    """
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        """A 400, or what the others make of the request."""
+        query = request.META.get("QUERY_STRING", "")
+        if "%00" in query or "\0" in query:
+            raise BadRequest("The query has a NUL byte in it.")
+        return self.get_response(request)
 
 
 class TenantRequest(HttpRequest):

@@ -18,6 +18,7 @@ from console.web import (
     wallet,
     workspaces,
 )
+from storage.converters import FILE
 
 urlpatterns = [
     path("", overview.overview, name="overview"),
@@ -34,10 +35,10 @@ urlpatterns = [
     path("workspaces/w/<slug:name>/new/", workspaces.workspace_new_entry, name="workspace_new_entry"),
     path("workspaces/w/<slug:name>/move/", workspaces.workspace_move, name="workspace_move"),
     path("workspaces/w/<slug:name>/delete-entry/", workspaces.workspace_delete_entry, name="workspace_delete_entry"),
-    path("workspaces/w/<slug:name>/folder/<path:path>", workspaces.workspace_detail, name="workspace_folder"),
-    path("workspaces/w/<slug:name>/file/<path:path>", workspaces.workspace_file, name="workspace_file"),
-    path("workspaces/w/<slug:name>/save/<path:path>", workspaces.workspace_save, name="workspace_save"),
-    path("workspaces/w/<slug:name>/download/<path:path>", workspaces.workspace_download, name="workspace_download"),
+    path(f"workspaces/w/<slug:name>/folder/{FILE}", workspaces.workspace_detail, name="workspace_folder"),
+    path(f"workspaces/w/<slug:name>/file/{FILE}", workspaces.workspace_file, name="workspace_file"),
+    path(f"workspaces/w/<slug:name>/save/{FILE}", workspaces.workspace_save, name="workspace_save"),
+    path(f"workspaces/w/<slug:name>/download/{FILE}", workspaces.workspace_download, name="workspace_download"),
     path("images/", images.image_list, name="image_list"),
     path("images/check/", images.image_check, name="image_check"),
     path("images/new/", images.image_new, name="image_new"),

@@ -266,6 +266,25 @@ class TestOutOfOrder:
 
 @pytest.mark.django_db
 class TestPoison:
+    @pytest.mark.parametrize("odd", ["\0", "a\0b", "\ud800", "\udc00\ud800", "\\u0000", "𝔘"])
+    def test_text_that_the_database_cannot_keep_holds_up_neither_webhook_nor_sweep(self, provider, odd):
+        """A payer typed it at the provider's page: the payment is credited all the same."""
+        top_up = paid_page(provider)
+        session = provider.provider.book.store.get("checkout.session", top_up.session_id)
+        session["customer_details"] = {"name": odd, odd: [odd]}
+        event = session_event(top_up)
+        event["data"]["object"] |= {"id": top_up.session_id, "payment_intent": session["payment_intent"]}
+        event["data"]["object"]["customer_details"] = {"name": odd, odd: [odd]}
+        provider.provider.book.emit("checkout.session.completed", session)
+        assert apply(event).state == APPLIED
+        assert events.fetch_undelivered() > 0
+        while events.apply_waiting():
+            pass
+        assert balance(top_up) == 5000
+        kept = StripeEvent.objects.get(event_id=event["id"]).payload["data"]["object"]["customer_details"]
+        if odd in {"\\u0000", "𝔘"}:
+            assert kept == {"name": odd, odd: [odd]}
+
     def test_one_poisoned_event_keeps_no_other_from_being_applied(self, monkeypatch, caplog):
         first, poisoned, last = [receive(session_event(TopUpFactory())) for _ in range(3)]
         handle = events.HANDLERS["checkout.session.completed"]

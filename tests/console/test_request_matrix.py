@@ -94,7 +94,7 @@ ROUTES: dict[str, dict[str, Ask]] = {
     "workspaces/": {"GET": listing(), "POST": Ask(STORE, 201, 201, {"name": "fresh"})},
     "workspaces/<str:name>/": {"GET": Ask(VIEW), "DELETE": Ask(STORE, 204)},
     "workspaces/<str:name>/files/": {"GET": Ask(VIEW)},
-    "workspaces/<str:name>/files/<path:path>": {
+    "workspaces/<str:name>/files/<file:path>": {
         "GET": Ask(VIEW),
         "PUT": Ask(STORE, 200, body=Raw(b"print(2)")),
         "DELETE": Ask(STORE, 204),
@@ -278,7 +278,7 @@ class World:
             name = "pytorch"
         filled = route.replace("<int:pk>", str(pk)).replace("<uuid:quote_id>", str(self.quote))
         filled = filled.replace("<str:card>", self.card)
-        return filled.replace("<str:name>", name).replace("<path:path>", "train.py")
+        return filled.replace("<str:name>", name).replace("<file:path>", "train.py")
 
     @property
     def token_pk(self) -> int:
