@@ -115,9 +115,7 @@ def test_a_nul_byte_in_a_query_is_told(world, client):
     answer = world.clients["owner"].get("/api/v1/jobs/?state=%00")
     assert (answer.status_code, answer.json()["code"]) == (400, "malformed")
     client.force_login(world.owner.user)
-    assert [client.get(path).status_code for path in ("/jobs/?state=%00", "/jobs/%00/", "/datasets/d/a%00b/")] == [
-        400
-    ] * 3
+    assert client.get("/jobs/?state=%00").status_code == 400
 
 
 @pytest.mark.parametrize("name", ODD)
