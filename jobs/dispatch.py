@@ -24,6 +24,7 @@ from console.operations.kept import Kept, given
 from jobs import bell, clusters, lifecycle, queue, telemetry, traces, usage
 from jobs.backend import cluster, cluster_named, cluster_names, image_of, resources_of
 from jobs.errors import StaleTransition
+from jobs.handover import Handover, guarded
 from jobs.models import Attempt, Job, JobDataset
 from jobs.sentences import Cause, cause
 from jobs.states import ACTIVE, ENDED, EndReason, JobState, OnHang
@@ -62,37 +63,38 @@ def dispatch_queue(cluster_name: str = "") -> None:
 
 
 def _start_what_fits(name: str, waiting: queue.Pass) -> None:
-    for job, nodes in waiting.startable():
-        if _start_guarded(job, nodes):
-            waiting.take(job, nodes)
-        else:
+    with Handover(submit, at_once=cluster(name).submits_at_once) as handover:
+        for job, nodes in waiting.startable():
+            attempt = guarded(_claim, job.pk, job, nodes)
+            if attempt is not None and handover.take(attempt):
+                waiting.take(job, nodes)
+            else:
+                handover.settle()
+                waiting.refresh(cluster(name).capacity())
+        if not handover.settle():
             waiting.refresh(cluster(name).capacity())
     waiting.close()
 
 
 def start(job: Job, nodes: int | None = None) -> bool:
     """Claim a waiting job for `nodes` nodes (all that were bought) and hand it to the backend. Gives whether it was."""
+    attempt = _claim(job, nodes)
+    return attempt is not None and submit(attempt)
+
+
+def _claim(job: Job, nodes: int | None) -> Attempt | None:
+    """The job's next attempt; None where somebody else has it, or its quota has no room."""
     try:
         with transaction.atomic():
             # One claim of an organization at a time: two workers at once can't both take its last nodes.
             job.organization.quota = _QUOTA.get(organization=job.organization)
             room = queue.room_in_quota(job, queue.running_nodes(job.organization))
             if room < job.least_nodes:
-                return False
+                return None
             granted = min(nodes or job.nodes, room)
-            attempt = lifecycle.claim(job=job, backend=cluster_named(job.node_spec.cluster), nodes=granted)
+            return lifecycle.claim(job=job, backend=cluster_named(job.node_spec.cluster), nodes=granted)
     except StaleTransition:
-        return False
-    return submit(attempt)
-
-
-def _start_guarded(job: Job, nodes: int) -> bool:
-    try:
-        return start(job, nodes)
-    except Exception:
-        # One job's fault, whatever it is, must not keep the queue from the others.
-        logger.exception("Job %s could not be started; the sweep goes on with it.", job.pk)
-        return False
+        return None
 
 
 @context.about(_names)

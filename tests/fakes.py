@@ -67,6 +67,8 @@ class FakeBackend:
     `available = False` makes every call raise BackendUnavailable; `refuses[name]` is raised by that run's submit.
     """
 
+    submits_at_once = 1
+
     def __init__(
         self, *, root: Path, cpus: float = 8.0, memory_mib: int = 65536, clock: Callable[[], float] = time.time
     ) -> None:

@@ -28,6 +28,9 @@ class Check:
 class Backend(Protocol):
     """A cluster that runs RunSpecs."""
 
+    submits_at_once: int
+    """How many submissions it is sensibly asked for at once, by one process: 1 where they wait for nothing."""
+
     def submit(self, spec: RunSpec) -> None:
         """Start the run, or adopt the one of this name that exists already (whatever its phase).
 

@@ -62,6 +62,8 @@ _CAPACITY_SECONDS = 1.0
 class KubernetesBackend:
     """Runs on one cluster. `root` is where this console sees the runs' folders, inside the config's volume."""
 
+    submits_at_once = 8
+
     def __init__(self, *, config: ClusterConfig, root: Path) -> None:
         if config.volume.shared and not root.is_relative_to(config.volume.root):
             raise ValueError(f"The cluster '{config.name}': its runs must lie in its volume, {config.volume.root}.")
