@@ -46,6 +46,8 @@ CALM = 0.5
 class ImaginedCluster:
     """A backend in memory with as much room as `cores`: runs start at once, and end when they are told to."""
 
+    submits_at_once = 1
+
     def __init__(self) -> None:
         self.cores = 0.0
         self.submitted: queue.Queue[tuple[str, float]] = queue.Queue()
