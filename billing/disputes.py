@@ -28,6 +28,9 @@ ENDS = {
 }
 """`warning_closed`: a mere inquiry; `prevented`: it never became a dispute. Any other status is open, again perhaps."""
 
+WON_BEFORE = gettext_noop("Dispute won: back in the wallet")
+"""What transactions of earlier versions say, and is still read in every language."""
+
 
 def apply_dispute(found: Mapping[str, Any], *, livemode: object) -> None:
     """Take in a dispute as the provider has it now: whatever moved since we looked last is booked.
