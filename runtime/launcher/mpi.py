@@ -29,6 +29,8 @@ OWN_END_SECONDS = 1.0
 """A rank whose stub mpirun has ended may be about to end by itself, and then says more (MPI_Abort); so long it may."""
 _SPARE_CONNECTIONS = 16
 """So many more than there can be stubs may be open at once: the run's code can reach the socket too."""
+_LONGEST_COMMAND = 1 << 16
+"""Far more than a daemon's. One that the run's code makes up must not outgrow the launchers' own lines on its way."""
 _FOLDER = "/tmp/.trainyard-mpi"  # noqa: S108 - the sandbox's own
 _SAME_NODE = "self,sm,tcp"
 
@@ -117,7 +119,11 @@ class Mpi:
             return False
         number = int(message["id"])
         if "command" in message and message.get("node") == self._node:
-            pid = self._spawn(["/bin/sh", "-c", str(message["command"])])
+            try:
+                pid = self._spawn(["/bin/sh", "-c", str(message["command"])])
+            except OSError:  # the code has left no process for it
+                self._tell({"type": "mpi", "id": number, "ended": 1})
+                return True
             self._daemons[pid] = number
         elif "ended" in message and number in self._asking:
             self._answer(self._asking.pop(number), {"exit_code": message["ended"], "signal": ""})
@@ -189,8 +195,12 @@ class Mpi:
         if plan.rank(local_rank) != rank:
             sys.stderr.write("mpirun put rank {} on node {}, process {}\n".format(rank, plan.node, local_rank))
             return
+        try:
+            started = self._ranks.start_one(plan, local_rank, {str(key): str(environment[key]) for key in environment})
+        except OSError:  # ranks that run already have left no process for it
+            self._answer(link, {"exit_code": 1, "signal": ""})
+            return
         self._placed.add(local_rank)
-        started = self._ranks.start_one(plan, local_rank, {str(key): str(environment[key]) for key in environment})
         self._stubs[started.pid] = link
         if not self.starting:
             self._ranks.seal()
@@ -199,7 +209,7 @@ class Mpi:
     def _send_daemon(self, link: Link, host: str, command: str) -> None:
         plan = self._plan
         members = {} if plan is None else {plan.run_id + "-" + str(home): home for home in plan.homes}
-        if host not in members:
+        if host not in members or len(command) > _LONGEST_COMMAND:
             self._answer(link, {"exit_code": 1, "signal": ""})
             return
         # Never used again: a daemon of an earlier round may still end.

@@ -96,6 +96,8 @@ def _loads(data: Union[str, bytes]) -> Any:
         value, end = _scan(text, 0)
     except StopIteration:
         raise ValueError("no JSON") from None
+    except (RecursionError, SystemError):  # the latter where the scanner finds no room for its own complaint
+        raise ValueError("nested too deep") from None
     if end != len(text):
         raise ValueError("more than JSON")
     return value

@@ -123,7 +123,7 @@ class Link:
 def _parse(line: bytes) -> Optional[Message]:
     try:
         message = loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter is the public module's word for what is nested too deep
         return None
     return message if isinstance(message, dict) else None
 

@@ -158,7 +158,7 @@ def _declared_flag(source: str) -> Optional[str]:
 
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested deeper than Python reads
         return None
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call):

@@ -75,3 +75,28 @@ def test_work_by_processes_too_short_to_be_seen_is_no_hang(yard: Yard) -> None:
     """
     status = yard.run(script, hang_seconds=12, deadline_seconds=90)
     assert status.outcome is Outcome.COMPLETED, status.failure
+
+
+@pytest.mark.parametrize(
+    "said", ['b"[" * 4000', 'b"{" * 4000', r'b"\xff\0" * 2000', 'b\'{"token": 1e999999, "node": [1]}\'', "b'[1]'"]
+)
+def test_what_is_said_to_the_launchers_own_port_breaks_nothing(yard: Yard, said: str) -> None:
+    """The port is in the run's own network: code finds it, and a launcher that broke down would make the run free."""
+    script = f"""
+    import os, signal, socket, sys
+    if os.environ["RANK"] == "1": signal.pause()
+    if os.environ["RANK"] == "0":
+        lines = [line.split() for line in open("/proc/net/tcp")][1:]
+        ports = [int(line[1].split(":")[1], 16) for line in lines if line[3] == "0A"]
+        for port in ports:
+            with socket.create_connection(("127.0.0.1", port)) as one:
+                one.sendall({said} + b"\\n")
+                one.settimeout(3)
+                try: one.recv(10)
+                except TimeoutError: pass
+        print(len(ports))
+    sys.exit(4)
+    """
+    status = yard.run(script, nodes=2)
+    assert int(yard.log()) >= 1
+    assert status.outcome is Outcome.CODE_FAILED, yard.all_logs("job-1-1")

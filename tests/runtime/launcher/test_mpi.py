@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from selectors import DefaultSelector
+
+import pytest
 
 from runtime.launcher import mpi
 from runtime.launcher.elastic import Round, plan_of
+from runtime.launcher.report import Message
 from tests.runtime.launcher.test_topology import PLAN
 
 STUB = ["/image/bin/python", "-I", "-S", "/launcher/mpi_stub.py", "/tmp/socket", "slot"]
@@ -54,3 +58,46 @@ def test_the_stub_imports_as_little_as_it_can() -> None:
     tree = ast.parse((Path(mpi.__file__).parent / "mpi_stub.py").read_text())
     imported = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
     assert imported == {"json", "os", "signal", "socket", "sys"}
+
+
+class Told:
+    """In place of the other launchers and of a stub: what they were told."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+
+    def send(self, message: Message) -> None:
+        self.messages.append(message)
+
+
+def agent_of_mpi(tmp_path: Path) -> tuple[mpi.Mpi, Told]:
+    told = Told()
+    order = {"plan": PLAN._asdict(), "python": "/image/bin/python", "environment": {}}
+    made = mpi.Mpi(DefaultSelector(), None, order, tell=told.send, ready=lambda: None)  # type: ignore[arg-type]
+    made._plan = PLAN._replace(controller="mpi", homes=[0, 1])
+    return made, told
+
+
+def test_a_command_that_the_code_made_up_stays_shorter_than_the_launchers_lines(tmp_path: Path) -> None:
+    """In JSON it may be twice as long again: a line too long would cut the nodes off from each other."""
+    made, told = agent_of_mpi(tmp_path)
+    stub = Told()
+    made._send_daemon(stub, "job-1-1-1", "\u4f60" * 300_000)  # type: ignore[arg-type]
+    assert told.messages == []
+    assert stub.messages == [{"exit_code": 1, "signal": ""}]
+    made._send_daemon(stub, "job-1-1-1", "prted --daemonize")  # type: ignore[arg-type]
+    assert [message["command"] for message in told.messages] == ["prted --daemonize"]
+
+
+def test_where_no_process_is_left_a_daemon_ends_and_the_launcher_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, told = agent_of_mpi(tmp_path)
+
+    def refuse(*_arguments: object, **_more: object) -> int:
+        raise BlockingIOError(11, "no more processes")
+
+    monkeypatch.setattr(mpi, "spawn", refuse)
+    made._node = 1
+    assert made.heard({"type": "mpi", "id": 7, "node": 1, "command": "prted"})
+    assert told.messages == [{"type": "mpi", "id": 7, "ended": 1}]

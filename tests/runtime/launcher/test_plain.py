@@ -44,6 +44,12 @@ def test_what_is_not_json_is_a_value_error(text: str | bytes) -> None:
         loads(text)
 
 
+@pytest.mark.parametrize("text", ["[" * 4000, '{"a":' * 4000, "[" * 100_000])
+def test_what_is_nested_too_deep_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError, match="deep"):
+        loads(text)
+
+
 def test_not_a_number_stays_one() -> None:
     assert math.isnan(loads(dumps(math.nan)))
     assert loads("-Infinity") == -math.inf

@@ -218,3 +218,10 @@ def test_imported_names() -> None:
 )
 def test_rank_arguments(arguments: list[str], flag: str | None, expected: list[str]) -> None:
     assert rank_arguments(PLAN._replace(arguments=arguments), 1, flag) == expected
+
+
+def test_a_source_that_is_nested_without_end_declares_nothing() -> None:
+    assert (
+        local_rank_flag(["add_argument('--local_rank')\n" + "(" * 5000, "x = " + "-" * 50_000 + "1 # --local_rank"])
+        is None
+    )
