@@ -10,6 +10,7 @@ import pytest
 from runtime.specs import Outcome
 from tests.runtime.backends import hostile
 from tests.runtime.conftest import MAY_IMPORT_ANYTHING, Yard
+from tests.runtime.images_of_ours import use_image
 
 
 @pytest.fixture(params=["cold", "warm"])
@@ -117,3 +118,18 @@ def test_chance_is_different_everywhere(yard: Yard) -> None:
         seen += [word for rank in range(2) for word in yard.log(rank, name).split()]
     assert len(seen) == 16
     assert len(set(seen)) == 16
+
+
+@pytest.mark.torch
+def test_forks_of_a_zygote_share_no_memory_that_either_could_write(yard: Yard) -> None:
+    """What a framework maps as shared when it is imported would be one memory of all customers."""
+    script = """
+    import torch
+    for line in open("/proc/self/maps"):
+        if line.split()[1][1:] in ("w-s", "wxs"): print(line.split()[-2:])
+    print(open("/proc/self/cmdline").read().split(chr(0))[2].rsplit("/", 1)[-1])
+    """
+    use_image(yard, "pytorch")
+    hostile.warm(yard)
+    yard.run(script)
+    assert yard.log() == "['/memfd:steps', '(deleted)']\nzygote.py\n", "the rank's own record of steps"
