@@ -165,7 +165,7 @@ class Gauge:
                 continue
             before = self._before.setdefault(name, 0 if name == "unlinked" else result.bytes)
             self._added[name] = result.bytes - before
-            too_deep |= result.too_deep and name != "workspace"
+            too_deep |= result.too_deep
             if name == "checkpoints":
                 record.checkpoint(result.newest)
         added = max(0, sum(self._added.values()))
@@ -173,7 +173,7 @@ class Gauge:
             return None
         limit = self._limit >> 20
         if too_deep:
-            sentence = "The run made folders nested deeper than {}, which cannot be measured.".format(DEEPEST)
+            sentence = "There are folders nested deeper than {}, which cannot be measured.".format(DEEPEST)
         else:
             sentence = "The run wrote {} MiB to its folders, more than the {} MiB it may.".format(added >> 20, limit)
         return Verdict("disk_full", "disk_full", sentence, data={"used_mib": added >> 20, "limit_mib": limit})

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from runtime.backends import cgroups
+from runtime.backends.trash import remove_tree
 from runtime.launcher import disk
 from runtime.specs import FailureCode, Outcome, Resources
 from tests.runtime.backends import hostile
@@ -115,3 +116,17 @@ def test_names_are_limited_as_the_disk_has_only_so_many(yard: Yard) -> None:
     """
     status = yard.run(script, resources=Resources(cpus=1, memory_mib=512, disk_mib=60))
     assert status.outcome is Outcome.DISK_FULL, status.failure
+
+
+@pytest.mark.parametrize("place", ["RUN_DIR", "CHECKPOINT_DIR", "WORKSPACE"])
+def test_nothing_can_be_hidden_where_nobody_measures(yard: Yard, place: str) -> None:
+    script = f"""
+    import os, signal
+    os.chdir(os.environ["{place}"])
+    for _ in range(300):
+        os.mkdir("d")
+        os.chdir("d")
+    while True: signal.pause()
+    """
+    assert yard.run(script).outcome is Outcome.DISK_FULL
+    remove_tree(yard.workspace / "d")
