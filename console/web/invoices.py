@@ -105,6 +105,7 @@ def billing_details(request: MemberRequest) -> HttpResponse:
     known = BillingDetails.objects.filter(organization=organization).first()
     details = known or BillingDetails(organization=organization)
     form = DetailsForm(request.POST or None, instance=details)
+    form.fields["name"].widget.attrs["placeholder"] = organization.name
     if request.method == "POST" and form.is_valid():
         form.save()
         messages.success(request, _("The next invoice is written with these details."))
