@@ -108,6 +108,9 @@ def apply_refund(found: Mapping[str, Any], *, livemode: object) -> None:
     top_up = top_up_of(found, livemode=livemode)
     reference = (found.get("metadata") or {}).get("refund")
     row = _refund_with(str(found["id"]), reference)
+    state = STATES.get(str(found.get("status")), Refund.States.PENDING)
+    if row is None and state == Refund.States.FAILED:
+        return  # made and failed before we heard of it: nothing was taken, so nothing comes back
     if row is None:
         if found["amount"] > refundable_minor(top_up):
             # It is left once what we have not heard of yet is told: a dispute that was won, another refund that failed.
@@ -123,8 +126,7 @@ def apply_refund(found: Mapping[str, Any], *, livemode: object) -> None:
     elif (row.top_up_id, row.amount_minor) != (top_up.pk, found["amount"]):
         raise Quarantined(f"Refund {row.pk} is of {row.amount_minor}, this one of {found['amount']}, or of another.")
     row.refund_id = row.refund_id or str(found["id"])
-    status = str(found.get("status"))
-    _set_state(row, STATES.get(status, Refund.States.PENDING), failure=str(found.get("failure_reason") or ""))
+    _set_state(row, state, failure=str(found.get("failure_reason") or ""))
 
 
 def _take_for(row: Refund) -> None:

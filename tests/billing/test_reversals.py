@@ -206,6 +206,20 @@ class TestRefund:
         assert agree(provider)
         assert balance(top_up) == 1000
 
+    def test_one_that_failed_before_it_was_heard_of_waits_for_no_room(self, provider):
+        """What it gave back at the provider's may be refunded again by then."""
+        top_up = paid_top_up(provider, card=REFUND_FAILS)
+        provider.ask("POST", "refunds", payment_intent=top_up.payment_intent, amount=4000)
+        told = [event for event in provider.fresh() if event["type"].startswith("refund.")]
+        book = provider.provider.book
+        book.change(next(book.store.all("refund")), status="failed")
+        provider.wire.before = lost
+        refund(top_up, 3000)
+        provider.wire.before = lambda *_call: None
+        rows = provider.deliver(*told)
+        assert {row.state for row in rows} == {StripeEvent.States.APPLIED}
+        assert (balance(top_up), Refund.objects.count()) == (2000, 1)
+
     def test_more_than_there_ever_was_is_a_persons_to_look_at_in_the_end(self, provider):
         top_up = paid_top_up(provider)
         provider.ask("POST", "refunds", payment_intent=top_up.payment_intent, amount=4000)
