@@ -17,15 +17,46 @@ from pathlib import Path
 from storage.errors import FileMissing
 from storage.paths import OPEN_FOLDER, open_folder
 
-MEASURED_DEPTH = 128
 REMOVE_PASSES = 3
 """Few, since a writer that is faster than the removal leaves more to do each time; the sweep comes again."""
 
 
 def measure(*, root: Path) -> int:
-    """The bytes that files below `root` take, holes not counted. Folders nested past MEASURED_DEPTH are left out."""
-    with open_folder(root=root, parts=()) as folder:
-        return _measure(folder, MEASURED_DEPTH)
+    """The bytes that files below `root` take, holes not counted, however deep: what nobody measures is beyond quotas.
+
+    One folder is open at a time. Where folders are moved meanwhile, so that the way back is another, what is left of
+    the tree is left out: the sweep comes again.
+    """
+    with open_folder(root=root, parts=()) as top:
+        folder, total = os.dup(top), 0
+        # Of each folder on the way down: which one it is, and those in it that are still to be entered.
+        way: list[tuple[tuple[int, int], list[str]]] = []
+        try:
+            size, below = _measure(folder)
+            total += size
+            way.append((_identity(folder), below))
+            while way:
+                _folder, below = way[-1]
+                if below:
+                    entered = _enter(folder, below.pop())
+                    if entered is None:  # gone, replaced or closed meanwhile
+                        continue
+                    folder = entered
+                    size, below = _measure(folder)
+                    total += size
+                    way.append((_identity(folder), below))
+                    continue
+                way.pop()
+                if way:
+                    above = _enter(folder, "..")
+                    if above is None:
+                        break
+                    folder = above
+                    if _identity(folder) != way[-1][0]:
+                        break
+        finally:
+            os.close(folder)
+        return total
 
 
 def make_read_only(*, folder: Path) -> None:
@@ -107,20 +138,29 @@ def _move_up(parent: int, name: str, top: int, numbers: Iterator[int]) -> str:
     return fresh
 
 
-def _measure(folder: int, depth: int) -> int:
+def _enter(folder: int, name: str) -> int | None:
+    """Open a folder of this one, in its place; None where that cannot be, and this one stays open."""
+    try:
+        entered = os.open(name, OPEN_FOLDER, dir_fd=folder)
+    except OSError:
+        return None
+    os.close(folder)
+    return entered
+
+
+def _identity(folder: int) -> tuple[int, int]:
+    status = os.fstat(folder)
+    return status.st_dev, status.st_ino
+
+
+def _measure(folder: int) -> tuple[int, list[str]]:
+    """What the files of one folder take, and the names of its folders."""
     total, below = 0, []
-    with os.scandir(folder) as scan:
+    with suppress(OSError), os.scandir(folder) as scan:
         for entry in scan:
             with suppress(FileNotFoundError):
                 status = entry.stat(follow_symlinks=False)
                 total += size_of(status)
                 if modes.S_ISDIR(status.st_mode):
                     below.append(entry.name)
-    for name in below if depth else ():
-        with suppress(OSError):  # gone, replaced or closed meanwhile
-            handle = os.open(name, OPEN_FOLDER, dir_fd=folder)
-            try:
-                total += _measure(handle, depth - 1)
-            finally:
-                os.close(handle)
-    return total
+    return total, below

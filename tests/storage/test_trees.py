@@ -10,7 +10,7 @@ from storage import trees
 from storage.errors import FileMissing
 
 
-def nest(folder: Path, depth: int) -> None:
+def nest(folder: Path, depth: int, content: bytes = b"") -> None:
     """A chain of folders, deeper than any path may be long."""
     handle = os.open(folder, os.O_RDONLY)
     for _level in range(depth):
@@ -18,7 +18,9 @@ def nest(folder: Path, depth: int) -> None:
         below = os.open("deeper", os.O_RDONLY, dir_fd=handle)
         os.close(handle)
         handle = below
-    os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=handle))
+    file = os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=handle)
+    os.write(file, content)
+    os.close(file)
     os.close(handle)
 
 
@@ -30,6 +32,40 @@ def test_folders_nested_without_end_are_measured_and_removed(root: Path, scratch
     assert trees.remove_tree(folder=root / "tree", scratch=scratch) == 100
     assert list(root.iterdir()) == []
     assert list(scratch.iterdir()) == []
+
+
+def test_nobody_gets_room_for_nothing_by_going_deep(root: Path) -> None:
+    beside = root / "beside"
+    (root / "tree").mkdir()
+    for number in range(3):
+        (beside / str(number)).mkdir(parents=True)
+        (beside / str(number) / "file").write_bytes(b"x" * 100)
+    nest(root / "tree", 3000, b"y" * 1000)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    assert trees.measure(root=root) == 1300
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_folder_that_is_moved_while_it_is_measured_leads_nowhere_else(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside = root.parent / "elsewhere"
+    (root / "a" / "b").mkdir(parents=True)
+    (root / "a" / "b" / "file").write_bytes(b"x" * 100)
+    outside.mkdir()
+    (outside / "file").write_bytes(b"x" * 5000)
+    (outside / "more").mkdir()
+    (outside / "more" / "file").write_bytes(b"x" * 5000)
+    measure = trees._measure
+
+    def move(folder: int) -> tuple[int, list[str]]:
+        found = measure(folder)
+        if found == (100, []):
+            (root / "a" / "b").rename(outside / "b")
+        return found
+
+    monkeypatch.setattr(trees, "_measure", move)
+    assert trees.measure(root=root) == 100
 
 
 def test_removing_is_safe_to_repeat(root: Path, scratch: Path) -> None:
