@@ -145,6 +145,7 @@ class KubernetesBackend:
             hurried = grace_seconds < int(fact.told.get("grace_seconds", 0))
             self._runs.take_down(fact, why, hurried_until=time.time() + grace_seconds if hurried else 0.0)
             if hurried:
+                self._runs.hurry(fact, grace_seconds)
                 self._hurry(job, grace_seconds)
 
     def delete(self, name: str) -> None:

@@ -46,7 +46,7 @@ from runtime.backends.kubernetes_names import (
 )
 from runtime.backends.kubernetes_outcome import merge
 from runtime.errors import BackendUnavailable, RunNotFound
-from runtime.launcher.signed import read_record
+from runtime.launcher.signed import STOP_FILE, read_record, sign_stop
 from runtime.specs import Capacity, Outcome, RunPhase, RunStatus, Waiting
 
 logger = logging.getLogger(__name__)
@@ -136,6 +136,12 @@ class Runs:
         if hurried_until:
             notes[HURRIED] = repr(hurried_until)
         self._write(fact, {"metadata": {"annotations": notes}, "spec": change})
+
+    def hurry(self, fact: JobFact, grace_seconds: int) -> None:
+        """Leave word for pods that are on their way out already: kubelets do not cut short a wait that has begun."""
+        key = self._record_key(fact) if self._folders is not None else ""
+        if self._folders is not None and key:
+            self._folders.write(fact.name, "nodes", STOP_FILE, sign_stop(fact.name, grace_seconds, key))
 
     def note(self, pod: Object, *, first: bool = False) -> None:
         """Keep the last word of a pod that goes, on its Job. For a watch: it raises nothing.

@@ -131,8 +131,15 @@ class Run:
         return record
 
     def request_stop(self, grace_seconds: int) -> None:
-        """Tell every supervisor to end the run."""
-        write_json(self.folder / "stop.json", {"at": time.time(), "grace_seconds": grace_seconds})
+        """Tell every supervisor to end the run; an end that is to come sooner stays."""
+        path, now = self.folder / "stop.json", time.time()
+        try:
+            asked = json.loads(path.read_bytes())
+            ends_at = asked["at"] + asked["grace_seconds"]
+        except (OSError, ValueError):
+            ends_at = float("inf")
+        if now + grace_seconds < ends_at:
+            write_json(path, {"at": now, "grace_seconds": grace_seconds})
         for pid, started in self._supervisors():
             identity.send(pid, started, signal.SIGTERM)
 

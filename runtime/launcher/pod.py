@@ -17,6 +17,9 @@ Environment, of which nothing reaches the ranks:
     TRAINYARD_ORDER        where the order is; /trainyard/order/order.json unless set
     TRAINYARD_TERMINATION  where the last record goes; /dev/termination-log unless set
 
+While the node ends it looks at one file: `nodes/stop.json` of the run's folder, where whoever wants the end sooner
+than the kubelet was told leaves word (`signed.sign_stop`): no kubelet cuts short a wait that has begun.
+
 What else is in the environment is the image's: ranks get it, without TRAINYARD_* and KUBERNETES_*, with HOME=/tmp and
 USER=trainyard (the user id may be unknown to the image), and what the order adds.
 

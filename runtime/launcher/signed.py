@@ -14,6 +14,8 @@ from typing import Any, Dict, Optional
 
 LONGEST = 4096
 """What Kubernetes keeps of a container's termination message, in bytes."""
+STOP_FILE = "stop.json"
+"""Beside the nodes' records: the word of `sign_stop`."""
 _MARK = b',"signature":"'
 _END = b'"}'
 _SHORT_LINES = 5
@@ -40,6 +42,26 @@ def sign_record(record: Dict[str, Any], key: str, longest: Optional[int] = None)
 
 def read_record(signed: bytes, key: str, *, run: str, node: int) -> Optional[Dict[str, Any]]:
     """The record in there, without its signature; None where it is no record of this run's node with this key."""
+    record = _read(signed, key)
+    if record is None or record.get("run") != run or record.get("node") != node:
+        return None
+    return record
+
+
+def sign_stop(run: str, grace_seconds: float, key: str) -> bytes:
+    """Word for the pods of a run that are being ended: this long from when they read it, and no longer."""
+    return _sign({"run": run, "end_within": grace_seconds}, key)
+
+
+def read_stop(signed: bytes, key: str, *, run: str) -> Optional[float]:
+    """The seconds that `sign_stop` gave; None where it is no such word for this run with this key."""
+    told = _read(signed, key)
+    within = told.get("end_within") if told is not None and told.get("run") == run else None
+    return float(within) if isinstance(within, (int, float)) else None
+
+
+def _read(signed: bytes, key: str) -> Optional[Dict[str, Any]]:
+    """The object in there, without its signature; None where that is not good."""
     body, mark, rest = signed.strip().rpartition(_MARK)
     if not mark or not rest.endswith(_END) or not key:
         return None
@@ -47,12 +69,10 @@ def read_record(signed: bytes, key: str, *, run: str, node: int) -> Optional[Dic
     if not hmac.compare_digest(rest[: -len(_END)], _signature(body, key)):
         return None
     try:
-        record = json.loads(body)
+        told = json.loads(body)
     except ValueError:
         return None
-    if not isinstance(record, dict) or record.get("run") != run or record.get("node") != node:
-        return None
-    return record
+    return told if isinstance(told, dict) else None
 
 
 def _sign(record: Dict[str, Any], key: str) -> bytes:

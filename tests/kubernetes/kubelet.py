@@ -78,8 +78,8 @@ class Kubelet:
                 store.changed.wait(_HEARTBEAT_SECONDS)
 
     def _end_orphans(self) -> None:
-        """Kill pods whose object was removed by force."""
+        """Kill pods whose object was removed, but for those that are leaving: they have what they were given."""
         known = {found["metadata"]["uid"] for found in self.api.store.find("pods")}
         for uid, pod in list(self.pods.items()):
-            if uid not in known:
+            if uid not in known and not pod.leaving:
                 pod.kill()

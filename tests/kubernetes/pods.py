@@ -43,7 +43,7 @@ class Pod:
         self.address = kubelet.networks.address()
         self.container: Container | None = None
         self._killed = threading.Event()
-        self.too_late = False
+        self.too_late = self.leaving = False
         self.thread = threading.Thread(target=self._guarded, daemon=True)
         self.thread.start()
 
@@ -123,25 +123,24 @@ class Pod:
         return podstatus.terminated(made, message, self._meta["uid"])
 
     def _wait_for(self, made: Container) -> None:
-        """Until its end; a deletion sends SIGTERM, and SIGKILL when its grace is over, sooner if it is shortened."""
+        """Until its end; a deletion sends SIGTERM, and SIGKILL after its grace; one shortened later counts not."""
         spec = self._pod["spec"]
-        told_at, kill_at = 0.0, None
+        kill_at: float | None = None
         too_late_at = time.monotonic() + spec.get("activeDeadlineSeconds", 10**9)
         while not made.ended.is_set():
             found = self._current()
             deleted = found is None or bool(found["metadata"].get("deletionTimestamp"))
             if not deleted and time.monotonic() >= too_late_at:
                 deleted = self.too_late = True
-            if deleted:
-                if not told_at:
-                    told_at = time.monotonic()
-                    made.signal(signal.SIGTERM)
-                    self._event("Normal", "Killing", f"Stopping container {spec['containers'][0]['name']}")
+            if deleted and kill_at is None:
                 meta = found["metadata"] if found else {"deletionGracePeriodSeconds": 0}
                 grace = meta.get("deletionGracePeriodSeconds", spec["terminationGracePeriodSeconds"])
-                kill_at = told_at + max(grace, _LEAST_GRACE_SECONDS)
-                if time.monotonic() >= kill_at:
-                    made.kill()
+                kill_at = time.monotonic() + max(grace, _LEAST_GRACE_SECONDS)
+                self.leaving = True
+                made.signal(signal.SIGTERM)
+                self._event("Normal", "Killing", f"Stopping container {spec['containers'][0]['name']}")
+            if kill_at is not None and time.monotonic() >= kill_at:
+                made.kill()
             with self._store.changed:
                 if not made.ended.is_set():
                     self._store.changed.wait(0.1 if kill_at else 0.5)

@@ -26,6 +26,7 @@ from tests.kubernetes.cluster import FakeCluster
 from tests.kubernetes.faults import Fault
 from tests.kubernetes.sites import FakeSite
 from tests.kubernetes.yard import ClusterYard
+from tests.runtime.backends.contract import STUBBORN
 from tests.runtime.backends.going import NAME, SLEEP, going, job_of, limited, until
 
 # Submitting
@@ -90,6 +91,21 @@ def test_pods_are_told_of_their_short_grace_before_anybody_tells_them_of_a_longe
     monkeypatch.setattr(Api, "delete", record)
     own_yard.backend.delete(NAME)
     assert deleted[:2] == ["pods", "jobs"]
+
+
+def test_a_sooner_end_ends_what_its_kubelet_still_waits_for(own_yard: ClusterYard, fake: FakeCluster) -> None:
+    """No kubelet cuts short a wait that has begun: the pod has to be told by another way."""
+    own_yard.backend.submit(own_yard.spec(STUBBORN, nodes=2, grace_seconds=600, deadline_seconds=3600))
+    for rank in range(2):
+        own_yard.wait_for_text("ready", rank=rank)
+    containers = [pod.container for node in fake.nodes.values() for pod in node.pods.values() if pod.container]
+    assert len(containers) == 2
+    own_yard.backend.stop(NAME, 600)
+    until(lambda: all(pod.metadata.deletion_timestamp for pod in own_yard.site.pods(NAME)))
+    assert not any(made.ended.is_set() for made in containers)
+    own_yard.backend.stop(NAME, 1)
+    until(lambda: all(made.ended.is_set() for made in containers))
+    assert own_yard.wait_for_end().outcome is Outcome.STOPPED
 
 
 def test_another_job_of_the_name_is_not_written_to(own_yard: ClusterYard) -> None:

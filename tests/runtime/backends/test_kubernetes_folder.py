@@ -37,6 +37,29 @@ def test_files_are_read_from_an_offset(folders: Folders) -> None:
     assert folders.files("job-2-1", "logs") == []
 
 
+def test_what_is_put_there_is_whole_and_follows_no_link(folders: Folders, tmp_path: Path) -> None:
+    nodes, secret = folders.root / "job-1-1" / "nodes", tmp_path / "secret"
+    folders.write("job-1-1", "nodes", "stop.json", b"one")
+    folders.write("job-1-1", "nodes", "stop.json", b"two")
+    assert {path.name: path.read_bytes() for path in nodes.iterdir()} == {"stop.json": b"two"}
+    assert (nodes / "stop.json").stat().st_mode & 0o777 == 0o644, "pods have another user"
+    secret.write_bytes(b"the console's own")
+    (nodes / "stop.json").unlink()
+    (nodes / "stop.json").symlink_to(secret)
+    folders.write("job-1-1", "nodes", "stop.json", b"three")
+    assert secret.read_bytes() == b"the console's own"
+    assert (nodes / "stop.json").read_bytes() == b"three"
+    (nodes / "stop.json").unlink()
+    (nodes / "stop.json").mkdir()
+    folders.write("job-1-1", "nodes", "stop.json", b"four")
+    assert [path.name for path in nodes.iterdir()] == ["stop.json"], "nothing is left of what could not be put there"
+    nodes.rename(nodes.with_name("moved"))
+    nodes.symlink_to(tmp_path)
+    folders.write("job-1-1", "nodes", "stop.json", b"five")
+    folders.write("job-2-1", "nodes", "stop.json", b"six")
+    assert not (tmp_path / "stop.json").exists()
+
+
 def test_no_link_is_followed_wherever_it_stands(folders: Folders, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.mkdir()

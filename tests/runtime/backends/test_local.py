@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
 SHOW_ENVIRONMENT = """
     import json, os, sys
     print(json.dumps({"environment": dict(os.environ), "argv": sys.argv, "cwd": os.getcwd(), "path": sys.path[0]}))
+"""
+STUBBORN = """
+    import signal
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("ready", flush=True)
+    while True:
+        signal.pause()
 """
 SLEEP = """
     import signal
@@ -249,6 +257,17 @@ def test_a_mount_below_another_is_seen(yard: Yard) -> None:
     mounts = (*yard.spec().mounts, Mount(str(inner), "/datasets/digits/sub"))
     yard.run("print(open('/datasets/digits/sub/file').read())", mounts=mounts)
     assert yard.log() == "seen\n"
+
+
+def test_an_end_that_is_to_come_sooner_stays_though_nobody_had_read_of_it_yet(yard: Yard) -> None:
+    yard.backend.submit(yard.spec(STUBBORN, grace_seconds=600, deadline_seconds=3600))
+    yard.wait_for_text("ready")
+    supervisor = yard.records("job-1-1")[0]["pid"]
+    os.kill(supervisor, signal.SIGSTOP)
+    yard.backend.stop("job-1-1", 1)
+    yard.backend.stop("job-1-1", 600)
+    os.kill(supervisor, signal.SIGCONT)
+    assert yard.wait_for_end().outcome is Outcome.STOPPED
 
 
 def test_samples_come_in_whole_lines(yard: Yard) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from runtime.launcher.report import first_cause
-from tests.runtime.launcher.pods import RUN, Cluster, Pod, has_bubblewrap
+from runtime.launcher.signed import STOP_FILE, sign_stop
+from tests.runtime.launcher.pods import KEY, RUN, Cluster, Pod, has_bubblewrap
 
 pytestmark = pytest.mark.skipif(not has_bubblewrap(), reason="needs bubblewrap")
 
@@ -177,6 +178,24 @@ def test_a_stop_ends_what_ignores_it_when_the_grace_is_over(cluster: Cluster) ->
     assert pod.wait(20) == 1
     assert pod.causes == [("stopped", "stopped")]
     assert pod.record["exit_code"] is None
+
+
+def test_a_sooner_end_is_heard_of_while_the_node_ends_and_only_by_a_signed_word(cluster: Cluster) -> None:
+    (pod,) = cluster.start(DEAF, grace_seconds=600)
+    cluster.wait_for_text("ready")
+    word = cluster.root / "nodes" / STOP_FILE
+    pod.signal(signal.SIGTERM)
+    record = cluster.root / "nodes" / "0.json"
+    cluster.wait_for(lambda: b'"stopping"' in record.read_bytes())
+    for forged in (b"{}", sign_stop(RUN, 0, "guessed"), sign_stop("job-7-2", 0, KEY), record.read_bytes()):
+        word.write_bytes(forged)
+        beats = record.stat().st_mtime_ns
+        cluster.wait_for(lambda beats=beats: record.stat().st_mtime_ns != beats)  # type: ignore[misc]
+        assert pod.process.poll() is None, "it has looked a few times since"
+    word.unlink()
+    word.write_bytes(sign_stop(RUN, 1, KEY))
+    assert pod.wait(60) == 1
+    assert pod.causes == [("stopped", "stopped")]
 
 
 def test_a_stop_while_the_nodes_look_for_each_other(cluster: Cluster) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.launcher.signed import LONGEST, read_record, sign_record
+from runtime.launcher.signed import LONGEST, read_record, read_stop, sign_record, sign_stop
 
 RECORD: dict[str, Any] = {"run": "job-1-1", "node": 0, "phase": "ended", "detail": "", "causes": [], "members": []}
 TEXTS = st.text(max_size=3000)
@@ -54,6 +54,15 @@ def test_what_was_signed_is_read_again() -> None:
 )
 def test_anything_else_is_none(signed: bytes) -> None:
     assert read_record(signed, "key", run="job-1-1", node=0) is None
+
+
+def test_word_to_end_sooner_is_no_record_and_a_record_is_no_such_word() -> None:
+    word = sign_stop("job-1-1", 2, "key")
+    assert read_stop(word, "key", run="job-1-1") == 2.0
+    for other in (sign_stop("job-1-1", 2, "another"), sign_stop("job-1-2", 2, "key"), sign_record(RECORD, "key"), b""):
+        assert read_stop(other, "key", run="job-1-1") is None
+    assert read_stop(sign_stop("job-1-1", 2, ""), "", run="job-1-1") is None
+    assert read_record(word, "key", run="job-1-1", node=0) is None
 
 
 def test_without_a_key_nothing_is_believed() -> None:
