@@ -6,7 +6,8 @@ set itself would give. The one rule: what differs from call to call is `given`; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
@@ -15,6 +16,7 @@ from django.db.models import Expression, Model, QuerySet
 from django.db.models.query import get_related_populators
 from django.db.models.sql import Query
 from django.db.models.sql.compiler import SQLCompiler
+from psycopg.sql import Literal
 from psycopg.types.numeric import Int8
 
 Row = TypeVar("Row")
@@ -88,15 +90,14 @@ class _Statement(Generic[Row]):
 
     def __init__(self, query: Query, *, instances: bool) -> None:
         compiler = query.get_compiler(DEFAULT_DB_ALIAS)
-        self._sql, parameters = compiler.as_sql()
-        self._parameters = tuple(parameters)
+        self._sql, self._names = _with_constants(*compiler.as_sql())
         columns = [column for column, _sql, _alias in (compiler.select or ())[: compiler.col_count]]
         self._converters = list(compiler.get_converters(columns).items())
         self._build: Callable[[list[Any]], Any] = _builder(compiler) if instances else tuple
 
     def fetch(self, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         """The rows as PostgreSQL gives them."""
-        parameters = [_value(values[part.name]) if isinstance(part, _Given) else part for part in self._parameters]
+        parameters = [_value(values[name]) for name in self._names]
         with connection.cursor() as cursor:
             cursor.execute(self._sql, parameters)
             fetched: list[tuple[Any, ...]] = cursor.fetchall()
@@ -110,6 +111,25 @@ class _Statement(Generic[Row]):
                 for convert in converters:
                     row[position] = convert(row[position], expression, connection)
             yield self._build(row)
+
+
+def _with_constants(sql: str, parameters: Iterable[Any]) -> tuple[str, list[str]]:
+    """The statement with what never changes written into it, and the names of what is left for each call.
+
+    So PostgreSQL may keep one plan for all calls: of a parameter it could not know that a partial index holds it.
+    """
+    left, names = iter(parameters), []
+
+    def place(found: re.Match[str]) -> str:
+        if found[0] != "%s":
+            return found[0]
+        value = next(left)
+        if isinstance(value, _Given):
+            names.append(value.name)
+            return "%s"
+        return Literal(value).as_string().replace("%", "%%")
+
+    return re.sub("%.", place, sql), names
 
 
 def _value(value: Any) -> Any:

@@ -183,6 +183,24 @@ def test_whole_numbers_of_every_size_are_one_statement():
     assert set(types) == {Int8}
 
 
+@pytest.mark.parametrize("text", ["plain", "50 % off", "%s", "%%s", "it's \\ 'quoted'", "two\nlines", "训练"])
+def test_what_never_changes_is_written_into_the_statement(text):
+    """PostgreSQL can then keep one plan, and see that a partial index holds what is asked for."""
+    spec = NodeSpecFactory(title=text)
+    kept = Kept(lambda: NodeSpec.objects.filter(title__in=[text, "another"], is_active=True, pk=given("pk")))
+    sent: list[Any] = []
+
+    def see(execute, sql, parameters, many, context):
+        sent.extend(parameters)
+        return execute(sql, parameters, many, context)
+
+    with connection.execute_wrapper(see):
+        assert kept.all(pk=spec) == [spec]
+        assert kept.exists(pk=spec)
+        assert kept.first(pk=spec.pk + 1) is None
+    assert sent == [spec.pk, spec.pk, spec.pk + 1]
+
+
 @pytest.mark.django_db(transaction=True)
 def test_threads_with_connections_of_their_own_share_it():
     member = MembershipFactory()
