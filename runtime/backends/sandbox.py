@@ -53,8 +53,12 @@ _GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/
 # Of /proc what belongs to the machine. Where root runs the console, code in here has root's files, though none of its
 # rights: without this it could write the kernel's settings (bubblewrap covers them only where it may not write the
 # folder itself).
-_PROC_READ_ONLY = ("sys", "irq", "bus", "fs", "acpi", "scsi", "asound", "driver", "tty", "mtrr")
-_PROC_MASKED = ("sysrq-trigger", "kcore", "keys", "key-users", "timer_list", "sched_debug", "latency_stats", "kmsg")
+_PROC_READ_ONLY = ("sys", "irq", "bus", "fs", "acpi", "scsi", "asound", "driver", "tty", "mtrr", "pressure")
+_PROC_MASKED = (
+    *("sysrq-trigger", "kcore", "keys", "key-users", "timer_list", "sched_debug", "latency_stats", "kmsg"),
+    # What only root reads, which code in here is to the kernel where root runs the console.
+    *("slabinfo", "vmallocinfo", "pagetypeinfo", "kpagecount", "kpageflags", "kpagecgroup", "vmcore"),
+)
 # What CUDA and NVML read to find the devices and how they are connected.
 _GPU_SYSTEM = ("/sys/bus/pci", "/sys/class/pci_bus", "/sys/devices", "/sys/module/nvidia", "/sys/module/nvidia_uvm")
 

@@ -34,7 +34,7 @@ def test_folders_nested_without_end_are_measured_and_removed(root: Path, scratch
     assert list(scratch.iterdir()) == []
 
 
-def test_nobody_gets_room_for_nothing_by_going_deep(root: Path) -> None:
+def test_nobody_gets_room_for_nothing_by_going_deep(root: Path, scratch: Path) -> None:
     beside = root / "beside"
     (root / "tree").mkdir()
     for number in range(3):
@@ -44,6 +44,7 @@ def test_nobody_gets_room_for_nothing_by_going_deep(root: Path) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     assert trees.measure(root=root) == 1300
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+    trees.remove_tree(folder=root / "tree", scratch=scratch)  # pytest could not
 
 
 def test_a_folder_that_is_moved_while_it_is_measured_leads_nowhere_else(

@@ -166,3 +166,26 @@ def test_sockets_and_processes_of_the_console_are_out_of_sight(yard: Yard) -> No
         """
         yard.run(script)
     assert set(json.loads(yard.log())) <= {"FileNotFoundError", "PermissionError", "OSError"}, yard.log()
+
+
+def test_nothing_of_the_machines_in_proc_can_be_written_or_is_for_root_alone(yard: Yard) -> None:
+    script = """
+    import os
+    for top, folders, files in os.walk("/proc"):
+        if top == "/proc":
+            folders[:] = [name for name in folders if not name.isdigit() and not name.endswith("self")]
+        for name in files:
+            path = os.path.join(top, name)
+            for how, open_to_all in ((os.O_WRONLY, 0), (os.O_RDONLY, 0o044)):
+                if how == os.O_RDONLY and top.startswith("/proc/sys"): continue  # settings, which cannot be changed
+                try:
+                    if not open_to_all or not os.stat(path).st_mode & open_to_all:
+                        descriptor = os.open(path, how | os.O_NONBLOCK)
+                        null = os.path.samestat(os.fstat(descriptor), os.stat("/dev/null"))
+                        if not null and (how == os.O_WRONLY or os.read(descriptor, 1)): print(path, how)
+                        os.close(descriptor)
+                except OSError: pass
+    print("looked")
+    """
+    yard.run(script)
+    assert yard.log() == "looked\n"
