@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runtime.backends.kubernetes_causes import Record, cause_of, failure_of
+from runtime.backends.kubernetes_causes import Record, cause_of, failure_of, parted
 from runtime.backends.kubernetes_facts import JobFact, PodFact
 from runtime.backends.kubernetes_history import History
 from runtime.specs import NodeStatus, Outcome, RunPhase, RunStatus, Span
@@ -38,7 +38,8 @@ def merge(
     gone = _lost(job, pods, now) | dict(lost or {})
     nodes = tuple(_node(job, node, pods.get(node), gone.get(node)) for node in range(job.nodes))
     phase = _phase(job, nodes)
-    if phase is RunPhase.ENDED and _says_more(job, pods, now):
+    awaited = history is not None and history.is_awaited(parted(job, pods), now)
+    if phase is RunPhase.ENDED and (awaited or _says_more(job, pods, now)):
         phase = RunPhase.STOPPING
     ended = phase is RunPhase.ENDED
     begun_at = _started_at(job, pods, records, now)

@@ -169,7 +169,7 @@ class Runs:
     def _removed(self, fact: JobFact, listed: Sequence[Object], now: float) -> list[PodFact]:
         """Pods that were told to go while all of this list were well: not by the Job's controller, then."""
         going = [pod for pod in listed if pod["metadata"].get("deletionTimestamp")]
-        if not going or fact.failing or any(_has_failed(pod) for pod in listed):
+        if not going or fact.failing or fact.taken_down or any(_has_failed(pod) for pod in listed):
             return []
         # Its controller tells pods to go before it says why, and what we want of it ourselves is written first.
         job = self.find(fact.name)

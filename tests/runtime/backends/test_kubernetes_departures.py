@@ -96,7 +96,10 @@ def test_what_changed_between_two_lists_has_no_order() -> None:
 
 
 def event(name: str) -> dict[str, Any]:
-    return {"message": f"Deleted pod: {name}"}
+    return {"reason": "SuccessfulDelete", "message": f"Deleted pod: {name}"}
+
+
+LAST = {"reason": "BackoffLimitExceeded", "message": "Job has reached the specified backoff limit"}
 
 
 def unready(name: str, at: str = "1970-01-01T00:18:00Z") -> dict[str, Any]:
@@ -108,11 +111,30 @@ def read(*events: dict[str, Any], now: float = END + 60, **changes: Any) -> Hist
 
 
 def test_whom_its_own_controller_sent_is_known_while_no_event_can_be_missing() -> None:
-    found = read(event("job-1-1-0-x7k2p"), event("job-1-11-1-x7k2p"), event("odd"))
-    assert (found.deleted, found.whole) == ({0}, True)
+    found = read(event("job-1-1-0-x7k2p"), event("job-1-11-1-x7k2p"), event("odd"), {}, LAST)
+    assert (found.deleted, found.whole, found.late_until) == ({0}, True, 0.0)
     assert found.by_others([0, 1]) == {1}
-    for missing in (read(nodes=11), read(now=END + 3600), read(failed_at=None)):
-        assert missing.by_others([0, 1]) == set()
+    missing = [
+        read(LAST, nodes=11),
+        read(LAST, now=END + 3600),
+        read(LAST, failed_at=None),
+        read(),
+        read(LAST, ended_as=""),
+    ]
+    assert all(one.by_others([0, 1]) == set() for one in missing)
+
+
+def test_the_controllers_last_word_is_waited_for_where_it_could_say_more() -> None:
+    early = read(event("job-1-1-0-x7k2p"), now=END + 5)
+    assert early.is_awaited([0, 1], END + 5)
+    assert not early.is_awaited([0], END + 5), "all is known"
+    assert not early.is_awaited([0, 1], END + 40), "it was never said"
+    assert not read(LAST, now=END + 5).is_awaited([0, 1], END + 5)
+    elastic = {**FAILED.told, "min_nodes": 1}
+    assert not any(one.is_awaited([0, 1], END + 5) for one in (read(nodes=11), read(told=elastic)))
+    assert run(over(1, 1), history=early).phase is RunPhase.ENDED
+    waiting = run(over(1, 1), history=read(now=END + 5))
+    assert (waiting.phase, waiting.outcome) == (RunPhase.STOPPING, None)
 
 
 def test_machines_that_were_not_ready_are_known_by_their_pods() -> None:
