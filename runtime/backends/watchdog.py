@@ -16,6 +16,8 @@ from typing import NamedTuple
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _OPEN_FILES = 65536
 _FOREMOST = -20
+_QUEUED_SIGNALS = 4096
+"""And timers: they are the user's, so the console's too."""
 _MEMORY_FOLDERS = ("tmp", "dev/shm")
 
 
@@ -40,6 +42,7 @@ def kernel_limits(*, processes: int, file_bytes: int) -> dict[str, int]:
         "RLIMIT_NOFILE": _OPEN_FILES,
         "RLIMIT_CORE": 0,
         "RLIMIT_NPROC": 2 * processes,
+        "RLIMIT_SIGPENDING": _QUEUED_SIGNALS,
         "RLIMIT_FSIZE": file_bytes,
     }
 
