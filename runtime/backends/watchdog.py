@@ -40,7 +40,8 @@ def kernel_limits(*, processes: int, file_bytes: int) -> dict[str, int]:
     """
     return {
         "RLIMIT_NOFILE": _OPEN_FILES,
-        "RLIMIT_CORE": 0,
+        # Where the machine hands dumps to a program, which then runs outside of every limit, only 1 means none at all.
+        "RLIMIT_CORE": 1,
         "RLIMIT_NPROC": 2 * processes,
         "RLIMIT_SIGPENDING": _QUEUED_SIGNALS,
         "RLIMIT_FSIZE": file_bytes,

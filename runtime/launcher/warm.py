@@ -26,7 +26,7 @@ _INT = 4
 _MOST_DESCRIPTORS = 4
 _SETTLED = "OMP|MKL|KMP|GOMP|OPENBLAS|NUMEXPR|TORCH|PYTORCH|TF|XLA|LD"
 _EARLY = (
-    r"environ(?:\[|\.setdefault\(|\.update\()\s*\{?\s*['\"](?:" + _SETTLED + ")_"
+    r"environ(?:\[|\.setdefault\(|\.update\()\s{0,99}\{?\s{0,99}['\"](?:" + _SETTLED + ")_"
     # A name that is not written out may be any.
     r"|environ\[(?!['\"])[^]]*\]\s*=(?!=)|environ\.(?:setdefault|update)\(\s*\{?\s*(?!['\"{}\s])"
 )
