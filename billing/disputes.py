@@ -16,7 +16,7 @@ from django.utils.translation import gettext_noop
 
 from billing import receivables
 from billing.errors import Quarantined
-from billing.models import AutoTopUp, Dispute, DisputeMovement, TopUp
+from billing.models import AutoTopUp, Dispute, DisputeMovement, TopUp, Transaction
 from billing.payments import moment
 from billing.reversals import top_up_of
 
@@ -62,6 +62,7 @@ def apply_dispute(found: Mapping[str, Any], *, livemode: object) -> None:
 
 def _follow(row: Dispute, found: Mapping[str, Any], *, top_up: TopUp) -> bool:
     """Book each balance transaction that is not booked yet, oldest first; whether it took any. Raises Quarantined."""
+    _adopt(row)
     known = list(row.movements.all())
     seen = {each.balance_transaction for each in known}
     took = False
@@ -77,7 +78,9 @@ def _follow(row: Dispute, found: Mapping[str, Any], *, top_up: TopUp) -> bool:
             continue
         _book(row, each["id"], amount, top_up=top_up)
         took = took or amount > 0
-    if not 0 <= row.withdrawn_minor <= top_up.amount_minor:
+    row.is_withdrawn = row.is_withdrawn or row.movements.filter(amount_minor__gt=0).exists()
+    row.is_reinstated = row.is_withdrawn and not row.withdrawn_minor
+    if not 0 <= _withdrawn(row) <= top_up.amount_minor:
         raise Quarantined(f"The dispute has taken {row.withdrawn_minor} of a top-up of {top_up.amount_minor}.")
     if took and known:
         row.mailed_at = None  # it was told of before; that the money is gone again is news
@@ -92,7 +95,24 @@ def _taken_minor(row: Dispute, move: Mapping[str, Any], *, currency: str) -> int
     """
     if str(move.get("currency")).upper() == currency:
         return -int(move["amount"])
-    return row.amount_minor - row.withdrawn_minor if move["amount"] < 0 else -row.withdrawn_minor
+    return row.amount_minor - _withdrawn(row) if move["amount"] < 0 else -_withdrawn(row)
+
+
+def _withdrawn(row: Dispute) -> int:
+    return row.withdrawn_minor or 0
+
+
+def _adopt(row: Dispute) -> None:
+    """Write down what the version before has booked, without the provider's ids: it took once, and gave back once."""
+    for reference, amount in (
+        (f"dispute:{row.dispute_id}", row.amount_minor),
+        (f"dispute-won:{row.dispute_id}", -row.amount_minor),
+    ):
+        booked = Transaction.objects.filter(reference=reference).first()
+        if booked and not row.movements.filter(reference=reference).exists():
+            row.movements.create(reference=reference, amount_minor=amount, moved_at=booked.created_at)
+            row.withdrawn_minor = _withdrawn(row) + amount
+    row.withdrawn_minor = _withdrawn(row)
 
 
 def _book(row: Dispute, balance_transaction: str, amount: int, *, top_up: TopUp) -> None:
@@ -103,7 +123,7 @@ def _book(row: Dispute, balance_transaction: str, amount: int, *, top_up: TopUp)
         reference=f"dispute:{balance_transaction}",
         amount_minor=amount,
     )
-    row.withdrawn_minor += amount
+    row.withdrawn_minor = _withdrawn(row) + amount
     if amount > 0:
         receivables.take_back(
             account=top_up.account,

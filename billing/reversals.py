@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 
 from django.core.exceptions import ValidationError
 from django.db import transaction
-from django.db.models import Sum
+from django.db.models import BigIntegerField, Case, F, Sum, Value, When
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
@@ -33,13 +33,21 @@ STATES = {
     "canceled": Refund.States.FAILED,
 }
 
+WITHDRAWN = Case(
+    When(withdrawn_minor__isnull=False, then=F("withdrawn_minor")),
+    When(is_withdrawn=True, is_reinstated=False, then=F("amount_minor")),
+    default=Value(0),
+    output_field=BigIntegerField(),
+)
+"""What a dispute has taken, be it one that only the version before has seen."""
+
 
 def refundable_minor(top_up: TopUp) -> int:
     """What of a top-up has not gone back yet, by refund or dispute."""
     if top_up.state != TopUp.States.PAID:
         return 0
     refunds = top_up.refunds.exclude(state=Refund.States.FAILED).aggregate(total=Sum("amount_minor"))
-    disputes = top_up.disputes.aggregate(total=Sum("withdrawn_minor"))
+    disputes = top_up.disputes.aggregate(total=Sum(WITHDRAWN))
     # A bank may take back what was refunded in part before: then nothing is left, and no less.
     return max(0, top_up.amount_minor - int(refunds["total"] or 0) - int(disputes["total"] or 0))
 

@@ -93,7 +93,7 @@ MUTANTS = (
     Mutant("a dispute takes once, seen by the property", "billing/disputes.py", 'if each["id"] in seen:',
            'if each["id"] in seen or len(seen) > 1:', PROPERTY),
     Mutant("a dispute takes more than was paid", "billing/disputes.py",
-           "if not 0 <= row.withdrawn_minor <= top_up.amount_minor:", "if False:", BACK),
+           "if not 0 <= _withdrawn(row) <= top_up.amount_minor:", "if False:", BACK),
     Mutant("credit is paid out", "billing/receivables.py", "min(amount_minor, credit.paid_minor(locked))",
            "min(amount_minor, locked.available_minor)", BACK),
     Mutant("debts are forgotten", "billing/receivables.py", "    if due:", "    if False:", BACK),

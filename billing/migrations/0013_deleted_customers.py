@@ -18,11 +18,6 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='paymentcustomer',
             name='lost_id',
-            field=models.CharField(blank=True, help_text='The record before, which was deleted at the payment provider.', max_length=255),
-        ),
-        migrations.AlterField(
-            model_name='paymentcustomer',
-            name='customer_id',
-            field=models.CharField(blank=True, db_index=True, max_length=255),
+            field=models.CharField(blank=True, db_default='', default='', help_text='The record before, which was deleted at the payment provider.', max_length=255),
         ),
     ]

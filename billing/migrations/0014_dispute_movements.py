@@ -1,4 +1,7 @@
-"""What a dispute moved becomes rows of its own, one for each balance transaction: there may be more than two."""
+"""What a dispute moved becomes rows of its own, one for each balance transaction: there may be more than two.
+
+What the version before has booked, or books while both work, is found in the ledger when the dispute is next told of.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,9 @@ import django.db.models.deletion
 import django.utils.timezone
 from django.db import migrations, models
 
-WRITE_DOWN = """
-INSERT INTO billing_disputemovement (dispute_id, reference, amount_minor, moved_at)
-    SELECT id, 'dispute:' || dispute_id, amount_minor, opened_at FROM billing_dispute WHERE is_withdrawn
-    UNION ALL
-    SELECT id, 'dispute-won:' || dispute_id, -amount_minor, opened_at FROM billing_dispute WHERE is_reinstated;
-UPDATE billing_dispute SET withdrawn_minor = amount_minor WHERE is_withdrawn AND NOT is_reinstated;
-"""
-"""The provider's ids were not kept: each is written down when the provider next tells of the dispute."""
-
 
 class Migration(migrations.Migration):
-    """The rows, the sum, and no flags any more."""
+    """The rows and their sum."""
 
     dependencies = [("billing", "0013_deleted_customers")]
     operations = [
@@ -57,17 +51,7 @@ class Migration(migrations.Migration):
             model_name="dispute",
             name="withdrawn_minor",
             field=models.BigIntegerField(
-                default=0, help_text="The sum of what moved.", verbose_name="taken back now (minor units)"
-            ),
-        ),
-        migrations.RunSQL(WRITE_DOWN, migrations.RunSQL.noop),
-        migrations.RemoveConstraint(model_name="dispute", name="only_what_was_withdrawn_is_reinstated"),
-        migrations.RemoveField(model_name="dispute", name="is_reinstated"),
-        migrations.RemoveField(model_name="dispute", name="is_withdrawn"),
-        migrations.AddConstraint(
-            model_name="dispute",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("withdrawn_minor__gte", 0)), name="no_more_is_given_back_than_was_taken"
+                help_text="The sum of what moved.", null=True, verbose_name="taken back now (minor units)"
             ),
         ),
     ]

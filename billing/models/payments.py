@@ -11,7 +11,7 @@ from typing import Any
 from django.conf import settings
 from django.core.validators import MinValueValidator
 from django.db import models
-from django.db.models import Q
+from django.db.models import F, Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
@@ -132,9 +132,13 @@ class PaymentCustomer(models.Model):
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     organization = models.ForeignKey(Organization, models.CASCADE, related_name="payment_customers")
     mode = models.CharField(max_length=8, choices=Modes.choices)
-    customer_id = models.CharField(max_length=255, blank=True, db_index=True)
+    customer_id = models.CharField(max_length=255, blank=True)
     lost_id = models.CharField(
-        max_length=255, blank=True, help_text=_("The record before, which was deleted at the payment provider.")
+        max_length=255,
+        blank=True,
+        default="",
+        db_default="",
+        help_text=_("The record before, which was deleted at the payment provider."),
     )
     default_method = models.CharField(max_length=255, blank=True)
 
@@ -223,9 +227,12 @@ class Dispute(models.Model):
     amount_minor = models.PositiveBigIntegerField(_("amount (minor units)"), validators=[MinValueValidator(1)])
     reason = models.CharField(_("reason"), max_length=100)
     state = models.CharField(_("state"), max_length=4, choices=States.choices, default=States.OPEN)
+    is_withdrawn = models.BooleanField(_("funds withdrawn"), default=False)
+    is_reinstated = models.BooleanField(_("funds given back"), default=False)
     withdrawn_minor = models.BigIntegerField(
-        _("taken back now (minor units)"), default=0, help_text=_("The sum of what moved.")
+        _("taken back now (minor units)"), null=True, help_text=_("The sum of what moved.")
     )
+    """None until this version has looked at it; the two flags above are what the version before reads and writes."""
     evidence_due_at = models.DateTimeField(_("evidence due"), null=True, blank=True)
     opened_at = models.DateTimeField(_("opened"))
     ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
@@ -236,7 +243,10 @@ class Dispute(models.Model):
         verbose_name_plural = _("disputes")
         ordering = ("-opened_at",)
         constraints = (
-            models.CheckConstraint(condition=Q(withdrawn_minor__gte=0), name="no_more_is_given_back_than_was_taken"),
+            models.CheckConstraint(
+                condition=Q(is_withdrawn=True) | Q(is_reinstated=F("is_withdrawn")),
+                name="only_what_was_withdrawn_is_reinstated",
+            ),
         )
 
     def __str__(self) -> str:
