@@ -10,6 +10,7 @@ The one rule: before any customer code runs, nothing of the order is left where 
 from __future__ import annotations
 
 import os
+import stat
 import sys
 
 from .agent import Agent
@@ -20,7 +21,7 @@ from .warm import Warm, import_folders, unfit
 
 TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
 if TYPE_CHECKING:
-    from typing import Any, Dict, Iterator, List
+    from typing import Any, Dict, Iterator, List, Optional
 
 _LARGEST_SOURCE = 1 << 20
 _MOST_SOURCES = 64
@@ -78,10 +79,8 @@ def _sources(plan: Plan, folder: str) -> Iterator[str]:
     seen = set(waiting)
     while waiting and len(seen) <= _MOST_SOURCES:
         path = waiting.pop(0)
-        try:
-            with open(path, "rb", buffering=0) as file:
-                source = file.read(_LARGEST_SOURCE).decode("utf-8", "replace")
-        except OSError:
+        source = _text_of(path)
+        if source is None:
             continue
         yield source
         names = imported_names(source)
@@ -93,6 +92,22 @@ def _sources(plan: Plan, folder: str) -> Iterator[str]:
             if module not in seen and os.path.isfile(module):
                 seen.add(module)
                 waiting.append(module)
+
+
+def _text_of(path: str) -> Optional[str]:
+    """A file's text; None where there is none. What lies there may be a pipe by now, which keeps who reads waiting."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        return os.read(descriptor, _LARGEST_SOURCE).decode("utf-8", "replace")
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
 
 
 def start() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from runtime.backends import cgroups
-from runtime.specs import FailureCode, Outcome, Resources
+from runtime.backends import admission, cgroups
+from runtime.specs import FailureCode, Outcome, Resources, RunSpec
 from tests.runtime.backends import hostile
 from tests.runtime.conftest import Yard
 
@@ -100,3 +102,20 @@ def test_what_is_said_to_the_launchers_own_port_breaks_nothing(yard: Yard, said:
     status = yard.run(script, nodes=2)
     assert int(yard.log()) >= 1
     assert status.outcome is Outcome.CODE_FAILED, yard.all_logs("job-1-1")
+
+
+def test_a_pipe_in_place_of_the_script_holds_no_node_without_pay(yard: Yard) -> None:
+    """Put there after the order was checked; a launcher that reads it waits for 90 seconds, which nobody pays."""
+    spec = yard.spec("print('a file')", deadline_seconds=6, grace_seconds=1)
+    check = admission._check_script
+
+    def swap(resolved: RunSpec) -> None:
+        check(resolved)
+        (yard.workspace / "train.py").unlink()
+        os.mkfifo(yard.workspace / "train.py")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(admission, "_check_script", swap)
+        yard.backend.submit(spec)
+    status = yard.wait_for_end()
+    assert status.outcome is Outcome.TIME_LIMIT, status.failure
