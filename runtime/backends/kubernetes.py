@@ -143,10 +143,12 @@ class KubernetesBackend:
             message = "The run was stopped on request."
             why = kubernetes_guard.taken_down(Outcome.STOPPED, FailureCode.STOPPED, message, time.time())
             hurried = grace_seconds < int(fact.told.get("grace_seconds", 0))
-            self._runs.take_down(fact, why, hurried_until=time.time() + grace_seconds if hurried else 0.0)
             if hurried:
+                # Before its Job tells them: a kubelet keeps to the grace that it was told of first.
+                self._runs.take_down(fact, why, hurried_until=time.time() + grace_seconds, through_job=False)
                 self._runs.hurry(fact, grace_seconds)
                 self._hurry(job, grace_seconds)
+            self._runs.take_down(fact, why)
 
     def delete(self, name: str) -> None:
         """See `Backend.delete`."""

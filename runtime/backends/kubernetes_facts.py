@@ -98,6 +98,8 @@ class JobFact:
     end_message: str
     kept: Mapping[int, PodFact]
     """Pods that are gone, as last seen."""
+    is_told: bool = False
+    """Whether its own controller knows that it is to end its pods."""
     hurried_until: float = 0.0
     """By when its pods are to have ended, where that was made sooner; their own times count from the first request."""
 
@@ -137,6 +139,7 @@ def read_job(job: Object) -> JobFact:
             for key, text in notes.items()
             if key.startswith(POD) and key[len(POD) :].isdecimal()
         },
+        is_told=spec.get("activeDeadlineSeconds") is not None,
         hurried_until=float(notes.get(HURRIED, 0.0)),
     )
 

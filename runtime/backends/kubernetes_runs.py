@@ -124,13 +124,20 @@ class Runs:
         why = kubernetes_guard.verdict(fact, pods, status, waiting, config=self._config, now=now)
         if why is not None:
             self.take_down(fact, why)
+        elif fact.taken_down is not None and not fact.is_told:
+            self.take_down(fact, fact.taken_down)
         self._keep(fact, pods, status)
         return status
 
-    def take_down(self, fact: JobFact, why: Mapping[str, Any], *, hurried_until: float = 0.0) -> None:
-        """End the run's pods, with the grace that they have or sooner; the first reason given stays the reason."""
-        change: dict[str, Any] = {"activeDeadlineSeconds": 1}
-        if fact.suspended:
+    def take_down(
+        self, fact: JobFact, why: Mapping[str, Any], *, hurried_until: float = 0.0, through_job: bool = True
+    ) -> None:
+        """Have the run's pods ended, with the grace that they have; the first reason given stays the reason.
+
+        `through_job` False: the caller ends them, sooner. Whoever looks at the run next makes up for one that died.
+        """
+        change: dict[str, Any] = {"activeDeadlineSeconds": 1} if through_job else {}
+        if fact.suspended and through_job:
             change["parallelism"] = 0
         notes = {} if fact.taken_down is not None else {TAKEN_DOWN: json.dumps(dict(why), sort_keys=True)}
         if hurried_until:

@@ -108,6 +108,33 @@ def test_a_sooner_end_ends_what_its_kubelet_still_waits_for(own_yard: ClusterYar
     assert own_yard.wait_for_end().outcome is Outcome.STOPPED
 
 
+def test_who_has_little_patience_from_the_first_is_who_a_kubelet_hears_first(
+    own_yard: ClusterYard, fake: FakeCluster, fake_site: FakeSite
+) -> None:
+    own_yard.backend = own_yard.another(volume={**fake_site.volume(), "shared": False})  # no word but the kubelet's
+    own_yard.backend.submit(own_yard.spec(STUBBORN, grace_seconds=600, deadline_seconds=3600))
+    own_yard.wait_for_text("ready")
+    (made,) = [pod.container for node in fake.nodes.values() for pod in node.pods.values() if pod.container]
+    own_yard.backend.stop(NAME, 1)
+    assert own_yard.wait_for_end().outcome is Outcome.STOPPED
+    until(made.ended.is_set)
+
+
+def test_a_stop_that_broke_off_is_gone_on_with_by_whoever_looks_next(
+    own_yard: ClusterYard, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    going(own_yard)
+    with monkeypatch.context() as patched:
+        patched.setattr(KubernetesBackend, "_hurry", unreachable)
+        with pytest.raises(BackendUnavailable):
+            own_yard.backend.stop(NAME, 0)
+    assert own_yard.wait_for_end().outcome is Outcome.STOPPED
+
+
+def unreachable(*_arguments: Any) -> None:
+    raise BackendUnavailable("It did not answer.")
+
+
 def test_another_job_of_the_name_is_not_written_to(own_yard: ClusterYard) -> None:
     going(own_yard)
     namespace = own_yard.site.namespace
