@@ -37,10 +37,11 @@ class Limits(NodeLimits):
         self._tree = tree_
         self._siblings = Siblings(record.folder, record.node, order["nodes"])
         self._folder = record.folder
+        self._room = (disk.free_bytes(self._folder) or 0) - disk.RESERVE_BYTES
         self._disk = disk.Gauge(
             int(order["disk_bytes"]),
             order["written"],
-            room_bytes=(disk.free_bytes(self._folder) or 0) - disk.RESERVE_BYTES,
+            room_bytes=self._room,
             held=self._held,
             again=record.node == 0,
         )
@@ -88,7 +89,9 @@ class Limits(NodeLimits):
         if not self._record.node:
             self._disk.finish(self._record)
         free = disk.free_bytes(self._folder)
-        if free is None or free >= disk.RESERVE_BYTES or self._disk.has_filled_the_disk():
+        if free is None or free >= disk.RESERVE_BYTES:
+            return None
+        if self._room > 0 and self._disk.has_filled_the_disk():  # a disk that was full before is no doubt
             return None
         return Verdict(
             "platform_error",

@@ -10,6 +10,7 @@ from runtime.backends import watchdog
 from runtime.backends.cgroups import Group
 from runtime.backends.limits import CALM_SECONDS, Limits
 from runtime.backends.tree import Tree
+from runtime.launcher import disk
 from runtime.launcher.node_limits import TICK_SECONDS
 from runtime.launcher.record import Record
 
@@ -54,6 +55,28 @@ def test_a_node_that_the_kernel_holds_is_looked_at_seldom(
     assert limits.patience(100.0) == tick
     assert not limits.due(100.0 + tick / 2)
     assert limits.due(100.0 + tick)
+
+
+@pytest.mark.parametrize(("free_mib", "blamed"), [(100, True), (10_000, False)], ids=["full before", "full since"])
+def test_in_doubt_a_disk_was_filled_by_the_run_unless_it_was_full_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_mib: int, blamed: bool
+) -> None:
+    """A run may end before anything was measured."""
+    free = free_mib << 20
+    monkeypatch.setattr(disk, "free_bytes", lambda _folder: free)
+    for name in ("run", "checkpoints"):
+        (tmp_path / name).mkdir()
+    order: dict[str, Any] = {
+        "nodes": 1,
+        "elastic": False,
+        "disk_bytes": 1 << 30,
+        "written": {name: str(tmp_path / name) for name in ("run", "checkpoints")},
+    }
+    limits = Limits(order, Record(tmp_path, None, node=0, address=""), Tree(order, tmp_path / "note"))
+    free = 0
+    verdict = limits.last_look()
+    assert (verdict is not None) == blamed
+    assert verdict is None or (verdict.kind, verdict.code) == ("platform_error", "disk_full")
 
 
 def a_crowd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tasks: int) -> Limits:
