@@ -24,8 +24,9 @@ START_SECONDS = 90.0
 CALM_SECONDS = 1.0
 """Between two looks at a node whose memory and processes the kernel holds, once it runs: nothing grows past a limit."""
 
-_CROWD = 100
-"""So many processes and threads can keep the launcher beside them from its turn; fewer cannot."""
+_CROWD = 500
+"""So many processes and threads can keep the launcher beside them from its turn. Honest training has some hundred: if
+its launcher gets no turn, the machine is at fault."""
 _STARVED_SHARE = 0.5
 
 

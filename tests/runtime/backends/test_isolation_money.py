@@ -14,7 +14,7 @@ from tests.runtime.conftest import Yard
 CROWD = """
     import os, signal, sys
     reading, writing = os.pipe()
-    for _ in range(1900):
+    for _ in range(700):
         if not os.fork():
             os.close(writing)
             os.read(reading, 1)
@@ -31,12 +31,14 @@ def yard(yard: Yard, request: pytest.FixtureRequest) -> Yard:
     return hostile.started(yard, request.param)
 
 
+@pytest.mark.parametrize("yard", ["cold"], indirect=True)
 def test_a_crowd_that_wants_all_cpu_time_does_not_silence_its_node(yard: Yard) -> None:
     """Its launcher is one process among so many: silent for 12 seconds it was, and the run free."""
     if cgroups.why_not():
         pytest.fail("the tests need control groups: run them as root")
-    status = yard.run(CROWD, resources=Resources(0.5, 2048), deadline_seconds=40)
-    assert status.outcome is Outcome.TIME_LIMIT, status.failure
+    status = yard.run(CROWD, resources=Resources(0.2, 1024), deadline_seconds=25)
+    blamed = status.failure and status.failure.code
+    assert status.outcome is Outcome.TIME_LIMIT or blamed is FailureCode.TOO_MANY_PROCESSES, status.failure
 
 
 def test_stacks_full_of_what_takes_much_room_do_not_silence_the_node(yard: Yard) -> None:
@@ -57,6 +59,7 @@ def test_stacks_full_of_what_takes_much_room_do_not_silence_the_node(yard: Yard)
     assert status.failure.code is FailureCode.HUNG
 
 
+@pytest.mark.parametrize("yard", ["cold"], indirect=True)
 def test_work_by_processes_too_short_to_be_seen_is_no_hang(yard: Yard) -> None:
     """A hang is paid up to its last sign: whoever computes without any sign computes for nothing."""
     if cgroups.why_not():
@@ -65,7 +68,7 @@ def test_work_by_processes_too_short_to_be_seen_is_no_hang(yard: Yard) -> None:
     import os, signal, time
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # their time is nobody's, not even their parent's
     print("ready", flush=True)
-    end = time.monotonic() + 40
+    end = time.monotonic() + 25
     while time.monotonic() < end:
         pid = os.fork()
         if not pid:

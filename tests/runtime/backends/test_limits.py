@@ -107,10 +107,11 @@ def test_a_crowd_that_starves_its_launcher_is_no_lost_node(tmp_path: Path, monke
     assert lost == silent, "what it says of others follows from its own silence"
 
 
+@pytest.mark.parametrize("tasks", [20, 300], ids=["few", "the threads of honest training"])
 def test_a_launcher_that_is_silent_without_a_crowd_is_a_lost_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tasks: int
 ) -> None:
-    limits = a_crowd(tmp_path, monkeypatch, tasks=20)
+    limits = a_crowd(tmp_path, monkeypatch, tasks)
     silent = limits.look(time.monotonic() + 13)
     assert silent is not None
     assert silent.kind == "node_lost"
