@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 from decimal import Decimal
+from types import SimpleNamespace
 
 import pytest
 from django.db import IntegrityError, transaction
@@ -104,7 +105,7 @@ def test_without_pango_the_console_says_what_to_install(invoice, monkeypatch):
         raise OSError("cannot load library 'libpango-1.0-0'")
 
     documents._weasyprint.cache_clear()
-    monkeypatch.setattr(documents.importlib, "import_module", missing)
+    monkeypatch.setattr(documents, "importlib", SimpleNamespace(import_module=missing))
     with pytest.raises(DocumentUnavailable):
         documents.pdf(invoice=invoice, language="en")
     assert "apt-get install libpango-1.0-0" in documents.problem()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from django.core.cache import cache
@@ -135,7 +136,7 @@ def test_the_file_where_there_is_no_pango(owner_page: Client, done: Job, monkeyp
         raise OSError("cannot load library 'libpango-1.0-0'")
 
     documents._weasyprint.cache_clear()
-    monkeypatch.setattr(documents.importlib, "import_module", missing)
+    monkeypatch.setattr(documents, "importlib", SimpleNamespace(import_module=missing))
     shown = text(owner_page.get(reverse("invoice_pdf", args=[made.pk]), follow=True))
     assert "install Pango" in shown
     assert made.number in shown
