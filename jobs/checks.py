@@ -22,7 +22,7 @@ from billing.quotes import make_free_quote
 from console.accounts.errors import InvalidInput
 from console.accounts.models import Membership, Organization
 from console.accounts.services import require_active
-from jobs import fields, orders
+from jobs import fields, orders, queue
 from jobs.backend import cluster
 from jobs.errors import QuotaExceeded
 from jobs.models import Job, Order, Product
@@ -62,7 +62,7 @@ def place_check(*, membership: Membership, data: Mapping[str, Any], idempotency_
     if reader.faults or choices is None:
         raise InvalidInput(fields=reader.faults)
     with transaction.atomic():
-        quota = orders.locked_quota(organization)
+        quota = queue.locked_quota(organization)
         if idempotency_key and (known := orders.order_by_key(organization, idempotency_key)):
             return known
         _require_room(organization, quota.max_checks_per_day)

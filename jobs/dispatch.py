@@ -18,7 +18,6 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from console.accounts.hints import hint
-from console.accounts.models import Quota
 from console.operations import context, tracing
 from console.operations.kept import Kept, given
 from jobs import bell, clusters, lifecycle, queue, telemetry, traces, usage
@@ -87,7 +86,7 @@ def _claim(job: Job, nodes: int | None) -> Attempt | None:
     try:
         with transaction.atomic():
             # One claim of an organization at a time: two workers at once can't both take its last nodes.
-            job.organization.quota = _QUOTA.get(organization=job.organization)
+            job.organization.quota = queue.locked_quota(job.organization)
             room = queue.room_in_quota(job, queue.running_nodes(job.organization))
             if room < job.least_nodes:
                 return None
@@ -228,7 +227,6 @@ def _open_attempts() -> QuerySet[Attempt]:
 
 
 _OPEN = Kept(lambda: _open_attempts().filter(job=given("job_id"), number=given("number")))
-_QUOTA = Kept(lambda: Quota.objects.select_for_update().filter(organization=given("organization")))
 _DATASETS = Kept(lambda: JobDataset.objects.filter(job=given("job")).select_related("version__dataset"))
 _STATE = Kept(lambda: Job.objects.filter(pk=given("pk")).values_list("state"))
 _USERS = Kept(lambda: Job.objects.filter(workspace=given("workspace")).exclude(state__in=ENDED))

@@ -25,7 +25,7 @@ from console.accounts.models import Membership, Organization, Quota
 from console.accounts.services import record, require_active
 from console.operations import tracing
 from console.operations.kept import Kept, given
-from jobs import bell, calibration, lifecycle
+from jobs import bell, calibration, lifecycle, queue
 from jobs.backend import cluster_named
 from jobs.errors import AlreadyEnded, ChoiceGone, IdempotencyConflict, QuotaExceeded, QuoteBought
 from jobs.models import Job, JobDataset, Order, Product
@@ -34,7 +34,6 @@ from jobs.states import ENDED, JobState
 from jobs.tasks import dispatch_queue, stop_job
 from storage.models import DatasetVersion
 
-_QUOTA = Kept(lambda: Quota.objects.select_for_update().filter(organization=given("organization")))
 _OPEN_JOBS = Kept(
     lambda: (
         Job.objects.filter(organization=given("organization"))
@@ -139,7 +138,7 @@ def rerun(*, membership: Membership, job: Job, changes: Mapping[str, Any], idemp
 def _write_order(membership: Membership, quote: Quote, purchase: Purchase, key: str) -> Order:
     organization = membership.organization
     with transaction.atomic():
-        quota = locked_quota(organization)
+        quota = queue.locked_quota(organization)
         if order := _bought(organization, quote, key):
             return order
         return write_order(
@@ -223,14 +222,6 @@ def _wake_queue(spec: NodeSpec) -> None:
     """Have what waits for a spec's cluster looked at once this is committed: by the watcher, else by a worker."""
     name = cluster_named(spec.cluster)
     transaction.on_commit(lambda: None if bell.ring_queue(name) else send(dispatch_queue))
-
-
-def locked_quota(organization: Organization) -> Quota:
-    """The organization's quota, locked until the order is written.
-
-    So its orders are taken one after the other: two at once can't both buy one quote, or both take the last place.
-    """
-    return _QUOTA.get(organization=organization)
 
 
 def _require_room(organization: Organization, quota: Quota) -> None:

@@ -19,7 +19,7 @@ from billing.policy import policy
 from billing.quotes import make_free_quote
 from console.accounts.models import Membership, Organization
 from console.accounts.services import require_active
-from jobs import orders
+from jobs import orders, queue
 from jobs.errors import QuotaExceeded
 from jobs.models import Job, Order
 from jobs.purchase import parse
@@ -39,7 +39,7 @@ def place_probe(*, membership: Membership, data: Mapping[str, Any], idempotency_
     limits = {"nodes": 1, "min_nodes": 0, "max_seconds": PROBE_SECONDS, "ceiling_minor": None, "retries": 0}
     purchase = parse(organization=organization, data={**data, **limits}, pinned=data.get("dataset_versions", ()))
     with transaction.atomic():
-        quota = orders.locked_quota(organization)
+        quota = queue.locked_quota(organization)
         if idempotency_key and (known := orders.order_by_key(organization, idempotency_key)):
             return known
         if not left_today(organization):

@@ -48,6 +48,14 @@ def running_nodes(organization: Organization | int | None = None) -> dict[int, i
     return dict(_IN_USE.all() if organization is None else _IN_USE_BY.all(organization=organization))
 
 
+def locked_quota(organization: Organization) -> Quota:
+    """The organization's quota, locked until the transaction ends: its orders and its claims come one after the other.
+
+    So two orders at once can't both buy one quote, or both take the last place; nor two claims the last nodes.
+    """
+    return _QUOTA.get(organization=organization)
+
+
 def room_in_quota(job: Job, running: dict[int, int]) -> int:
     """How many more nodes the job's organization may run."""
     return job.organization.quota.max_running_nodes - running.get(job.organization_id, 0)
@@ -228,6 +236,7 @@ _WANTED_SPECS = Kept(
     ).select_related("room")
 )
 _IN_USE = Kept(_in_use)
+_QUOTA = Kept(lambda: Quota.objects.select_for_update().filter(organization=given("organization")))
 _IN_USE_BY = Kept(lambda: _in_use().filter(job__organization=given("organization")))
 
 

@@ -4,7 +4,6 @@ torchvision's wheel is built for CUDA; beside a CPU torch its own library does n
 on operators that nobody declared. The one rule: nothing is imported at an interpreter's start (a `.pth` imports this).
 """
 
-import importlib
 import sys
 
 
@@ -21,7 +20,9 @@ class BeforeTorchvision:
         sys.meta_path.remove(cls)
         # Not at the top of the file: an interpreter that never imports torchvision does not pay for torch. The
         # declaration lasts as long as this object.
-        cls.declared = importlib.import_module("torch.library").Library("torchvision", "DEF")
+        from torch import library  # noqa: PLC0415 - as said
+
+        cls.declared = library.Library("torchvision", "DEF")
         for operator in ("nms", "qnms"):
             cls.declared.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 

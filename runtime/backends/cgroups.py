@@ -78,14 +78,6 @@ class Group:
         except (OSError, ValueError):
             return 0
 
-    def peak_bytes(self) -> int:
-        """The most memory that was used at once, 0 where the kernel does not say."""
-        name = "memory.peak" if self._unified else "memory.max_usage_in_bytes"
-        try:
-            return int((self._folders["memory"] / name).read_text())
-        except (OSError, ValueError):
-            return 0
-
     def limit(self, *, memory_bytes: int, processes: int, cpus: float) -> None:
         """Set the limits. Raises OSError where the kernel refuses one."""
         memory, pids, cpu = (self._folders.get(name) for name in WANTED)

@@ -12,8 +12,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from runtime.backends import cgroups, tree, watchdog
+from runtime.backends import cgroups, watchdog
 from runtime.backends.siblings import Siblings
+from runtime.backends.tree import Tree, noted_groups
 from runtime.launcher import disk
 from runtime.launcher.kernel import Counter
 from runtime.launcher.node_limits import AFTERMATH_SECONDS, TICK_SECONDS, NodeLimits
@@ -33,9 +34,9 @@ _STARVED_SHARE = 0.5
 class Limits(NodeLimits):
     """The node's limits, as its order gives them. `works`: whether it used CPU time of late, whoever in it."""
 
-    def __init__(self, order: dict[str, Any], record: Record, tree_: tree.Tree) -> None:
+    def __init__(self, order: dict[str, Any], record: Record, tree: Tree) -> None:
         super().__init__(order, record)
-        self._tree = tree_
+        self._tree = tree
         self._siblings = Siblings(record.folder, record.node, order["nodes"])
         self._folder = record.folder
         self._room = (disk.free_bytes(self._folder) or 0) - disk.RESERVE_BYTES
@@ -92,7 +93,7 @@ class Limits(NodeLimits):
         free = disk.free_bytes(self._folder)
         if free is None or free >= disk.RESERVE_BYTES:
             return None
-        if self._room > 0 and self._disk.has_filled_the_disk():  # a disk that was full before is no doubt
+        if self._room > 0 and self._disk.has_filled_the_disk():  # one that was full before leaves no doubt
             return None
         return Verdict(
             "platform_error",
@@ -144,7 +145,7 @@ class Limits(NodeLimits):
 
     def _held(self) -> Iterator[str]:
         """The descriptors of all processes of the run, of every node: any may hold open what has no name any more."""
-        for pid in cgroups.processes(tree.noted_groups(self._folder / "nodes")):
+        for pid in cgroups.processes(noted_groups(self._folder / "nodes")):
             folder = f"/proc/{pid}/fd"
             with contextlib.suppress(OSError), os.scandir(folder) as entries:
                 for entry in entries:

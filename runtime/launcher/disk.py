@@ -38,14 +38,14 @@ class Measured(NamedTuple):
     too_deep: bool = False
 
 
-class Survey:
-    """One walk over some folders, in steps. `result` is there once `step` has returned True."""
+class _Walk:
+    """A look at what lies on a disk, in steps. `result` is there once `step` has returned True."""
 
-    def __init__(self, folders: Sequence[Path]) -> None:
+    def __init__(self, walk: Generator[None, None, None]) -> None:
         self._bytes = 0
         self._newest = 0.0
         self._too_deep = False
-        self._walk = self._over(folders)
+        self._walk = walk
         self.result: Optional[Measured] = None
 
     def step(self, seconds: float) -> bool:
@@ -61,6 +61,13 @@ class Survey:
     def close(self) -> None:
         """Let go of what the walk holds open."""
         self._walk.close()
+
+
+class Survey(_Walk):
+    """One walk over some folders."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        super().__init__(self._over(folders))
 
     def _over(self, folders: Sequence[Path]) -> Generator[None, None, None]:
         count = 0
@@ -99,7 +106,7 @@ class Gauge:
         self._held = held
         self._again = again
         self._folders = {name: Path(folder) for name, folder in folders.items()}
-        self._surveys: Dict[str, Any] = {}
+        self._surveys: Dict[str, _Walk] = {}
         self._before: Dict[str, int] = {"run": 0}
         self._added: Dict[str, int] = {}
         self._worked = 0.0
@@ -179,29 +186,13 @@ class Gauge:
         return Verdict("disk_full", "disk_full", sentence, data={"used_mib": added >> 20, "limit_mib": limit})
 
 
-class Unlinked:
-    """What open files take that have no name any more: no walk over folders finds those. Of one disk; as `Survey`."""
+class Unlinked(_Walk):
+    """What open files take that have no name any more: no walk over folders finds those."""
 
     def __init__(self, paths: Iterator[str], folders: Sequence[Path]) -> None:
+        super().__init__(self._over(paths))
         self._devices = {state.st_dev for state in map(_state, map(str, folders)) if state is not None}
         self._seen: Set[Tuple[int, int]] = set()
-        self._bytes = 0
-        self._walk = self._over(paths)
-        self.result: Optional[Measured] = None
-
-    def step(self, seconds: float) -> bool:
-        """Go on for about so long; True when all were looked at."""
-        give_up_at = time.monotonic() + seconds
-        for _pause in self._walk:
-            if time.monotonic() >= give_up_at:
-                return False
-        if self.result is None:
-            self.result = Measured(self._bytes, 0.0)
-        return True
-
-    def close(self) -> None:
-        """Let go of what the walk holds open."""
-        self._walk.close()
 
     def _over(self, paths: Iterator[str]) -> Generator[None, None, None]:
         for count, path in enumerate(paths, 1):

@@ -36,7 +36,7 @@ import time
 if not __package__:
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     __package__ = "launcher"
-    __spec__ = None  # type: ignore[assignment]  # as in `__main__`
+    __spec__ = None  # type: ignore[assignment]  # it names no parent, and Python 3.13 warns
 
 from . import calls
 from . import rank as wrapper
