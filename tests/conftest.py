@@ -8,10 +8,12 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
+import psutil
 import psycopg
 import pytest
 from django.conf import settings as django_settings
@@ -55,6 +57,36 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if os.environ.get("CI") == "true" or os.environ.get("BROWSER"):
             pytest.fail(sentence)
         pytest.skip(sentence)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """One process tells what failed: the one that has a terminal."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None:
+        config.pluginmanager.register(_Teller(terminal))
+
+
+class _Teller:
+    """Tells at once what failed, and how the machine was: tests that are ended halfway have said why."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+        self._begun = time.monotonic()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A test failed, for good or for the first time."""
+        if report.outcome not in {"failed", "rerun"}:
+            return
+        said = getattr(getattr(report.longrepr, "reprcrash", None), "message", report.longreprtext)
+        self._terminal.ensure_newline()
+        self._terminal.write_line(
+            f"{report.outcome.upper()} at {time.monotonic() - self._begun:.0f} s: {report.when} of {report.nodeid}, "
+            f"after {report.duration:.0f} s: {said[:600]}\n"
+            f"(The machine: load {os.getloadavg()[0]:.1f}, {psutil.cpu_times_percent().steal:.0f} % stolen, "
+            f"{psutil.virtual_memory().available >> 20} MiB of memory and "
+            f"{shutil.disk_usage(Path(__file__).parent).free >> 20} MiB of disk free.)"
+        )
 
 
 @pytest.fixture(scope="session")
