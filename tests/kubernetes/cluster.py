@@ -5,6 +5,7 @@ The one rule: `close` fails the test where a part of the cluster itself failed, 
 
 from __future__ import annotations
 
+import math
 import shutil
 import threading
 import time
@@ -46,7 +47,7 @@ class FakeCluster:
 
     def add_node(self, name: str, offers: dict[str, str], **labels: str) -> Kubelet:
         """One more machine, that has the plain Python image already."""
-        self.controllers.heartbeats[name] = time.monotonic()
+        self.controllers.heartbeats[name] = math.inf
         make_node(self.api, name, {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", **labels}, offers)
         disk = self.folder / name
         disk.mkdir(parents=True)

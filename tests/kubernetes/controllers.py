@@ -45,7 +45,8 @@ class Controllers:
     api: Api
     pace: Pace = field(default_factory=Pace)
     heartbeats: dict[str, float] = field(default_factory=dict)
-    """When each node's kubelet was last heard of, by the monotonic clock."""
+    """When each node's kubelet was last heard of, by the monotonic clock; infinite for one that lives, so that no node
+    passes for a crashed one because the tests' machine is slow."""
 
     def __post_init__(self) -> None:
         self._store = self.api.store

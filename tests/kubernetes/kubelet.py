@@ -5,6 +5,7 @@ The one rule: what a pod's status says has happened; a node that crashed says no
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from tests.kubernetes.networks import Networks
 from tests.kubernetes.pods import Pod
 from tests.kubernetes.podstatus import ENDED
 
-_HEARTBEAT_SECONDS = 0.25
+_LOOK_SECONDS = 0.25
 
 
 @dataclass
@@ -47,12 +48,14 @@ class Kubelet:
             pod.lost()
         self.pods = {}
         self.alive = True
+        self.heartbeats[self.node] = math.inf
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def crash(self) -> None:
         """Power off: no process of it is left, and nobody is told."""
         self.alive = False
+        self.heartbeats[self.node] = time.monotonic()
         for pod in list(self.pods.values()):
             pod.kill()
         self._thread.join()
@@ -68,14 +71,13 @@ class Kubelet:
     def _run(self) -> None:
         store = self.api.store
         while self.alive:
-            self.heartbeats[self.node] = time.monotonic()
             for found in store.find("pods", "", lambda one: one["spec"].get("nodeName") == self.node):
                 uid = found["metadata"]["uid"]
                 if uid not in self.pods and found["status"]["phase"] not in ENDED:
                     self.pods[uid] = Pod(self, found)
             self._end_orphans()
             with store.changed:
-                store.changed.wait(_HEARTBEAT_SECONDS)
+                store.changed.wait(_LOOK_SECONDS)
 
     def _end_orphans(self) -> None:
         """Kill pods whose object was removed, but for those that are leaving: they have what they were given."""
