@@ -81,6 +81,7 @@ class LocalBackend:
             gpus=len(self._gpus),
             gpu_type=self._gpus[0].model if self._gpus else "",
         )
+        self._disk = machine.Disk(self._root, self._disk_mib)
         self._trash = Trash(self._root / TRASH)
         self._keeper = Keeper(self._root, idle_seconds=warm_seconds)
         # A sandbox cannot keep what it compiles; an image with our own Python then need not compile the launcher.
@@ -247,7 +248,12 @@ class LocalBackend:
     # Room
 
     def _free(self) -> tuple[Resources, list[int]]:
-        """What no live run holds, and which GPUs that is. A submission under way holds what it asks for."""
+        """What no live run holds, and which GPUs that is; nothing where the disk is full.
+
+        A submission under way holds what it asks for.
+        """
+        if self._disk.is_full():
+            return Resources(0, 0), []
         cpus, memory = self._total.cpus, self._total.memory_mib
         gpus = {gpu.index for gpu in self._gpus}
         for path in (self._root / ".active").iterdir():

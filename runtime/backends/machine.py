@@ -1,14 +1,20 @@
-"""What this machine has. The one rule: measured once, overridable by settings, never guessed upwards."""
+"""What this machine has. The one rule: measured once (its disk always), set by settings, never guessed upwards."""
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtime.launcher import disk
+
 _QUERY_SECONDS = 10
+_LEAST_ROOM_MIB = 1024
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,27 @@ def memory_mib() -> int:
         if line.startswith("MemTotal:"):
             return int(line.split()[1]) // 1024
     raise RuntimeError("/proc/meminfo has no MemTotal")
+
+
+class Disk:
+    """The disk under the runs, each of which may write `limit_mib`.
+
+    A run may write what it finds there, if that is less: without some room none begins, since who writes more pays.
+    """
+
+    def __init__(self, folder: Path, limit_mib: int) -> None:
+        self._folder = folder
+        self._least = (min(limit_mib, _LEAST_ROOM_MIB) << 20) + disk.RESERVE_BYTES
+        self._was_full = False
+
+    def is_full(self) -> bool:
+        """Whether no run may begin; the log has it once."""
+        free = disk.free_bytes(self._folder)
+        full = free is not None and free < self._least
+        if free is not None and full and not self._was_full:
+            logger.warning("No run begins in %s: %d MiB are free on its disk.", self._folder, free >> 20)
+        self._was_full = full
+        return full
 
 
 def gpus() -> tuple[Gpu, ...]:

@@ -11,6 +11,7 @@ import pytest
 
 from runtime.backends.runs import Run
 from runtime.errors import NoCapacity, RunNotFound
+from runtime.launcher import disk
 from runtime.specs import Framework, Mount, Outcome
 
 if TYPE_CHECKING:
@@ -150,6 +151,25 @@ def test_supervisors_of_a_submitter_that_died_start_nothing(yard: Yard, monkeypa
         yard.backend.submit(yard.spec("print('must not run')", nodes=2))
     assert yard.backend.names() == []
     assert yard.backend.capacity().machines[0].free.cpus == 64
+
+
+def test_no_run_begins_on_a_disk_without_room(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a run finds there is the most that it may write, and who writes more pays."""
+    left = disk.RESERVE_BYTES + (1 << 30)
+    monkeypatch.setattr(disk, "free_bytes", lambda _folder: left - 1)
+    spec = yard.spec("print('ran')")
+    for _again in range(2):
+        with pytest.raises(NoCapacity):
+            yard.backend.submit(spec)
+    assert yard.backend.names() == []
+    capacity = yard.backend.capacity()
+    assert (capacity.nodes_now(spec.resources), capacity.nodes_ever(spec.resources) > 0) == (0, True)
+    assert caplog.text.count("1279 MiB are free on its disk") == 1
+    monkeypatch.setattr(disk, "free_bytes", lambda _folder: left)
+    yard.backend.submit(spec)
+    assert yard.wait_for_end().outcome is Outcome.COMPLETED
 
 
 def test_concurrent_submits_never_overbook(yard: Yard) -> None:
