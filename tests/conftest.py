@@ -79,9 +79,8 @@ class _Teller:
         if report.outcome not in {"failed", "rerun"}:
             return
         said = getattr(getattr(report.longrepr, "reprcrash", None), "message", report.longreprtext)
-        self._terminal.ensure_newline()
         self._terminal.write_line(
-            f"{report.outcome.upper()} at {time.monotonic() - self._begun:.0f} s: {report.when} of {report.nodeid}, "
+            f"\n{report.outcome.upper()} at {time.monotonic() - self._begun:.0f} s: {report.when} of {report.nodeid}, "
             f"after {report.duration:.0f} s: {said[:600]}\n"
             f"(The machine: load {os.getloadavg()[0]:.1f}, {psutil.cpu_times_percent().steal:.0f} % stolen, "
             f"{psutil.virtual_memory().available >> 20} MiB of memory and "

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from runtime.backends import identity
+from runtime.backends import identity, machine
 from runtime.backends.runs import wait_gone
 from runtime.specs import FailureCode, Outcome, RunPhase, RunStatus
 
@@ -226,11 +226,12 @@ def test_nodes_that_are_cut_off_from_each_other_fall(yard: Yard) -> None:
 
 
 @pytest.fixture
-def small_disk(yard: Yard) -> Iterator[Callable[[], None]]:
+def small_disk(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """The runs lie on a disk of their own, of 300 MiB; gives a call that fills it."""
     runs = yard.folder / "runs"
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300m", "tmpfs", str(runs)], check=False).returncode:
         pytest.fail("the tests need to mount: run them as root")
+    monkeypatch.setattr(machine, "_LEAST_ROOM_MIB", 32)
     yard.backend = yard.another()
 
     def fill() -> None:
