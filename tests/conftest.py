@@ -29,7 +29,7 @@ from tests.factories.accounts import MembershipFactory
 from tests.provider import Stripe
 
 HEAVY = ("flow", "torch", "browser")
-PROCESSES = ("runtime", "flows", "browser", "compat", "kubernetes")
+PROCESSES = ("runtime", "flows", "browser", "compat")
 """Folders whose tests kill, freeze and wait for real processes: on a busy machine one may be late once. Such a test is
 tried a second time, and the report says so; what is broken fails twice."""
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")

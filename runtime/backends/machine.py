@@ -40,9 +40,9 @@ def memory_mib() -> int:
 
 
 class Disk:
-    """The disk under the runs, each of which may write `limit_mib`.
+    """The disk under the runs, each of which may write `limit_mib`, or what it finds there, if that is less.
 
-    A run may write what it finds there, if that is less: without some room none begins, since who writes more pays.
+    Since who writes more is ended and pays, none begins where there is little. What is kept here is only what was said.
     """
 
     def __init__(self, folder: Path, limit_mib: int) -> None:
@@ -53,11 +53,12 @@ class Disk:
     def is_full(self) -> bool:
         """Whether no run may begin; the log has it once."""
         free = disk.free_bytes(self._folder)
-        full = free is not None and free < self._least
-        if free is not None and full and not self._was_full:
+        if free is None or free >= self._least:
+            self._was_full = False
+        elif not self._was_full:
             logger.warning("No run begins in %s: %d MiB are free on its disk.", self._folder, free >> 20)
-        self._was_full = full
-        return full
+            self._was_full = True
+        return self._was_full
 
 
 def gpus() -> tuple[Gpu, ...]:

@@ -5,7 +5,6 @@ The one rule: `close` fails the test where a part of the cluster itself failed, 
 
 from __future__ import annotations
 
-import math
 import shutil
 import threading
 import time
@@ -47,13 +46,12 @@ class FakeCluster:
 
     def add_node(self, name: str, offers: dict[str, str], **labels: str) -> Kubelet:
         """One more machine, that has the plain Python image already."""
-        self.controllers.heartbeats[name] = math.inf
-        make_node(self.api, name, {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", **labels}, offers)
         disk = self.folder / name
         disk.mkdir(parents=True)
         made = Kubelet(
             self.api, name, disk, self.registry, self._networks, self.controllers.heartbeats, pulled={PYTHON}
         )
+        make_node(self.api, name, {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", **labels}, offers)
         self.nodes[name] = made
         return made
 
