@@ -48,6 +48,13 @@ def buyer(console: Console) -> Iterator[Buyer]:
     made.http.close()
 
 
+@pytest.fixture(autouse=True)
+def _alone_on_the_cluster(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    for name in {"buyer", "torch_buyer"} & set(request.fixturenames):
+        request.getfixturevalue(name).cancel_what_goes_on()
+
+
 @pytest.fixture(scope="package")
 def torch_buyer(torch_console: Console) -> Iterator[Buyer]:
     """The same, of the console with torch."""

@@ -213,6 +213,7 @@ class Buyer(Customer):
 
     def __init__(self, console: Console) -> None:
         super().__init__(console.url, console.account(), Screen(quiet=True))
+        self.started: list[int] = []
         self.activate()
         self.top_up()
         for name in ("wait.py", "quick.py"):
@@ -229,8 +230,10 @@ class Buyer(Customer):
 
     def start(self, tag: str, **changes: Any) -> int:
         """Buy a run. Gives the job's id."""
-        quote = self.call("POST", "quotes/", json=self.form(tag, **changes))
-        return int(self.call("POST", "orders/", json={"quote": quote["id"]}, headers={"Idempotency-Key": tag})["job"])
+        quote = self.call("POST", "quotes/", json=self.form(tag, **changes))["id"]
+        order = self.call("POST", "orders/", json={"quote": quote}, headers={"Idempotency-Key": quote})
+        self.started.append(int(order["job"]))
+        return self.started[-1]
 
     def job(self, job: int) -> Any:
         """The job."""
@@ -260,6 +263,14 @@ class Buyer(Customer):
     def ended(self, job: int) -> dict[str, Any]:
         """The job once it has ended."""
         return self.until(job, lambda data: data["finished_at"] is not None)
+
+    def cancel_what_goes_on(self) -> None:
+        """A test that failed halfway keeps no later one, nor its own second try, from the cluster."""
+        while self.started:
+            job = self.started.pop()
+            if self.job(job)["finished_at"] is None:
+                self.call("POST", f"jobs/{job}/cancel/")
+                self.ended(job)
 
     def log(self, job: int, rank: int = 0, attempt: int = 1) -> str:
         """All that a rank printed."""

@@ -296,9 +296,11 @@ def test_a_full_disk_does_not_keep_a_run_from_its_deadline(yard: Yard, small_dis
 
 def test_a_flood_of_output_is_cut_and_the_run_goes_on(yard: Yard) -> None:
     script = """
-    import os
+    import os, time
     for _ in range(128): os.write(1, b"y" * 1023 * 1024 + b"\\n")
     os.write(1, b"the end\\n")
+    os.mkdir(os.environ["RANK"])
+    while not all(map(os.path.isdir, "01")): time.sleep(0.01)  # who fails first ends the other
     raise SystemExit(3)
     """
     status = yard.run(script, workers_per_node=2, log_limit_bytes=1 << 20)
