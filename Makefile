@@ -6,10 +6,13 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON := $(BIN)/python
-STAMP := $(VENV)/.installed
+COMPILED := --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --quiet
 BASE_PYTHON := $(shell command -v python3.11 || command -v python3)
-IMAGES := pytorch horovod tensorflow
-PACKAGES := console billing storage jobs runtime
+IMAGES := pytorch horovod tensorflow horovod-tensorflow
+# Chosen without `-k`: of several the last alone counts, and that one is for ARGS.
+KUBERNETES_SUITES = tests/kubernetes tests/runtime/backends/test_backend_contract.py -m "not local_backend" \
+  $(if $(KUBECONFIG),--ignore tests/kubernetes/test_apiserver.py --ignore tests/kubernetes/test_faults.py)
+PACKAGES := cli console billing storage jobs runtime
 # `make check` looks at the project as it is deployed: behind HTTPS.
 CHECKED := TRAINYARD_URL=https://trainyard.example.com
 
@@ -18,22 +21,36 @@ help: ## Show this list
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)$$/  make \1	\2/' | expand -t 20
 
 .PHONY: setup
-setup: $(STAMP) ## Make the virtual environment; again only when the dependencies change
+setup: $(VENV)/.dev $(BIN)/trainyard ## Make the virtual environment with all tools; again only when the requirements change
 
-$(STAMP): pyproject.toml constraints.txt
+# The command line as it is installed elsewhere, from this folder. Its packages are among those of requirements/dev.txt.
+$(BIN)/trainyard: cli/pyproject.toml | $(VENV)/.dev
+	@$(PYTHON) -m runtime.images.uv pip install --quiet --python $(PYTHON) --no-deps --no-build-isolation --editable cli
+	@touch $@
+
+# What requirements/<name>.txt lists, by its hashes, installed by uv with pip's configuration.
+$(VENV)/.%: requirements/%.txt requirements/uv.txt
 	@$(BASE_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Python 3.11 or later is needed; $(BASE_PYTHON) is older."; exit 1; }
-	@test -x $(PYTHON) || $(BASE_PYTHON) -m venv $(VENV)
-	@echo "Installing the dependencies (minutes, the first time) ..."
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo]'
+	@test -x $(PYTHON) || { echo "Creating $(VENV) ..."; $(BASE_PYTHON) -m venv $(VENV); }
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/uv.txt
+	@echo "Installing the packages of requirements/$*.txt ..."
+	@$(PYTHON) -m runtime.images.uv pip install --python $(PYTHON) --require-hashes -r requirements/$*.txt
 	@touch $@
+
+.PHONY: requirements
+requirements: setup ## Pin what pyproject.toml asks for, with hashes; UPGRADE=1 for the newest versions
+	@for name in base production demo dev; do \
+	  case $$name in base) extra=;; production) extra="--extra tracing";; *) extra="--extra $$name";; esac; \
+	  $(BIN)/uv pip compile pyproject.toml $$extra $(if $(UPGRADE),--upgrade) $(COMPILED) -o requirements/$$name.txt; \
+	done
 
 .PHONY: up
 up: image ## Serve the console at http://127.0.0.1:8000 until Ctrl-C
 	@exec $(PYTHON) manage.py up
 
 .PHONY: image
-image: setup
+image: $(VENV)/.demo
 	@$(PYTHON) manage.py build_image pytorch
 
 .PHONY: images
@@ -45,13 +62,25 @@ demo: image ## Buy a training run through the API and watch it; ONCE=1 stops eve
 	@exec $(PYTHON) manage.py demo $(if $(ONCE),--once)
 
 .PHONY: test
-test: images ## Run every test; ARGS="-k name" for some of them
-	@$(PYTHON) -m pytest -n 2 --dist loadgroup $(ARGS)
+test: IMAGES := pytorch
+test: images kustomize ## Run the fast tests, in the pytorch image alone; ARGS="-k name" for some of them
+	@$(PYTHON) -m pytest -n auto --dist loadgroup --fast $(ARGS)
+
+.PHONY: test-all
+test-all: images kustomize ## Run every test and list the slowest; one that fails has a second try, and is listed; SHARD=2/3 for a part
+	@$(PYTHON) -m pytest -n auto --dist loadgroup --reruns 1 -rR --durations=25 $(if $(SHARD),--shard $(SHARD)) $(ARGS)
+
+.PHONY: screenshots
+screenshots: setup ## Take pictures of every page, in both languages and themes, wide and narrow, into var/screenshots
+	@SCREENSHOTS=$(CURDIR)/var/screenshots BROWSER=1 $(PYTHON) -m pytest tests/browser/test_accessibility.py::test_pictures_of_every_page
+
+.PHONY: kustomize
+kustomize: setup
+	@$(PYTHON) .ci/fetch_kustomize.py $(BIN)/kustomize || echo "Without kustomize the tests that render manifests are skipped."
 
 .PHONY: test-kubernetes
 test-kubernetes: setup ## Run the suites of the Kubernetes backend; on a real cluster where KUBECONFIG names one
-	@$(PYTHON) -m pytest tests/kubernetes tests/runtime/backends/test_contract_*.py \
-	  -k "not local$(if $(KUBECONFIG), and not test_apiserver and not test_faults)" $(ARGS)
+	@$(PYTHON) -m pytest $(KUBERNETES_SUITES) $(ARGS)
 
 .PHONY: check
 check: setup ## Linters, types, layers, templates, migrations, deployment settings, the API's schema
@@ -80,5 +109,5 @@ messages: setup ## Collect the sentences to translate, and compile the translati
 
 .PHONY: clean
 clean: ## Remove caches. Data in var/ and the environment in .venv/ stay
-	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .grimp_cache *.egg-info build
+	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .grimp_cache *.egg-info build cli/*.egg-info cli/build
 	@find $(PACKAGES) tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +

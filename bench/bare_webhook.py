@@ -1,6 +1,6 @@
-"""The baseline of `bench.money`: the smallest honest webhook in Django.
+"""The baseline of `bench.money`: the smallest correct webhook in Django.
 
-A bare view, no middleware, the same check of the signature and of the body, and one raw insert into the same table.
+A view without middleware, with the same check of the signature, and one SQL insert into the same table.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if not app.sta
 settings.ROOT_URLCONF = "bench.bare_webhook"
 settings.DATABASES["default"]["CONN_HEALTH_CHECKS"] = False
 
-from django.core.wsgi import get_wsgi_application  # noqa: E402 - as above
+from django.core.asgi import get_asgi_application  # noqa: E402 - the settings above must come first
 
-application = get_wsgi_application()
+django_application = get_asgi_application()
+
+from console.serving.application import Application  # noqa: E402 - as above
+
+application = Application(django_application)
 
 from django.db import connection  # noqa: E402 - as above
 from django.http import HttpRequest, HttpResponse  # noqa: E402 - as above
@@ -34,7 +38,7 @@ VALUES (%s, %s, %s, 'received', '', now(), 0) ON CONFLICT (event_id) DO NOTHING
 
 
 def webhook(request: HttpRequest) -> HttpResponse:
-    """Check, insert, 200."""
+    """Verify and store an event."""
     body = request.body
     try:
         event = gateway.verify(body, request.headers.get("Stripe-Signature", ""))

@@ -1,4 +1,4 @@
-"""Our local backend as the benchmarks drive it: bare runs, with no console in front."""
+"""Runs on the local backend, without a console, for benchmarks."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Any
 from runtime.backends.base import Backend, create
 from runtime.specs import Framework, Image, Mount, Outcome, Resources, RunPhase, RunSpec, RunStatus
 
-SECONDS = 180
+TIMEOUT_SECONDS = 180
+"""The deadline of each run. Each takes seconds on an idle machine."""
 
 
-class Local:
+class LocalRuns:
     """Runs scripts of one workspace. `options` go to the backend."""
 
     def __init__(self, folder: Path, images_root: Path, **options: Any) -> None:
         self.workspace = folder / "workspace"
         self.workspace.mkdir(parents=True, exist_ok=True)
         self._runs = 0
-        self.backend: Backend = create("local", root=folder / "runs", images_root=images_root, cpus=8, **options)
+        self._backend: Backend = create("local", root=folder / "runs", images_root=images_root, cpus=8, **options)
 
     def run(self, script: str, nodes: int, workers: int, framework: Framework = Framework.PYTORCH) -> Path:
-        """Submit, wait for the end, and give the run's own folder (RUN_DIR)."""
+        """Run a script to its end; return its RUN_DIR."""
         self._runs += 1
         spec = RunSpec(
             name=f"bench-{self._runs}",
@@ -31,24 +32,26 @@ class Local:
             workers_per_node=workers,
             resources=Resources(cpus=max(0.5, 2 / nodes), memory_mib=2048),
             script=script,
-            deadline_seconds=SECONDS,
+            deadline_seconds=TIMEOUT_SECONDS,
             mounts=(Mount(str(self.workspace), "/workspace", read_only=False),),
         )
-        self.backend.submit(spec)
-        status = self._wait(spec.name)
+        self._backend.submit(spec)
+        status = wait_for_end(self._backend, spec.name, TIMEOUT_SECONDS)
         if status.outcome is not Outcome.COMPLETED:
             raise SystemExit(f"our run did not complete: {status}")
-        return self.backend.run_folder(spec.name) / "run"
+        return self._backend.run_folder(spec.name) / "run"
 
-    def forget(self) -> None:
+    def delete_last(self) -> None:
         """Delete the last run."""
-        self.backend.delete(f"bench-{self._runs}")
+        self._backend.delete(f"bench-{self._runs}")
 
-    def _wait(self, name: str) -> RunStatus:
-        status = self.backend.describe(name)
-        if status.phase is not RunPhase.ENDED:
-            for _names in self.backend.changes(stop_after=SECONDS):
-                status = self.backend.describe(name)
-                if status.phase is RunPhase.ENDED:
-                    break
-        return status
+
+def wait_for_end(backend: Backend, name: str, seconds: float) -> RunStatus:
+    """Return the status of a run once it has ended, or after `seconds`."""
+    status = backend.describe(name)
+    if status.phase is not RunPhase.ENDED:
+        for _names in backend.changes(stop_after=seconds):
+            status = backend.describe(name)
+            if status.phase is RunPhase.ENDED:
+                break
+    return status

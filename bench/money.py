@@ -1,46 +1,51 @@
-"""How many webhooks one web process takes, and how many postings the ledger makes, beside the smallest honest baseline.
+"""How many webhooks one web process stores, and how many transactions the ledger posts, beside minimal baselines.
 
 make bench NAME=money (QUICK=1 for fewer rounds)
 
-Against a durable PostgreSQL (the embedded one, fsync on), 8 clients. The console's webhook, with all it does (every
-middleware, the check, the stored event, the bell for the workers), beside a bare Django view with the same check and
-one raw insert; `ledger.post` beside one bare SQL statement that writes the same rows and moves the same balances, on
-one hot account and on 100. Every variant runs in each round, in random order; what came of it is counted each time.
+The database is a durable PostgreSQL (embedded, with fsync). 8 clients. The console's webhook with all that it does
+(middleware, signature, stored event, message to a worker) runs beside a bare Django view with the same check and one
+SQL insert. `ledger.post` runs beside one SQL statement that writes the same rows and moves the same balances, on one
+hot account and on 100. The rows are counted after each measurement.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import selectors
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import django
 import psycopg
 import stripe
 
 from bench import rounds
+from bench.environment import ROOT, embedded_console
 
-HOUSE = Path(__file__).resolve().parent.parent
+if TYPE_CHECKING:
+    from bench.ledger_clients import AccountPair, LedgerClients
+
 CLIENTS = 8
-WALLETS = 100
-WEBHOOKS, POSTINGS = (400, 100) if rounds.is_quick() else (2000, 400)
+ORGANIZATIONS = 100
+WEBHOOKS, POSTINGS_PER_CLIENT = (400, 100) if rounds.is_quick() else (2000, 400)
 ROUNDS = 3 if rounds.is_quick() else 9
-RICH = 10**12
-APPLICATIONS = {"webhook_ours": "console.wsgi", "webhook_raw": "bench.bare_webhook"}
+LARGE_BALANCE_MINOR = 10**12
+"""A balance that no measurement can spend."""
+APPLICATIONS = {"webhook_ours": "console.asgi", "webhook_raw": "bench.bare_webhook"}
+GOAL = 0.5
+"""The least ratio of each measurement to its baseline."""
 
 
 class WebServer:
-    """One gunicorn process as `manage.py up` starts it, on a unix socket. A context manager."""
+    """One web process as `manage.py up` starts it, on a Unix socket; a context manager."""
 
     def __init__(self, application: str, folder: Path) -> None:
         self._socket = folder / f"{application}.sock"
@@ -49,46 +54,48 @@ class WebServer:
 
     def __enter__(self) -> WebServer:
         command = [
-            sys.executable, "-m", "gunicorn", self._application, "--worker-class", "console.live.StreamPassingWorker",
-            "--workers", "1", "--threads", str(CLIENTS), "--keep-alive", "60", "--bind", f"unix:{self._socket}",
-            "--no-control-socket", "--log-file", str(self._log),
+            sys.executable, "-m", "uvicorn", f"{self._application}:application", "--http", "h11", "--ws", "none",
+            "--timeout-keep-alive", "60", "--uds", str(self._socket), "--no-access-log",
         ]  # fmt: skip
-        self._process = subprocess.Popen(command, cwd=HOUSE, start_new_session=True)
-        while not self._answers():
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command, cwd=ROOT, start_new_session=True, stdout=log, stderr=subprocess.STDOUT
+            )
+        while not self._is_ready():
             if self._process.poll() is not None:
                 raise SystemExit(f"{self._application} did not start:\n{self._log.read_text()}")
-            time.sleep(0.05)  # its readiness comes with no event
+            time.sleep(0.05)  # there is no event for another process's readiness
         return self
 
     def __exit__(self, *_error: object) -> None:
         self._process.terminate()
         self._process.wait()
 
-    def drive(self, requests: Sequence[bytes]) -> float:
-        """Send every request, over 8 connections that each wait for the answer. Gives requests per second."""
-        waiting = iter(requests)
-        with selectors.DefaultSelector() as poll, ExitStack() as connections:
-            begun = time.perf_counter()
+    def send(self, requests: Sequence[bytes]) -> float:
+        """Send all requests over `CLIENTS` connections that each wait for a response; return requests per second."""
+        remaining = iter(requests)
+        with selectors.DefaultSelector() as selector, ExitStack() as connections:
+            started_at = time.perf_counter()
             for _ in range(CLIENTS):
                 client = connections.enter_context(socket.socket(socket.AF_UNIX))
                 client.connect(str(self._socket))
-                client.sendall(next(waiting))
-                poll.register(client, selectors.EVENT_READ)
+                client.sendall(next(remaining))
+                selector.register(client, selectors.EVENT_READ)
             answered = 0
             while answered < len(requests):
-                for key, _mask in poll.select():
+                for key, _mask in selector.select():
                     client = key.fileobj  # type: ignore[assignment]  # it is the socket that was registered
-                    answer = client.recv(65536)
-                    if not answer.startswith(b"HTTP/1.1 200"):
+                    response = client.recv(65536)
+                    if not response.startswith(b"HTTP/1.1 200"):
                         raise SystemExit(
-                            f"{self._application} answered {answer[:200]!r}\n{self._log.read_text()[-3000:]}"
+                            f"{self._application} answered {response[:200]!r}\n{self._log.read_text()[-3000:]}"
                         )
                     answered += 1
-                    if following := next(waiting, b""):
-                        client.sendall(following)
-            return len(requests) / (time.perf_counter() - begun)
+                    if request := next(remaining, b""):
+                        client.sendall(request)
+            return len(requests) / (time.perf_counter() - started_at)
 
-    def _answers(self) -> bool:
+    def _is_ready(self) -> bool:
         with socket.socket(socket.AF_UNIX) as probe:
             try:
                 probe.connect(str(self._socket))
@@ -98,11 +105,11 @@ class WebServer:
                 return False
 
 
-def webhooks(count: int) -> list[bytes]:
-    """Signed requests for new events, as Stripe sends them."""
+def webhook_requests(count: int) -> list[bytes]:
+    """Return signed requests for new events, as Stripe sends them."""
     from billing import gateway  # noqa: PLC0415 - Django must be set up first
 
-    made = []
+    requests = []
     for _ in range(count):
         session = {
             "id": f"cs_test_{uuid.uuid4().hex}", "object": "checkout.session", "amount_total": 5000, "currency": "usd",
@@ -121,118 +128,110 @@ def webhooks(count: int) -> list[bytes]:
         signature = stripe.WebhookSignature.generate_signature_header(
             body, gateway.webhook_secrets()[0], int(time.time())
         )
-        made.append(
+        requests.append(
             b"POST /webhooks/stripe/ HTTP/1.1\r\nHost: 127.0.0.1\r\nUser-Agent: Stripe/1.0\r\nAccept: */*\r\n"
             b"Content-Type: application/json; charset=utf-8\r\nStripe-Signature: %b\r\nContent-Length: %d\r\n\r\n%b"
             % (signature.encode(), len(body), body.encode())
         )
-    return made
+    return requests
 
 
-def accounts() -> list[tuple[int, int]]:
-    """(wallet, counter account) of 100 organizations; wallets that can pay."""
+def create_accounts() -> list[AccountPair]:
+    """Create a wallet with money and a receivable account for each organization; return the pairs."""
     from billing.models import Account  # noqa: PLC0415 - Django must be set up first
     from console.accounts.models import Organization  # noqa: PLC0415 - as above
 
     pairs = []
-    for number in range(WALLETS):
-        owner = Organization.objects.create(name=f"Bench {number}", slug=f"bench-{number}")
+    for number in range(ORGANIZATIONS):
+        organization = Organization.objects.create(name=f"Bench {number}", slug=f"bench-{number}")
         wallet = Account.objects.create(
-            organization=owner, kind=Account.Kinds.WALLET, currency="USD", posted_minor=RICH
+            organization=organization, kind=Account.Kinds.WALLET, currency="USD", posted_minor=LARGE_BALANCE_MINOR
         )
-        counter = Account.objects.create(organization=owner, kind=Account.Kinds.RECEIVABLE, currency="USD")
-        pairs.append((wallet.pk, counter.pk))
+        receivable = Account.objects.create(organization=organization, kind=Account.Kinds.RECEIVABLE, currency="USD")
+        pairs.append((wallet.pk, receivable.pk))
     return pairs
 
 
-class Bench:
-    """What is measured, and what is counted after it."""
+class Measurements:
+    """Everything that is measured, and the check after each measurement."""
 
     def __init__(
-        self, database: psycopg.Connection[Any], servers: dict[str, WebServer], clients: Any, pairs: list[Any]
+        self,
+        database: psycopg.Connection[Any],
+        servers: dict[str, WebServer],
+        clients: LedgerClients,
+        pairs: list[AccountPair],
     ) -> None:
-        self._database, self._servers, self._clients, self._pairs = database, servers, clients, pairs
+        self._database = database
+        self._servers = servers
+        self._clients = clients
+        self._pairs = pairs
 
     def variants(self) -> list[rounds.Variant]:
-        """Every one."""
-        hot, spread = self._pairs[:1], self._pairs
-        return [
-            *(rounds.Variant(name, lambda name=name: self.webhook(name)) for name in self._servers),
-            rounds.Variant("posting_hot_ours", lambda: self.posting("ours", hot)),
-            rounds.Variant("posting_hot_sql", lambda: self.posting("sql", hot)),
-            rounds.Variant("posting_spread_ours", lambda: self.posting("ours", spread)),
-            rounds.Variant("posting_spread_sql", lambda: self.posting("sql", spread)),
-        ]
+        """Return all variants."""
+        variants = [rounds.Variant(name, functools.partial(self.webhooks, name)) for name in self._servers]
+        for name, pairs in (("hot", self._pairs[:1]), ("spread", self._pairs)):
+            for method in ("ours", "sql"):
+                measure = functools.partial(self.postings, method, pairs)
+                variants.append(rounds.Variant(f"posting_{name}_{method}", measure))
+        return variants
 
-    def webhook(self, name: str) -> float:
-        """Webhooks per second; each is on record afterwards."""
-        rate = self._servers[name].drive(webhooks(WEBHOOKS))
-        self._expect("SELECT count(*) FROM billing_stripeevent WHERE state = 'received'", WEBHOOKS)
+    def webhooks(self, server: str) -> float:
+        """Return webhooks per second. Checks that each event was stored."""
+        rate = self._servers[server].send(webhook_requests(WEBHOOKS))
+        self._require_count("SELECT count(*) FROM billing_stripeevent WHERE state = 'received'", WEBHOOKS)
         self._database.execute("TRUNCATE billing_stripeevent")
         return rate
 
-    def posting(self, way: str, pairs: Sequence[tuple[int, int]]) -> float:
-        """Postings per second; afterwards each is there, and the balances have moved by as much."""
-        before = self._moved(pairs)
-        rate, label = self._clients.post(way, pairs, POSTINGS)
-        made = POSTINGS * CLIENTS
-        self._expect(f"SELECT count(*) FROM billing_transaction WHERE reference LIKE '{label}:%'", made)  # noqa: S608 - ours
-        if self._moved(pairs) - before != made:
-            raise SystemExit(f"{label}: the balances did not move by {made}")
+    def postings(self, method: str, pairs: Sequence[AccountPair]) -> float:
+        """Return postings per second. Checks that each was stored, and that the balances changed by their sum."""
+        balance = self._receivable_balance(pairs)
+        rate, label = self._clients.post(method, pairs, POSTINGS_PER_CLIENT)
+        count = POSTINGS_PER_CLIENT * CLIENTS
+        self._require_count(f"SELECT count(*) FROM billing_transaction WHERE reference LIKE '{label}:%'", count)  # noqa: S608 - our own label
+        if self._receivable_balance(pairs) - balance != count:
+            raise SystemExit(f"{label}: the balances did not change by {count}")
         return rate
 
-    def _moved(self, pairs: Sequence[tuple[int, int]]) -> int:
+    def _receivable_balance(self, pairs: Sequence[AccountPair]) -> int:
         query = "SELECT sum(posted_minor) FROM billing_account WHERE id = ANY(%s)"
-        return int(self._database.execute(query, ([counter for _wallet, counter in pairs],)).fetchone()[0])
+        return int(self._database.execute(query, ([receivable for _wallet, receivable in pairs],)).fetchone()[0])
 
-    def _expect(self, query: str, count: int) -> None:
-        found = self._database.execute(query).fetchone()[0]
-        if found != count:
-            raise SystemExit(f"{query}: {found}, not {count}")
+    def _require_count(self, query: str, expected: int) -> None:
+        count = self._database.execute(query).fetchone()[0]
+        if count != expected:
+            raise SystemExit(f"{query}: {count}, not {expected}")
 
 
 def main() -> None:
-    """Measure, print the table, and the JSON object last."""
-    with tempfile.TemporaryDirectory(prefix="ty-bench-") as name, ExitStack() as open_things:
-        os.environ |= {"TRAINYARD_VAR": name, "DJANGO_SETTINGS_MODULE": "console.settings", "LOG_LEVEL": "WARNING"}
-        for variable in ("DATABASE_URL", "REDIS_URL", "STRIPE_SECRET_KEY"):
-            os.environ.pop(variable, None)
-        django.setup()
-        from django.conf import settings  # noqa: PLC0415 - Django must be set up first
-        from django.core.management import call_command  # noqa: PLC0415 - as above
-
-        from bench.posting import Clients  # noqa: PLC0415 - as above
+    """Measure, then print the table and the JSON object."""
+    with ExitStack() as resources:
+        settings = resources.enter_context(embedded_console())
+        from bench.ledger_clients import LedgerClients  # noqa: PLC0415 - Django must be set up first
 
         settings.STATIC_ROOT.mkdir()
-        settings.EMBEDDED.start()
-        open_things.callback(settings.EMBEDDED.stop)
-        call_command("migrate", interactive=False, verbosity=0)
         address = {"host": str(settings.EMBEDDED.socket_dir), "user": "postgres", "dbname": "trainyard"}
-        database = open_things.enter_context(psycopg.connect(**address, autocommit=True))
-        for guard in ("fsync", "synchronous_commit", "full_page_writes"):
-            if database.execute(f"SHOW {guard}").fetchone() != ("on",):
-                raise SystemExit(f"{guard} is off: this PostgreSQL is not durable")
+        database = resources.enter_context(psycopg.connect(**address, autocommit=True))
+        for setting in ("fsync", "synchronous_commit", "full_page_writes"):
+            if database.execute(f"SHOW {setting}").fetchone() != ("on",):
+                raise SystemExit(f"{setting} is off: this PostgreSQL is not durable")
+        folder = Path(os.environ["TRAINYARD_VAR"])
         servers = {
-            variant: open_things.enter_context(WebServer(application, Path(name)))
-            for variant, application in APPLICATIONS.items()
+            name: resources.enter_context(WebServer(application, folder)) for name, application in APPLICATIONS.items()
         }
-        pairs = accounts()
-        clients = open_things.enter_context(Clients(address, CLIENTS))
-        figures = rounds.measure(Bench(database, servers, clients, pairs).variants(), ROUNDS, "/s")
-    report({name: rounds.summary(rates) for name, rates in figures.items()})
-
-
-def report(figures: dict[str, rounds.Figure]) -> None:
-    """The table and the JSON object."""
-    rounds.table("per second, 8 clients", figures)
+        pairs = create_accounts()
+        clients = resources.enter_context(LedgerClients(address, CLIENTS))
+        rates = rounds.measure(Measurements(database, servers, clients, pairs).variants(), ROUNDS, "/s")
+    figures = rounds.summaries(rates)
+    rounds.print_table(f"per second, {CLIENTS} clients", figures)
     ratios = {
         "webhook_vs_raw": rounds.ratio(figures, "webhook_ours", "webhook_raw"),
         "posting_hot_vs_sql": rounds.ratio(figures, "posting_hot_ours", "posting_hot_sql"),
         "posting_spread_vs_sql": rounds.ratio(figures, "posting_spread_ours", "posting_spread_sql"),
     }
-    for name, found in ratios.items():
-        print(f"{name} {found:.2f} (goal: at least 0.70)")
-    rounds.conclude("money", figures, ratios)
+    for name, ratio in ratios.items():
+        print(f"{name} {ratio:.2f} (goal: at least {GOAL:.2f})")
+    rounds.print_result("money", figures, ratios)
 
 
 if __name__ == "__main__":

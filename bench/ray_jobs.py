@@ -1,6 +1,7 @@
-"""Trivial runs through Ray Jobs: run by Ray's own interpreter, beside nothing of ours. Prints the seconds it took.
+"""Trivial runs through Ray Jobs. Ray's own interpreter runs this script, which imports nothing of the platform.
 
-python ray_jobs.py RUNS CLIENTS: a head node on free loopback ports, CLIENTS threads that submit and wait in turn.
+python ray_jobs.py RUNS CLIENTS: starts a head node on free loopback ports and CLIENTS threads, each of which submits a
+run and waits for its end before the next. Prints the seconds.
 """
 
 import socket
@@ -14,18 +15,19 @@ from pathlib import Path
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 POLL_SECONDS = 0.05
-PATIENCE_SECONDS = 120
+START_SECONDS = 120
+"""How long the head node may take to answer."""
 
 
 def free_port() -> int:
-    """A port that is free now."""
+    """Return a port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def run_one(client: JobSubmissionClient) -> None:
-    """Submit one trivial run and wait for its end; Ray offers no event for it, so it is asked."""
+    """Submit one trivial run and wait for its end."""
     job = client.submit_job(entrypoint="python -c 'print(1)'")
     while True:
         status = client.get_job_status(job)
@@ -33,34 +35,34 @@ def run_one(client: JobSubmissionClient) -> None:
             if status is not JobStatus.SUCCEEDED:
                 raise SystemExit(f"Ray's job ended {status}: {client.get_job_info(job).message}")
             return
-        time.sleep(POLL_SECONDS)  # its client has nothing to wait on but the next answer
+        time.sleep(POLL_SECONDS)  # Ray offers no event for a job's end
 
 
 def connect(url: str, head: "subprocess.Popen[bytes]") -> JobSubmissionClient:
-    """A client, as soon as the head node answers."""
-    give_up_at = time.monotonic() + PATIENCE_SECONDS
+    """Return a client once the head node answers."""
+    give_up_at = time.monotonic() + START_SECONDS
     while True:
         try:
             return JobSubmissionClient(url)
         except (ConnectionError, RuntimeError):
             if head.poll() is not None or time.monotonic() > give_up_at:
                 raise
-            time.sleep(POLL_SECONDS)  # the head's readiness comes with no event
+            time.sleep(POLL_SECONDS)  # Ray offers no event for its readiness
 
 
 def main() -> None:
-    """Start, measure, stop."""
+    """Start Ray, run everything, print the seconds, stop Ray."""
     runs, clients = int(sys.argv[1]), int(sys.argv[2])
-    dashboard = free_port()
+    dashboard_port = free_port()
     command = [Path(sys.executable).with_name("ray"), "start", "--head", "--block", "--node-ip-address=127.0.0.1"]
-    command += [f"--port={free_port()}", f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1"]
+    command += [f"--port={free_port()}", f"--dashboard-port={dashboard_port}", "--dashboard-host=127.0.0.1"]
     command += [f"--ray-client-server-port={free_port()}", "--disable-usage-stats", "--num-cpus=2"]
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:
         head = subprocess.Popen([*command, f"--temp-dir={folder}"], stdout=subprocess.DEVNULL)
         try:
-            client = connect(f"http://127.0.0.1:{dashboard}", head)
-            run_one(client)
-            begun = time.monotonic()
+            client = connect(f"http://127.0.0.1:{dashboard_port}", head)
+            run_one(client)  # the first run starts Ray's workers and does not count
+            started_at = time.monotonic()
             threads = [
                 threading.Thread(target=lambda: [run_one(client) for _run in range(runs // clients)])
                 for _client in range(clients)
@@ -69,7 +71,7 @@ def main() -> None:
                 thread.start()
             for thread in threads:
                 thread.join()
-            print(time.monotonic() - begun)
+            print(time.monotonic() - started_at)
         finally:
             head.terminate()
             head.wait()

@@ -1,7 +1,7 @@
 """How the benchmarks measure: every variant once in each round, in random order, and medians at the end.
 
-The one rule: what is compared ran in the same rounds, so that the variants share whatever else the machine does. The
-last line printed is one JSON object: `{"bench", "machine", "figures", "ratios"}`.
+Variants that are compared run in the same rounds, so that other load on the machine affects all of them. The last line
+printed is one JSON object: `{"bench", "machine", "figures", "ratios"}`.
 """
 
 from __future__ import annotations
@@ -15,55 +15,57 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 Figure = dict[str, float]
+"""The median, minimum and maximum of one measured quantity."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to do the thing that is measured: `measure` does it once and returns the figure."""
+    """One way to do what is measured. `measure` does it once and returns the value."""
 
     name: str
     measure: Callable[[], float]
 
 
 def is_quick() -> bool:
-    """Whether a smaller run of the same kind was asked for (QUICK=1)."""
+    """Whether to run a smaller version of the benchmark (QUICK=1)."""
     return bool(os.environ.get("QUICK"))
 
 
-def measure(wanted: Sequence[Variant], rounds: int, unit: str) -> dict[str, list[float]]:
-    """Every variant once in each round, in random order; a first round, which fills caches, does not count."""
-    figures: dict[str, list[float]] = {variant.name: [] for variant in wanted}
+def measure(variants: Sequence[Variant], rounds: int, unit: str) -> dict[str, list[float]]:
+    """Return the values of each variant, by its name. A first round, which fills caches, does not count."""
+    values: dict[str, list[float]] = {variant.name: [] for variant in variants}
     for number in range(rounds + 1):
-        for variant in random.sample(wanted, len(wanted)):
-            figure = variant.measure()
+        for variant in random.sample(variants, len(variants)):
+            value = variant.measure()
             if number:
-                figures[variant.name].append(figure)
-                print(f"round {number:2} {variant.name:28} {figure:10.3f} {unit}", flush=True)
-    return figures
+                values[variant.name].append(value)
+                print(f"round {number:2} {variant.name:28} {value:10.3f} {unit}", flush=True)
+    return values
 
 
-def summary(figures: Sequence[float]) -> Figure:
-    """Median, minimum and maximum, to a thousandth."""
-    return {
-        "median": round(statistics.median(figures), 3),
-        "min": round(min(figures), 3),
-        "max": round(max(figures), 3),
-    }
+def summary(values: Sequence[float]) -> Figure:
+    """Return median, minimum and maximum, to a thousandth."""
+    return {"median": round(statistics.median(values), 3), "min": round(min(values), 3), "max": round(max(values), 3)}
+
+
+def summaries(values: Mapping[str, Sequence[float]]) -> dict[str, Figure]:
+    """Return the summary of each name's values."""
+    return {name: summary(each) for name, each in values.items()}
 
 
 def ratio(figures: Mapping[str, Figure], ours: str, baseline: str) -> float:
-    """The median of one variant over that of another."""
+    """Return the median of one variant divided by that of another."""
     return round(figures[ours]["median"] / figures[baseline]["median"], 3)
 
 
-def table(title: str, figures: Mapping[str, Figure]) -> None:
+def print_table(title: str, figures: Mapping[str, Figure]) -> None:
     """Print medians, minima and maxima."""
     print(f"{title:36}{'median':>12}{'min':>12}{'max':>12}")
     for name, figure in figures.items():
         print(f"{name:36}{figure['median']:12.3f}{figure['min']:12.3f}{figure['max']:12.3f}")
 
 
-def conclude(bench: str, figures: Mapping[str, Figure], ratios: Mapping[str, float]) -> None:
-    """Print the JSON object, last."""
+def print_result(bench: str, figures: Mapping[str, object], ratios: Mapping[str, float]) -> None:
+    """Print the JSON object, which must be the last line."""
     machine = {"cpus": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()}
     print(json.dumps({"bench": bench, "machine": machine, "figures": figures, "ratios": ratios}))

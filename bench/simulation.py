@@ -1,77 +1,78 @@
-"""At least 100,000 simulated purchases, and not a cent lost or doubled.
+"""At least 100,000 simulated purchases, after each of which the ledger must be correct to the cent.
 
-make bench NAME=simulation (QUICK=1 for 2,000; SEED=<number> repeats a run)
+make bench NAME=simulation (QUICK=1 for 2,000; SEED=<number> repeats a run; PURCHASES=<number>)
 
-Processes of customers (`bench.simulated`) share one embedded PostgreSQL. Runs are bought and settled, paid by cards
-that work, fail, ask, are disputed, and whose refunds fail; workers die at random statements; the network fails before
-and after calls; events and tasks come twice, late, in any order, or never; clocks part; prices change under open runs;
-credit is given and expires, runs are invoiced with a tax and corrected, debts are made and given up.
-After each step the accounts that it touched are checked by SQL, regularly the whole books (`tests.books`), and at the
-end of each town the provider's side equals the clearing account. The first broken rule ends the run with its seed.
+Processes with groups of customers (`bench.simulated_customers`) share one embedded PostgreSQL. Runs are bought and
+settled. Cards work, fail, ask for confirmation or are disputed, and refunds fail. Processes crash at random statements.
+The network fails before and after requests. Events and tasks come twice, late, in any order, or never. Clocks differ.
+Prices change while runs are open. Credit is granted and expires, runs are invoiced with tax and corrected, debts arise
+and are written off.
+
+After each step the accounts that it touched are checked by SQL, regularly the whole ledger (`tests.books`). At the end
+of each group the provider's balance must equal the clearing account. The first broken invariant ends the simulation
+with its seed.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import tempfile
 import time
 import traceback
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import django
 
 from bench import rounds
+from bench.environment import embedded_console
 
 PURCHASES = int(os.environ.get("PURCHASES") or (2_000 if rounds.is_quick() else 100_000))
-TOWN = min(PURCHASES, 500 if rounds.is_quick() else 2_000)
+PURCHASES_PER_GROUP = min(PURCHASES, 500 if rounds.is_quick() else 2_000)
 PROCESSES = max(2, os.cpu_count() or 2)
-LOOK_SECONDS = 60.0
-ENOUGH = 300
-"""Purchases: in so many of them each act has found something to do."""
+LEDGER_CHECK_SECONDS = 60.0
+"""Interval between two checks of the whole ledger, which take seconds."""
+MIN_PURCHASES_FOR_ALL_ACTIONS = 300
+"""In so many purchases, each action has found something to do."""
 
 
-def town(seed: int, orders: Any, done: Any) -> None:
-    """A process: towns of so many purchases, one after the other, until there is no more order."""
+class GroupResult(NamedTuple):
+    """Results of one group of customers. `held_minor` is the amount that its provider holds at the end."""
+
+    purchases: int
+    steps: int
+    crashes: int
+    held_minor: int
+    action_counts: dict[str, int]
+
+
+def run_groups(seed: int, commands: Any, results: Any) -> None:
+    """Run one process: for each command, a new group that makes so many purchases. A failure is returned as text."""
     django.setup()
-    from bench.simulated import Town  # noqa: PLC0415 - Django must be set up first
+    from bench.simulated_customers import SimulatedCustomers  # noqa: PLC0415 - Django must be set up first
 
     number = 0
-    while (purchases := orders.get()) is not None:
+    while (purchases := commands.get()) is not None:
         number += 1
-        place = Town(seed * 1000 + number, changes_prices=seed % PROCESSES == 0)
+        group = SimulatedCustomers(seed * 1000 + number, changes_prices=seed % PROCESSES == 0)
         try:
-            place.run(purchases)
-            held = place.settle_down()
+            group.run(purchases)
+            held_minor = group.finish()
         except BaseException:
-            done.put({"failed": traceback.format_exc()})
+            results.put(traceback.format_exc())
             raise
-        told = {"purchases": place.purchases, "steps": place.steps, "crashes": place.crashes, "held": held}
-        done.put(told | {"acts": place.done})
+        results.put(GroupResult(group.purchases, group.steps, group.crashes, held_minor, group.action_counts))
 
 
 def main() -> None:
-    """Simulate, check, and print the JSON object last."""
-    with tempfile.TemporaryDirectory(prefix="ty-sim-") as name:
-        os.environ |= {"TRAINYARD_VAR": name, "DJANGO_SETTINGS_MODULE": "console.settings", "LOG_LEVEL": "ERROR"}
-        for variable in ("DATABASE_URL", "REDIS_URL", "STRIPE_SECRET_KEY"):
-            os.environ.pop(variable, None)
-        django.setup()
-        from django.conf import settings  # noqa: PLC0415 - Django must be set up first
-        from django.core.management import call_command  # noqa: PLC0415 - as above
-
-        settings.EMBEDDED.start()
-        try:
-            call_command("migrate", interactive=False, verbosity=0)
-            prepare()
-            simulate(int(os.environ.get("SEED") or time.time()) % 1_000_000)
-        finally:
-            settings.EMBEDDED.stop()
+    """Simulate, check, and print the JSON object."""
+    with embedded_console(LOG_LEVEL="ERROR"):
+        create_prices()
+        simulate(int(os.environ.get("SEED") or time.time()) % 1_000_000)
 
 
-def prepare() -> None:
-    """A node spec, a first price, and a tax that comes on top: what a wallet does not hold of it is owed."""
+def create_prices() -> None:
+    """Create a node spec, its price, and a tax on top. If a wallet cannot pay the tax, the customer owes it."""
     from decimal import Decimal  # noqa: PLC0415 - with the rest
 
     from billing import pricebooks  # noqa: PLC0415 - Django must be set up first
@@ -85,58 +86,59 @@ def prepare() -> None:
 
 
 def simulate(seed: int) -> None:
-    """Start the processes, look at the whole books now and then, and add up."""
+    """Run all groups in several processes, and check the whole ledger regularly."""
     from django.db import connection  # noqa: PLC0415 - Django must be set up first
 
     from tests.books import BROKEN_BOOKS, broken, cleared  # noqa: PLC0415 - as above
 
-    print(f"SEED={seed}: {PURCHASES} purchases in towns of {TOWN}, {PROCESSES} processes", flush=True)
+    print(f"SEED={seed}: {PURCHASES} purchases, {PURCHASES_PER_GROUP} per group, {PROCESSES} processes", flush=True)
     connection.close()
     spawn = multiprocessing.get_context("spawn")
-    orders, done = spawn.Queue(), spawn.Queue()
-    towns = -(-PURCHASES // TOWN)
-    for _ in range(towns):
-        orders.put(TOWN)
+    commands, results = spawn.Queue(), spawn.Queue()
+    groups = -(-PURCHASES // PURCHASES_PER_GROUP)
+    for _ in range(groups):
+        commands.put(PURCHASES_PER_GROUP)
     for _ in range(PROCESSES):
-        orders.put(None)
-    workers = [
-        spawn.Process(target=town, args=(seed * PROCESSES + number, orders, done), daemon=True)
+        commands.put(None)
+    processes = [
+        spawn.Process(target=run_groups, args=(seed * PROCESSES + number, commands, results), daemon=True)
         for number in range(PROCESSES)
     ]
-    for worker in workers:
-        worker.start()
+    for process in processes:
+        process.start()
     total = {"purchases": 0, "steps": 0, "crashes": 0, "held": 0}
-    acts: Counter[str] = Counter()
-    begun, looked, looks = time.monotonic(), time.monotonic(), 0
-    for number in range(1, towns + 1):
-        told = done.get()
-        if "failed" in told:
-            raise SystemExit(told["failed"])
-        total = {name: total[name] + told[name] for name in total}
-        acts.update(told["acts"])
-        if time.monotonic() - looked > LOOK_SECONDS or number == towns:
-            looked, looks = time.monotonic(), looks + 1
-            if found := broken(BROKEN_BOOKS):
-                raise SystemExit(f"SEED={seed}: {found}")
-        print(
-            f"{total['purchases']:7} purchases, {total['steps']} steps, {total['crashes']} deaths: all whole",
-            flush=True,
-        )
-    for worker in workers:
-        worker.join()
+    action_counts: Counter[str] = Counter()
+    started_at = checked_at = time.monotonic()
+    checks = 0
+    for number in range(1, groups + 1):
+        result = results.get()
+        if isinstance(result, str):
+            raise SystemExit(result)
+        group = {"purchases": result.purchases, "steps": result.steps, "crashes": result.crashes}
+        group["held"] = result.held_minor
+        total = {name: total[name] + group[name] for name in total}
+        action_counts.update(result.action_counts)
+        if time.monotonic() - checked_at > LEDGER_CHECK_SECONDS or number == groups:
+            checked_at, checks = time.monotonic(), checks + 1
+            if problems := broken(BROKEN_BOOKS):
+                raise SystemExit(f"SEED={seed}: {problems}")
+        print(f"{total['purchases']:7} purchases, {total['steps']} steps, {total['crashes']} crashes", flush=True)
+    for process in processes:
+        process.join()
     if cleared() != total["held"]:
-        raise SystemExit(f"SEED={seed}: the providers hold {total['held']}, our clearing account says {cleared()}")
-    print("acts that found something to do:", dict(sorted(acts.items())), flush=True)
-    if total["purchases"] >= ENOUGH and (idle := [act for act, count in acts.items() if not count]):
-        raise SystemExit(f"SEED={seed}: in {total['purchases']} purchases nobody ever came to {', '.join(idle)}")
-    seconds = time.monotonic() - begun
-    counts = {**total, "looks_at_the_whole": looks, "seconds": round(seconds, 1), "seed": seed} | census()
+        raise SystemExit(f"SEED={seed}: the providers hold {total['held']}, our clearing account {cleared()}")
+    print("actions that found something to do:", dict(sorted(action_counts.items())), flush=True)
+    unused = [action for action, count in action_counts.items() if not count]
+    if total["purchases"] >= MIN_PURCHASES_FOR_ALL_ACTIONS and unused:
+        raise SystemExit(f"SEED={seed}: {total['purchases']} purchases never came to {', '.join(unused)}")
+    seconds = round(time.monotonic() - started_at, 1)
+    counts = {**total, "looks_at_the_whole": checks, "seconds": seconds, "seed": seed} | count_rows()
     figures = {name: {"median": count, "min": count, "max": count} for name, count in counts.items()}
-    rounds.conclude("simulation", figures, {"provider_vs_clearing": 1.0, "broken_rules": 0.0})
+    rounds.print_result("simulation", figures, {"provider_vs_clearing": 1.0, "broken_rules": 0.0})
 
 
-def census() -> dict[str, int]:
-    """How much of what there was."""
+def count_rows() -> dict[str, int]:
+    """Return the number of rows of each kind."""
     from billing import models  # noqa: PLC0415 - Django must be set up first
 
     return {

@@ -1,1 +1,1 @@
-"""What a run costs and who has paid: prices, quotes, holds, the ledger, top-ups. Never meets `storage`."""
+"""Prices, quotes, the ledger, payments and invoices. Never imports `storage`."""

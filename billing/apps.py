@@ -4,7 +4,7 @@ from django.apps import AppConfig
 from django.core import checks
 from django.utils.translation import gettext_lazy as _
 
-from billing.checks import settings_of_money
+from billing.checks import check_payment_settings
 
 
 class BillingConfig(AppConfig):
@@ -15,4 +15,4 @@ class BillingConfig(AppConfig):
 
     def ready(self) -> None:
         """Have the settings looked at before anything starts."""
-        checks.register(settings_of_money)
+        checks.register(check_payment_settings)

@@ -1,7 +1,7 @@
-"""Limits that customers set: a budget of a month for the organization and for a member; and wallets that run low.
+"""Monthly budgets of organizations and members, and warnings about low wallets.
 
-The one rule: what counts is committed money, charged this month or held now, so that no order passes a budget by
-running long. A new order is checked while its wallet's row is locked: two at once can't both take the last room.
+Committed money counts: charged this month plus held now. So no run exceeds a budget by taking long. New orders are
+checked with the wallet's row locked, so two simultaneous orders cannot share the last of a budget.
 """
 
 from __future__ import annotations
@@ -18,34 +18,31 @@ from django.utils.translation import gettext as _
 
 from billing import selectors
 from billing.errors import BudgetExceeded, NoWallet
+from billing.messages import money
 from billing.models import Account, BalanceWarning, Budget, BudgetAlert, Hold
-from billing.wording import money
-from console.accounts.errors import InvalidInput
 from console.accounts.models import Membership, Organization, User
 from console.accounts.services import record
-from console.operations.kept import Kept, given
+from console.accounts.zones import installation_time
+from console.core.errors import InvalidInput
+from console.notifications import services as notifications
 
 THRESHOLDS = (50, 80, 100)
-"""Percent of a budget at which its people are told."""
-MOST_MINOR = 10**12
+"""Percent of a budget at which the organization is notified."""
+MAX_BUDGET_MINOR = 10**12
+"""Above any real budget, and far within the 64-bit column."""
 SPEND_DAYS = 14
-"""Recent spend is the average of so many days."""
-STANDS = Q(user=None) | Exists(
+"""Number of days that the average recent spend is taken over."""
+IS_ACTIVE = Q(user=None) | Exists(
     Membership.objects.filter(organization=OuterRef("organization"), user=OuterRef("user")).values("pk")
 )
-"""Of budgets: not of those who have left. Theirs is told to nobody, and holds again should they come back."""
-_MINE = Kept(
-    lambda: Budget.objects.filter(
-        Q(user=None) | Q(user=given("user")), organization=given("organization")
-    ).select_related("user")
-)
+"""Budgets of the organization and of current members. Those of former members are kept in case they come back."""
 WARNED_DAYS = 7
-"""A wallet runs low when it has less than the recent spend of so many days."""
+"""A wallet is low when it covers less than this many days of recent spend."""
 
 
 @dataclass(frozen=True)
 class BudgetState:
-    """A budget with what is committed of it this month, in minor units."""
+    """A budget and the money committed this month, in minor units."""
 
     budget: Budget
     charged_minor: int
@@ -54,49 +51,47 @@ class BudgetState:
 
     @property
     def committed_minor(self) -> int:
-        """What counts."""
+        """Return charged plus held."""
         return self.charged_minor + self.held_minor
 
     @property
     def left_minor(self) -> int:
-        """What new orders may still hold; never negative."""
+        """Return the amount that new orders may hold, at least 0."""
         return max(0, self.budget.amount_minor - self.committed_minor)
 
     @property
     def fraction(self) -> float:
-        """0..1, more where it is passed."""
+        """Return committed / budget; above 1 if the budget is exceeded."""
         return self.committed_minor / self.budget.amount_minor
 
     @property
-    def reached(self) -> int:
-        """The highest threshold that is reached, in percent; 0 for none."""
-        return max(
-            (step for step in THRESHOLDS if self.committed_minor * 100 >= self.budget.amount_minor * step), default=0
-        )
+    def reached_percent(self) -> int:
+        """Return the highest threshold reached; 0 if none."""
+        reached = (each for each in THRESHOLDS if self.committed_minor * 100 >= self.budget.amount_minor * each)
+        return max(reached, default=0)
 
 
 def month_start(at: datetime | None = None) -> datetime:
-    """The first moment of the month, in the installation's time zone."""
-    return timezone.localtime(at).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    """Return the start of the month in the installation's time zone."""
+    return installation_time(at).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 
 
 def set_budget(*, membership: Membership, user: User | None, amount_minor: int | None) -> Budget | None:
-    """Set, change or (None) take away the budget of a member, or of the organization. Raises InvalidInput, NoWallet."""
+    """Set or (None) remove the budget of a member or the organization. Raises InvalidInput, NoWallet."""
     organization = membership.organization
     if selectors.wallet(organization) is None:
         raise NoWallet
     if user is not None and not organization.memberships.filter(user=user).exists():
         raise InvalidInput(fields={"member": _("Choose a member of your organization.")})
-    if amount_minor is not None and not 0 < amount_minor <= MOST_MINOR:
-        raise InvalidInput(fields={"amount": _("Give an amount above 0.")})
+    if amount_minor is not None and not 0 < amount_minor <= MAX_BUDGET_MINOR:
+        raise InvalidInput(fields={"amount": _("Enter an amount above 0.")})
     with transaction.atomic():
-        found = Budget.objects.filter(organization=organization, user=user)
         data = {"member": user.email if user else "", "amount_minor": amount_minor}
         record(organization=organization, actor=membership.user, action="budget.changed", data=data)
         if amount_minor is None:
-            found.delete()
+            Budget.objects.filter(organization=organization, user=user).delete()
             return None
-        budget, _made = Budget.objects.update_or_create(
+        budget, _created = Budget.objects.update_or_create(
             organization=organization,
             user=user,
             defaults={"amount_minor": amount_minor, "set_by": membership.user},
@@ -104,115 +99,136 @@ def set_budget(*, membership: Membership, user: User | None, amount_minor: int |
     return budget
 
 
-def require_room(*, account: Account, user: User | None, amount_minor: int) -> None:
-    """Raise BudgetExceeded where an order of this amount would pass a budget. The caller has locked the wallet."""
-    budgets = _MINE.all(organization=account.organization_id, user=user) if amount_minor else []
-    for state in _states(budgets, account):
+def require_budget(*, account: Account, user: User | None, amount_minor: int) -> None:
+    """Raise BudgetExceeded if an order of this amount would exceed a budget. The caller has locked the wallet."""
+    if sentence := refusal(account=account, user=user, amount_minor=amount_minor):
+        raise BudgetExceeded(sentence)
+
+
+def refusal(*, account: Account, user: User | None, amount_minor: int) -> str:
+    """Return why a budget would refuse an order of this amount, or an empty string."""
+    if not amount_minor:
+        return ""
+    budgets = Budget.objects.filter(Q(user=None) | Q(user=user), organization=account.organization_id)
+    for state in _states(budgets.select_related("user"), account):
         if state.committed_minor + amount_minor > state.budget.amount_minor:
-            raise BudgetExceeded(_refusal(state, amount_minor))
+            return _refusal(state, amount_minor)
+    return ""
 
 
 def states(organization: Organization) -> list[BudgetState]:
-    """Every budget of an organization with where it stands; its own first."""
+    """Return the organization's budgets with their committed money, the organization's own first."""
     account = selectors.wallet(organization)
     if account is None:
         return []
-    budgets = Budget.objects.filter(STANDS, organization=organization).select_related("user")
+    budgets = Budget.objects.filter(IS_ACTIVE, organization=organization).select_related("user")
     return sorted(_states(budgets, account), key=lambda state: (state.budget.user_id is not None, state.budget.pk))
 
 
-# --- A wallet that runs low -------------------------------------------------------------------------------------------
+# --- Low wallets ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Balance:
-    """How a wallet stands against what is spent lately, in minor units."""
+    """A wallet and its recent daily spend."""
 
     account: Account
     daily_minor: Decimal
-    """What was charged on an average day of late."""
+    """Average daily charges of the last `SPEND_DAYS` days, in minor units."""
 
     @property
     def is_low(self) -> bool:
-        """Whether it lasts less than a week, at the recent pace. A customer who spends nothing is not warned."""
+        """Return whether the wallet covers less than `WARNED_DAYS` of recent spend. Without spend it is never low."""
         return self.daily_minor > 0 and self.account.available_minor < self.daily_minor * WARNED_DAYS
 
     @property
     def days_left(self) -> int:
-        """For how many whole days it lasts; meaningful where something is spent."""
+        """Return the number of whole days that the wallet covers; 0 without recent spend."""
         return int(self.account.available_minor / self.daily_minor) if self.daily_minor else 0
 
 
-def balance(account: Account) -> Balance:
-    """How long a wallet lasts at the recent pace."""
+def balance_of(account: Account) -> Balance:
+    """Return the wallet with its recent daily spend."""
     since = timezone.now() - timedelta(days=SPEND_DAYS)
     spent = account.holds.filter(ended_at__gte=since).aggregate(total=Sum("charged_minor"))["total"] or 0
     return Balance(account, Decimal(spent) / SPEND_DAYS)
 
 
-# --- The watch: called by beat ----------------------------------------------------------------------------------------
+# --- Periodic checks, called by Celery beat ---------------------------------------------------------------------------
 
 
-def watch() -> list[BudgetAlert]:
-    """Write down every threshold that was reached, once for each budget and month. Gives those that are new.
+def record_alerts() -> list[BudgetAlert]:
+    """Record each threshold reached, once per budget and month, and return the new alerts.
 
-    Of several that one order reached, all are written and the highest alone is left to be mailed.
+    If several were reached at once, all are recorded but only the highest is left to be mailed.
     """
     month = month_start().date()
-    fresh: list[BudgetAlert] = []
-    for budget in Budget.objects.filter(STANDS).select_related("organization", "user").iterator():
+    new: list[BudgetAlert] = []
+    for budget in Budget.objects.filter(IS_ACTIVE).select_related("organization", "user").iterator():
         account = selectors.wallet(budget.organization)
         if account is None:
             continue
         state = next(iter(_states([budget], account)))
-        fresh += _alerts(state, month)
-    return fresh
+        new += _record_alerts(state, month)
+    return new
 
 
-def watch_balances() -> None:
-    """Write down every wallet that runs low, and forget those that have enough again."""
+def record_low_balances() -> None:
+    """Record the wallets that are low, and delete the warnings of those that no longer are."""
     accounts = Account.objects.filter(kind=Account.Kinds.WALLET).select_related("organization", "warning")
     spenders = Hold.objects.filter(ended_at__gte=timezone.now() - timedelta(days=SPEND_DAYS)).values("account")
     for account in accounts.filter(Q(pk__in=spenders) | Q(warning__isnull=False)).iterator():
-        if balance(account).is_low:
-            BalanceWarning.objects.bulk_create([BalanceWarning(account=account)], ignore_conflicts=True)
+        if balance_of(account).is_low:
+            _warn(account)
         else:
             BalanceWarning.objects.filter(account=account).delete()
 
 
-def _alerts(state: BudgetState, month: date) -> list[BudgetAlert]:
-    reached = [step for step in THRESHOLDS if step <= state.reached]
+@transaction.atomic
+def _warn(account: Account) -> None:
+    _warning, is_new = BalanceWarning.objects.get_or_create(account=account)
+    if is_new:
+        data = {"available_minor": account.available_minor, "currency": account.currency}
+        notifications.publish(organization=account.owner, kind="wallet.low", data=data)
+
+
+def _record_alerts(state: BudgetState, month: date) -> list[BudgetAlert]:
+    reached = [percent for percent in THRESHOLDS if percent <= state.reached_percent]
     if not reached:
         return []
     with transaction.atomic():
         Budget.objects.select_for_update().get(pk=state.budget.pk)
-        known = set(state.budget.alerts.filter(month=month).values_list("percent", flat=True))
-        fresh = [
+        recorded = set(state.budget.alerts.filter(month=month).values_list("percent", flat=True))
+        new = BudgetAlert.objects.bulk_create(
             BudgetAlert(
                 budget=state.budget,
                 month=month,
-                percent=step,
+                percent=percent,
                 committed_minor=state.committed_minor,
-                mailed_at=None if step == reached[-1] else timezone.now(),
+                mailed_at=None if percent == reached[-1] else timezone.now(),
             )
-            for step in reached
-            if step not in known
-        ]
-        return BudgetAlert.objects.bulk_create(fresh)
+            for percent in reached
+            if percent not in recorded
+        )
+        for alert in new:
+            if alert.mailed_at is None:
+                data = {"percent": alert.percent, "of": str(state.budget.user or "")}
+                notifications.publish(organization=state.budget.organization, kind="budget.reached", data=data)
+    return new
 
 
 def _states(budgets: QuerySet[Budget] | list[Budget], account: Account) -> Iterable[BudgetState]:
-    """What is committed of each budget, read when it is asked for."""
+    """Yield the state of each budget, lazily."""
     for budget in budgets:
         holds = account.holds.filter(placed_by=budget.user_id) if budget.user_id else account.holds.all()
-        # By the time of the charge: what a run of last month came to this month counts for this month.
+        # A charge counts in the month in which its run ended.
         charged = holds.filter(ended_at__gte=month_start()).aggregate(total=Sum("charged_minor"))["total"]
         held = holds.filter(state=Hold.States.HELD).aggregate(total=Sum("amount_minor"))["total"]
         yield BudgetState(budget, charged or 0, held or 0, account.currency)
 
 
 def _refusal(state: BudgetState, amount_minor: int) -> str:
-    figures = {
+    amounts = {
         "budget": money(state.budget.amount_minor, state.currency),
         "left": money(state.left_minor, state.currency),
         "needed": money(amount_minor, state.currency),
@@ -221,15 +237,15 @@ def _refusal(state: BudgetState, amount_minor: int) -> str:
     if state.budget.user_id:
         return (
             _(
-                "The budget of %(member)s is %(budget)s a month; %(left)s of it is left and this needs %(needed)s."
-                " Set a lower ceiling, or ask an owner to raise it."
+                "The monthly budget of %(member)s is %(budget)s. %(left)s is left, but this order needs "
+                "%(needed)s. Set a lower ceiling, or ask an owner to raise the budget."
             )
-            % figures
+            % amounts
         )
     return (
         _(
-            "Your organization's budget is %(budget)s a month; %(left)s of it is left and this needs %(needed)s."
-            " Set a lower ceiling, or ask an owner to raise it."
+            "Your organization's monthly budget is %(budget)s. %(left)s is left, but this order needs "
+            "%(needed)s. Set a lower ceiling, or ask an owner to raise the budget."
         )
-        % figures
+        % amounts
     )

@@ -1,7 +1,6 @@
-"""What jobs may do with a customer's money: hold, meter, settle. Each is safe to repeat.
+"""The three money operations of a job: hold, meter, settle. Each is idempotent.
 
-Hides accounts and postings. The one promise: what is charged is never more than what was held, and it was held before
-the run.
+A charge never exceeds its hold, and the hold is made before the run.
 """
 
 from __future__ import annotations
@@ -18,31 +17,25 @@ from billing.models import Account, Hold, Quote, Receipt
 from billing.selectors import wallet
 from billing.usage import Usage
 from console.accounts.models import User
-from console.operations.kept import Kept, given
-
-_BY_REFERENCE = Kept(lambda: Hold.objects.filter(reference=given("reference")).select_related("account", "quote"))
-_LOCKED = Kept(
-    lambda: Hold.objects.select_for_update(of=("self",)).select_related("account", "quote").filter(pk=given("pk"))
-)
 
 
 @transaction.atomic
 def hold(*, quote: Quote, reference: str, user: User | None = None, labels: Mapping[str, str] | None = None) -> Hold:
-    """Set the quote's ceiling aside, on credit first. `user` buys; `labels` are names that costs are told apart by.
+    """Hold the quote's ceiling in the wallet, promotional credit first. Idempotent on `reference`.
 
-    The same reference again gives the same hold. Raises InsufficientFunds, BudgetExceeded, NoWallet.
+    `user` is the buyer; `labels` group costs (workspace, node spec …). Raises InsufficientFunds, BudgetExceeded,
+    NoWallet.
     """
-    known = _BY_REFERENCE.first(reference=reference)
-    if known:
-        return known
+    if existing := Hold.objects.filter(reference=reference).select_related("account", "quote").first():
+        return existing
     account = wallet(quote.organization)
     if account is None:
         raise NoWallet
-    credit.take_back_expired(account=account)
-    # This locks the wallet: what follows, until the end of the transaction, is done by one order after the other.
+    credit.remove_expired(account=account)
+    # Locks the wallet until the transaction ends, so simultaneous orders are checked one after the other.
     ledger.hold(account=account, amount_minor=quote.ceiling_minor)
-    budgets.require_room(account=account, user=user or quote.created_by, amount_minor=quote.ceiling_minor)
-    made = Hold.objects.create(
+    budgets.require_budget(account=account, user=user or quote.created_by, amount_minor=quote.ceiling_minor)
+    placed = Hold.objects.create(
         account=account,
         quote=quote,
         reference=reference,
@@ -50,12 +43,12 @@ def hold(*, quote: Quote, reference: str, user: User | None = None, labels: Mapp
         placed_by=user or quote.created_by,
         labels=dict(labels or {}),
     )
-    credit.reserve(hold=made)
-    return made
+    credit.reserve(hold=placed)
+    return placed
 
 
 def meter(*, hold: Hold, billable_seconds: float) -> int:
-    """What the run has cost so far, in minor units; kept on the hold. It changes no balance."""
+    """Return the run's cost so far in minor units and store it on the hold. Changes no balance."""
     terms = pricing.Terms.from_json(hold.quote.terms)
     cost = pricing.rate(Usage(billable_seconds, completed=False), terms).total_minor
     Hold.objects.filter(pk=hold.pk, state=Hold.States.HELD).update(metered_minor=cost)
@@ -64,11 +57,11 @@ def meter(*, hold: Hold, billable_seconds: float) -> int:
 
 @transaction.atomic
 def settle(*, hold: Hold, usage: Usage, title: str, free_lines: Sequence[pricing.Line] = ()) -> Receipt:
-    """End a hold: charge the usage, give the rest back, write the receipt. Settling again gives the same receipt.
+    """Charge the usage, release the rest of the hold and write the receipt. Idempotent: returns the first receipt.
 
-    Nothing used is a release. `free_lines` (amount 0) stand on the receipt before what is charged.
+    Without usage the whole hold is released. `free_lines` (amount 0) come first on the receipt.
     """
-    locked = _LOCKED.get(pk=hold.pk)
+    locked = Hold.objects.select_for_update(of=("self",)).select_related("account", "quote").get(pk=hold.pk)
     if locked.state != Hold.States.HELD:
         return locked.receipt
     charge = pricing.rate(usage, pricing.Terms.from_json(locked.quote.terms))
@@ -82,7 +75,7 @@ def settle(*, hold: Hold, usage: Usage, title: str, free_lines: Sequence[pricing
             entries=[(locked.account, -charge.total_minor), (revenue, charge.total_minor)],
         )
     credit.spend(hold=locked, amount_minor=charge.total_minor)
-    # What a bank took back while it was held here is owed: it is paid before anything else is bought with the rest.
+    # A payment disputed during the run left a debt. It is paid from the released amount before anything else is bought.
     receivables.collect(account=locked.account, reference=f"settle:{locked.reference}")
     locked.state = Hold.States.SETTLED if charge.total_minor else Hold.States.RELEASED
     locked.charged_minor = charge.total_minor or None
@@ -110,10 +103,10 @@ def free_line(
     nodes: int = 0,
     evidence: dict[str, Any] | None = None,
 ) -> pricing.Line:
-    """A line that says what is not charged, for how long it lasted, and what shows it.
+    """Return a receipt line of amount 0 for time that is not charged.
 
-    `rule`: `queue`, `pull`, `start`, `hang` or `platform_fault`. Moments are ISO 8601 texts; `evidence` of a fault has
-    `reason`, `node`, `at`, and the failure's `code` and `data` (`billing.wording.evidence_sentence` words it).
+    `rule` is `queue`, `pull`, `start`, `hang`, `platform_fault` or `after_cancel`. Times are ISO 8601 strings. The
+    `evidence` of a fault has `reason`, `node`, `at`, and the failure's `code` and `data`.
     """
     return pricing.Line(
         rule=rule,

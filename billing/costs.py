@@ -1,6 +1,6 @@
-"""Where the money went: spend by day, member, workspace, node spec; what is held; where the month will end. Reads only.
+"""Cost reports: spend by day, member, workspace and node spec; open holds; the month's forecast. Read-only.
 
-The one rule: a cost counts on the day its run ended, when it was charged; what still runs is held, not spent.
+A cost counts on the day the run ended, when it was charged. Running jobs are held, not spent.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from django.utils import timezone
 
 from billing.models import Account, Hold, Receipt
 from console.accounts.models import Organization
+from console.accounts.zones import installation_time
 
 DIMENSIONS = ("member", "workspace", "node_spec")
-"""What spend can be told apart by."""
+"""The dimensions by which spend can be grouped."""
 NAMES_SHOWN = 6
-"""In a chart; the others are one."""
+"""Largest number of series in a chart; the rest are summed up in one."""
 OTHERS = "…"
+"""Name of that series."""
 FORECAST_DAYS = 14
+"""Days of recent spend that a forecast continues: two weeks level out weekends."""
 
 
 @dataclass(frozen=True)
@@ -35,34 +38,34 @@ class Month:
 
     @property
     def name(self) -> str:
-        """As in addresses: `2026-11`."""
+        """Return the month as in URLs: `2026-11`."""
         return f"{self.start:%Y-%m}"
 
     @property
     def days(self) -> list[date]:
-        """Every day of it."""
+        """Return all days of the month."""
         first = self.start.date()
         return [first + timedelta(days=day) for day in range((self.end.date() - first).days)]
 
     @property
     def before(self) -> Month:
-        """The month before."""
+        """Return the previous month."""
         return month_of(self.start - timedelta(days=1))
 
     @property
     def after(self) -> Month:
-        """The next one."""
+        """Return the next month."""
         return month_of(self.end)
 
     @property
     def is_now(self) -> bool:
-        """Whether it is the present one."""
+        """Return whether this is the current month."""
         return self.start <= timezone.now() < self.end
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one member, workspace or node spec cost in a month. `name` is empty where it is not known."""
+    """The cost of one member, workspace or node spec in a month. `name` is empty if unknown."""
 
     name: str
     amount_minor: int
@@ -72,7 +75,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Where this month will end, in minor units: spent so far, and as much a day as of late until its end."""
+    """The forecast of a month's cost in minor units: spent so far plus the recent daily spend until its end."""
 
     spent_minor: int
     daily_minor: Decimal
@@ -80,43 +83,44 @@ class Forecast:
 
     @property
     def total_minor(self) -> int:
-        """The whole month."""
-        rest = (self.daily_minor * self.days_left).quantize(Decimal(1), rounding=ROUND_HALF_UP)
-        return self.spent_minor + int(rest)
+        """Return the forecast for the whole month."""
+        rest_minor = (self.daily_minor * self.days_left).quantize(Decimal(1), rounding=ROUND_HALF_UP)
+        return self.spent_minor + int(rest_minor)
 
 
 def month_of(at: datetime | None = None) -> Month:
-    """The month of a moment (now)."""
-    start = timezone.localtime(at).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    """Return the month of a time (default: now)."""
+    start = installation_time(at).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     following = (start + timedelta(days=32)).replace(day=1)
-    # Once more through the zone: clocks may have been set meanwhile.
-    zone = timezone.get_current_timezone()
+    # Built anew in the zone: daylight saving time may have changed the offset.
+    zone = timezone.get_default_timezone()
     return Month(start, datetime(following.year, following.month, 1, tzinfo=zone))
 
 
 def month_named(name: str) -> Month:
-    """The month of `2026-11`; the present one where that is no month."""
+    """Parse a month such as `2026-11`. Returns the current month if it is invalid."""
     try:
-        wanted = datetime.strptime(name, "%Y-%m").replace(tzinfo=timezone.get_current_timezone())
+        start = datetime.strptime(name, "%Y-%m").replace(tzinfo=timezone.get_default_timezone())
     except ValueError:
         return month_of()
-    return month_of(wanted) if 2000 <= wanted.year <= 9000 else month_of()
+    # Dates near the limits of `datetime` would overflow.
+    return month_of(start) if 2000 <= start.year <= 9000 else month_of()
 
 
 def receipts(organization: Organization, month: Month) -> QuerySet[Receipt]:
-    """What was charged in a month."""
+    """Return the receipts of a month."""
     return Receipt.objects.filter(
         organization=organization, created_at__gte=month.start, created_at__lt=month.end
     ).order_by("pk")
 
 
 def spent_minor(organization: Organization, month: Month) -> int:
-    """All of it."""
+    """Return the total spend of a month."""
     return int(receipts(organization, month).aggregate(total=Sum("total_minor"))["total"] or 0)
 
 
 def by(organization: Organization, month: Month, dimension: str) -> list[Share]:
-    """A month's spend by one of `DIMENSIONS`, the largest first; names that cost nothing are shown too."""
+    """Return a month's spend grouped by one of `DIMENSIONS`, largest first, including groups that cost nothing."""
     rows = list(
         receipts(organization, month)
         .annotate(name=_name(dimension))
@@ -124,56 +128,55 @@ def by(organization: Organization, month: Month, dimension: str) -> list[Share]:
         .annotate(amount=Sum("total_minor"), runs=Count("pk"))
         .order_by("-amount", "name")
     )
-    whole = sum(row["amount"] for row in rows) or 1
-    return [Share(row["name"], row["amount"], row["runs"], row["amount"] / whole) for row in rows]
+    total = sum(row["amount"] for row in rows) or 1
+    return [Share(row["name"], row["amount"], row["runs"], row["amount"] / total) for row in rows]
 
 
 def by_day(organization: Organization, month: Month, dimension: str) -> tuple[list[str], dict[date, list[int]]]:
-    """Spend of each day of a month, told apart: the names, and for each day an amount for each of them."""
+    """Return the names of the groups, and for each day of the month an amount per group."""
     shares = [share.name for share in by(organization, month, dimension) if share.amount_minor]
     names = shares if len(shares) <= NAMES_SHOWN else [*shares[: NAMES_SHOWN - 1], OTHERS]
     days = {day: [0] * len(names) for day in month.days}
     rows = (
         receipts(organization, month)
         .filter(total_minor__gt=0)
-        .annotate(name=_name(dimension), day=TruncDate("created_at", tzinfo=timezone.get_current_timezone()))
+        .annotate(name=_name(dimension), day=TruncDate("created_at", tzinfo=timezone.get_default_timezone()))
         .values("name", "day")
         .annotate(amount=Sum("total_minor"))
         .order_by()
     )
     for row in rows:
-        place = names.index(row["name"]) if row["name"] in names else len(names) - 1
-        days[row["day"]][place] += row["amount"]
+        position = names.index(row["name"]) if row["name"] in names else len(names) - 1
+        days[row["day"]][position] += row["amount"]
     return names, days
 
 
 def forecast(organization: Organization, now: datetime | None = None) -> Forecast:
-    """Where this month will end, at the pace of the last two weeks."""
+    """Forecast this month from the spend of the last two weeks."""
     at = now or timezone.now()
     month = month_of(at)
     since = at - timedelta(days=FORECAST_DAYS)
     recent = Receipt.objects.filter(organization=organization, created_at__gte=since, created_at__lte=at)
     first = Receipt.objects.filter(organization=organization, total_minor__gt=0).order_by("created_at").first()
-    # A young customer's pace is that of the days since the first charge, one day at least.
-    known = min(timedelta(days=FORECAST_DAYS), at - first.created_at) if first else timedelta(days=FORECAST_DAYS)
-    days = Decimal(str(max(known, timedelta(days=1)) / timedelta(days=1)))
-    pace = Decimal(recent.aggregate(total=Sum("total_minor"))["total"] or 0) / days
-    return Forecast(spent_minor(organization, month), pace, Decimal(str((month.end - at) / timedelta(days=1))))
+    # For a new customer, count only the days since the first charge, at least one.
+    period = min(timedelta(days=FORECAST_DAYS), at - first.created_at) if first else timedelta(days=FORECAST_DAYS)
+    days = Decimal(str(max(period, timedelta(days=1)) / timedelta(days=1)))
+    daily_minor = Decimal(recent.aggregate(total=Sum("total_minor"))["total"] or 0) / days
+    return Forecast(spent_minor(organization, month), daily_minor, Decimal(str((month.end - at) / timedelta(days=1))))
 
 
 def held(account: Account) -> QuerySet[Hold]:
-    """What is held now; each hold is of one open job."""
+    """Return the open holds, one per open job."""
     return account.holds.filter(state=Hold.States.HELD).select_related("placed_by").order_by("-amount_minor", "pk")
 
 
 def months_with_costs(organization: Organization) -> Sequence[Month]:
-    """From the first month that cost something to the present one, newest first; a year's at most."""
+    """Return the months from the first charge to now, newest first, at most twelve."""
     first = Receipt.objects.filter(organization=organization).order_by("created_at").first()
-    month = month_of()
-    found = [month]
-    while first and found[-1].start > first.created_at and len(found) < 12:
-        found.append(found[-1].before)
-    return found
+    months = [month_of()]
+    while first and months[-1].start > first.created_at and len(months) < 12:
+        months.append(months[-1].before)
+    return months
 
 
 def _name(dimension: str) -> Coalesce:

@@ -1,17 +1,17 @@
-"""Credit: given in lots, spent before what was paid in, soonest expiry first, and taken back when it expires.
+"""Promotional credit: granted in lots, spent before paid-in money, soonest expiry first.
 
-Hides how lots and holds meet. The one rule: whoever changes a lot has locked its wallet's row first, in the same
-transaction; so the balance and the lots always agree, and posting to the ledger needs to know nothing of lots.
+A lot (CreditGrant) is one amount of credit with one expiry. Its `amount_minor` splits into used, expired, reserved and
+free credit. Lots change only while the wallet's row is locked, in one transaction with the balance, so both agree.
 
-An open hold reserves credit, and what is reserved stays good for that hold though it expires meanwhile. When the hold
-is charged, credit that came later is used too, in the same order.
+An open hold reserves credit. The hold can spend its reserved credit even after that credit expires. When the hold is
+settled, it also spends credit granted after it began, in the same order.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from django.core.cache import cache
 from django.db import IntegrityError, transaction
@@ -25,28 +25,32 @@ from billing.errors import VoucherRefused
 from billing.models import Account, CreditGrant, CreditUse, Hold, Voucher
 from billing.policy import policy
 from console.accounts.models import Organization, User
-from console.operations.kept import Kept, given
 
 CODE_LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
-"""Without those that are taken for each other."""
+"""32 letters and digits, without I, O, 0 and 1, which look alike."""
 CODE_LENGTH = 16
+"""Characters of a code: 16 of 32 letters are 80 bits."""
 WRONG_CODES = 10
+"""Refused codes per organization and WRONG_CODES_SECONDS; then `redeem` refuses all codes. Prevents guessing."""
 WRONG_CODES_SECONDS = 3600
+"""The message of `redeem` says this hour."""
 TRIAL_REASON = gettext_noop("Trial credit")
+# Filters: lots with credit that is neither used nor expired, and those of them with credit that no hold reserves.
 _LEFT = Q(amount_minor__gt=F("used_minor") + F("expired_minor"))
 _FREE = Q(amount_minor__gt=F("used_minor") + F("expired_minor") + F("reserved_minor"))
 _SOONEST = (F("expires_at").asc(nulls_last=True), "created_at", "pk")
 
 
-# --- Given ------------------------------------------------------------------------------------------------------------
+# --- Grant ------------------------------------------------------------------------------------------------------------
 
 
 @transaction.atomic
 def grant(*, credit: CreditGrant, user: User | None, account: Account) -> CreditGrant:
-    """Record a credit and move its money into the wallet. The same credit (by its id) is given once."""
+    """Record a lot and post its amount to the wallet. Idempotent on the lot's id."""
+    # Locked first, so a concurrent call with the same lot waits and then finds it.
     Account.objects.select_for_update(no_key=True).get(pk=account.pk)
-    if known := CreditGrant.objects.filter(pk=credit.pk).first():
-        return known
+    if existing := CreditGrant.objects.filter(pk=credit.pk).first():
+        return existing
     credit.granted_by = user
     credit.save(force_insert=True)
     source = ledger.platform_account(Account.Kinds.CREDIT, account.currency)
@@ -60,7 +64,7 @@ def grant(*, credit: CreditGrant, user: User | None, account: Account) -> Credit
 
 
 def grant_trial(*, account: Account, user: User) -> CreditGrant | None:
-    """The credit for trying out, where the policy has one: once for an organization, and once for a person."""
+    """Grant the policy's trial credit, once per organization and once per person. Returns None if it grants nothing."""
     rules = policy()
     if not rules.trial_credit_minor or account.organization is None:
         return None
@@ -73,16 +77,16 @@ def grant_trial(*, account: Account, user: User) -> CreditGrant | None:
         received_by=user,
     )
     try:
-        with transaction.atomic():
+        with transaction.atomic():  # a savepoint: a violated constraint must not abort the caller's transaction
             return grant(credit=lot, user=None, account=account)
     except IntegrityError as error:
-        if "one_trial_for" not in str(error):
+        if "one_trial_for" not in str(error):  # start of the names of both constraints on trial credit
             raise
         return None
 
 
-def give_back(*, organization: Organization, amount_minor: int, reason: str) -> CreditGrant:
-    """A lot for money that a credit note has posted to the wallet already; it does not expire."""
+def add_correction(*, organization: Organization, amount_minor: int, reason: str) -> CreditGrant:
+    """Record a lot without expiry. Posts nothing: the credit note has already posted the amount to the wallet."""
     return CreditGrant.objects.create(
         organization=organization,
         source=CreditGrant.Sources.CORRECTION,
@@ -92,44 +96,46 @@ def give_back(*, organization: Organization, amount_minor: int, reason: str) -> 
 
 
 def new_code() -> str:
-    """A voucher's code that can't be guessed: 80 bits."""
+    """Return a random voucher code with 80 bits of entropy."""
     return "".join(secrets.choice(CODE_LETTERS) for _unused in range(CODE_LENGTH))
 
 
 def redeem(*, account: Account, code: str, user: User) -> CreditGrant:
-    """Enter a voucher's code. Raises VoucherRefused (field code), also after too many wrong ones."""
-    tries = f"voucher-tries:{account.organization_id}"
-    if int(cache.get(tries, 0)) >= WRONG_CODES:
-        raise _refused(_("Too many codes were wrong. Try again in an hour."))
-    normal = "".join(code.split()).replace("-", "").upper()
+    """Redeem a voucher code. Raises VoucherRefused (field code), also after too many wrong codes."""
+    failures_key = f"voucher-tries:{account.organization_id}"
+    if int(cache.get(failures_key, 0)) >= WRONG_CODES:
+        raise _refused(_("Too many wrong codes. Try again in an hour."))
+    # Stored codes have capital letters and digits only; people type spaces, dashes and small letters.
+    normalized = "".join(code.split()).replace("-", "").upper()
     try:
-        return _redeem(account, normal, user)
+        return _redeem(account, normalized, user)
     except VoucherRefused:
-        cache.add(tries, 0, WRONG_CODES_SECONDS)
-        cache.incr(tries)
+        # `incr` keeps the expiry that `add` sets, so the hour begins with the first wrong code.
+        cache.add(failures_key, 0, WRONG_CODES_SECONDS)
+        cache.incr(failures_key)
         raise
 
 
 @transaction.atomic
 def _redeem(account: Account, code: str, user: User) -> CreditGrant:
-    # Locked: two who enter it at once take its uses one after the other.
+    # Locked, so that concurrent redemptions cannot both take the last use.
     voucher = Voucher.objects.select_for_update().filter(code=code).first() if code else None
     now = timezone.now()
     if voucher is None or not voucher.is_active or account.organization is None:
-        raise _refused(_("There is no voucher with this code. Check it letter by letter."))
+        raise _refused(_("This voucher code does not exist. Check it for typing errors."))
     if voucher.expires_at and voucher.expires_at <= now:
-        raise _refused(_("This voucher could be entered until %(date)s.") % {"date": f"{voucher.expires_at:%Y-%m-%d}"})
+        raise _refused(_("This voucher could be redeemed until %(date)s.") % {"date": f"{voucher.expires_at:%Y-%m-%d}"})
     if voucher.currency != account.currency:
         raise _refused(
-            _("This voucher is in %(theirs)s, and your wallet in %(ours)s.")
+            _("This voucher is in %(theirs)s, but your wallet is in %(ours)s.")
             % {"theirs": voucher.currency, "ours": account.currency}
         )
-    mine = voucher.grants.filter(organization=account.organization).count()
-    if voucher.uses >= voucher.max_uses or mine >= voucher.max_uses_each:
+    own_uses = voucher.grants.filter(organization=account.organization).count()
+    if voucher.uses >= voucher.max_uses or own_uses >= voucher.max_uses_each:
         raise _refused(
-            _("Your organization has used this voucher as often as it may.")
-            if mine >= voucher.max_uses_each
-            else _("This voucher is used up.")
+            _("Your organization has used this voucher the maximum number of times.")
+            if own_uses >= voucher.max_uses_each
+            else _("This voucher has no uses left.")
         )
     Voucher.objects.filter(pk=voucher.pk).update(uses=F("uses") + 1)
     lot = CreditGrant(
@@ -148,123 +154,124 @@ def _refused(sentence: str) -> VoucherRefused:
     return VoucherRefused(sentence, fields={"code": sentence})
 
 
-# --- Spent ------------------------------------------------------------------------------------------------------------
+# --- Spend ------------------------------------------------------------------------------------------------------------
 
 
 def reserve(*, hold: Hold) -> None:
-    """Let a new hold rest on credit, as far as there is some. The caller has locked the wallet by `ledger.hold`."""
+    """Reserve free credit for a new hold. Paid-in money covers the rest. `ledger.hold` has locked the wallet."""
     needed = hold.amount_minor
     uses = []
-    for lot in _FREE_LOTS.all(organization=hold.account.organization_id, now=timezone.now()):
+    for lot in _free_lots(hold.account.organization_id):
         if needed <= 0:
             break
-        part = min(needed, lot.free_minor)
-        needed -= part
-        uses.append(CreditUse(hold=hold, grant=lot, reserved_minor=part))
-        CreditGrant.objects.filter(pk=lot.pk).update(reserved_minor=F("reserved_minor") + part)
+        amount = min(needed, lot.free_minor)
+        needed -= amount
+        uses.append(CreditUse(hold=hold, grant=lot, reserved_minor=amount))
+        CreditGrant.objects.filter(pk=lot.pk).update(reserved_minor=F("reserved_minor") + amount)
     CreditUse.objects.bulk_create(uses)
 
 
 def spend(*, hold: Hold, amount_minor: int) -> int:
-    """Use credit for what a hold is charged, and free what it reserved. Gives how much credit was used.
+    """Pay a hold's charge from credit and release its reservations. Returns the credit used in minor units.
 
-    The caller has locked the hold and, by `ledger.unhold`, the wallet.
+    The caller has locked the hold and, through `ledger.unhold`, the wallet.
     """
-    own = {use.grant_id: use for use in _USES.all(hold=hold)}
-    due, used = amount_minor, 0
+    reservations = {use.grant_id: use for use in CreditUse.objects.filter(hold=hold)}  # by lot
+    unpaid, used = amount_minor, 0
     now = timezone.now()
-    lots = _OWN_LOTS.all(organization=hold.account.organization_id, now=now, hold=hold)
-    for lot in lots:
-        use = own.pop(lot.pk, None)
+    for lot in _spendable_lots(hold, now):
+        use = reservations.get(lot.pk)
         reserved = use.reserved_minor if use else 0
         is_expired = lot.expires_at is not None and lot.expires_at <= now
-        part = min(due, reserved if is_expired else lot.free_minor + reserved)
-        if not part and use is None:
+        amount = min(unpaid, reserved if is_expired else lot.free_minor + reserved)
+        if not amount and use is None:  # nothing to pay from this lot, and nothing to release
             continue
         CreditGrant.objects.filter(pk=lot.pk).update(
-            reserved_minor=F("reserved_minor") - reserved, used_minor=F("used_minor") + part
+            reserved_minor=F("reserved_minor") - reserved, used_minor=F("used_minor") + amount
         )
         CreditUse.objects.update_or_create(
-            hold=hold, grant_id=lot.pk, defaults={"reserved_minor": 0, "used_minor": part}
+            hold=hold, grant_id=lot.pk, defaults={"reserved_minor": 0, "used_minor": amount}
         )
-        due -= part
-        used += part
+        unpaid -= amount
+        used += amount
     return used
 
 
-# --- Expired ----------------------------------------------------------------------------------------------------------
+# --- Expire -----------------------------------------------------------------------------------------------------------
 
 
-def take_back_expired(*, account: Account) -> int:
-    """Post what expired out of a wallet, each cent once; what backs an open hold waits for its end. Gives how much.
+def remove_expired(*, account: Account) -> int:
+    """Remove expired credit from a wallet and return its amount. Credit reserved by open holds stays until they end.
 
-    In the caller's transaction: nothing that has expired can be held or spent after it.
+    Call it in the transaction that then holds money, so that the hold cannot use expired credit.
     """
-    now = timezone.now()
-    if not _EXPIRED_LOTS.exists(organization=account.organization_id, now=now):
+    expired = credits_for(account.organization_id).filter(_FREE, expires_at__lte=timezone.now())
+    if not expired.exists():  # the usual case, without locking the wallet
         return 0
-    taken = 0
+    removed = 0
     with transaction.atomic():
         locked = Account.objects.select_for_update(no_key=True).get(pk=account.pk)
         source = ledger.platform_account(Account.Kinds.CREDIT, locked.currency)
-        for lot in _EXPIRED_LOTS.all(organization=locked.organization_id, now=now):
-            # Never more than is there, whatever else took from the wallet; the rest is looked at again.
-            part = min(lot.free_minor, locked.available_minor - taken)
-            if part <= 0:
+        for lot in expired.all():  # `all` reads the lots again, under the lock
+            # Never more than is available; a later call removes the rest. `locked` does not show the posts below.
+            amount = min(lot.free_minor, locked.available_minor - removed)
+            if amount <= 0:
                 continue
             ledger.post(
+                # A lot can expire in parts. The amount that expired before makes each reference unique.
                 reference=f"credit-expired:{lot.pk}:{lot.expired_minor}",
                 kind="credit-expired",
-                description=gettext_noop("Credit that expired"),
-                entries=[(locked, -part), (source, part)],
+                description=gettext_noop("Expired credit"),
+                entries=[(locked, -amount), (source, amount)],
             )
-            CreditGrant.objects.filter(pk=lot.pk).update(expired_minor=F("expired_minor") + part)
-            taken += part
-    return taken
+            CreditGrant.objects.filter(pk=lot.pk).update(expired_minor=F("expired_minor") + amount)
+            removed += amount
+    return removed
 
 
-def sweep_expired(*, limit: int = 1000) -> int:
-    """Take back what has expired, wallet by wallet. Gives from how many wallets."""
+def remove_all_expired(*, limit: int = 1000) -> int:
+    """Remove expired credit from all wallets and return the number of wallets changed."""
     owners = CreditGrant.objects.filter(_FREE, expires_at__lte=timezone.now()).values("organization")
     accounts = Account.objects.filter(kind=Account.Kinds.WALLET, organization__in=owners)[:limit]
-    return sum(take_back_expired(account=account) > 0 for account in accounts)
+    return sum(remove_expired(account=account) > 0 for account in accounts)
 
 
 # --- Read -------------------------------------------------------------------------------------------------------------
 
 
 def credit_minor(account: Account) -> int:
-    """How much of what a wallet has available is credit."""
+    """Return the part of a wallet's available balance that is credit, in minor units."""
     lots = CreditGrant.objects.filter(_FREE, organization=account.organization_id)
     free = lots.aggregate(total=Sum(F("amount_minor") - F("used_minor") - F("expired_minor") - F("reserved_minor")))
     return int(free["total"] or 0)
 
 
 def paid_minor(account: Account) -> int:
-    """How much of what a wallet has available was paid in: what can be refunded, or taken for a tax."""
+    """Return the part of a wallet's available balance that was paid in. Tax and debts are paid only from it."""
     return max(0, account.available_minor - credit_minor(account))
 
 
-def credits_for(organization: Organization) -> QuerySet[CreditGrant]:
-    """Every credit, in the order they are spent."""
+def credits_for(organization: Organization | int | None) -> QuerySet[CreditGrant]:
+    """Return all lots of an organization in the order in which they are spent."""
     return CreditGrant.objects.filter(organization=organization).order_by(*_SOONEST)
 
 
 def used_for(holds: Sequence[int]) -> dict[int, int]:
-    """How much credit was used for each of these holds (by id); those without are left out."""
+    """Return the credit that each hold used, in minor units by hold id. Holds that used none are missing."""
     rows = CreditUse.objects.filter(hold__in=holds, used_minor__gt=0).values("hold").annotate(total=Sum("used_minor"))
     return {row["hold"]: row["total"] for row in rows.order_by()}
 
 
-def _lots(which: Q) -> Kept[CreditGrant]:
-    """An organization's, in the order in which they are spent."""
-    return Kept(lambda: CreditGrant.objects.filter(which, organization=given("organization")).order_by(*_SOONEST))
+def _free_lots(organization_id: int | None) -> QuerySet[CreditGrant]:
+    """Return the lots that a new hold can reserve, in the order they are spent."""
+    return credits_for(organization_id).filter(_FREE, _not_expired(timezone.now()))
 
 
-_NOT_EXPIRED = Q(expires_at=None) | Q(expires_at__gt=given("now"))
-_FREE_LOTS = _lots(_FREE & _NOT_EXPIRED)
-_OWN_LOTS = _lots(
-    _LEFT & (_NOT_EXPIRED | Q(Exists(CreditUse.objects.filter(hold=given("hold"), grant=OuterRef("pk")))))
-)
-_EXPIRED_LOTS = _lots(_FREE & Q(expires_at__lte=given("now")))
-_USES = Kept(lambda: CreditUse.objects.filter(hold=given("hold")))
+def _spendable_lots(hold: Hold, now: datetime) -> QuerySet[CreditGrant]:
+    """Return the lots that pay for a hold: those it reserved, expired or not, and those still free."""
+    reserved = Exists(CreditUse.objects.filter(hold=hold, grant=OuterRef("pk")))
+    return credits_for(hold.account.organization_id).filter(_LEFT, _not_expired(now) | Q(reserved))
+
+
+def _not_expired(now: datetime) -> Q:
+    return Q(expires_at=None) | Q(expires_at__gt=now)

@@ -1,10 +1,10 @@
-"""The minor unit of each currency, as the payment provider counts it. PURE.
+"""The minor unit of each currency, as Stripe counts it. Pure functions.
 
-Hides that ISO 4217, CLDR (Babel) and Stripe disagree: CLDR gives ISK, RSD or UGX no decimals where Stripe counts
-hundredths, so that an amount passed on as it is would be off by a hundred. The one rule: every amount of this house is
-in Stripe's unit, whoever keeps, shows or sends it; what is not in the tables can't be sold in.
+ISO 4217, CLDR (Babel) and Stripe disagree: CLDR gives ISK, RSD and UGX no decimals where Stripe counts hundredths, so
+an amount in CLDR's unit would be wrong by a factor of 100. All amounts in Trainyard therefore use Stripe's unit.
+A currency that is missing from these tables is not supported.
 
-After https://docs.stripe.com/currencies: "Presentment currencies", "Zero-decimal currencies", "Special cases".
+Source: https://docs.stripe.com/currencies, "Presentment currencies", "Zero-decimal currencies", "Special cases".
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ ZERO_DECIMALS = frozenset(
     ("BIF", "CLP", "DJF", "GNF", "JPY", "KMF", "KRW", "MGA", "PYG", "RWF", "VND", "VUV", "XAF", "XOF", "XPF")
 )
 WHOLE_ONLY = frozenset(("ISK", "UGX"))
-"""Counted in hundredths for compatibility, and paid in whole units: amounts end in 00."""
+"""Stripe counts these in hundredths but accepts whole units only: amounts must end in 00."""
 THREE_DECIMALS = frozenset(("BHD", "JOD", "KWD", "OMR", "TND"))
-"""Counted in thousandths, and paid in tens of them."""
+"""Stripe counts these in thousandths but accepts multiples of ten only."""
 _TWO_DECIMALS = """
     AED AFN ALL AMD ANG AOA ARS AUD AWG AZN BAM BBD BDT BGN BMD BND BOB BRL BSD BWP BYN BZD CAD CDF CHF CNY COP CRC
     CVE CZK DKK DOP DZD EGP ETB EUR FJD FKP GBP GEL GIP GMD GTQ GYD HKD HNL HTG HUF IDR ILS INR JMD KES KGS KHR KYD
@@ -26,23 +26,23 @@ _TWO_DECIMALS = """
 TWO_DECIMALS = frozenset(_TWO_DECIMALS.split())
 SUPPORTED = ZERO_DECIMALS | WHOLE_ONLY | TWO_DECIMALS | THREE_DECIMALS
 LARGEST_PAYMENT = 99_999_999
-"""Stripe takes eight digits, whatever the currency."""
+"""Stripe's largest amount in minor units: eight digits in every currency."""
 
 
 def decimals(currency: str) -> int:
-    """How many decimals of the major unit the minor unit is."""
+    """Return the number of decimals of the currency's minor unit."""
     if currency in ZERO_DECIMALS:
         return 0
     return 3 if currency in THREE_DECIMALS else 2
 
 
 def step(currency: str) -> int:
-    """What every payment and refund is a multiple of, in minor units. What runs cost is rounded to 1, not to this."""
+    """Return the number of minor units that each payment and refund must be a multiple of. Charges are rounded to 1."""
     if currency in WHOLE_ONLY:
         return 100
     return 10 if currency in THREE_DECIMALS else 1
 
 
-def payable(amount_minor: int, currency: str) -> int:
-    """The smallest amount that can be paid and is no less."""
+def round_up_for_payment(amount_minor: int, currency: str) -> int:
+    """Round an amount up to the next one that Stripe accepts."""
     return -(-amount_minor // step(currency)) * step(currency)

@@ -1,8 +1,8 @@
-"""An organization at the payment provider: its record there, and the cards it has saved.
+"""The payment provider's customer object of an organization, and its saved cards.
 
-The one rule: what the provider keeps is asked of the provider, never copied; here stand its ids alone, one for each of
-the provider's worlds (sandbox, test, live). Somebody may delete a record at the provider's own pages, and the cards
-with it: then the id is forgotten, and the next payment makes another record.
+Card data is read from the provider and never copied. We store only ids, one per provider mode (sandbox, test, live).
+An administrator may delete the customer, and its cards, in the provider's dashboard: then we clear the id, and the next
+payment creates a new customer.
 """
 
 from __future__ import annotations
@@ -22,58 +22,58 @@ from billing.gateway import Card
 from billing.models import Account, AutoTopUp, PaymentCustomer
 from console.accounts.models import Organization
 
-Given = TypeVar("Given")
+T = TypeVar("T")
 GONE = "customer_gone"
-"""Why a standing order was switched off: there is nothing any more that it could charge."""
+"""Failure code of automatic top-ups that were switched off because the customer was deleted at the provider."""
 
 
 @dataclass(frozen=True)
 class SavedCard:
-    """A saved card, and whether it is the one that is used first."""
+    """A saved card, and whether it is the default one."""
 
     card: Card
     is_default: bool
 
 
 def customer_of(*, organization: Organization, email: str) -> str:
-    """The provider's id of an organization, made when it is first needed.
+    """Return the organization's customer id, creating the customer if needed.
 
     Raises PaymentUnavailable, PaymentRefused.
     """
-    row, _made = PaymentCustomer.objects.get_or_create(organization=organization, mode=gateway.mode())
+    row, _created = PaymentCustomer.objects.get_or_create(organization=organization, mode=gateway.mode())
     if not row.customer_id:
-        made = gateway.create_customer(reference=str(row.pk), name=str(organization), email=email, after=row.lost_id)
-        # Of two at once, the first counts; the other's record at the provider stays empty.
-        PaymentCustomer.objects.filter(pk=row.pk, customer_id="").update(customer_id=made)
+        created = gateway.create_customer(reference=str(row.pk), name=str(organization), email=email, after=row.lost_id)
+        # Of two simultaneous calls the first one wins; the other customer stays unused.
+        PaymentCustomer.objects.filter(pk=row.pk, customer_id="").update(customer_id=created)
         row.refresh_from_db()
     return row.customer_id
 
 
-def for_customer(*, organization: Organization, email: str, act: Callable[[str], Given]) -> Given:
-    """What `act` gives for the organization's id at the provider; with a new one, where that was deleted there.
+def with_customer(*, organization: Organization, email: str, call: Callable[[str], T]) -> T:
+    """Return `call(customer id)`. If the provider has deleted the customer, retry with a new one.
 
-    Raises what `act` raises, PaymentUnavailable, PaymentRefused.
+    Raises PaymentUnavailable, PaymentRefused and the errors of `call`.
     """
-    known = customer_of(organization=organization, email=email)
+    customer_id = customer_of(organization=organization, email=email)
     try:
-        return act(known)
+        return call(customer_id)
     except PaymentRefused as error:
-        if not isinstance(error, CustomerGone) and not gateway.is_gone(known):
+        if not isinstance(error, CustomerGone) and not gateway.is_customer_deleted(customer_id):
             raise
-    forget(known)
-    return act(customer_of(organization=organization, email=email))
+    forget(customer_id)
+    return call(customer_of(organization=organization, email=email))
 
 
-def forget(gone: str) -> bool:
-    """Forget a record that the provider has no more, and its cards; whose standing order it fed is told by mail.
+def forget(customer_id: str) -> bool:
+    """Clear a customer id that the provider has deleted, and switch off automatic top-ups that used its cards.
 
-    False where it is not the record of any organization now: it was forgotten, and perhaps replaced, before.
+    Returns False if no organization has this id any more. A mail about the top-ups follows.
     """
     with transaction.atomic():
-        row = PaymentCustomer.objects.select_for_update().filter(mode=gateway.mode(), customer_id=gone).first()
-        if row is None or not gone:
+        row = PaymentCustomer.objects.select_for_update().filter(mode=gateway.mode(), customer_id=customer_id).first()
+        if row is None or not customer_id:
             return False
-        row.customer_id, row.lost_id, row.default_method = "", gone, ""
+        row.customer_id, row.lost_id, row.default_method = "", customer_id, ""
         row.save(update_fields=["customer_id", "lost_id", "default_method"])
         AutoTopUp.objects.filter(account__organization=row.organization_id, is_on=True).update(
             is_on=False, last_failure=GONE, mailed_at=None, updated_at=timezone.now()
@@ -81,14 +81,14 @@ def forget(gone: str) -> bool:
     return True
 
 
-def were_lost(organization: Organization) -> bool:
-    """Whether a record of the organization's was deleted at the provider, with the cards that were saved in it."""
+def has_deleted_customer(organization: Organization) -> bool:
+    """Return whether the provider deleted a customer of this organization, and its cards with it."""
     rows = PaymentCustomer.objects.filter(organization=organization, mode=gateway.mode())
     return rows.exclude(lost_id="").exists()
 
 
 def saved_cards(organization: Organization) -> list[SavedCard]:
-    """The saved cards, the default first. Raises PaymentUnavailable, PaymentRefused."""
+    """Return the saved cards, the default first. Raises PaymentUnavailable, PaymentRefused."""
     row = PaymentCustomer.objects.filter(organization=organization, mode=gateway.mode()).exclude(customer_id="").first()
     if row is None:
         return []
@@ -97,14 +97,15 @@ def saved_cards(organization: Organization) -> list[SavedCard]:
     except CustomerGone:
         forget(row.customer_id)
         return []
-    known = {card.method_id for card in cards}
-    default = row.default_method if row.default_method in known else next(iter(known and [cards[0].method_id]), "")
-    found = [SavedCard(card, card.method_id == default) for card in cards]
-    return sorted(found, key=lambda saved: not saved.is_default)
+    if not cards:
+        return []
+    has_default = any(card.method_id == row.default_method for card in cards)
+    default = row.default_method if has_default else cards[0].method_id
+    return sorted((SavedCard(card, card.method_id == default) for card in cards), key=lambda each: not each.is_default)
 
 
-def card_named(organization: Organization, method_id: str) -> Card:
-    """One of the organization's own cards. Raises NoSavedCard, PaymentUnavailable, PaymentRefused."""
+def get_card(organization: Organization, method_id: str) -> Card:
+    """Return one of the organization's cards. Raises NoSavedCard, PaymentUnavailable, PaymentRefused."""
     for saved in saved_cards(organization):
         if saved.card.method_id == method_id:
             return saved.card
@@ -112,13 +113,13 @@ def card_named(organization: Organization, method_id: str) -> Card:
 
 
 def save_card_page(*, account: Account, email: str) -> str:
-    """The address of a page where a card is saved. Raises PaymentUnavailable, PaymentRefused."""
+    """Return the URL of a provider page that saves a card. Raises NoSavedCard, PaymentUnavailable, PaymentRefused."""
     if account.organization is None:
         raise NoSavedCard
-    page = for_customer(
+    page = with_customer(
         organization=account.organization,
         email=email,
-        act=lambda customer: gateway.create_card_setup(
+        call=lambda customer: gateway.create_card_setup(
             reference=str(uuid4()),
             customer=customer,
             currency=account.currency,
@@ -129,14 +130,14 @@ def save_card_page(*, account: Account, email: str) -> str:
 
 
 def make_default(*, organization: Organization, method_id: str) -> Card:
-    """Use this card first. Raises as `card_named`."""
-    card = card_named(organization, method_id)
+    """Make this card the default. Raises as `get_card`."""
+    card = get_card(organization, method_id)
     PaymentCustomer.objects.filter(organization=organization, mode=gateway.mode()).update(default_method=method_id)
     return card
 
 
 def remove_card(*, organization: Organization, method_id: str) -> None:
-    """Forget a card; automatic top-ups that use it are switched off first. Raises as `card_named`."""
-    card_named(organization, method_id)
+    """Delete a saved card, after switching off the automatic top-ups that use it. Raises as `get_card`."""
+    get_card(organization, method_id)
     AutoTopUp.objects.filter(account__organization=organization, method_id=method_id).update(is_on=False)
     gateway.remove_card(method_id)

@@ -1,8 +1,7 @@
-"""Disputes: a cardholder's bank takes a payment back, returns it, and may take it again.
+"""Disputes (chargebacks): a cardholder's bank withdraws a payment, may return it, and may withdraw it again.
 
-The one rule: the ledger follows the dispute's balance transactions, which are the money that moved, each booked once
-and keyed on its id. Which event told of them, in which order and how often, is nothing to it; nor is the status, which
-says how the dispute stands and moves nothing.
+The ledger follows the dispute's balance transactions, each booked once and keyed on its id. The order and number of
+events do not matter, nor does the status, which moves no money.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from django.utils.translation import gettext_noop
 from billing import receivables
 from billing.errors import Quarantined
 from billing.models import AutoTopUp, Dispute, DisputeMovement, TopUp, Transaction
-from billing.payments import moment
-from billing.reversals import top_up_of
+from billing.payments import parse_timestamp
+from billing.refunds import find_top_up
 
 ENDS = {
     "won": Dispute.States.WON,
@@ -26,84 +25,81 @@ ENDS = {
     "warning_closed": Dispute.States.WON,
     "prevented": Dispute.States.WON,
 }
-"""`warning_closed`: a mere inquiry; `prevented`: it never became a dispute. Any other status is open, again perhaps."""
-
-WON_BEFORE = gettext_noop("Dispute won: back in the wallet")
-"""What transactions of earlier versions say, and is still read in every language."""
+"""Final statuses; others count as open. `warning_closed` was an inquiry; `prevented` never became a dispute."""
 
 
-def apply_dispute(found: Mapping[str, Any], *, livemode: object) -> None:
-    """Take in a dispute as the provider has it now: whatever moved since we looked last is booked.
+def apply_dispute(dispute_object: Mapping[str, Any], *, livemode: object) -> None:
+    """Apply a dispute as the provider has it now: book the balance transactions that are new.
 
-    In the caller's transaction. Raises Quarantined, Parked.
+    Runs in the caller's transaction. Raises Quarantined, Parked.
     """
-    top_up = top_up_of(found, livemode=livemode)
-    amount = found["amount"]
+    top_up = find_top_up(dispute_object, livemode=livemode)
+    amount = dispute_object["amount"]
     if not 0 < amount <= top_up.amount_minor:
-        raise Quarantined(f"The dispute is of {amount}, the top-up of {top_up.amount_minor}.")
-    due = (found.get("evidence_details") or {}).get("due_by")
+        raise Quarantined(f"The dispute's amount {amount} is not between 1 and the top-up's {top_up.amount_minor}.")
+    evidence_due = (dispute_object.get("evidence_details") or {}).get("due_by")
     row, is_new = Dispute.objects.select_for_update().get_or_create(
-        dispute_id=found["id"],
+        dispute_id=dispute_object["id"],
         defaults={
             "top_up": top_up,
             "amount_minor": amount,
-            "reason": str(found.get("reason") or "")[:100],
-            "opened_at": moment(found.get("created")),
+            "reason": str(dispute_object.get("reason") or "")[:100],
+            "opened_at": parse_timestamp(dispute_object.get("created")),
         },
     )
-    taken = _follow(row, found, top_up=top_up)
-    if is_new or taken:  # a card that is disputed is not charged again while its owner is away
+    has_withdrawn = _book_new_movements(row, dispute_object, top_up=top_up)
+    if is_new or has_withdrawn:  # do not charge a disputed card automatically
         AutoTopUp.objects.filter(account=top_up.account, is_on=True).update(is_on=False, last_failure="disputed")
-    row.evidence_due_at = moment(due) if due else None
-    row.state = ENDS.get(str(found.get("status")), Dispute.States.OPEN)
+    row.evidence_due_at = parse_timestamp(evidence_due) if evidence_due else None
+    row.state = ENDS.get(str(dispute_object.get("status")), Dispute.States.OPEN)
     row.ended_at = (row.ended_at or timezone.now()) if row.state != Dispute.States.OPEN else None
     row.save()
 
 
-def _follow(row: Dispute, found: Mapping[str, Any], *, top_up: TopUp) -> bool:
-    """Book each balance transaction that is not booked yet, oldest first; whether it took any. Raises Quarantined."""
-    _adopt(row)
-    known = list(row.movements.all())
-    seen = {each.balance_transaction for each in known}
-    took = False
-    moves = [each for each in found.get("balance_transactions") or () if each.get("type") != "stripe_fee"]
-    for each in sorted(moves, key=itemgetter("created")):
-        if each["id"] in seen:
+def _book_new_movements(row: Dispute, dispute_object: Mapping[str, Any], *, top_up: TopUp) -> bool:
+    """Book the new balance transactions, oldest first; return whether one withdrew money. Raises Quarantined."""
+    _import_earlier_bookings(row)
+    booked = list(row.movements.all())
+    booked_ids = {movement.balance_transaction for movement in booked}
+    has_withdrawn = False
+    reported = [each for each in dispute_object.get("balance_transactions") or () if each.get("type") != "stripe_fee"]
+    for transaction in sorted(reported, key=itemgetter("created")):
+        if transaction["id"] in booked_ids:
             continue
-        amount = _taken_minor(row, each, currency=top_up.currency)
-        unnamed = next((move for move in known if move.is_unnamed and (move.amount_minor > 0) == (amount > 0)), None)
-        if unnamed is not None:
-            unnamed.balance_transaction = each["id"]
+        amount = _withdrawal_minor(row, transaction, currency=top_up.currency)
+        same_direction = (each for each in booked if (each.amount_minor > 0) == (amount > 0))
+        if unnamed := next((each for each in same_direction if each.is_unnamed), None):
+            unnamed.balance_transaction = transaction["id"]
             unnamed.save(update_fields=["balance_transaction"])
             continue
-        _book(row, each["id"], amount, top_up=top_up)
-        took = took or amount > 0
+        _book(row, transaction["id"], amount, top_up=top_up)
+        has_withdrawn = has_withdrawn or amount > 0
     row.is_withdrawn = row.is_withdrawn or row.movements.filter(amount_minor__gt=0).exists()
     row.is_reinstated = row.is_withdrawn and not row.withdrawn_minor
     if not 0 <= _withdrawn(row) <= top_up.amount_minor:
-        raise Quarantined(f"The dispute has taken {row.withdrawn_minor} of a top-up of {top_up.amount_minor}.")
-    if took and known:
-        row.mailed_at = None  # it was told of before; that the money is gone again is news
-    return took
+        raise Quarantined(f"The dispute withdrew {row.withdrawn_minor} of a top-up of {top_up.amount_minor}.")
+    if has_withdrawn and booked:
+        row.mailed_at = None  # a second withdrawal needs another mail
+    return has_withdrawn
 
 
-def _taken_minor(row: Dispute, move: Mapping[str, Any], *, currency: str) -> int:
-    """What a balance transaction takes out of the wallet; negative for what it gives back.
+def _withdrawal_minor(row: Dispute, transaction: Mapping[str, Any], *, currency: str) -> int:
+    """Return the amount that a balance transaction withdraws from the wallet; negative if it returns money.
 
-    An account at the provider that is kept in another currency moves amounts of that one: then a withdrawal takes the
-    disputed amount, as far as it is not taken already, and a return gives back what is taken.
+    If the provider's account has another currency than the top-up, its amounts cannot be used: a withdrawal then takes
+    the rest of the disputed amount, and a return gives back everything withdrawn.
     """
-    if str(move.get("currency")).upper() == currency:
-        return -int(move["amount"])
-    return row.amount_minor - _withdrawn(row) if move["amount"] < 0 else -_withdrawn(row)
+    if str(transaction.get("currency")).upper() == currency:
+        return -int(transaction["amount"])
+    return row.amount_minor - _withdrawn(row) if transaction["amount"] < 0 else -_withdrawn(row)
 
 
 def _withdrawn(row: Dispute) -> int:
     return row.withdrawn_minor or 0
 
 
-def _adopt(row: Dispute) -> None:
-    """Write down what the version before has booked, without the provider's ids: it took once, and gave back once."""
+def _import_earlier_bookings(row: Dispute) -> None:
+    """Create movements for the bookings of version 0.1, which lack the provider's ids: a withdrawal and a return."""
     for reference, amount in (
         (f"dispute:{row.dispute_id}", row.amount_minor),
         (f"dispute-won:{row.dispute_id}", -row.amount_minor),
@@ -116,8 +112,8 @@ def _adopt(row: Dispute) -> None:
 
 
 def _book(row: Dispute, balance_transaction: str, amount: int, *, top_up: TopUp) -> None:
-    """Move the money of one balance transaction, and write that down."""
-    made = DisputeMovement.objects.create(
+    """Book one balance transaction in the ledger and record the movement."""
+    movement = DisputeMovement.objects.create(
         dispute=row,
         balance_transaction=balance_transaction,
         reference=f"dispute:{balance_transaction}",
@@ -125,19 +121,19 @@ def _book(row: Dispute, balance_transaction: str, amount: int, *, top_up: TopUp)
     )
     row.withdrawn_minor = _withdrawn(row) + amount
     if amount > 0:
-        receivables.take_back(
+        receivables.withdraw(
             account=top_up.account,
             amount_minor=amount,
-            reference=made.reference,
+            reference=movement.reference,
             kind="dispute",
-            description=gettext_noop("Disputed payment: taken back by the bank"),
+            description=gettext_noop("Disputed payment: withdrawn by the bank"),
         )
     elif amount < 0:
         receivables.pay_in(
             account=top_up.account,
             amount_minor=-amount,
-            reference=made.reference,
+            reference=movement.reference,
             kind="dispute",
             description=gettext_noop("Disputed payment: returned by the bank"),
-            returns=True,
+            is_return=True,
         )

@@ -1,10 +1,10 @@
-"""What billing may refuse. One root, stable codes; leaves carry their figures."""
+"""Errors of billing, with stable codes under one root."""
 
 from __future__ import annotations
 
 from django.utils.translation import gettext_lazy as _
 
-from console.accounts.errors import CustomerError, Text
+from console.core.errors import CustomerError, Text
 
 
 class BillingError(CustomerError):
@@ -14,7 +14,7 @@ class BillingError(CustomerError):
 
 
 class InsufficientFunds(BillingError):
-    """The wallet can't cover the amount; `missing_minor` would."""
+    """The wallet cannot cover the amount; `missing_minor` is the difference."""
 
     code = "insufficient_funds"
 
@@ -26,34 +26,34 @@ class InsufficientFunds(BillingError):
 
 
 class NoWallet(BillingError):
-    """The organization has no wallet yet: one is made when the service is activated."""
+    """The organization has no wallet: activating the service creates it."""
 
     code = "service_inactive"
-    message = _("Activate the distributed training service first: that makes your wallet.")
+    message = _("Activate the distributed training service first; this creates your wallet.")
 
 
 class QuoteExpired(BillingError):
-    """The quote's prices are no longer promised."""
+    """The quote has expired."""
 
     code = "quote_expired"
-    message = _("This quote has expired. Ask for a new one: the price may have changed.")
+    message = _("This quote has expired. Request a new one; the price may have changed.")
 
 
 class NotPriced(BillingError):
-    """No price in the valid price book covers the choice."""
+    """The current price book has no price for one of the chosen values, such as the node spec."""
 
     code = "not_priced"
 
 
 class QuoteRefused(BillingError):
-    """A limit in the request that no quote can meet, at its field."""
+    """A limit of the customer's own, such as a highest ceiling, that no quote can meet. `fields` names it."""
 
     code = "invalid"
-    message = _("Some values need correcting.")
+    message = _("Some values are invalid. Correct them and try again.")
 
 
 class AmountRefused(BillingError):
-    """A top-up under the least or over the most amount."""
+    """A top-up below the minimum or above the maximum."""
 
     code = "invalid"
 
@@ -62,14 +62,16 @@ class PaymentUnavailable(BillingError):
     """The payment provider did not answer; nothing was charged."""
 
     code = "payments_unavailable"
-    message = _("The payment service did not answer. Nothing was charged; try again in a minute.")
+    message = _("The payment provider did not answer. Nothing was charged. Try again in a minute.")
 
 
 class PaymentRefused(BillingError):
-    """The payment provider said no to the request itself: asking again gives the same answer. `reason` is its own."""
+    """The payment provider rejected the request; a retry would be rejected too. `reason` is the provider's."""
 
     code = "payment_refused"
-    message = _("The payment service refused this. Nothing was charged. Tell an administrator if it happens again.")
+    message = _(
+        "The payment provider refused this request. Nothing was charged. If it happens again, contact an administrator."
+    )
 
     def __init__(self, *, reason: str) -> None:
         super().__init__()
@@ -77,11 +79,11 @@ class PaymentRefused(BillingError):
 
 
 class CustomerGone(PaymentRefused):
-    """The provider has no record of the customer any more: it was deleted at the provider's own pages."""
+    """The customer was deleted in the provider's dashboard."""
 
 
 class PaymentDeclined(BillingError):
-    """The card's bank said no. `reason` is its code."""
+    """The bank declined the card. `reason` is the bank's code."""
 
     code = "payment_declined"
     message = _("The bank declined the card. Nothing was charged. Try another card.")
@@ -92,72 +94,72 @@ class PaymentDeclined(BillingError):
 
 
 class RefundRefused(BillingError):
-    """A refund that can't be made: of a payment that never came, or of more than is left of it."""
+    """A refund of an unpaid top-up, or of more than its refundable rest."""
 
     code = "invalid"
 
 
 class WriteOffRefused(BillingError):
-    """A write-off of more than is owed, or without a reason."""
+    """A write-off that exceeds the debt or has no reason."""
 
     code = "invalid"
 
 
 class NoSavedCard(BillingError):
-    """A card that this organization has not saved, or has removed."""
+    """The organization has no saved card, or the chosen card is not one of its own."""
 
     code = "invalid"
-    message = _("Save a card first.")
+    message = _("Add a card first.")
 
 
 class VoucherRefused(BillingError):
-    """A code that gives nothing, or nothing more, at its field."""
+    """A voucher code that is unknown, expired or used up."""
 
     code = "invalid"
 
 
 class BudgetExceeded(BillingError):
-    """The purchase would pass a budget that the customer set; nothing was held."""
+    """The purchase would exceed a budget; nothing was held."""
 
     code = "budget_exceeded"
 
 
 class InvoiceRefused(BillingError):
-    """An invoice or credit note that can't be written as asked."""
+    """An invoice or credit note that cannot be issued as requested."""
 
     code = "invalid"
 
 
 class DocumentUnavailable(BillingError):
-    """Invoices can't be drawn as PDF on this machine; they can still be read and printed as pages."""
+    """This machine lacks the libraries that render PDFs; the invoice's page can still be printed."""
 
     code = "pdf_unavailable"
     message = _(
-        "PDF files can't be made here: the administrator has to install Pango (see the operator guide)."
-        " Open the invoice and print it instead."
+        "PDF files need Pango, which is not installed. Ask the administrator to install it (see the "
+        "operator guide), or open the invoice and print it."
     )
 
 
 class BookRefused(BillingError):
-    """A price book that can't be published as it is."""
+    """A price book that cannot be published."""
 
     code = "invalid"
 
 
 class BadSignature(BillingError):
-    """A webhook that the payment provider didn't sign, or not now."""
+    """A webhook without a valid, recent signature of the payment provider."""
 
     code = "bad_signature"
-    message = _("This is not signed by the payment provider, or its time is off.")
+    message = _("Invalid signature or timestamp.")
 
 
-class Quarantined(Exception):  # no customer ever sees it
-    """What the provider says does not match our rows; the text says how. It waits for a person."""
+class Quarantined(Exception):  # internal: never shown to customers
+    """A payment provider's event contradicts our rows; the argument says why. An administrator must decide."""
 
 
-class Parked(Exception):  # no customer ever sees it
-    """What the provider says can't be acted on yet; the text says why. It is tried again."""
+class Parked(Exception):  # internal: never shown to customers
+    """A payment provider's event cannot be applied yet; the argument says why. It is retried."""
 
 
-class LedgerConflict(Exception):  # a conflict is what it is; no customer ever sees it
-    """A reference that was posted before with other entries: a programming error, never a customer's."""
+class LedgerConflict(Exception):  # internal: never shown to customers
+    """A reference that was posted before with other entries, which is a bug."""

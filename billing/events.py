@@ -1,126 +1,114 @@
-"""The provider's events: stored as they came, acted on later, each once.
+"""Store the payment provider's webhook events as they arrive, and apply each one later, once.
 
-The one rule: an event is only a hint that something changed. What is done is keyed on the business object, and where
-the order of events could matter, the object is asked for as it is now. What can't be done yet is parked and tried
-again; what does not match our rows is quarantined for a person.
+An event is only a hint that something changed. Each action is keyed on its business object (top-up, refund, dispute),
+not on the event, so two events about one change act once. If the order of events matters, `apply` fetches the object's
+current state. It parks and retries an event that it cannot apply yet. It quarantines an event that contradicts our
+rows, for an administrator.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from itertools import islice
 from typing import Any
 
-from django.db import InterfaceError, OperationalError, connection, transaction
+from django.db import IntegrityError, connection, transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from billing import automatic, customers, disputes, gateway, payments, reversals
+from billing import auto_topup, customers, disputes, gateway, payments, refunds
 from billing.errors import CustomerGone, Parked, PaymentRefused, PaymentUnavailable, Quarantined
 from billing.models import StripeEvent, TopUp
 
 logger = logging.getLogger(__name__)
 
 FETCH_BACK = timedelta(days=3)
-"""How far the sweep looks back for events that were not delivered."""
+"""How far back `fetch_undelivered` looks. Stripe itself retries a delivery for three days."""
 PARK_SECONDS = (15, 60, 300, 1800, 3600)
-"""Waits before a parked event is tried again; the last is repeated."""
+"""Delays between retries of a parked event; the last one repeats."""
 PARKED_AT_MOST = timedelta(days=3)
+"""How long after its arrival an event is retried. Then it is quarantined, so that an administrator sees it."""
 OPEN = (StripeEvent.States.RECEIVED, StripeEvent.States.PARKED)
-AGAIN = (*OPEN, StripeEvent.States.QUARANTINED)
-"""What *apply again* acts on."""
-ODD = re.compile(r"\\u(0000|d[89a-f])", re.IGNORECASE)
-"""In JSON: what may be a NUL, or half a character."""
-STORE = """
-INSERT INTO billing_stripeevent (event_id, type, payload, state, reason, received_at, tries)
-VALUES (%s, %s, %s::jsonb, 'received', '', now(), 0) ON CONFLICT (event_id) DO NOTHING RETURNING id
-"""
+"""States of events that are still to be applied."""
 
 
 # --- Stored -----------------------------------------------------------------------------------------------------------
 
 
-def store(event: Mapping[str, Any], body: str) -> int | None:
-    """Store a verified event, `body` being its JSON; None where it was stored before. One statement, one commit."""
-    if ODD.search(body):
-        event = _readable(event)
-        body = json.dumps(event)
-    values = (event["id"][:255], event["type"][:100], body)
-    try:
-        # A broken connection shows itself here as well as by asking first, and the statement can be repeated.
-        connection.health_check_done = True  # type: ignore[attr-defined]  # django-stubs doesn't know it
-        return _insert(values)
-    except (OperationalError, InterfaceError):
-        if connection.in_atomic_block:
-            raise
-        connection.close()
-        return _insert(values)
+def store(event: dict[str, Any]) -> None:
+    """Store a verified event, unless it is already stored: the provider may deliver it twice."""
+    event = _storable(event)
+    # Outside a transaction this is one statement; `bulk_create(ignore_conflicts=True)` would add BEGIN and COMMIT.
+    savepoint = transaction.atomic() if connection.in_atomic_block else nullcontext()
+    with suppress(IntegrityError), savepoint:
+        # Cut to the columns' lengths: an unexpected value must not make the insert fail.
+        StripeEvent.objects.create(event_id=event["id"][:255], type=event["type"][:100], payload=event)
 
 
-def _readable(thing: Any) -> Any:
-    """What PostgreSQL can keep of it: a payer may have typed anything, and one event must not hold up the sweep."""
-    if isinstance(thing, dict):
-        return {_readable(name): _readable(value) for name, value in thing.items()}
-    if isinstance(thing, list):
-        return [_readable(value) for value in thing]
-    if isinstance(thing, str):
-        return thing.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return thing
+def _storable(value: Any) -> Any:
+    """Return JSON data without the characters that PostgreSQL cannot store: NUL and lone surrogates.
 
-
-def _insert(values: tuple[str, str, str]) -> int | None:
-    with connection.cursor() as cursor:
-        cursor.execute(STORE, values)
-        row = cursor.fetchone()
-    return row[0] if row else None
+    Payers can type any text, and an event that cannot be stored would be delivered again and again.
+    """
+    if isinstance(value, dict):
+        return {_storable(name): _storable(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_storable(item) for item in value]
+    if isinstance(value, str):
+        return value.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return value
 
 
 def fetch_undelivered() -> int:
-    """Ask the provider for the events of late and store those that never came. Gives how many were new."""
+    """Fetch the provider's recent events and store the missing ones. Return how many were missing."""
     since = timezone.now() - FETCH_BACK
-    events, fresh = gateway.events_since(int(since.timestamp())), 0
-    while page := list(islice(events, 100)):
+    events, count = gateway.events_since(int(since.timestamp())), 0
+    while page := list(islice(events, 100)):  # the size of the provider's pages
         ids = [event["id"] for event in page]
-        known = set(StripeEvent.objects.filter(event_id__in=ids).values_list("event_id", flat=True))
-        fresh += sum(store(event, json.dumps(event)) is not None for event in page if event["id"] not in known)
-    return fresh
+        stored = set(StripeEvent.objects.filter(event_id__in=ids).values_list("event_id", flat=True))
+        for event in page:
+            if event["id"] not in stored:
+                store(event)
+                count += 1
+    return count
 
 
 # --- Applied ----------------------------------------------------------------------------------------------------------
 
 
 def apply_waiting(*, limit: int = 1000) -> int:
-    """Act on every event that waits, oldest first. Gives how many there were. Safe for several workers at once."""
-    due = StripeEvent.objects.filter(
+    """Apply the waiting events, oldest first, and return their number. Safe for concurrent workers."""
+    due_events = StripeEvent.objects.filter(
         Q(state=StripeEvent.States.RECEIVED) | Q(state=StripeEvent.States.PARKED, retry_at__lte=timezone.now())
     )
-    waiting = list(due.order_by("pk").values_list("pk", flat=True)[:limit])
+    waiting = list(due_events.order_by("pk").values_list("pk", flat=True)[:limit])
     for pk in waiting:
         apply(event_pk=pk)
     return len(waiting)
 
 
-def apply(*, event_pk: int, again: bool = False) -> None:
-    """Act on a stored event, once. Safe to repeat, and for two workers at once. It never raises for what is in it.
+def apply(*, event_pk: int, include_quarantined: bool = False) -> None:
+    """Apply a stored event once. Idempotent, safe for concurrent workers; the event's content never makes it raise.
 
-    `again` acts on a quarantined one too, as a person asks for.
+    `include_quarantined` also applies a quarantined event, at an administrator's request.
     """
-    states = AGAIN if again else OPEN
+    states = (*OPEN, StripeEvent.States.QUARANTINED) if include_quarantined else OPEN
     event = StripeEvent.objects.filter(pk=event_pk, state__in=states).first()
     if event is None:
         return
     try:
-        found = _found(event)
+        stripe_object = _current_object(event)
         with transaction.atomic():
+            # Check again under the lock: another worker may have applied the event during the calls to the provider.
             locked = StripeEvent.objects.select_for_update().get(pk=event_pk)
             if locked.state not in states:
                 return
-            acted = _act(event, found)
-            _close(event, StripeEvent.States.APPLIED if acted else StripeEvent.States.IGNORED, "", states)
+            handler = HANDLERS.get(event.type)
+            is_applied = handler is not None and handler(stripe_object, event.payload)
+            _close(event, StripeEvent.States.APPLIED if is_applied else StripeEvent.States.IGNORED, "", states)
     except Quarantined as refusal:
         _close(event, StripeEvent.States.QUARANTINED, str(refusal), states)
     except Parked as reason:
@@ -128,125 +116,130 @@ def apply(*, event_pk: int, again: bool = False) -> None:
     except PaymentUnavailable:
         _park(event, "The payment provider did not answer when asked about it.", states)
     except Exception as error:
-        # Whatever is wrong with one event must keep no worker from the others.
-        logger.exception("Payment event %s could not be applied; it is tried again.", event_pk)
+        # One broken event must not stop the others.
+        logger.exception("Payment event %s could not be applied. It will be retried.", event_pk)
         _park(event, f"{type(error).__name__}: {error}", states)
 
 
-def _found(event: StripeEvent) -> dict[str, Any]:
-    """The object an event is about: as it is now, where events out of order would tell another story.
+def _current_object(event: StripeEvent) -> dict[str, Any]:
+    """Return the event's object, fetched anew if it is a refund, dispute or customer: their events can be out of order.
 
-    What is asked of the provider is asked here, outside of any transaction.
+    All calls to the provider happen here, outside any transaction. Raises Quarantined, PaymentUnavailable.
     """
-    thing = _object(event.payload)
-    kind = str(thing.get("object"))
+    stripe_object = _embedded_object(event.payload)
+    kind = str(stripe_object.get("object"))
     if event.type not in HANDLERS or kind not in {"refund", "dispute", "customer"}:
-        return thing
+        return stripe_object
     try:
-        thing = gateway.current(kind, str(thing.get("id")))
-        intent = str(thing.get("payment_intent") or "")
+        stripe_object = gateway.current(kind, str(stripe_object.get("id")))
+        intent = str(stripe_object.get("payment_intent") or "")
+        # A refund or dispute can arrive before the event of its own payment.
         if intent and not TopUp.objects.filter(payment_intent=intent).exists():
-            _catch_up(intent)
+            _credit_payment(intent)
     except CustomerGone:
-        return thing | {"deleted": True}
+        return stripe_object | {"deleted": True}  # as Stripe marks a deleted customer
     except PaymentRefused as error:
         raise Quarantined(f"The payment provider knows nothing of it: {error.reason}") from error
-    return thing
+    return stripe_object
 
 
-def _catch_up(payment_intent: str) -> None:
-    """Credit a payment whose own event has not come yet, from the provider's answer. Raises Quarantined."""
+def _credit_payment(payment_intent: str) -> None:
+    """Fetch a payment whose own event has not arrived, and credit it. Raises Quarantined."""
     intent = gateway.current("payment_intent", payment_intent)
     session = gateway.session_of(payment_intent)
     with transaction.atomic():
+        # Our Checkout Sessions carry a reference. An automatic top-up has no session, only a Payment Intent.
         if session is not None and session.get("client_reference_id"):
             payments.apply_session(session, livemode=session.get("livemode"), at=session.get("created"))
         else:
-            automatic.apply_intent(intent, livemode=intent.get("livemode"), at=intent.get("created"))
+            auto_topup.apply_intent(intent, livemode=intent.get("livemode"), at=intent.get("created"))
 
 
-def _act(event: StripeEvent, found: dict[str, Any]) -> bool:
-    """Do what an event asks for; False where that is nothing."""
-    handler = HANDLERS.get(event.type)
-    return handler(found, event.payload) if handler else False
-
-
-def _session(found: dict[str, Any], payload: dict[str, Any]) -> bool:
-    _require_kind(found, "checkout.session", "Checkout Session")
-    if found.get("mode") == "setup":
+def _apply_session(session: dict[str, Any], payload: dict[str, Any]) -> bool:
+    """Apply a Checkout Session that completed or expired."""
+    _require_kind(session, "checkout.session", "Checkout Session")
+    if session.get("mode") == "setup":  # it saved a card, and no money moved
         return False
-    payments.apply_session(found, livemode=payload.get("livemode"), at=payload.get("created"))
+    payments.apply_session(session, livemode=payload.get("livemode"), at=payload.get("created"))
     return True
 
 
-def _failed_session(found: dict[str, Any], _payload: dict[str, Any]) -> bool:
-    _require_kind(found, "checkout.session", "Checkout Session")
-    payments.fail_session(found)
+def _fail_session(session: dict[str, Any], _payload: dict[str, Any]) -> bool:
+    _require_kind(session, "checkout.session", "Checkout Session")
+    payments.fail_session(session)
     return True
 
 
-def _intent(found: dict[str, Any], payload: dict[str, Any]) -> bool:
-    _require_kind(found, "payment_intent", "Payment Intent")
-    return automatic.apply_intent(found, livemode=payload.get("livemode"), at=payload.get("created"))
+def _apply_intent(intent: dict[str, Any], payload: dict[str, Any]) -> bool:
+    _require_kind(intent, "payment_intent", "Payment Intent")
+    return auto_topup.apply_intent(intent, livemode=payload.get("livemode"), at=payload.get("created"))
 
 
-def _refund(found: dict[str, Any], payload: dict[str, Any]) -> bool:
-    _require_kind(found, "refund", "Refund")
-    reversals.apply_refund(found, livemode=payload.get("livemode"))
+def _apply_refund(refund: dict[str, Any], payload: dict[str, Any]) -> bool:
+    _require_kind(refund, "refund", "Refund")
+    refunds.apply_refund(refund, livemode=payload.get("livemode"))
     return True
 
 
-def _dispute(found: dict[str, Any], payload: dict[str, Any]) -> bool:
-    _require_kind(found, "dispute", "Dispute")
-    disputes.apply_dispute(found, livemode=payload.get("livemode"))
+def _apply_dispute(dispute: dict[str, Any], payload: dict[str, Any]) -> bool:
+    _require_kind(dispute, "dispute", "Dispute")
+    disputes.apply_dispute(dispute, livemode=payload.get("livemode"))
     return True
 
 
-def _customer(found: dict[str, Any], payload: dict[str, Any]) -> bool:
-    _require_kind(found, "customer", "Customer")
+def _forget_customer(customer: dict[str, Any], payload: dict[str, Any]) -> bool:
+    """Forget a customer, but only if the provider confirmed that it is deleted.
+
+    Raises Quarantined for an event of the other mode (test or live).
+    """
+    _require_kind(customer, "customer", "Customer")
     payments.require_match({"livemode": (payload.get("livemode"), gateway.is_live())})
-    return found.get("deleted") is True and customers.forget(str(found["id"]))
+    return customer.get("deleted") is True and customers.forget(str(customer["id"]))
 
 
 HANDLERS: dict[str, Callable[[dict[str, Any], dict[str, Any]], bool]] = {
-    "checkout.session.completed": _session,
-    "checkout.session.async_payment_succeeded": _session,
-    "checkout.session.async_payment_failed": _failed_session,
-    "checkout.session.expired": _session,
-    "payment_intent.succeeded": _intent,
-    "payment_intent.payment_failed": _intent,
-    "refund.created": _refund,
-    "refund.updated": _refund,
-    "refund.failed": _refund,
-    "charge.dispute.created": _dispute,
-    "charge.dispute.updated": _dispute,
-    "charge.dispute.funds_withdrawn": _dispute,
-    "charge.dispute.funds_reinstated": _dispute,
-    "charge.dispute.closed": _dispute,
-    "customer.deleted": _customer,
+    "checkout.session.completed": _apply_session,
+    "checkout.session.async_payment_succeeded": _apply_session,
+    "checkout.session.async_payment_failed": _fail_session,
+    "checkout.session.expired": _apply_session,
+    "payment_intent.succeeded": _apply_intent,
+    "payment_intent.payment_failed": _apply_intent,
+    "refund.created": _apply_refund,
+    "refund.updated": _apply_refund,
+    "refund.failed": _apply_refund,
+    "charge.dispute.created": _apply_dispute,
+    "charge.dispute.updated": _apply_dispute,
+    "charge.dispute.funds_withdrawn": _apply_dispute,
+    "charge.dispute.funds_reinstated": _apply_dispute,
+    "charge.dispute.closed": _apply_dispute,
+    "customer.deleted": _forget_customer,
 }
-"""The one table of what is acted on; every other type is stored and ignored."""
+"""The handler of each event type. All other types are stored and ignored.
+
+A handler gets the object from `_current_object` and the stored event. It returns whether it applied anything."""
 
 
-def _object(payload: dict[str, Any]) -> dict[str, Any]:
+def _embedded_object(payload: dict[str, Any]) -> dict[str, Any]:
+    """Return `data.object` of an event, or {} if it is malformed; the handler then quarantines the event."""
     data = payload.get("data")
-    thing = data.get("object") if isinstance(data, dict) else None
-    return thing if isinstance(thing, dict) else {}
+    stripe_object = data.get("object") if isinstance(data, dict) else None
+    return stripe_object if isinstance(stripe_object, dict) else {}
 
 
-def _require_kind(found: dict[str, Any], kind: str, words: str) -> None:
-    if found.get("object") != kind:
-        raise Quarantined(f"The event carries no {words}.")
+def _require_kind(stripe_object: dict[str, Any], kind: str, title: str) -> None:
+    if stripe_object.get("object") != kind:
+        raise Quarantined(f"The event carries no {title}.")
 
 
 def _close(event: StripeEvent, state: StripeEvent.States, reason: str, states: tuple[StripeEvent.States, ...]) -> None:
-    """Write what became of an event, unless another worker was first."""
+    """Store the result of an event, unless another worker has moved it out of `states`."""
     StripeEvent.objects.filter(pk=event.pk, state__in=states).update(
         state=state, reason=reason, applied_at=timezone.now(), retry_at=None
     )
 
 
 def _park(event: StripeEvent, reason: str, states: tuple[StripeEvent.States, ...]) -> None:
+    """Schedule the next attempt, or quarantine an event that has been retried for too long."""
     if event.received_at < timezone.now() - PARKED_AT_MOST:
         _close(event, StripeEvent.States.QUARANTINED, reason, states)
         return

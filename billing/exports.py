@@ -1,17 +1,15 @@
-"""Money as CSV files: an invoice, and a month's costs.
-
-The one rule: a text that a customer chose can't become a formula in whoever's spreadsheet.
-"""
+"""CSV exports of invoices and monthly costs. Customer-chosen text is escaped so that no spreadsheet runs a formula."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Iterable, Iterator
+from decimal import Decimal
 from typing import Any
 
+from billing.messages import line_title, to_major
 from billing.models import Invoice, InvoiceLine, Receipt
-from billing.wording import line_title, to_major
 
 RECEIPT_COLUMNS = (
     "receipt",
@@ -31,37 +29,33 @@ RECEIPT_COLUMNS = (
     "amount",
     "currency",
 )
-FORMULA_SIGNS = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "\t", "\r", "\n")  # so a Chinese Excel reads them
-"""What a cell begins with that is reckoned out; the wide signs are read as the narrow ones where people type them."""
+FORMULA_PREFIXES = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "\t", "\r", "\n")
+"""First characters that make a spreadsheet evaluate a cell. East Asian versions accept the full-width ones too."""
 
 
 def costs_csv(receipts: Iterable[Receipt]) -> Iterator[str]:
-    """A row for every line of every receipt. `receipts` have their hold and its member loaded."""
-    yield _row(RECEIPT_COLUMNS)
+    """Yield a CSV row per receipt line. `receipts` must have `hold.placed_by` loaded."""
+    yield csv_row(RECEIPT_COLUMNS)
     for receipt in receipts:
-        yield from _receipt_rows(receipt)
+        yield from map(csv_row, _receipt_cells(receipt))
 
 
 def invoice_csv(invoice: Invoice) -> Iterator[str]:
-    """A row for every line of every receipt on an invoice, then what comes off and on, then the total."""
-    yield _row(("document", "position", *RECEIPT_COLUMNS))
+    """Yield a CSV row per receipt line of an invoice, then credits, tax and total."""
+    yield csv_row(("document", "position", *RECEIPT_COLUMNS))
     lines = invoice.lines.select_related("receipt__hold__placed_by", "corrects")
     for line in lines.iterator(chunk_size=500):
         head = [invoice.number, str(line.position)]
         if line.receipt:
-            yield from (_row([*head, *row]) for row in _receipt_cells(line.receipt))
+            yield from (csv_row([*head, *cells]) for cells in _receipt_cells(line.receipt))
         else:
-            yield _row([*head, *_summary("correction", line.title, line.amount_minor, invoice)])
+            yield csv_row([*head, *_summary("correction", line.title, line.amount_minor, invoice)])
     for rule, amount in (
         ("credits", invoice.credits_minor),
         ("tax_included" if invoice.tax_inclusive else "tax", invoice.tax_minor),
         ("total", invoice.total_minor),
     ):
-        yield _row([invoice.number, "", *_summary(rule, "", amount, invoice)])
-
-
-def _receipt_rows(receipt: Receipt) -> Iterator[str]:
-    return (_row(cells) for cells in _receipt_cells(receipt))
+        yield csv_row([invoice.number, "", *_summary(rule, "", amount, invoice)])
 
 
 def _receipt_cells(receipt: Receipt) -> Iterator[list[str]]:
@@ -74,7 +68,7 @@ def _receipt_cells(receipt: Receipt) -> Iterator[list[str]]:
         safe(str(hold.labels.get("workspace", ""))),
         safe(str(hold.labels.get("node_spec", ""))),
     ]
-    for line in receipt.lines or [_nothing(receipt)]:
+    for line in receipt.lines or [_empty_line(receipt)]:
         yield [
             *head,
             line["rule"],
@@ -84,13 +78,13 @@ def _receipt_cells(receipt: Receipt) -> Iterator[list[str]]:
             str(line.get("nodes", "")),
             line["quantity"],
             line["unit"],
-            line["unit_minor"],
+            f"{to_major(Decimal(line['unit_minor']), receipt.currency):f}",
             f"{to_major(line['amount_minor'], receipt.currency):f}",
             receipt.currency,
         ]
 
 
-def _nothing(receipt: Receipt) -> dict[str, Any]:
+def _empty_line(receipt: Receipt) -> dict[str, Any]:
     return {"rule": "", "quantity": "0", "unit": "run", "unit_minor": "0", "amount_minor": receipt.total_minor}
 
 
@@ -102,16 +96,21 @@ def _summary(rule: str, title: str, amount_minor: int, invoice: Invoice) -> list
 
 
 def safe(text: str) -> str:
-    """A text as a spreadsheet takes it for one."""
-    return f"'{text}" if text.startswith(FORMULA_SIGNS) else text
+    """Escape a text that a spreadsheet would evaluate as a formula."""
+    return f"'{text}" if text.startswith(FORMULA_PREFIXES) else text
 
 
-def _row(cells: Iterable[str]) -> str:
+def csv_row(cells: Iterable[str]) -> str:
+    """Return a line of CSV. Texts that a customer chose must have gone through `safe`."""
     out = io.StringIO()
     csv.writer(out).writerow(cells)
     return out.getvalue()
 
 
 def lines_of(invoice: Invoice) -> list[InvoiceLine]:
-    """An invoice's lines with their receipts, or what they correct."""
-    return list(invoice.lines.select_related("receipt", "corrects__receipt"))
+    """Return the invoice's lines with their receipts and corrected lines loaded."""
+    return list(
+        invoice.lines.select_related(
+            "receipt__hold__order__quote", "receipt__hold__order__job__image", "corrects__receipt"
+        )
+    )

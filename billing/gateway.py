@@ -1,8 +1,8 @@
-"""The only importer of `stripe`: the payment provider behind a handful of calls of our own.
+"""The client of the payment provider, and the only module that imports `stripe`.
 
-Hides keys, hosts, versions and the provider's error classes. The one rule: nothing is decided here; what came back is
-told. Without keys of Stripe's it speaks to the sandbox (`billing.sandbox`), over the same client. Every call that makes
-something carries an idempotency key of its caller's row, so that a repeated call is the same call.
+Without Stripe keys it talks to our sandbox (`billing.sandbox`) through the same client. Every call that creates an
+object carries an idempotency key made from the caller's row, so a repeated call has no second effect. No business
+decision is made here.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from django.conf import settings
 from billing.errors import BadSignature, CustomerGone, PaymentDeclined, PaymentRefused, PaymentUnavailable
 
 API_VERSION = "2026-10-28.endive"
-"""The version of Stripe's API that this code was written for; the webhook endpoint is to be made with the same one."""
+"""The version of Stripe's API that this code is written for. Create the webhook endpoint with the same version."""
 SIGNATURE_TOLERANCE_SECONDS = 300
+"""Largest difference between the header's time and ours: the default of Stripe's own libraries."""
 NETWORK_RETRIES = 2
-Given = TypeVar("Given")
+"""How often the client repeats a call that got no answer. The idempotency key makes this safe."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Checkout:
-    """A hosted page of the provider's, made."""
+    """A hosted page of the provider."""
 
     session_id: str
     url: str
@@ -38,61 +40,61 @@ class Checkout:
 
 @dataclass(frozen=True)
 class Card:
-    """A saved means of payment, as much of it as a customer may be shown."""
+    """A saved payment method, with the details that a customer may see."""
 
     method_id: str
     brand: str
     last4: str
     expires: str
-    """MM/YY, or empty for what is no card."""
+    """MM/YY, or empty if the payment method is no card."""
 
     @property
     def label(self) -> str:
-        """How it is named everywhere."""
+        """Return the display name, for example `Visa •••• 4242`."""
         return f"{self.brand} •••• {self.last4}" if self.last4 else self.brand
 
 
 @dataclass(frozen=True)
-class Made:
-    """Something the provider made for us: its id there, and its status in the provider's word."""
+class StripeStatus:
+    """A payment or refund at the provider: its id and status there."""
 
     id: str
     status: str
 
 
 def is_live() -> bool:
-    """Whether real money moves."""
+    """Return whether real money moves."""
     return "_live_" in settings.STRIPE_SECRET_KEY
 
 
 def mode() -> str:
-    """Which of the provider's worlds we are in: what exists in one (a customer, a card) is unknown in the others."""
+    """Return `sandbox`, `test` or `live`. Objects of one mode do not exist in the others."""
     if settings.PAYMENTS_SANDBOX:
         return "sandbox"
     return "live" if is_live() else "test"
 
 
-# --- Asking the provider ----------------------------------------------------------------------------------------------
+# --- Calls to the provider --------------------------------------------------------------------------------------------
 
 
 def create_customer(*, reference: str, name: str, email: str, after: str = "") -> str:
-    """Make the provider's record of an organization; gives its id. Raises PaymentUnavailable, PaymentRefused.
+    """Create the customer object of an organization and return its id. Raises PaymentUnavailable, PaymentRefused.
 
-    `after` is the record before, where that was deleted: to make one after it is another call than to make it.
+    `after` is the deleted customer that this one replaces; it makes the idempotency key differ.
     """
-    # The address belongs to the key: another member's call is another request.
-    told = hashlib.sha256(f"{name} {email} {after}".encode()).hexdigest()[:16]
-    made = _asked(
+    # The mail address is part of the key: a call by another member is a different request.
+    fingerprint = hashlib.sha256(f"{name} {email} {after}".encode()).hexdigest()[:16]
+    created = _call(
         lambda: _client().v1.customers.create(
             {"name": name, "email": email, "metadata": {"organization": reference}},
-            {"idempotency_key": f"customer-{reference}-{told}"},
+            {"idempotency_key": f"customer-{reference}-{fingerprint}"},
         )
     )
-    return str(made.id)
+    return str(created.id)
 
 
-def is_gone(customer: str) -> bool:
-    """Whether the provider's record was deleted. Raises PaymentUnavailable."""
+def is_customer_deleted(customer: str) -> bool:
+    """Return whether the customer was deleted at the provider. Raises PaymentUnavailable."""
     try:
         return current("customer", customer).get("deleted") is True
     except CustomerGone:
@@ -109,13 +111,13 @@ def create_checkout(
     return_url: str,
     save_card: bool = False,
 ) -> Checkout:
-    """Make a payment page for one amount. The same `reference` again, of the same customer, gives the same page.
+    """Create a payment page for one amount. Idempotent on `reference` and `customer`.
 
-    The page offers whatever is switched on at the provider for the currency (cards, Alipay, WeChat Pay ...): no list is
-    sent. `save_card` keeps a card for automatic top-ups; other means are offered all the same and not kept.
+    The page offers all payment methods that are enabled at the provider for the currency (cards, Alipay, WeChat Pay …).
+    `save_card` saves a card for automatic top-ups; other methods stay available but are not saved.
     Raises PaymentUnavailable, PaymentRefused.
     """
-    wanted: dict[str, Any] = {
+    parameters: dict[str, Any] = {
         "mode": "payment",
         "client_reference_id": reference,
         "customer": customer,
@@ -134,51 +136,53 @@ def create_checkout(
         "cancel_url": return_url,
     }
     if save_card:
-        wanted["payment_method_options"] = {"card": {"setup_future_usage": "off_session"}}
-    return _checkout(wanted, f"top-up-{reference}-{customer}")
+        parameters["payment_method_options"] = {"card": {"setup_future_usage": "off_session"}}
+    return _checkout(parameters, f"top-up-{reference}-{customer}")
 
 
 def create_card_setup(*, reference: str, customer: str, currency: str, return_url: str) -> Checkout:
-    """Make a page where a card is saved and nothing is paid. Raises PaymentUnavailable, PaymentRefused."""
-    wanted = {
+    """Create a page that saves a card without a payment. Raises PaymentUnavailable, PaymentRefused."""
+    parameters = {
         "mode": "setup",
         "customer": customer,
         "currency": currency.lower(),
         "success_url": f"{return_url}?saved=1",
         "cancel_url": return_url,
     }
-    return _checkout(wanted, f"setup-{reference}-{customer}")
+    return _checkout(parameters, f"setup-{reference}-{customer}")
 
 
 def expire_checkout(session_id: str) -> None:
-    """Close a payment page. One that was paid or closed already stays what it is. Raises PaymentUnavailable."""
+    """Close a payment page. No effect on one that is paid or closed. Raises PaymentUnavailable."""
     try:
-        _asked(lambda: _client().v1.checkout.sessions.expire(session_id))
+        _call(lambda: _client().v1.checkout.sessions.expire(session_id))
     except PaymentRefused:
         return
 
 
 def cards(customer: str) -> list[Card]:
-    """The customer's saved means of payment, newest first. Raises PaymentUnavailable, PaymentRefused."""
-    page = _asked(lambda: _client().v1.customers.payment_methods.list(customer, {"limit": 100}))
+    """Return the customer's saved payment methods, newest first. Raises PaymentUnavailable, PaymentRefused."""
+    page = _call(lambda: _client().v1.customers.payment_methods.list(customer, {"limit": 100}))
     return [_card(method.to_dict()) for method in page.data]
 
 
 def remove_card(method_id: str) -> None:
-    """Forget a saved card. One that is gone already is fine. Raises PaymentUnavailable."""
+    """Delete a saved card. No error if it does not exist. Raises PaymentUnavailable."""
     try:
-        _asked(lambda: _client().v1.payment_methods.detach(method_id))
+        _call(lambda: _client().v1.payment_methods.detach(method_id))
     except PaymentRefused:
         return
 
 
-def charge_card(*, reference: str, customer: str, method_id: str, amount_minor: int, currency: str, title: str) -> Made:
-    """Take an amount from a saved card while the customer is away. The same `reference` again charges nothing more.
+def charge_card(
+    *, reference: str, customer: str, method_id: str, amount_minor: int, currency: str, title: str
+) -> StripeStatus:
+    """Charge a saved card off-session. Idempotent on `reference`.
 
-    Raises PaymentDeclined (with the bank's code), PaymentRefused, PaymentUnavailable: then nobody knows whether it was
-    charged, and the same call is to be made again.
+    Raises PaymentDeclined (with the bank's code) and PaymentRefused. After PaymentUnavailable it is unknown whether the
+    card was charged: repeat the same call.
     """
-    made = _asked(
+    intent = _call(
         lambda: _client().v1.payment_intents.create(
             {
                 "amount": amount_minor,
@@ -193,81 +197,81 @@ def charge_card(*, reference: str, customer: str, method_id: str, amount_minor: 
             {"idempotency_key": f"top-up-{reference}"},
         )
     )
-    return Made(str(made.id), str(made.status))
+    return StripeStatus(str(intent.id), str(intent.status))
 
 
-def charge_with(*, reference: str, customer: str) -> Made | None:
-    """The payment of a customer that was made for a `reference`, if there is one. Raises as `charge_card`."""
-    page = _asked(lambda: _client().v1.payment_intents.list({"customer": customer, "limit": 100}))
-    return _made_for("top_up", reference, page.data)
+def find_charge(*, reference: str, customer: str) -> StripeStatus | None:
+    """Return the customer's payment with this `reference`, or None. Raises as `charge_card`."""
+    page = _call(lambda: _client().v1.payment_intents.list({"customer": customer, "limit": 100}))
+    return _with_reference("top_up", reference, page.data)
 
 
-def refund(*, reference: str, payment_intent: str, amount_minor: int) -> Made:
-    """Pay an amount back the way it came. The same `reference` again pays nothing more.
+def refund(*, reference: str, payment_intent: str, amount_minor: int) -> StripeStatus:
+    """Refund an amount to the original payment method. Idempotent on `reference`.
 
-    Raises PaymentRefused, PaymentUnavailable: then nobody knows, and the same call is to be made again.
+    Raises PaymentRefused. After PaymentUnavailable the result is unknown: repeat the same call.
     """
-    made = _asked(
+    created = _call(
         lambda: _client().v1.refunds.create(
             {"payment_intent": payment_intent, "amount": amount_minor, "metadata": {"refund": reference}},
             {"idempotency_key": f"refund-{reference}"},
         )
     )
-    return Made(str(made.id), str(made.status))
+    return StripeStatus(str(created.id), str(created.status))
 
 
-def refund_with(*, reference: str, payment_intent: str) -> Made | None:
-    """The refund of a payment that was made for a `reference`, if there is one. Raises PaymentUnavailable."""
-    page = _asked(lambda: _client().v1.refunds.list({"payment_intent": payment_intent, "limit": 100}))
-    return _made_for("refund", reference, page.data)
+def find_refund(*, reference: str, payment_intent: str) -> StripeStatus | None:
+    """Return the payment's refund with this `reference`, or None. Raises PaymentUnavailable."""
+    page = _call(lambda: _client().v1.refunds.list({"payment_intent": payment_intent, "limit": 100}))
+    return _with_reference("refund", reference, page.data)
 
 
 def current(kind: str, object_id: str) -> dict[str, Any]:
-    """An object as it is now (`kind` in the provider's word). Raises PaymentUnavailable; PaymentRefused if unknown."""
+    """Return an object's current state. Raises PaymentUnavailable, and PaymentRefused if it does not exist."""
     v1 = _client().v1
-    read: dict[str, Callable[[str], stripe.StripeObject]] = {
+    retrieve: dict[str, Callable[[str], stripe.StripeObject]] = {
         "checkout.session": v1.checkout.sessions.retrieve,
         "customer": v1.customers.retrieve,
         "payment_intent": v1.payment_intents.retrieve,
         "refund": v1.refunds.retrieve,
         "dispute": v1.disputes.retrieve,
     }
-    found: dict[str, Any] = _asked(lambda: read[kind](object_id)).to_dict()
-    return found
+    fields: dict[str, Any] = _call(lambda: retrieve[kind](object_id)).to_dict()
+    return fields
 
 
 def session_of(payment_intent: str) -> dict[str, Any] | None:
-    """The payment page that a payment was made on; None for one made without. Raises PaymentUnavailable."""
-    page = _asked(lambda: _client().v1.checkout.sessions.list({"payment_intent": payment_intent, "limit": 1}))
+    """Return the Checkout Session of a payment, or None if it had none. Raises PaymentUnavailable."""
+    page = _call(lambda: _client().v1.checkout.sessions.list({"payment_intent": payment_intent, "limit": 1}))
     return page.data[0].to_dict() if page.data else None
 
 
 def events_since(created: int) -> Iterator[dict[str, Any]]:
-    """Every event the provider made since a Unix time, newest first. Raises PaymentUnavailable."""
-    page = _asked(lambda: _client().v1.events.list({"created": {"gte": created}, "limit": 100}))
+    """Yield the provider's events since a Unix time, newest first. Raises PaymentUnavailable."""
+    page = _call(lambda: _client().v1.events.list({"created": {"gte": created}, "limit": 100}))
     events = page.auto_paging_iter()
-    while (event := _asked(lambda: next(events, None))) is not None:
+    while (event := _call(lambda: next(events, None))) is not None:
         yield event.to_dict()
 
 
-# --- Being told by the provider ---------------------------------------------------------------------------------------
+# --- Webhooks from the provider ---------------------------------------------------------------------------------------
 
 
 def verify(payload: bytes, header: str) -> dict[str, Any]:
-    """The event in a webhook's raw body, where one of our secrets signed it within the tolerance, either way.
+    """Verify a webhook's signature and return its event.
 
-    The header is `t=<Unix time>,v1=<HMAC-SHA256 of "time.body">,...`. Raises BadSignature for anything else, a body
-    that is no event included.
+    The header is `t=<Unix time>,v1=<HMAC-SHA256 of "time.body">,...`. Raises BadSignature if no secret matches, the
+    time is off by more than the tolerance, or the body is no event.
     """
-    stamp, signatures = _read_header(header)
+    stamp, signatures = _parse_header(header)
     if abs(time.time() - stamp) > SIGNATURE_TOLERANCE_SECONDS:
         raise BadSignature
     signed = b"%d.%b" % (stamp, payload)
-    # Every pair is compared, and each in constant time: how long it takes says nothing of a secret.
+    # All pairs are compared in constant time, so the duration reveals nothing about a secret.
     matches = [
-        hmac.compare_digest(hmac.digest(secret.encode(), signed, "sha256").hex().encode(), given)
+        hmac.compare_digest(hmac.digest(secret.encode(), signed, "sha256").hex().encode(), signature)
         for secret in webhook_secrets()
-        for given in signatures
+        for signature in signatures
     ]
     if not any(matches):
         raise BadSignature
@@ -281,17 +285,17 @@ def verify(payload: bytes, header: str) -> dict[str, Any]:
 
 
 def webhook_secrets() -> list[str]:
-    """The secrets a webhook may be signed with; two while one is rolled."""
+    """Return the accepted signing secrets; two during a rotation."""
     return [sandbox_secret()] if settings.PAYMENTS_SANDBOX else list(settings.STRIPE_WEBHOOK_SECRETS)
 
 
 def sandbox_secret() -> str:
-    """The secret our sandbox signs with: this installation's own, never sent anywhere."""
+    """Return the secret that the sandbox signs with, derived from SECRET_KEY."""
     return "whsec_" + _own_secret(settings.SECRET_KEY, "payments sandbox")
 
 
 def sandbox_key() -> str:
-    """The API key of our sandbox: a secret too, since customers' code reaches loopback and events name other people."""
+    """Return the sandbox's API key. It must be secret: customers' code can reach loopback, and events name others."""
     return "sk_test_" + _own_secret(settings.SECRET_KEY, "payments sandbox key")
 
 
@@ -300,8 +304,8 @@ def _own_secret(key: str, purpose: str) -> str:
     return hmac.new(key.encode(), purpose.encode(), hashlib.sha256).hexdigest()
 
 
-def _read_header(header: str) -> tuple[int, list[bytes]]:
-    """The time and the signatures in a header. Raises BadSignature where it has none that can be read."""
+def _parse_header(header: str) -> tuple[int, list[bytes]]:
+    """Parse a signature header into its time and signatures. Raises BadSignature."""
     stamp, signatures = "", []
     for part in header.split(","):
         name, _, value = part.partition("=")
@@ -309,7 +313,7 @@ def _read_header(header: str) -> tuple[int, list[bytes]]:
             stamp = value
         elif name == "v1":
             signatures.append(value.encode("utf-8", "surrogateescape"))
-    # isdecimal() also knows the digits of other scripts, which int() reads; what Stripe sends has ten of ours.
+    # isdecimal() and int() also accept digits of other scripts, which Stripe never sends.
     if not (stamp.isascii() and stamp.isdecimal() and len(stamp) < 12):
         raise BadSignature
     return int(stamp), signatures
@@ -318,16 +322,16 @@ def _read_header(header: str) -> tuple[int, list[bytes]]:
 # --- The client -------------------------------------------------------------------------------------------------------
 
 
-def _checkout(wanted: dict[str, Any], key: str) -> Checkout:
-    session = _asked(lambda: _client().v1.checkout.sessions.create(wanted, {"idempotency_key": key}))  # type: ignore[arg-type]  # a dict of ours, checked by the tests
+def _checkout(parameters: dict[str, Any], key: str) -> Checkout:
+    session = _call(lambda: _client().v1.checkout.sessions.create(parameters, {"idempotency_key": key}))  # type: ignore[arg-type]  # a dict of ours, checked by the tests
     return Checkout(str(session.id), str(session.url))
 
 
-def _made_for(name: str, reference: str, things: Sequence[Any]) -> Made | None:
-    """The one of the provider's objects that carries our reference."""
-    for each in things:
+def _with_reference(name: str, reference: str, objects: Sequence[Any]) -> StripeStatus | None:
+    """Return the object whose metadata has our reference under `name`, or None."""
+    for each in objects:
         if (each.to_dict().get("metadata") or {}).get(name) == reference:
-            return Made(str(each.id), str(each.status))
+            return StripeStatus(str(each.id), str(each.status))
     return None
 
 
@@ -339,8 +343,8 @@ def _card(method: dict[str, Any]) -> Card:
     return Card(str(method["id"]), brand, str(details.get("last4") or ""), expires)
 
 
-def _asked(call: Callable[[], Given]) -> Given:
-    """What a call to the provider gives, its errors in our words."""
+def _call(call: Callable[[], T]) -> T:
+    """Make a call to the provider and translate its exceptions to ours."""
     try:
         return call()
     except stripe.CardError as error:
@@ -348,21 +352,23 @@ def _asked(call: Callable[[], Given]) -> Given:
         raise PaymentDeclined(reason=code) from error
     except stripe.InvalidRequestError as error:
         reason = str(error.user_message or error)
-        gone = error.code == "resource_missing" and (error.param == "customer" or reason.startswith("No such customer"))
-        raise (CustomerGone if gone else PaymentRefused)(reason=reason) from error
+        is_customer_gone = error.code == "resource_missing" and (
+            error.param == "customer" or reason.startswith("No such customer")
+        )
+        raise (CustomerGone if is_customer_gone else PaymentRefused)(reason=reason) from error
     except stripe.StripeError as error:
         raise PaymentUnavailable from error
 
 
 def _client() -> stripe.StripeClient:
     if settings.PAYMENTS_SANDBOX:
-        return _made_client(sandbox_key(), settings.SANDBOX_URL)
-    return _made_client(settings.STRIPE_SECRET_KEY, "")
+        return _client_for(sandbox_key(), settings.SANDBOX_URL)
+    return _client_for(settings.STRIPE_SECRET_KEY, "")
 
 
 @cache
-def _made_client(key: str, base: str) -> stripe.StripeClient:
-    """One client for each key and host: it keeps its connections."""
+def _client_for(key: str, base: str) -> stripe.StripeClient:
+    """Return one client per key and host, which keeps its connections open."""
     addresses: Any = {"api": base} if base else {}
     return stripe.StripeClient(
         key, base_addresses=addresses, max_network_retries=NETWORK_RETRIES, stripe_version=API_VERSION

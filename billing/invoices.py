@@ -1,11 +1,12 @@
-"""Invoices and credit notes: a number, the receipts they are of, the tax, and the money that moves with them.
+"""Invoices and credit notes: their numbers, receipts, tax and postings.
 
-The one rule: a number is taken, its document written and its money posted in one transaction, which holds the series'
-row; so numbers have no gap, a receipt stands on one invoice, and asking twice writes nothing twice. What is written is
-never changed: a correction is a credit note.
+One transaction locks the number series and writes the number, the document and the postings. So numbers have no gaps, a
+receipt is on one invoice only, and a repeated call issues nothing twice. A document never changes. A correction is a
+credit note: a document with negative amounts.
 
-Runs were charged when they ended. An invoice moves tax alone: from revenue where prices hold it, else from the wallet,
-what was paid in first, and what is not there becomes the organization's debt (receivable).
+Runs are charged when they end, so an invoice posts only the tax. If prices include tax, it comes from revenue.
+Otherwise it comes from paid-in money in the wallet, and the part that the wallet lacks becomes the organization's debt
+(receivable).
 """
 
 from __future__ import annotations
@@ -25,58 +26,61 @@ from billing.errors import InvoiceRefused
 from billing.models import Account, BillingDetails, Invoice, InvoiceLine, InvoiceMail, InvoiceSeries, Receipt
 from billing.policy import policy
 from billing.taxes import Tax, tax_for
-from console.accounts.errors import NotFound
 from console.accounts.models import Organization, User
+from console.accounts.zones import installation_time
+from console.core.errors import NotFound
+from console.notifications import services as notifications
 
 logger = logging.getLogger(__name__)
 
 DIGITS = 6
-"""Numbers are filled up to so many digits."""
+"""Invoice numbers are zero-padded to this many digits."""
 
 
 def issue_due() -> list[Invoice]:
-    """Write the invoice of each organization that was charged before this month and not invoiced yet.
+    """Issue an invoice to each organization with uninvoiced charges of past months, and return the invoices.
 
-    What is wrong with one keeps none from the others; it is tried again by the next call.
+    A failure for one organization is logged and retried by the next call; the others are not affected.
     """
-    until = _month_start(timezone.localtime())
-    waiting = _waiting().filter(created_at__lt=until, total_minor__gt=0).values("organization")
-    written = []
-    for organization in Organization.objects.filter(pk__in=waiting).order_by("pk"):
+    until = _month_start(installation_time())
+    uninvoiced = _uninvoiced().filter(created_at__lt=until, total_minor__gt=0).values("organization")
+    issued = []
+    for organization in Organization.objects.filter(pk__in=uninvoiced).order_by("pk"):
         try:
             invoice = issue(organization=organization, until=until)
         except Exception:
-            logger.exception("The invoice of organization %s could not be written; it is tried again.", organization.pk)
+            logger.exception("The invoice of organization %s could not be issued. It will be retried.", organization.pk)
         else:
-            written += [invoice] if invoice else []
-    return written
+            issued += [invoice] if invoice else []
+    return issued
 
 
 @transaction.atomic
 def issue(*, organization: Organization, until: datetime | None = None, user: User | None = None) -> Invoice | None:
-    """One invoice of every receipt that stands on none and was written before `until` (now). None: nothing to invoice.
+    """Issue an invoice for all uninvoiced receipts before `until` (default: now). Returns None if there are none.
 
-    One with `until` is written by itself, and mail about it is due. Safe to repeat, and for two at once.
+    `until` marks a periodic invoice, about which a mail is sent. Idempotent and safe under concurrent calls.
     """
-    moment = timezone.now()
-    ends = until or moment
+    issued_at = timezone.now()
+    period_end = until or issued_at
     series = _locked_series(Invoice.Kinds.INVOICE)
-    receipts = list(_waiting().filter(organization=organization, created_at__lt=ends).order_by("pk"))
-    if not sum(receipt.total_minor for receipt in receipts):
+    receipts = list(_uninvoiced().filter(organization=organization, created_at__lt=period_end).order_by("pk"))
+    if not sum(receipt.total_minor for receipt in receipts):  # free runs alone need no invoice
         return None
     by_credit = credit.used_for([receipt.hold_id for receipt in receipts])
     tax, rules = tax_for(organization), policy()
     subtotal = sum(receipt.total_minor for receipt in receipts)
     paid_by_credit = sum(by_credit.values())
-    due = tax.of(subtotal - paid_by_credit)
-    last_day = timezone.localtime(ends) - timedelta(microseconds=1) if until else timezone.localtime(ends)
+    tax_minor = tax.of(subtotal - paid_by_credit)  # the part paid by promotional credit is not taxed
+    # `until` is the first moment after the period, and the printed period ends with its last day.
+    last_day = installation_time(period_end) - timedelta(microseconds=1 if until else 0)
     invoice = Invoice.objects.create(
         kind=Invoice.Kinds.INVOICE,
         sequence=_next(series),
         number=f"{rules.invoice_prefix}{series.last:0{DIGITS}d}",
         organization=organization,
         currency=receipts[0].currency,
-        period_start=min(timezone.localtime(receipt.created_at).date() for receipt in receipts),
+        period_start=min(installation_time(receipt.created_at).date() for receipt in receipts),
         period_end=last_day.date(),
         seller=_seller(),
         customer=_customer(organization),
@@ -86,10 +90,10 @@ def issue(*, organization: Organization, until: datetime | None = None, user: Us
         line_count=len(receipts),
         subtotal_minor=subtotal,
         credits_minor=-paid_by_credit,
-        tax_minor=due,
-        total_minor=subtotal - paid_by_credit + (0 if tax.inclusive else due),
+        tax_minor=tax_minor,
+        total_minor=subtotal - paid_by_credit + (0 if tax.inclusive else tax_minor),
         issued_by=user.email if user else "",
-        issued_at=moment,
+        issued_at=issued_at,
     )
     InvoiceLine.objects.bulk_create(
         InvoiceLine(
@@ -103,8 +107,11 @@ def issue(*, organization: Organization, until: datetime | None = None, user: Us
         for position, receipt in enumerate(receipts, 1)
     )
     _post_tax(invoice)
-    if until is not None:  # nobody asked for it: it is told by mail
+    if until is not None:  # periodic: nobody requested it, so send a mail
         InvoiceMail.objects.create(invoice=invoice)
+        data = {"invoice": invoice.pk, "number": invoice.number, "total_minor": invoice.total_minor}
+        data |= {"currency": invoice.currency}
+        notifications.publish(organization=invoice.organization, kind="invoice.issued", data=data)
     return invoice
 
 
@@ -112,25 +119,29 @@ def issue(*, organization: Organization, until: datetime | None = None, user: Us
 def correct(
     *, invoice: Invoice, amounts: Mapping[int, int], reason: str, user: User | None, after: int | None = None
 ) -> Invoice:
-    """A credit note: for each line (by id) what of it is given back, in minor units, to the wallet.
+    """Issue a credit note that returns `amounts` (minor units by line id) to the wallet.
 
-    What was paid comes back before what credit paid, which comes back as credit that doesn't expire; the tax comes back
-    in step, all of it with the last cent. `after`: how many notes it was decided upon, so that the same decision, sent
-    twice, gives back once. Raises InvoiceRefused.
+    Paid-in money is returned first, then promotional credit, which no longer expires. Tax is returned in proportion,
+    and completely with the last cent. `after` is the number of notes that the user's page showed, so a form submitted
+    twice issues one note. Raises InvoiceRefused.
     """
     series = _locked_series(Invoice.Kinds.CREDIT_NOTE)
     if after is not None and invoice.notes.count() != after:
-        raise InvoiceRefused(_("Another credit note was written meanwhile. Look at what is left, and decide again."))
+        raise InvoiceRefused(
+            _("Another credit note was issued in the meantime. Check the remaining amounts and try again.")
+        )
     if invoice.kind != Invoice.Kinds.INVOICE:
-        raise InvoiceRefused(_("A credit note can't be corrected. Correct its invoice."))
+        raise InvoiceRefused(_("A credit note can't be corrected. Correct its invoice instead."))
     if not reason.strip():
-        raise InvoiceRefused(fields={"reason": _("Give the reason: it stands on the credit note.")})
+        raise InvoiceRefused(fields={"reason": _("Enter a reason. It is printed on the credit note.")})
     parts = _parts(invoice, {line: amount for line, amount in amounts.items() if amount})
-    given = sum(paid + free for _line, paid, free in parts)
-    given_credit = sum(free for _line, _paid, free in parts)
-    # The tax that stays is that of what stays; the notes together give back the rest, to the cent.
+    # `paid` and `free`: the paid-in money and the promotional credit that a line returns.
+    returned = sum(paid + free for _line, paid, free in parts)
+    returned_credit = sum(free for _line, _paid, free in parts)
+    # The remaining tax is computed from the remaining amount, so all notes together return the exact difference.
+    # Amounts of earlier notes are negative, their credits positive.
     before = invoice.notes.aggregate(subtotal=Sum("subtotal_minor"), credits=Sum("credits_minor"), tax=Sum("tax_minor"))
-    taxable = invoice.taxable_minor + (before["subtotal"] or 0) + (before["credits"] or 0) - given + given_credit
+    taxable = invoice.taxable_minor + (before["subtotal"] or 0) + (before["credits"] or 0) - returned + returned_credit
     tax = Tax(invoice.tax_name, invoice.tax_percent, invoice.tax_inclusive)
     tax_back = invoice.tax_minor + (before["tax"] or 0) - tax.of(taxable)
     note = Invoice.objects.create(
@@ -147,10 +158,10 @@ def correct(
         tax_percent=invoice.tax_percent,
         tax_inclusive=invoice.tax_inclusive,
         line_count=len(parts),
-        subtotal_minor=-given,
-        credits_minor=given_credit,
+        subtotal_minor=-returned,
+        credits_minor=returned_credit,
         tax_minor=-tax_back,
-        total_minor=-(given - given_credit) - (0 if invoice.tax_inclusive else tax_back),
+        total_minor=-(returned - returned_credit) - (0 if invoice.tax_inclusive else tax_back),
         corrects=invoice,
         reason=reason.strip()[:255],
         issued_by=user.email if user else "",
@@ -172,12 +183,12 @@ def correct(
 
 
 def invoices_for(organization: Organization) -> QuerySet[Invoice]:
-    """Invoices and credit notes, newest first."""
+    """Return invoices and credit notes, newest first."""
     return Invoice.objects.filter(organization=organization).select_related("corrects")
 
 
 def invoice_for(organization: Organization, pk: int) -> Invoice:
-    """One document. Raises NotFound for another organization's."""
+    """Return one document. Raises NotFound if it belongs to another organization."""
     invoice = invoices_for(organization).filter(pk=pk).first()
     if invoice is None:
         raise NotFound
@@ -185,40 +196,44 @@ def invoice_for(organization: Organization, pk: int) -> Invoice:
 
 
 def uninvoiced_minor(organization: Organization) -> int:
-    """What was charged and stands on no invoice yet."""
-    return int(_waiting().filter(organization=organization).aggregate(total=Sum("total_minor"))["total"] or 0)
+    """Return the charges that are not on an invoice yet, in minor units."""
+    return int(_uninvoiced().filter(organization=organization).aggregate(total=Sum("total_minor"))["total"] or 0)
 
 
 def correctable(invoice: Invoice) -> list[tuple[InvoiceLine, int]]:
-    """Each line of an invoice with what of it can still be given back."""
+    """Return each line of an invoice with the amount that notes can still return, in minor units."""
     lines = invoice.lines.annotate(back=Sum("corrections__amount_minor", default=0))
     return [(line, line.amount_minor + line.back) for line in lines]
 
 
 def _parts(invoice: Invoice, amounts: Mapping[int, int]) -> list[tuple[InvoiceLine, int, int]]:
-    """For each line: what comes back as money and what as credit."""
+    """Split each amount into (line, paid-in money, promotional credit). Raises InvoiceRefused.
+
+    Corrections have negative amounts, so adding them to a line's amount leaves the rest.
+    """
     lines = invoice.lines.annotate(
         back=Sum("corrections__amount_minor", default=0), back_credit=Sum("corrections__credit_minor", default=0)
     ).in_bulk(list(amounts))
     if not amounts or set(lines) != set(amounts):
-        raise InvoiceRefused(_("Choose lines of this invoice, and give an amount for each."))
+        raise InvoiceRefused(_("Choose lines of this invoice and enter an amount for each."))
     parts: list[tuple[InvoiceLine, int, int]] = []
     for pk, amount in sorted(amounts.items()):
         line = lines[pk]
-        left = line.amount_minor + line.back
-        if not 0 < amount <= left:
+        remaining = line.amount_minor + line.back
+        if not 0 < amount <= remaining:
             raise InvoiceRefused(
-                _("Of line %(line)d at most %(left)d minor units can be given back.")
-                % {"line": line.position, "left": left}
+                _("The amount of line %(line)d must be at most %(left)d minor units.")
+                % {"line": line.position, "left": remaining}
             )
-        paid_left = left + line.credit_minor + line.back_credit
-        paid = min(amount, paid_left)
+        # On an invoice `credit_minor` is 0 or less; on notes, which `back_credit` sums, it is 0 or more.
+        paid_remaining = remaining + line.credit_minor + line.back_credit
+        paid = min(amount, paid_remaining)
         parts.append((line, paid, amount - paid))
     return parts
 
 
 def _post_tax(invoice: Invoice) -> None:
-    """The tax of an invoice becomes what we owe the tax office."""
+    """Post an invoice's tax as a liability to the tax office."""
     if not invoice.tax_minor:
         return
     owed = ledger.platform_account(Account.Kinds.TAX, invoice.currency)
@@ -229,6 +244,7 @@ def _post_tax(invoice: Invoice) -> None:
         wallet = _locked_wallet(invoice.organization)
         paid = min(invoice.tax_minor, credit.paid_minor(wallet))
         debt = ledger.receivable_account(wallet)
+        # A debt is a negative balance.
         entries = [(wallet, -paid), (debt, paid - invoice.tax_minor), (owed, invoice.tax_minor)]
     ledger.post(
         reference=f"tax:{invoice.kind}:{invoice.sequence}",
@@ -239,11 +255,9 @@ def _post_tax(invoice: Invoice) -> None:
 
 
 def _post_note(note: Invoice) -> None:
-    """A credit note's money goes back to the wallet: out of revenue, and its tax out of what we owe the tax office.
-
-    A debt is paid from it first.
-    """
+    """Return a note's amount from revenue and tax liability to the wallet, then collect debts from the wallet."""
     wallet = _locked_wallet(note.organization)
+    # A note's total and tax are negative. Its total excludes credit, which also returns to the wallet.
     back = -note.total_minor + note.credits_minor
     revenue = ledger.platform_account(Account.Kinds.REVENUE, note.currency)
     owed = ledger.platform_account(Account.Kinds.TAX, note.currency)
@@ -254,32 +268,35 @@ def _post_note(note: Invoice) -> None:
         entries=[(wallet, back), (revenue, -back - note.tax_minor), (owed, note.tax_minor)],
     )
     if note.credits_minor:
-        credit.give_back(organization=note.organization, amount_minor=note.credits_minor, reason=note.reason)
+        credit.add_correction(organization=note.organization, amount_minor=note.credits_minor, reason=note.reason)
     receivables.collect(account=wallet, reference=f"credit-note:{note.sequence}")
 
 
 def _locked_wallet(organization: Organization) -> Account:
+    """Return the wallet, locked FOR NO KEY UPDATE, which does not block inserts that reference the account."""
     return Account.objects.select_for_update(no_key=True).get(organization=organization, kind=Account.Kinds.WALLET)
 
 
 def _locked_series(kind: Invoice.Kinds) -> InvoiceSeries:
-    """The series' row, locked until the transaction ends: whoever else writes such a document waits here."""
+    """Return the number series, locked until the transaction ends so that documents are issued one at a time."""
     InvoiceSeries.objects.bulk_create([InvoiceSeries(kind=kind)], ignore_conflicts=True)
     return InvoiceSeries.objects.select_for_update().get(kind=kind)
 
 
 def _next(series: InvoiceSeries) -> int:
+    """Return the next number of a locked series."""
     series.last += 1
     InvoiceSeries.objects.filter(pk=series.pk).update(last=F("last") + 1)
     return series.last
 
 
-def _waiting() -> QuerySet[Receipt]:
-    """Receipts that stand on no invoice."""
+def _uninvoiced() -> QuerySet[Receipt]:
+    """Return the receipts that are on no invoice."""
     return Receipt.objects.filter(invoice_line=None)
 
 
 def _seller() -> dict[str, str]:
+    """Return the seller's details. The document stores this copy, so later changes do not alter it."""
     rules = policy()
     return {
         "name": rules.seller_name or "Trainyard",
@@ -290,6 +307,7 @@ def _seller() -> dict[str, str]:
 
 
 def _customer(organization: Organization) -> dict[str, str]:
+    """Return the customer's details. The document stores this copy, so later changes do not alter it."""
     details = BillingDetails.objects.filter(organization=organization).first() or BillingDetails()
     return {
         "name": details.name or organization.name,

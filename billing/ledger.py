@@ -1,11 +1,10 @@
-"""The only writer of balances: double entry, append-only, keyed on what each movement is about.
+"""The double-entry ledger: the only module that writes balances.
 
-Hides the SQL that writes a transaction, its entries and the balances in one call. The one rule: a reference is
-posted once; posting it again changes nothing. The database refuses what would break the books (zero sum, `posted >=
-held >= 0`).
+Each transaction has a unique reference, so posting it twice changes nothing. Constraints and triggers in the database
+enforce the rules: entries sum to zero, entries are append-only, `posted >= held >= 0`.
 
-Locks are taken in one order everywhere: a hold's record, then wallets by id, then the platform's accounts by id. So two
-movements can wait for each other's end but never in a circle, and an account that everyone uses is locked last.
+Lock order everywhere: the hold's row, wallets by id, then platform accounts by id. This prevents deadlocks, and the
+platform accounts, which every posting touches, are locked for the shortest time.
 """
 
 from __future__ import annotations
@@ -21,19 +20,15 @@ from django.utils.translation import gettext as _
 from psycopg import Cursor
 
 from billing.errors import InsufficientFunds, LedgerConflict
+from billing.messages import money
 from billing.models import Account, Entry
-from billing.wording import money
-from console.operations.kept import Kept, given
 
 MOVE = "SELECT billing_move(%s, %s, %s, %s, %s::bigint[], %s::bigint[])"
-"""A function in the database (migration 0012): balances, transaction and entries in one call, refused as a whole."""
-
-
-_PLATFORM = Kept(lambda: Account.objects.filter(organization=None, kind=given("kind"), currency=given("currency")))
+"""Stored function (migration 0012) that writes the balances, the transaction and its entries atomically."""
 
 
 def wallet_account(*, organization_id: int, currency: str) -> Account:
-    """The organization's wallet, made when it has none. Safe to call twice at once."""
+    """Return the organization's wallet, creating it if needed. Safe under concurrent calls."""
     Account.objects.bulk_create(
         [Account(organization_id=organization_id, kind=Account.Kinds.WALLET, currency=currency)], ignore_conflicts=True
     )
@@ -41,8 +36,8 @@ def wallet_account(*, organization_id: int, currency: str) -> Account:
 
 
 def platform_account(kind: Account.Kinds, currency: str) -> Account:
-    """The platform's own account of a kind, made when it is first needed."""
-    account = _PLATFORM.first(kind=kind, currency=currency)
+    """Return the platform's account of this kind, creating it if needed."""
+    account = Account.objects.filter(organization=None, kind=kind, currency=currency).first()
     if account is None:
         Account.objects.bulk_create([Account(kind=kind, currency=currency)], ignore_conflicts=True)
         account = Account.objects.get(organization=None, kind=kind, currency=currency)
@@ -50,38 +45,38 @@ def platform_account(kind: Account.Kinds, currency: str) -> Account:
 
 
 def receivable_account(wallet: Account) -> Account:
-    """What a wallet's organization owes, made when it first does. Its balance is 0 or below."""
-    return _beside(wallet, Account.Kinds.RECEIVABLE)
+    """Return the account of the organization's debts, creating it if needed. Its balance is 0 or negative."""
+    return _organization_account(wallet, Account.Kinds.RECEIVABLE)
 
 
 def written_off_account(wallet: Account) -> Account:
-    """What a wallet's organization owed and need not pay, made when it is first needed. Its balance is 0 or below."""
-    return _beside(wallet, Account.Kinds.WRITTEN_OFF)
+    """Return the account of the organization's waived debts, creating it if needed. Its balance is 0 or negative."""
+    return _organization_account(wallet, Account.Kinds.WRITTEN_OFF)
 
 
 def post(*, reference: str, kind: str, description: str, entries: Sequence[tuple[Account, int]]) -> bool:
-    """Move money. Each account occurs once; the amounts (minor units) sum to zero; zero amounts are not written.
+    """Post a transaction. Amounts are in minor units and sum to zero; each account occurs once; zeros are dropped.
 
-    Returns whether it was posted now (False: it had been posted before, with the same entries). Raises
-    InsufficientFunds where a wallet would go below what is held of it, LedgerConflict for a known reference with
-    other entries, ValueError for entries that do not balance, or move nothing.
+    Returns False if the reference was already posted with the same entries. Raises InsufficientFunds if a wallet would
+    fall below its holds, LedgerConflict if the reference exists with other entries, ValueError if the entries do not
+    balance or are all zero.
     """
-    parts = {account.pk: amount for account, amount in entries if amount}
-    if not parts or sum(parts.values()) != 0 or len({account.currency for account, _amount in entries}) > 1:
+    amounts = {account.pk: amount for account, amount in entries if amount}
+    if not amounts or sum(amounts.values()) != 0 or len({account.currency for account, _amount in entries}) > 1:
         raise ValueError(f"The entries of {reference} do not balance in one currency.")
     if len({account.pk for account, _amount in entries}) != len(entries):
         raise ValueError(f"The entries of {reference} name an account twice.")
     in_locking_order = sorted((account.organization_id is None, account.pk) for account, amount in entries if amount)
     accounts = [pk for _is_platform, pk in in_locking_order]
-    values = (reference, kind, description, timezone.now(), accounts, [parts[pk] for pk in accounts])
-    # Alone, the call is a transaction by itself; within one, a refusal must leave the caller's work standing.
-    within = transaction.atomic() if connection.in_atomic_block else nullcontext()
+    values = (reference, kind, description, timezone.now(), accounts, [amounts[pk] for pk in accounts])
+    # Inside a transaction, a savepoint keeps the caller's work if the database refuses the posting.
+    savepoint = transaction.atomic() if connection.in_atomic_block else nullcontext()
     try:
-        with within:
+        with savepoint:
             _move(values)
     except IntegrityError as error:
-        # A repeated posting may run into any rule before it meets its own reference.
-        if _is_posted(reference, parts):
+        # A repeated posting may violate another constraint before the unique reference is checked.
+        if _is_posted(reference, amounts):
             return False
         if "wallet_covers_what_is_held" not in str(error):
             raise
@@ -90,29 +85,29 @@ def post(*, reference: str, kind: str, description: str, entries: Sequence[tuple
 
 
 def hold(*, account: Account, amount_minor: int) -> None:
-    """Set `amount_minor` of a wallet aside.
+    """Increase the wallet's held amount. The caller records the hold in the same transaction.
 
-    Raises InsufficientFunds. The caller records what it is for, in the same transaction.
+    Raises InsufficientFunds.
     """
-    held = Account.objects.filter(
+    is_held = Account.objects.filter(
         pk=account.pk, kind=Account.Kinds.WALLET, posted_minor__gte=F("held_minor") + amount_minor
     ).update(held_minor=F("held_minor") + amount_minor)
-    if not held:
+    if not is_held:
         account.refresh_from_db()
         raise insufficient(account, amount_minor)
 
 
 def unhold(*, account: Account, amount_minor: int) -> None:
-    """Give back what `hold` set aside; the caller has locked the record of it, so that it happens once."""
+    """Decrease the wallet's held amount. The caller has locked the hold's row, so it happens once."""
     Account.objects.filter(pk=account.pk).update(held_minor=F("held_minor") - amount_minor)
 
 
 def insufficient(account: Account, needed_minor: int) -> InsufficientFunds:
-    """The error of a wallet that can't cover `needed_minor`, in words."""
+    """Return the error of a wallet that cannot cover `needed_minor`."""
     return InsufficientFunds(
         available_minor=account.available_minor,
         needed_minor=needed_minor,
-        message=_("Your wallet has %(available)s available and this needs %(needed)s. Top up %(missing)s or more.")
+        message=_("Your wallet has %(available)s available, but this needs %(needed)s. Top up by at least %(missing)s.")
         % {
             "available": money(account.available_minor, account.currency),
             "needed": money(needed_minor, account.currency),
@@ -121,21 +116,21 @@ def insufficient(account: Account, needed_minor: int) -> InsufficientFunds:
     )
 
 
-def _beside(wallet: Account, kind: Account.Kinds) -> Account:
+def _organization_account(wallet: Account, kind: Account.Kinds) -> Account:
     owner = {"organization_id": wallet.organization_id, "kind": kind, "currency": wallet.currency}
     Account.objects.bulk_create([Account(**owner)], ignore_conflicts=True)
     return Account.objects.get(**owner)
 
 
 def _move(values: tuple[Any, ...]) -> None:
-    """The call itself, by psycopg's own cursor: its values travel beside the statement, which is planned once."""
+    """Call the stored function. psycopg's own cursor sends values apart from the statement, so it is planned once."""
     connection.ensure_connection()
     with connection.wrap_database_errors, Cursor(connection.connection) as cursor:
         cursor.execute(MOVE, values)
 
 
 def _short_of_funds(entries: Sequence[tuple[Account, int]]) -> InsufficientFunds:
-    """Which wallet was short, read after the refusal."""
+    """Return the error for the wallet that could not cover its entry, with its balance after the refusal."""
     for account, amount in entries:
         if account.kind == Account.Kinds.WALLET and amount < 0:
             account.refresh_from_db()
@@ -143,9 +138,9 @@ def _short_of_funds(entries: Sequence[tuple[Account, int]]) -> InsufficientFunds
     raise LedgerConflict("No wallet is debited, yet a wallet's constraint refused the posting.")
 
 
-def _is_posted(reference: str, parts: dict[int, int]) -> bool:
-    """Whether the reference is known, with these entries. Raises LedgerConflict where it has others."""
-    known = dict(Entry.objects.filter(transaction__reference=reference).values_list("account_id", "amount_minor"))
-    if known and known != parts:
+def _is_posted(reference: str, amounts: dict[int, int]) -> bool:
+    """Return whether the reference exists with these entries. Raises LedgerConflict if it has others."""
+    posted = dict(Entry.objects.filter(transaction__reference=reference).values_list("account_id", "amount_minor"))
+    if posted and posted != amounts:
         raise LedgerConflict(f"{reference} was posted before with other entries.")
-    return bool(known)
+    return bool(posted)

@@ -1,8 +1,7 @@
-"""Money that comes in: top-ups at the provider's payment page, and the proofs that credit them.
+"""Top-ups: open the provider's payment page, and credit the wallet once the provider proves the payment.
 
-The one rule: a wallet is credited by the provider's own word alone (its signed event, or its answer to our question),
-keyed on the top-up, after mode, amount, currency and session were checked against our row. The page a customer returns
-to credits nothing.
+Only the provider's signed event or API answer credits a wallet, keyed on the top-up, after mode, amount, currency and
+session were compared with our row. The page that the customer returns to credits nothing.
 """
 
 from __future__ import annotations
@@ -19,15 +18,17 @@ from django.utils.translation import gettext_noop
 
 from billing import currencies, customers, gateway, receivables
 from billing.errors import AmountRefused, Quarantined
+from billing.messages import money
 from billing.models import Account, Quote, TopUp
-from billing.wording import money
 from console.accounts.models import User
+from console.installation.selectors import installation
+from console.notifications import services as notifications
 
 OPEN = (TopUp.States.CREATED, TopUp.States.PENDING)
 
 
 def start_top_up(*, account: Account, amount_minor: int, user: User, save_card: bool = False) -> TopUp:
-    """Open a payment page for an amount; `save_card` keeps the card for automatic top-ups.
+    """Open a payment page for an amount. `save_card` saves the card for automatic top-ups.
 
     Raises AmountRefused (field amount_minor), PaymentUnavailable, PaymentRefused.
     """
@@ -37,15 +38,18 @@ def start_top_up(*, account: Account, amount_minor: int, user: User, save_card: 
 
 
 def pay_for(*, quote: Quote, account: Account, user: User, return_path: str) -> TopUp:
-    """Open a payment page for what the wallet lacks to buy a quote (at least the smallest top-up).
+    """Open a payment page for the amount that the wallet lacks to buy a quote, at least the minimum top-up.
 
-    The money comes into the wallet as any top-up does; `top_up.quote` says what is to be bought with it.
-    Raises AmountRefused where it is more than one payment may be, PaymentUnavailable, PaymentRefused.
+    The money is credited like any top-up; `top_up.quote` names the quote to buy with it. Raises AmountRefused if the
+    amount exceeds the largest payment, PaymentUnavailable, PaymentRefused.
     """
     amount = shortfall_minor(quote, account=account)
     if amount > settings.TOP_UP_MAXIMUM_MINOR:
         raise AmountRefused(
-            _("This takes %(missing)s more, and one payment is of %(most)s at most. Top up several times, then buy.")
+            _(
+                "This needs %(missing)s more, but a single payment can be at most %(most)s. Top up several "
+                "times, then buy."
+            )
             % {
                 "missing": money(amount, account.currency),
                 "most": money(settings.TOP_UP_MAXIMUM_MINOR, account.currency),
@@ -57,22 +61,24 @@ def pay_for(*, quote: Quote, account: Account, user: User, return_path: str) -> 
 
 
 def shortfall_minor(quote: Quote, *, account: Account) -> int:
-    """What is to be paid so that the quote can be bought: what is missing, but no less than one payment's least.
+    """Return the amount to pay before the quote can be bought, at least the minimum top-up.
 
-    What is owed comes on top, as a payment pays it first.
+    A debt is added, because a payment settles it first.
     """
-    missing = quote.ceiling_minor - account.available_minor + receivables.owed_minor(account)
-    wanted = max(missing, int(settings.TOP_UP_MINIMUM_MINOR))
-    return currencies.payable(wanted, quote.currency)
+    shortfall = quote.ceiling_minor - account.available_minor + receivables.owed_minor(account)
+    return currencies.round_up_for_payment(max(shortfall, int(settings.TOP_UP_MINIMUM_MINOR)), quote.currency)
 
 
 def require_amount(account: Account, amount_minor: int, *, field: str) -> None:
-    """Refuse an amount that can't be paid at once: too small, too large, too fine. Raises AmountRefused at `field`."""
-    least, most = currencies.payable(settings.TOP_UP_MINIMUM_MINOR, account.currency), settings.TOP_UP_MAXIMUM_MINOR
-    if not least <= amount_minor <= most:
-        sentence = _("Top up between %(least)s and %(most)s at once.") % {
-            "least": money(least, account.currency),
-            "most": money(most, account.currency),
+    """Raise AmountRefused, at `field`, if an amount is out of range or no multiple of the currency's step."""
+    minimum, maximum = (
+        currencies.round_up_for_payment(settings.TOP_UP_MINIMUM_MINOR, account.currency),
+        settings.TOP_UP_MAXIMUM_MINOR,
+    )
+    if not minimum <= amount_minor <= maximum:
+        sentence = _("A top-up must be between %(least)s and %(most)s.") % {
+            "least": money(minimum, account.currency),
+            "most": money(maximum, account.currency),
         }
         raise AmountRefused(sentence, fields={field: sentence})
     if amount_minor % currencies.step(account.currency):
@@ -81,24 +87,25 @@ def require_amount(account: Account, amount_minor: int, *, field: str) -> None:
 
 
 def step_sentence(currency: str) -> str:
-    """That payments are made in steps."""
-    return _("Payments are made in steps of %(step)s.") % {"step": money(currencies.step(currency), currency)}
+    """Return the error message for an amount that is no multiple of the currency's step."""
+    return _("The amount must be a multiple of %(step)s.") % {"step": money(currencies.step(currency), currency)}
 
 
 def apply_session(session: Mapping[str, Any], *, livemode: object, at: object = None) -> TopUp:
-    """Take in what a Checkout Session says of its top-up; paid is final, whatever comes later.
+    """Apply a Checkout Session to its top-up. Paid is final: later events do not change it.
 
-    In the caller's transaction. `at` is the Unix time of the proof. Raises Quarantined where it is not our row's.
+    Runs in the caller's transaction. `at` is the event's Unix time. Raises Quarantined if the session does not match
+    our row.
     """
     top_up = locked_top_up(session.get("client_reference_id"))
     if session.get("payment_status") == "paid":
-        expected = {
+        pairs = {
             "amount_total": (session.get("amount_total"), top_up.amount_minor),
             "currency": (str(session.get("currency")).upper(), top_up.currency),
-            # The page may be paid before our row has learnt its id.
+            # The page may be paid before its id is stored in our row.
             "session": (session.get("id"), top_up.session_id or session.get("id")),
         }
-        require_match(expected | {"livemode": (livemode, gateway.is_live())})
+        require_match(pairs | {"livemode": (livemode, gateway.is_live())})
         credit_top_up(top_up, intent=session.get("payment_intent"), at=at)
     elif session.get("status") == "expired":
         close_top_up(top_up, TopUp.States.EXPIRED)
@@ -106,37 +113,41 @@ def apply_session(session: Mapping[str, Any], *, livemode: object, at: object = 
 
 
 def fail_session(session: Mapping[str, Any]) -> TopUp:
-    """A payment that was on its way for days did not come. In the caller's transaction. Raises Quarantined."""
+    """Mark the top-up of a failed delayed payment as failed. In the caller's transaction. Raises Quarantined."""
     top_up = locked_top_up(session.get("client_reference_id"))
     close_top_up(top_up, TopUp.States.FAILED, failure="async_payment_failed")
     return top_up
 
 
-def moment(stamp: object) -> datetime:
-    """The provider's Unix time; now, where it gave none that can be read. Money does not wait for a clock."""
+def parse_timestamp(stamp: object) -> datetime:
+    """Convert the provider's Unix time. An unreadable one becomes now: it must not stop the payment."""
     try:
-        return datetime.fromtimestamp(stamp, UTC)  # type: ignore[arg-type]  # whatever it is: that is what is tried
+        return datetime.fromtimestamp(stamp, UTC)  # type: ignore[arg-type]  # other types raise, which is handled
     except (TypeError, ValueError, OverflowError, OSError):
         return timezone.now()
 
 
 def locked_top_up(reference: object) -> TopUp:
-    """The top-up that a proof names, locked. Raises Quarantined."""
+    """Return the top-up with this reference, locked. Raises Quarantined."""
     try:
         return TopUp.objects.select_for_update(of=("self",)).select_related("account").get(pk=str(reference))
     except (TopUp.DoesNotExist, ValidationError, ValueError):
         raise Quarantined("No top-up of ours has this reference.") from None
 
 
-def require_match(expected: Mapping[str, tuple[object, object]]) -> None:
-    """Compare what was got with what our row says, by name. Raises Quarantined with everything that differs."""
-    wrong = [f"{name} is {got!r}, not {want!r}" for name, (got, want) in expected.items() if got != want]
-    if wrong:
-        raise Quarantined("; ".join(wrong))
+def require_match(pairs: Mapping[str, tuple[object, object]]) -> None:
+    """Compare (received, expected) pairs by name. Raises Quarantined with all differences."""
+    differences = [
+        f"{name} is {received!r}, not {expected!r}"
+        for name, (received, expected) in pairs.items()
+        if received != expected
+    ]
+    if differences:
+        raise Quarantined("; ".join(differences))
 
 
 def credit_top_up(top_up: TopUp, *, intent: object, at: object) -> None:
-    """Move the money of a proven payment into the wallet, once, whatever became of the row meanwhile."""
+    """Credit a proven payment to the wallet once, in every state of the top-up."""
     receivables.pay_in(
         account=top_up.account,
         amount_minor=top_up.amount_minor,
@@ -145,35 +156,36 @@ def credit_top_up(top_up: TopUp, *, intent: object, at: object) -> None:
         description=gettext_noop("Top-up"),
     )
     top_up.state = TopUp.States.PAID
-    top_up.paid_at = top_up.paid_at or moment(at)
+    top_up.paid_at = top_up.paid_at or parse_timestamp(at)
     top_up.payment_intent = top_up.payment_intent or str(intent or "")
     top_up.failure = ""
     top_up.save(update_fields=["state", "paid_at", "payment_intent", "failure"])
+    data = {"amount_minor": top_up.amount_minor, "currency": top_up.account.currency}
+    notifications.publish(organization=top_up.account.owner, kind="wallet.topped_up", data=data)
 
 
 def close_top_up(top_up: TopUp, state: TopUp.States, *, failure: str = "") -> None:
-    """Close an open top-up without money; one that was paid stays paid."""
+    """Close an open top-up without a credit. A paid one stays paid."""
     if top_up.state in OPEN:
         top_up.state, top_up.failure = state, failure[:100]
         top_up.save(update_fields=["state", "failure"])
 
 
 def _open_page(top_up: TopUp, *, user: User, return_path: str, save_card: bool = False) -> TopUp:
-    """Write the row, then make its page; the row may be paid before this returns."""
-    organization = top_up.account.organization
-    if organization is None:
-        raise ValueError("Only an organization's wallet is topped up.")
-    customers.customer_of(organization=organization, email=user.email)  # while it can't be made, no row is written
+    """Save the top-up, then create its payment page. It may be paid before this returns."""
+    organization = top_up.account.owner
+    customers.customer_of(organization=organization, email=user.email)  # fails before a row is written
     top_up.currency = top_up.account.currency
     top_up.save(force_insert=True)
-    checkout = customers.for_customer(
+    checkout = customers.with_customer(
         organization=organization,
         email=user.email,
-        act=lambda customer: gateway.create_checkout(
+        call=lambda customer: gateway.create_checkout(
             reference=str(top_up.pk),
             amount_minor=top_up.amount_minor,
             currency=top_up.currency,
-            title=_("Trainyard wallet of %(organization)s") % {"organization": organization},
+            title=_("%(name)s wallet of %(organization)s")
+            % {"name": installation().name, "organization": organization},
             customer=customer,
             return_url=f"{settings.TRAINYARD_URL}{return_path}",
             save_card=save_card,

@@ -1,4 +1,4 @@
-"""What an administrator has set for the whole installation. The one rule: there is always a policy, if an empty one."""
+"""The billing policy that administrators set for the whole installation."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from billing.models import BillingPolicy
 
 
 def policy() -> BillingPolicy:
-    """The policy; one of defaults before an administrator has saved one."""
+    """Return the saved policy, or one with default values if none was saved."""
     return BillingPolicy.objects.first() or BillingPolicy()

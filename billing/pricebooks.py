@@ -1,4 +1,4 @@
-"""Which prices hold when. The one rule: a published book is never edited, only superseded from a date on."""
+"""Price books: drafts, publication, and the book in effect. A published book is never edited, only superseded."""
 
 from __future__ import annotations
 
@@ -12,27 +12,24 @@ from billing.currencies import SUPPORTED
 from billing.errors import BookRefused, NotPriced
 from billing.models import NodeSpec, Price, PriceBook
 from billing.pricing import PriceKind, PriceRow
-from console.operations.kept import Kept, given
 
 NAME_LIMIT = 100
-_BOOK = Kept(
-    lambda: PriceBook.objects.filter(
-        currency=given("currency"), published_at__isnull=False, effective_from__lte=given("at")
-    ).order_by("-effective_from")
-)
-_PRICES = Kept(lambda: Price.objects.filter(book=given("book")).select_related("node_spec"))
+"""Characters of a book's name: the length of the column."""
 
 
 def current_book(*, currency: str, at: datetime | None = None) -> PriceBook:
-    """The published book that holds at a moment (now). Raises NotPriced when none does."""
-    book = _BOOK.first(currency=currency, at=at or timezone.now())
+    """Return the published book in effect at a time (default: now). Raises NotPriced if there is none."""
+    published = PriceBook.objects.filter(currency=currency, published_at__isnull=False)
+    book = published.filter(effective_from__lte=at or timezone.now()).order_by("-effective_from").first()
     if book is None:
-        raise NotPriced(_("There are no prices in %(currency)s yet. Ask the administrator.") % {"currency": currency})
+        raise NotPriced(
+            _("There are no prices in %(currency)s yet. Ask the administrator to add them.") % {"currency": currency}
+        )
     return book
 
 
 def price_rows(book: PriceBook) -> list[PriceRow]:
-    """A book's prices as plain data for `pricing`."""
+    """Return a book's prices as plain data for `pricing`."""
     return [
         PriceRow(
             kind=PriceKind(price.kind),
@@ -41,12 +38,12 @@ def price_rows(book: PriceBook) -> list[PriceRow]:
             node_spec=price.node_spec.name if price.node_spec else "",
             nodes_from=price.nodes_from,
         )
-        for price in _PRICES.all(book=book)
+        for price in Price.objects.filter(book=book).select_related("node_spec")
     ]
 
 
 def price_name(price: Price) -> str:
-    """A price as an administrator knows it: what it is per, of which product and node spec, from how many nodes."""
+    """Return a readable name of a price: its kind, node spec, product and minimum number of nodes."""
     parts = [
         str(Price.Kinds(price.kind).label),
         price.node_spec.name if price.node_spec else "",
@@ -57,51 +54,51 @@ def price_name(price: Price) -> str:
 
 
 def faults(book: PriceBook) -> list[str]:
-    """Why a draft can't be published, each naming its price: what is missing, what is there twice. Empty: nothing."""
+    """Return the reasons why a draft cannot be published, each naming its price. Empty if it can."""
     if book.currency not in SUPPORTED:
-        return [_("No payments can be taken in %(currency)s. Choose another currency.") % {"currency": book.currency}]
+        return [_("Payments in %(currency)s are not available. Choose another currency.") % {"currency": book.currency}]
     prices = list(book.prices.select_related("node_spec"))
-    known = {_key(price) for price in prices}
+    priced = {_key(price) for price in prices}
     specs = {spec.pk: spec for spec in NodeSpec.objects.filter(is_active=True)}
     missing = [
         Price(kind=PriceKind.NODE_HOUR, node_spec=spec)
         for spec in specs.values()
-        if (PriceKind.NODE_HOUR, "", spec.pk, 1) not in known
+        if (PriceKind.NODE_HOUR, "", spec.pk, 1) not in priced
     ]
-    # A price from several nodes on says nothing of fewer; and a product sold by the epoch needs each node spec's price.
+    # A volume price needs a base price for fewer nodes. A product sold by the epoch needs a price for every node spec.
     for price in prices:
         first = (PriceKind(price.kind), price.product, price.node_spec_id, 1)
         general = (PriceKind(price.kind), "", price.node_spec_id, 1)
-        if price.nodes_from > 1 and first not in known and general not in known:
+        if price.nodes_from > 1 and first not in priced and general not in priced:
             missing.append(Price(kind=price.kind, product=price.product, node_spec=price.node_spec))
     sold_fixed = {price.product for price in prices if price.kind == PriceKind.FIXED_EPOCH}
     missing += [
         Price(kind=PriceKind.FIXED_EPOCH, product=product, node_spec=spec)
         for product in sorted(sold_fixed)
         for spec in specs.values()
-        if not {(PriceKind.FIXED_EPOCH, product, spec.pk, 1), (PriceKind.FIXED_EPOCH, "", spec.pk, 1)} & known
+        if not {(PriceKind.FIXED_EPOCH, product, spec.pk, 1), (PriceKind.FIXED_EPOCH, "", spec.pk, 1)} & priced
     ]
-    missing += _no_longer_priced(book, known, set(specs))
+    missing += _no_longer_priced(book, priced, set(specs))
     names = dict.fromkeys(price_name(price) for price in missing)
-    return [_("This price is missing: %(price)s.") % {"price": name} for name in names]
+    return [_("A price is missing: %(price)s. Add it.") % {"price": name} for name in names]
 
 
 def _no_longer_priced(
-    book: PriceBook, known: set[tuple[PriceKind, str, int | None, int]], specs: set[int]
+    book: PriceBook, priced: set[tuple[PriceKind, str, int | None, int]], specs: set[int]
 ) -> list[Price]:
-    """What the book that holds now prices by the epoch and the draft does not: it could not be sold any more."""
-    holds_now = (
+    """Return the prices per epoch of the current book that the draft lacks: those products could no longer be sold."""
+    current = (
         PriceBook.objects.filter(currency=book.currency, published_at__isnull=False, effective_from__lte=timezone.now())
         .order_by("-effective_from")
         .first()
     )
     return [
         price
-        for price in (holds_now.prices.select_related("node_spec") if holds_now else ())
+        for price in (current.prices.select_related("node_spec") if current else ())
         if price.kind == PriceKind.FIXED_EPOCH and price.node_spec_id in specs
         if price.nodes_from == 1
-        and _key(price) not in known
-        and (PriceKind.FIXED_EPOCH, "", price.node_spec_id, 1) not in known
+        and _key(price) not in priced
+        and (PriceKind.FIXED_EPOCH, "", price.node_spec_id, 1) not in priced
     ]
 
 
@@ -111,25 +108,20 @@ def _key(price: Price) -> tuple[PriceKind, str, int | None, int]:
 
 @transaction.atomic
 def publish(*, book: PriceBook, effective_from: datetime | None = None) -> PriceBook:
-    """Make a draft hold from a moment (now, at the earliest).
-
-    Raises BookRefused, at the field where one is at fault.
-    """
+    """Publish a draft, effective from a time (now or later). Raises BookRefused, with the field at fault if any."""
     book = PriceBook.objects.select_for_update().get(pk=book.pk)
     now = timezone.now()
     starts = effective_from or book.effective_from or now
     if book.published_at:
-        raise BookRefused(_("This book is published already. Copy it to change a price."))
+        raise BookRefused(_("This price book is already published. Copy it to change a price."))
     if effective_from and effective_from < now:
-        raise BookRefused(_("Choose a date to come: prices can't change for the past."))
+        raise BookRefused(_("Choose a date in the future. Past prices can't change."))
     starts = max(starts, now)
-    if found := faults(book):
-        raise BookRefused(" ".join(found))
+    if problems := faults(book):
+        raise BookRefused(" ".join(problems))
     same = PriceBook.objects.filter(currency=book.currency, effective_from=starts, published_at__isnull=False).first()
     if same:
-        raise BookRefused(
-            _("%(book)s begins at the same moment: two books can't hold at once. Choose another date.") % {"book": same}
-        )
+        raise BookRefused(_("%(book)s starts at the same time. Choose another date.") % {"book": same})
     book.effective_from = starts
     book.published_at = now
     book.save(update_fields=["effective_from", "published_at"])
@@ -138,7 +130,7 @@ def publish(*, book: PriceBook, effective_from: datetime | None = None) -> Price
 
 @transaction.atomic
 def copy(*, book: PriceBook) -> PriceBook:
-    """A draft with the same prices, to change and publish."""
+    """Create a draft with the same prices."""
     name = _("Copy of %(name)s") % {"name": book.name}
     draft = PriceBook.objects.create(name=name[:NAME_LIMIT], currency=book.currency)
     Price.objects.bulk_create(

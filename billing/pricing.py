@@ -1,9 +1,8 @@
-"""What a run costs, before and after: quote and rate. PURE: no clock, no database, no import from outside.
+"""Price a run before (`quote`) and after it (`rate`). Pure functions: no clock, no database, no third-party imports.
 
-The one rounding rule: each line is rounded once, half up, to the minor unit (`round_minor`); ranges of time are rounded
-on their running total, so that a run costs the same however it was cut into ranges. The one promise: what `rate` gives
-is never more than the quote's ceiling. Worked numbers stand in `docs/pricing.md`, and a test recomputes
-them.
+Each line is rounded once, half up, to the minor unit (`round_minor`). Time ranges are rounded on their running total,
+so a run costs the same however it is divided. `rate` never exceeds the quote's ceiling. `docs/pricing.md` has worked
+examples, which a test recomputes.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from fractions import Fraction
 from typing import Any
 
-from billing.usage import Range, Usage
+from billing.usage import Usage
 
 SECONDS_PER_HOUR = 3600
 
@@ -27,20 +26,21 @@ class Mode(enum.StrEnum):
     METERED = "metered"
     """Node-seconds used, up to the ceiling."""
     FIXED = "fixed"
-    """A price for each epoch, node spec and node count, known in full before the run."""
+    """A price per epoch, node spec and node count that includes a limited running time."""
 
 
 class PriceKind(enum.StrEnum):
-    """What a price in a price book is per."""
+    """The unit that a price applies to."""
 
     NODE_HOUR = "node_hour"
     EPOCH = "epoch"
     FIXED_EPOCH = "fixed_epoch"
     MINIMUM = "minimum"
+    STORAGE = "storage"
 
 
 class PricingError(Exception):
-    """A quote can't be made; `field` names what to change and `code` why."""
+    """No quote is possible: `code` says why, `field` what to change, `minimum` a value that works."""
 
     def __init__(self, code: str, *, field: str, minimum: int = 0) -> None:
         super().__init__(code)
@@ -62,7 +62,7 @@ class PriceRow:
 
 @dataclass(frozen=True)
 class Purchase:
-    """What is bought, as far as the price goes."""
+    """The choices that determine a price."""
 
     product: str
     mode: Mode
@@ -73,24 +73,23 @@ class Purchase:
 
 @dataclass(frozen=True)
 class Estimate:
-    """How long the whole run is thought to take, in seconds, and where that comes from."""
+    """The estimated duration of a run in seconds, and its basis."""
 
     p50_seconds: float
     p90_seconds: float
     source: str
     """`history`, `probe`, `reference`, `customer` or `free`."""
     runs: int = 0
-    """How many earlier runs stand behind it."""
+    """Number of earlier runs that the estimate is based on."""
     measured_nodes: tuple[int, ...] = ()
-    """The node counts of those runs, where none had the number asked for and their times were scaled to it."""
+    """Node counts of those runs if none had the requested count, so that their times were scaled."""
     efficiency: float | None = None
-    """What share of the ideal speed the scaling leaves, by what was measured; None where nothing was scaled, or where
-    runs of one node count alone can't show it."""
+    """Measured scaling efficiency, 0 to 1. None if nothing was scaled or only one node count was measured."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """The prices a quote was made with: all that `rate` needs. Amounts in minor units."""
+    """The prices of a quote, from which `rate` computes the charge. Amounts in minor units."""
 
     mode: Mode
     nodes: int
@@ -101,14 +100,16 @@ class Terms:
     """Metered: one epoch, charged when the run completes. Fixed: one epoch on all nodes."""
     minimum_minor: int
     ceiling_minor: int
+    included_seconds: int | None = None
+    """Fixed mode: running time of all nodes that the price includes; more is charged per hour. None: all of it."""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON; `from_json` is the inverse."""
+        """Return plain JSON data; `from_json` is the inverse."""
         return {name: str(value) if isinstance(value, Decimal) else value for name, value in vars(self).items()}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Terms:
-        """Read what `to_json` gave."""
+        """Rebuild terms from the data of `to_json`."""
         return cls(
             **{
                 **data,
@@ -121,31 +122,31 @@ class Terms:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a quote or receipt. `rule` is the stable name of why it is so; the words for it are the display's."""
+    """One line of a quote or receipt. `rule` is a stable code; `billing.messages` has its title."""
 
     rule: str
     quantity: str
     unit: str
-    """`node_hours`, `epochs`, `seconds` or `run`."""
+    """`node_hours`, `epochs`, `seconds`, `run` or `gigabytes`."""
     unit_minor: str
     amount_minor: int
     began_at: str = ""
-    """With `ended_at`, the moments (ISO 8601) of a line that is about a stretch of time; empty for any other."""
+    """Start of the line's time range (ISO 8601), with `ended_at`; empty for lines without a time range."""
     ended_at: str = ""
     nodes: int = 0
-    """How many nodes a stretch of time is about; 0 where that says nothing."""
+    """Number of nodes in the time range; 0 if it does not apply."""
     evidence: dict[str, Any] = field(default_factory=dict, hash=False)
-    """What stands behind a line that is free: which node, what failed (plain names and numbers)."""
+    """Why the line is free: the node and the failure, as codes and numbers."""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON, without what does not apply."""
+        """Return plain JSON data without empty optional fields."""
         data = dataclasses.asdict(self)
         return {name: data[name] for name in data if data[name] or name not in OPTIONAL_OF_A_LINE}
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A priced purchase. `lines` say what the ceiling is made of and sum to it."""
+    """A priced purchase. `lines` sum to the ceiling."""
 
     terms: Terms
     lines: tuple[Line, ...]
@@ -160,14 +161,14 @@ OPTIONAL_OF_A_LINE = frozenset({"began_at", "ended_at", "nodes", "evidence"})
 
 @dataclass(frozen=True)
 class Charge:
-    """What is due: the lines and their total, never above the ceiling."""
+    """The charge of a run: lines and their total, at most the ceiling."""
 
     lines: tuple[Line, ...]
     total_minor: int
 
 
 def round_minor(amount: Decimal | Fraction) -> int:
-    """An amount in minor units as an integer, half up."""
+    """Round an amount in minor units to an integer, half up."""
     return math.floor(Fraction(amount) + Fraction(1, 2))
 
 
@@ -177,163 +178,185 @@ def quote(
     estimate: Estimate,
     *,
     headroom: Decimal,
-    least_seconds: int,
-    most_seconds: int,
+    min_deadline_seconds: int,
+    max_deadline_seconds: int,
     max_seconds: int | None = None,
     ceiling_minor: int | None = None,
+    included_seconds: int | None = None,
 ) -> Offer:
     """Price a purchase.
 
-    The deadline is the customer's `max_seconds`, or else the p90 estimate times `headroom`; never under
-    `least_seconds` (unless the customer said so) nor over `most_seconds`. A customer's `ceiling_minor` shortens it to
-    what that money buys. Raises PricingError: `not_priced`, `max_seconds_too_large`, `ceiling_too_small` (with the
-    least that works).
+    The deadline is the customer's `max_seconds`, otherwise the p90 estimate times `headroom`, at least
+    `min_deadline_seconds` and at most `max_deadline_seconds`. A fixed price includes `included_seconds`: the default
+    deadline is not shorter, and time beyond them costs the node-hour price. A customer's `ceiling_minor` shortens the
+    deadline to what it can pay. Raises PricingError: `not_priced`, `max_seconds_too_large`, `ceiling_too_small` (with
+    the smallest possible one).
     """
-    minimum = _find(prices, PriceKind.MINIMUM, purchase)
-    hourly = _find(prices, PriceKind.NODE_HOUR, purchase)
-    fixed = _find(prices, PriceKind.FIXED_EPOCH, purchase)
-    extra = _find(prices, PriceKind.EPOCH, purchase)
+    minimum = find_price(prices, PriceKind.MINIMUM, purchase)
+    hourly = find_price(prices, PriceKind.NODE_HOUR, purchase)
+    fixed = find_price(prices, PriceKind.FIXED_EPOCH, purchase)
+    extra = find_price(prices, PriceKind.EPOCH, purchase)
     if hourly is None or (purchase.mode is Mode.FIXED and fixed is None):
         raise PricingError("not_priced", field="node_spec")
-    if max_seconds is not None and max_seconds > most_seconds:
-        raise PricingError("max_seconds_too_large", field="max_seconds", minimum=most_seconds)
-    seconds = max_seconds or min(most_seconds, max(least_seconds, int(Decimal(estimate.p90_seconds) * headroom) + 1))
+    if max_seconds is not None and max_seconds > max_deadline_seconds:
+        raise PricingError("max_seconds_too_large", field="max_seconds", minimum=max_deadline_seconds)
+    is_fixed = purchase.mode is Mode.FIXED
+    default = max(min_deadline_seconds, math.ceil(Decimal(str(round(estimate.p90_seconds, 3))) * headroom))
+    seconds = max_seconds or min(max_deadline_seconds, max(default, included_seconds or 0) if is_fixed else default)
     terms = Terms(
         mode=purchase.mode,
         nodes=purchase.nodes,
         epochs=purchase.epochs,
         hourly=hourly,
-        per_epoch=(fixed or Decimal(0)) * purchase.nodes if purchase.mode is Mode.FIXED else extra or Decimal(0),
+        per_epoch=(fixed or Decimal(0)) * purchase.nodes if is_fixed else extra or Decimal(0),
         minimum_minor=round_minor(minimum or Decimal(0)),
         ceiling_minor=0,
+        included_seconds=min(seconds, seconds if included_seconds is None else included_seconds) if is_fixed else None,
     )
-    if purchase.mode is Mode.FIXED:
-        return _fixed_offer(terms, seconds, ceiling_minor)
+    if is_fixed:
+        return _fixed_offer(terms, estimate, seconds, ceiling_minor)
     return _metered_offer(terms, estimate, seconds, ceiling_minor)
 
 
-def terms_for(prices: list[PriceRow], purchase: Purchase, *, deadline_seconds: int) -> Terms:
-    """The terms that `prices` would give a purchase of this deadline. Raises PricingError (`not_priced`)."""
-    unknown = Estimate(0.0, 0.0, "")
+def terms_for(
+    prices: list[PriceRow], purchase: Purchase, *, deadline_seconds: int, included_seconds: int | None
+) -> Terms:
+    """Return the terms of a purchase with this deadline under `prices`. Raises PricingError (`not_priced`)."""
     offer = quote(
         prices,
         purchase,
-        unknown,
+        Estimate(0.0, 0.0, ""),
         headroom=Decimal(1),
-        least_seconds=0,
-        most_seconds=deadline_seconds,
+        min_deadline_seconds=0,
+        max_deadline_seconds=deadline_seconds,
         max_seconds=deadline_seconds,
+        included_seconds=included_seconds,
     )
     return offer.terms
 
 
 def rate(usage: Usage, terms: Terms) -> Charge:
-    """What `usage` costs under a quote's terms. Never more than the ceiling.
+    """Return the charge for `usage` under a quote's terms, at most the ceiling.
 
-    Fixed and completed: the price. Everything else: the time used, at the node-hour price; a completed metered run
-    adds its epochs, and a run that used any time costs at least the minimum.
+    A completed run in fixed mode costs its price plus the time beyond the included time. All other runs cost the time
+    used at the node-hour price; an incomplete fixed run costs at most what it would have cost when completed. A
+    completed metered run adds its epochs. A run that used any time costs at least the minimum.
     """
     if usage.billable_seconds <= 0:
         return Charge((), 0)
-    if terms.mode is Mode.FIXED and usage.completed:
-        lines = [_line("fixed_price", Decimal(terms.epochs), "epochs", terms.per_epoch)]
+    if terms.mode is Mode.FIXED:
+        lines = _fixed_lines(terms, usage.node_seconds(terms.nodes))
+        if not usage.completed:
+            lines = _with_cap(sum(line.amount_minor for line in lines), _used_lines(terms, usage))
     else:
         lines = _used_lines(terms, usage)
-        if terms.mode is Mode.METERED and usage.completed and terms.per_epoch:
-            lines.append(_line("epochs_completed", Decimal(terms.epochs), "epochs", terms.per_epoch))
-    return _within(lines, terms)
+        if usage.completed and terms.per_epoch:
+            lines.append(_epochs_line(terms))
+    return _capped_charge(lines, terms)
 
 
 def affordable_seconds(terms: Terms, budget_minor: int) -> int:
-    """The most whole seconds on all nodes whose price, with the epochs', is within `budget_minor`; never negative."""
-    room = budget_minor - _epochs_minor(terms)
-    if room < 0:
+    """Return the largest number of seconds on all nodes that `budget_minor` pays for, after the epochs' price."""
+    for_time_minor = budget_minor - _epochs_line(terms).amount_minor
+    if for_time_minor < 0:
         return 0
     if terms.hourly == 0:
         return 10**9
-    return math.floor(room / _time_minor(terms, Decimal(1)))
+    return math.floor(for_time_minor / _time_minor(terms, Decimal(1)))
 
 
 def _metered_offer(terms: Terms, estimate: Estimate, seconds: int, ceiling_minor: int | None) -> Offer:
     if ceiling_minor is not None:
-        # Rounded up: what is named as the least does buy a minute.
-        least = max(terms.minimum_minor, math.ceil(_time_minor(terms, Decimal(60))) + _epochs_minor(terms))
-        if ceiling_minor < least:
-            raise PricingError("ceiling_too_small", field="ceiling_minor", minimum=least)
+        # Rounded up, so that the smallest ceiling named in the error does buy a minute.
+        minute_minor = math.ceil(_time_minor(terms, Decimal(60)))
+        smallest_ceiling = max(terms.minimum_minor, minute_minor + _epochs_line(terms).amount_minor)
+        if ceiling_minor < smallest_ceiling:
+            raise PricingError("ceiling_too_small", field="ceiling_minor", minimum=smallest_ceiling)
         seconds = min(seconds, affordable_seconds(terms, ceiling_minor))
     lines = [_time_line(terms, Decimal(seconds))]
     if terms.per_epoch:
-        lines.append(_line("epochs_completed", Decimal(terms.epochs), "epochs", terms.per_epoch))
-    shortfall = terms.minimum_minor - sum(line.amount_minor for line in lines)
-    if shortfall > 0:
-        lines.append(_line("minimum", Decimal(1), "run", Decimal(shortfall)))
+        lines.append(_epochs_line(terms))
+    return _offer(terms, estimate, seconds, lines)
+
+
+def _fixed_offer(terms: Terms, estimate: Estimate, seconds: int, ceiling_minor: int | None) -> Offer:
+    price, included = _epochs_line(terms).amount_minor, terms.included_seconds or 0
+    if ceiling_minor is not None:
+        if ceiling_minor < (smallest_ceiling := max(price, terms.minimum_minor)):
+            raise PricingError("ceiling_too_small", field="ceiling_minor", minimum=smallest_ceiling)
+        seconds = min(seconds, included + affordable_seconds(terms, ceiling_minor))
+    return _offer(terms, estimate, seconds, _fixed_lines(terms, Decimal(seconds * terms.nodes)))
+
+
+def _offer(terms: Terms, estimate: Estimate, seconds: int, lines: list[Line]) -> Offer:
+    """Build the offer from its lines, raised to the minimum charge. Their sum is the ceiling."""
+    lines = _with_minimum(terms.minimum_minor, lines)
     ceiling = sum(line.amount_minor for line in lines)
-    return Offer(
-        terms=dataclasses.replace(terms, ceiling_minor=ceiling),
-        lines=tuple(lines),
-        p50_minor=min(ceiling, _total(terms, Decimal(str(estimate.p50_seconds)))),
-        p90_minor=min(ceiling, _total(terms, Decimal(str(estimate.p90_seconds)))),
-        ceiling_minor=ceiling,
-        deadline_seconds=seconds,
+    p50, p90 = (
+        min(ceiling, _total(terms, Decimal(str(each)))) for each in (estimate.p50_seconds, estimate.p90_seconds)
     )
+    return Offer(dataclasses.replace(terms, ceiling_minor=ceiling), tuple(lines), p50, p90, ceiling, seconds)
 
 
-def _fixed_offer(terms: Terms, seconds: int, ceiling_minor: int | None) -> Offer:
-    lines = [_line("fixed_price", Decimal(terms.epochs), "epochs", terms.per_epoch)]
-    shortfall = terms.minimum_minor - lines[0].amount_minor
-    if shortfall > 0:
-        lines.append(_line("minimum", Decimal(1), "run", Decimal(shortfall)))
-    price = sum(line.amount_minor for line in lines)
-    if ceiling_minor is not None and ceiling_minor < price:
-        raise PricingError("ceiling_too_small", field="ceiling_minor", minimum=price)
-    return Offer(
-        terms=dataclasses.replace(terms, ceiling_minor=price),
-        lines=tuple(lines),
-        p50_minor=price,
-        p90_minor=price,
-        ceiling_minor=price,
-        deadline_seconds=seconds,
-    )
+def _capped_charge(lines: list[Line], terms: Terms) -> Charge:
+    """Raise the charge to the minimum and cut it at the ceiling. Both are lines, so that lines sum to the total."""
+    lines = _with_cap(terms.ceiling_minor, _with_minimum(terms.minimum_minor, lines), rule="above_ceiling")
+    return Charge(tuple(lines), sum(line.amount_minor for line in lines))
 
 
-def _within(lines: list[Line], terms: Terms) -> Charge:
-    """Raise to the minimum and cut at the ceiling, each as a line of its own: the lines always sum to the total."""
-    total = sum(line.amount_minor for line in lines)
-    if total < terms.minimum_minor:
-        lines.append(_line("minimum", Decimal(1), "run", Decimal(terms.minimum_minor - total)))
-        total = terms.minimum_minor
-    if total > terms.ceiling_minor:
-        lines.append(_line("above_ceiling", Decimal(1), "run", Decimal(terms.ceiling_minor - total)))
-        total = terms.ceiling_minor
-    return Charge(tuple(lines), total)
+def _with_minimum(amount_minor: int, lines: list[Line]) -> list[Line]:
+    """Add a line that raises the sum to `amount_minor`, if it is lower."""
+    missing = amount_minor - sum(line.amount_minor for line in lines)
+    return [*lines, _line("minimum", Decimal(1), "run", Decimal(missing))] if missing > 0 else lines
+
+
+def _with_cap(amount_minor: int, lines: list[Line], *, rule: str = "above_fixed_price") -> list[Line]:
+    """Add a negative line that cuts the sum at `amount_minor`, if it is higher."""
+    above = sum(line.amount_minor for line in lines) - amount_minor
+    return [*lines, _line(rule, Decimal(1), "run", Decimal(-above))] if above > 0 else lines
 
 
 def _total(terms: Terms, seconds: Decimal) -> int:
-    return max(terms.minimum_minor, _time_line(terms, seconds).amount_minor + _epochs_minor(terms))
+    """Return the cost of a completed run of `seconds` on all nodes."""
+    if terms.mode is Mode.FIXED:
+        lines = _fixed_lines(terms, seconds * terms.nodes)
+    else:
+        lines = [_time_line(terms, seconds), _epochs_line(terms)]
+    return max(terms.minimum_minor, sum(line.amount_minor for line in lines))
 
 
-def _epochs_minor(terms: Terms) -> int:
-    return round_minor(terms.per_epoch * terms.epochs)
+def _epochs_line(terms: Terms) -> Line:
+    rule = "fixed_price" if terms.mode is Mode.FIXED else "epochs_completed"
+    return _line(rule, Decimal(terms.epochs), "epochs", terms.per_epoch)
+
+
+def _fixed_lines(terms: Terms, node_seconds: Decimal) -> list[Line]:
+    """Return the lines of a completed fixed run: its price and the node time beyond the included time."""
+    lines = [_epochs_line(terms)]
+    extra = 0 if terms.included_seconds is None else node_seconds - terms.included_seconds * terms.nodes
+    if extra > 0:
+        line = _time_line(dataclasses.replace(terms, nodes=1), Decimal(extra))
+        lines.append(dataclasses.replace(line, rule="extra_time"))
+    return lines
 
 
 def _time_minor(terms: Terms, seconds: Decimal) -> Fraction:
-    """The price of `seconds` on all nodes, exact: a third has no end in decimals, and must not tip a half."""
+    """Return the exact price of `seconds` on all nodes. A Fraction, because decimals could round thirds twice."""
     return Fraction(seconds) * terms.nodes * Fraction(terms.hourly) / SECONDS_PER_HOUR
 
 
 def _used_lines(terms: Terms, usage: Usage) -> list[Line]:
-    """A line for each range, rounded so that they sum to the rounded price of all of them."""
-    whole = Range(usage.billable_seconds, terms.nodes)
-    lines, due, written = [], Fraction(0), 0
-    for part in usage.ranges or (whole,):
-        of_part = dataclasses.replace(terms, nodes=part.nodes)
+    """Return a line per time range, rounded so that their sum is the rounded total price."""
+    lines, exact_minor, rounded_minor = [], Fraction(0), 0
+    for part in usage.parts(terms.nodes):
+        part_terms = dataclasses.replace(terms, nodes=part.nodes)
         seconds = Decimal(str(part.seconds))
-        due += _time_minor(of_part, seconds)
-        amount = round_minor(due) - written
-        written += amount
+        exact_minor += _time_minor(part_terms, seconds)
+        amount = round_minor(exact_minor) - rounded_minor
+        rounded_minor += amount
         lines.append(
             dataclasses.replace(
-                _time_line(of_part, seconds),
+                _time_line(part_terms, seconds),
                 amount_minor=amount,
                 began_at=part.began_at,
                 ended_at=part.ended_at,
@@ -359,14 +382,14 @@ def _line(rule: str, quantity: Decimal, unit: str, unit_minor: Decimal) -> Line:
 
 
 def _plain(number: Decimal) -> str:
-    """A Decimal in plain digits, without trailing zeros."""
+    """Format a Decimal without exponent and trailing zeros."""
     text = f"{number:f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def _find(prices: list[PriceRow], kind: PriceKind, purchase: Purchase) -> Decimal | None:
-    """The price of `kind`: the product's own before everyone's, then the highest tier that the node count reaches."""
-    found = [
+def find_price(prices: list[PriceRow], kind: PriceKind, purchase: Purchase) -> Decimal | None:
+    """Return the price of `kind`: the product's own before the general one, at the highest tier for the node count."""
+    matching = [
         row
         for row in prices
         if row.kind is kind
@@ -374,5 +397,5 @@ def _find(prices: list[PriceRow], kind: PriceKind, purchase: Purchase) -> Decima
         and row.node_spec in {"", purchase.node_spec}
         and row.nodes_from <= purchase.nodes
     ]
-    best = max(found, key=lambda row: (row.product != "", row.nodes_from), default=None)
+    best = max(matching, key=lambda row: (row.product != "", row.nodes_from), default=None)
     return best.amount if best else None

@@ -1,8 +1,9 @@
-"""Offers: priced from the book that holds now, kept as they were made. The one rule: a quote's figures never change."""
+"""Quotes, priced from the current price book. A stored quote never changes."""
 
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
@@ -14,17 +15,60 @@ from django.utils.translation import gettext as _
 
 from billing import pricing
 from billing.errors import NotPriced, NoWallet, QuoteExpired, QuoteRefused
-from billing.models import Quote
+from billing.messages import money
+from billing.models import PriceBook, Quote
 from billing.pricebooks import current_book, price_rows
 from billing.selectors import wallet
-from billing.wording import money
-from console.accounts.errors import NotFound
 from console.accounts.models import Organization, User
-from console.operations.kept import Kept, given
+from console.core.errors import NotFound
 
-LEAST_SECONDS = 300
-"""A first run of unknown code gets at least this long, so that a wrong estimate doesn't end it at once."""
-_QUOTE = Kept(lambda: Quote.objects.filter(organization=given("organization"), pk=given("pk")))
+MIN_DEADLINE_SECONDS = 300
+"""Shortest deadline of a run without history: 5 minutes, so that a wrong estimate does not end it during start-up."""
+
+
+@dataclass(frozen=True)
+class CurrentPrices:
+    """The price book in effect and its prices, read once to price several purchases."""
+
+    book: PriceBook
+    rows: list[pricing.PriceRow]
+
+
+def current_prices(organization: Organization) -> CurrentPrices:
+    """Return the prices in effect in the currency of an organization's wallet. Raises NoWallet, NotPriced."""
+    account = wallet(organization)
+    if account is None:
+        raise NoWallet
+    book = current_book(currency=account.currency)
+    return CurrentPrices(book, price_rows(book))
+
+
+def price(
+    prices: CurrentPrices,
+    *,
+    purchase: pricing.Purchase,
+    estimate: pricing.Estimate,
+    headroom: Decimal,
+    max_deadline_seconds: int,
+    max_seconds: int | None,
+    ceiling_minor: int | None,
+    included_seconds: int | None = None,
+) -> pricing.Offer:
+    """Price a purchase as `make_quote` does, without storing a quote. Raises NotPriced, QuoteRefused."""
+    try:
+        return pricing.quote(
+            prices.rows,
+            purchase,
+            estimate,
+            headroom=headroom,
+            min_deadline_seconds=MIN_DEADLINE_SECONDS,
+            max_deadline_seconds=max_deadline_seconds,
+            max_seconds=max_seconds,
+            ceiling_minor=ceiling_minor,
+            included_seconds=included_seconds,
+        )
+    except pricing.PricingError as error:
+        raise _translate(error, prices.book.currency) from error
 
 
 def make_quote(
@@ -35,31 +79,27 @@ def make_quote(
     payload: dict[str, Any],
     estimate: pricing.Estimate,
     headroom: Decimal,
-    most_seconds: int,
+    max_deadline_seconds: int,
     max_seconds: int | None,
     ceiling_minor: int | None,
+    included_seconds: int | None = None,
 ) -> Quote:
-    """Price a purchase for an organization and keep the offer.
+    """Price a purchase for an organization and store the quote.
 
     Raises NoWallet, NotPriced, QuoteRefused (with its field).
     """
-    account = wallet(organization)
-    if account is None:
-        raise NoWallet
-    book = current_book(currency=account.currency)
-    try:
-        offer = pricing.quote(
-            price_rows(book),
-            purchase,
-            estimate,
-            headroom=headroom,
-            least_seconds=LEAST_SECONDS,
-            most_seconds=most_seconds,
-            max_seconds=max_seconds,
-            ceiling_minor=ceiling_minor,
-        )
-    except pricing.PricingError as error:
-        raise _in_words(error, book.currency) from error
+    prices = current_prices(organization)
+    book = prices.book
+    offer = price(
+        prices,
+        purchase=purchase,
+        estimate=estimate,
+        headroom=headroom,
+        max_deadline_seconds=max_deadline_seconds,
+        max_seconds=max_seconds,
+        ceiling_minor=ceiling_minor,
+        included_seconds=included_seconds,
+    )
     return Quote.objects.create(
         organization=organization,
         created_by=user,
@@ -81,7 +121,7 @@ def make_quote(
 def make_free_quote(
     *, organization: Organization, user: User, nodes: int, deadline_seconds: int, payload: dict[str, Any]
 ) -> Quote:
-    """An offer at 0: nothing is held and nothing charged, however long it runs. Raises NoWallet, NotPriced."""
+    """Store a quote of 0: nothing is held or charged, however long the run takes. Raises NoWallet, NotPriced."""
     account = wallet(organization)
     if account is None:
         raise NoWallet
@@ -106,28 +146,30 @@ def make_free_quote(
 
 
 def quote_for(*, organization: Organization, quote_id: UUID | str) -> Quote:
-    """An organization's quote, expired or not. Raises NotFound for another's."""
+    """Return an organization's quote, expired or not. Raises NotFound if it belongs to another organization."""
     try:
-        quote = _QUOTE.get(organization=organization, pk=UUID(str(quote_id)))
+        quote = Quote.objects.get(organization=organization, pk=UUID(str(quote_id)))
     except (Quote.DoesNotExist, ValueError) as error:
-        raise NotFound(_("There is no such quote. Ask for a new one.")) from error
+        raise NotFound(_("This quote does not exist. Request a new one.")) from error
     quote.organization = organization
     return quote
 
 
 def require_valid(quote: Quote) -> None:
-    """Raises QuoteExpired where the offer's time is over."""
+    """Raise QuoteExpired if the quote has expired."""
     if quote.is_expired:
         raise QuoteExpired
 
 
-def _in_words(error: pricing.PricingError, currency: str) -> NotPriced | QuoteRefused:
+def _translate(error: pricing.PricingError, currency: str) -> NotPriced | QuoteRefused:
+    """Map an error of the pricing module to a customer error with a translated message."""
     if error.code == "not_priced":
-        sentence = _("This choice of product, node spec and nodes has no price. Choose another node spec.")
+        sentence = _("There is no price for this product, node spec and number of nodes. Choose another node spec.")
         return NotPriced(sentence, fields={error.field: sentence})
     sentences = {
-        "max_seconds_too_large": _("The longest run of this product is %(limit)s seconds.") % {"limit": error.minimum},
-        "ceiling_too_small": _("This ceiling is too small for the choice: it takes %(least)s at least.")
+        "max_seconds_too_large": _("The longest time of this product is %(limit)s seconds. Choose a shorter time.")
+        % {"limit": error.minimum},
+        "ceiling_too_small": _("The ceiling must be at least %(least)s for these settings.")
         % {"least": money(error.minimum, currency)},
     }
     return QuoteRefused(fields={error.field: sentences[error.code]})

@@ -1,10 +1,8 @@
-"""What comes into a wallet from outside and what is taken out of it again, with what can't be taken owed.
+"""Money into and out of wallets from outside, and the debts of organizations.
 
-Hides the accounts of what is owed and of what was written off. The one rule: money that a payment provider took back
-never takes a wallet below what is held of it, nor credit that was given: what was paid in covers it, the rest is owed,
-and the next money pays the debt, be it paid in or held no more: nobody owes what the wallet could pay. A debt that an
-administrator wrote off is asked for no more; but money that had been taken back and returns after all (a dispute that
-was won) makes good for it first.
+A refund or chargeback never reduces a wallet below its holds, and never takes promotional credit. It takes paid-in
+money; the rest becomes a debt. The next payment or released hold pays the debt. An administrator may write a debt off.
+If money comes back later (a won dispute), it first makes good for the written-off debt.
 """
 
 from __future__ import annotations
@@ -15,66 +13,65 @@ from django.utils.translation import gettext_noop
 
 from billing import credit, ledger
 from billing.errors import WriteOffRefused
+from billing.messages import money
 from billing.models import Account, Transaction, WriteOff
-from billing.wording import money
 from console.accounts import services
-from console.accounts.errors import NotAllowed
 from console.accounts.models import User
-from console.operations.kept import Kept, given
+from console.core.errors import NotAllowed
 
 
 @transaction.atomic
 def pay_in(
-    *, account: Account, amount_minor: int, reference: str, kind: str, description: str, returns: bool = False
+    *, account: Account, amount_minor: int, reference: str, kind: str, description: str, is_return: bool = False
 ) -> bool:
-    """Money of the payment provider's into a wallet; a debt is paid from it at once. False: it was posted before.
+    """Credit a payment to a wallet and pay debts from it. Returns False if it was already posted.
 
-    `returns`: it had been taken back, so that it also makes good for what was written off meanwhile.
+    `is_return`: the money had been withdrawn before, so it also repays a debt that was written off meanwhile.
     """
     clearing = ledger.platform_account(Account.Kinds.CLEARING, account.currency)
     entries = [(account, amount_minor), (clearing, -amount_minor)]
     if not ledger.post(reference=reference, kind=kind, description=description, entries=entries):
         return False
     locked = Account.objects.select_for_update(no_key=True).get(pk=account.pk)
-    due = collect(account=locked, reference=reference)
-    recovered = min(amount_minor - due, written_off_minor(locked), credit.paid_minor(locked)) if returns else 0
+    collected = collect(account=locked, reference=reference)
+    recovered = min(amount_minor - collected, written_off_minor(locked), credit.paid_minor(locked)) if is_return else 0
     if recovered:
         ledger.post(
             reference=f"recovered:{reference}",
             kind="write-off",
-            description=gettext_noop("Paid from it: a debt that had been written off"),
+            description=gettext_noop("Payment of a written-off debt"),
             entries=[(locked, -recovered), (ledger.written_off_account(locked), recovered)],
         )
     return True
 
 
 def collect(*, account: Account, reference: str) -> int:
-    """Pay what is owed from what was paid in and is held no more. Gives how much.
+    """Pay the organization's debt from available paid-in money and return the amount.
 
-    For whoever frees such money, in the same transaction, with the wallet locked: a run that ended below its ceiling,
-    a credit note. `reference` is of what freed it.
+    Call it in the transaction that makes money available (a settled hold, a credit note), with the wallet locked.
+    `reference` names that transaction.
     """
     owed = owed_minor(account)
     if not owed:
         return 0
     account.refresh_from_db()
-    due = min(owed, credit.paid_minor(account))
-    if due:
+    payable = min(owed, credit.paid_minor(account))
+    if payable:
         ledger.post(
             reference=f"debt:{reference}",
             kind="debt",
-            description=gettext_noop("Paid from it: what was owed"),
-            entries=[(account, -due), (ledger.receivable_account(account), due)],
+            description=gettext_noop("Payment of a debt"),
+            entries=[(account, -payable), (ledger.receivable_account(account), payable)],
         )
         account.refresh_from_db()
-    return due
+    return payable
 
 
 @transaction.atomic
-def take_back(*, account: Account, amount_minor: int, reference: str, kind: str, description: str) -> bool:
-    """Money out of a wallet to the payment provider; what the wallet can't cover is owed. False: it was posted before.
+def withdraw(*, account: Account, amount_minor: int, reference: str, kind: str, description: str) -> bool:
+    """Debit money that the provider took back; what the wallet cannot cover becomes a debt. False if already posted.
 
-    How it is split depends on the wallet at this moment, so the reference is looked for while the wallet is locked.
+    The split depends on the current balance, so the reference is looked up while the wallet is locked.
     """
     locked = Account.objects.select_for_update(no_key=True).get(pk=account.pk)
     if Transaction.objects.filter(reference=reference).exists():
@@ -90,58 +87,48 @@ def take_back(*, account: Account, amount_minor: int, reference: str, kind: str,
 
 @transaction.atomic
 def write_off(*, account: Account, amount_minor: int, reason: str, user: User) -> WriteOff:
-    """Give up a debt of a wallet's organization, in part or whole: an administrator's decision, with its reason.
-
-    Raises NotAllowed, WriteOffRefused (at its field).
-    """
+    """Write off all or a part of an organization's debt. Raises NotAllowed, WriteOffRefused (with its field)."""
     if not user.has_perm("billing.add_writeoff"):
         raise NotAllowed
-    # Whoever owes more, or pays, does so with the wallet locked.
+    # Debts only change while the wallet is locked.
     wallet = Account.objects.select_for_update(no_key=True).get(
         organization=account.organization_id, kind=Account.Kinds.WALLET, currency=account.currency
     )
     owed = owed_minor(wallet)
     if not 1 <= amount_minor <= owed:
-        sentence = _("At most %(owed)s is owed and can be written off.") % {"owed": money(owed, wallet.currency)}
+        sentence = _("The amount must be at most %(owed)s, the amount owed.") % {"owed": money(owed, wallet.currency)}
         raise WriteOffRefused(sentence, fields={"amount_minor": sentence})
     if not reason.strip():
-        sentence = _("Give the reason: it is kept with the write-off.")
+        sentence = _("Enter a reason. It is kept with the write-off.")
         raise WriteOffRefused(sentence, fields={"reason": sentence})
     debt = ledger.receivable_account(wallet)
-    made = WriteOff.objects.create(
-        account=debt, amount_minor=amount_minor, reason=reason.strip()[:255], written_by=user
-    )
+    row = WriteOff.objects.create(account=debt, amount_minor=amount_minor, reason=reason.strip()[:255], written_by=user)
     ledger.post(
-        reference=f"write-off:{made.pk}",
+        reference=f"write-off:{row.pk}",
         kind="write-off",
-        description=made.reason,
+        description=row.reason,
         entries=[(debt, amount_minor), (ledger.written_off_account(wallet), -amount_minor)],
     )
     services.record(
         organization=wallet.organization,
         actor=user,
         action="debt.written_off",
-        target=str(made),
-        data={"amount_minor": amount_minor, "currency": wallet.currency, "reason": made.reason},
+        target=str(row),
+        data={"amount_minor": amount_minor, "currency": wallet.currency, "reason": row.reason},
     )
-    return made
+    return row
 
 
 def owed_minor(account: Account) -> int:
-    """What the wallet's organization owes."""
-    return _negative(account, Account.Kinds.RECEIVABLE)
+    """Return the debt of the wallet's organization."""
+    return _debt_minor(account, Account.Kinds.RECEIVABLE)
 
 
 def written_off_minor(account: Account) -> int:
-    """What of the debts of the wallet's organization was given up, less what came back after all."""
-    return _negative(account, Account.Kinds.WRITTEN_OFF)
+    """Return the written-off debt of the wallet's organization, less later repayments."""
+    return _debt_minor(account, Account.Kinds.WRITTEN_OFF)
 
 
-_BESIDE = Kept(
-    lambda: Account.objects.filter(organization=given("organization"), kind=given("kind"), currency=given("currency"))
-)
-
-
-def _negative(account: Account, kind: Account.Kinds) -> int:
-    found = _BESIDE.all(organization=account.organization_id, kind=kind, currency=account.currency)
-    return -sum(beside.posted_minor for beside in found)
+def _debt_minor(account: Account, kind: Account.Kinds) -> int:
+    accounts = Account.objects.filter(organization=account.organization_id, kind=kind, currency=account.currency)
+    return -sum(accounts.values_list("posted_minor", flat=True))

@@ -1,4 +1,4 @@
-"""Reads of billing: the wallet, what moved, what is held, receipts, offers. No write happens here."""
+"""Read-only queries of billing: wallet, entries, holds, receipts, node specs on offer."""
 
 from __future__ import annotations
 
@@ -12,25 +12,22 @@ from billing.errors import NotPriced
 from billing.models import Account, Entry, Hold, NodeSpec, Receipt
 from billing.pricebooks import current_book
 from billing.pricing import PriceKind
-from console.accounts.errors import NotFound
 from console.accounts.models import Organization
-from console.operations.kept import Kept, given
-
-_WALLET = Kept(lambda: Account.objects.filter(organization=given("organization"), kind=Account.Kinds.WALLET))
+from console.core.errors import NotFound
 
 
 def wallet(organization: Organization) -> Account | None:
-    """The organization's wallet; None before its service was activated."""
-    return _WALLET.first(organization=organization)
+    """Return the organization's wallet, or None before the service is activated."""
+    return Account.objects.filter(organization=organization, kind=Account.Kinds.WALLET).first()
 
 
 def default_currency() -> str:
-    """The currency of wallets still to be made."""
+    """Return the currency of new wallets."""
     return str(settings.CURRENCY)
 
 
 def movements(organization: Organization) -> QuerySet[Entry]:
-    """What moved in the wallet, newest first; `transaction` is loaded."""
+    """Return the wallet's entries, newest first, with `transaction` loaded."""
     return (
         Entry.objects.filter(account__organization=organization, account__kind=Account.Kinds.WALLET)
         .select_related("transaction", "account")
@@ -39,19 +36,19 @@ def movements(organization: Organization) -> QuerySet[Entry]:
 
 
 def open_holds(organization: Organization) -> QuerySet[Hold]:
-    """What is held now, and for which purchase."""
+    """Return the open holds, with their quotes loaded."""
     return Hold.objects.filter(account__organization=organization, state=Hold.States.HELD).select_related(
         "account", "quote"
     )
 
 
 def receipts_for(organization: Organization) -> QuerySet[Receipt]:
-    """Every receipt, newest first."""
+    """Return all receipts, newest first, with their holds loaded."""
     return Receipt.objects.filter(organization=organization).select_related("hold")
 
 
 def receipt_for(organization: Organization, pk: int) -> Receipt:
-    """One receipt. Raises NotFound for another organization's."""
+    """Return one receipt. Raises NotFound if it belongs to another organization."""
     receipt = receipts_for(organization).filter(pk=pk).first()
     if receipt is None:
         raise NotFound
@@ -59,23 +56,35 @@ def receipt_for(organization: Organization, pk: int) -> Receipt:
 
 
 @dataclass(frozen=True)
+class Discount:
+    """The price per node-hour in minor units for runs of `nodes_from` nodes or more."""
+
+    nodes_from: int
+    hourly_minor: Decimal
+
+
+@dataclass(frozen=True)
 class OfferedSpec:
-    """A node spec with its price for one node and hour, in minor units; None where it has none now."""
+    """A node spec with its current price per node-hour in minor units, None if it has no price."""
 
     spec: NodeSpec
     hourly_minor: Decimal | None
     currency: str
+    discounts: tuple[Discount, ...] = ()
 
 
 def offered_specs(currency: str) -> list[OfferedSpec]:
-    """What can be bought now, in the order of the catalogue."""
+    """Return the active node specs with their prices, in catalogue order."""
+    tiers: dict[int | None, list[Discount]] = {}
     try:
         book = current_book(currency=currency)
     except NotPriced:
-        prices = {}
+        pass  # the specs are shown without a price
     else:
-        prices = {
-            price.node_spec_id: price.amount
-            for price in book.prices.filter(kind=PriceKind.NODE_HOUR, product="").order_by("-nodes_from")
-        }
-    return [OfferedSpec(spec, prices.get(spec.pk), currency) for spec in NodeSpec.objects.filter(is_active=True)]
+        for price in book.prices.filter(kind=PriceKind.NODE_HOUR, product="").order_by("nodes_from"):
+            tiers.setdefault(price.node_spec_id, []).append(Discount(price.nodes_from, price.amount))
+    return [_offered(spec, tiers.get(spec.pk, []), currency) for spec in NodeSpec.objects.filter(is_active=True)]
+
+
+def _offered(spec: NodeSpec, tiers: list[Discount], currency: str) -> OfferedSpec:
+    return OfferedSpec(spec, tiers[0].hourly_minor if tiers else None, currency, tuple(tiers[1:]))

@@ -1,70 +1,91 @@
-"""Celery shims: each calls one service. The rows are the truth; a lost message is made up for by the sweep."""
+"""Celery tasks of billing. Each calls one service; beat repeats them, so a lost message costs time only."""
 
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from datetime import timedelta
 
+import redis
 from celery import shared_task
 from django.utils import timezone
 
-from billing import audit, automatic, budgets, credit, events, invoices, mails, payment_mails, reversals
+from billing import auto_topup, budgets, credit, emails, events, invoices, payment_emails, reconciliation, refunds
 from billing.errors import PaymentUnavailable
 from billing.models import Quote
-from console.operations import signs
+from console.core.enqueue import send
+from console.observability import heartbeats, redis_client
 
 logger = logging.getLogger(__name__)
+
+APPLY_PENDING = "apply-events-pending"
+"""The key that exists while a message asks for `apply_events` and no worker has begun it."""
+APPLY_PENDING_SECONDS = 15
+"""How long the key lives if the message is lost: until beat sends the next one."""
+
+
+def request_apply_events() -> None:
+    """Have stored events applied soon: one message covers every event stored before a worker takes it."""
+    try:
+        key = redis_client.key(APPLY_PENDING)
+        is_first = redis_client.client().set(key, 1, nx=True, ex=APPLY_PENDING_SECONDS)
+    except redis.RedisError:
+        return  # beat sends the task every 15 seconds
+    if is_first:
+        send(apply_events)
 
 
 @shared_task
 def apply_events() -> None:
-    """Act on every payment event that waits."""
+    """Apply all payment events that are stored but not yet applied."""
+    with suppress(redis.RedisError):
+        redis_client.client().delete(redis_client.key(APPLY_PENDING))
     while events.apply_waiting():
         pass
 
 
 @shared_task
 def fetch_events() -> None:
-    """Fetch what was not delivered."""
+    """Fetch and apply events that the payment provider did not deliver."""
     try:
-        fresh = events.fetch_undelivered()
+        fetched = events.fetch_undelivered()
     except PaymentUnavailable:
-        logger.warning("The payment provider did not answer; the next sweep asks again.")
+        logger.warning("The payment provider did not answer. The next run of this task retries.")
         return
-    if fresh:
+    if fetched:
         events.apply_waiting()
 
 
 @shared_task
 def move_money() -> None:
-    """Begin and repeat what the payment provider is to be asked for: automatic top-ups, refunds; and tell by mail."""
-    automatic.sweep()
-    reversals.tell_waiting()
-    payment_mails.send_due()
+    """Start or retry automatic top-ups and refunds, and send the mails about payments."""
+    auto_topup.run_due()
+    refunds.submit_waiting()
+    payment_emails.send_due()
 
 
 @shared_task
 def expire_quotes() -> None:
-    """Forget quotes that nobody bought, a day after they expired."""
+    """Delete quotes that were not bought, a day after they expired."""
     Quote.objects.filter(hold=None, expires_at__lt=timezone.now() - timedelta(days=1)).delete()
 
 
 @shared_task
 def watch_money() -> None:
-    """Take back expired credit, and warn of budgets and wallets that run out."""
-    credit.sweep_expired()
-    budgets.watch()
-    budgets.watch_balances()
-    mails.send_due()
+    """Remove expired credit, and warn about budgets and wallets that run low."""
+    credit.remove_all_expired()
+    budgets.record_alerts()
+    budgets.record_low_balances()
+    emails.send_due()
 
 
 @shared_task
 def check_books() -> None:
-    """Ask the entries whether the books are right, and say so to whoever watches."""
-    signs.give(signs.BOOKS, wrong=audit.check_books())
+    """Check the ledger and publish the result for monitoring."""
+    heartbeats.send(heartbeats.BOOKS, wrong=reconciliation.check_books())
 
 
 @shared_task
 def write_invoices() -> None:
-    """Write the invoices of the months that are over."""
+    """Issue the invoices of past months."""
     invoices.issue_due()

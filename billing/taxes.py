@@ -1,4 +1,4 @@
-"""What tax an organization's invoices carry. The one rule: rounded once for each document, half up."""
+"""The tax on an organization's invoices. Tax is rounded once per document, half up."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from console.accounts.models import Organization
 
 @dataclass(frozen=True)
 class Tax:
-    """A tax by name and rate (percent). Inclusive: prices hold it; else it comes on top, on the invoice."""
+    """A tax with its rate in percent. `inclusive`: prices contain it; otherwise the invoice adds it."""
 
     name: str
     percent: Decimal
     inclusive: bool
 
     def of(self, taxable_minor: int) -> int:
-        """The tax in, or on, an amount that is not negative."""
-        whole = Fraction(100) + Fraction(self.percent) if self.inclusive else Fraction(100)
-        return round_minor(Fraction(taxable_minor) * Fraction(self.percent) / whole)
+        """Return the tax in minor units contained in (inclusive) or added to an amount >= 0."""
+        base = Fraction(100) + Fraction(self.percent) if self.inclusive else Fraction(100)
+        return round_minor(Fraction(taxable_minor) * Fraction(self.percent) / base)
 
 
 def tax_for(organization: Organization) -> Tax:
-    """The organization's own tax where an administrator set one, else the policy's."""
+    """Return the tax that an administrator set for the organization, otherwise the policy's."""
     rules = policy()
     details = BillingDetails.objects.filter(organization=organization).first() or BillingDetails()
     return Tax(

@@ -1,19 +1,17 @@
-"""What a run used, as `pricing` rates it. PURE.
-
-The one rule: moments are texts to be shown; what is reckoned with is seconds and nodes.
-"""
+"""The usage of a run, as `pricing` rates it. Pure functions; only seconds and nodes are computed with."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Range:
-    """A stretch of a run with one number of nodes. The moments are ISO 8601 texts: shown, never reckoned with."""
+    """A part of a run with a constant number of nodes. Times are ISO 8601 strings, for display only."""
 
     seconds: float
     nodes: int
@@ -23,9 +21,10 @@ class Range:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a run used: seconds in which its nodes ran and somebody has to pay, and whether it completed.
+    """The billable seconds of a run, and whether it completed.
 
-    `ranges` say how many nodes ran when, and replace `billable_seconds`; without them all of the quote's nodes ran.
+    `ranges`, where given, replace `billable_seconds`: they hold the number of nodes over time. Without them every node
+    of the quote counts for all of `billable_seconds`.
     """
 
     billable_seconds: float
@@ -34,16 +33,24 @@ class Usage:
 
     @classmethod
     def of(cls, ranges: Iterable[Range], *, completed: bool) -> Usage:
-        """The usage that these ranges make."""
-        kept = tuple(each for each in ranges if each.seconds > 0)
-        return cls(sum(each.seconds for each in kept), completed, kept)
+        """Return the usage of these ranges; empty ranges are dropped."""
+        used = tuple(each for each in ranges if each.seconds > 0)
+        return cls(sum(each.seconds for each in used), completed, used)
+
+    def parts(self, nodes: int) -> tuple[Range, ...]:
+        """Return the ranges; without them, one range on `nodes` nodes."""
+        return self.ranges or (Range(self.billable_seconds, nodes),)
+
+    def node_seconds(self, nodes: int) -> Decimal:
+        """Return the node-seconds used; without ranges, on `nodes` nodes."""
+        return sum((Decimal(str(part.seconds)) * part.nodes for part in self.parts(nodes)), Decimal(0))
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON; `from_json` is the inverse."""
+        """Return plain JSON data; `from_json` is the inverse."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Usage:
-        """Read what `to_json` gave."""
+        """Rebuild a usage from the data of `to_json`."""
         ranges = tuple(Range(**each) for each in data["ranges"])
         return cls(data["billable_seconds"], data["completed"], ranges)

@@ -1,15 +1,19 @@
-"""The HTTP API's roof: its addresses, and the one table from an error to an HTTP status.
+"""The HTTP API: its routes, and the one table from error codes to HTTP status.
 
-The one rule: whatever goes wrong under /api/, the body is `{"code", "message", "fields"?}`.
+The body of every error under /api/ is `{"code", "message", "fields"?}`.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from django.conf import settings
 from django.core.exceptions import PermissionDenied
+from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.shortcuts import render
 from django.urls import path
 from django.utils.translation import gettext_lazy as _
 from django.views import defaults
@@ -20,76 +24,65 @@ from rest_framework.response import Response
 
 from billing import api as billing
 from console.accounts import api as accounts
-from console.accounts.errors import CustomerError, NotAllowed, NotFound, Text
+from console.core.error_codes import CODE_OF_EXCEPTION, DATABASE_UNAVAILABLE, INTERNAL, MALFORMED, STATUS_OF_CODE
+from console.core.errors import CustomerError, NotAllowed, NotFound, Text
 from jobs import api as jobs
+from jobs import dataset_api as dataset_publishing_api
+from jobs import model_api, search_api, storage_api
 from storage import api as storage
+from storage import (
+    dataset_api,
+    registries_api,
+    secrets_api,
+    sharing_api,
+    uploads_api,
+    usage_api,
+    workspace_api,
+)
 
 API_PREFIXES = ("/api/", "/webhooks/")
+ERRORS_PATH = "/docs/errors/"
+"""The page of all error codes, whose anchors are the codes: see `console.web.docs`."""
 
-STATUS_OF_CODE = {
-    "not_found": 404,
-    "file_not_found": 404,
-    "run_not_found": 404,
-    "name_taken": 409,
-    "in_use": 409,
-    "idempotency_conflict": 409,
-    "already_ended": 409,
-    "stale_transition": 409,
-    "quote_expired": 409,
-    "quota_exceeded": 409,
-    "budget_exceeded": 409,
-    "last_owner": 409,
-    "too_large": 413,
-    "storage_full": 507,
-    "insufficient_funds": 402,
-    "service_inactive": 403,
-    "not_allowed": 403,
-    "backend_unavailable": 503,
-    "payments_unavailable": 503,
-    "pdf_unavailable": 503,
-}
-"""A customer error whose code is not here is a 400. By code, so that no room need be imported."""
-
-CODE_OF_REFUSAL: dict[type[exceptions.APIException], str] = {
-    exceptions.ParseError: "malformed",
-    exceptions.AuthenticationFailed: "authentication_failed",
-    exceptions.NotAuthenticated: "not_authenticated",
-    exceptions.MethodNotAllowed: "method_not_allowed",
-    exceptions.NotAcceptable: "not_acceptable",
-    exceptions.UnsupportedMediaType: "unsupported_media_type",
-    exceptions.Throttled: "throttled",
-    exceptions.PermissionDenied: "not_allowed",
-    exceptions.NotFound: "not_found",
-}
-INVALID: Text = _("Some values need correcting.")
+INVALID: Text = _("Some values are invalid. Correct them and try again.")
 NOT_AUTHENTICATED: Text = _("Log in, or send an API token: Authorization: Token ty_...")
-INTERNAL: Text = _("Something went wrong on our side. It was logged. Try again later.")
-REFUSED: Text = _("This request can't be understood.")
-OF_THE_WHOLE = "non_field_errors"
+UNAVAILABLE_SQLSTATES = frozenset({"57P01", "57P02", "57P03", "53300"})
+"""PostgreSQL's codes for: shut down by an administrator, crashed, still starting, too many connections."""
+RETRY_AFTER_SECONDS = 5
+"""The Retry-After of every 503: most outages last seconds."""
+NON_FIELD_ERRORS = "non_field_errors"
 
 
 def exception_handler(error: Exception, context: Mapping[str, Any]) -> Response | None:
-    """DRF's hook: the answer to an error. None for one that nobody foresaw: Django logs it and answers with 500."""
+    """Return the response to an error (DRF's hook); None for an unexpected one, which Django answers with 500."""
     if isinstance(error, Http404):
         error = NotFound()
     elif isinstance(error, PermissionDenied):
         error = exceptions.PermissionDenied()
     if isinstance(error, CustomerError):
-        answer = Response(
+        response = Response(
             error_body(error.code, error.message, error.fields), status=STATUS_OF_CODE.get(error.code, 400)
         )
     elif isinstance(error, exceptions.APIException):
-        answer = _refusal(error)
+        response = _framework_error(error)
     else:
         return None
+    response["Link"] = _help_link(response.data["code"])
+    if response.status_code == 503:
+        response["Retry-After"] = str(RETRY_AFTER_SECONDS)
     if request := context.get("request"):
-        # Whatever was asked for (an event stream, say), an error is JSON.
+        # An error is JSON, also where the request asked for an event stream.
         request.accepted_renderer, request.accepted_media_type = JSONRenderer(), JSONRenderer.media_type
-    return answer
+    return response
+
+
+def _help_link(code: str) -> str:
+    """Return the header that links an error to its documentation (RFC 8288)."""
+    return f'<{settings.TRAINYARD_URL}{ERRORS_PATH}#{code}>; rel="help"'
 
 
 def error_body(code: str, message: Text, fields: Mapping[str, Text] | None = None) -> dict[str, Any]:
-    """The body of every error."""
+    """Return the body of an error."""
     body: dict[str, Any] = {"code": code, "message": _utf8(message)}
     if fields:
         body["fields"] = {_utf8(name): _utf8(sentence) for name, sentence in fields.items()}
@@ -97,17 +90,17 @@ def error_body(code: str, message: Text, fields: Mapping[str, Text] | None = Non
 
 
 def _utf8(sentence: Text) -> str:
-    """A sentence may quote what was sent, and JSON can spell halves of characters, which no answer can carry."""
+    """Replace lone surrogates: a message may quote input, and a response cannot encode them."""
     return str(sentence).encode("utf-8", "replace").decode()
 
 
-def _refusal(error: exceptions.APIException) -> Response:
-    """The answer to what the framework itself refuses."""
+def _framework_error(error: exceptions.APIException) -> Response:
+    """Return the response to an error of DRF itself."""
     if isinstance(error, exceptions.ValidationError):
         fields = dict(_sentences(error.detail))
-        whole = fields.pop(OF_THE_WHOLE, None)
-        return Response(error_body("invalid", whole or INVALID, fields), status=400)
-    code = next((code for kind, code in CODE_OF_REFUSAL.items() if isinstance(error, kind)), "error")
+        form_error = fields.pop(NON_FIELD_ERRORS, None)
+        return Response(error_body("invalid", form_error or INVALID, fields), status=400)
+    code = next((code for kind, code in CODE_OF_EXCEPTION.items() if isinstance(error, kind)), "error")
     message: Text = str(error.detail)
     if type(error) is exceptions.NotAuthenticated:
         message = NOT_AUTHENTICATED
@@ -122,61 +115,90 @@ def _refusal(error: exceptions.APIException) -> Response:
 
 
 def _sentences(detail: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """(field, sentence) of DRF's nested details, with names such as `nodes.0.count` for what lies deeper."""
+    """Yield (field, sentence) from DRF's nested details; deeper fields have names such as `nodes.0.count`."""
     if isinstance(detail, Mapping):
         for key, value in detail.items():
-            inner = name if key == OF_THE_WHOLE and name else f"{name}.{key}" if name else str(key)
-            yield from _sentences(value, inner)
+            field = name if key == NON_FIELD_ERRORS and name else f"{name}.{key}" if name else str(key)
+            yield from _sentences(value, field)
     elif isinstance(detail, Sequence) and not isinstance(detail, str):
         if any(isinstance(item, Mapping) for item in detail):
-            for number, item in enumerate(detail):
-                yield from _sentences(item, f"{name}.{number}" if name else str(number))
+            for index, item in enumerate(detail):
+                yield from _sentences(item, f"{name}.{index}" if name else str(index))
         elif detail:
-            yield name or OF_THE_WHOLE, " ".join(str(item) for item in detail)
+            yield name or NON_FIELD_ERRORS, " ".join(str(item) for item in detail)
     else:
-        yield name or OF_THE_WHOLE, str(detail)
+        yield name or NON_FIELD_ERRORS, str(detail)
 
 
-# --- What goes wrong before or outside a view -------------------------------------------------------------------------
+# --- Errors outside a view --------------------------------------------------------------------------------------------
 
 
-def _answer(
+def _error_response(
     request: HttpRequest, status: int, code: str, message: Text, page: Callable[[], HttpResponse]
 ) -> HttpResponseBase:
-    """JSON under the API, the page everywhere else."""
+    """Return JSON under the API, and the error page elsewhere."""
     if request.path.startswith(API_PREFIXES):
-        return JsonResponse(error_body(code, message), status=status)
+        return JsonResponse(error_body(code, message), status=status, headers={"Link": _help_link(code)})
     return page()
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponseBase:
     """Django's handler400."""
-    return _answer(request, 400, "malformed", REFUSED, lambda: defaults.bad_request(request, exception))
+    return _error_response(request, 400, "malformed", MALFORMED, lambda: defaults.bad_request(request, exception))
 
 
 def permission_denied(request: HttpRequest, exception: Exception) -> HttpResponseBase:
     """Django's handler403."""
     message = NotAllowed.message
-    return _answer(request, 403, "not_allowed", message, lambda: defaults.permission_denied(request, exception))
+    return _error_response(request, 403, "not_allowed", message, lambda: defaults.permission_denied(request, exception))
 
 
 def page_not_found(request: HttpRequest, exception: Exception) -> HttpResponseBase:
     """Django's handler404."""
-    return _answer(request, 404, "not_found", NotFound.message, lambda: defaults.page_not_found(request, exception))
+    return _error_response(
+        request, 404, "not_found", NotFound.message, lambda: defaults.page_not_found(request, exception)
+    )
 
 
 def server_error(request: HttpRequest) -> HttpResponseBase:
-    """Django's handler500; the error itself is in the log."""
-    return _answer(request, 500, "internal_error", INTERNAL, lambda: defaults.server_error(request))
+    """Django's handler500, which has logged the error. An unavailable database is a 503."""
+    if _is_database_unavailable(sys.exception()):
+        response = _error_response(
+            request, 503, "database_unavailable", DATABASE_UNAVAILABLE,
+            lambda: render(None, "503.html", status=503),
+        )  # fmt: skip
+        response["Retry-After"] = str(RETRY_AFTER_SECONDS)
+        return response
+    return _error_response(request, 500, "internal_error", INTERNAL, lambda: defaults.server_error(request))
 
 
-# --- Addresses --------------------------------------------------------------------------------------------------------
+def _is_database_unavailable(error: BaseException | None) -> bool:
+    """Return whether the connection failed, as opposed to a statement that PostgreSQL refused."""
+    if not isinstance(error, OperationalError | InterfaceError):
+        return False
+    state: str | None = getattr(error.__cause__, "sqlstate", None)
+    # Class 08 is a connection exception. Without a code, the statement never reached the server or lost its response.
+    return state is None or state in UNAVAILABLE_SQLSTATES or state.startswith("08")
+
+
+# --- Routes -----------------------------------------------------------------------------------------------------------
 
 urlpatterns = [
     path("schema/", SpectacularAPIView.as_view(), name="api_schema"),
     path("docs/", SpectacularSwaggerView.as_view(url_name="api_schema"), name="api_docs"),
     *accounts.urlpatterns,
     *storage.urlpatterns,
+    *uploads_api.urlpatterns,
+    *dataset_api.urlpatterns,
+    *sharing_api.urlpatterns,
+    *usage_api.urlpatterns,
+    *registries_api.urlpatterns,
+    *secrets_api.urlpatterns,
+    *workspace_api.urlpatterns,
     *billing.urlpatterns,
     *jobs.urlpatterns,
+    *search_api.urlpatterns,
+    *storage_api.urlpatterns,
+    *dataset_publishing_api.urlpatterns,
+    *model_api.urlpatterns,
 ]

@@ -1,6 +1,6 @@
-"""The Django app of the project itself, its management commands, and what of others' static files it serves.
+"""The Django app of the project itself, with its management commands, and the choice of static files.
 
-Imports the Celery application, so that every process that has loaded Django sends its tasks to our broker.
+It imports the Celery application, so that every process with Django sends tasks to the configured broker.
 """
 
 from django.apps import AppConfig
@@ -8,7 +8,7 @@ from django.conf import settings
 from django.contrib.staticfiles.apps import StaticFilesConfig
 
 from console.celery import app as celery_app
-from console.operations import tracing
+from console.observability import tracing
 
 __all__ = ["ConsoleConfig", "StaticFiles", "celery_app"]
 
@@ -20,11 +20,11 @@ class ConsoleConfig(AppConfig):
     default = True  # of the two here
 
     def ready(self) -> None:
-        """Traces, where the settings ask for them. Raises TracingMissing."""
+        """Start tracing, if configured. Raises TracingMissing."""
         tracing.start(endpoint=settings.OTEL_EXPORTER_OTLP_ENDPOINT)
 
 
 class StaticFiles(StaticFilesConfig):
-    """Leaves out what no page of ours asks for: compressing it takes longer than all the rest."""
+    """Leaves out files that no page uses: compressing them takes longer than all others."""
 
     ignore_patterns = [*StaticFilesConfig.ignore_patterns, "redoc", "swagger-ui-es-bundle*", "swagger-ui.js*"]

@@ -1,6 +1,6 @@
 """The Celery application: `celery -A console.celery worker`.
 
-The one rule: a message is only a hint that makes things fast. Whatever a task does, a sweep would do without it.
+Messages only save time: periodic tasks do the same work without them.
 """
 
 from __future__ import annotations
@@ -12,20 +12,23 @@ from celery import Celery
 from celery.signals import task_prerun
 from django.db import close_old_connections
 
-from console.operations import work  # noqa: F401  # listens to Celery's signals from here on
+from console.observability import celery_signals  # noqa: F401  # listens to Celery's signals from here on
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
 
 app = Celery("console")
 app.config_from_object("django.conf:settings", namespace="CELERY")
-# Celery would close the database's connection after every task; a new one costs more than most tasks do.
+# Celery closes the database connection after every task by default; a new one costs more than most tasks.
 app.conf.CELERY_DB_REUSE_MAX = 1 << 30
-app.autodiscover_tasks(["billing", "storage", "jobs"])
-app.autodiscover_tasks(["jobs"], related_name="paid")
+app.autodiscover_tasks(["billing", "storage", "jobs", "console.notifications"])
+app.autodiscover_tasks(["jobs"], related_name="dispatch")
+app.autodiscover_tasks(["jobs"], related_name="checkout")
+app.autodiscover_tasks(["jobs"], related_name="results")
+app.autodiscover_tasks(["console.accounts"], related_name="invitations")
 
 
 @task_prerun.connect
-def look_at_connections(sender: Any, **_told: Any) -> None:
-    """A connection that is too old, or that a restart of the database has broken, is made anew; as for each request."""
+def close_unusable_connections(sender: Any, **_kwargs: Any) -> None:
+    """Close connections that are too old or that a restart of the database broke, as Django does for each request."""
     if not sender.request.is_eager:
         close_old_connections()

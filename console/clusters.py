@@ -1,7 +1,4 @@
-"""The setting TRAINYARD_CLUSTERS: a JSON object in, the clusters by name out.
-
-The one rule: what is wrong with it is said at start, in one sentence that names it.
-"""
+"""Parse the setting TRAINYARD_CLUSTERS, a JSON object, into clusters by name. Errors stop the process at its start."""
 
 from __future__ import annotations
 
@@ -10,17 +7,17 @@ from collections.abc import Mapping
 
 from django.core.exceptions import ImproperlyConfigured
 
-from runtime.backends.kubernetes_config import ClusterConfig
+from runtime.backends.kubernetes.config import ClusterConfig
 
 LOCAL = "local"
 DEFAULT = "default"
-LONGEST_NAME = 32
-"""As long as the columns that hold it."""
+MAX_NAME_LENGTH = 32
+"""The length of the database columns that hold a cluster's name."""
 EXAMPLE = '{"default": {"backend": "local"}}'
 
 
 def parse(text: str, *, backend: str = LOCAL) -> Mapping[str, ClusterConfig | None]:
-    """The clusters in the order given; None stands for this machine. Raises ImproperlyConfigured.
+    """Return the clusters in the given order; None stands for this machine. Raises ImproperlyConfigured.
 
     Without `text` there is one, `default`, of the kind `backend` (RUNTIME_BACKEND).
     """
@@ -44,8 +41,8 @@ def parse(text: str, *, backend: str = LOCAL) -> Mapping[str, ClusterConfig | No
 
 
 def _cluster(name: str, value: object) -> ClusterConfig | None:
-    if len(name) > LONGEST_NAME:
-        raise ImproperlyConfigured(f"TRAINYARD_CLUSTERS: '{name}' is longer than {LONGEST_NAME} characters.")
+    if len(name) > MAX_NAME_LENGTH:
+        raise ImproperlyConfigured(f"TRAINYARD_CLUSTERS: '{name}' is longer than {MAX_NAME_LENGTH} characters.")
     if isinstance(value, Mapping) and value.get("backend", "kubernetes") == LOCAL:
         if unknown := sorted(set(value) - {"backend"}):
             raise ImproperlyConfigured(
@@ -58,6 +55,6 @@ def _cluster(name: str, value: object) -> ClusterConfig | None:
             f"TRAINYARD_CLUSTERS: '{name}' has the backend '{value['backend']}'. There are: kubernetes, local."
         )
     try:
-        return ClusterConfig.from_data(name, value)  # type: ignore[arg-type]  # it says what is wrong with it
+        return ClusterConfig.from_data(name, value)  # type: ignore[arg-type]  # it validates the type
     except ValueError as error:
         raise ImproperlyConfigured(f"TRAINYARD_CLUSTERS: {error}") from None

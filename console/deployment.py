@@ -1,7 +1,7 @@
-"""Are these settings fit to serve customers from several machines? The one rule: looks at settings, changes nothing.
+"""Check whether the settings suit a deployment on several machines.
 
-What suits a person's own machine (keys made on the spot, servers of our own, mail that is printed) harms a deployment
-in ways that show late: sessions that one replica made and another does not know, money that is none.
+The defaults suit one machine: a generated key, embedded servers, printed mail, sandbox payments. In a deployment they
+fail late; sessions of one replica, for example, are unknown to another.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from django.conf import settings
 
 PLACEHOLDER = "CHANGE-ME"
 """Stands in the example files of `deploy/` wherever a value must be filled in."""
-LEAST_KEY_LENGTH = 50
-FILLED_IN = (
+MIN_KEY_LENGTH = 50
+"""Characters of SECRET_KEY, as Django's own deployment check asks for."""
+CHECKED_FOR_PLACEHOLDER = (
     "TRAINYARD_URL", "SECRET_KEY", "REDIS_URL", "STRIPE_SECRET_KEY", "STRIPE_WEBHOOK_SECRETS", "ALLOWED_HOSTS",
     "DEFAULT_FROM_EMAIL", "EMAIL_HOST", "EMAIL_HOST_USER", "EMAIL_HOST_PASSWORD", "TRAINYARD_CLUSTERS",
 )  # fmt: skip
@@ -26,16 +27,16 @@ class Finding(NamedTuple):
     setting: str
     problem: str
     remedy: str
-    fine_for_a_trial: bool = False
+    is_fine_for_trial: bool = False
 
 
 def findings() -> list[Finding]:
-    """What must be set before this is a deployment; empty when it is one."""
-    return [*_placeholders(), *_secrets(), *_servers(), *_face()]
+    """Return the settings that a deployment must change; empty if there are none."""
+    return [*_placeholders(), *_secrets(), *_servers(), *_public_settings()]
 
 
 def _placeholders() -> Iterator[Finding]:
-    for name in FILLED_IN:
+    for name in CHECKED_FOR_PLACEHOLDER:
         if PLACEHOLDER in str(getattr(settings, name, "")):
             yield Finding(name, f"still holds the example's {PLACEHOLDER}.", "Fill it in.")
     database = settings.DATABASES["default"]
@@ -44,15 +45,15 @@ def _placeholders() -> Iterator[Finding]:
 
 
 def _secrets() -> Iterator[Finding]:
-    own = settings.VAR_DIR / "secret_key"
-    if own.exists() and own.read_text().strip() == settings.SECRET_KEY:
+    generated = settings.VAR_DIR / "secret_key"
+    if generated.exists() and generated.read_text().strip() == settings.SECRET_KEY:
         yield Finding(
             "SECRET_KEY",
             "was made by this process: others have another one.",
             "Make one for all: `openssl rand -base64 64`.",
         )
-    elif len(settings.SECRET_KEY) < LEAST_KEY_LENGTH:
-        yield Finding("SECRET_KEY", "is short.", f"Use {LEAST_KEY_LENGTH} random characters or more.")
+    elif len(settings.SECRET_KEY) < MIN_KEY_LENGTH:
+        yield Finding("SECRET_KEY", "is short.", f"Use {MIN_KEY_LENGTH} random characters or more.")
     if settings.DEBUG:
         yield Finding("DEBUG", "is on: errors show settings and code to everybody.", "Unset it.")
     if settings.STRIPE_SECRET_KEY and not settings.STRIPE_WEBHOOK_SECRETS:
@@ -64,16 +65,20 @@ def _servers() -> Iterator[Finding]:
         yield Finding("DATABASE_URL", "is not set: each machine would have a database of its own.", "Set it.")
     if settings.EMBEDDED_REDIS:
         yield Finding("REDIS_URL", "is not set: no process would hear of another's tasks.", "Set it.")
+    if settings.UPLOAD_BUCKET and not settings.UPLOAD_BUCKET_ENDPOINT.startswith(("http://", "https://")):
+        yield Finding("UPLOAD_BUCKET_ENDPOINT", "is no address: large uploads would fail.", "Set it, https://...")
     if local := [name for name, config in settings.TRAINYARD_CLUSTERS.items() if config is None]:
         yield Finding("TRAINYARD_CLUSTERS", f"has runs as processes of this container ({local[0]}).", "Name a cluster.")
 
 
-def _face() -> Iterator[Finding]:
+def _public_settings() -> Iterator[Finding]:
     if not settings.HTTPS:
         yield Finding("TRAINYARD_URL", "is not https://.", "Put TLS in front, and set the address customers use.", True)
     if settings.PAYMENTS_SANDBOX:
         yield Finding("STRIPE_SECRET_KEY", "is not set: customers would pay with play money.", "Set it.", True)
     if settings.EMAIL_BACKEND.endswith("console.EmailBackend"):
         yield Finding("EMAIL_URL", "is not set: mails would be printed, not sent.", "Set it, smtp://...", True)
+    if settings.ACCOUNT_EMAIL_VERIFICATION != "mandatory":
+        yield Finding("EMAIL_VERIFICATION", "is off: sign-up tells who has an account.", "Set it to mandatory.", True)
     if settings.DEFAULT_FROM_EMAIL.endswith("@localhost>"):
         yield Finding("DEFAULT_FROM_EMAIL", "is of localhost: mails would be refused.", "Set it.", True)

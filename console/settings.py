@@ -1,6 +1,6 @@
-"""The settings: the only reader of the environment. The one rule: with nothing set, all works on this machine alone.
+"""Django's settings, the only reader of the environment. With no variable set, everything runs on this machine.
 
-Every variable is documented in `docs/operator-guide.md`.
+Every variable is documented in `docs/operator-guide/settings.md`.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from csp.constants import NONCE, NONE, SELF
 from django.utils.translation import gettext_lazy as _
 from whitenoise.compress import Compressor
 
-from console import clusters
-from console.operations import logs
-from console.services import Embedded
+from console import admin_theme, clusters, sign_in
+from console.observability import addresses, logs
+from console.supervision.embedded import Embedded
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 env = environ.Env()
 
 
 def _secret_key(folder: Path) -> str:
-    """The key of this installation: made once, kept beside its data, readable by its owner alone."""
+    """Return the generated key of this installation, stored beside its data with mode 0600."""
     path = folder / "secret_key"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fresh = folder / f"secret_key.{secrets.token_hex(4)}"
-        fresh.touch(mode=0o600)
-        fresh.write_text(secrets.token_urlsafe(64))
+        new_file = folder / f"secret_key.{secrets.token_hex(4)}"
+        new_file.touch(mode=0o600)
+        new_file.write_text(secrets.token_urlsafe(64))
         try:
-            path.hardlink_to(fresh)
+            path.hardlink_to(new_file)
         except FileExistsError:
             pass
         finally:
-            fresh.unlink()
+            new_file.unlink()
     return path.read_text().strip()
 
 
-# --- Where things lie ------------------------------------------------------------------------------------------------
+# --- Paths and addresses ---------------------------------------------------------------------------------------------
 VAR_DIR: Path = Path(env.str("TRAINYARD_VAR", str(BASE_DIR / "var"))).resolve()
 EMBEDDED = Embedded(VAR_DIR)
 TRAINYARD_URL: str = env.str("TRAINYARD_URL", "http://127.0.0.1:8000").rstrip("/")
@@ -48,21 +48,26 @@ WEB_BIND: str = env.str("WEB_BIND", f"127.0.0.1:{urlsplit(TRAINYARD_URL).port or
 TRAINYARD_STORAGE_ROOT: Path = Path(env.str("TRAINYARD_STORAGE_ROOT", str(VAR_DIR / "storage")))
 TRAINYARD_RUNS_ROOT: Path = Path(env.str("TRAINYARD_RUNS_ROOT", str(VAR_DIR / "runs")))
 TRAINYARD_IMAGES_ROOT: Path = Path(env.str("TRAINYARD_IMAGES_ROOT", str(VAR_DIR / "images")))
-TRAINYARD_LIVE_SOCKET: Path = EMBEDDED.socket_dir / "live.sock"
+TRAINYARD_PACKAGES_ROOT: Path = Path(env.str("TRAINYARD_PACKAGES_ROOT", str(VAR_DIR / "packages")))
+TRAINYARD_IMAGE_FLAVOUR: str = env.str("TRAINYARD_IMAGE_FLAVOUR", "auto")
+"""auto, cpu or cuda: which builds of PyTorch and TensorFlow the built-in images get."""
 
 # --- Django ----------------------------------------------------------------------------------------------------------
 SECRET_KEY: str = env.str("SECRET_KEY", "") or _secret_key(VAR_DIR)
+SECRET_KEY_FALLBACKS: list[str] = env.list("SECRET_KEY_FALLBACKS", default=[])
 DEBUG: bool = env.bool("DEBUG", False)
 ALLOWED_HOSTS: list[str] = env.list("ALLOWED_HOSTS", default=["127.0.0.1", "localhost", "[::1]"])
 _host = urlsplit(TRAINYARD_URL).hostname
 if _host and _host not in ALLOWED_HOSTS:
     ALLOWED_HOSTS.append(_host)
 CSRF_TRUSTED_ORIGINS = [TRAINYARD_URL]
+CSRF_FAILURE_VIEW = "console.web.access.csrf_failure"
 HTTPS = TRAINYARD_URL.startswith("https://")
 SECURE_SSL_REDIRECT = SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
 SECURE_HSTS_SECONDS = 31_536_000 if HTTPS else 0
 SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = HTTPS
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if HTTPS else None
+TRUSTED_PROXIES = addresses.parse_networks(env.list("TRUSTED_PROXIES", default=[]))
 SECURE_REDIRECT_EXEMPT = [r"^healthz$", r"^readyz$", r"^metrics$"]
 SESSION_COOKIE_AGE = 14 * 24 * 3600
 X_FRAME_OPTIONS = "DENY"
@@ -78,6 +83,10 @@ INSTALLED_APPS = [
     "django.contrib.humanize",
     "allauth",
     "allauth.account",
+    "allauth.mfa",
+    "allauth.usersessions",
+    "allauth.socialaccount",
+    "allauth.socialaccount.providers.openid_connect",
     "rest_framework",
     "drf_spectacular",
     "drf_spectacular_sidecar",
@@ -85,18 +94,19 @@ INSTALLED_APPS = [
     "django_htmx",
     "csp",
     "console",
+    "console.installation",
     "console.accounts",
+    "console.notifications",
     "console.web",
     "billing",
     "storage",
     "jobs",
 ]
 MIDDLEWARE = [
-    "console.operations.requests.RequestMiddleware",
-    "billing.webhooks.WebhookMiddleware",
+    "console.monitoring.middleware.RequestMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "console.accounts.middleware.QueryMiddleware",
-    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "console.serving.static.StaticMiddleware",
     "csp.middleware.CSPMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.locale.LocaleMiddleware",
@@ -107,10 +117,10 @@ MIDDLEWARE = [
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "allauth.account.middleware.AccountMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
+    "console.accounts.middleware.TimeZoneMiddleware",
     "console.accounts.middleware.OrganizationMiddleware",
 ]
 ROOT_URLCONF = "console.urls"
-WSGI_APPLICATION = "console.wsgi.application"
 ASGI_APPLICATION = "console.asgi.application"
 APPEND_SLASH = True
 TEMPLATES: list[dict[str, Any]] = [
@@ -124,24 +134,30 @@ TEMPLATES: list[dict[str, Any]] = [
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
                 "console.web.navigation.context",
-            ],
+                "console.web.installation.context",
+            ]
         },
     }
 ]
 
 # --- Data ------------------------------------------------------------------------------------------------------------
 DATABASES = {"default": env.db_url_config(env.str("DATABASE_URL", EMBEDDED.database_url))}
-DATABASES["default"] |= {"ENGINE": "console.database", "CONN_MAX_AGE": 600, "CONN_HEALTH_CHECKS": True}
+# Requests run on a fixed number of threads, so persistent connections do what a pool would do.
+DATABASES["default"] |= {"CONN_MAX_AGE": 600, "CONN_HEALTH_CHECKS": True}
 if env.bool("DATABASE_PREPARED_STATEMENTS", True):
-    # A statement that a connection sends often is planned once and not each time: half of what PostgreSQL has to do.
+    # PostgreSQL plans a statement once per connection instead of at each execution, which halves its work.
     DATABASES["default"].setdefault("OPTIONS", {}).update(server_side_binding=True, prepare_threshold=5)
 REDIS_URL: str = env.str("REDIS_URL", EMBEDDED.redis_url)
 EMBEDDED_DATABASE = "DATABASE_URL" not in env.ENVIRON
 EMBEDDED_REDIS = "REDIS_URL" not in env.ENVIRON
-CACHES = {"default": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": REDIS_URL}}
+CACHES: dict[str, dict[str, Any]] = {
+    "default": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": REDIS_URL},
+    # Parts of pages that are the same for everybody, in each web process: see the `cache` tag in templates.
+    "template_fragments": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": "fragments"},
+}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-# --- Celery: a message is only a hint, the rows are the truth ---------------------------------------------------------
+# --- Celery ----------------------------------------------------------------------------------------------------------
 CELERY_BROKER_URL = REDIS_URL.replace("unix://", "redis+socket://").replace("?db=", "?virtual_host=")
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = True
@@ -151,28 +167,38 @@ CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_CONNECTION_MAX_RETRIES = None
 CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeout": 3600}
+# Dispatch has a queue and worker processes of its own, so that no slow task delays the start of a job.
+CELERY_TASK_DEFAULT_QUEUE = "celery"
+CELERY_TASK_ROUTES = {"jobs.dispatch.dispatch": {"queue": "dispatch"}}
 CELERY_BEAT_SCHEDULE = {
     "reconcile": {"task": "jobs.tasks.reconcile", "schedule": 5.0, "options": {"expires": 5}},
+    "announce-deletions": {"task": "jobs.tasks.announce_deletions", "schedule": 3600.0},
+    "install-packages": {"task": "jobs.tasks.install_packages", "schedule": 5.0, "options": {"expires": 5}},
+    "remove-unused-packages": {"task": "jobs.tasks.remove_unused_packages", "schedule": 3600.0},
+    "charge-storage": {"task": "jobs.tasks.charge_storage", "schedule": 3600.0},
     "forget-runs": {"task": "jobs.tasks.forget_runs", "schedule": 3600.0},
     "expire-quotes": {"task": "billing.tasks.expire_quotes", "schedule": 3600.0},
     "apply-events": {"task": "billing.tasks.apply_events", "schedule": 15.0, "options": {"expires": 15}},
-    "buy-paid": {"task": "jobs.paid.buy_paid", "schedule": 15.0, "options": {"expires": 15}},
+    "buy-paid": {"task": "jobs.checkout.buy_paid", "schedule": 15.0, "options": {"expires": 15}},
     "move-money": {"task": "billing.tasks.move_money", "schedule": 60.0, "options": {"expires": 60}},
     "fetch-events": {"task": "billing.tasks.fetch_events", "schedule": 3600.0},
     "watch-money": {"task": "billing.tasks.watch_money", "schedule": 60.0, "options": {"expires": 60}},
     "check-books": {"task": "billing.tasks.check_books", "schedule": 600.0, "options": {"expires": 600}},
     "write-invoices": {"task": "billing.tasks.write_invoices", "schedule": 3600.0},
+    "send-invitations": {"task": "console.accounts.invitations.send_due", "schedule": 60.0, "options": {"expires": 60}},
+    "deliver-webhooks": {"task": "console.notifications.tasks.deliver", "schedule": 10.0, "options": {"expires": 10}},
+    "tidy-notifications": {"task": "console.notifications.tasks.tidy", "schedule": 86400.0},
+    "mail-run-ends": {"task": "jobs.tasks.mail_run_ends", "schedule": 30.0, "options": {"expires": 30}},
+    "resume-imports": {"task": "storage.tasks.resume_imports", "schedule": 60.0, "options": {"expires": 60}},
     "sweep-storage": {"task": "storage.tasks.sweep", "schedule": 3600.0},
 }
 
-# --- Who -------------------------------------------------------------------------------------------------------------
+# --- Accounts --------------------------------------------------------------------------------------------------------
 AUTH_USER_MODEL = "accounts.User"
-AUTHENTICATION_BACKENDS = [
-    "django.contrib.auth.backends.ModelBackend",
-    "allauth.account.auth_backends.AuthenticationBackend",
-]
+# Without ModelBackend, which would hash each wrong password again; allauth's backend extends it.
+AUTHENTICATION_BACKENDS = ["allauth.account.auth_backends.AuthenticationBackend"]
 PASSWORD_HASHERS = [
-    "django.contrib.auth.hashers.Argon2PasswordHasher",
+    "console.accounts.hashers.BoundedArgon2PasswordHasher",
     "django.contrib.auth.hashers.PBKDF2PasswordHasher",
 ]
 AUTH_PASSWORD_VALIDATORS = [
@@ -184,13 +210,39 @@ LOGIN_REDIRECT_URL = "/"
 ACCOUNT_ADAPTER = "console.accounts.adapter.AccountAdapter"
 ACCOUNT_LOGIN_METHODS = {"email"}
 ACCOUNT_SIGNUP_FORM_CLASS = "console.accounts.forms.SignUpForm"
+ACCOUNT_FORMS = {"signup": "console.accounts.signup.AccountForm"}
 ACCOUNT_SIGNUP_FIELDS = ["email*", "password1*", "password2*"]
 ACCOUNT_USER_MODEL_USERNAME_FIELD = None
-ACCOUNT_EMAIL_VERIFICATION = env.str("EMAIL_VERIFICATION", "optional")
+# With mail, addresses are verified before the first log-in, so sign-up does not reveal who has an account.
+ACCOUNT_EMAIL_VERIFICATION = env.str("EMAIL_VERIFICATION", "mandatory" if env.str("EMAIL_URL", "") else "optional")
 ACCOUNT_EMAIL_SUBJECT_PREFIX = "[Trainyard] "
 ACCOUNT_LOGOUT_ON_GET = False
 ACCOUNT_SESSION_REMEMBER = True
-TERMS_VERSION = "2026-11"
+# Failures by account and address are counted in `AccountAdapter`.
+ACCOUNT_RATE_LIMITS = {"login_failed": "10/m/ip", "second_factor": "5/15m/key"}
+MFA_ADAPTER = "console.accounts.second_factors.SecondFactorAdapter"
+MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]
+MFA_PASSKEY_LOGIN_ENABLED = True
+MFA_FORMS = {
+    "authenticate": "console.accounts.second_factors.CodeForm",
+    "reauthenticate": "console.accounts.second_factors.ConfirmationForm",
+    "add_webauthn": "console.accounts.second_factors.PasskeyForm",
+}
+# Without mail nobody can verify an address, and second factors must still be possible.
+MFA_ALLOW_UNVERIFIED_EMAIL = ACCOUNT_EMAIL_VERIFICATION != "mandatory"
+SIGNUP = sign_in.parse_signup(env.str("SIGNUP", "open"))
+SIGNUP_EMAIL_DOMAINS: list[str] = [domain.lower() for domain in env.list("SIGNUP_EMAIL_DOMAINS", default=[])]
+SIGNUP_CAPTCHA_FIELD = env.str("SIGNUP_CAPTCHA_FIELD", "")
+API_REQUESTS_PER_MINUTE: int = env.int("API_REQUESTS_PER_MINUTE", 6000)
+# Single sign-on. An account is never found by the e-mail address that a provider states: its owner connects it.
+OIDC_PROVIDERS = sign_in.parse_providers(env.str("OIDC_PROVIDERS", ""))
+SOCIALACCOUNT_PROVIDERS = {"openid_connect": {"OAUTH_PKCE_ENABLED": True, "APPS": OIDC_PROVIDERS}}
+SOCIALACCOUNT_ADAPTER = "console.accounts.adapter.SingleSignOnAdapter"
+SOCIALACCOUNT_FORMS = {"signup": "console.accounts.signup.SingleSignOnForm"}
+SOCIALACCOUNT_EMAIL_AUTHENTICATION = False
+SOCIALACCOUNT_EMAIL_VERIFICATION = ACCOUNT_EMAIL_VERIFICATION
+SOCIALACCOUNT_REAUTHENTICATION_REQUIRED = True
+TERMS_VERSION = "2026-11-22"
 
 # --- API -------------------------------------------------------------------------------------------------------------
 REST_FRAMEWORK = {
@@ -200,12 +252,13 @@ REST_FRAMEWORK = {
     ],
     "DEFAULT_PERMISSION_CLASSES": ["console.accounts.access.HasCapability"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "DEFAULT_PARSER_CLASSES": ["console.core.parsers.JSONParser"],
     "DEFAULT_FILTER_BACKENDS": ["django_filters.rest_framework.DjangoFilterBackend"],
-    "DEFAULT_PAGINATION_CLASS": "console.accounts.pagination.NewestFirst",
-    "DEFAULT_SCHEMA_CLASS": "console.accounts.schema.Schema",
+    "DEFAULT_PAGINATION_CLASS": "console.core.pagination.NewestFirst",
+    "DEFAULT_SCHEMA_CLASS": "console.core.schema.Schema",
     "EXCEPTION_HANDLER": "console.api.exception_handler",
-    "DEFAULT_THROTTLE_RATES": {"anonymous": "60/min"},
+    "NUM_PROXIES": 0,  # REMOTE_ADDR is the client's address already: see `console.observability.addresses`
+    "DEFAULT_THROTTLE_CLASSES": ["console.accounts.throttling.RequestsPerMinute"],
     "PAGE_SIZE": 50,
     "TEST_REQUEST_DEFAULT_FORMAT": "json",
 }
@@ -218,7 +271,11 @@ SPECTACULAR_SETTINGS = {
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "COMPONENT_SPLIT_REQUEST": True,
-    "ENUM_NAME_OVERRIDES": {"InvoiceKindEnum": "billing.models.Invoice.Kinds"},
+    "ENUM_NAME_OVERRIDES": {
+        "InvoiceKindEnum": "billing.models.Invoice.Kinds",
+        "EntryKindEnum": ["file", "folder", "link", "other"],
+        "FileKindEnum": ["file", "folder"],
+    },
 }
 
 # --- Money -----------------------------------------------------------------------------------------------------------
@@ -234,12 +291,30 @@ TOP_UP_MAXIMUM_MINOR: int = env.int("TOP_UP_MAXIMUM_MINOR", 1_000_000)
 
 # --- Runs ------------------------------------------------------------------------------------------------------------
 TRAINYARD_CLUSTERS = clusters.parse(env.str("TRAINYARD_CLUSTERS", ""), backend=env.str("RUNTIME_BACKEND", "local"))
+REGISTRY_CHECKS: bool = env.bool("REGISTRY_CHECKS", True)
+WEBHOOK_PRIVATE_ADDRESSES: bool = env.bool("WEBHOOK_PRIVATE_ADDRESSES", False)
+REGISTRY_PRIVATE_ADDRESSES: bool = env.bool("REGISTRY_PRIVATE_ADDRESSES", False)
 LOCAL_CPUS: float | None = env.float("LOCAL_CPUS", None)
 LOCAL_MEMORY_MIB: int | None = env.int("LOCAL_MEMORY_MIB", None)
 LOCAL_DISK_MIB: int = env.int("LOCAL_DISK_MIB", 51200)
 LOCAL_WARM_SECONDS: float = env.float("LOCAL_WARM_SECONDS", 1800)
+PACKAGE_INDEXES: list[str] = env.list("PACKAGE_INDEXES", default=[])
+PACKAGE_FILE_HOSTS: list[str] = env.list("PACKAGE_FILE_HOSTS", default=[])
+PACKAGES_MAX_MIB: int = env.int("PACKAGES_MAX_MIB", 20480)
 TRAINYARD_RUN_NETWORK: str = env.str("TRAINYARD_RUN_NETWORK", "private")
+MAX_KEEP_DAYS: int = env.int("MAX_KEEP_DAYS", 365)
+DATASET_IMPORT_HOSTS: list[str] = env.list("DATASET_IMPORT_HOSTS", default=[])
+S3_IMPORT_ENDPOINTS: list[str] = env.list("S3_IMPORT_ENDPOINTS", default=[])
+S3_IMPORT_PRIVATE_ADDRESSES: bool = env.bool("S3_IMPORT_PRIVATE_ADDRESSES", False)
+UPLOAD_BUCKET: str = env.str("UPLOAD_BUCKET", "")
+UPLOAD_BUCKET_ENDPOINT: str = env.str("UPLOAD_BUCKET_ENDPOINT", "").rstrip("/")
+UPLOAD_BUCKET_REGION: str = env.str("UPLOAD_BUCKET_REGION", "us-east-1")
+UPLOAD_BUCKET_ACCESS_KEY_ID: str = env.str("UPLOAD_BUCKET_ACCESS_KEY_ID", "")
+UPLOAD_BUCKET_SECRET_ACCESS_KEY: str = env.str("UPLOAD_BUCKET_SECRET_ACCESS_KEY", "")
 MAX_UPLOAD_BYTES: int = env.int("MAX_UPLOAD_BYTES", 20 * 1024**3)
+TRAINYARD_GIT_HOSTS: list[str] = env.list(
+    "TRAINYARD_GIT_HOSTS", default=["github.com", "gitlab.com", "bitbucket.org", "codeberg.org"]
+)
 MAX_ARCHIVE_FILES: int = env.int("MAX_ARCHIVE_FILES", 2_000_000)
 MAX_FILE_BYTES: int = env.int("MAX_FILE_BYTES", 1024**3)
 DATA_UPLOAD_MAX_MEMORY_SIZE = 5 * 1024**2
@@ -250,6 +325,7 @@ LANGUAGES = [("en", _("English")), ("zh-hans", _("Simplified Chinese"))]
 LOCALE_PATHS = [BASE_DIR / "locale"]
 TIME_ZONE = env.str("TIME_ZONE", "UTC")
 USE_TZ = True
+FORMAT_MODULE_PATH = "console.formats"
 EMAIL_CONFIG = env.email_url("EMAIL_URL", default="consolemail://")
 vars().update(EMAIL_CONFIG)
 DEFAULT_FROM_EMAIL = env.str("DEFAULT_FROM_EMAIL", "Trainyard <noreply@localhost>")
@@ -270,22 +346,33 @@ CONTENT_SECURITY_POLICY = {
         "style-src": [SELF, "'unsafe-inline'"],
         "img-src": [SELF, "data:"],
         "font-src": [SELF],
-        "connect-src": [SELF],
+        # Browsers send large uploads directly to the bucket.
+        "connect-src": [SELF, UPLOAD_BUCKET_ENDPOINT] if UPLOAD_BUCKET else [SELF],
         "object-src": [NONE],
         "base-uri": [SELF],
         "frame-ancestors": [NONE],
-        # a form of ours may end, by redirect, at the page where one pays
-        "form-action": [SELF, SANDBOX_URL if PAYMENTS_SANDBOX else "https://checkout.stripe.com"],
+        # Forms that start a payment or a single sign-on redirect to the page of another host.
+        "form-action": [
+            SELF,
+            SANDBOX_URL if PAYMENTS_SANDBOX else "https://checkout.stripe.com",
+            *sign_in.origins(OIDC_PROVIDERS),
+        ],
     },
 }
-UNFOLD = {
-    "SITE_TITLE": "Trainyard administration",
-    "SITE_HEADER": "Trainyard",
-    "SITE_SYMBOL": "train",
-    "DASHBOARD_CALLBACK": "console.operations.health.dashboard",
-}
+UNFOLD = admin_theme.UNFOLD
+
+# --- Serving ---------------------------------------------------------------------------------------------------------
+WEB_PROCESSES: int = env.int("WEB_PROCESSES", 2)
+WEB_THREADS: int = env.int("WEB_THREADS", 8)
+UPLOAD_THREADS: int = env.int("UPLOAD_THREADS", 8)
+MAX_CONNECTIONS: int = env.int("MAX_CONNECTIONS", 4000)
+MAX_CONNECTIONS_PER_ADDRESS: int = env.int("MAX_CONNECTIONS_PER_ADDRESS", 256)
+MAX_STREAMS_PER_ORGANIZATION: int = env.int("MAX_STREAMS_PER_ORGANIZATION", 100)
+HEADER_SECONDS = 10.0
+BODY_SECONDS = 10.0
+BODY_BYTES_PER_SECOND = 500
 
 # --- Operations ------------------------------------------------------------------------------------------------------
-LOGGING = logs.configuration(form=env.str("LOG_FORMAT", "text"), level=env.str("LOG_LEVEL", "INFO"))
+LOGGING = logs.configuration(log_format=env.str("LOG_FORMAT", "text"), level=env.str("LOG_LEVEL", "INFO"))
 METRICS_TOKEN: str = env.str("METRICS_TOKEN", "")
 OTEL_EXPORTER_OTLP_ENDPOINT: str = env.str("OTEL_EXPORTER_OTLP_ENDPOINT", "")

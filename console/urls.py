@@ -1,25 +1,38 @@
-"""Every address of the console. The one rule: a room lists its own addresses; here they are only mounted."""
+"""The URLs of the console; each package lists its own."""
 
+from allauth.account.decorators import secure_admin_login
 from django.contrib import admin
 from django.urls import include, path
+from django.views.generic import RedirectView, TemplateView
 
 from console import api
-from console.operations import health, metrics
+from console.monitoring import health, metrics
+from console.web import access
 from console.web.organization import set_language
+
+# Administrators log in on the same page as everyone, under the same limits.
+admin.site.login = secure_admin_login(admin.site.login)  # type: ignore[method-assign]  # as allauth documents
 
 urlpatterns = [
     path("healthz", health.live, name="healthz"),
     path("readyz", health.ready, name="readyz"),
     path("metrics", metrics.metrics, name="metrics"),
+    path("", include("billing.webhooks")),
     path("admin/", admin.site.urls),
+    # One page of ours replaces allauth's overviews, to which its own forms redirect.
+    *(
+        path(f"accounts/{overview}", RedirectView.as_view(pattern_name="security"))
+        for overview in ("2fa/", "2fa/webauthn/", "sessions/")
+    ),
+    path("accounts/approval/", TemplateView.as_view(template_name="accounts/approval.html"), name="account_approval"),
     path("accounts/", include("allauth.urls")),
     path("i18n/setlang/", set_language, name="set_language"),
     path("api/v1/", include(api.urlpatterns)),
-    path("", include("billing.webhooks")),
     path("", include("console.web.urls")),
 ]
 
 handler400 = api.bad_request
 handler403 = api.permission_denied
 handler404 = api.page_not_found
+handler429 = access.too_many_requests
 handler500 = api.server_error

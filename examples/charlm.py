@@ -1,11 +1,11 @@
-"""A small language model of bytes and its training loop: what the examples of model parallelism have in common.
+"""A small language model of bytes and its training loop, for the examples of model parallelism.
 
-fsdp2.py, tensor_parallel.py and pipeline_parallel.py spread this one model over the ranks in three ways, and train it
-on the same batches: BATCH_SIZE x WORLD_SIZE pieces of the text at a time, whatever the way. So their curves are those
-of one process that takes the whole batch, up to rounding. Put this file beside them in the workspace.
+fsdp2.py, tensor_parallel.py and pipeline_parallel.py split this model over the ranks in three ways. All train it on the
+same batches of BATCH_SIZE x WORLD_SIZE sequences. Their loss curves are therefore those of one process that trains on
+the whole batch, up to rounding. Put this file beside them in the workspace.
 
-The checkpoint is sharded (torch.distributed.checkpoint): each rank writes what it holds, and a run that goes on may
-have another number of ranks. On SIGTERM the ranks write one in the middle of the epoch and leave with exit code 143.
+The checkpoint is sharded (torch.distributed.checkpoint): each rank writes its own part, and a later attempt may have
+another number of ranks. On SIGTERM the ranks write a checkpoint in the middle of the epoch and exit with code 143.
 """
 
 import json
@@ -25,17 +25,20 @@ from torch.distributed.tensor import DTensor, Replicate
 
 EPOCHS = int(os.environ["EPOCHS"])
 LEARNING_RATE = float(os.environ["LR"])
-BATCH = int(os.environ["BATCH_SIZE"]) * int(os.environ["WORLD_SIZE"])
+TOTAL_BATCH_SIZE = int(os.environ["BATCH_SIZE"]) * int(os.environ["WORLD_SIZE"])
 CHECKPOINTS = Path(os.environ["CHECKPOINT_DIR"])
+OUTPUT = Path(os.environ.get("OUTPUT_DIR", CHECKPOINTS)) / "model"
+"""The trained model, as `torch.distributed.checkpoint` writes it."""
 CONTEXT, WIDTH, HEAD_WIDTH, BLOCKS = 64, 64, 16, 4
 HEADS = WIDTH // HEAD_WIDTH
 TOLERANCE = 1e-4
-ASK_EVERY = 4
-"""Steps between two questions to all ranks whether one was told to end; a question is a small all-reduce."""
+"""How much the loss and gradients of the split model may differ from those of the whole one, by rounding."""
+STOP_CHECK_STEPS = 4
+"""Steps between two small all-reduces by which the ranks find out whether one has received SIGTERM."""
 
 
 class Block(nn.Module):
-    """Attention and a perceptron. Its projections may be split over ranks by heads: it asks none how many it has."""
+    """Attention and a perceptron. The number of heads is not fixed, since tensor parallelism splits them over ranks."""
 
     def __init__(self):
         super().__init__()
@@ -45,18 +48,19 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x):
-        """The residual stream after this block."""
-        y = self.before_attention(x)
+        """Return the residual stream after this block."""
+        normalized = self.before_attention(x)
         query, key, value = (
-            part(y).unflatten(-1, (-1, HEAD_WIDTH)).transpose(1, 2) for part in (self.query, self.key, self.value)
+            layer(normalized).unflatten(-1, (-1, HEAD_WIDTH)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
         )
-        y = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.mix(y.transpose(1, 2).flatten(-2))
+        attention = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.mix(attention.transpose(1, 2).flatten(-2))
         return x + self.down(nn.functional.gelu(self.up(self.before_perceptron(x))))
 
 
 class CharLM(nn.Module):
-    """Log-probabilities of the next byte at each place. A pipeline's stage has some of the parts; others are None."""
+    """The log-probabilities of each next byte. A stage of a pipeline has only some of the layers; others are None."""
 
     def __init__(self):
         super().__init__()
@@ -67,7 +71,7 @@ class CharLM(nn.Module):
         self.head = nn.Linear(WIDTH, 256)
 
     def forward(self, x):
-        """From bytes, or the stream of the stage before, to log-probabilities, or the stream for the stage after."""
+        """Map bytes to log-probabilities. In a pipeline, input and output may be another stage's residual stream."""
         if self.embed is not None:
             x = self.embed(x) + self.position(torch.arange(x.shape[1], device=x.device))
         for block in self.blocks.values():
@@ -75,33 +79,36 @@ class CharLM(nn.Module):
         return x if self.head is None else self.head(self.norm(x)).log_softmax(-1)
 
 
-def loss_of(scores, targets):
-    """The mean cross entropy of all places, from log-probabilities."""
-    return nn.functional.nll_loss(scores.flatten(0, 1), targets.flatten())
+def cross_entropy(log_probabilities, targets):
+    """Return the mean over all positions."""
+    return nn.functional.nll_loss(log_probabilities.flatten(0, 1), targets.flatten())
 
 
 def read_text():
-    """The first dataset's bytes in pieces of CONTEXT and one more; the last tenth of them is the test."""
+    """Return the first dataset as sequences of CONTEXT + 1 bytes, for training and (the last tenth) for the test."""
     folder = Path(os.environ["DATASETS_PATH"]) / os.environ["DATASETS"].split(",")[0]
     text = b"".join(path.read_bytes() for path in sorted(folder.rglob("*.txt")))
-    pieces = torch.frombuffer(bytearray(text), dtype=torch.uint8).unfold(0, CONTEXT + 1, CONTEXT)
-    test = len(pieces) // 10
-    if test < BATCH:
-        sys.exit(f"The test text has {test} pieces, less than a batch of {BATCH}: bring more text, or a smaller batch.")
-    return pieces[:-test], pieces[-test:]
+    sequences = torch.frombuffer(bytearray(text), dtype=torch.uint8).unfold(0, CONTEXT + 1, CONTEXT)
+    test_size = len(sequences) // 10
+    if test_size < TOTAL_BATCH_SIZE:
+        sys.exit(
+            f"The test set has {test_size} sequences, fewer than a batch of {TOTAL_BATCH_SIZE}. Use more text or a "
+            "smaller batch size."
+        )
+    return sequences[:-test_size], sequences[-test_size:]
 
 
-def batches(pieces, order, share, device, begun=0):
-    """Inputs and targets of each whole batch: the part that share (k, n) means, the k-th of n. A rest is left out."""
-    number, of = share
-    for first in range(begun * BATCH, len(order) - BATCH + 1, BATCH):
-        rows = order[first : first + BATCH].chunk(of)[number]
-        piece = pieces[rows].to(device, torch.long)
-        yield piece[:, :-1], piece[:, 1:]
+def batches(sequences, order, share, device, first_batch=0):
+    """Yield inputs and targets of each complete batch. `share` (k, n): this rank gets the k-th of n parts of each."""
+    part, parts = share
+    for start in range(first_batch * TOTAL_BATCH_SIZE, len(order) - TOTAL_BATCH_SIZE + 1, TOTAL_BATCH_SIZE):
+        rows = order[start : start + TOTAL_BATCH_SIZE].chunk(parts)[part]
+        batch = sequences[rows].to(device, torch.long)
+        yield batch[:, :-1], batch[:, 1:]
 
 
 def start():
-    """Join the other ranks. Gives the device."""
+    """Join the other ranks; return this rank's device."""
     device = torch.device("cpu")
     if os.environ["BACKEND"] == "nccl":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -110,32 +117,31 @@ def start():
     return device
 
 
-def build():
-    """The model, on every rank with the same weights."""
+def build_model():
+    """Return the model, with the same weights on every rank."""
     torch.manual_seed(7)
     return CharLM()
 
 
-def say(text):
-    """A line of rank 0's."""
+def print_once(text):
+    """Print a line on rank 0."""
     if dist.get_rank() == 0:
         print(text, flush=True)
 
 
-def reduced(device, *values):
-    """Each value summed over all ranks."""
+def sum_over_ranks(device, *values):
+    """Return each value summed over all ranks."""
     total = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(total)
     return total.tolist()
 
 
 def save(model, optimizer, progress):
-    """Each rank writes what it holds into a folder of this step, which is whole once `.metadata` is there, the last."""
-    weights, moments = sharded.get_state_dict(
-        model, optimizer, options=sharded.StateDictOptions(flatten_optimizer_state_dict=True)
-    )
+    """Write a checkpoint into a folder of this step. The last file, `.metadata`, marks it as complete."""
+    options = sharded.StateDictOptions(flatten_optimizer_state_dict=True)
+    weights, optimizer_state = sharded.get_state_dict(model, optimizer, options=options)
     folder = CHECKPOINTS / f"step-{progress['step']:08d}"
-    dcp.save({"model": weights, "optimizer": moments, "progress": progress}, checkpoint_id=folder)
+    dcp.save({"model": weights, "optimizer": optimizer_state, "progress": progress}, checkpoint_id=folder)
     if dist.get_rank() == 0:
         for other in CHECKPOINTS.glob("step-*"):
             if other != folder:
@@ -143,105 +149,113 @@ def save(model, optimizer, progress):
 
 
 def restore(model, optimizer):
-    """Take up the last whole checkpoint, if there is one. Gives the progress that it holds."""
-    progress = {"done": 0, "batch": 0, "step": 0}
+    """Load the last complete checkpoint, if there is one; return its progress."""
+    progress = {"epochs_done": 0, "batches_done": 0, "step": 0}
     if folders := sorted(file.parent for file in CHECKPOINTS.glob("step-*/.metadata")):
         options = sharded.StateDictOptions(flatten_optimizer_state_dict=True)
-        weights, moments = sharded.get_state_dict(model, optimizer, options=options)
-        state = {"model": weights, "optimizer": moments, "progress": progress}
-        dcp.load(state, checkpoint_id=folders[-1])
-        sharded.set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments, options=options)
-        progress = state["progress"]
-        say("resumed after epoch {done}, batch {batch}".format(**progress) + f"; restart {os.environ['RESTART_COUNT']}")
+        weights, optimizer_state = sharded.get_state_dict(model, optimizer, options=options)
+        checkpoint = {"model": weights, "optimizer": optimizer_state, "progress": progress}
+        dcp.load(checkpoint, checkpoint_id=folders[-1])
+        sharded.set_state_dict(
+            model, optimizer, model_state_dict=weights, optim_state_dict=optimizer_state, options=options
+        )
+        progress = checkpoint["progress"]
+        print_once(f"resumed {describe(progress)}; restart {os.environ['RESTART_COUNT']}")
     return progress
 
 
-def check(model, step, text, share, device):
-    """Leave, by SystemExit, unless loss and gradients of a batch are those of the whole model in one process.
+def describe(progress):
+    """Return where training is, as text."""
+    return "after epoch {epochs_done}, batch {batches_done}".format(**progress)
 
-    Leave this out where the model is too large for one device.
+
+def compare_with_whole_model(model, step, sequences, share, device):
+    """Exit unless loss and gradients of a batch equal those of the whole model in one process.
+
+    Omit this if the model is too large for one device.
     """
-    order = torch.arange(BATCH)
-    whole = build().to(device)
-    inputs, targets = next(batches(text, order, (0, 1), device))
-    whole_loss = loss_of(whole(inputs), targets)
+    order = torch.arange(TOTAL_BATCH_SIZE)
+    whole_model = build_model().to(device)
+    inputs, targets = next(batches(sequences, order, (0, 1), device))
+    whole_loss = cross_entropy(whole_model(inputs), targets)
     whole_loss.backward()
-    loss = step(*next(batches(text, order, share, device)))
-    part = [0, 0] if loss is None else [loss.item(), 1]
-    loss, count = reduced(device, *part)
-    expected = dict(whole.named_parameters())
-    gap = torch.tensor(abs(loss / count - whole_loss.item()), device=device)
+    loss = step(*next(batches(sequences, order, share, device)))
+    # In a pipeline only the last stage has the loss.
+    loss_sum, ranks_with_loss = sum_over_ranks(device, *([0, 0] if loss is None else [loss.item(), 1]))
+    difference = torch.tensor(abs(loss_sum / ranks_with_loss - whole_loss.item()), device=device)
+    whole_parameters = dict(whole_model.named_parameters())
     for name, parameter in model.named_parameters():
-        grad = parameter.grad
-        if isinstance(grad, DTensor):  # one dimension of the mesh after the other, as they were cut
-            grad = grad.redistribute(placements=[Replicate(), *grad.placements[1:]]).full_tensor()
-        gap = torch.maximum(gap, (grad - expected[name].grad).abs().max())
-    # An optimizer whose state is to be restored must find no gradients.
-    model.zero_grad()
-    dist.all_reduce(gap, dist.ReduceOp.MAX)
-    if not gap < TOLERANCE:
-        sys.exit(f"The split model differs from the whole one by {gap:.1e}.")
-    say(f"equal to the whole model: loss and gradients differ by {gap:.1e} at most")
+        gradient = parameter.grad
+        if isinstance(gradient, DTensor):  # gather one dimension of the mesh after the other, as they were split
+            gradient = gradient.redistribute(placements=[Replicate(), *gradient.placements[1:]]).full_tensor()
+        difference = torch.maximum(difference, (gradient - whole_parameters[name].grad).abs().max())
+    model.zero_grad()  # `restore` needs an optimizer without gradients
+    dist.all_reduce(difference, dist.ReduceOp.MAX)
+    if not difference < TOLERANCE:
+        sys.exit(f"The split model differs from the whole one by {difference:.1e}.")
+    print_once(f"equal to the whole model: loss and gradients differ by {difference:.1e} at most")
 
 
 def train(model, step, score, share, device):
-    """Train EPOCHS epochs from the last checkpoint on; leaves by SystemExit where a rank was told to end.
+    """Train EPOCHS epochs, from the last checkpoint on. Exits with code 143 if a rank receives SIGTERM.
 
-    `share` (k, n): this rank takes the k-th of n parts of each batch. `step(inputs, targets)` makes the gradients and
-    gives the loss, `score(inputs, targets)` gives the scores; both give None where a rank does not hold them.
+    `share`: see `batches`. `step(inputs, targets)` computes the gradients and returns the loss. `score(inputs,
+    targets)` returns the log-probabilities. Both return None on ranks that do not have the result.
     """
-    told_to_end, ending = [], False
-    signal.signal(signal.SIGTERM, lambda *_: told_to_end.append(True))
-    text, test = read_text()
-    check(model, step, text, share, device)
+    stop_signals, is_stopping = [], False
+    signal.signal(signal.SIGTERM, lambda *_: stop_signals.append(True))
+    sequences, test = read_text()
+    compare_with_whole_model(model, step, sequences, share, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, foreach=False)
     progress = restore(model, optimizer)
-    for epoch in range(progress["done"] + 1, EPOCHS + 1):
-        order = torch.randperm(len(text), generator=torch.Generator().manual_seed(epoch))
-        total, count = 0.0, 0
-        for inputs, targets in batches(text, order, share, device, progress["batch"]):
+    for epoch in range(progress["epochs_done"] + 1, EPOCHS + 1):
+        order = torch.randperm(len(sequences), generator=torch.Generator().manual_seed(epoch))
+        loss_sum, steps = 0.0, 0
+        for inputs, targets in batches(sequences, order, share, device, progress["batches_done"]):
             optimizer.zero_grad()
             loss = step(inputs, targets)
             optimizer.step()
             progress["step"] += 1
-            progress["batch"] += 1
+            progress["batches_done"] += 1
             if loss is not None:
-                total, count = total + loss.detach(), count + 1
-            # All ranks must agree to end, or those that go on would wait for the others.
-            if progress["step"] % ASK_EVERY == 0 and reduced(device, len(told_to_end))[0]:
-                ending = True
+                loss_sum, steps = loss_sum + loss.detach(), steps + 1
+            # All ranks must agree to stop, or the others would wait for those that have stopped.
+            if progress["step"] % STOP_CHECK_STEPS == 0 and sum_over_ranks(device, len(stop_signals))[0]:
+                is_stopping = True
                 break
-        if ending:
+        if is_stopping:
             break
-        progress.update(done=epoch, batch=0)
+        progress.update(epochs_done=epoch, batches_done=0)
         save(model, optimizer, progress)
-        train_loss, count = reduced(device, float(total), count)
-        tell(epoch, progress["step"], loss=train_loss / count, accuracy=accuracy(test, score, share, device))
-    if ending:
+        loss_sum, steps = sum_over_ranks(device, float(loss_sum), steps)
+        report_epoch(epoch, progress["step"], loss=loss_sum / steps, accuracy=accuracy(test, score, share, device))
+    if is_stopping:
         save(model, optimizer, progress)
-        say("told to end: saved after epoch {done}, batch {batch}".format(**progress))
+        print_once(f"stopped by SIGTERM: saved {describe(progress)}")
+    dcp.save(sharded.get_model_state_dict(model), checkpoint_id=OUTPUT)
     dist.destroy_process_group()
-    if ending:
+    if is_stopping:
         sys.exit(128 + signal.SIGTERM)
 
 
 @torch.no_grad()
 def accuracy(test, score, share, device):
-    """How much of the test text is foretold: each rank looks at its share, and the sums are reduced."""
-    right, count = 0, 0
+    """Return the share of the test set's bytes that the model predicts; each rank computes its part."""
+    correct, count = 0, 0
     for inputs, targets in batches(test, torch.arange(len(test)), share, device):
-        scores = score(inputs, targets)
-        if scores is not None:
-            right, count = right + (scores.argmax(-1) == targets).sum().item(), count + targets.numel()
-    right, count = reduced(device, right, count)
-    return right / count
+        log_probabilities = score(inputs, targets)
+        if log_probabilities is not None:
+            correct += (log_probabilities.argmax(-1) == targets).sum().item()
+            count += targets.numel()
+    correct, count = sum_over_ranks(device, correct, count)
+    return correct / count
 
 
-def tell(epoch, step, **values):
-    """Rank 0 says how it goes: a line of output for people, one of METRICS_FILE for the curves."""
+def report_epoch(epoch, step, **values):
+    """On rank 0, print a line and append it to METRICS_FILE, from which the console draws curves."""
     if dist.get_rank() == 0:
-        words = " ".join(f"{name} {value:.4f}" for name, value in values.items())
-        print(f"epoch {epoch}/{EPOCHS} step {step} {words}", flush=True)
+        text = " ".join(f"{name} {value:.4f}" for name, value in values.items())
+        print(f"epoch {epoch}/{EPOCHS} step {step} {text}", flush=True)
         line = {"epoch": epoch, "epochs": EPOCHS, "step": step, **values, "time": time.time()}
         with Path(os.environ["METRICS_FILE"]).open("a") as file:
             file.write(json.dumps(line) + "\n")

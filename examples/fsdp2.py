@@ -1,11 +1,11 @@
 """Train a language model of bytes with FSDP2: parameters, gradients and optimizer state are sharded over all ranks.
 
-Each block is gathered just before it is used and let go after it, so a rank never holds the whole model. Take this
-first when a model does not fit, because the model's code stays as it is. Checkpoints are sharded too, and a run may go
-on with another number of ranks. At the start one batch goes through the whole model too, and the loss and all gradients
-must be equal. The model, the training loop and the checkpoints are in charlm.py.
+Each block's parameters are gathered just before it is used and freed afterwards, so no rank ever holds the whole model.
+Try this first if a model does not fit on one device, because the model's code stays as it is. At the start, loss and
+gradients of one batch are compared with those of the whole model. The model, the training loop and the checkpoints are
+in charlm.py.
 
-Buy: a dataset made by make_text.py, learning rate 0.003, batch size 16, 1 node or more, 1 process or more.
+Order: a dataset from make_text.py, learning rate 0.003, batch size 16, 1 node or more, 1 process or more.
 """
 
 import charlm
@@ -18,18 +18,17 @@ def main():
     """Shard the model block by block, and train it."""
     device = charlm.start()
     mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("shard",))
-    model = charlm.build().to(device)
-    # From the inside out: what is left for the last call are the parts outside the blocks.
+    model = charlm.build_model().to(device)
     for block in model.blocks.values():
         fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    fully_shard(model, mesh=mesh)  # last, for the layers outside the blocks
 
-    held = sum(parameter.to_local().numel() for parameter in model.parameters())
-    whole = sum(parameter.numel() for parameter in model.parameters())
-    charlm.say(f"each rank holds {held:,} of {whole:,} parameters")
+    own_parameters = sum(parameter.to_local().numel() for parameter in model.parameters())
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    charlm.print_once(f"each rank holds {own_parameters:,} of {parameters:,} parameters")
 
     def step(inputs, targets):
-        loss = charlm.loss_of(model(inputs), targets)
+        loss = charlm.cross_entropy(model(inputs), targets)
         loss.backward()
         return loss
 

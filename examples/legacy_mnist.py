@@ -1,6 +1,6 @@
-"""An MNIST script as people wrote them in 2019 for `torch.distributed.launch`; kept to show that it runs unchanged."""
+"""An MNIST script in the style of 2019 for `torch.distributed.launch`. It shows that such scripts run unchanged."""
 
-# ruff: noqa: D101,D102,D103,N812,PLR0402,PLW2901,PTH118,UP008,UP010,UP032 - a script of its time, kept as it was written
+# ruff: noqa: D101,D102,D103,N812,PLR0402,PLW2901,PTH118,UP008,UP010,UP032 - kept in the style of 2019
 from __future__ import print_function
 
 import argparse

@@ -2,9 +2,9 @@
 
     python examples/make_digits.py digits.tar.gz
 
-The 1,797 images of 8x8 pixels become 28x28, in MNIST's own idx layout and file names, so that code written for
-torchvision's MNIST class reads them unchanged. The split is 1,437 for training and 360 for the test, by writer order as
-published: the test's writers are not in the training set. Needs scikit-learn, numpy and pillow; not torch.
+The 1,797 images of 8x8 pixels are enlarged to 28x28 and written in MNIST's idx format with its file names, so code for
+torchvision's MNIST class reads them unchanged. The first 1,437 are for training and 360 for the test, in the published
+order of writers: no writer is in both. Needs scikit-learn, numpy and pillow.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from PIL import Image
 from sklearn.datasets import load_digits
 
-SIDE = 28
+SIDE, MARGIN = 28, 4  # pixels
 TRAINING_IMAGES = 1437
 FOLDER = "MNIST/raw"
 _UNSIGNED_BYTE = 0x08
 
 
 def write_archive(path: Path) -> None:
-    """Write the data set as a .tar.gz at `path`."""
+    """Write the dataset as a .tar.gz archive."""
     digits = load_digits()
     images = np.stack([_enlarge(image) for image in digits.images])
     labels = digits.target.astype(np.uint8)
@@ -39,10 +39,11 @@ def write_archive(path: Path) -> None:
 
 
 def _enlarge(image: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """An 8x8 image of values 0 to 16 as 28x28 of 0 to 255, with MNIST's margin of 4 pixels."""
-    inner = SIDE - 8
+    """Turn 8x8 pixels of 0 to 16 into 28x28 pixels of 0 to 255, with MNIST's margin."""
+    inner_side = SIDE - 2 * MARGIN
     small = Image.fromarray((image * (255 / 16)).astype(np.uint8))
-    return np.pad(np.asarray(small.resize((inner, inner), Image.Resampling.BICUBIC), dtype=np.uint8), 4)
+    enlarged = small.resize((inner_side, inner_side), Image.Resampling.BICUBIC)
+    return np.pad(np.asarray(enlarged, dtype=np.uint8), MARGIN)
 
 
 def _add(archive: tarfile.TarFile, name: str, data: NDArray[np.uint8]) -> None:

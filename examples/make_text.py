@@ -1,9 +1,9 @@
-"""Write the Python reference manual's chapters as one text file: real prose, shipped with every Python.
+"""Write the chapters of Python's reference manual, which every Python contains, to one text file.
 
     python examples/make_text.py python.txt [KILOBYTES]
 
-About 460 kB, or the first KILOBYTES of it. Publish it as a dataset for the language models of these examples. Needs
-nothing but Python.
+Writes about 460 kB, or the first KILOBYTES of it. Publish the file as a dataset for the language models of these
+examples.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pydoc_data.topics import topics
 
 
 def write_text(path: Path, kilobytes: int | None = None) -> None:
-    """Write the text at `path`, in UTF-8; at most so many times 1,000 bytes of it."""
+    """Write the text in UTF-8, at most so many times 1,000 bytes of it."""
     text = "\n\n".join(topics[name] for name in sorted(topics)).encode()
     path.write_bytes(text if kilobytes is None else text[: kilobytes * 1000])
 

@@ -1,15 +1,15 @@
 """Train a small convolutional network on MNIST-layout digits with Horovod and PyTorch, on any number of nodes.
 
-The same training as mnist_ddp.py, Horovod's way: `hvd.init()` finds everything by itself, with the Gloo controller and
-with MPI, and nothing comes from the command line. It
+The same training as mnist_ddp.py with Horovod: `hvd.init()` reads the environment, with the Gloo controller and with
+MPI, and nothing comes from the command line. It
 
 - scales the learning rate with the number of processes, and warms it up over the first epoch;
-- reads only this rank's share of the images, in a worker that loads the next batches while this one is trained on;
+- reads only this rank's share of the images, in a worker process that prefetches the next batches;
 - evaluates on all ranks and reduces the result, so that every test image counts once;
-- writes a checkpoint after each epoch on rank 0, and goes on from it when it is started again: rank 0 reads it, and
-  broadcasts model, optimizer and place; on SIGTERM it writes one at once and leaves with exit code 143.
+- writes a checkpoint after each epoch on rank 0; in a later attempt rank 0 reads it and broadcasts model, optimizer and
+  progress; on SIGTERM it writes one in the middle of the epoch and exits with code 143.
 
-Buy: the image `horovod`, a dataset made by make_digits.py, learning rate 0.02, batch size 32, 1 node or more.
+Order: the image `horovod`, a dataset from make_digits.py, learning rate 0.02, batch size 32, 1 node or more.
 """
 
 import atexit
@@ -32,20 +32,22 @@ EPOCHS = int(os.environ["EPOCHS"])
 LEARNING_RATE = float(os.environ["LR"])
 BATCH_SIZE = int(os.environ["BATCH_SIZE"])
 CHECKPOINT = Path(os.environ["CHECKPOINT_DIR"]) / "mnist.pt"
-ASK_EVERY = 4
-"""Steps between two questions to all ranks whether one was told to end; a question is a small all-reduce."""
+OUTPUT = Path(os.environ.get("OUTPUT_DIR", os.environ["CHECKPOINT_DIR"])) / "model.pt"
+"""The trained model."""
+STOP_CHECK_STEPS = 4
+"""Steps between two small all-reduces by which the ranks find out whether one has received SIGTERM."""
 
 
 def read_idx(path):
-    """One file of MNIST's format: a magic number that ends in the number of dimensions, their sizes, then bytes."""
+    """Return the array in a file of MNIST's idx format: a magic number, the sizes of the dimensions, bytes."""
     data = path.read_bytes()
-    dimensions = data[3]
+    dimensions = data[3]  # the last byte of the magic number
     sizes = struct.unpack(f">{dimensions}I", data[4 : 4 + 4 * dimensions])
     return torch.frombuffer(bytearray(data[4 + 4 * dimensions :]), dtype=torch.uint8).reshape(sizes)
 
 
 def read_digits(part):
-    """The images, with a channel dimension and values around 0, and their labels."""
+    """Return the images, with a channel dimension and values around 0, and their labels."""
     folder = Path(os.environ["DATASETS_PATH"]) / os.environ["DATASETS"].split(",")[0] / "MNIST" / "raw"
     images = read_idx(folder / f"{part}-images-idx3-ubyte").float().unsqueeze(1) / 255
     images = (images - 0.15) / 0.3
@@ -53,8 +55,8 @@ def read_digits(part):
     return TensorDataset(images, labels)
 
 
-def share_of(data):
-    """Batches of this rank's share, and the sampler that deals anew each epoch; a worker keeps a few batches ready."""
+def create_loader(data):
+    """Return a loader of this rank's batches, a few of which a worker process prefetches, and its sampler."""
     sampler = DistributedSampler(data, num_replicas=hvd.size(), rank=hvd.rank(), seed=7)
     loader = DataLoader(
         data,
@@ -64,22 +66,22 @@ def share_of(data):
         prefetch_factor=4,
         persistent_workers=True,
         pin_memory=torch.cuda.is_available(),
-        # Told to end, the run first writes its checkpoint: its worker must not go before it.
+        # On SIGTERM the rank first writes its checkpoint, and needs its worker until then.
         worker_init_fn=lambda _: signal.signal(signal.SIGTERM, signal.SIG_IGN),
     )
-    atexit.register(end_workers)
+    atexit.register(kill_workers)
     return loader, sampler
 
 
-def end_workers():
-    """At its end Python sends workers SIGTERM, which ours ignores, and waits for them: after an exception for ever."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's own handler takes a killed worker for a fault
+def kill_workers():
+    """Kill the loader's workers. Python would end them by SIGTERM, which they ignore, and wait for ever."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise an error for a killed worker
     for worker in multiprocessing.active_children():
         worker.kill()
 
 
-def digits():
-    """Two convolutions and a linear layer; group normalization needs no word between the ranks."""
+def build_model():
+    """Return two convolutions and a linear layer. Group normalization needs no communication between ranks."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
         nn.GroupNorm(4, 16),
@@ -95,82 +97,84 @@ def digits():
 
 
 def learning_rate(step, steps_in_epoch):
-    """The learning rate bought, times the number of processes; reached in a straight line over the first epoch."""
+    """Return the ordered learning rate times the number of processes, with a linear warm-up over the first epoch."""
     return LEARNING_RATE * (1 + (hvd.size() - 1) * min(1, step / steps_in_epoch))
 
 
-def reduced(name, *values):
-    """Each value summed over all ranks."""
+def sum_over_ranks(name, *values):
+    """Return each value summed over all ranks."""
     return hvd.allreduce(torch.tensor(values, dtype=torch.float64), op=hvd.Sum, name=name).tolist()
 
 
 def evaluate(model, data, device):
-    """Accuracy and mean loss on the test set; every rank takes its share of the images."""
+    """Return accuracy and mean loss on the test set. Each rank evaluates its share of the images."""
     model.eval()
     images, labels = data[list(range(hvd.rank(), len(data), hvd.size()))]
     with torch.no_grad():
         output = model(images.to(device))
         loss = nn.functional.cross_entropy(output, labels.to(device), reduction="sum")
-    right = (output.argmax(1) == labels.to(device)).sum()
-    right, loss, count = reduced("evaluation", right.item(), loss.item(), len(labels))
-    return right / count, loss / count
+    correct = (output.argmax(1) == labels.to(device)).sum()
+    correct, loss, count = sum_over_ranks("evaluation", correct.item(), loss.item(), len(labels))
+    return correct / count, loss / count
 
 
-def save(state):
-    """Rank 0 writes the checkpoint, whole or not at all: a run may be cut off at any moment."""
+def save(state, path=CHECKPOINT):
+    """On rank 0, replace a file atomically, since the run may be killed at any moment."""
     if hvd.rank() == 0:
-        temporary = CHECKPOINT.with_suffix(".tmp")
+        temporary = path.with_suffix(".tmp")
         torch.save(state, temporary)
-        temporary.replace(CHECKPOINT)
+        temporary.replace(path)
 
 
 def restore(model, optimizer, device):
-    """What rank 0 read is what every rank begins with. Gives epochs done, images seen of the next one, steps."""
-    place = (0, 0, 0)
+    """Broadcast rank 0's checkpoint, if there is one; return epochs done, images done of the next one, and steps."""
+    progress = (0, 0, 0)
     if hvd.rank() == 0 and CHECKPOINT.exists():
         state = torch.load(CHECKPOINT, map_location=device, weights_only=True)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        place = (state["done"], state["seen"], state["step"])
-        print(f"resumed after epoch {place[0]}, image {place[1]}; restart {os.environ['RESTART_COUNT']}", flush=True)
+        progress = (state["epochs_done"], state["images_done"], state["step"])
+        print(
+            f"resumed after epoch {progress[0]}, image {progress[1]}; restart {os.environ['RESTART_COUNT']}", flush=True
+        )
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    return hvd.broadcast_object(place, root_rank=0)
+    return hvd.broadcast_object(progress, root_rank=0)
 
 
-def tell(epoch, step, **values):
-    """Rank 0 says how it goes: a line of output for people, one of METRICS_FILE for the curves."""
+def report_epoch(epoch, step, **values):
+    """On rank 0, print a line and append it to METRICS_FILE, from which the console draws curves."""
     if hvd.rank() == 0:
-        words = " ".join(f"{name} {value:.4f}" for name, value in values.items())
-        print(f"epoch {epoch}/{EPOCHS} step {step} {words}", flush=True)
+        text = " ".join(f"{name} {value:.4f}" for name, value in values.items())
+        print(f"epoch {epoch}/{EPOCHS} step {step} {text}", flush=True)
         line = {"epoch": epoch, "epochs": EPOCHS, "step": step, **values, "time": time.time()}
         with Path(os.environ["METRICS_FILE"]).open("a") as file:
             file.write(json.dumps(line) + "\n")
 
 
 def main():
-    """Train, evaluate after each epoch, and tell how it went."""
-    told_to_end = []
-    signal.signal(signal.SIGTERM, lambda *_: told_to_end.append(True))
+    """Train, evaluate after each epoch, and report."""
+    stop_signals = []
+    signal.signal(signal.SIGTERM, lambda *_: stop_signals.append(True))
     hvd.init()
     torch.manual_seed(7)
     device = torch.device("cuda", hvd.local_rank()) if torch.cuda.is_available() else torch.device("cpu")
-    loader, sampler = share_of(read_digits("train"))
+    loader, sampler = create_loader(read_digits("train"))
     test = read_digits("t10k")
-    model = digits().to(device)
+    model = build_model().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
-    done, seen, step = restore(model, optimizer, device)
+    epochs_done, images_done, step = restore(model, optimizer, device)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-    whole_batch = BATCH_SIZE * hvd.size()
+    total_batch_size = BATCH_SIZE * hvd.size()
 
     accuracy, loss = evaluate(model, test, device)
-    first_loss, ending = loss, False
-    for epoch in range(done + 1, EPOCHS + 1):
+    first_loss, is_stopping = loss, False
+    for epoch in range(epochs_done + 1, EPOCHS + 1):
         sampler.set_epoch(epoch)
         model.train()
         losses = []
-        begun = seen // whole_batch
-        for batch, (images, labels) in enumerate(itertools.islice(loader, begun, None), begun + 1):
+        batches_done = images_done // total_batch_size
+        for batch, (images, labels) in enumerate(itertools.islice(loader, batches_done, None), batches_done + 1):
             optimizer.param_groups[0]["lr"] = learning_rate(step, len(loader))
             optimizer.zero_grad()
             output = model(images.to(device, non_blocking=True))
@@ -179,25 +183,26 @@ def main():
             optimizer.step()
             step += 1
             losses.append(batch_loss.item())
-            # All ranks must agree to end, or those that go on would wait for the others.
-            if batch % ASK_EVERY == 0 and batch < len(loader) and reduced("ending", len(told_to_end))[0]:
-                ending, seen = True, batch * whole_batch
+            # All ranks must agree to stop, or the others would wait for those that have stopped.
+            if batch % STOP_CHECK_STEPS == 0 and batch < len(loader) and sum_over_ranks("ending", len(stop_signals))[0]:
+                is_stopping, images_done = True, batch * total_batch_size
                 break
-        if not ending:
-            done, seen = epoch, 0
-        progress = {"done": done, "seen": seen, "step": step}
+        if not is_stopping:
+            epochs_done, images_done = epoch, 0
+        progress = {"epochs_done": epochs_done, "images_done": images_done, "step": step}
         save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), **progress})
-        if ending:
+        if is_stopping:
             break
         accuracy, loss = evaluate(model, test, device)
-        (train_loss,) = reduced("loss", sum(losses) / max(1, len(losses)) / hvd.size())
-        tell(epoch, step, loss=train_loss, accuracy=accuracy)
+        (train_loss,) = sum_over_ranks("loss", sum(losses) / max(1, len(losses)) / hvd.size())
+        report_epoch(epoch, step, loss=train_loss, accuracy=accuracy)
+    save(model.state_dict(), OUTPUT)
     if hvd.rank() == 0:
         print(f"result: test accuracy {accuracy:.4f}, loss {first_loss:.2f} -> {loss:.2f}", flush=True)
-        if ending:
-            print(f"told to end: saved after epoch {done}, image {seen}", flush=True)
+        if is_stopping:
+            print(f"stopped by SIGTERM: saved after epoch {epochs_done}, image {images_done}", flush=True)
     hvd.shutdown()
-    if ending:
+    if is_stopping:
         sys.exit(128 + signal.SIGTERM)
 
 

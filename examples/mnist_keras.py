@@ -1,15 +1,16 @@
 """Train on MNIST-layout digits with `model.fit` over several nodes: legacy Keras and MultiWorkerMirroredStrategy.
 
-Keras 3 cannot `fit` under this strategy; TF_USE_LEGACY_KERAS, set before TensorFlow is imported, brings back Keras 2.
-Everything else is Keras as usual: the learning rate grows with the number of processes and is warmed up, the data is
-sharded and prefetched, `fit` evaluates on all ranks, `BackupAndRestore` goes on from the last epoch that was finished.
+Keras 3 cannot `fit` under this strategy. TF_USE_LEGACY_KERAS, set before TensorFlow is imported, selects Keras 2. All
+else is as usual in Keras: the learning rate grows with the number of processes and is warmed up, the data is sharded
+and prefetched, `fit` evaluates on all ranks, and `BackupAndRestore` resumes after the last complete epoch.
 
-Buy: the image `tensorflow`, a dataset made by make_digits.py, learning rate 0.02, batch size 32, 1 node or more.
+Order: the image `tensorflow`, a dataset from make_digits.py, learning rate 0.02, batch size 32, 1 node or more.
 """
 
 import json
 import os
 import struct
+import tempfile
 import time
 from pathlib import Path
 
@@ -22,21 +23,23 @@ import tensorflow as tf
 EPOCHS = int(os.environ["EPOCHS"])
 LEARNING_RATE = float(os.environ["LR"])
 RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-WHOLE_BATCH = int(os.environ["BATCH_SIZE"]) * WORLD_SIZE
+TOTAL_BATCH_SIZE = int(os.environ["BATCH_SIZE"]) * WORLD_SIZE
+OUTPUT = Path(os.environ.get("OUTPUT_DIR", os.environ["CHECKPOINT_DIR"])) / "model.weights.h5"
+"""The trained model."""
 
 
 def read_idx(path):
-    """One file of MNIST's format: a magic number that ends in the number of dimensions, their sizes, then bytes."""
+    """Return the array in a file of MNIST's idx format: a magic number, the sizes of the dimensions, bytes."""
     data = path.read_bytes()
-    dimensions = data[3]
+    dimensions = data[3]  # the last byte of the magic number
     sizes = struct.unpack(f">{dimensions}I", data[4 : 4 + 4 * dimensions])
     return np.frombuffer(data[4 + 4 * dimensions :], np.uint8).reshape(sizes)
 
 
 def read_digits(part):
-    """The images, with a channel dimension and values around 0, and their labels, as a dataset in batches.
+    """Return batches of images, with a channel dimension and values around 0, and labels.
 
-    Keras deals it out to the ranks (`AutoShardPolicy.DATA`), and cuts each batch into theirs.
+    Keras shards them over the ranks (`AutoShardPolicy.DATA`).
     """
     folder = Path(os.environ["DATASETS_PATH"]) / os.environ["DATASETS"].split(",")[0] / "MNIST" / "raw"
     images = read_idx(folder / f"{part}-images-idx3-ubyte")[..., None].astype(np.float32) / 255
@@ -46,11 +49,11 @@ def read_digits(part):
         data = data.shuffle(len(labels), seed=7)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    return data.batch(WHOLE_BATCH).prefetch(4).with_options(options)
+    return data.batch(TOTAL_BATCH_SIZE).prefetch(4).with_options(options)
 
 
-def build():
-    """Two convolutions and a linear layer; group normalization needs no word between the ranks."""
+def build_model():
+    """Return two convolutions and a linear layer. Group normalization needs no communication between ranks."""
     layers = tf.keras.layers
     return tf.keras.Sequential(
         [
@@ -69,32 +72,32 @@ def build():
 
 
 class WarmUp(tf.keras.callbacks.Callback):
-    """The learning rate bought, times the number of processes; reached in a straight line over the first epoch."""
+    """Sets the ordered learning rate times the number of processes, with a linear warm-up over the first epoch."""
 
     def on_train_batch_begin(self, batch, logs=None):
-        """Set it for this step."""
+        """Set the learning rate of this step."""
         step = int(self.model.optimizer.iterations.numpy())
-        share = min(1, step / self.params["steps"])
-        self.model.optimizer.learning_rate.assign(LEARNING_RATE * (1 + (WORLD_SIZE - 1) * share))
+        warm_up = min(1, step / self.params["steps"])
+        self.model.optimizer.learning_rate.assign(LEARNING_RATE * (1 + (WORLD_SIZE - 1) * warm_up))
 
 
-class Tell(tf.keras.callbacks.Callback):
-    """Rank 0 says how it goes: a line of output for people, one of METRICS_FILE for the curves."""
+class ReportEpoch(tf.keras.callbacks.Callback):
+    """On rank 0, prints a line and appends it to METRICS_FILE, from which the console draws curves."""
 
     def on_epoch_end(self, epoch, logs=None):
-        """Once for each epoch, after the evaluation."""
+        """Report after the evaluation of each epoch."""
         if RANK == 0:
             step = int(self.model.optimizer.iterations.numpy())
             values = {"loss": logs["loss"], "accuracy": logs["val_accuracy"]}
-            words = " ".join(f"{name} {value:.4f}" for name, value in values.items())
-            print(f"epoch {epoch + 1}/{EPOCHS} step {step} {words}", flush=True)
+            text = " ".join(f"{name} {value:.4f}" for name, value in values.items())
+            print(f"epoch {epoch + 1}/{EPOCHS} step {step} {text}", flush=True)
             line = {"epoch": epoch + 1, "epochs": EPOCHS, "step": step, **values, "time": time.time()}
             with Path(os.environ["METRICS_FILE"]).open("a") as file:
                 file.write(json.dumps(line, default=float) + "\n")
 
 
 def main():
-    """Fit, and tell how it went."""
+    """Fit and report."""
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
         tf.config.set_visible_devices(gpus[int(os.environ["LOCAL_RANK"])], "GPU")
@@ -102,7 +105,7 @@ def main():
     training, test = read_digits("train"), read_digits("t10k")
     with strategy.scope():
         tf.keras.utils.set_random_seed(7)
-        model = build()
+        model = build_model()
         model.compile(
             optimizer=tf.keras.optimizers.SGD(LEARNING_RATE, momentum=0.9),
             loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -112,8 +115,11 @@ def main():
         str(Path(os.environ["CHECKPOINT_DIR"]) / "keras"), delete_checkpoint=False
     )
     first_loss, _ = model.evaluate(test, verbose=0)
-    model.fit(training, validation_data=test, epochs=EPOCHS, callbacks=[backup, WarmUp(), Tell()], verbose=0)
+    model.fit(training, validation_data=test, epochs=EPOCHS, callbacks=[backup, WarmUp(), ReportEpoch()], verbose=0)
     loss, accuracy = model.evaluate(test, verbose=0)
+    with tempfile.TemporaryDirectory() as folder:
+        # All ranks must save, since this may gather variables; only rank 0's file is kept.
+        model.save_weights(OUTPUT if RANK == 0 else Path(folder) / OUTPUT.name)
     if RANK == 0:
         print(f"result: test accuracy {accuracy:.4f}, loss {first_loss:.2f} -> {loss:.2f}", flush=True)
 

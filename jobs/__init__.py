@@ -1,1 +1,1 @@
-"""What was bought and how its run goes: products, orders, jobs, attempts."""
+"""Products, orders, jobs and their attempts: from a purchase to the end of its run."""

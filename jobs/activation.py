@@ -1,4 +1,4 @@
-"""Taking up the service: terms accepted, wallet and first workspace made, trial credit given. Safe to repeat."""
+"""Activate the service: accept the terms, create wallet and first workspace, grant trial credit. Safe to repeat."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def activate(*, membership: Membership, accept_terms: bool) -> ServiceActivation
 
 
 def deactivate(*, membership: Membership) -> None:
-    """Take no new orders. Open jobs go on and are charged; wallet, files and receipts stay."""
+    """Stop accepting orders. Open jobs continue and are charged; wallet, files and receipts stay."""
     services.deactivate_service(membership=membership)

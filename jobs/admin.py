@@ -1,53 +1,61 @@
-"""Administrators' work on jobs: products are theirs to change; orders, jobs and attempts are there to be read."""
+"""The admin pages of jobs: products can be edited; orders, jobs and attempts are read-only."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from unfold.admin import ModelAdmin
 from unfold.decorators import action
 
-from console.accounts.readonly import ReadOnlyAdmin, ReadOnlyInline
+from console.accounts.models import User
 from console.accounts.reports import Report, Table, show
-from jobs import calibration, models
+from console.accounts.services import record
+from console.core.errors import CustomerError
+from console.core.readonly import ReadOnlyAdmin, ReadOnlyInline
+from jobs import estimates, models, operations, orders, selectors
 
-REPORTED = timedelta(days=90)
-"""How far the report of estimates looks back."""
-SHOWN = 50
+REPORT_PERIOD = timedelta(days=90)
+"""Period of the report on estimates: a quarter, so that single weeks do not dominate."""
+RUNS_SHOWN = 50
+MAX_OFFSET_DIGITS = 15
+"""Digits of an offset in a log: enough for any file, and within the range of a seek."""
 
 
 @admin.register(models.Product)
 class ProductAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
-    """What is sold."""
+    """Products."""
 
     list_display = ("name", "title", "mode", "reference_seconds_per_epoch", "headroom", "position", "is_active")
     list_editable = ("position", "is_active")
 
     def has_delete_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
-        """Never: orders of the past name it. Take it off the offer instead."""
+        """Return False: past orders refer to the product. Clear *offered* instead."""
         return False
 
     def get_readonly_fields(self, _request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
-        """Prices name a product by its name, and its mode decides how it is priced."""
+        """Return name and mode of an existing product: prices refer to the name, and the mode decides the pricing."""
         return ("name", "mode") if obj else ()
 
 
 class AttemptInline(ReadOnlyInline):
-    """The tries."""
+    """Attempts of a job."""
 
     model = models.Attempt
     fields = ("number", "claimed_at", "started_at", "finished_at", "reason", "detail")
 
 
 class EventInline(ReadOnlyInline):
-    """What happened."""
+    """Events of a job."""
 
     model = models.JobEvent
     fields = ("created_at", "kind", "attempt", "actor", "data")
@@ -55,7 +63,7 @@ class EventInline(ReadOnlyInline):
 
 @admin.register(models.Job)
 class JobAdmin(ReadOnlyAdmin):
-    """Jobs, read-only: their state is the lifecycle's."""
+    """Jobs, read-only, because only `lifecycle` changes them. Operators can read a run's output, stop and move it."""
 
     list_display = ("id", "organization", "name", "state", "reason", "node_spec", "nodes", "queued_at", "finished_at")
     list_filter = ("state", "reason", "framework")
@@ -63,15 +71,150 @@ class JobAdmin(ReadOnlyAdmin):
     search_fields = ("id", "name", "organization__name")
     inlines = (AttemptInline, EventInline)
     actions_list = ("calibration",)
+    actions_detail = ("log", "stop", "move")
+    readonly_fields = ("customers_page",)
+
+    @admin.display(description=gettext_lazy("page in the console"))
+    def customers_page(self, job: models.Job) -> str:
+        """Return a link to the customer's page, which members of the organization can open."""
+        address = reverse("job_detail", args=[job.pk])
+        return format_html('<a href="{}">{}</a>', address, _("Open (organization members only)"))
+
+    def has_stop_permission(self, request: HttpRequest, _object_id: str | None = None) -> bool:
+        """Return whether the user may change jobs: stop or move them."""
+        return request.user.has_perm("jobs.change_job")
 
     @action(  # type: ignore[untyped-decorator]  # unfold publishes no types
-        description=gettext_lazy("How good the estimates are"), permissions=("view",)
+        description=gettext_lazy("Log"), permissions=("view",)
+    )
+    def log(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Show a part of a rank's output, and record in the audit log who read it."""
+        job = get_object_or_404(models.Job, pk=object_id)
+        ranks = job.nodes * job.workers_per_node
+        rank, offset, number = (_number(request, name) for name in ("rank", "offset", "attempt"))
+        rank = min(rank, ranks - 1)
+        chunk = selectors.log(job, rank, offset, number or None)
+        record(
+            organization=job.organization,
+            actor=_person(request),
+            action="job.log_read_by_operator",
+            target=f"job:{job.pk}",
+            data={"rank": rank, "attempt": number, "offset": offset},
+        )
+        return render(
+            request,
+            "admin/job_log.html",
+            {
+                **self.admin_site.each_context(request),
+                "title": _("Log of job %(job)d") % {"job": job.pk},
+                "job": job,
+                "text": chunk.text,
+                "rank": rank,
+                "ranks": range(ranks),
+                "attempts": [attempt.number for attempt in job.attempts.all()],
+                "attempt": number,
+                "next_offset": chunk.next_offset if chunk.text else None,
+                "back": reverse("admin:jobs_job_change", args=[job.pk]),
+            },
+        )
+
+    @action(  # type: ignore[untyped-decorator]  # unfold publishes no types
+        description=gettext_lazy("Stop"), permissions=("stop",)
+    )
+    def stop(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Ask for a reason, and stop the job."""
+        job = get_object_or_404(models.Job, pk=object_id)
+        return _ask_reason(
+            request,
+            self,
+            title=_("Stop job %(job)d") % {"job": job.pk},
+            text=_(
+                "%(name)s of %(organization)s ends as if the customer had cancelled it. The time used is charged, and "
+                "the rest of the hold is released."
+            )
+            % {"name": job.name, "organization": job.organization.name},
+            button=_("Stop job"),
+            done=_("The job is being stopped."),
+            back=reverse("admin:jobs_job_change", args=[job.pk]),
+            act=lambda person, why: orders.stop_job_as_operator(actor=person, job=job, why=why),
+        )
+
+    @action(  # type: ignore[untyped-decorator]  # unfold publishes no types
+        description=gettext_lazy("Move"), permissions=("stop",)
+    )
+    def move(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Ask for a reason, and start the job's run again, free of charge."""
+        job = get_object_or_404(models.Job, pk=object_id)
+        return _ask_reason(
+            request,
+            self,
+            title=_("Move job %(job)d") % {"job": job.pk},
+            text=_(
+                "The run of %(name)s of %(organization)s is stopped, and another attempt starts as soon as a cluster "
+                "has room. It resumes from the last checkpoint. The attempt that ends is free for the customer."
+            )
+            % {"name": job.name, "organization": job.organization.name},
+            button=_("Move job"),
+            done=_("The job is being moved."),
+            back=reverse("admin:jobs_job_change", args=[job.pk]),
+            act=lambda person, why: operations.move_job(actor=person, job=job, why=why),
+        )
+
+    @action(  # type: ignore[untyped-decorator]  # unfold publishes no types
+        description=gettext_lazy("Estimate accuracy"), permissions=("view",)
     )
     def calibration(self, request: HttpRequest) -> HttpResponse:
-        """The error of quotes over time, and the newest completed runs beside theirs."""
-        jobs = calibration.completed_jobs().filter(finished_at__gte=timezone.now() - REPORTED)
-        outcomes = [found for job in jobs.iterator(chunk_size=500) if (found := calibration.outcome(job))]
+        """Show the accuracy of estimates over time, and the latest completed runs."""
+        jobs = estimates.completed_jobs().filter(finished_at__gte=timezone.now() - REPORT_PERIOD)
+        outcomes = [outcome for job in jobs.iterator(chunk_size=500) if (outcome := estimates.outcome(job))]
         return show(request, self, _calibration_report(outcomes))
+
+
+@admin.register(models.ClusterStatus)
+class ClusterAdmin(ReadOnlyAdmin):
+    """Clusters. Operators can drain one: no run starts there until they resume it."""
+
+    list_display = ("name", "answers", "since", "checked_at", "drained_since", "drain_reason")
+    actions_detail = ("drain", "resume")
+
+    def has_operate_permission(self, request: HttpRequest, _object_id: str | None = None) -> bool:
+        """Return whether the user may drain and resume clusters."""
+        return request.user.has_perm("jobs.change_clusterstatus")
+
+    @action(  # type: ignore[untyped-decorator]  # unfold publishes no types
+        description=gettext_lazy("Drain"), permissions=("operate",)
+    )
+    def drain(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Ask for a reason, and start no more runs on the cluster."""
+        status = get_object_or_404(models.ClusterStatus, pk=object_id)
+        return _ask_reason(
+            request,
+            self,
+            title=_("Drain the cluster %(name)s") % {"name": status.name},
+            text=_("No run starts on it until you resume it. Runs that have started go on; each can be moved."),
+            button=_("Drain"),
+            done=_("No run starts on this cluster any more."),
+            back=reverse("admin:jobs_clusterstatus_change", args=[status.pk]),
+            act=lambda person, why: operations.drain(cluster_name=status.name, actor=person, why=why),
+        )
+
+    @action(  # type: ignore[untyped-decorator]  # unfold publishes no types
+        description=gettext_lazy("Resume"), permissions=("operate",)
+    )
+    def resume(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Ask once more, and start runs on the cluster again."""
+        status = get_object_or_404(models.ClusterStatus, pk=object_id)
+        return _ask_reason(
+            request,
+            self,
+            title=_("Resume the cluster %(name)s") % {"name": status.name},
+            text=_("Waiting jobs start on it again, oldest first."),
+            button=_("Resume"),
+            done=_("Runs start on this cluster again."),
+            back=reverse("admin:jobs_clusterstatus_change", args=[status.pk]),
+            act=lambda person, _why: operations.resume(cluster_name=status.name, actor=person),
+            needs_reason=False,
+        )
 
 
 @admin.register(models.Order)
@@ -83,8 +226,54 @@ class OrderAdmin(ReadOnlyAdmin):
     search_fields = ("id", "organization__name")
 
 
-def _calibration_report(outcomes: list[calibration.Outcome]) -> Report:
-    weeks = calibration.accuracy(outcomes)
+@admin.register(models.PackageLayer)
+class PackageLayerAdmin(ReadOnlyAdmin):
+    """Packages of customers' requirements files."""
+
+    list_display = ("organization", "image", "cluster", "state", "size_bytes", "requested_at", "used_at")
+    list_select_related = ("organization", "image")
+    list_filter = ("state",)
+    search_fields = ("organization__name", "requirements")
+
+
+def _number(request: HttpRequest, name: str) -> int:
+    text = request.GET.get(name, "")
+    return int(text) if text.isdecimal() and len(text) <= MAX_OFFSET_DIGITS else 0
+
+
+def _ask_reason(
+    request: HttpRequest,
+    model_admin: ModelAdmin,
+    *,
+    title: str,
+    text: str,
+    button: str,
+    done: str,
+    back: str,
+    act: Callable[[User, str], object],
+    needs_reason: bool = True,
+) -> HttpResponse:
+    """Show a page that asks for a reason; on POST call `act` with the person and the reason, and go `back`."""
+    why, error, person = request.POST.get("why", ""), "", _person(request)
+    if request.method == "POST" and person:
+        try:
+            act(person, why)
+        except CustomerError as refused:
+            error = " ".join(map(str, refused.fields.values())) or str(refused.message)
+        else:
+            messages.success(request, done)
+            return redirect(back)
+    context: dict[str, Any] = {"title": title, "text": text, "button": button, "why": why, "error": error, "back": back}
+    context |= {"needs_reason": needs_reason}
+    return render(request, "admin/ask_reason.html", {**model_admin.admin_site.each_context(request), **context})
+
+
+def _person(request: HttpRequest) -> User | None:
+    return request.user if isinstance(request.user, User) else None
+
+
+def _calibration_report(outcomes: list[estimates.Outcome]) -> Report:
+    weeks = estimates.accuracy(outcomes)
     newest = [
         [
             f"#{each.job.pk} {each.job.name}",
@@ -96,30 +285,30 @@ def _calibration_report(outcomes: list[calibration.Outcome]) -> Report:
             f"{each.actual_seconds:.0f}",
             f"{each.error:+.0%}",
         ]
-        for each in outcomes[:SHOWN]
+        for each in outcomes[:RUNS_SHOWN]
     ]
     return Report(
-        title=_("How good the estimates are"),
+        title=_("Estimate accuracy"),
         figures=((_("Completed runs"), str(len(outcomes))),),
         notes=(
             _(
-                "The error is how far a run's time is from the p50 of its quote, in either direction."
-                " Half of the runs miss by less."
+                "The error is the difference between a run's time and the p50 of its quote, in either "
+                "direction. Half of the runs have a smaller error than the median."
             ),
-            _("Of good estimates, 9 of 10 runs end within p90."),
+            _("With good estimates, 9 of 10 runs end within p90."),
         ),
         tables=(
             Table(
-                _("Week by week"),
-                (_("Week"), _("Estimated from"), _("Runs"), _("Median error"), _("Within p90")),
+                _("By week"),
+                (_("Week"), _("Basis"), _("Runs"), _("Median error"), _("Within p90")),
                 [[row.week, row.source, row.runs, f"{row.median_error:.0%}", f"{row.within_p90:.0%}"] for row in weeks],
             ),
             Table(
-                _("The newest runs"),
+                _("Latest runs"),
                 (
                     _("Job"),
                     _("Customer"),
-                    _("Estimated from"),
+                    _("Basis"),
                     _("Runs"),
                     _("p50 (s)"),
                     _("p90 (s)"),

@@ -1,12 +1,14 @@
-"""The API of jobs: products, quotes, orders, and everything there is to see and do about a job."""
+"""API of jobs: the service, products, quotes, orders, and everything about one job."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from django.db.models import QuerySet
 from django.http import HttpResponseBase
 from django.urls import path
 from django.utils.translation import gettext as _
+from django_filters.rest_framework import CharFilter, FilterSet
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.generics import ListAPIView
@@ -16,33 +18,45 @@ from rest_framework.response import Response
 
 from billing.api import ReceiptSerializer
 from billing.quotes import quote_for
-from console.accounts.errors import InvalidInput, NotFound
 from console.accounts.permissions import TenantView
 from console.accounts.roles import Capability
-from console.accounts.schema import results_of
-from console.accounts.sse import EventStreamRenderer, event_stream, wants_events
-from jobs import activation, checks, orders, probes, selectors, streams
+from console.core.errors import InvalidInput, NotFound
+from console.core.schema import results_of
+from console.core.sse import EventStreamRenderer, wants_events
+from jobs import activation, checks, comparison, curves, failures, orders, probes, reruns, selectors, streams
+from jobs.details import DetailsSerializer, update_details
 from jobs.fields import is_text
+from jobs.launch_preview import launch_preview
 from jobs.models import Job
+from jobs.purchase import CheckRequestSerializer, QuoteRequestSerializer
 from jobs.serializers import (
     ActivationSerializer,
     CheckItemSerializer,
-    CheckRequestSerializer,
+    ComparisonSerializer,
+    ConfigurationSerializer,
+    CurvesSerializer,
+    DiagnosisSerializer,
     EventSerializer,
     JobSerializer,
+    LaunchPreviewSerializer,
+    LogMatchSerializer,
     LogSerializer,
     OrderRequestSerializer,
     OrderSerializer,
+    PackagesSerializer,
     ProductSerializer,
-    QuoteRequestSerializer,
     QuoteSerializer,
     ServiceSerializer,
     StackSerializer,
     TelemetrySerializer,
 )
 
-LONGEST_NUMBER = 15
-"""Digits of an offset or rank: far more than any file has bytes, and still a number that the system can seek to."""
+MAX_NUMBER_DIGITS = 15
+"""Digits of an offset or rank: enough for any file, and within the range of a seek."""
+MAX_LOG_BYTES = 1 << 20
+"""Bytes of a log in one response. They are held in memory."""
+MAX_QUERY_LENGTH = 200
+"""Characters of a search."""
 
 
 class ActivateView(TenantView):
@@ -52,20 +66,20 @@ class ActivateView(TenantView):
 
     @extend_schema(request=ActivationSerializer, responses=ServiceSerializer)
     def post(self, request: Request) -> Response:
-        """Accept the terms and activate; makes the wallet and the first workspace."""
-        accepted = isinstance(request.data, dict) and request.data.get("accept_terms") is True
-        row = activation.activate(membership=self.membership, accept_terms=accepted)
-        return Response(ServiceSerializer(row).data)
+        """Accept the terms and activate; creates the wallet and the first workspace."""
+        is_accepted = isinstance(request.data, dict) and request.data.get("accept_terms") is True
+        service = activation.activate(membership=self.membership, accept_terms=is_accepted)
+        return Response(ServiceSerializer(service).data)
 
 
 class DeactivateView(TenantView):
-    """The distributed training service, ended."""
+    """Deactivation of the service."""
 
     capabilities = {"POST": Capability.MANAGE}
 
     @extend_schema(request=None, responses={204: None})
     def post(self, _request: Request) -> Response:
-        """Take no new orders; what runs goes on and is charged, and files, wallet and receipts stay."""
+        """Accept no new orders. Open jobs continue and are charged; files, wallet and receipts stay."""
         activation.deactivate(membership=self.membership)
         return Response(status=204)
 
@@ -77,7 +91,7 @@ class ProductsView(TenantView):
 
     @extend_schema(responses=results_of(ProductSerializer))
     def get(self, _request: Request) -> Response:
-        """The catalogue."""
+        """List the products on offer."""
         return Response({"results": ProductSerializer(selectors.products(), many=True).data})
 
 
@@ -89,7 +103,7 @@ class QuotesView(TenantView):
     @extend_schema(request=QuoteRequestSerializer, responses={201: QuoteSerializer})
     def post(self, request: Request) -> Response:
         """Price a run. Nothing is bought."""
-        quote = orders.quote_order(membership=self.membership, data=_object(request))
+        quote = orders.quote_order(membership=self.membership, data=_json_object(request))
         return Response(QuoteSerializer(quote).data, status=201)
 
 
@@ -100,8 +114,38 @@ class QuoteView(TenantView):
 
     @extend_schema(responses=QuoteSerializer)
     def get(self, _request: Request, quote_id: str) -> Response:
-        """A quote as it was made."""
+        """Return a quote."""
         return Response(QuoteSerializer(quote_for(organization=self.organization, quote_id=quote_id)).data)
+
+
+class QuoteComparisonView(TenantView):
+    """A quote beside its alternatives."""
+
+    capabilities = {"GET": Capability.VIEW}
+
+    @extend_schema(responses=ComparisonSerializer)
+    def get(self, _request: Request, quote_id: str) -> Response:
+        """Return what the run would cost, and when it could start, on 1, 2 and 4 nodes and on other node specs.
+
+        Nothing is stored. To buy an alternative, request a quote for it.
+        """
+        quote = quote_for(organization=self.organization, quote_id=quote_id)
+        return Response(ComparisonSerializer(comparison.compare(quote)).data)
+
+
+class QuoteEnvironmentView(TenantView):
+    """What the code of a quoted run will get."""
+
+    capabilities = {"GET": Capability.VIEW}
+
+    @extend_schema(
+        responses=LaunchPreviewSerializer, parameters=[OpenApiParameter("rank", OpenApiTypes.INT, default=0)]
+    )
+    def get(self, request: Request, quote_id: str) -> Response:
+        """Return the arguments and variables of a rank. A port of 0 is chosen at the start; secrets are masked."""
+        quote = quote_for(organization=self.organization, quote_id=quote_id)
+        preview = launch_preview(quote, _whole_number(request, "rank", 0))
+        return Response(LaunchPreviewSerializer(preview).data)
 
 
 class OrdersView(TenantView):
@@ -115,7 +159,7 @@ class OrdersView(TenantView):
         parameters=[OpenApiParameter("Idempotency-Key", OpenApiTypes.STR, OpenApiParameter.HEADER)],
     )
     def post(self, request: Request) -> Response:
-        """Buy a quote: its ceiling is held, its job is queued. The same Idempotency-Key again gives the same order."""
+        """Buy a quote: hold its ceiling and queue its job. A repeated Idempotency-Key returns the same order."""
         form = OrderRequestSerializer(data=request.data)
         form.is_valid(raise_exception=True)
         order = orders.place_order(
@@ -133,11 +177,26 @@ class ProbesView(TenantView):
 
     @extend_schema(request=QuoteRequestSerializer, responses={201: OrderSerializer})
     def post(self, request: Request) -> Response:
-        """Run what a quote would be asked for on one node for a minute, free: the next quote is measured by it."""
+        """Run the code on one node for a minute, free; the next quote uses the measurement."""
         order = probes.place_probe(
-            membership=self.membership, data=_object(request), idempotency_key=_idempotency_key(request)
+            membership=self.membership, data=_json_object(request), idempotency_key=_idempotency_key(request)
         )
         return Response(OrderSerializer(order).data, status=201)
+
+
+class JobFilter(FilterSet):  # type: ignore[misc]  # django-filter has no types
+    """Filters of the list of jobs."""
+
+    name = CharFilter(field_name="name", lookup_expr="icontains", help_text="A part of the name, in any case.")
+    tag = CharFilter(method="with_tag", help_text="A tag.")
+
+    class Meta:
+        model = Job
+        fields = ("state", "reason", "framework")
+
+    def with_tag(self, jobs: QuerySet[Job], _name: str, tag: str) -> QuerySet[Job]:
+        """Keep the jobs that have the tag."""
+        return jobs.filter(tags__contains=[tag])
 
 
 class JobsView(TenantView, ListAPIView[Job]):
@@ -146,56 +205,68 @@ class JobsView(TenantView, ListAPIView[Job]):
     capabilities = {"GET": Capability.VIEW}
     serializer_class = JobSerializer
     queryset = Job.objects.none()
-    filterset_fields = ("state", "reason", "framework")
+    filterset_class = JobFilter
 
     def get_queryset(self) -> Any:
-        """The organization's jobs, newest first."""
+        """List the organization's jobs, newest first."""
         return selectors.jobs_for(self.organization).prefetch_related("attempts")
 
 
 class JobView(TenantView):
-    """Base of what is about one job."""
+    """Base of views about one job."""
 
     capabilities = {"GET": Capability.VIEW}
 
     def job(self, pk: int) -> Job:
-        """The job, if it is the organization's. Raises NotFound."""
+        """Return the organization's job. Raises NotFound."""
         return selectors.job_for(self.organization, pk)
 
 
 class JobDetailView(JobView):
     """One job."""
 
+    capabilities = {"GET": Capability.VIEW, "PATCH": Capability.STORE}
+
     @extend_schema(responses=JobSerializer)
     def get(self, _request: Request, pk: int) -> Response:
-        """State, reason, why it waits, progress, attempts, cost."""
+        """Return state, reason, why it waits, progress, attempts and cost."""
+        return Response(selectors.summary(self.job(pk)))
+
+    @extend_schema(request=DetailsSerializer(partial=True), responses=JobSerializer)
+    def patch(self, request: Request, pk: int) -> Response:
+        """Change name, tags, notes, or how long the files are kept. Fields that are not in the body stay."""
+        update_details(job=self.job(pk), user=self.membership.user, data=_json_object(request))
         return Response(selectors.summary(self.job(pk)))
 
 
 class CancelView(JobView):
-    """Ending a job."""
+    """Cancellation of a job."""
 
     capabilities = {"POST": Capability.RUN}
 
     @extend_schema(request=None, responses=JobSerializer)
     def post(self, _request: Request, pk: int) -> Response:
-        """Cancel: at once while it waits, by SIGTERM and a grace while it runs."""
+        """Cancel a job: a waiting one ends at once, a running one gets SIGTERM and a grace period."""
         orders.cancel_job(membership=self.membership, job=self.job(pk))
         return Response(selectors.summary(self.job(pk)))
 
 
 class RerunView(JobView):
-    """Running a job again."""
+    """Rerun of a job."""
 
     capabilities = {"POST": Capability.RUN}
 
     @extend_schema(request=QuoteRequestSerializer(partial=True), responses={201: OrderSerializer})
     def post(self, request: Request, pk: int) -> Response:
-        """Buy the same run again at today's prices; fields in the body replace those of the job."""
+        """Buy the same run again at current prices; fields in the body replace those of the job.
+
+        By default with the script in the workspace and the latest versions of the datasets. `exact` takes those of
+        the job.
+        """
         order = orders.rerun(
             membership=self.membership,
             job=self.job(pk),
-            changes=_object(request),
+            changes=_json_object(request),
             idempotency_key=_idempotency_key(request),
         )
         return Response(OrderSerializer(order).data, status=201)
@@ -209,34 +280,78 @@ class LogsView(JobView):
     @extend_schema(
         responses=LogSerializer,
         parameters=[
-            OpenApiParameter("rank", OpenApiTypes.INT, default=0),
-            OpenApiParameter("offset", OpenApiTypes.INT, default=0, description="In bytes; `next_offset` of the last."),
-            OpenApiParameter("attempt", OpenApiTypes.INT, description="The latest where absent."),
+            OpenApiParameter(
+                "rank",
+                OpenApiTypes.STR,
+                default="0",
+                description="A number; `all` streams the end of every rank's output together.",
+            ),
+            OpenApiParameter("offset", OpenApiTypes.INT, default=0, description="In bytes; the last `next_offset`."),
+            OpenApiParameter(
+                "tail", OpenApiTypes.INT, description="Begin this many bytes before the end, with a line."
+            ),
+            OpenApiParameter("limit", OpenApiTypes.INT, default=selectors.LOG_BYTES, description="At most 1 MiB."),
+            OpenApiParameter(
+                "whole_lines", OpenApiTypes.BOOL, description="Leave out an incomplete line at the beginning."
+            ),
+            OpenApiParameter("attempt", OpenApiTypes.INT, description="Default: the latest."),
         ],
     )
     def get(self, request: Request, pk: int) -> Response | HttpResponseBase:
-        """A piece from `offset`; with `Accept: text/event-stream`, everything from there as it comes (events `log`)."""
+        """Return a part from `offset`, or with `Accept: text/event-stream` a stream of `log` events from there on."""
         job = selectors.job_row(self.organization, pk)
-        rank = _number(request, "rank", 0)
-        offset = _number(request, "offset", 0)
-        if (seen := request.headers.get("Last-Event-ID", "")).isdecimal() and len(seen) < LONGEST_NUMBER:
-            offset = int(seen)
-        attempt = _number(request, "attempt", 0) or None
-        chunk = selectors.log(job, rank, offset, attempt)
+        attempt = _whole_number(request, "attempt", 0) or None
+        tail = _whole_number(request, "tail", 0)
+        if request.query_params.get("rank") == "all" and wants_events(request.headers):
+            return self.event_stream(streams.all_log_events(job, min(tail, selectors.LOG_BYTES), attempt))
+        rank = _whole_number(request, "rank", 0)
+        offset = -tail or _whole_number(request, "offset", 0)
+        if (last_id := request.headers.get("Last-Event-ID", "")).isdecimal() and len(last_id) < MAX_NUMBER_DIGITS:
+            offset = int(last_id)
+        limit = min(max(1, _whole_number(request, "limit", selectors.LOG_BYTES)), MAX_LOG_BYTES)
+        at_line = offset < 0 or request.query_params.get("whole_lines") in {"1", "true"}
+        chunk = selectors.log(job, rank, offset, attempt, limit=limit, at_line=at_line)
         if wants_events(request.headers):
-            return event_stream(streams.log_events(job, rank, offset, attempt))
-        return Response({"text": chunk.text, "next_offset": chunk.next_offset, "eof": chunk.eof})
+            return self.event_stream(streams.log_events(job, rank, offset, attempt))
+        return Response(streams.log_data(chunk))
+
+
+class LogSearchView(JobView):
+    """Search of a rank's output."""
+
+    @extend_schema(
+        responses=LogMatchSerializer,
+        parameters=[
+            OpenApiParameter("q", OpenApiTypes.STR, description="Default: the first error."),
+            OpenApiParameter("rank", OpenApiTypes.INT, default=0),
+            OpenApiParameter("offset", OpenApiTypes.INT, default=0, description="Where the search begins, in bytes."),
+            OpenApiParameter("attempt", OpenApiTypes.INT, description="Default: the latest."),
+        ],
+    )
+    def get(self, request: Request, pk: int) -> Response:
+        """Return the next place where the log has a text, in any case of letters. Reads at most 64 MiB of the log."""
+        query = request.query_params.get("q", "")
+        if len(query) > MAX_QUERY_LENGTH:
+            raise InvalidInput(fields={"q": _("Use at most %(limit)d characters.") % {"limit": MAX_QUERY_LENGTH}})
+        match = selectors.search_log(
+            selectors.job_row(self.organization, pk),
+            _whole_number(request, "rank", 0),
+            query,
+            _whole_number(request, "offset", 0),
+            _whole_number(request, "attempt", 0) or None,
+        )
+        return Response(LogMatchSerializer(match).data)
 
 
 class StreamView(JobView):
-    """A job, live."""
+    """Live events of a job."""
 
     renderer_classes = [EventStreamRenderer, JSONRenderer]
 
     @extend_schema(responses={(200, "text/event-stream"): OpenApiTypes.STR})
     def get(self, _request: Request, pk: int) -> HttpResponseBase:
-        """Events `state` (the job) and `metrics` (new points by name) until the job has ended."""
-        return event_stream(streams.job_events(selectors.job_row(self.organization, pk)))
+        """Stream `state` (the job) and `metrics` (new points by name) until the job has ended."""
+        return self.event_stream(streams.job_events(selectors.job_row(self.organization, pk)))
 
 
 class MetricsView(JobView):
@@ -244,8 +359,33 @@ class MetricsView(JobView):
 
     @extend_schema(responses=OpenApiTypes.OBJECT)
     def get(self, _request: Request, pk: int) -> Response:
-        """Curves by name, each a list of [step, value]."""
+        """Return curves by name, each a list of [step, value]."""
         return Response({"metrics": selectors.metrics(self.job(pk))[0]})
+
+
+class CurvesView(JobView):
+    """A job's curves with epochs, times and costs."""
+
+    @extend_schema(
+        responses=CurvesSerializer,
+        parameters=[OpenApiParameter("after", OpenApiTypes.INT, default=0, description="The last `last`.")],
+    )
+    def get(self, request: Request, pk: int) -> Response:
+        """Return each point with its epoch, time and the money spent. A long curve is thinned to about 1,000 points."""
+        job = self.job(pk)
+        return Response(CurvesSerializer(curves.curves(job, after=_whole_number(request, "after", 0))).data)
+
+
+class PackagesView(JobView):
+    """Packages of a job's requirements file."""
+
+    @extend_schema(responses=PackagesSerializer)
+    def get(self, _request: Request, pk: int) -> Response:
+        """Return the requirements, whether they are installed, and the installer's output; 404 without any."""
+        layer = self.job(pk).packages
+        if layer is None:
+            raise NotFound(_("This job has no requirements file."))
+        return Response(PackagesSerializer(layer).data)
 
 
 class ImageCheckView(TenantView):
@@ -256,71 +396,93 @@ class ImageCheckView(TenantView):
     @extend_schema(request=CheckRequestSerializer, responses={201: OrderSerializer})
     def post(self, request: Request, name: str) -> Response:
         """Start a free run that checks the image, its collectives and the mounts on the nodes chosen."""
-        data = _object(request) | {"image": name}
+        data = _json_object(request) | {"image": name}
         order = checks.place_check(membership=self.membership, data=data, idempotency_key=_idempotency_key(request))
         return Response(OrderSerializer(order).data, status=201)
 
 
 class CheckView(JobView):
-    """What a check found."""
+    """Result of an image check."""
 
     @extend_schema(responses=results_of(CheckItemSerializer))
     def get(self, _request: Request, pk: int) -> Response:
-        """The checklist; empty for a run that is no check."""
+        """Return the checklist; empty for a job that is not a check."""
         job = self.job(pk)
-        found = checks.checklist(job) if job.builtin_script else []
-        return Response({"results": CheckItemSerializer(found, many=True).data})
+        items = checks.checklist(job) if job.builtin_script else []
+        return Response({"results": CheckItemSerializer(items, many=True).data})
 
 
 class TelemetryView(JobView):
-    """What a job's nodes and ranks use."""
+    """Resource usage of a job."""
 
     @extend_schema(responses=TelemetrySerializer, parameters=[OpenApiParameter("attempt", OpenApiTypes.INT)])
     def get(self, request: Request, pk: int) -> Response:
-        """Nodes over time, ranks with their steps, slow ranks, scaling efficiency; of the latest attempt, or of one."""
-        return Response(selectors.telemetry(self.job(pk), _number(request, "attempt", 0) or None))
+        """Return nodes over time, ranks with their steps, slow ranks and scaling efficiency of an attempt."""
+        return Response(selectors.telemetry(self.job(pk), _whole_number(request, "attempt", 0) or None))
 
 
 class StacksView(JobView):
-    """Where the ranks of a hung run stood."""
+    """Stacks of a hung run."""
 
     @extend_schema(responses=results_of(StackSerializer), parameters=[OpenApiParameter("attempt", OpenApiTypes.INT)])
     def get(self, request: Request, pk: int) -> Response:
-        """The stack of every rank; empty for an attempt that did not hang."""
-        return Response({"results": selectors.stacks(self.job(pk), _number(request, "attempt", 0) or None)})
+        """Return the stack of every rank; empty for an attempt that did not hang."""
+        return Response({"results": selectors.stacks(self.job(pk), _whole_number(request, "attempt", 0) or None)})
+
+
+class DiagnosisView(JobView):
+    """Diagnosis of a failed job."""
+
+    @extend_schema(responses=DiagnosisSerializer)
+    def get(self, _request: Request, pk: int) -> Response:
+        """Return why a job failed, the line of code, and what would correct it; 404 for a job that did not fail."""
+        explanation = failures.explain(self.job(pk))
+        if explanation is None:
+            raise NotFound(_("This job has not failed."))
+        return Response(DiagnosisSerializer(explanation).data)
 
 
 class EventsView(JobView):
-    """What happened to a job."""
+    """Events of a job."""
 
     @extend_schema(responses=results_of(EventSerializer))
     def get(self, _request: Request, pk: int) -> Response:
-        """Every event, oldest first."""
+        """List the events, oldest first."""
         return Response({"results": EventSerializer(selectors.events(self.job(pk)), many=True).data})
 
 
+class ConfigurationView(JobView):
+    """What a job was ordered with."""
+
+    @extend_schema(responses=ConfigurationSerializer)
+    def get(self, _request: Request, pk: int) -> Response:
+        """Return the script, arguments, image and datasets as ordered, and what changed since."""
+        job = self.job(pk)
+        return Response(ConfigurationSerializer({"job": job, "configuration": reruns.configuration(job)}).data)
+
+
 class EnvironmentView(JobView):
-    """What a rank sees."""
+    """Environment of a rank."""
 
     @extend_schema(responses=OpenApiTypes.OBJECT, parameters=[OpenApiParameter("rank", OpenApiTypes.INT, default=0)])
     def get(self, request: Request, pk: int) -> Response:
-        """The variables of the environment contract, of one rank; a port of 0 is chosen when the run starts."""
-        return Response({"environment": selectors.environment(self.job(pk), _number(request, "rank", 0))})
+        """Return the variables of the environment contract for one rank. A port of 0 is chosen at the start."""
+        return Response({"environment": selectors.environment(self.job(pk), _whole_number(request, "rank", 0))})
 
 
 class ReceiptView(JobView):
-    """What a job came to."""
+    """Receipt of a job."""
 
     @extend_schema(responses=ReceiptSerializer)
     def get(self, _request: Request, pk: int) -> Response:
-        """The receipt; 404 until the job has ended."""
+        """Return the receipt; 404 until the job has ended."""
         receipt = selectors.receipt(self.job(pk))
         if receipt is None:
-            raise NotFound(_("The receipt is written when the job has ended."))
+            raise NotFound(_("The receipt is available when the job has ended."))
         return Response(ReceiptSerializer(receipt).data)
 
 
-def _object(request: Request) -> dict[str, Any]:
+def _json_object(request: Request) -> dict[str, Any]:
     if not isinstance(request.data, dict):
         raise InvalidInput(_("Send a JSON object."))
     return dict(request.data)
@@ -331,17 +493,19 @@ def _idempotency_key(request: Request) -> str:
     if len(key) > 255:
         raise InvalidInput(fields={"Idempotency-Key": _("Use at most 255 characters.")})
     if not is_text(key) or any(character < " " or character == "\x7f" for character in key):
-        raise InvalidInput(fields={"Idempotency-Key": _("Use letters, digits and marks alone, such as a UUID.")})
+        raise InvalidInput(
+            fields={"Idempotency-Key": _("Use only letters, digits and punctuation, for example a UUID.")}
+        )
     return key
 
 
-def _number(request: Request, name: str, default: int) -> int:
+def _whole_number(request: Request, name: str, default: int) -> int:
     try:
         number = int(request.query_params.get(name, default))
     except ValueError:
         number = -1
-    if not 0 <= number < 10**LONGEST_NUMBER:
-        raise InvalidInput(fields={name: _("Give a whole number, 0 or more.")})
+    if not 0 <= number < 10**MAX_NUMBER_DIGITS:
+        raise InvalidInput(fields={name: _("Enter a whole number of at least 0.")})
     return number
 
 
@@ -351,6 +515,8 @@ urlpatterns = [
     path("products/", ProductsView.as_view(), name="api_products"),
     path("quotes/", QuotesView.as_view(), name="api_quotes"),
     path("quotes/<uuid:quote_id>/", QuoteView.as_view(), name="api_quote"),
+    path("quotes/<uuid:quote_id>/comparison/", QuoteComparisonView.as_view(), name="api_quote_comparison"),
+    path("quotes/<uuid:quote_id>/environment/", QuoteEnvironmentView.as_view(), name="api_quote_environment"),
     path("orders/", OrdersView.as_view(), name="api_orders"),
     path("probes/", ProbesView.as_view(), name="api_probes"),
     path("jobs/", JobsView.as_view(), name="api_jobs"),
@@ -358,13 +524,18 @@ urlpatterns = [
     path("jobs/<int:pk>/cancel/", CancelView.as_view(), name="api_job_cancel"),
     path("jobs/<int:pk>/rerun/", RerunView.as_view(), name="api_job_rerun"),
     path("jobs/<int:pk>/logs/", LogsView.as_view(), name="api_job_logs"),
+    path("jobs/<int:pk>/logs/search/", LogSearchView.as_view(), name="api_job_log_search"),
     path("jobs/<int:pk>/stream/", StreamView.as_view(), name="api_job_stream"),
     path("jobs/<int:pk>/metrics/", MetricsView.as_view(), name="api_job_metrics"),
+    path("jobs/<int:pk>/curves/", CurvesView.as_view(), name="api_job_curves"),
+    path("jobs/<int:pk>/packages/", PackagesView.as_view(), name="api_job_packages"),
     path("images/<str:name>/check/", ImageCheckView.as_view(), name="api_image_check"),
     path("jobs/<int:pk>/check/", CheckView.as_view(), name="api_job_check"),
     path("jobs/<int:pk>/telemetry/", TelemetryView.as_view(), name="api_job_telemetry"),
     path("jobs/<int:pk>/stacks/", StacksView.as_view(), name="api_job_stacks"),
+    path("jobs/<int:pk>/diagnosis/", DiagnosisView.as_view(), name="api_job_diagnosis"),
     path("jobs/<int:pk>/events/", EventsView.as_view(), name="api_job_events"),
+    path("jobs/<int:pk>/configuration/", ConfigurationView.as_view(), name="api_job_configuration"),
     path("jobs/<int:pk>/environment/", EnvironmentView.as_view(), name="api_job_environment"),
     path("jobs/<int:pk>/receipt/", ReceiptView.as_view(), name="api_job_receipt"),
 ]

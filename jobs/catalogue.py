@@ -1,6 +1,6 @@
-"""A starter catalogue: images, node specs, prices and products that a new installation can sell at once.
+"""The starter catalogue: images, node specs, prices and products that a new installation can sell at once.
 
-The one rule: it only fills what is empty, so running it again changes nothing that an administrator made.
+It fills an empty catalogue only, so repeating it changes nothing that an administrator made.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from django.utils.translation import gettext_noop
 from billing.models import NodeSpec, Price, PriceBook
 from billing.pricebooks import publish
 from billing.pricing import Mode, PriceKind
-from jobs.backend import cluster
+from jobs.clusters import cluster
 from jobs.models import Product
 from runtime.errors import RuntimeFault
-from storage import catalog
+from storage import images
 
 SPECS = (
     ("nano", "Nano", "Half a core: for trying out, and for many small nodes on one machine.", "0.5", 1024, 90),
@@ -26,17 +26,19 @@ SPECS = (
 )
 """name, title, description, cores, MiB, price of one node and hour in minor units."""
 GPU_HOURLY = 400
-MANY_NODES = 4
-MANY_NODES_DISCOUNT = Decimal("0.9")
-FIXED_EPOCH = {"nano": Decimal("0.8"), "small": Decimal("1.2"), "medium": Decimal(2)}
-GPU_FIXED_EPOCH = Decimal(4)
-LEAST_CHARGE = 5
+"""Price of one GPU node for an hour, in minor units; like all prices here an example for administrators to change."""
+DISCOUNT_FROM_NODES = 4
+DISCOUNT_FACTOR = Decimal("0.9")
+FIXED_EPOCH_PRICE = {"nano": Decimal("0.8"), "small": Decimal("1.2"), "medium": Decimal(2)}
+GPU_FIXED_EPOCH_PRICE = Decimal(4)
+MIN_CHARGE = 5
+"""Minimum charge of a run in minor units, so that runs of a second are not free."""
 
 
 @transaction.atomic
 def seed() -> bool:
-    """Fill an empty catalogue. Gives whether anything was made."""
-    catalog.ensure_builtin_images()
+    """Fill an empty catalogue. Return whether it was empty."""
+    images.ensure_builtin_images()
     if NodeSpec.objects.exists() or PriceBook.objects.exists() or Product.objects.exists():
         return False
     book = PriceBook.objects.create(name="Starter prices", currency=settings.CURRENCY)
@@ -49,9 +51,9 @@ def seed() -> bool:
             memory_mib=memory_mib,
             position=10 * (position + 1),
         )
-        _price(book, spec, Decimal(hourly), FIXED_EPOCH[name])
+        _price(book, spec, Decimal(hourly), FIXED_EPOCH_PRICE[name])
     _gpu_spec(book)
-    Price.objects.create(book=book, kind=PriceKind.MINIMUM, amount=Decimal(LEAST_CHARGE))
+    Price.objects.create(book=book, kind=PriceKind.MINIMUM, amount=Decimal(MIN_CHARGE))
     publish(book=book)
     Product.objects.create(
         name="metered",
@@ -64,10 +66,12 @@ def seed() -> bool:
     Product.objects.create(
         name="fixed",
         title=gettext_noop("Fixed price for each epoch"),
-        description=gettext_noop("A price for each epoch and node, known in full before the run."),
+        description=gettext_noop(
+            "A price for each epoch and node. It includes the running time in the quote; more is charged by the second."
+        ),
         mode=Mode.FIXED,
         reference_seconds_per_epoch=Decimal(20),
-        headroom=Decimal(4),
+        headroom=Decimal(2),
         position=20,
     )
     return True
@@ -76,7 +80,7 @@ def seed() -> bool:
 def _price(book: PriceBook, spec: NodeSpec, hourly: Decimal, fixed_epoch: Decimal) -> None:
     rows = [
         (PriceKind.NODE_HOUR, "", 1, hourly),
-        (PriceKind.NODE_HOUR, "", MANY_NODES, hourly * MANY_NODES_DISCOUNT),
+        (PriceKind.NODE_HOUR, "", DISCOUNT_FROM_NODES, hourly * DISCOUNT_FACTOR),
         (PriceKind.FIXED_EPOCH, "fixed", 1, fixed_epoch),
     ]
     for kind, product, nodes_from, amount in rows:
@@ -86,7 +90,7 @@ def _price(book: PriceBook, spec: NodeSpec, hourly: Decimal, fixed_epoch: Decima
 
 
 def _gpu_spec(book: PriceBook) -> None:
-    """A spec for the GPUs the first cluster has; none where it has none, since it could never be run."""
+    """Create a spec for the GPUs of the first cluster, if it has any."""
     try:
         machines = cluster().capacity().machines
     except RuntimeFault:
@@ -104,4 +108,4 @@ def _gpu_spec(book: PriceBook) -> None:
         gpu_type=gpu.gpu_type,
         position=100,
     )
-    _price(book, spec, Decimal(GPU_HOURLY), GPU_FIXED_EPOCH)
+    _price(book, spec, Decimal(GPU_HOURLY), GPU_FIXED_EPOCH_PRICE)

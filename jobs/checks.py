@@ -1,7 +1,8 @@
-"""A free run that checks an image, its collectives and the mounts on chosen nodes, and what it found, in words.
+"""Image checks: free runs that test an image, its collectives and the mounts on chosen nodes, and their checklist.
 
-It is bought, held and receipted as any run is, at 0; what limits it is a quota. The one rule: what its report says was
-written inside the run, so it is read as any customer's file: bounded, leniently, following no link.
+A check is an order like any other, with a price of 0 and a daily limit. `runtime/launcher/smoke.py` runs on every rank
+and writes a report. The customer's image controls that process and can forge the report. It is therefore read with
+limits, leniently and without following links; no value is trusted to have its type.
 """
 
 from __future__ import annotations
@@ -10,38 +11,44 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 from django.db import transaction
-from django.utils import timezone
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, gettext_noop
 
 from billing.quotes import make_free_quote
-from console.accounts.errors import InvalidInput
-from console.accounts.models import Membership, Organization
+from console.accounts.models import Membership
 from console.accounts.services import require_active
-from jobs import fields, orders, queue
-from jobs.backend import cluster
+from jobs import free_runs, orders, quotas
+from jobs.clusters import cluster
 from jobs.errors import QuotaExceeded
 from jobs.models import Job, Order, Product
-from jobs.purchase import Choices, read_choices
+from jobs.purchase import Placement, parse_placement
 from jobs.tensorboard import open_regular
 from runtime.errors import RuntimeFault
 
-SCRIPT = "smoke"
+SCRIPT = free_runs.CHECK_SCRIPT
 DEADLINE_SECONDS = 300
-LARGEST_REPORT = 256 * 1024
-MOST_RANKS = 512
+"""Time limit of a check. The tests take seconds; importing a large framework from slow storage can take minutes."""
+MAX_REPORT_BYTES = 256 * 1024
+"""Bytes read of one rank's report; a real one has a few KiB."""
+MAX_RANKS = 512
+"""Ranks whose reports are read; each is a file to open when the page is shown."""
 PRODUCT = "image-check"
+"""Name of the product that every check is an order of."""
 CLOCK_TOLERANCE_SECONDS = 1.0
-LEAST_FREE_BYTES = 1024**3
+"""Largest accepted difference between the clocks of two nodes. Metrics and logs are ordered by them, to the second."""
+MIN_FREE_BYTES = 1024**3
+"""Less free space than this in a writable folder is reported: a checkpoint of a common model needs about as much."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """One line of the checklist. `ok` is None where the run ended before it came to this."""
+    """One line of the checklist, in the reader's language. `name` is the test's name in the report.
+
+    `ok` is None if some rank has not run this test: the run goes on, or it ended before.
+    """
 
     name: str
     title: str
@@ -51,27 +58,26 @@ class Item:
 
 
 def place_check(*, membership: Membership, data: Mapping[str, Any], idempotency_key: str = "") -> Order:
-    """Buy a check: `image`, `node_spec`, `nodes`; `framework`, `workspace`, `datasets` and `workers_per_node` may be.
+    """Order a check of `image` on `nodes` nodes of `node_spec`.
 
-    Raises ServiceInactive, NoWallet, InvalidInput, QuotaExceeded. The same key again gives the same order.
+    Optional in `data`: framework, workspace, datasets, workers_per_node.
+    Raises ServiceInactive, NoWallet, InvalidInput, QuotaExceeded. A repeated key returns the same order.
     """
     organization = membership.organization
     require_active(organization=organization)
-    reader = fields.Reader(data)
-    choices = read_choices(reader, organization=organization)
-    if reader.faults or choices is None:
-        raise InvalidInput(fields=reader.faults)
+    placement = parse_placement(organization=organization, data=data)
     with transaction.atomic():
-        quota = queue.locked_quota(organization)
-        if idempotency_key and (known := orders.order_by_key(organization, idempotency_key)):
-            return known
-        _require_room(organization, quota.max_checks_per_day)
+        quota = quotas.lock_quota(organization)
+        if idempotency_key and (existing := orders.order_by_key(organization, idempotency_key)):
+            return existing
+        _require_quota(membership, quota.max_checks_per_day)
         quote = make_free_quote(
             organization=organization,
             user=membership.user,
-            nodes=choices.nodes,
+            nodes=placement.nodes,
             deadline_seconds=DEADLINE_SECONDS,
-            payload={"check": SCRIPT, "max_seconds": DEADLINE_SECONDS} | choices.to_json(),
+            # `lifecycle.longest_seconds` reads max_seconds.
+            payload={"check": SCRIPT, "max_seconds": DEADLINE_SECONDS} | placement.to_json(),
         )
         return orders.write_order(
             membership=membership,
@@ -79,31 +85,33 @@ def place_check(*, membership: Membership, data: Mapping[str, Any], idempotency_
             product=_product(),
             key=idempotency_key or f"quote:{quote.pk}",
             quota=quota,
-            versions=choices.dataset_versions,
-            job=_job(choices),
+            versions=placement.dataset_versions,
+            job=_job(placement),
         )
 
 
 def checklist(job: Job) -> list[Item]:
-    """What a check found, over all ranks: the worst word for each of its parts."""
+    """Return one item per test, in the order shown. A test passes only if it passed on every rank."""
     reports = _reports(job)
-    found: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+    by_test: dict[str, list[tuple[int, dict[str, Any]]]] = {}
     for rank, report in sorted(reports.items()):
         for finding in report:
-            found.setdefault(str(finding.get("name")), []).append((rank, finding))
-    return [_item(name, found.get(name, []), job) for name in _TITLES if name != "dataset" or "dataset" in found]
+            by_test.setdefault(str(finding.get("name")), []).append((rank, finding))
+    # A check without datasets has no finding about them, and no such line.
+    return [_item(name, by_test.get(name, []), job) for name in _TITLES if name != "dataset" or "dataset" in by_test]
 
 
 def _item(name: str, findings: list[tuple[int, dict[str, Any]]], job: Job) -> Item:
+    """Return the item of one test from its findings, which are (rank, finding) sorted by rank."""
     title, remedy = (str(text) for text in (_TITLES[name], _REMEDIES[name]))
-    bad = [(rank, finding) for rank, finding in findings if finding.get("ok") is not True]
-    if bad:
-        rank, finding = bad[0]
-        told = _("Rank %(rank)d: %(error)s") % {"rank": rank, "error": str(finding.get("error", ""))[:500]}
-        return Item(name, title, ok=False, detail=told, remedy=remedy)
-    if len({rank for rank, _finding in findings}) < job.nodes * job.workers_per_node:
-        missing = job.is_ended
-        return Item(name, title, ok=None, detail=_("Not every rank came to this.") if missing else "", remedy="")
+    failed = [(rank, finding) for rank, finding in findings if finding.get("ok") is not True]
+    if failed:
+        rank, finding = failed[0]
+        detail = _("Rank %(rank)d: %(error)s") % {"rank": rank, "error": str(finding.get("error", ""))[:500]}
+        return Item(name, title, ok=False, detail=detail, remedy=remedy)
+    if len({rank for rank, _finding in findings}) < min(MAX_RANKS, job.nodes * job.workers_per_node):
+        detail = _("Not all ranks reached this step.") if job.is_ended else ""
+        return Item(name, title, ok=None, detail=detail)
     data = [finding["data"] for _rank, finding in findings if isinstance(finding.get("data"), dict)]
     if name == "clock":
         return _clock(title, remedy, data)
@@ -113,43 +121,47 @@ def _item(name: str, findings: list[tuple[int, dict[str, Any]]], job: Job) -> It
 
 
 def _clock(title: str, remedy: str, data: list[dict[str, Any]]) -> Item:
-    times = [at for at in (each.get("at") for each in data) if isinstance(at, int | float)]
-    apart = max(times) - min(times) if times else 0.0
-    told = _("The nodes' clocks are within %(milliseconds)d ms of each other.") % {"milliseconds": apart * 1000}
-    return Item("clock", title, ok=apart <= CLOCK_TOLERANCE_SECONDS, detail=told, remedy=remedy)
+    """Compare the nodes' clocks: `at` is when a rank left the same barrier, in Unix seconds of its node's clock."""
+    times = [at for at in (values.get("at") for values in data) if isinstance(at, int | float)]
+    difference = max(times) - min(times) if times else 0.0
+    detail = _("The nodes' clocks are within %(milliseconds)d ms of each other.") % {"milliseconds": difference * 1000}
+    return Item("clock", title, ok=difference <= CLOCK_TOLERANCE_SECONDS, detail=detail, remedy=remedy)
 
 
 def _folder(name: str, title: str, data: list[dict[str, Any]]) -> Item:
-    free = min((each["free_bytes"] for each in data if isinstance(each.get("free_bytes"), int)), default=0)
-    told = _("Writable; %(free)d GiB are free.") % {"free": free >> 30}
-    little = _("There is little room: delete what is not needed, or ask the administrator for more disk.")
-    return Item(name, title, ok=free >= LEAST_FREE_BYTES, detail=told, remedy=little)
+    """Return the item of a folder that every rank could write to. It fails if little space is free on some node."""
+    free = min((values["free_bytes"] for values in data if isinstance(values.get("free_bytes"), int)), default=0)
+    detail = _("Writable, %(free)d GiB free.") % {"free": free >> 30}
+    remedy = _(
+        "Little disk space is left. Delete files that you no longer need, or ask the administrator for more disk."
+    )
+    return Item(name, title, ok=free >= MIN_FREE_BYTES, detail=detail, remedy=remedy)
 
 
 def _detail(name: str, data: list[dict[str, Any]]) -> str:
-    """What is worth knowing of a check that went well; texts come from inside the run, so they are cut short."""
+    """Return details of a passed test, mostly those of the first rank. Its texts come from the run, so they are cut."""
     first = {key: str(value)[:100] for key, value in data[0].items()} if data else {}
     if name == "framework":
-        return "{framework} {version}, {device}".format_map(_Known(first))
+        return "{framework} {version}, {device}".format_map(_WithDash(first))
     if name == "python":
-        return _("Python %(version)s on %(cpus)s cores") % _Known(first)
+        return _("Python %(version)s on %(cpus)s cores") % _WithDash(first)
     if name == "sum":
-        return _("All %(ranks)s ranks add up; 4 MiB take %(milliseconds)s ms.") % _Known(first)
+        return _("The sum over all %(ranks)s ranks is correct; 4 MiB take %(milliseconds)s ms.") % _WithDash(first)
     if name == "dataset":
-        names = {str(each.get("name"))[:100]: str(each.get("files"))[:20] for each in data}
-        return ", ".join(_("%(name)s: %(files)s files") % {"name": each, "files": names[each]} for each in names)
+        files = {str(values.get("name"))[:100]: str(values.get("files"))[:20] for values in data}
+        return ", ".join(_("%(name)s: %(files)s files") % {"name": name, "files": files[name]} for name in files)
     return ""
 
 
-class _Known(dict[str, str]):
-    """What is not told is a dash."""
+class _WithDash(dict[str, str]):
+    """Gives a dash for values that the report lacks."""
 
     def __missing__(self, key: str) -> str:
         return "–"
 
 
 def _reports(job: Job) -> dict[int, list[dict[str, Any]]]:
-    """Each rank's findings, as far as they were written."""
+    """Return the findings of the latest attempt by rank. Missing and unreadable reports are left out."""
     attempt = job.attempts.last()
     if attempt is None:
         return {}
@@ -158,95 +170,106 @@ def _reports(job: Job) -> dict[int, list[dict[str, Any]]]:
     except RuntimeFault:
         return {}
     reports = {}
-    for rank in range(min(MOST_RANKS, attempt.granted_nodes * job.workers_per_node)):
+    for rank in range(min(MAX_RANKS, attempt.granted_nodes * job.workers_per_node)):
         file = open_regular(folder / f"rank-{rank}.json")
         if file is None:
             continue
         with file:
             try:
-                told = json.loads(file.read(LARGEST_REPORT))
-            except (ValueError, RecursionError):
+                report = json.loads(file.read(MAX_REPORT_BYTES))
+            except (ValueError, RecursionError):  # RecursionError: deeply nested JSON
                 continue
-        findings = told.get("findings") if isinstance(told, dict) else None
+        findings = report.get("findings") if isinstance(report, dict) else None
         if isinstance(findings, list):
+            # A real report has one finding for each test and each of up to 100 datasets.
             reports[rank] = [finding for finding in findings[:1000] if isinstance(finding, dict)]
     return reports
 
 
-def _job(choices: Choices) -> dict[str, Any]:
-    key = hashlib.sha256(f"{SCRIPT}:{choices.image.pk}".encode()).hexdigest()
+def _job(placement: Placement) -> dict[str, Any]:
+    """Return the columns of the check's job. The script ignores epochs, learning rate and batch size."""
+    key = hashlib.sha256(f"{SCRIPT}:{placement.image.pk}".encode()).hexdigest()
     return {
-        "name": _("Check of %(image)s") % {"image": choices.image.name},
-        "framework": choices.framework,
-        "image": choices.image,
-        "workspace": choices.workspace,
+        "name": f"Check of {placement.image.name}",  # `free_runs.title` shows it in the reader's language
+        "framework": placement.framework,
+        "image": placement.image,
+        "workspace": placement.workspace,
         "code_path": "",
         "builtin_script": SCRIPT,
         "epochs": 1,
         "lr": "0.01",
         "batch_size": 1,
-        "node_spec": choices.node_spec,
-        "nodes": choices.nodes,
-        "workers_per_node": choices.workers_per_node,
+        "node_spec": placement.node_spec,
+        "nodes": placement.nodes,
+        "workers_per_node": placement.workers_per_node,
         "code_key": key,
     }
 
 
-def _require_room(organization: Organization, most: int) -> None:
-    since = timezone.now() - timedelta(days=1)
-    made = Job.objects.filter(organization=organization, builtin_script=SCRIPT, queued_at__gt=since).count()
-    if made >= most:
-        raise QuotaExceeded(
-            _("Your organization has used its %(most)d free checks of the last 24 hours. Try again later.")
-            % {"most": most}
+def _require_quota(membership: Membership, most: int) -> None:
+    """Raise QuotaExceeded if the organization or the user has ordered `most` checks in the last 24 hours."""
+    user = membership.user
+    free_runs.lock_user(user)
+    if not free_runs.left_today(free_runs.CHECKS, organization=membership.organization, user=user, most=most):
+        sentence = _(
+            "The free checks of the last 24 hours are used up. The limit is %(most)d per organization, "
+            "and per person across all organizations. Try again later."
         )
+        raise QuotaExceeded(sentence % {"most": most})
 
 
 def _product() -> Product:
-    """What an order of a check names; it is on no list of offers."""
-    product, _made = Product.objects.get_or_create(
-        name=PRODUCT, defaults={"title": "Check of an image", "is_active": False, "max_seconds": DEADLINE_SECONDS}
+    """Return the product of checks. It is inactive, so that it is on no list of products."""
+    product, _created = Product.objects.get_or_create(
+        name=PRODUCT,
+        defaults={"title": gettext_noop("Check of an image"), "is_active": False, "max_seconds": DEADLINE_SECONDS},
     )
     return product
 
 
-_FOLDERS = frozenset({"workspace", "checkpoint_dir", "run_dir"})
+_FOLDERS = frozenset({"workspace", "checkpoint_dir", "output_dir", "run_dir"})
+"""Tests of a writable folder; they report its free space."""
 _TITLES = {
     "environment": gettext_lazy("Environment"),
     "python": gettext_lazy("Python"),
     "framework": gettext_lazy("Framework"),
-    "names": gettext_lazy("Names of the nodes"),
-    "meeting": gettext_lazy("The ranks meet"),
+    "names": gettext_lazy("Node names"),
+    "meeting": gettext_lazy("Rendezvous"),
     "sum": gettext_lazy("All-reduce"),
     "broadcast": gettext_lazy("Broadcast"),
     "clock": gettext_lazy("Clocks"),
     "dataset": gettext_lazy("Datasets"),
     "workspace": gettext_lazy("Workspace"),
     "checkpoint_dir": gettext_lazy("Checkpoints"),
+    "output_dir": gettext_lazy("Outputs"),
     "run_dir": gettext_lazy("Results"),
 }
-"""The checklist in the order it is shown."""
+"""Title of each test by its name in the report, in the order of the checklist."""
 _REMEDIES = {
-    "environment": gettext_lazy("The platform did not tell the run what it promises. Tell the administrator."),
-    "python": gettext_lazy("The image's Python does not work. Use an image with Python 3.8 or later."),
+    "environment": gettext_lazy(
+        "The platform did not set the promised environment variables. Contact the administrator."
+    ),
+    "python": gettext_lazy("Python does not work in this image. Use an image with Python 3.8 or later."),
     "framework": gettext_lazy(
-        "The framework can't be imported in this image. Install it there, in a version that fits the image's Python "
-        "and the node's GPUs, or choose another image."
+        "The framework can't be imported in this image. Install a version that fits the image's Python "
+        "and the nodes' GPUs, or choose another image."
     ),
     "names": gettext_lazy(
-        "A node can't find another by its name. Tell the administrator: the cluster's name service is amiss."
+        "A node can't resolve the name of another node. Ask the administrator to check the cluster's DNS."
     ),
     "meeting": gettext_lazy(
-        "The ranks did not find each other. Check that the framework in the image was built for these nodes (Gloo on "
-        "CPU, NCCL on GPU), and tell the administrator that the nodes can't talk."
+        "The ranks could not connect to each other. Check that the image's framework supports these "
+        "nodes (Gloo on CPU, NCCL on GPU), and ask the administrator to check the network between nodes."
     ),
-    "sum": gettext_lazy("The collective gave a wrong result, or failed. Use another version of the framework."),
-    "broadcast": gettext_lazy("The collective gave a wrong result, or failed. Use another version of the framework."),
-    "clock": gettext_lazy("The clocks of the nodes differ. Tell the administrator: they need a time service."),
+    "sum": gettext_lazy("A collective failed or returned a wrong result. Use another version of the framework."),
+    "broadcast": gettext_lazy("A collective failed or returned a wrong result. Use another version of the framework."),
+    "clock": gettext_lazy("The nodes' clocks differ. Ask the administrator to set up time synchronization."),
     "dataset": gettext_lazy(
-        "A dataset can't be read. Publish a new version of it, and tell the administrator if that fails too."
+        "A dataset can't be read. Publish a new version of it. If that fails too, contact the administrator."
     ),
-    "workspace": gettext_lazy("The workspace can't be written. Tell the administrator."),
-    "checkpoint_dir": gettext_lazy("Checkpoints can't be written. Tell the administrator."),
-    "run_dir": gettext_lazy("Results can't be written. Tell the administrator."),
+    "workspace": gettext_lazy("The workspace is not writable. Contact the administrator."),
+    "checkpoint_dir": gettext_lazy("Checkpoints can't be written. Contact the administrator."),
+    "output_dir": gettext_lazy("Outputs can't be written. Contact the administrator."),
+    "run_dir": gettext_lazy("Results can't be written. Contact the administrator."),
 }
+"""The remedy if a test fails, by its name."""

@@ -1,34 +1,44 @@
-"""Which clusters there are to look after, and whether they answer. The one rule: a cluster has one sweep at a time."""
+"""The clusters that this installation runs on: their backends, their names, and whether each one answers.
+
+A cluster is known by its name in TRAINYARD_CLUSTERS; an empty name means the first. Any call to a cluster may raise
+BackendUnavailable, also for a name that the settings no longer list.
+"""
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from django.conf import settings
-from django.db import connection
 from django.db.models import Count, Q, QuerySet
 from django.utils import timezone
 
-from console.operations import signs
-from jobs.backend import cluster, cluster_named, cluster_names, columns_of
-from jobs.models import Attempt, ClusterStatus, Job, Room
+from billing.models import NodeSpec
+from console.observability import heartbeats
+from jobs.circuit_breaker import guarded
+from jobs.models import Attempt, CapacitySnapshot, ClusterStatus, Job
 from jobs.states import JobState
+from runtime import specs
+from runtime.backends.base import Backend, create
 from runtime.errors import BackendUnavailable, RuntimeFault
 from runtime.specs import Capacity, NodeCapacity, Resources
+from storage.models import Image
 
-LOCK = 7_411
-"""The advisory locks of sweeps, apart from anybody else's."""
+LEGACY_NAME = "local"
+"""The cluster name in attempts that were written before clusters had names; it means the first cluster."""
 REPORT_SECONDS = 15.0
+"""Minimum interval between capacity reports of a cluster, each of which costs calls to its API. Prometheus scrapes
+every 15 s or more."""
 
 
 @dataclass(frozen=True)
 class ClusterRow:
-    """A cluster as the status page shows it. `answers` is None where no sweep has looked yet."""
+    """A cluster on the status page. `answers` is None before the first reconciliation."""
 
     name: str
     is_local: bool
@@ -38,20 +48,21 @@ class ClusterRow:
     detail: str
     queued: int
     running: int
+    drain_reason: str
     gaps: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Amount:
-    """How much of something a cluster has, and how much of it no run holds."""
+    """How much of a resource a cluster has, and how much of that is free."""
 
     free: float
     total: float
 
 
 @dataclass(frozen=True)
-class Sums:
-    """A cluster's machines together. Memory in MiB; `gpus` by their type."""
+class ClusterTotals:
+    """The resources of all machines of a cluster together. Memory in MiB; `gpus` by GPU type."""
 
     machines: int
     cpus: Amount
@@ -59,86 +70,143 @@ class Sums:
     gpus: dict[str, Amount]
 
 
-def sums(capacity: Capacity) -> Sums:
-    """What all machines have together."""
-    total = {(kind, model): amount for kind, model, amount in _amounts(capacity.machines, lambda each: each.total)}
-    free = {(kind, model): amount for kind, model, amount in _amounts(capacity.machines, lambda each: each.free)}
-    found = {key: Amount(free.get(key, 0), amount) for key, amount in total.items()}
-    return Sums(
-        machines=len(capacity.machines),
-        cpus=found["cpus", ""],
-        memory_mib=found["memory_mib", ""],
-        gpus={model: amount for (kind, model), amount in found.items() if kind == "gpus" and amount.total},
+# --- Names and backends -----------------------------------------------------------------------------------------------
+
+
+@cache
+def cluster(name: str = "") -> Backend:
+    """Return the cluster's backend, created once per process. Raises BackendUnavailable for an unknown name."""
+    resolved = cluster_named(name)
+    if resolved != name:
+        return cluster(resolved)
+    if name not in settings.TRAINYARD_CLUSTERS:
+        raise BackendUnavailable(f"TRAINYARD_CLUSTERS names no cluster '{name}'.")
+    return _create(name)
+
+
+def cluster_names() -> list[str]:
+    """Return the names of all configured clusters, in the order of the settings."""
+    return list(settings.TRAINYARD_CLUSTERS)
+
+
+def cluster_named(name: str) -> str:
+    """Return the cluster name that a stored name (of a node spec or an attempt) refers to."""
+    if name and (name != LEGACY_NAME or name in settings.TRAINYARD_CLUSTERS):
+        return name
+    return cluster_names()[0]
+
+
+def stored_names(name: str) -> set[str]:
+    """Return every stored name that refers to this cluster: the inverse of `cluster_named`."""
+    return {each for each in (name, "", LEGACY_NAME) if cluster_named(each) == name}
+
+
+def on_cluster(name: str) -> Q:
+    """Return the filter for attempts on a cluster."""
+    return Q(backend__in=stored_names(name))
+
+
+def clusters_to_reconcile() -> list[str]:
+    """Return the configured clusters, and those no longer configured that still have open attempts."""
+    stored = Attempt.objects.filter(finished_at=None).order_by().values_list("backend", flat=True).distinct()
+    return list(dict.fromkeys([*cluster_names(), *(cluster_named(name) for name in stored)]))
+
+
+def runs_root(name: str) -> Path:
+    """Return the folder of a cluster's runs, as this process sees it."""
+    root: Path = settings.TRAINYARD_RUNS_ROOT
+    return root if settings.TRAINYARD_CLUSTERS.get(name, "") is None else root / ".clusters" / name
+
+
+def resources_of(spec: NodeSpec) -> Resources:
+    """Return the resources that one node of this spec requests."""
+    return Resources(
+        cpus=float(spec.cpus), memory_mib=spec.memory_mib, gpus=spec.gpus, gpu_type=spec.gpu_type if spec.gpus else ""
     )
 
 
-def on(name: str) -> Q:
-    """Attempts that a cluster runs."""
-    return Q(backend__in=columns_of(name))
+def image_of(image: Image, digest: str = "") -> specs.Image:
+    """Return the image as a backend identifies it: a built-in name, or a registry reference with a digest if known."""
+    if image.is_builtin:
+        return specs.Image(builtin=image.name)
+    return specs.Image(reference=image.reference, digest=digest)
 
 
-def to_sweep() -> list[str]:
-    """The clusters of the settings, and those that settings no longer name though jobs are open there."""
-    opened = Attempt.objects.filter(finished_at=None).order_by().values_list("backend", flat=True).distinct()
-    return list(dict.fromkeys([*cluster_names(), *(cluster_named(name) for name in opened)]))
+def _create(name: str) -> Backend:
+    config = settings.TRAINYARD_CLUSTERS[name]
+    if config is not None:
+        return guarded(name, create("kubernetes", config=config, root=runs_root(name)))
+    return create(
+        "local",
+        root=runs_root(name),
+        images_root=settings.TRAINYARD_IMAGES_ROOT,
+        cpus=settings.LOCAL_CPUS,
+        memory_mib=settings.LOCAL_MEMORY_MIB,
+        disk_mib=settings.LOCAL_DISK_MIB,
+        warm_seconds=settings.LOCAL_WARM_SECONDS,
+        network=settings.TRAINYARD_RUN_NETWORK,
+    )
 
 
-@contextlib.contextmanager
-def only_sweep(name: str) -> Iterator[bool]:
-    """Whether the sweep of this cluster is the caller's; a lock of the database's, gone with whoever holds it."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_try_advisory_lock(%s, hashtext(%s))", [LOCK, name])
-        is_mine = bool(cursor.fetchone()[0])
-        try:
-            yield is_mine
-        finally:
-            if is_mine:
-                cursor.execute("SELECT pg_advisory_unlock(%s, hashtext(%s))", [LOCK, name])
+# --- Whether each cluster answers -------------------------------------------------------------------------------------
 
 
-def note(*, name: str, answers: bool, detail: str = "") -> None:
-    """Write down how a cluster was found just now."""
+def record_status(*, name: str, answers: bool, detail: str = "") -> None:
+    """Store whether a cluster has just answered, and since when."""
     now = timezone.now()
-    same = ClusterStatus.objects.filter(name=name, answers=answers)
-    if not same.update(checked_at=now, detail=detail):
+    unchanged = ClusterStatus.objects.filter(name=name, answers=answers)
+    if not unchanged.update(checked_at=now, detail=detail):
         values = {"answers": answers, "since": now, "checked_at": now, "detail": detail}
         ClusterStatus.objects.update_or_create(name=name, defaults=values)
-        Room.objects.filter(node_spec__cluster__in=columns_of(name)).update(answers=answers)
+        CapacitySnapshot.objects.filter(node_spec__cluster__in=stored_names(name)).update(answers=answers)
 
 
-def report(name: str) -> None:
-    """Say what a cluster has and what of it is free, for whoever watches: metrics and health ask no cluster."""
-    if not signs.is_due(signs.CLUSTER, name):
+def drain_reason(name: str) -> str:
+    """Return why no run may start on the cluster; empty if runs may."""
+    reasons = ClusterStatus.objects.filter(name=name, drained_since__isnull=False).values_list(
+        "drain_reason", flat=True
+    )
+    return next(iter(reasons), "")
+
+
+def does_answer(name: str) -> bool:
+    """Whether the cluster answered the last reconciliation. Makes no call to the cluster, so pages may use it."""
+    return not ClusterStatus.objects.filter(name=cluster_named(name), answers=False).exists()
+
+
+def unavailable_clusters() -> set[str]:
+    """Return the clusters that did not answer the last reconciliation: `does_answer` for all of them in one query."""
+    return set(ClusterStatus.objects.filter(answers=False).values_list("name", flat=True))
+
+
+def report_capacity(name: str) -> None:
+    """Publish a cluster's capacity and isolation gaps for metrics and health checks, which call no cluster."""
+    if not heartbeats.is_due(heartbeats.CLUSTER, name):
         return
     try:
         machines, gaps = cluster(name).capacity().machines, cluster(name).isolation_gaps()
     except BackendUnavailable:
-        return  # `note` has written it down
+        return  # `record_status` stores it
     total, free = _amounts(machines, lambda each: each.total), _amounts(machines, lambda each: each.free)
-    signs.give(signs.CLUSTER, name, every_seconds=REPORT_SECONDS, total=total, free=free, gaps=gaps)
+    heartbeats.send(heartbeats.CLUSTER, name, interval_seconds=REPORT_SECONDS, total=total, free=free, gaps=gaps)
 
 
-def _amounts(
-    machines: Sequence[NodeCapacity], pick: Callable[[NodeCapacity], Resources]
-) -> list[tuple[str, str, float]]:
-    """(resource, type of GPU, amount) over all machines."""
-    sums: dict[tuple[str, str], float] = defaultdict(float, {("cpus", ""): 0, ("memory_mib", ""): 0})
-    for each in map(pick, machines):
-        sums["cpus", ""] += each.cpus
-        sums["memory_mib", ""] += each.memory_mib
-        if each.gpus or each.gpu_type:
-            sums["gpus", each.gpu_type] += each.gpus
-    return [(resource, gpu_type, amount) for (resource, gpu_type), amount in sums.items()]
+def totals(capacity: Capacity) -> ClusterTotals:
+    """Return the sums over all machines."""
+    total = {(kind, model): amount for kind, model, amount in _amounts(capacity.machines, lambda each: each.total)}
+    free = {(kind, model): amount for kind, model, amount in _amounts(capacity.machines, lambda each: each.free)}
+    amounts = {key: Amount(free.get(key, 0), amount) for key, amount in total.items()}
+    return ClusterTotals(
+        machines=len(capacity.machines),
+        cpus=amounts["cpus", ""],
+        memory_mib=amounts["memory_mib", ""],
+        gpus={model: amount for (kind, model), amount in amounts.items() if kind == "gpus" and amount.total},
+    )
 
 
-def does_answer(name: str) -> bool:
-    """Whether the cluster answered when it was last asked; for pages, which do not wait to find out."""
-    return not ClusterStatus.objects.filter(name=cluster_named(name), answers=False).exists()
-
-
-def rows(*, with_gaps: bool = False) -> list[ClusterRow]:
-    """Every cluster, for the status page. `with_gaps`: ask those that answer what they can't keep apart."""
-    found = {status.name: status for status in ClusterStatus.objects.all()}
+def status_rows(*, with_gaps: bool = False) -> list[ClusterRow]:
+    """Return every cluster for the status page. `with_gaps` also asks the clusters that answer for isolation gaps."""
+    statuses = {status.name: status for status in ClusterStatus.objects.all()}
     queued = _counts(Job.objects.filter(state=JobState.QUEUED), "node_spec__cluster")
     running = _counts(Attempt.objects.filter(finished_at=None), "backend")
     names = dict.fromkeys([*cluster_names(), *(name for name in (*queued, *running) if name not in cluster_names())])
@@ -146,23 +214,38 @@ def rows(*, with_gaps: bool = False) -> list[ClusterRow]:
         ClusterRow(
             name=name,
             is_local=settings.TRAINYARD_CLUSTERS.get(name, "") is None,
-            answers=found[name].answers if name in found else None,
-            since=found[name].since if name in found else None,
-            checked_at=found[name].checked_at if name in found else None,
-            detail=found[name].detail if name in found else "",
+            answers=statuses[name].answers if name in statuses else None,
+            since=statuses[name].since if name in statuses else None,
+            checked_at=statuses[name].checked_at if name in statuses else None,
+            detail=statuses[name].detail if name in statuses else "",
             queued=queued.get(name, 0),
             running=running.get(name, 0),
+            drain_reason=statuses[name].drain_reason if name in statuses else "",
             gaps=_gaps(name) if with_gaps else (),
         )
         for name in names
     ]
 
 
+def _amounts(
+    machines: Sequence[NodeCapacity], resources_of_machine: Callable[[NodeCapacity], Resources]
+) -> list[tuple[str, str, float]]:
+    """Return (resource, GPU type, amount) summed over the machines."""
+    sums: dict[tuple[str, str], float] = defaultdict(float, {("cpus", ""): 0, ("memory_mib", ""): 0})
+    for each in map(resources_of_machine, machines):
+        sums["cpus", ""] += each.cpus
+        sums["memory_mib", ""] += each.memory_mib
+        if each.gpus or each.gpu_type:
+            sums["gpus", each.gpu_type] += each.gpus
+    return [(resource, gpu_type, amount) for (resource, gpu_type), amount in sums.items()]
+
+
 def _counts(rows: QuerySet[Any], column: str) -> dict[str, int]:
-    counted: dict[str, int] = {}
+    """Count rows by the cluster that `column` refers to."""
+    counts: dict[str, int] = {}
     for name, count in rows.order_by().values_list(column).annotate(count=Count("pk")):
-        counted[cluster_named(name)] = counted.get(cluster_named(name), 0) + count
-    return counted
+        counts[cluster_named(name)] = counts.get(cluster_named(name), 0) + count
+    return counts
 
 
 def _gaps(name: str) -> tuple[str, ...]:

@@ -1,10 +1,10 @@
-"""What jobs may refuse. One root, stable codes."""
+"""Errors of `jobs` that customers see, each with a stable code."""
 
 from __future__ import annotations
 
 from django.utils.translation import gettext_lazy as _
 
-from console.accounts.errors import CustomerError
+from console.core.errors import CustomerError
 
 
 class JobsError(CustomerError):
@@ -14,41 +14,41 @@ class JobsError(CustomerError):
 
 
 class IdempotencyConflict(JobsError):
-    """An idempotency key that bought another quote."""
+    """The idempotency key was used for another quote."""
 
     code = "idempotency_conflict"
-    message = _("This idempotency key was used for another quote. Use a new key for a new order.")
+    message = _("This idempotency key was already used for another quote. Use a new key.")
 
 
 class QuoteBought(JobsError):
-    """A quote that was bought under another idempotency key."""
+    """The quote was bought with another idempotency key."""
 
     code = "quote_bought"
-    message = _("This quote has been bought already. Ask for a new one to run again.")
+    message = _("This quote was already bought. Request a new one to run again.")
 
 
-class ChoiceGone(JobsError):
-    """Something the quote named is no longer there."""
+class ChoiceUnavailable(JobsError):
+    """Something that the quote names no longer exists."""
 
     code = "invalid"
-    message = _("Something this quote named has changed since. Ask for a new quote.")
+    message = _("Something in this quote has changed. Request a new quote.")
 
 
 class QuotaExceeded(JobsError):
-    """The organization has as many open jobs as it may."""
+    """A quota of the organization is used up."""
 
     code = "quota_exceeded"
 
 
 class AlreadyEnded(JobsError):
-    """The job has ended, so it can't be cancelled."""
+    """The job has ended and cannot be cancelled."""
 
     code = "already_ended"
-    message = _("This job has ended, so there is nothing to cancel.")
+    message = _("This job has already ended and can't be cancelled.")
 
 
 class StaleTransition(JobsError):
-    """Somebody else changed the job's state first. What was to be done may no longer be right; look again."""
+    """Another process changed the job's state first, so this change may no longer be right."""
 
     code = "stale_transition"
-    message = _("The job has just changed. Look at it again.")
+    message = _("The job's state has just changed. Check it and try again.")

@@ -1,74 +1,118 @@
-"""Raw values, from a form or from JSON, read one field after the other.
-
-The one rule: what is wrong with a field is a sentence for who filled it in (ValueError, or a CustomerError), and one
-field's fault keeps no other from being read.
-"""
+"""Base of serializers for forms and JSON, and their fields. A form sends an empty string for a value left out."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar
 
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+from rest_framework import serializers
+from rest_framework.fields import empty
 
-from console.accounts.errors import CustomerError, Text
+from console.core.errors import CustomerError, InvalidInput
 
-T = TypeVar("T")
+Chosen = Mapping[str, Any]
+"""The valid values of a serializer so far, by the source of their field. An invalid field is missing."""
 
 
-class Reader:
-    """Reads one field after the other and remembers what was wrong with each."""
+class FormSerializer(serializers.Serializer[Any]):
+    """A serializer that checks its fields in order and reports the errors of all of them at once.
 
-    def __init__(self, data: Mapping[str, Any]) -> None:
-        self.data = data
-        self.faults: dict[str, Text] = {}
+    `validate_<field>` may use the earlier fields, in `chosen`. It raises ValidationError, or a CustomerError whose
+    message for the field becomes the error.
+    """
 
-    def field(self, name: str, read: Callable[[Any], T]) -> T | None:
-        """The value of a field, or None where it is at fault."""
+    def to_internal_value(self, data: Any) -> dict[str, Any]:
+        """Return the values by field name. Raises ValidationError."""
+        if not isinstance(data, Mapping):
+            raise serializers.ValidationError(_("Send a JSON object."))
+        self.chosen: dict[str, Any] = {}
+        errors: dict[str, Any] = {}
+        for name, field in self.fields.items():
+            check: Callable[[Any], Any] = getattr(self, f"validate_{name}", lambda value: value)
+            try:
+                self.chosen[str(field.source)] = check(field.run_validation(data.get(name, empty)))
+            except CustomerError as error:
+                # The error's own message for this field is more specific than its general one.
+                errors[name] = [error.fields.get(name) or error.message]
+            except serializers.ValidationError as error:
+                errors[name] = error.detail
+        if errors:
+            raise serializers.ValidationError(errors)
+        return self.chosen
+
+    def values(self) -> dict[str, Any]:
+        """Return the valid values. Raises InvalidInput with a message for each invalid field."""
+        if not self.is_valid():
+            raise InvalidInput(fields={name: " ".join(map(str, detail)) for name, detail in self.errors.items()})
+        return dict(self.validated_data)
+
+
+class FormField(serializers.Field[Any, Any, Any, Any]):
+    """Base of the fields. A missing, null or empty value is the default, or an error if there is no default."""
+
+    def run_validation(self, data: Any = empty) -> Any:
+        """Return the valid value. Raises ValidationError."""
+        if (data is empty or data is None or data == "") and self.default is not empty:
+            return self.get_default()
+        return self.to_internal_value("" if data is empty else data)
+
+
+class NameField(FormField, serializers.CharField):
+    """A name, without surrounding spaces."""
+
+    def to_internal_value(self, data: Any) -> str:
+        """Return the name. Raises ValidationError."""
+        if not isinstance(data, str) or not data.strip() or not is_text(data):
+            raise serializers.ValidationError(_("Choose an option."))
+        return data.strip()
+
+
+class EnumField(FormField, serializers.ChoiceField):
+    """A member of an enumeration."""
+
+    default_error_messages: ClassVar = {"invalid_choice": gettext_lazy("Choose one of: %(known)s.")}
+
+    def __init__(self, enumeration: type[enum.StrEnum], **options: Any) -> None:
+        self._enumeration = enumeration
+        super().__init__(choices=[member.value for member in enumeration], **options)
+
+    def to_internal_value(self, data: Any) -> enum.StrEnum:
+        """Return the member. Raises ValidationError."""
         try:
-            return read(self.data.get(name))
-        except CustomerError as error:
-            self.faults[name] = error.fields.get(name) or error.message
-        except ValueError as error:
-            self.faults[name] = str(error)
-        return None
+            return self._enumeration(data.strip() if isinstance(data, str) else data)
+        except ValueError:
+            known = ", ".join(self._enumeration)
+            raise serializers.ValidationError(self.error_messages["invalid_choice"] % {"known": known}) from None
 
 
-def or_zero(value: Any, least: int, most: int) -> int:
-    """A number within bounds; 0 and nothing both mean: as the framework has it."""
-    return 0 if is_empty(value) or str(value).strip() == "0" else whole(value, least, most)
+class WholeNumberField(FormField, serializers.IntegerField):
+    """A whole number from `least` to `most`. `most` may depend on the earlier fields; `allow_zero` also accepts 0."""
 
+    def __init__(
+        self, *, least: int = 1, most: int | Callable[[Chosen], int], allow_zero: bool = False, **options: Any
+    ) -> None:
+        self._least, self._most, self._allow_zero = least, most, allow_zero
+        super().__init__(**options)
 
-def optional(value: Any, least: int, most: int) -> int | None:
-    """A whole number within bounds, or None where it was left out."""
-    return None if is_empty(value) else whole(value, least, most)
-
-
-def is_empty(value: Any) -> bool:
-    """Whether a field was left out: a form sends an empty text for that."""
-    return value is None or value == ""
-
-
-def whole(value: Any, least: int, most: int) -> int:
-    """A whole number within bounds. Raises ValueError."""
-    sentence = _("Give a whole number from %(least)d to %(most)d.") % {"least": least, "most": most}
-    try:
-        # Through its text: 2.5 and True are no whole numbers, "2" from a form is one.
-        number = int(str(value).strip())
-    except ValueError:
-        raise ValueError(sentence) from None
-    if not least <= number <= most:
-        raise ValueError(sentence)
-    return number
-
-
-def name(value: Any) -> str:
-    """A name that was chosen. Raises ValueError."""
-    if not isinstance(value, str) or not value.strip() or not is_text(value):
-        raise ValueError(_("Choose one."))
-    return value.strip()
+    def to_internal_value(self, data: Any) -> int:
+        """Return the number. Raises ValidationError."""
+        most = self._most(self.parent.chosen) if callable(self._most) else self._most  # type: ignore[attr-defined]  # a FormSerializer
+        text = str(data).strip()  # converted to text: `int` itself would accept the JSON values 2.5 and true
+        if self._allow_zero and text == "0":
+            return 0
+        try:
+            number = int(text)
+        except ValueError:
+            number = None
+        if number is None or not self._least <= number <= most:
+            sentence = _("Enter a whole number from %(least)d to %(most)d.")
+            raise serializers.ValidationError(sentence % {"least": self._least, "most": most})
+        return number
 
 
 def is_text(value: str) -> bool:
-    """Whether the database can keep it: JSON can also spell a NUL, and halves of characters."""
+    """Whether PostgreSQL can store the text. JSON can encode NUL and lone surrogates, which PostgreSQL refuses."""
     return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)

@@ -1,7 +1,7 @@
-"""The only writer of `Job.state`: transition, observe, and what an end means for money.
+"""Change a job's state: claim, observe, end, retry and settle. No other module writes `Job.state`.
 
-Hides compare-and-set: a change that somebody else has overtaken raises StaleTransition and writes nothing. The one
-rule: the event, the receipt and the state change stand in one transaction.
+Every change is a compare-and-set: if another process changed the job first, StaleTransition is raised and nothing is
+written. The state, its event and the receipt are written in one transaction.
 """
 
 from __future__ import annotations
@@ -16,34 +16,29 @@ from django.utils import timezone
 from billing import charges
 from billing.usage import Usage
 from console.accounts.models import User
-from console.operations.kept import Kept, given
+from console.notifications import services as notifications
 from jobs import traces, usage
-from jobs.bell import publish_state
 from jobs.errors import StaleTransition
 from jobs.models import Attempt, Job, JobEvent
+from jobs.pubsub import publish_state
 from jobs.states import END_STATE, RETRIABLE, RETRIED, EndReason, JobState, OnHang, may_follow
-from runtime.specs import Outcome, RunPhase, RunStatus
+from runtime.specs import Failure, FailureCode, Outcome, RunPhase, RunStatus
 
-MOST_ATTEMPTS = 3
-"""After as many platform faults the job ends, free of charge, and says so."""
-SEEN = ("nodes", "started_at", "spans", "progress_at", "checkpoint_at", "restarts")
-"""Columns of an attempt that hold what the backend says of its run."""
-LEAST_RETRY_SECONDS = 30
-"""With less left of its time a job is not tried again: it could do nothing in it."""
-LONGEST_BACKOFF = timedelta(hours=6)
-MOST_PLACEMENTS = 12
-"""How often a run is handed to a cluster that then places only some of its nodes: no fault of anybody, and free."""
+MAX_PLATFORM_FAULTS = 3
+"""A job ends, free of charge, after this many platform faults: a fourth attempt rarely cures a repeated fault."""
+OBSERVED_COLUMNS = ("nodes", "started_at", "spans", "progress_at", "checkpoint_at", "restarts")
+"""Columns of Attempt that are copied from the backend's RunStatus."""
+MIN_RETRY_SECONDS = 30
+"""A job with less time left gets no further attempt, because starting the code alone takes about as long."""
+MAX_BACKOFF = timedelta(hours=6)
+"""Longest wait before a retry. The wait in the order doubles with each retry."""
+MAX_PLACEMENTS = 12
+"""A job ends, free of charge, after this many attempts of which the cluster placed only some nodes (NO_CAPACITY). With
+the waits below, twelve attempts take about two hours."""
 PLACEMENT_BACKOFF = timedelta(seconds=30)
-LONGEST_PLACEMENT_BACKOFF = timedelta(minutes=15)
-_JOB = Kept(
-    lambda: (
-        Job.objects.select_for_update(of=("self",))
-        .select_related("order__hold__quote", "order__product")
-        .filter(pk=given("pk"))
-    )
-)
-_ATTEMPT = Kept(lambda: Attempt.objects.select_for_update().filter(pk=given("pk")))
-_NUMBERS = Kept(lambda: Attempt.objects.filter(job=given("job")).values_list("number"))
+"""Wait before the second placement. It doubles before each further one."""
+MAX_PLACEMENT_BACKOFF = timedelta(minutes=15)
+"""Longest wait between two placements."""
 
 REASON_OF: dict[Outcome, EndReason] = {
     Outcome.COMPLETED: EndReason.COMPLETED,
@@ -57,12 +52,13 @@ REASON_OF: dict[Outcome, EndReason] = {
     Outcome.NO_CAPACITY: EndReason.NO_CAPACITY,
     Outcome.PLATFORM_ERROR: EndReason.PLATFORM_ERROR,
 }
+"""The end reason of an attempt by the outcome that its backend reports."""
 
 
-def note(
+def record_event(
     *, job: Job, kind: str, actor: User | None = None, attempt: int | None = None, data: dict[str, Any] | None = None
 ) -> None:
-    """Write an event of a job."""
+    """Write a JobEvent. `attempt` is a number; `data` has what `messages.event_sentence` needs."""
     JobEvent.objects.create(job=job, kind=kind, actor=actor, attempt=attempt, data=data or {})
 
 
@@ -75,15 +71,19 @@ def transition(
     data: dict[str, Any] | None = None,
     **fields: Any,
 ) -> None:
-    """Change a job's state from what `job` says to `to`, with `fields`, and write the event. Raises StaleTransition."""
+    """Change a job from the state in `job` to `to`, set the columns `fields`, and write the event.
+
+    Raises StaleTransition if `to` may not follow, or the row's state is no longer that in `job`.
+    """
     current = JobState(job.state)
     if not may_follow(current, to):
         raise StaleTransition
-    # Without a savepoint: nothing in the block fails but the database itself.
+    # A savepoint costs two queries, and is not needed: only a database error can leave this block, and it aborts the
+    # caller's transaction anyway.
     with transaction.atomic(savepoint=False):
         changed = Job.objects.filter(pk=job.pk, state=current).update(state=to, **fields)
         if changed:
-            note(job=job, kind=to, actor=actor, attempt=attempt, data=data)
+            record_event(job=job, kind=to, actor=actor, attempt=attempt, data=data)
             publish_state(job.pk)
     if not changed:
         raise StaleTransition
@@ -93,69 +93,72 @@ def transition(
 
 
 def request_cancel(*, job: Job, actor: User | None) -> None:
-    """Begin the end that a customer asked for. `job` is locked by the caller. A waiting job ends here."""
+    """Cancel a queued job; change any other to STOPPING, so that its run is stopped. The caller has locked `job`."""
     now = timezone.now()
     if job.state == JobState.QUEUED:
-        _finish(job, EndReason.CANCELLED, None, actor=actor, cancel_requested_at=now)
+        _finish(job, EndReason.CANCELLED, actor=actor, cancel_requested_at=now)
     else:
         transition(job=job, to=JobState.STOPPING, actor=actor, cancel_requested_at=now)
 
 
-def claim(*, job: Job, backend: str, nodes: int | None = None) -> Attempt:
-    """QUEUED -> STARTING, with a new attempt on `nodes` nodes (all that were bought).
+def request_move(*, job: Job, why: str) -> Attempt | None:
+    """Ask that a job's open attempt ends, free of charge, and another one starts; None if it has no open attempt.
 
-    Raises StaleTransition where another worker was first.
+    The caller has locked `job`, and has the run stopped, so that the code can write a checkpoint. Safe to repeat.
+    """
+    attempt = job.attempts.filter(finished_at=None).last()
+    if attempt and attempt.move_requested_at is None:
+        attempt.move_requested_at = timezone.now()
+        attempt.save(update_fields=["move_requested_at"])
+        record_event(job=job, kind="moved_by_operator", attempt=attempt.number, data={"why": why})
+    return attempt
+
+
+def claim(*, job: Job, backend: str, nodes: int | None = None) -> Attempt:
+    """Change QUEUED to STARTING and create the next attempt, on `nodes` nodes (default: all nodes of the order).
+
+    Raises StaleTransition if another process claimed the job first.
     """
     with transaction.atomic(savepoint=False):
         transition(job=job, to=JobState.STARTING, waiting_code="", waiting_data={}, not_before=None)
-        number = len(_NUMBERS.all(job=job)) + 1
         return Attempt.objects.create(
             job=job,
-            number=number,
+            number=job.attempts.count() + 1,
             backend=backend,
             granted_nodes=nodes or job.nodes,
             claimed_at=timezone.now(),
         )
 
 
-def lock(attempt: Attempt) -> Attempt | None:
-    """The attempt as it is now, locked until the transaction ends, and before it its job; None where it was given back.
+def return_to_queue(*, attempt: Attempt, waiting_code: str) -> None:
+    """Change STARTING back to QUEUED, and delete the attempt, of which nothing was started. Its event stays.
 
-    Whoever needs both locks takes them in this order.
-    """
-    job = _JOB.get(pk=attempt.job_id)
-    locked = _ATTEMPT.first(pk=attempt.pk)
-    if locked:
-        locked.job = job
-    return locked
-
-
-def give_back(*, attempt: Attempt, waiting_code: str, waiting_data: dict[str, Any]) -> None:
-    """STARTING -> QUEUED for an attempt of which nothing was started: it leaves no trace but the event.
-
-    A cancel meanwhile ends the job. Where somebody else has handed the attempt over meanwhile, nothing changes.
+    If the job was cancelled meanwhile, end it instead. If another process has submitted the attempt, do nothing.
     """
     with transaction.atomic():
-        locked = lock(attempt)
+        locked = _lock(attempt)
         if locked is None or locked.finished_at or locked.submitted_at or locked.started_at:
             return
         if locked.job.state == JobState.STOPPING:
-            end_attempt(attempt=locked, reason=EndReason.CANCELLED)
+            _end_locked(attempt=locked, reason=EndReason.CANCELLED)
         else:
-            transition(job=locked.job, to=JobState.QUEUED, waiting_code=waiting_code, waiting_data=waiting_data)
+            transition(job=locked.job, to=JobState.QUEUED, waiting_code=waiting_code, waiting_data={})
             locked.delete()
 
 
 def observe(*, attempt: Attempt, status: RunStatus) -> Job:
-    """Bring the rows up to what the backend says of a run. Safe to repeat, late, and by several workers at once."""
+    """Update job and attempt to the status that the backend reports, and return the job.
+
+    Safe to repeat and to call concurrently. A status that arrives after the end changes nothing.
+    """
     with transaction.atomic(savepoint=False):
-        locked = lock(attempt)
+        locked = _lock(attempt)
         if locked is None:
             return Job.objects.get(pk=attempt.job_id)
         attempt, job = locked, locked.job
         if attempt.finished_at or job.is_ended:
             return job
-        changed = _take_in(attempt, status)
+        changed = _copy_status(attempt, status)
         if job.state == JobState.STARTING:
             if attempt.started_at:
                 transition(
@@ -167,92 +170,130 @@ def observe(*, attempt: Attempt, status: RunStatus) -> Job:
                     waiting_data={},
                 )
             else:
-                _tell_waiting(job, status)
+                _update_waiting(job, status)
         if status.phase == RunPhase.ENDED and status.outcome:
-            end_attempt(
-                attempt=attempt,
-                reason=REASON_OF[status.outcome],
-                failure=dataclasses.asdict(status.failure) if status.failure else None,
-                finished_at=usage.moment(status.finished_at),
-            )
+            # Saves the copied columns too.
+            reason, failure = _reported_end(attempt, status.outcome, status.failure)
+            finished_at = usage.to_datetime(status.finished_at)
+            _end_locked(attempt=attempt, reason=reason, failure=failure, finished_at=finished_at)
             return job
         if changed:
             attempt.save(update_fields=changed)
         if attempt.started_at:
-            _meter(job, [attempt] if attempt.number == 1 else None)
+            _meter(job, [attempt] if attempt.number == 1 else None)  # a first attempt is the only one: no query
     return job
 
 
-def end_attempt(
+def end_attempt(*, attempt: Attempt, reason: EndReason, failure: Failure | None = None, is_final: bool = False) -> None:
+    """End an open attempt that its backend has not reported as ended, such as a refused one. Safe to repeat."""
+    with transaction.atomic():
+        locked = _lock(attempt)
+        if locked and locked.finished_at is None and not locked.job.is_ended:
+            _end_locked(attempt=locked, reason=reason, failure=failure, is_final=is_final)
+
+
+def end_queued(*, job_pk: int, reason: EndReason, detail: str) -> None:
+    """End a job that cannot leave the queue, free of charge. Does nothing if it is no longer queued."""
+    with transaction.atomic():
+        jobs = Job.objects.select_for_update(of=("self",)).select_related("order__hold__quote", "order__product")
+        job = jobs.get(pk=job_pk)
+        if job.state == JobState.QUEUED:
+            _finish(job, reason, detail=detail)
+
+
+def longest_seconds(job: Job) -> int:
+    """Return the limit on the running time of all attempts together, in seconds: the customer's, else the product's."""
+    return job.order.hold.quote.purchase.get("max_seconds") or job.order.product.max_seconds
+
+
+def _lock(attempt: Attempt) -> Attempt | None:
+    """Lock the job and then the attempt until the transaction ends; None if the attempt was deleted.
+
+    Every process that needs both locks takes them in this order, so that no two processes deadlock.
+    """
+    # `of`: the joined hold, quote and product stay unlocked.
+    jobs = Job.objects.select_for_update(of=("self",)).select_related("order__hold__quote", "order__product")
+    job = jobs.get(pk=attempt.job_id)
+    locked = Attempt.objects.select_for_update().filter(pk=attempt.pk).first()
+    if locked:
+        locked.job = job
+    return locked
+
+
+def _end_locked(
     *,
     attempt: Attempt,
     reason: EndReason,
-    failure: dict[str, Any] | None = None,
+    failure: Failure | None = None,
     finished_at: datetime | None = None,
-    final: bool = False,
+    is_final: bool = False,
 ) -> None:
-    """End an attempt, and with it the job, unless it is tried again (`final`: that can't help).
-
-    `failure`: the first cause, as `runtime.specs.Failure` or `sentences.failure` has it. The caller has locked job and
-    attempt.
-    """
+    """End a locked attempt. Then return its job to the queue for a retry, or end it. `is_final`: no retry."""
     job = attempt.job
     attempt.finished_at = finished_at or timezone.now()
     attempt.reason = reason
-    attempt.detail = str(failure["message"]) if failure else ""
-    attempt.failure = failure
-    attempt.save(update_fields=["finished_at", "reason", "detail", "failure", *SEEN])
-    traces.tell(attempt)
-    cancelled = job.cancel_requested_at is not None
-    wait = None if cancelled or final else _retry_after(job, attempt)
+    attempt.detail = failure.message if failure else ""
+    attempt.failure = dataclasses.asdict(failure) if failure else None
+    attempt.save(update_fields=["finished_at", "reason", "detail", "failure", *OBSERVED_COLUMNS])
+    traces.export_on_commit(attempt)
+    is_cancelled = job.cancel_requested_at is not None
+    wait = None if is_cancelled or is_final else _retry_after(job, attempt)
     if wait is None:
-        # A cancelled run that the platform lost meanwhile is cancelled all the same, and still costs nothing.
-        _finish(job, EndReason.CANCELLED if cancelled and reason in RETRIED else reason, failure, attempt=attempt)
+        # After a cancel, a platform fault ends the job as cancelled. The attempt keeps its reason, so it stays free.
+        _finish(job, EndReason.CANCELLED if is_cancelled and reason in RETRIED else reason, attempt=attempt)
         return
     not_before = timezone.now() + wait if wait else None
     transition(
         job=job,
         to=JobState.QUEUED,
         attempt=attempt.number,
-        data={"reason": reason, "failure": _cause(failure), "retry": True, "wait_seconds": wait.total_seconds()},
+        data={"reason": reason, "failure": _summary(attempt), "retry": True, "wait_seconds": wait.total_seconds()},
         started_at=None,
         not_before=not_before,
         waiting_code="backoff" if not_before else "retry",
         waiting_data={"reason": reason, "at": not_before.isoformat() if not_before else ""},
     )
-    _meter(job)
+    _meter(job)  # an attempt that ended by a platform fault is now free
 
 
-def longest_seconds(job: Job) -> int:
-    """How long all attempts may take by the clock: what the customer named, or else what the product allows."""
-    return job.order.hold.quote.purchase.get("max_seconds") or job.order.product.max_seconds
+def _reported_end(attempt: Attempt, outcome: Outcome, failure: Failure | None) -> tuple[EndReason, Failure | None]:
+    """Return why an attempt ended, from what its backend reports. A run stopped to be moved is a platform fault."""
+    if outcome is Outcome.STOPPED and attempt.move_requested_at and attempt.job.cancel_requested_at is None:
+        return EndReason.PLATFORM_ERROR, Failure("An administrator moved the run.", FailureCode.MOVED)
+    return REASON_OF[outcome], failure
 
 
 def _retry_after(job: Job, attempt: Attempt) -> timedelta | None:
-    """How long to wait before another attempt; None where there is none."""
+    """Return how long to wait before another attempt; None if the job gets none. `attempt` has just ended."""
     reason = EndReason(attempt.reason)
     if reason not in RETRIED | RETRIABLE:
         return None
-    attempts = list(job.attempts.all())
+    attempts = list(job.attempts.all())  # including `attempt`, so each count below is at least 1
     if reason is EndReason.NO_CAPACITY:
-        tried = sum(each.reason == EndReason.NO_CAPACITY for each in attempts)
-        again = tried < MOST_PLACEMENTS
-        wait = min(PLACEMENT_BACKOFF * 2 ** (tried - 1), LONGEST_PLACEMENT_BACKOFF)
+        placements = sum(each.reason == EndReason.NO_CAPACITY for each in attempts)
+        may_retry = placements < MAX_PLACEMENTS
+        wait = min(PLACEMENT_BACKOFF * 2 ** (placements - 1), MAX_PLACEMENT_BACKOFF)
     elif reason in RETRIED:
-        faults = sum(each.reason in RETRIED - {EndReason.NO_CAPACITY} for each in attempts)
-        again, wait = faults < MOST_ATTEMPTS, timedelta(0)
+        faults = sum(each.reason in RETRIED - {EndReason.NO_CAPACITY} and not _was_moved(each) for each in attempts)
+        may_retry, wait = faults < MAX_PLATFORM_FAULTS, timedelta(0)
     elif reason is not EndReason.HUNG or job.on_hang == OnHang.RETRY:
-        tried = sum(each.reason in RETRIABLE for each in attempts)
-        again = tried <= job.retries
-        wait = min(timedelta(seconds=job.retry_backoff_seconds * 2 ** (tried - 1)), LONGEST_BACKOFF)
+        failures = sum(each.reason in RETRIABLE for each in attempts)
+        may_retry = failures <= job.retries
+        wait = min(timedelta(seconds=job.retry_backoff_seconds * 2 ** (failures - 1)), MAX_BACKOFF)
     else:
         return None
-    left = usage.left_seconds(job, attempts, nodes=job.nodes, longest_seconds=longest_seconds(job))
-    return wait if again and left >= min(LEAST_RETRY_SECONDS, job.deadline_seconds) else None
+    # A job with a deadline below MIN_RETRY_SECONDS is retried only if all of its time is left.
+    seconds_left = usage.left_seconds(job, attempts, nodes=job.nodes, longest_seconds=longest_seconds(job))
+    return wait if may_retry and seconds_left >= min(MIN_RETRY_SECONDS, job.deadline_seconds) else None
 
 
-def _tell_waiting(job: Job, status: RunStatus) -> None:
-    """Why a run that was handed over does not run yet, where that is news."""
+def _was_moved(attempt: Attempt) -> bool:
+    """Return whether the attempt ended only because an administrator moved its run."""
+    return (attempt.failure or {}).get("code") == FailureCode.MOVED
+
+
+def _update_waiting(job: Job, status: RunStatus) -> None:
+    """Store why a submitted run does not run yet (`runtime.specs.WaitingCode`), if that has changed."""
     if (job.waiting_code, job.waiting_data) == (status.waiting_code, status.waiting_data):
         return
     job.waiting_code, job.waiting_data = status.waiting_code, status.waiting_data
@@ -260,46 +301,42 @@ def _tell_waiting(job: Job, status: RunStatus) -> None:
     publish_state(job.pk)
 
 
-def _take_in(attempt: Attempt, status: RunStatus) -> list[str]:
-    """Put what the backend says of a run on its attempt, not yet saved; gives the columns that changed."""
-    told = {
+def _copy_status(attempt: Attempt, status: RunStatus) -> list[str]:
+    """Copy a reported status to the attempt without saving it. Return the names of the columns that changed."""
+    values = {
         "nodes": [dataclasses.asdict(node) for node in status.nodes],
-        "started_at": usage.moment(status.started_at) or attempt.started_at,
+        "started_at": usage.to_datetime(status.started_at) or attempt.started_at,
         "spans": [dataclasses.asdict(span) for span in status.spans],
-        "progress_at": usage.moment(status.progress_at) or attempt.progress_at,
-        "checkpoint_at": usage.moment(status.checkpoint_at) or attempt.checkpoint_at,
+        "progress_at": usage.to_datetime(status.progress_at) or attempt.progress_at,
+        "checkpoint_at": usage.to_datetime(status.checkpoint_at) or attempt.checkpoint_at,
         "restarts": status.restarts,
     }
-    changed = [name for name, value in told.items() if getattr(attempt, name) != value]
+    changed = [name for name, value in values.items() if getattr(attempt, name) != value]
     for name in changed:
-        setattr(attempt, name, told[name])
+        setattr(attempt, name, values[name])
     return changed
 
 
 def _meter(job: Job, attempts: list[Attempt] | None = None) -> None:
-    """Show what the run has cost so far."""
-    used = usage.billable_seconds(job, job.attempts.all() if attempts is None else attempts, timezone.now())
-    charges.meter(hold=job.order.hold, billable_seconds=used)
+    """Update the cost shown for the job so far. Without `attempts`, all attempts of the job are read."""
+    seconds = usage.billable_seconds(job, job.attempts.all() if attempts is None else attempts, timezone.now())
+    charges.meter(hold=job.order.hold, billable_seconds=seconds)
 
 
-def _cause(failure: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A failure without the output that came with it: what an event keeps."""
-    return None if failure is None else {name: value for name, value in failure.items() if name != "last_lines"}
+def _summary(attempt: Attempt | None) -> dict[str, Any] | None:
+    """Return the attempt's failure as an event stores it, without the last lines of output; None if it has none."""
+    failure = attempt.failure if attempt else None
+    return failure and {name: value for name, value in failure.items() if name != "last_lines"}
 
 
 def _finish(
-    job: Job,
-    reason: EndReason,
-    failure: dict[str, Any] | None,
-    *,
-    attempt: Attempt | None = None,
-    actor: User | None = None,
-    **fields: Any,
+    job: Job, reason: EndReason, *, attempt: Attempt | None = None, actor: User | None = None, **fields: Any
 ) -> None:
-    """The end of a job: its state, and in the same transaction its receipt."""
+    """End a job and settle its hold, in the caller's transaction. `attempt` is the last one; None if there is none."""
     finished_at = (attempt.finished_at if attempt else None) or timezone.now()
     if attempt and attempt.started_at:
         fields["started_at"] = attempt.started_at
+    fields.setdefault("detail", attempt.detail if attempt else "")
     if reason is EndReason.COMPLETED:
         fields |= {"progress": 1.0, "epoch": job.epochs}
     transition(
@@ -307,21 +344,37 @@ def _finish(
         to=END_STATE[reason],
         actor=actor,
         attempt=attempt.number if attempt else None,
-        data={"reason": reason, "failure": _cause(failure)},
+        data={"reason": reason, "failure": _summary(attempt)},
         reason=reason,
-        detail=str(failure["message"]) if failure else "",
         finished_at=finished_at,
         not_before=None,
+        awaits_packages=False,
         waiting_code="",
         waiting_data={},
         **fields,
     )
     attempts = [attempt] if attempt and attempt.number == 1 else list(job.attempts.all())
-    paid = [part for each in attempts for part in usage.ranges(each, finished_at)]
+    # A completed job pays for its epochs or its fixed price. After a cancel has taken effect, it pays for time only.
+    billed = [part for each in attempts for part in usage.ranges(each, finished_at)]
     receipt = charges.settle(
         hold=job.order.hold,
-        usage=Usage.of(paid, completed=reason is EndReason.COMPLETED),
+        usage=Usage.of(
+            billed, completed=reason is EndReason.COMPLETED and all(map(usage.has_ended_before_cancel, attempts[-1:]))
+        ),
         title=f"#{job.pk} {job.name}",
         free_lines=usage.free_lines(job, attempts, finished_at),
     )
-    note(job=job, kind="settled", data={"total_minor": receipt.total_minor, "currency": receipt.currency})
+    if not job.builtin_script:
+        notifications.publish(
+            organization=job.organization_id,
+            kind=f"job.{job.state}",
+            user=job.order.placed_by_id,
+            data={
+                "job": job.pk,
+                "name": job.name,
+                "reason": str(reason),
+                "charged_minor": receipt.total_minor,
+                "currency": receipt.currency,
+            },
+        )
+    record_event(job=job, kind="settled", data={"total_minor": receipt.total_minor, "currency": receipt.currency})

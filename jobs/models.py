@@ -1,6 +1,6 @@
-"""What was bought (Product, Order) and how its run goes (Job, Attempt, JobEvent, MetricPoint).
+"""Products, orders, jobs with their attempts, events and metrics, and the state of clusters.
 
-`Job.state` is written by `lifecycle` alone. The Job's row is the queue.
+Only `lifecycle` writes `Job.state`. The rows of queued jobs are the queue.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import uuid
 from decimal import Decimal
 
 from django.conf import settings
+from django.contrib.postgres.indexes import GinIndex
 from django.core.validators import MinValueValidator
 from django.db import models
 from django.db.models import F, Q, Value
@@ -16,14 +17,14 @@ from django.db.models.functions import Coalesce, NullIf
 from django.utils.translation import gettext_lazy as _
 
 from billing.models import Hold, NodeSpec, Quote
-from console.accounts.models import Organization
+from console.accounts.models import Membership, Organization
 from jobs.states import ACTIVE, ENDED, EndReason, JobState, OnHang
-from runtime.specs import Controller
-from storage.models import DatasetVersion, Image, Workspace
+from runtime.specs import Controller, LocalRankArgument, LrScaling
+from storage.models import DatasetVersion, Image, ModelVersion, Workspace
 
 
 class Product(models.Model):
-    """Something that can be bought: a way of selling training."""
+    """A way of selling training, such as metered or at a fixed price."""
 
     name = models.SlugField(_("name"), unique=True)
     title = models.CharField(_("title"), max_length=100)
@@ -35,7 +36,7 @@ class Product(models.Model):
         decimal_places=2,
         default=Decimal(60),
         validators=[MinValueValidator(Decimal("0.01"))],
-        help_text=_("On one node. The estimate of a first run; later runs of the same code are estimated from it."),
+        help_text=_("On one node. Sets the estimate of a first run; later runs of the same code use measurements."),
     )
     headroom = models.DecimalField(
         _("headroom of the ceiling"),
@@ -43,10 +44,13 @@ class Product(models.Model):
         decimal_places=2,
         default=Decimal(2),
         validators=[MinValueValidator(Decimal(1))],
-        help_text=_("The ceiling covers the p90 estimate times this, where the customer names none."),
+        help_text=_(
+            "Multiplies the p90 estimate when the customer sets no ceiling. A fixed price includes its "
+            "epochs at the reference speed times this and 1.5."
+        ),
     )
-    max_epochs = models.PositiveIntegerField(_("most epochs"), default=10_000)
-    max_nodes = models.PositiveSmallIntegerField(_("most nodes"), default=64)
+    max_epochs = models.PositiveIntegerField(_("maximum epochs"), default=10_000)
+    max_nodes = models.PositiveSmallIntegerField(_("maximum nodes"), default=64)
     max_seconds = models.PositiveIntegerField(_("longest run (seconds)"), default=7 * 24 * 3600)
     position = models.PositiveSmallIntegerField(_("position in lists"), default=100)
     is_active = models.BooleanField(_("offered"), default=True)
@@ -61,7 +65,7 @@ class Product(models.Model):
 
 
 class Order(models.Model):
-    """A quote that was bought, once. The idempotency key makes a repeated request find this row again."""
+    """A bought quote. The idempotency key makes a repeated request return this row."""
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     organization = models.ForeignKey(Organization, models.PROTECT, related_name="orders")
@@ -70,7 +74,7 @@ class Order(models.Model):
     product = models.ForeignKey(Product, models.PROTECT, related_name="orders")
     idempotency_key = models.CharField(max_length=255)
     placed_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
-    created_at = models.DateTimeField(_("placed"), auto_now_add=True)
+    created_at = models.DateTimeField(_("ordered"), auto_now_add=True)
 
     class Meta:
         verbose_name = _("order")
@@ -84,12 +88,71 @@ class Order(models.Model):
         return str(self.id)
 
 
+class ScriptSnapshot(models.Model):
+    """A script as it was ordered, stored once per organization and content."""
+
+    organization = models.ForeignKey(Organization, models.CASCADE, related_name="+")
+    sha256 = models.CharField(max_length=64)
+    size_bytes = models.PositiveBigIntegerField()
+    content = models.BinaryField(null=True)
+    """The script's bytes; None if there are more than `files.TEXT_LIMIT`."""
+
+    class Meta:
+        verbose_name = _("script snapshot")
+        verbose_name_plural = _("script snapshots")
+        constraints = (models.UniqueConstraint(fields=["organization", "sha256"], name="one_snapshot_per_content"),)
+
+    def __str__(self) -> str:
+        return self.sha256
+
+
+class PackageLayer(models.Model):
+    """Python packages that an organization's runs import besides those of an image: see `packages`."""
+
+    class States(models.TextChoices):
+        """States of a layer."""
+
+        PENDING = "pending", _("Installing")
+        READY = "ready", _("Installed")
+        FAILED = "failed", _("Failed")
+        REMOVED = "removed", _("Removed")
+
+    organization = models.ForeignKey(Organization, models.PROTECT, related_name="package_layers")
+    image = models.ForeignKey(Image, models.PROTECT, related_name="+")
+    key = models.CharField(max_length=64)
+    """See `runtime.packages.layers.layer_key` and `cluster_layer_key`."""
+    cluster = models.CharField(_("cluster"), max_length=63, blank=True, default="", db_default="")
+    """The Kubernetes cluster that installs the packages, on its own storage; empty: this machine."""
+    image_digest = models.CharField(max_length=71, blank=True, default="", db_default="", editable=False)
+    """The digest of the image's reference, which the order pinned; empty: not known."""
+    requirements = models.TextField(_("requirements"))
+    """One per line, in their normal form."""
+    state = models.CharField(_("state"), max_length=8, choices=States.choices, default=States.PENDING)
+    reason = models.TextField(_("reason"), blank=True)
+    """The installer's reason for a failure; empty for a fault of the platform."""
+    log = models.TextField(_("output"), blank=True)
+    size_bytes = models.BigIntegerField(_("size"), default=0)
+    faults = models.PositiveSmallIntegerField(default=0)
+    """Platform faults of this installation so far."""
+    requested_at = models.DateTimeField(_("requested"))
+    used_at = models.DateTimeField(_("last used"))
+
+    class Meta:
+        verbose_name = _("package layer")
+        verbose_name_plural = _("package layers")
+        constraints = (models.UniqueConstraint(fields=["organization", "key"], name="one_package_layer_per_key"),)
+        indexes = (models.Index(fields=["requested_at"], name="layers_pending", condition=Q(state="pending")),)
+
+    def __str__(self) -> str:
+        return self.key[:12]
+
+
 LEAST_NODES = Coalesce(NullIf(F("min_nodes"), Value(0)), F("nodes"))
-"""`Job.least_nodes` in SQL."""
+"""`Job.least_nodes` as an SQL expression."""
 
 
 class Job(models.Model):
-    """The run that an order bought, over all its attempts."""
+    """The run that an order bought, with all its attempts."""
 
     class States(models.TextChoices):
         """Labels for `states.JobState`."""
@@ -106,22 +169,37 @@ class Job(models.Model):
         """Labels for `states.EndReason`."""
 
         COMPLETED = EndReason.COMPLETED, _("Completed")
-        CODE_FAILED = EndReason.CODE_FAILED, _("The code failed")
+        CODE_FAILED = EndReason.CODE_FAILED, _("Code failed")
         OUT_OF_MEMORY = EndReason.OUT_OF_MEMORY, _("Out of memory")
         DISK_FULL = EndReason.DISK_FULL, _("Disk full")
-        HUNG = EndReason.HUNG, _("It hung")
+        HUNG = EndReason.HUNG, _("Hung")
         CANCELLED = EndReason.CANCELLED, _("Cancelled")
         TIME_LIMIT = EndReason.TIME_LIMIT, _("Time limit reached")
         NO_CAPACITY = EndReason.NO_CAPACITY, _("No capacity")
-        NODE_LOST = EndReason.NODE_LOST, _("A node was lost")
+        NODE_LOST = EndReason.NODE_LOST, _("Node lost")
         PLATFORM_ERROR = EndReason.PLATFORM_ERROR, _("Platform error")
+        PACKAGES_FAILED = EndReason.PACKAGES_FAILED, _("Packages not installed")
 
     class HangPolicies(models.TextChoices):
         """Labels for `states.OnHang`."""
 
         STOP = OnHang.STOP, _("End the run")
-        RETRY = OnHang.RETRY, _("Try again, as one of the retries")
-        IGNORE = OnHang.IGNORE, _("Do not watch for hangs")
+        RETRY = OnHang.RETRY, _("Retry, as one of the retries")
+        IGNORE = OnHang.IGNORE, _("Turn off hang detection")
+
+    class LocalRankArguments(models.TextChoices):
+        """Labels for `runtime.specs.LocalRankArgument`."""
+
+        AUTO = LocalRankArgument.AUTO, _("Automatic")
+        UNDERSCORE = LocalRankArgument.UNDERSCORE, "--local_rank=N"
+        DASH = LocalRankArgument.DASH, "--local-rank=N"
+        NONE = LocalRankArgument.NONE, _("None")
+
+    class LrScalings(models.TextChoices):
+        """Labels for `runtime.specs.LrScaling`."""
+
+        NONE = LrScaling.NONE, _("As entered")
+        LINEAR = LrScaling.LINEAR, _("Linear: × processes")
 
     class Controllers(models.TextChoices):
         """Labels for `runtime.specs.Controller`."""
@@ -134,11 +212,36 @@ class Job(models.Model):
     name = models.CharField(_("name"), max_length=100)
     framework = models.CharField(_("framework"), max_length=16)
     image = models.ForeignKey(Image, models.PROTECT, related_name="+")
-    workspace = models.ForeignKey(Workspace, models.PROTECT, related_name="+")
+    # Without an index of its own: `jobs_of_a_workspace` begins with it.
+    workspace = models.ForeignKey(Workspace, models.PROTECT, related_name="+", db_index=False)
     code_path = models.CharField(_("script"), max_length=1000)
     arguments = models.JSONField(_("arguments"), default=list)
+    expands_arguments = models.BooleanField(default=False, db_default=False)
+    """Whether the arguments refer to variables: see `runtime.launcher.variables`. Not in jobs of older versions."""
+    environment = models.JSONField(
+        _("environment variables"), default=dict, db_default=Value({}, models.JSONField()), blank=True
+    )
+    secrets = models.JSONField(
+        _("secrets"), default=list, db_default=Value([], models.JSONField()), blank=True, help_text=_("Names only.")
+    )
+    local_rank_argument = models.CharField(
+        _("local rank argument"),
+        max_length=10,
+        choices=LocalRankArguments.choices,
+        default=LocalRankArguments.AUTO,
+        db_default=LocalRankArguments.AUTO,
+    )
     epochs = models.PositiveIntegerField(_("epochs"))
     lr = models.CharField(_("learning rate"), max_length=32)
+    lr_scaling = models.CharField(
+        _("learning rate scaling"),
+        max_length=8,
+        choices=LrScalings.choices,
+        default=LrScalings.NONE,
+        db_default=LrScalings.NONE,
+    )
+    warmup_epochs = models.PositiveIntegerField(_("warm-up epochs"), default=0, db_default=0)
+    """Only passed on to the code, which raises the learning rate itself."""
     batch_size = models.PositiveIntegerField(_("batch size"))
     node_spec = models.ForeignKey(NodeSpec, models.PROTECT, related_name="+")
     nodes = models.PositiveSmallIntegerField(_("nodes"))
@@ -147,32 +250,58 @@ class Job(models.Model):
         DatasetVersion, through="JobDataset", related_name="+"
     )
     deadline_seconds = models.PositiveIntegerField()
-    """The time that all attempts share, on all nodes; fewer nodes may take longer (`usage.left_seconds`)."""
+    """Total time of all attempts on all nodes; on fewer nodes they may take longer (`usage.left_seconds`)."""
     retries = models.PositiveSmallIntegerField(_("retries"), default=0)
-    """How often a fault of the code is tried again; the platform's own faults do not count."""
+    """Retries after a failure of the code; those after platform faults do not count."""
     retry_backoff_seconds = models.PositiveIntegerField(_("wait before a retry (seconds)"), default=0)
-    """Before the first retry; doubled before each following."""
+    """Wait before the first retry; doubled before each further one."""
     on_hang = models.CharField(
-        _("when it hangs"), max_length=8, choices=HangPolicies.choices, default=HangPolicies.STOP
+        _("if the run hangs"), max_length=8, choices=HangPolicies.choices, default=HangPolicies.STOP
     )
-    min_nodes = models.PositiveSmallIntegerField(_("least nodes"), default=0)
-    """An elastic run starts and goes on with as few; 0: all are needed."""
+    min_nodes = models.PositiveSmallIntegerField(_("minimum nodes"), default=0)
+    """An elastic run starts and continues with as few nodes as this; 0: it needs all."""
     controller = models.CharField(_("controller"), max_length=8, choices=Controllers.choices, default=Controllers.GLOO)
-    collective_timeout_seconds = models.PositiveIntegerField(_("timeout of a collective (seconds)"), default=0)
+    collective_timeout_seconds = models.PositiveIntegerField(_("collective timeout (seconds)"), default=0)
     stall_check_seconds = models.PositiveIntegerField(_("stall check (seconds)"), default=0)
+    requirements_path = models.CharField(_("requirements file"), max_length=1000, blank=True, default="", db_default="")
+    packages = models.ForeignKey(PackageLayer, models.PROTECT, null=True, blank=True, related_name="jobs")
+    """The installed packages of the requirements file, as it was at the order."""
+    awaits_packages = models.BooleanField(default=False, db_default=False)
+    """Whether the queued job waits until its packages are installed."""
     builtin_script = models.CharField(max_length=16, blank=True)
-    """A script of the platform's own instead of the workspace's: see `checks`."""
-    code_key = models.CharField(max_length=64, db_index=True, help_text=_("What earlier runs are compared by."))
+    """A script of the platform, run instead of the workspace's: see `checks`."""
+    code_key = models.CharField(max_length=64, db_index=True, help_text=_("Identifies earlier runs of the same code."))
+    tags = models.JSONField(_("tags"), default=list, db_default=Value([], models.JSONField()), blank=True)
+    notes = models.TextField(_("notes"), default="", db_default="", blank=True)
+    keep_until = models.DateTimeField(_("kept until"), null=True, blank=True)
+    """Until when the customer wants its files kept; None: for `results.KEEP_RUNS` after its end."""
+    deletion_notice = models.ForeignKey(
+        "DeletionNotice", models.SET_NULL, null=True, blank=True, editable=False, related_name="jobs"
+    )
+    """The notice that announced the deletion of its files; None: not announced yet."""
+    script = models.ForeignKey(ScriptSnapshot, models.PROTECT, null=True, editable=False, related_name="+")
+    """The script as it was when the job was ordered; None for a check, a huge script, or an order of version 0.2."""
+    image_digest = models.CharField(max_length=71, blank=True, default="", db_default="", editable=False)
+    """Digest of an own image when it was ordered; all attempts use it. Empty: unknown, they use the tag."""
+    image_identity = models.CharField(max_length=600, blank=True, default="", db_default="", editable=False)
+    """What identified the image's content when the job was ordered: see `Backend.image_identity`."""
+    runs_snapshot = models.BooleanField(default=False, db_default=False, editable=False)
+    """Whether it runs a copy of `script` instead of the file in the workspace."""
+    from_checkpoint = models.ForeignKey(
+        "self", models.SET_NULL, null=True, blank=True, related_name="+", verbose_name=_("from the checkpoint of")
+    )
+    """The job whose checkpoints are copied into this job's checkpoint folder before its first attempt."""
+    checkpoints_copied_at = models.DateTimeField(null=True, blank=True)
     rerun_of = models.ForeignKey("self", models.SET_NULL, null=True, blank=True, related_name="reruns")
     traceparent = models.CharField(max_length=55, blank=True, default="", db_default="")
-    """Which request bought it, where traces are on: what its runs do belongs to that request's trace."""
+    """Trace context of the request that bought the job; the spans of its runs belong to that trace."""
 
     state = models.CharField(_("state"), max_length=10, choices=States.choices, default=States.QUEUED)
     reason = models.CharField(_("reason"), max_length=16, choices=Reasons.choices, blank=True)
     detail = models.TextField(_("detail"), blank=True)
     queued_at = models.DateTimeField(_("queued"))
     not_before = models.DateTimeField(null=True, blank=True)
-    """A retry waits until then."""
+    """A retry waits until this time."""
     started_at = models.DateTimeField(_("started"), null=True, blank=True)
     finished_at = models.DateTimeField(_("finished"), null=True, blank=True)
     cancel_requested_at = models.DateTimeField(null=True, blank=True)
@@ -192,8 +321,14 @@ class Job(models.Model):
                 condition=~Q(state__in=sorted(ENDED)),
             ),
             models.Index(fields=["organization", "-id"], name="jobs_of_an_organization"),
-            # The queue: in order, in order for each node spec, and by how many nodes are needed. Ended jobs, of which
-            # there may be millions, are in none of them.
+            # The orders and filters of the list of jobs: see `job_search`.
+            models.Index(fields=["organization", "queued_at", "id"], name="jobs_by_order_time"),
+            models.Index(fields=["organization", "state", "queued_at", "id"], name="jobs_in_a_state"),
+            models.Index(fields=["organization", "node_spec", "queued_at", "id"], name="jobs_on_a_node_spec"),
+            models.Index(fields=["workspace", "queued_at", "id"], name="jobs_of_a_workspace"),
+            GinIndex(fields=["tags"], name="jobs_by_tag", opclasses=["jsonb_path_ops"]),
+            # The queue: in order, in order per node spec, and by needed nodes. Ended jobs, possibly millions, are
+            # in none of these indexes.
             models.Index(fields=["queued_at", "id"], name="jobs_queued", condition=Q(state=JobState.QUEUED)),
             models.Index(
                 fields=["node_spec", "queued_at", "id"],
@@ -201,6 +336,7 @@ class Job(models.Model):
                 condition=Q(state=JobState.QUEUED),
             ),
             models.Index("node_spec", LEAST_NODES, name="jobs_queued_by_nodes", condition=Q(state=JobState.QUEUED)),
+            models.Index(fields=["packages"], name="jobs_awaiting_packages", condition=Q(awaits_packages=True)),
             models.Index(fields=["id"], name="jobs_active", condition=Q(state__in=sorted(ACTIVE))),
         )
         constraints = (
@@ -216,17 +352,51 @@ class Job(models.Model):
 
     @property
     def is_ended(self) -> bool:
-        """Whether nothing can follow."""
+        """Whether the state is final."""
         return JobState(self.state) in ENDED
 
     @property
     def least_nodes(self) -> int:
-        """With how many nodes it may start."""
+        """Return the smallest number of nodes on which the job may start."""
         return self.min_nodes or self.nodes
 
 
+class SavedView(models.Model):
+    """A search of the list of jobs that a member keeps under a name."""
+
+    membership = models.ForeignKey(Membership, models.CASCADE, related_name="job_views")
+    name = models.CharField(_("name"), max_length=60)
+    query = models.JSONField()
+    """The parameters of the list's URL: see `job_search.JobSearch.parameters`."""
+
+    class Meta:
+        verbose_name = _("saved view")
+        verbose_name_plural = _("saved views")
+        ordering = ("name",)
+        constraints = (models.UniqueConstraint(fields=["membership", "name"], name="one_view_per_name"),)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class DeletionNotice(models.Model):
+    """A mail to an organization's members about job files that are deleted soon. `expiry` writes and sends it."""
+
+    organization = models.ForeignKey(Organization, models.CASCADE, related_name="+")
+    created_at = models.DateTimeField(auto_now_add=True)
+    mailed_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("deletion notice")
+        verbose_name_plural = _("deletion notices")
+        ordering = ("-id",)
+
+    def __str__(self) -> str:
+        return f"{self.organization} {self.created_at:%Y-%m-%d}"
+
+
 class JobDataset(models.Model):
-    """A dataset version that a job mounts; `position` keeps the order chosen."""
+    """A dataset version that a job mounts, in the chosen order."""
 
     job = models.ForeignKey(Job, models.CASCADE, related_name="job_datasets")
     version = models.ForeignKey(DatasetVersion, models.PROTECT, related_name="+")
@@ -240,15 +410,30 @@ class JobDataset(models.Model):
         return f"{self.job} {self.version}"
 
 
+class JobModel(models.Model):
+    """A model version that a job mounts, in the chosen order."""
+
+    job = models.ForeignKey(Job, models.CASCADE, related_name="job_models")
+    version = models.ForeignKey(ModelVersion, models.PROTECT, related_name="+")
+    position = models.PositiveSmallIntegerField()
+
+    class Meta:
+        ordering = ("position",)
+        constraints = (models.UniqueConstraint(fields=["job", "version"], name="one_mount_per_model_version"),)
+
+    def __str__(self) -> str:
+        return f"{self.job} {self.version}"
+
+
 class Attempt(models.Model):
-    """One try at running a job: `job-<id>-<number>` is the name the backend knows it by."""
+    """One attempt at running a job. Its name on the cluster is `job-<id>-<number>`."""
 
     job = models.ForeignKey(Job, models.CASCADE, related_name="attempts")
     number = models.PositiveSmallIntegerField()
     backend = models.CharField(max_length=32)
-    """The cluster's name; `local` of old ones is the first cluster."""
+    """Stored name of the cluster; see `clusters.cluster_named`."""
     granted_nodes = models.PositiveSmallIntegerField()
-    """How many nodes it was started with: fewer than bought where the order allows that and room was short."""
+    """Number of nodes it was started with; fewer than bought if the job is elastic and capacity was short."""
     claimed_at = models.DateTimeField()
     submitted_at = models.DateTimeField(null=True, blank=True)
     started_at = models.DateTimeField(null=True, blank=True)
@@ -257,15 +442,17 @@ class Attempt(models.Model):
     detail = models.TextField(blank=True)
     failure = models.JSONField(null=True, blank=True)
     nodes = models.JSONField(default=list, blank=True)
-    """What the backend last said of each node: see `runtime.specs.NodeStatus`."""
+    """Last reported status of each node: see `runtime.specs.NodeStatus`."""
     spans = models.JSONField(default=list, blank=True)
-    """How many nodes ran when, by the backend's clock: see `runtime.specs.Span`."""
+    """Number of running nodes over time, by the backend's clock: see `runtime.specs.Span`."""
     progress_at = models.DateTimeField(null=True, blank=True)
     checkpoint_at = models.DateTimeField(null=True, blank=True)
     restarts = models.PositiveSmallIntegerField(default=0)
-    """How often the ranks were started again inside it, because a node was lost."""
+    """How often the ranks were restarted within the attempt after a node was lost."""
+    move_requested_at = models.DateTimeField(null=True, blank=True)
+    """When an administrator asked to end the attempt and start another one; see `lifecycle.request_move`."""
     cursor = models.JSONField(default=dict, blank=True)
-    """How far `telemetry` has read this attempt's files."""
+    """How far `telemetry` has read the attempt's output."""
 
     class Meta:
         verbose_name = _("attempt")
@@ -279,12 +466,12 @@ class Attempt(models.Model):
 
     @property
     def run_name(self) -> str:
-        """The run's name at the backend."""
+        """Return the run's name on the cluster."""
         return f"job-{self.job_id}-{self.number}"
 
 
 class JobEvent(models.Model):
-    """Something that happened to a job, in order; written in the transaction that made it true."""
+    """Something that happened to a job; written in the same transaction as the change."""
 
     job = models.ForeignKey(Job, models.CASCADE, related_name="events")
     attempt = models.PositiveSmallIntegerField(null=True, blank=True)
@@ -303,12 +490,15 @@ class JobEvent(models.Model):
 
 
 class MetricPoint(models.Model):
-    """One value of one curve, as the customer's code reported it."""
+    """One value of one curve, reported by the customer's code. Points never replace each other."""
 
     job = models.ForeignKey(Job, models.CASCADE, related_name="metrics")
     attempt = models.PositiveSmallIntegerField()
     name = models.CharField(max_length=100)
     step = models.BigIntegerField()
+    """The reported step; many scripts restart the count in each epoch."""
+    position = models.BigIntegerField(db_default=0)
+    """The position on the curve: the step, continued when the script restarts its count (`points.next_position`)."""
     epoch = models.FloatField(null=True, blank=True)
     value = models.FloatField()
     at = models.DateTimeField()
@@ -316,22 +506,26 @@ class MetricPoint(models.Model):
     class Meta:
         verbose_name = _("metric point")
         verbose_name_plural = _("metric points")
-        constraints = (models.UniqueConstraint(fields=["job", "name", "attempt", "step"], name="one_value_per_step"),)
+        indexes = (models.Index(fields=["job", "name"], name="metric_points_of_a_curve"),)
 
     def __str__(self) -> str:
         return f"{self.job} {self.name}[{self.step}]={self.value}"
 
 
 class ClusterStatus(models.Model):
-    """Whether a cluster answers, as the last sweep found it. `clusters` writes it."""
+    """Whether a cluster answered the last reconciliation. `clusters.record_status` writes it."""
 
     name = models.CharField(max_length=32, unique=True)
     answers = models.BooleanField()
     since = models.DateTimeField()
-    """When it began, or ceased, to answer."""
+    """When `answers` last changed."""
     checked_at = models.DateTimeField()
     detail = models.TextField(blank=True)
-    """What it said instead of an answer: one English sentence, for administrators."""
+    """The error if it does not answer: one English sentence, for administrators."""
+    drained_since = models.DateTimeField(_("drained since"), null=True, blank=True)
+    """Since when no run starts on it, by an administrator's wish. Runs that have started go on."""
+    drain_reason = models.CharField(_("reason"), max_length=200, blank=True, default="", db_default="")
+    """Why it is drained; shown to the customers who wait."""
 
     class Meta:
         verbose_name = _("cluster")
@@ -342,23 +536,26 @@ class ClusterStatus(models.Model):
         return self.name
 
 
-class Room(models.Model):
-    """What the last pass over the queue saw of a node spec: why its jobs wait is read from here. `queue` writes it."""
+class CapacitySnapshot(models.Model):
+    """The capacity for a node spec at the last scheduling pass, written by `scheduler` and read by `waiting`."""
 
-    node_spec = models.OneToOneField(NodeSpec, models.CASCADE, related_name="room")
+    node_spec = models.OneToOneField(NodeSpec, models.CASCADE, related_name="capacity_snapshot")
     free = models.PositiveIntegerField(default=0)
-    """How many more nodes of it could start."""
+    """How many more nodes of the spec could start."""
     most = models.PositiveIntegerField(default=0)
-    """How many an otherwise empty cluster could run."""
+    """How many nodes of the spec an empty cluster could run."""
     answers = models.BooleanField(default=True)
-    """Whether its cluster does."""
+    """Whether the spec's cluster answered."""
+    drain_reason = models.CharField(max_length=200, blank=True, default="", db_default="")
+    """Why the spec's cluster is drained; empty if it is not."""
     held_from = models.DateTimeField(null=True, blank=True)
     held_from_job = models.BigIntegerField(null=True, blank=True)
-    """Room is kept free for this job, queued then: what came after it waits, though it would fit."""
+    """Capacity is kept free for this job, queued at `held_from`: later jobs wait, even if they fit."""
 
     class Meta:
-        verbose_name = _("room for a node spec")
-        verbose_name_plural = _("room for node specs")
+        db_table = "jobs_room"  # the table's name in version 0.1, which must run on the same schema during an upgrade
+        verbose_name = _("node spec capacity")
+        verbose_name_plural = _("node spec capacities")
 
     def __str__(self) -> str:
         return f"{self.node_spec}: {self.free} of {self.most}"

@@ -1,145 +1,209 @@
-"""Buying: a quote for a purchase, an order for a quote, cancelling, running again.
+"""Quote a purchase, buy a quote, cancel a job, rerun a job.
 
-The one rule: an order, its hold and its job are written together or not at all, once for each quote and idempotency
-key.
+An order, its hold and its job are written in one transaction, once per quote and per idempotency key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from decimal import Decimal
+from typing import Any, TypedDict
 
 from django.db import transaction
-from django.db.models import Count, Q
+from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from billing import charges
-from billing.models import NodeSpec, Quote
-from billing.pricing import Mode
-from billing.pricing import Purchase as Priced
+from billing import budgets, charges
+from billing.models import Quote
+from billing.pricing import Estimate, Mode
+from billing.pricing import Purchase as PricedPurchase
 from billing.quotes import make_quote, require_valid
-from console.accounts.errors import InvalidInput
-from console.accounts.hints import hint, send
-from console.accounts.models import Membership, Organization, Quota
+from billing.selectors import wallet
+from console.accounts.models import Membership, Organization, Quota, User
 from console.accounts.services import record, require_active
-from console.operations import tracing
-from console.operations.kept import Kept, given
-from jobs import bell, calibration, lifecycle, queue
-from jobs.backend import cluster_named
-from jobs.errors import AlreadyEnded, ChoiceGone, IdempotencyConflict, QuotaExceeded, QuoteBought
-from jobs.models import Job, JobDataset, Order, Product
-from jobs.purchase import Purchase, parse
+from console.core.enqueue import send_on_commit
+from console.core.errors import CustomerError, InvalidInput
+from console.observability import tracing
+from jobs import estimates, lifecycle, packages, quotas, reruns, snapshots
+from jobs.clusters import cluster_named
+from jobs.details import default_name
+from jobs.dispatch import dispatch
+from jobs.errors import AlreadyEnded, ChoiceUnavailable, IdempotencyConflict, QuotaExceeded, QuoteBought
+from jobs.fields import is_text
+from jobs.models import Job, JobDataset, JobModel, Order, PackageLayer, Product
+from jobs.packages import Requirements
+from jobs.purchase import Purchase, parse, stored
 from jobs.states import ENDED, JobState
-from jobs.tasks import dispatch_queue, stop_job
-from storage.models import DatasetVersion
+from jobs.tasks import install_packages, stop_job
+from storage import registries, secret_store
+from storage import selectors as storage_selectors
+from storage.models import DatasetVersion, Image, ModelVersion, Workspace
 
-_OPEN_JOBS = Kept(
-    lambda: (
-        Job.objects.filter(organization=given("organization"))
-        .exclude(state__in=ENDED)
-        .order_by()
-        .values_list("organization")
-        .annotate(count=Count("pk"))
-    )
-)
-_BOUGHT = Kept(
-    lambda: Order.objects.filter(
-        Q(quote=given("quote")) | Q(organization=given("organization"), idempotency_key=given("key"))
-    ).select_related("job")
-)
+MAX_REASON_LENGTH = 200
+"""Characters of an operator's reason for stopping a job: one line in the customer's list of events."""
 
 
 def quote_order(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
-    """Price what `data` asks for (the API's field names).
+    """Price a purchase and return the quote. `data` has the API's field names.
 
     Raises ServiceInactive, InvalidInput, and billing's errors.
     """
     organization = membership.organization
     require_active(organization=organization)
-    purchase = parse(organization=organization, data=data)
+    is_exact = str(data.get("exact")).lower() in {"true", "1"}  # as the serializer reads it
+    earlier = None
+    if is_exact:
+        data, earlier = reruns.exact_purchase(organization=organization, data=data)
+    purchase = parse(organization=organization, data=data, is_pinned=is_exact, earlier=earlier)
+    digest = _pinned_digest(earlier.order.quote, purchase.image) if earlier else ""
+    digest = digest or registries.current_digest(organization=organization, image=purchase.image)
     return make_quote(
         organization=organization,
         user=membership.user,
-        purchase=Priced(
+        payload=purchase.to_json()
+        | {"rerun_of": _earlier_job(organization, data.get("rerun_of")), "exact": is_exact}
+        | {"pinned_image": {"reference": purchase.image.reference, "digest": digest}},
+        **pricing_inputs(purchase, estimates.estimate(purchase)),
+    )
+
+
+class PricingInputs(TypedDict):
+    """What determines the price of a purchase: arguments of `billing.quotes.price` and `make_quote`."""
+
+    purchase: PricedPurchase
+    estimate: Estimate
+    headroom: Decimal
+    max_deadline_seconds: int
+    max_seconds: int | None
+    ceiling_minor: int | None
+    included_seconds: int
+
+
+def pricing_inputs(purchase: Purchase, estimate: Estimate) -> PricingInputs:
+    """Return what determines the price of a purchase."""
+    return {
+        "purchase": PricedPurchase(
             product=purchase.product.name,
             mode=Mode(purchase.product.mode),
             node_spec=purchase.node_spec.name,
             nodes=purchase.nodes,
             epochs=purchase.epochs,
         ),
-        payload=purchase.to_json() | {"rerun_of": _earlier_job(organization, data.get("rerun_of"))},
-        estimate=calibration.estimate(purchase),
-        headroom=purchase.product.headroom,
-        most_seconds=purchase.product.max_seconds,
-        max_seconds=purchase.max_seconds,
-        ceiling_minor=purchase.ceiling_minor,
-    )
+        "estimate": estimate,
+        "headroom": purchase.product.headroom,
+        "max_deadline_seconds": purchase.product.max_seconds,
+        "max_seconds": purchase.max_seconds,
+        "ceiling_minor": purchase.ceiling_minor,
+        "included_seconds": estimates.included_seconds(purchase),
+    }
 
 
 def place_order(*, membership: Membership, quote: Quote, idempotency_key: str = "") -> Order:
-    """Buy a quote: hold its ceiling and queue its job. The same key again gives the same order.
+    """Buy a quote: hold its ceiling and queue its job. A repeated key returns the same order.
 
-    Raises ServiceInactive, QuoteExpired, QuoteBought, IdempotencyConflict, ChoiceGone, QuotaExceeded,
+    Raises ServiceInactive, QuoteExpired, QuoteBought, IdempotencyConflict, ChoiceUnavailable, QuotaExceeded,
     InsufficientFunds, BudgetExceeded.
     """
     organization = membership.organization
-    key = idempotency_key or f"quote:{quote.pk}"
-    if order := _bought(organization, quote, key):
-        return order
+    key = idempotency_key or f"quote:{quote.pk}"  # requests without a key count as repeats if the quote is the same
+    if order := _existing_order(organization, quote, key):
+        return order  # before the checks: a repeated request succeeds even if the quote has expired since
     require_active(organization=organization)
     require_valid(quote)
+    earlier = reruns.exact_original(quote)
     try:
-        purchase = parse(
-            organization=organization, data=quote.purchase, pinned=quote.purchase.get("dataset_versions", ())
-        )
+        # Again, because the customer may have deleted or changed something since the quote.
+        purchase = parse(organization=organization, data=stored(quote.purchase), is_pinned=True, earlier=earlier)
     except InvalidInput as error:
-        raise ChoiceGone(fields=error.fields) from error
-    return _write_order(membership, quote, purchase, key)
+        raise ChoiceUnavailable(fields=error.fields) from error
+    return _write_order(membership, quote, purchase, key, earlier)
 
 
 def cancel_job(*, membership: Membership, job: Job) -> Job:
-    """End a job: at once while it waits, by stopping its run otherwise.
+    """Cancel a job. A queued job ends at once; the run of an active job is asked to stop.
 
-    Cancelling twice is fine. Raises AlreadyEnded.
+    Safe to repeat. Raises AlreadyEnded.
     """
+    return _end_job(job, actor=membership.user, requested_by=membership.user, action="job.cancelled")
+
+
+def cancel_jobs(*, membership: Membership, jobs: Iterable[Job]) -> int:
+    """Cancel several jobs, each on its own. Return how many were open."""
+    cancelled = 0
+    for job in jobs:
+        with suppress(AlreadyEnded):
+            cancel_job(membership=membership, job=job)
+            cancelled += 1
+    return cancelled
+
+
+def stop_job_as_operator(*, actor: User, job: Job, why: str) -> Job:
+    """End a customer's job as `cancel_job` does. Its events say that an administrator stopped it, and why.
+
+    Safe to repeat. Raises InvalidInput, AlreadyEnded.
+    """
+    return _end_job(job, actor=None, requested_by=actor, action="job.stopped_by_operator", why=checked_reason(why))
+
+
+def checked_reason(text: str) -> str:
+    """Return an administrator's reason on one line. Raises InvalidInput (`why`)."""
+    why = " ".join(text.split())
+    if not why or len(why) > MAX_REASON_LENGTH or not is_text(why):
+        raise InvalidInput(fields={"why": _("The reason must have 1 to 200 characters.")})
+    return why
+
+
+def _end_job(job: Job, *, actor: User | None, requested_by: User, action: str, why: str = "") -> Job:
+    """End a job. The audit log names `requested_by`. The events name `actor`: nobody for an administrator."""
     with transaction.atomic():
         job = Job.objects.select_for_update().get(pk=job.pk)
         if job.is_ended:
             raise AlreadyEnded
-        if job.state != JobState.STOPPING:
-            lifecycle.request_cancel(job=job, actor=membership.user)
-            record(organization=job.organization, actor=membership.user, action="job.cancelled", target=f"job:{job.pk}")
+        if job.state != JobState.STOPPING:  # otherwise an earlier request is being carried out
+            data = {"why": why} if why else {}
+            if why:
+                lifecycle.record_event(job=job, kind="stopped_by_operator", data=data)
+            lifecycle.request_cancel(job=job, actor=actor)
+            record(organization=job.organization, actor=requested_by, action=action, target=f"job:{job.pk}", data=data)
             if job.state == JobState.STOPPING:
-                hint(stop_job, job.pk)
+                send_on_commit(stop_job, job.pk)
             else:
-                _wake_queue(job.node_spec)
+                # The job was queued and has ended. The cluster may have kept capacity free for it.
+                send_on_commit(dispatch, cluster_named(job.node_spec.cluster))
     return job
 
 
 def rerun(*, membership: Membership, job: Job, changes: Mapping[str, Any], idempotency_key: str = "") -> Order:
-    """Buy the same run again, with some settings changed; datasets are taken at their latest version.
+    """Order a job again, with `changes` to its settings (API field names).
 
-    Raises as `quote_order` and `place_order`.
+    It runs the script in the workspace and the latest versions of the datasets, unless `changes` has `exact`. Raises
+    as `quote_order` and `place_order`.
     """
-    if known := _rerun_before(membership.organization, job, idempotency_key):
-        return known
-    data = job.order.quote.purchase | dict(changes) | {"rerun_of": job.pk}
+    # Each call makes a new quote, so `place_order` would refuse a repeated key as used for another quote.
+    if existing := _existing_rerun(membership.organization, job, idempotency_key):
+        return existing
+    # `quote_order` ignores the `dataset_versions` pinned in the old quote.
+    exact = {"rerun_of": job.pk, "exact": changes.get("exact", False)}  # the old quote may be of an exact rerun itself
+    data = stored(job.order.quote.purchase) | dict(changes) | exact
     quote = quote_order(membership=membership, data=data)
     try:
         return place_order(membership=membership, quote=quote, idempotency_key=idempotency_key)
     except IdempotencyConflict:
-        # The same request, sent twice at once: the other one was first.
-        if known := _rerun_before(membership.organization, job, idempotency_key):
-            return known
+        # A concurrent request with the same key placed its order first.
+        if existing := _existing_rerun(membership.organization, job, idempotency_key):
+            return existing
         raise
 
 
-def _write_order(membership: Membership, quote: Quote, purchase: Purchase, key: str) -> Order:
+def _write_order(membership: Membership, quote: Quote, purchase: Purchase, key: str, earlier: Job | None) -> Order:
     organization = membership.organization
+    script = None if earlier else read_script(purchase)
     with transaction.atomic():
-        quota = queue.locked_quota(organization)
-        if order := _bought(organization, quote, key):
+        quota = quotas.lock_quota(organization)
+        # Again, under the lock: a concurrent request may have placed the order meanwhile.
+        if order := _existing_order(organization, quote, key):
             return order
         return write_order(
             membership=membership,
@@ -148,27 +212,60 @@ def _write_order(membership: Membership, quote: Quote, purchase: Purchase, key: 
             key=key,
             quota=quota,
             versions=purchase.dataset_versions,
-            job=columns(purchase) | {"rerun_of_id": quote.purchase.get("rerun_of")},
+            requirements=purchase.requirements,
+            models=purchase.model_versions,
+            job=job_columns(purchase, script)
+            | {"rerun_of_id": quote.purchase.get("rerun_of"), "image_digest": _pinned_digest(quote, purchase.image)}
+            | ({"script": earlier.script, "runs_snapshot": True} if earlier else {}),
         )
 
 
-def columns(purchase: Purchase) -> dict[str, Any]:
-    """A purchase as the columns of its job."""
+def _pinned_digest(quote: Quote, image: Image) -> str:
+    """Return the digest that the image had when the quote was made; empty if that is unknown."""
+    pinned = quote.purchase.get("pinned_image", {})
+    # The customer may have edited the image since.
+    return str(pinned["digest"]) if pinned.get("reference") == image.reference else ""
+
+
+def read_script(purchase: Purchase) -> snapshots.Script | None:
+    """Return the script of a purchase for its snapshot; None if it is too large for one. Raises ChoiceUnavailable.
+
+    Call it before the transaction that writes the order: reading customers' files must not hold locks.
+    """
+    try:
+        return snapshots.read_script(purchase.workspace, purchase.code_path)
+    except CustomerError as error:  # it was deleted, or made unreadable, since `parse` checked it
+        raise ChoiceUnavailable(fields={"code_path": error.message}) from error
+
+
+def job_columns(purchase: Purchase, script: snapshots.Script | None) -> dict[str, Any]:
+    """Return the columns of Job that a purchase decides, and store its script. Call it in the order's transaction."""
     return {
-        "name": purchase.code_path.rsplit("/", 1)[-1][:100],
+        "script": snapshots.store(purchase.workspace.organization_id, script),
+        "image_identity": snapshots.image_identity(purchase.image, purchase.node_spec.cluster),
+        "name": purchase.name or default_name(purchase.code_path),
+        "tags": list(purchase.tags),
+        "notes": purchase.notes,
         "framework": purchase.framework,
         "image": purchase.image,
         "workspace": purchase.workspace,
         "code_path": purchase.code_path,
         "arguments": list(purchase.arguments),
+        "expands_arguments": True,
+        "environment": purchase.environment,
+        "secrets": list(purchase.secrets),
+        "local_rank_argument": purchase.local_rank_argument,
         "epochs": purchase.epochs,
         "lr": purchase.lr,
+        "lr_scaling": purchase.lr_scaling,
+        "warmup_epochs": purchase.warmup_epochs,
         "batch_size": purchase.batch_size,
         "node_spec": purchase.node_spec,
         "nodes": purchase.nodes,
         "workers_per_node": purchase.workers_per_node,
         "code_key": purchase.code_key,
-    } | purchase.resilience.to_json()
+        "from_checkpoint": purchase.from_checkpoint,
+    } | purchase.fault_tolerance.to_json()
 
 
 def write_order(
@@ -180,16 +277,39 @@ def write_order(
     quota: Quota,
     versions: Sequence[DatasetVersion],
     job: Mapping[str, Any],
+    requirements: Requirements | None = None,
+    models: Sequence[ModelVersion] = (),
 ) -> Order:
-    """Hold the quote's ceiling and queue a job with the columns `job`; the caller's transaction has locked the quota.
+    """Hold the quote's ceiling and queue a job with the columns `job`. The caller has locked `quota`.
 
-    Raises QuotaExceeded, InsufficientFunds, and what a budget refuses.
+    With `requirements`, the job waits until their packages are installed.
+
+    Raises QuotaExceeded, ChoiceUnavailable, InsufficientFunds, BudgetExceeded.
     """
     organization = membership.organization
-    _require_room(organization, quota)
+    cluster_name = cluster_named(job["node_spec"].cluster)
+    _require_choices(job["workspace"], versions, models)
+    if secret_store.missing(organization, job.get("secrets", ())):
+        raise ChoiceUnavailable
+    _require_quota(organization, quota)
+    packages_columns: dict[str, Any] = {}
+    if requirements:
+        layer = packages.require_layer(
+            organization=organization,
+            image=job["image"],
+            digest=job.get("image_digest", ""),
+            cluster_name=cluster_name,
+            lines=requirements.lines,
+        )
+        packages_columns = {
+            "requirements_path": requirements.path,
+            "packages": layer,
+            "awaits_packages": layer.state != PackageLayer.States.READY,
+        }
+        send_on_commit(install_packages)
     hold = charges.hold(
         quote=quote,
-        reference=f"order:{quote.pk}",
+        reference=f"order:{quote.pk}",  # one hold per quote: `charges.hold` returns an existing one
         user=membership.user,
         labels={"workspace": job["workspace"].name, "node_spec": job["node_spec"].name, "product": product.name},
     )
@@ -201,41 +321,86 @@ def write_order(
         idempotency_key=key,
         placed_by=membership.user,
     )
-    made = Job.objects.create(
+    queued = Job.objects.create(
         organization=organization,
         order=order,
         deadline_seconds=quote.deadline_seconds,
         queued_at=timezone.now(),
-        traceparent=tracing.current(),
+        traceparent=tracing.current_traceparent(),
+        **packages_columns,
         **job,
     )
     JobDataset.objects.bulk_create(
-        JobDataset(job=made, version=version, position=position) for position, version in enumerate(versions)
+        JobDataset(job=queued, version=version, position=position) for position, version in enumerate(versions)
     )
-    lifecycle.note(job=made, kind="ordered", actor=membership.user, data={"ceiling_minor": quote.ceiling_minor})
-    record(organization=organization, actor=membership.user, action="order.placed", target=f"job:{made.pk}")
-    _wake_queue(made.node_spec)
+    JobModel.objects.bulk_create(
+        JobModel(job=queued, version=version, position=position) for position, version in enumerate(models)
+    )
+    lifecycle.record_event(
+        job=queued, kind="ordered", actor=membership.user, data={"ceiling_minor": quote.ceiling_minor}
+    )
+    record(organization=organization, actor=membership.user, action="order.placed", target=f"job:{queued.pk}")
+    send_on_commit(dispatch, cluster_name)
     return order
 
 
-def _wake_queue(spec: NodeSpec) -> None:
-    """Have what waits for a spec's cluster looked at once this is committed: by the watcher, else by a worker."""
-    name = cluster_named(spec.cluster)
-    transaction.on_commit(lambda: None if bell.ring_queue(name) else send(dispatch_queue))
-
-
-def _require_room(organization: Organization, quota: Quota) -> None:
-    open_jobs = sum(count for _organization, count in _OPEN_JOBS.all(organization=organization))
+def _require_quota(organization: Organization, quota: Quota) -> None:
+    open_jobs = Job.objects.filter(organization=organization).exclude(state__in=ENDED).count()
     if open_jobs >= quota.max_open_jobs:
         raise QuotaExceeded(
-            _("Your organization has %(jobs)d jobs queued or running, as many as it may. Wait for one, or cancel one.")
+            _(
+                "Your organization has reached its limit of %(jobs)d queued or running jobs. Wait for one to "
+                "end, or cancel one."
+            )
             % {"jobs": open_jobs}
         )
+    if sentence := _storage_refusal(organization):
+        raise QuotaExceeded(sentence)
 
 
-def _bought(organization: Organization, quote: Quote, key: str) -> Order | None:
-    # In one look: a repeat that is overtaken between two must find its own order, not a stranger's.
-    orders = {order.quote_id: order for order in _BOUGHT.all(quote=quote, organization=organization, key=key)}
+def refusal(quote: Quote, buyer: User | None) -> str:
+    """Return why `buyer` cannot buy `quote` even with enough money in the wallet; empty if nothing prevents it.
+
+    Checks budgets and the storage quota, so that customers do not top up for a quote that they cannot buy.
+    """
+    account = wallet(quote.organization)
+    amount = quote.ceiling_minor
+    over_budget = budgets.refusal(account=account, user=buyer, amount_minor=amount) if account else ""
+    return over_budget or _storage_refusal(quote.organization)
+
+
+def _storage_refusal(organization: Organization) -> str:
+    """Return a sentence if less than 1 MiB is left: a run's limit is in whole MiB (`RunSpec.storage_left_mib`)."""
+    if storage_selectors.quota_left(organization) >> 20:
+        return ""
+    if Quota.objects.filter(organization=organization, stops_writes=True).exists():
+        return _("Your wallet can't pay for storage, so a run can't save its results. Top up the wallet.")
+    return _("Your storage quota is used up, so a run can't save its results. Delete files that you no longer need.")
+
+
+def _require_choices(workspace: Workspace, versions: Sequence[DatasetVersion], models: Sequence[ModelVersion]) -> None:
+    """Check that workspace, datasets and models still exist. Raises ChoiceUnavailable.
+
+    The caller has locked the quota. Deletions lock it and the versions too, so none can come between this check and
+    the new job.
+    """
+    keys = [version.pk for version in versions]
+    existing = storage_selectors.keep_versions(keys) if keys else 0
+    if existing < len(keys) or not Workspace.objects.filter(pk=workspace.pk, deleted_at=None).exists():
+        raise ChoiceUnavailable
+    model_keys = [version.pk for version in models]
+    if model_keys and ModelVersion.objects.filter(pk__in=model_keys, deleted_at=None).count() < len(model_keys):
+        raise ChoiceUnavailable
+
+
+def _existing_order(organization: Organization, quote: Quote, key: str) -> Order | None:
+    """Return the order that this key bought for this quote; None if quote and key are both unused.
+
+    Raises QuoteBought, IdempotencyConflict.
+    """
+    # One query: a concurrent order, written between two queries, would be found by only one of them.
+    bought = Order.objects.filter(Q(quote=quote) | Q(organization=organization, idempotency_key=key))
+    orders = {order.quote_id: order for order in bought.select_related("job")}
     if order := orders.get(quote.pk):
         if order.idempotency_key != key:
             raise QuoteBought
@@ -245,20 +410,21 @@ def _bought(organization: Organization, quote: Quote, key: str) -> Order | None:
     return None
 
 
-def _rerun_before(organization: Organization, job: Job, key: str) -> Order | None:
-    known = order_by_key(organization, key) if key else None
-    if known and known.job.rerun_of_id != job.pk:
+def _existing_rerun(organization: Organization, job: Job, key: str) -> Order | None:
+    """Return the rerun of `job` that this key bought, if any. Raises IdempotencyConflict if it bought another job."""
+    order = order_by_key(organization, key) if key else None
+    if order and order.job.rerun_of_id != job.pk:
         raise IdempotencyConflict
-    return known
+    return order
 
 
 def _earlier_job(organization: Organization, value: Any) -> int | None:
-    """The organization's job that a purchase repeats, as its form or `rerun` names it."""
+    """Return the id of the job that a purchase reruns; None if the organization has no such job."""
     if not isinstance(value, int):
         return None
     return Job.objects.filter(organization=organization, pk=value).values_list("pk", flat=True).first()
 
 
 def order_by_key(organization: Organization, key: str) -> Order | None:
-    """The order that an idempotency key bought."""
+    """Return the organization's order with this idempotency key, if any."""
     return Order.objects.filter(organization=organization, idempotency_key=key).select_related("job").first()

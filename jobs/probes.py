@@ -1,49 +1,59 @@
-"""A free probe: the customer's own code for a minute on one node, so that a first run's estimate is measured.
+"""Free probes: run the customer's code for a minute on one node, so that the estimate of a first run is measured.
 
-It is bought, held and receipted as any run is, at 0; what limits it is the billing policy. The one rule: nothing but an
-estimate comes of it that a paid run would give, so it is one node, one minute, and so many a day.
+A probe is an order like any other, with a price of 0. It cannot replace a paid run: it has one node, one minute, and
+the daily limits of the billing policy (per organization and per person).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any
 
 from django.db import transaction
-from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from billing.models import Quote
+from billing.models import Quote, TopUp
 from billing.policy import policy
 from billing.quotes import make_free_quote
-from console.accounts.models import Membership, Organization
+from console.accounts.models import Membership, Organization, User
 from console.accounts.services import require_active
-from jobs import orders, queue
+from jobs import free_runs, orders, quotas
 from jobs.errors import QuotaExceeded
-from jobs.models import Job, Order
+from jobs.models import Order
 from jobs.purchase import parse
 
 PROBE_SECONDS = 60
-SOURCES = frozenset({"reference", "customer"})
-"""Of an estimate that a probe would make better."""
+"""Time limit of a probe: enough for the first epoch of a small training, too short for useful training."""
+IMPROVABLE_SOURCES = frozenset({"reference", "customer"})
+"""Sources of an estimate (`Quote.basis`) that no measurement supports. A probe improves on them only."""
 
 
 def place_probe(*, membership: Membership, data: Mapping[str, Any], idempotency_key: str = "") -> Order:
-    """Run what `data` asks for (the API's field names) on one node for a minute, free.
+    """Order a probe of the purchase in `data` (the API's field names).
 
-    Raises ServiceInactive, NoWallet, InvalidInput, QuotaExceeded. The same key again gives the same order.
+    Raises ServiceInactive, NoWallet, InvalidInput, QuotaExceeded. A repeated key returns the same order.
     """
     organization = membership.organization
     require_active(organization=organization)
     limits = {"nodes": 1, "min_nodes": 0, "max_seconds": PROBE_SECONDS, "ceiling_minor": None, "retries": 0}
-    purchase = parse(organization=organization, data={**data, **limits}, pinned=data.get("dataset_versions", ()))
+    # Pinned: the page sends a quote's purchase, so the probe reads the same dataset versions as the quoted run.
+    purchase = parse(organization=organization, data={**data, **limits}, is_pinned=True)
+    script = orders.read_script(purchase)
     with transaction.atomic():
-        quota = queue.locked_quota(organization)
-        if idempotency_key and (known := orders.order_by_key(organization, idempotency_key)):
-            return known
-        if not left_today(organization):
-            raise QuotaExceeded(_("The free probes of the last 24 hours are used up. Buy the run, or try later."))
+        quota = quotas.lock_quota(organization)
+        if idempotency_key and (existing := orders.order_by_key(organization, idempotency_key)):
+            return existing
+        free_runs.lock_user(membership.user)  # the quota's lock does not cover the person's other organizations
+        if not _is_eligible(organization):
+            raise QuotaExceeded(
+                _("Free probes are available after your first payment. Top up the wallet, or buy the run.")
+            )
+        if not left_today(organization, membership.user):
+            sentence = _(
+                "The free probes of the last 24 hours are used up. The limit is %(most)d per "
+                "organization, and per person across all organizations. Buy the run, or try again later."
+            )
+            raise QuotaExceeded(sentence % {"most": policy().probes_per_day})
         quote = make_free_quote(
             organization=organization,
             user=membership.user,
@@ -58,23 +68,32 @@ def place_probe(*, membership: Membership, data: Mapping[str, Any], idempotency_
             key=idempotency_key or f"quote:{quote.pk}",
             quota=quota,
             versions=purchase.dataset_versions,
-            job=orders.columns(purchase) | {"name": _("Probe of %(script)s") % {"script": _name(purchase.code_path)}},
+            requirements=purchase.requirements,
+            models=purchase.model_versions,
+            job=orders.job_columns(purchase, script) | {"name": f"Probe of {_name(purchase.code_path)}"},
         )
 
 
-def left_today(organization: Organization) -> int:
-    """How many probes the organization may still have now."""
-    since = timezone.now() - timedelta(days=1)
-    made = Job.objects.filter(
-        organization=organization, order__quote__purchase__has_key="probe", queued_at__gt=since
-    ).count()
-    return max(0, policy().probes_per_day - made)
+def left_today(organization: Organization, user: User | None) -> int:
+    """Return how many more probes organization and user may both order now. The limit covers the last 24 hours."""
+    most = policy().probes_per_day
+    return free_runs.left_today(free_runs.PROBES, organization=organization, user=user, most=most)
 
 
 def is_worthwhile(quote: Quote) -> bool:
-    """Whether a probe would make this quote's estimate better, and one is left."""
-    return quote.basis.get("source") in SOURCES and left_today(quote.organization) > 0
+    """Whether a probe would improve this quote's estimate, and the quote's creator may order one."""
+    if quote.basis.get("source") not in IMPROVABLE_SOURCES or not _is_eligible(quote.organization):
+        return False
+    return left_today(quote.organization, quote.created_by) > 0
+
+
+def _is_eligible(organization: Organization) -> bool:
+    """Whether the organization has paid in before, if the billing policy requires that."""
+    if not policy().probes_need_payment:
+        return True
+    return TopUp.objects.filter(account__organization=organization, state=TopUp.States.PAID).exists()
 
 
 def _name(path: str) -> str:
+    """Return the script's file name, short enough for `Job.name` (100 characters) with a prefix."""
     return path.rsplit("/", 1)[-1][:80]

@@ -1,6 +1,6 @@
-"""What a customer asks to buy, read from raw values and checked whole: every fault is told at its field, all at once.
+"""Validate purchases, both from pages and from the API.
 
-Pages and API come here with the same names. The one rule: a Purchase exists only if everything it names does.
+All errors are reported at once, each at its field. A Purchase is created only if everything that it names exists.
 """
 
 from __future__ import annotations
@@ -8,47 +8,92 @@ from __future__ import annotations
 import hashlib
 import math
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from decimal import Decimal, InvalidOperation
+from itertools import zip_longest
 from typing import Any
 
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+from drf_spectacular.utils import extend_schema_serializer
+from rest_framework import serializers
+from rest_framework.fields import empty
+from rest_framework.serializers import ValidationError
 
 from billing.models import NodeSpec
-from console.accounts.errors import InvalidInput
 from console.accounts.models import Organization
-from console.operations.kept import Kept, given
-from jobs import fields
-from jobs.backend import cluster, image_of, resources_of
-from jobs.models import Product
-from jobs.resilience import Resilience, read_resilience
+from jobs import checkpoints, images, packages
+from jobs.clusters import cluster, cluster_named, image_of, resources_of
+from jobs.details import JobNameField, NotesField, TagsField
+from jobs.environment import EnvironmentField, SecretsField, check_references
+from jobs.fault_tolerance import FaultTolerance, FaultToleranceSerializer
+from jobs.fields import Chosen, EnumField, FormField, FormSerializer, NameField, WholeNumberField, is_text
+from jobs.models import Job, Product
+from jobs.packages import Requirements
 from runtime.errors import InvalidSpec, RuntimeFault
-from runtime.specs import Framework
-from storage import mounts, selectors
-from storage.models import DatasetVersion, Image, Workspace
+from runtime.launcher.variables import escape
+from runtime.specs import Framework, LocalRankArgument, LrScaling
+from storage import mounts, secret_store, selectors, sharing
+from storage.models import DatasetVersion, Image, ModelVersion, Workspace
 
-LONGEST_ARGUMENTS = 8192
-LONGEST_PATH = 1000
-LONGEST_RATE = 32
-MOST_DATASETS = 100
-MOST_BATCH = 1_000_000
-LEAST_SECONDS = 60
+MAX_ARGUMENTS_LENGTH = 8192
+"""Characters of all arguments together, with one separator each. They become the command line of a process."""
+MAX_PATH_LENGTH = 1000
+"""Characters of a script's path: the length of its column."""
+MAX_RATE_LENGTH = 32
+"""Characters of a learning rate: the length of its column."""
+MAX_DATASETS = 100
+"""Datasets of one run, and also models: each is a mount on every node."""
+MAX_VERSION_DIGITS = 10
+"""Digits that a version's number has less than: it is a 32-bit column."""
+MAX_NUMBERS_NAMED = 10
+"""Versions that an error names, newest first."""
+MAX_BATCH_SIZE = 1_000_000
+"""Largest batch size: above any real one, and within its 32-bit column."""
+MAX_KEY = 2**63
+"""Upper bound of a primary key (a 64-bit integer)."""
+MAX_CEILING_MINOR = 10**12
+"""Largest ceiling: above any real order, and far within the 64-bit column."""
+MIN_SECONDS = 60
+"""Shortest time limit on sale: start-up alone takes several seconds."""
 PROCESSES_PER_CPU = 4
-_PRODUCT = Kept(lambda: Product.objects.filter(name=given("name"), is_active=True))
-_NODE_SPEC = Kept(lambda: NodeSpec.objects.filter(name=given("name"), is_active=True))
+"""Most processes per CPU of a node. Code that waits for I/O gains from a few per CPU; more only compete."""
+
+
+EXPANDS_ARGUMENTS = "expands_arguments"
+"""Marks a stored purchase whose arguments may refer to variables. Older ones lack it."""
+
+
+@dataclass(frozen=True)
+class DatasetChoice:
+    """A dataset or model as the customer chose it: by name, and by version unless the latest is meant."""
+
+    name: str
+    number: int | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.number is None else f"{self.name}@{self.number}"
 
 
 @dataclass(frozen=True)
 class Purchase:
-    """A training run as it can be bought: every name resolved."""
+    """A training run that can be bought, with every name resolved to its row.
+
+    `lr` stays the customer's text, which the script receives unchanged. `max_seconds` and `ceiling_minor` are the
+    customer's own limits; None: the quote sets them.
+    """
 
     product: Product
     framework: Framework
     image: Image
     workspace: Workspace
     code_path: str
+    environment: dict[str, str]
+    secrets: tuple[str, ...]
     arguments: tuple[str, ...]
+    local_rank_argument: LocalRankArgument
+    datasets: tuple[DatasetChoice, ...]
     dataset_versions: tuple[DatasetVersion, ...]
     epochs: int
     lr: str
@@ -58,270 +103,506 @@ class Purchase:
     workers_per_node: int
     max_seconds: int | None
     ceiling_minor: int | None
-    resilience: Resilience = field(default_factory=Resilience)
+    requirements: Requirements | None = None
+    fault_tolerance: FaultTolerance = field(default_factory=FaultTolerance)
+    name: str = ""
+    """The job's name; empty: the script's file name."""
+    tags: tuple[str, ...] = ()
+    notes: str = ""
+    lr_scaling: LrScaling = LrScaling.NONE
+    warmup_epochs: int = 0
+    models: tuple[DatasetChoice, ...] = ()
+    model_versions: tuple[ModelVersion, ...] = ()
+    from_checkpoint: Job | None = None
+    """The job whose checkpoints the run starts from."""
 
     @property
     def code_key(self) -> str:
-        """What runs of the same code share: the script's place, whatever its settings."""
+        """Return a key shared by all runs of this script in this workspace; estimates learn from runs with that key."""
         return hashlib.sha256(f"{self.workspace.pk}:{self.code_path}".encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """As the API's field names, with the dataset versions pinned; `parse` reads it again."""
+        """Return the API's fields as a quote stores them, with pinned dataset versions. `parse` can read the result."""
         return {
             "product": self.product.name,
             "framework": self.framework.value,
             "image": self.image.name,
             "workspace": self.workspace.name,
             "code_path": self.code_path,
+            "environment": self.environment,
+            "secrets": list(self.secrets),
             "arguments": list(self.arguments),
-            "datasets": [version.dataset.name for version in self.dataset_versions],
+            "requirements": self.requirements.path if self.requirements else "",
+            EXPANDS_ARGUMENTS: True,
+            "local_rank_argument": self.local_rank_argument.value,
+            "datasets": [str(choice) for choice in self.datasets],
             "dataset_versions": [version.pk for version in self.dataset_versions],
+            "resolved_datasets": resolved_names(self.dataset_versions),
+            "models": [str(choice) for choice in self.models],
+            "model_versions": [version.pk for version in self.model_versions],
+            "resolved_models": [version.reference for version in self.model_versions],
+            "from_checkpoint": self.from_checkpoint.pk if self.from_checkpoint else None,
             "epochs": self.epochs,
             "lr": self.lr,
+            "lr_scaling": self.lr_scaling.value,
+            "warmup_epochs": self.warmup_epochs,
             "batch_size": self.batch_size,
             "node_spec": self.node_spec.name,
             "nodes": self.nodes,
             "workers_per_node": self.workers_per_node,
             "max_seconds": self.max_seconds,
             "ceiling_minor": self.ceiling_minor,
-        } | self.resilience.to_json()
-
-
-def parse(*, organization: Organization, data: Mapping[str, Any], pinned: Sequence[int] = ()) -> Purchase:
-    """Read and check a purchase. Raises InvalidInput with a sentence for each field at fault.
-
-    `pinned`: the versions that were quoted, one for each dataset; without it the latest are taken.
-    """
-    reader = fields.Reader(data)
-    product = reader.field("product", _product)
-    framework = reader.field("framework", _framework)
-    spec = reader.field("node_spec", _node_spec)
-    image = reader.field("image", lambda value: _image(organization, value, framework, spec))
-    workspace = reader.field("workspace", lambda value: _workspace(organization, value))
-    code_path = reader.field("code_path", lambda value: _code_path(workspace, value))
-    arguments = reader.field("arguments", _arguments)
-    versions = reader.field("datasets", lambda value: _versions(organization, value, pinned))
-    epochs = reader.field("epochs", lambda value: fields.whole(value, 1, product.max_epochs if product else 10**6))
-    lr = reader.field("lr", _learning_rate)
-    batch_size = reader.field("batch_size", lambda value: fields.whole(value, 1, MOST_BATCH))
-    nodes = reader.field("nodes", lambda value: _nodes(organization, product, spec, value))
-    workers = reader.field("workers_per_node", lambda value: _workers(spec, value))
-    max_seconds = reader.field(
-        "max_seconds", lambda value: fields.optional(value, LEAST_SECONDS, product.max_seconds if product else 10**9)
-    )
-    ceiling_minor = reader.field("ceiling_minor", lambda value: fields.optional(value, 1, 10**12))
-    resilience = read_resilience(reader, framework=framework, image=image, spec=spec, nodes=nodes)
-    if reader.faults or not (product and framework and image and workspace and code_path and spec):
-        raise InvalidInput(fields=reader.faults)
-    return Purchase(
-        product=product,
-        framework=framework,
-        image=image,
-        workspace=workspace,
-        code_path=code_path,
-        arguments=arguments or (),
-        dataset_versions=versions or (),
-        epochs=epochs or 1,
-        lr=lr or "",
-        batch_size=batch_size or 1,
-        node_spec=spec,
-        nodes=nodes or 1,
-        workers_per_node=workers or 1,
-        max_seconds=max_seconds,
-        ceiling_minor=ceiling_minor,
-        resilience=resilience,
-    )
+            "name": self.name,
+            "tags": list(self.tags),
+            "notes": self.notes,
+        } | self.fault_tolerance.to_json()
 
 
 @dataclass(frozen=True)
-class Choices:
-    """The part of a purchase that says where something runs, and not what."""
+class Placement:
+    """Where a run takes place (image, workspace, datasets, nodes), without a script. Checks need only this."""
 
     framework: Framework
     image: Image
     workspace: Workspace
+    datasets: tuple[DatasetChoice, ...]
     dataset_versions: tuple[DatasetVersion, ...]
     node_spec: NodeSpec
     nodes: int
     workers_per_node: int
 
     def to_json(self) -> dict[str, Any]:
-        """As the API's field names."""
+        """Return the API's fields."""
         return {
             "framework": self.framework.value,
             "image": self.image.name,
             "workspace": self.workspace.name,
-            "datasets": [version.dataset.name for version in self.dataset_versions],
+            "datasets": [str(choice) for choice in self.datasets],
+            "resolved_datasets": resolved_names(self.dataset_versions),
             "node_spec": self.node_spec.name,
             "nodes": self.nodes,
             "workers_per_node": self.workers_per_node,
         }
 
 
-def read_choices(reader: fields.Reader, *, organization: Organization) -> Choices | None:
-    """Read where something is to run; without a framework the image's first, without a workspace any."""
-    spec = reader.field("node_spec", _node_spec)
-    found = reader.field("image", lambda value: _image(organization, value, None, spec))
-    framework = reader.field("framework", lambda value: _framework_of(found, value))
-    image = reader.field("image", lambda value: _image(organization, value, framework, spec))
-    workspace = reader.field("workspace", lambda value: _any_workspace(organization, value))
-    versions = reader.field("datasets", lambda value: _versions(organization, value, ()))
-    nodes = reader.field("nodes", lambda value: _nodes(organization, None, spec, value))
-    workers = reader.field("workers_per_node", lambda value: _workers(spec, value))
-    if not (framework and image and workspace and spec and nodes and workers):
-        return None
-    return Choices(framework, image, workspace, versions or (), spec, nodes, workers)
+def resolved_names(versions: Iterable[DatasetVersion]) -> list[str]:
+    """Return the versions as `name@number`, the form that quotes take."""
+    return [str(DatasetChoice(version.dataset.name, version.number)) for version in versions]
 
 
-def _framework_of(image: Image | None, value: Any) -> Framework:
-    first = image.frameworks[0] if image and image.frameworks else ""
-    return _framework(first if fields.is_empty(value) else value)
+def parse(
+    *, organization: Organization, data: Mapping[str, Any], is_pinned: bool = False, earlier: Job | None = None
+) -> Purchase:
+    """Validate a purchase. Raises InvalidInput with a message for each invalid field.
+
+    `is_pinned`: use the versions in `dataset_versions` and `model_versions` instead of the latest ones. `earlier`: the
+    job that this one repeats exactly; its script and requirements are stored, so the workspace is not asked for them.
+    """
+    context = {"organization": organization, "is_pinned": is_pinned, "earlier": earlier}
+    values = QuoteRequestSerializer(data=data, context=context).values()
+    values.pop("exact")  # `orders.quote_order` has replaced the data of an exact rerun
+    fault_tolerance = FaultTolerance(**{each.name: values.pop(each.name) for each in fields(FaultTolerance)})
+    return Purchase(**values, fault_tolerance=fault_tolerance)
 
 
-def _any_workspace(organization: Organization, value: Any) -> Workspace:
-    if not fields.is_empty(value):
-        return _workspace(organization, value)
-    workspace = selectors.workspaces_for(organization).first()
-    if workspace is None:
-        raise ValueError(_("Create a workspace first."))
-    return workspace
+def stored(purchase: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a quote's purchase for `parse`. Dollar signs in the arguments of an older one keep their meaning."""
+    if purchase.get(EXPANDS_ARGUMENTS) or "arguments" not in purchase:
+        return dict(purchase)
+    return {**purchase, "arguments": [escape(word) for word in purchase["arguments"]]}
 
 
-def _product(value: Any) -> Product:
-    product = _PRODUCT.first(name=fields.name(value))
-    if product is None:
-        raise ValueError(_("There is no such product. Choose one of those on offer."))
-    return product
+def parse_placement(*, organization: Organization, data: Mapping[str, Any]) -> Placement:
+    """Validate where to check an image. Raises InvalidInput with a message for each invalid field."""
+    return Placement(**CheckRequestSerializer(data=data, context={"organization": organization}).values())
 
 
-def _framework(value: Any) -> Framework:
-    try:
-        return Framework(fields.name(value))
-    except ValueError:
-        known = ", ".join(Framework)
-        raise ValueError(_("Choose one of these frameworks: %(known)s.") % {"known": known}) from None
-
-
-def _image(organization: Organization, value: Any, framework: Framework | None, spec: NodeSpec | None) -> Image:
-    image = selectors.image_named(organization, fields.name(value))
-    if framework and framework not in image.frameworks:
-        raise ValueError(
-            _("The image %(image)s doesn't carry %(framework)s. Choose an image for this framework.")
-            % {"image": image.name, "framework": framework.value}
-        )
+def _workers_range(chosen: Chosen) -> tuple[int, int]:
+    """Return the default and the most processes per node: one for each GPU, or a few per CPU."""
+    spec: NodeSpec | None = chosen.get("node_spec")
     if spec is None:
-        return image
-    try:
-        cluster(spec.cluster).check_image(image_of(image))
-    except InvalidSpec:
-        raise ValueError(
-            _("The image %(image)s isn't ready on this cluster. Choose another, or ask the administrator to build it.")
-            % {"image": image.name}
-        ) from None
-    except RuntimeFault:
-        pass  # the cluster does not answer now; whether it can run is seen when the job is dispatched
-    return image
+        return 1, 1000  # a loose limit: the purchase is refused for its node spec
+    return (spec.gpus, spec.gpus) if spec.gpus else (1, max(2, math.floor(spec.cpus * PROCESSES_PER_CPU)))
 
 
-def _workspace(organization: Organization, value: Any) -> Workspace:
-    return selectors.workspace_named(organization, fields.name(value))
+class ArgumentsField(FormField, serializers.ListField):
+    """A list of arguments (API), or one line that is divided as a POSIX shell does it (forms)."""
+
+    child = serializers.CharField()
+
+    def to_internal_value(self, data: Any) -> list[str]:
+        """Return the arguments. Raises ValidationError."""
+        if isinstance(data, str):
+            try:
+                data = shlex.split(data)
+            except ValueError:
+                raise ValidationError(_("A quotation mark is not closed. Add the closing mark.")) from None
+        if not isinstance(data, list) or not all(isinstance(item, str | int | float) for item in data):
+            raise ValidationError(_("The arguments must be a list of strings."))
+        words = [str(item) for item in data]
+        if sum(len(word) + 1 for word in words) > MAX_ARGUMENTS_LENGTH or not all(is_text(word) for word in words):
+            raise ValidationError(_("The arguments are too long or contain invalid characters."))
+        return words
 
 
-def _code_path(workspace: Workspace | None, value: Any) -> str:
-    path = fields.name(value)
-    if len(path) > LONGEST_PATH:
-        raise ValueError(_("This path is too long. Use shorter names, or fewer folders."))
-    return mounts.check_script(workspace=workspace, code_path=path) if workspace else path
+class DatasetsField(FormField, serializers.ListField):
+    """Datasets, each as `name` or `name@version`: a list (API), or separated by commas (forms)."""
+
+    child = serializers.CharField()
+    no_list_error = gettext_lazy("The datasets must be a list of names.")
+    too_many_error = gettext_lazy("Choose at most %(most)d datasets.")
+    repeated_error = gettext_lazy("Choose each dataset only once.")
+
+    def to_internal_value(self, data: Any) -> tuple[DatasetChoice, ...]:
+        """Return the choices. Raises ValidationError."""
+        names = [name.strip() for name in data.split(",") if name.strip()] if isinstance(data, str) else data or []
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValidationError(self.no_list_error)
+        if len(names) > MAX_DATASETS:
+            raise ValidationError(self.too_many_error % {"most": MAX_DATASETS})
+        choices = tuple(self._choice(name) for name in names)
+        if len({choice.name for choice in choices}) != len(choices):  # two versions would be mounted at one path
+            raise ValidationError(self.repeated_error)
+        return choices
+
+    def _choice(self, text: str) -> DatasetChoice:
+        name, separator, number = text.partition("@")
+        if not separator:
+            return DatasetChoice(name)
+        # Bounded before `int`, which refuses very long numbers.
+        if not (number.isascii() and number.isdecimal() and len(number) < MAX_VERSION_DIGITS and int(number)):
+            raise ValidationError(_("Write a version as a number, for example digits@3."))
+        return DatasetChoice(name, int(number))
 
 
-def _arguments(value: Any) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    if isinstance(value, str):
+class ModelsField(DatasetsField):
+    """Models, in the same form."""
+
+    no_list_error = gettext_lazy("The models must be a list of names.")
+    too_many_error = gettext_lazy("Choose at most %(most)d models.")
+    repeated_error = gettext_lazy("Choose each model only once.")
+
+
+class PinnedVersionsField(FormField, serializers.ListField):
+    """Primary keys of versions, one per dataset or model. Read only if the context has `is_pinned`."""
+
+    child = serializers.IntegerField()
+
+    def run_validation(self, data: Any = empty) -> Any:
+        """Return the keys. Raises ValidationError."""
+        keys = data if self.context.get("is_pinned") and data is not empty and data else []
+        # `type`, not isinstance: true and false are no keys.
+        if not isinstance(keys, list) or not all(type(key) is int and 0 < key < MAX_KEY for key in keys):
+            raise ValidationError(_("The versions must be a list of numbers."))
+        return keys
+
+
+class LearningRateField(FormField, serializers.CharField):
+    """A learning rate, as the customer's text."""
+
+    def to_internal_value(self, data: Any) -> str:
+        """Return the text without surrounding spaces. Raises ValidationError."""
+        text = str(data).strip()
         try:
-            value = shlex.split(value)
-        except ValueError:
-            raise ValueError(_("A quotation mark is not closed.")) from None
-    if not isinstance(value, list) or not all(isinstance(item, str | int | float) for item in value):
-        raise ValueError(_("Give the arguments as a list of words."))
-    words = tuple(str(item) for item in value)
-    if sum(len(word) + 1 for word in words) > LONGEST_ARGUMENTS or not all(fields.is_text(word) for word in words):
-        raise ValueError(_("The arguments are too long, or hold characters that no text has."))
-    return words
+            rate = Decimal(text)
+        except InvalidOperation:
+            raise ValidationError(_("The learning rate must be a number, for example 0.01 or 1e-3.")) from None
+        # Compare as a float, because the script reads one: 1e-999 is 0 there, and 1e999 infinite.
+        if not rate.is_finite() or not 0 < float(rate) < math.inf or len(text) > MAX_RATE_LENGTH:
+            raise ValidationError(_("The learning rate must be above 0."))
+        return text
 
 
-def _versions(organization: Organization, value: Any, pinned: Sequence[int]) -> tuple[DatasetVersion, ...]:
-    if isinstance(value, str):
-        value = [name.strip() for name in value.split(",") if name.strip()]
-    names = value or []
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError(_("Give the datasets as a list of names."))
-    if len(set(names)) != len(names):
-        raise ValueError(_("Each dataset can be chosen once."))
-    if len(names) > MOST_DATASETS:
-        raise ValueError(_("Choose %(most)d datasets at most.") % {"most": MOST_DATASETS})
-    wanted = dict(zip(names, pinned, strict=False))
-    return tuple(_version(organization, name, wanted.get(name)) for name in names)
+class _PlacementSerializer(FormSerializer):
+    """The checks that purchases and image checks share. Its context has the `organization`."""
 
+    def validate_node_spec(self, name: str) -> NodeSpec:
+        """Return the node spec on offer."""
+        spec = NodeSpec.objects.filter(name=name, is_active=True).first()
+        if spec is None:
+            raise ValidationError(_("This node spec does not exist. Choose one of the offered node specs."))
+        return spec
 
-def _version(organization: Organization, name: str, pinned: int | None) -> DatasetVersion:
-    dataset = selectors.dataset_named(organization, name)
-    version = dataset.versions.filter(pk=pinned).first() if pinned else selectors.latest_version(dataset)
-    if version is None:
-        sentence = _("The dataset %(name)s has no published version yet. Upload its files.")
-        raise ValueError(sentence % {"name": name})
-    return version
+    def validate_image(self, name: str) -> Image:
+        """Return the image, which must include the framework and run on the cluster of the node spec."""
+        image = selectors.image_named(self.context["organization"], name)
+        framework, spec = self.chosen.get("framework"), self.chosen.get("node_spec")
+        if framework and framework not in image.frameworks:
+            raise ValidationError(
+                _("The image %(image)s does not include %(framework)s. Choose an image for this framework.")
+                % {"image": image.name, "framework": framework.value}
+            )
+        if spec is None:
+            return image
+        try:
+            cluster(spec.cluster).check_image(image_of(image), gpus=spec.gpus)
+        except InvalidSpec as error:
+            if error.field == "gpus":
+                sentence = _("The image %(image)s cannot use GPUs. Choose nodes without GPUs, or another image.")
+                raise ValidationError(sentence % {"image": image.name}) from None
+            raise ValidationError(images.refusal(image, cluster_named(spec.cluster))) from None
+        except RuntimeFault:
+            pass  # the cluster does not answer; the dispatch checks again
+        return image
 
+    def validate_workspace(self, name: str) -> Workspace:
+        """Return the workspace."""
+        return selectors.workspace_named(self.context["organization"], name)
 
-def _learning_rate(value: Any) -> str:
-    text = str(value if value is not None else "").strip()
-    try:
-        rate = Decimal(text)
-    except InvalidOperation:
-        raise ValueError(_("Give the learning rate as a number, such as 0.01 or 1e-3.")) from None
-    # As the code will read it: 1e-999 is above 0 only on paper.
-    if not rate.is_finite() or not 0 < float(rate) < math.inf or len(text) > LONGEST_RATE:
-        raise ValueError(_("The learning rate is a number above 0."))
-    return text
+    def validate_datasets(self, choices: Sequence[DatasetChoice]) -> tuple[DatasetVersion, ...]:
+        """Return the chosen version of each dataset, by default the latest.
 
+        A stored purchase also has the pinned versions, in the same order.
+        """
+        pinned = self.chosen.get("dataset_versions", [])[: len(choices)]
+        self.chosen["datasets"] = tuple(choices)
+        return tuple(self._version(choice, key) for choice, key in zip_longest(choices, pinned))
 
-def _node_spec(value: Any) -> NodeSpec:
-    spec = _NODE_SPEC.first(name=fields.name(value))
-    if spec is None:
-        raise ValueError(_("There is no such node spec. Choose one of those on offer."))
-    return spec
-
-
-def _nodes(organization: Organization, product: Product | None, spec: NodeSpec | None, value: Any) -> int:
-    nodes = fields.whole(value, 1, product.max_nodes if product else 1000)
-    if nodes > organization.quota.max_running_nodes:
-        raise ValueError(
-            _("Your organization may run %(most)d nodes at once. Choose fewer, or ask the administrator for more.")
-            % {"most": organization.quota.max_running_nodes}
-        )
-    if spec is None:
+    def validate_nodes(self, nodes: int) -> int:
+        """Check the quota, and that the cluster could ever run so many nodes."""
+        limit = self.context["organization"].quota.max_running_nodes
+        if nodes > limit:
+            raise ValidationError(
+                _(
+                    "Your organization can run at most %(most)d nodes at once. Choose fewer, or ask the "
+                    "administrator to raise the limit."
+                )
+                % {"most": limit}
+            )
+        spec = self.chosen.get("node_spec")
+        if spec is None:
+            return nodes
+        try:
+            most = cluster(spec.cluster).capacity().nodes_ever(resources_of(spec), spec.name)
+        except RuntimeFault:
+            return nodes  # the cluster does not answer; the dispatch checks again
+        if not most:
+            raise ValidationError(
+                _("No machine in this cluster is large enough for a node of %(spec)s. Choose another node spec.")
+                % {"spec": spec.name}
+            )
+        if nodes > most:
+            raise ValidationError(
+                _("%(nodes)d nodes of %(spec)s do not fit in this cluster. It has capacity for at most %(most)d.")
+                % {"nodes": nodes, "spec": spec.name, "most": most}
+            )
         return nodes
-    try:
-        most = cluster(spec.cluster).capacity().nodes_ever(resources_of(spec), spec.name)
-    except RuntimeFault:
-        return nodes  # the cluster does not answer now; whether it fits is seen when the job is dispatched
-    if not most:
-        raise ValueError(
-            _("No machine of this cluster can hold a node of %(spec)s. Choose another node spec.") % {"spec": spec.name}
-        )
-    if nodes > most:
-        raise ValueError(
-            _("%(nodes)d nodes of %(spec)s can never fit this cluster: it has room for %(most)d.")
-            % {"nodes": nodes, "spec": spec.name, "most": most}
-        )
-    return nodes
+
+    def validate_workers_per_node(self, workers: int | None) -> int:
+        """Return the processes per node, or their default."""
+        return _workers_range(self.chosen)[0] if workers is None else workers
+
+    def _version(self, choice: DatasetChoice, pinned_key: int | None) -> DatasetVersion:
+        dataset = sharing.dataset_named(self.context["organization"], choice.name)
+        versions = selectors.versions_of(dataset)
+        chosen = versions.filter(number=choice.number) if choice.number else versions
+        version = chosen.filter(pk=pinned_key).first() if pinned_key else chosen.first()
+        if version is not None:
+            return version
+        if numbers := ", ".join(map(str, versions.values_list("number", flat=True)[:MAX_NUMBERS_NAMED])):
+            sentence = _("The dataset %(name)s does not have this version. Choose one of: %(numbers)s.")
+            raise ValidationError(sentence % {"name": choice.name, "numbers": numbers})
+        sentence = _("The dataset %(name)s has no published version yet. Upload its files first.")
+        raise ValidationError(sentence % {"name": choice.name})
 
 
-def _workers(spec: NodeSpec | None, value: Any) -> int:
-    if spec is None:
-        most, usual = 1000, 1
-    elif spec.gpus:
-        most = usual = spec.gpus
-    else:
-        most, usual = max(2, math.floor(spec.cpus * PROCESSES_PER_CPU)), 1
-    return usual if fields.is_empty(value) else fields.whole(value, 1, most)
+class _PurchaseSerializer(_PlacementSerializer):
+    """The fields of a purchase but those of fault tolerance."""
+
+    # If the product is invalid, loose limits replace its own: the purchase is refused anyway.
+    product = NameField()
+    framework = EnumField(
+        Framework, error_messages={"invalid_choice": gettext_lazy("Choose one of these frameworks: %(known)s.")}
+    )
+    node_spec = NameField()
+    image = NameField()
+    workspace = NameField()
+    code_path = NameField(help_text="Path of the script inside the workspace.")
+    environment = EnvironmentField(
+        default=dict, help_text="Variables of every rank. The names of the environment contract are reserved."
+    )
+    secrets = SecretsField(
+        default=list, help_text="Names of the organization's secrets that every rank gets as variables."
+    )
+    arguments = ArgumentsField(
+        default=list, help_text="`$LR` and `${LR}` are replaced by the variable's value in each rank; `$$` is a `$`."
+    )
+    requirements = NameField(
+        default="",
+        allow_blank=True,
+        help_text="Path of a requirements file inside the workspace. Its packages are installed before the run starts, "
+        "at no charge.",
+    )
+    local_rank_argument = EnumField(
+        LocalRankArgument,
+        default=LocalRankArgument.AUTO,
+        help_text="How each process gets its number on the node: `--local_rank=N` (`underscore`), `--local-rank=N` "
+        "(`dash`) or not at all (`none`). `auto`: as the script's argument parser declares it.",
+    )
+    dataset_versions = PinnedVersionsField(default=list)
+    datasets = DatasetsField(
+        default=list, source="dataset_versions", help_text="Each as `name` for the latest version, or `name@3`."
+    )
+    model_versions = PinnedVersionsField(default=list)
+    models = ModelsField(
+        default=list, source="model_versions", help_text="Each as `name` for the latest version, or `name@2`."
+    )
+    from_checkpoint = WholeNumberField(
+        most=MAX_KEY - 1, default=None, help_text="Number of an ended job: its checkpoints are copied to the new job."
+    )
+    epochs = WholeNumberField(most=lambda chosen: chosen["product"].max_epochs if "product" in chosen else 10**6)
+    lr = LearningRateField(help_text="A number above 0, for example 0.01 or 1e-3.")
+    lr_scaling = EnumField(
+        LrScaling,
+        default=LrScaling.NONE,
+        help_text="`linear`: the code gets `lr` times the number of processes as `LR`, and `lr` as `LR_BASE`.",
+    )
+    warmup_epochs = WholeNumberField(
+        least=0,
+        most=lambda chosen: chosen.get("epochs", 10**6),
+        default=0,
+        help_text="The code gets this as `LR_WARMUP_EPOCHS`, and raises the learning rate itself.",
+    )
+    batch_size = WholeNumberField(most=MAX_BATCH_SIZE, help_text="Per process.")
+    nodes = WholeNumberField(most=lambda chosen: chosen["product"].max_nodes if "product" in chosen else 1000)
+    workers_per_node = WholeNumberField(
+        most=lambda chosen: _workers_range(chosen)[1],
+        default=None,
+        help_text="Default: one for each GPU, or one on a node without GPUs.",
+    )
+    max_seconds = WholeNumberField(
+        least=MIN_SECONDS,
+        most=lambda chosen: chosen["product"].max_seconds if "product" in chosen else 10**9,
+        default=None,
+        help_text="The run ends after this time.",
+    )
+    ceiling_minor = WholeNumberField(
+        most=MAX_CEILING_MINOR, default=None, help_text="The run ends before it costs more."
+    )
+
+    name = JobNameField(default="", help_text="Name of the job; empty: the script's file name.")
+    tags = TagsField(default=list, help_text="Tags of the job.")
+    notes = NotesField(default="", help_text="Notes on the job.")
+
+    def validate_product(self, name: str) -> Product:
+        """Return the product on offer."""
+        product = Product.objects.filter(name=name, is_active=True).first()
+        if product is None:
+            raise ValidationError(_("This product does not exist. Choose one of the offered products."))
+        return product
+
+    def validate_secrets(self, names: list[str]) -> tuple[str, ...]:
+        """Check that the organization has these secrets, and that none has the name of a variable."""
+        if missing := secret_store.missing(self.context["organization"], names):
+            sentence = _("There is no secret %(name)s. Create it first, or choose another one.")
+            raise ValidationError(sentence % {"name": missing[0][:100]})
+        for name in names:
+            if name in self.chosen.get("environment", {}):
+                sentence = _("%(name)s is also an environment variable. Remove it there, or do not choose the secret.")
+                raise ValidationError(sentence % {"name": name})
+        return tuple(names)
+
+    def validate_arguments(self, words: list[str]) -> tuple[str, ...]:
+        """Check the variables that the arguments refer to, and return an immutable value for `Purchase`."""
+        if "environment" in self.chosen and "secrets" in self.chosen:
+            check_references(words, own=self.chosen["environment"], secrets=self.chosen["secrets"])
+        return tuple(words)
+
+    def validate_models(self, choices: Sequence[DatasetChoice]) -> tuple[ModelVersion, ...]:
+        """Return the chosen version of each model, by default the latest, as `validate_datasets` does."""
+        pinned = self.chosen.get("model_versions", [])[: len(choices)]
+        self.chosen["models"] = tuple(choices)
+        return tuple(self._model_version(choice, key) for choice, key in zip_longest(choices, pinned))
+
+    def _model_version(self, choice: DatasetChoice, pinned_key: int | None) -> ModelVersion:
+        model = selectors.model_named(self.context["organization"], choice.name)
+        versions = selectors.model_versions_of(model).select_related("model")
+        chosen = versions.filter(number=choice.number) if choice.number else versions
+        version = chosen.filter(pk=pinned_key).first() if pinned_key else chosen.first()
+        if version is None:
+            numbers = ", ".join(map(str, versions.values_list("number", flat=True)[:MAX_NUMBERS_NAMED]))
+            sentence = _("The model %(name)s does not have this version. Choose one of: %(numbers)s.")
+            raise ValidationError(sentence % {"name": choice.name, "numbers": numbers})
+        return version
+
+    def validate_from_checkpoint(self, pk: int | None) -> Job | None:
+        """Return the job to start from."""
+        if pk is None:
+            return None
+        spec: NodeSpec | None = self.chosen.get("node_spec")
+        organization: Organization = self.context["organization"]
+        return checkpoints.find_source(organization=organization, pk=pk, cluster_name=spec.cluster if spec else "")
+
+    def validate_tags(self, tags: list[str]) -> tuple[str, ...]:
+        """Return an immutable value for `Purchase`."""
+        return tuple(tags)
+
+    def validate_requirements(self, path: str) -> Requirements | None:
+        """Return the requirements, whose packages the run's cluster must be able to install."""
+        workspace = self.chosen.get("workspace")
+        if not path or workspace is None:
+            return None
+        earlier = self.context.get("earlier")
+        required = packages.requirements_of(earlier) if earlier else packages.read_requirements(workspace, path)
+        if required is None:
+            return None
+        packages.check(required, image=self.chosen.get("image"), spec=self.chosen.get("node_spec"))
+        return required
+
+    def validate_code_path(self, path: str) -> str:
+        """Return the normalized path of a script in the workspace."""
+        if len(path) > MAX_PATH_LENGTH:
+            raise ValidationError(_("The path is too long. Use shorter names or fewer folders."))
+        workspace = self.chosen.get("workspace")
+        if workspace is None or self.context.get("earlier"):
+            return path
+        return mounts.check_script(workspace=workspace, code_path=path)
+
+
+@extend_schema_serializer(exclude_fields=("dataset_versions", "model_versions"))  # only stored purchases have them
+class QuoteRequestSerializer(_PurchaseSerializer, FaultToleranceSerializer):
+    """A training run to price."""
+
+    exact = serializers.BooleanField(
+        default=False,
+        help_text="For a rerun: run the script as it was ordered, with the same dataset versions. Then only nodes, "
+        "limits, fault tolerance, name and tags can change.",
+    )
+
+
+@extend_schema_serializer(exclude_fields=("image",))  # the API has it in the path
+class CheckRequestSerializer(_PlacementSerializer):
+    """An image check: which image, and on which nodes."""
+
+    node_spec = NameField()
+    framework = EnumField(
+        Framework,
+        default=None,
+        error_messages={"invalid_choice": gettext_lazy("Choose one of these frameworks: %(known)s.")},
+        help_text="Default: the image's first one.",
+    )
+    image = NameField()
+    workspace = NameField(default="", allow_blank=True, help_text="Default: the organization's first one.")
+    datasets = DatasetsField(
+        default=list, source="dataset_versions", help_text="Each as `name` for the latest version, or `name@3`."
+    )
+    nodes = WholeNumberField(most=1000)
+    workers_per_node = WholeNumberField(most=lambda chosen: _workers_range(chosen)[1], default=None)
+
+    def validate_image(self, name: str) -> Image:
+        """Also set the default framework."""
+        image = super().validate_image(name)
+        if self.chosen.get("framework", "invalid") is None:
+            if not image.frameworks:
+                raise ValidationError(_("Choose one of these frameworks: %(known)s.") % {"known": ", ".join(Framework)})
+            self.chosen["framework"] = Framework(image.frameworks[0])
+        return image
+
+    def validate_workspace(self, name: str) -> Workspace:
+        """Return the workspace, or the organization's first one."""
+        if name:
+            return super().validate_workspace(name)
+        workspace = selectors.workspaces_for(self.context["organization"]).first()
+        if workspace is None:
+            raise ValidationError(_("Create a workspace first."))
+        return workspace

@@ -1,14 +1,16 @@
-"""Reads of jobs: lists, one job as the API and pages show it, its events, metrics, nodes, environment.
+"""Read jobs for pages and API: lists of jobs, and a job's events, curves, nodes, output and environment.
 
-No write here.
+If a cluster does not answer, its output, samples, stacks and capacity are empty, so that pages still work.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from operator import itemgetter
 from typing import Any
 
 from django.db.models import Case, Count, F, OuterRef, Q, QuerySet, Subquery, Sum, When
@@ -16,43 +18,59 @@ from django.db.models.functions import Coalesce
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from billing.models import Receipt
-from console.accounts.errors import NotFound
+from billing.models import Quote, Receipt
 from console.accounts.models import Organization
-from console.operations.kept import Kept, given
-from jobs import clusters, queue, samples, usage
-from jobs.backend import cluster, cluster_names, image_of
-from jobs.dispatch import run_spec
-from jobs.models import Attempt, Job, JobEvent, MetricPoint, Product, Room
-from jobs.sentences import (
-    again_sentence,
+from console.core.errors import NotFound
+from jobs import clusters, resource_usage, results, usage, waiting
+from jobs.clusters import cluster, cluster_names
+from jobs.messages import (
     efficiency_sentence,
     end_sentence,
     event_sentence,
     failure_sentence,
     joined,
+    retry_sentence,
     starting_sentence,
     straggler_sentence,
     unanswered_sentence,
     waiting_sentence,
 )
+from jobs.models import Attempt, Job, JobEvent, MetricPoint, Product
+from jobs.run_specs import run_spec
 from jobs.states import ACTIVE, ENDED, JobState
-from runtime.errors import InvalidSpec, RuntimeFault
+from runtime.errors import RuntimeFault
 from runtime.specs import Capacity, LogChunk
-from storage.models import Image
+from storage.models import Allocation
 
+LOG_BYTES = 65536
+"""Bytes of a log in one response, unless the request names another number."""
+SEARCH_STEP_BYTES = 1 << 20
+"""Bytes of a log that a search holds in memory."""
+SEARCH_BYTES = 64 << 20
+"""Bytes that one request searches. A longer log is searched with several."""
+MAX_CHARACTER_BYTES = 4
+"""Bytes of the longest UTF-8 character, which may be cut off at the end of a piece."""
+ERRORS = (
+    "Traceback (most recent call last)", "Error: ", "Exception: ", "FATAL", "CRITICAL", "Segmentation fault",
+)  # fmt: skip
+"""The beginning of an error in a log: of Python's, its logging's, and others' like them."""
 POINTS_SHOWN = 1000
-"""Points of a curve sent at once; longer curves are thinned evenly."""
+"""Points per curve in one response. Longer curves are thinned evenly; a chart has fewer pixels than this."""
 
 
 def products() -> QuerySet[Product]:
-    """What can be bought."""
+    """Return the products on offer."""
     return Product.objects.filter(is_active=True)
 
 
 def jobs_for(organization: Organization) -> QuerySet[Job]:
-    """An organization's jobs, newest first, with what a list shows."""
-    waiting = (
+    """Return an organization's jobs, newest first, with their related rows.
+
+    Queued jobs also have `ahead` (queued jobs before it on its cluster, of any organization) and `running_nodes` (nodes
+    that the organization runs). Both are 0 for other jobs.
+    """
+    # All rows have the same state, so grouping by it makes a subquery that returns one count.
+    queued_before = (
         Job.objects.filter(state=JobState.QUEUED)
         .filter(Q(queued_at__lt=OuterRef("queued_at")) | Q(queued_at=OuterRef("queued_at"), pk__lt=OuterRef("pk")))
         .order_by()
@@ -61,7 +79,7 @@ def jobs_for(organization: Organization) -> QuerySet[Job]:
         .values("count")
     )
     if len(cluster_names()) > 1:
-        waiting = waiting.filter(node_spec__cluster=OuterRef("node_spec__cluster"))
+        queued_before = queued_before.filter(node_spec__cluster=OuterRef("node_spec__cluster"))
     running = (
         Attempt.objects.filter(finished_at=None, job__organization=OuterRef("organization"), job__state__in=ACTIVE)
         .order_by()
@@ -70,123 +88,161 @@ def jobs_for(organization: Organization) -> QuerySet[Job]:
         .values("total")
     )
     return (
-        Job.objects.filter(organization=organization)
+        _jobs_with_relations(organization)
         .annotate(
-            ahead=Case(When(state=JobState.QUEUED, then=Coalesce(Subquery(waiting), 0)), default=0),
+            ahead=Case(When(state=JobState.QUEUED, then=Coalesce(Subquery(queued_before), 0)), default=0),
             running_nodes=Case(When(state=JobState.QUEUED, then=Coalesce(Subquery(running), 0)), default=0),
         )
-        .select_related("order__hold", "order__quote", "order__product", "order__placed_by")
-        .select_related("node_spec__room", "image", "workspace", "organization__quota")
         .order_by("-id")
     )
 
 
 def job_for(organization: Organization, pk: int) -> Job:
-    """One job. Raises NotFound, for another organization's too."""
-    job = _ONE.first(organization=organization, pk=pk)
+    """Return a job of the organization. Raises NotFound."""
+    job = _jobs_with_relations(organization).filter(pk=pk).first()
+    if job is not None and job.state == JobState.QUEUED:
+        # Only a queued job needs the annotations, which are a third of the cost of the query in `jobs_for`.
+        job = jobs_for(organization).filter(pk=pk).first()
     if job is None:
         raise NotFound
     return job
+
+
+def _jobs_with_relations(organization: Organization) -> QuerySet[Job]:
+    """Return an organization's jobs with their related rows, without annotations."""
+    return (
+        Job.objects.filter(organization=organization)
+        .select_related("order__hold", "order__quote", "order__product", "order__placed_by")
+        .select_related("node_spec__capacity_snapshot", "image", "workspace", "organization__quota")
+    )
+
+
+def jobs_with_files(organization: Organization, limit: int) -> QuerySet[Job]:
+    """Return the latest ended trainings whose files are still kept, newest first."""
+    kept = Allocation.objects.filter(organization=organization, kind=Allocation.Kinds.RUN).order_by("-pk")[:limit]
+    jobs = Job.objects.filter(organization=organization, pk__in=[row.job_pk for row in kept])
+    return jobs.filter(state__in=ENDED, builtin_script="").order_by("-pk")
 
 
 def job_row(organization: Organization, pk: int) -> Job:
-    """One job without what belongs to it: enough for what its runs wrote. Raises NotFound, as `job_for`."""
-    job = _ROW.first(organization=organization, pk=pk)
+    """Return a job without related objects, which is enough for reading its output. Raises NotFound."""
+    job = Job.objects.filter(organization=organization, pk=pk).first()
     if job is None:
         raise NotFound
-    job.organization = organization
+    job.organization = organization  # saves a query
     return job
 
 
-def job_again(job: Job) -> Job:
-    """A job of `job_for`'s as it is now. What can't change about it is taken over, not read. Raises NotFound."""
-    now = _AGAIN.first(pk=job.pk)
-    room: Room | None = getattr(job.node_spec, "room", None)
-    if now is None or now.state == JobState.QUEUED or (room is None and now.cluster_answers is not None):
-        return job_for(job.organization, job.pk)  # why it waits in the queue depends on others
-    now.organization, now.order = job.organization, job.order
-    now.node_spec, now.image, now.workspace = job.node_spec, job.image, job.workspace
-    now.order.hold.metered_minor = now.metered_minor
-    if room is not None:
-        room.answers = now.cluster_answers
-    return now
-
-
-_ONE = Kept(lambda: jobs_for(given("organization")).filter(pk=given("pk")))
-_ROW = Kept(lambda: Job.objects.filter(organization=given("organization"), pk=given("pk")))
-_AGAIN = Kept(
-    lambda: Job.objects.filter(pk=given("pk")).annotate(
-        metered_minor=F("order__hold__metered_minor"), cluster_answers=F("node_spec__room__answers")
+def refresh_job(job: Job) -> Job:
+    """Read the columns of a job from `job_for` again, and reuse its related objects. Raises NotFound."""
+    fresh = (
+        Job.objects.filter(pk=job.pk)
+        .annotate(
+            metered_minor=F("order__hold__metered_minor"),
+            cluster_answers=F("node_spec__capacity_snapshot__answers"),
+        )
+        .first()
     )
-)
-_ATTEMPTS = Kept(lambda: Attempt.objects.filter(job=given("job")))
-_POINTS = Kept(
-    lambda: (
-        MetricPoint.objects.filter(job=given("job"), pk__gt=given("after"))
-        .order_by("pk")
-        .values_list("pk", "name", "step", "value")
-    )
-)
+    snapshot = waiting.snapshot_of(job)
+    if fresh is None or fresh.state == JobState.QUEUED or (snapshot is None and fresh.cluster_answers is not None):
+        # Why a queued job waits depends on other jobs. A first snapshot has no object yet that could be updated.
+        return job_for(job.organization, job.pk)
+    fresh.organization, fresh.order = job.organization, job.order
+    fresh.node_spec, fresh.image, fresh.workspace = job.node_spec, job.image, job.workspace
+    fresh.order.hold.metered_minor = fresh.metered_minor
+    if snapshot is not None:
+        snapshot.answers = fresh.cluster_answers
+    return fresh
 
 
-def attempts_at(job: Job) -> list[Attempt]:
-    """What was tried of it, the first one first."""
-    return _ATTEMPTS.all(job=job)
+def attempts_of(job: Job) -> list[Attempt]:
+    """Return the job's attempts in order."""
+    return list(Attempt.objects.filter(job=job))
 
 
 def open_jobs(organization: Organization) -> QuerySet[Job]:
-    """Jobs that have not ended."""
+    """Return the jobs that have not ended."""
     return jobs_for(organization).exclude(state__in=ENDED)
 
 
+@dataclass(frozen=True)
+class OpenTotals:
+    """The open jobs of an organization in numbers."""
+
+    running: int
+    """Jobs that run, start or stop."""
+    running_nodes: int
+    waiting: int
+
+
+def open_totals(organization: Organization) -> OpenTotals:
+    """Return how many jobs run and wait, and the nodes that the running ones bought."""
+    open_states = [*ACTIVE, JobState.QUEUED]
+    counted = Job.objects.filter(organization=organization, state__in=open_states).aggregate(
+        running=Count("pk", filter=Q(state__in=ACTIVE)),
+        running_nodes=Coalesce(Sum("nodes", filter=Q(state__in=ACTIVE)), 0),
+        waiting=Count("pk", filter=Q(state=JobState.QUEUED)),
+    )
+    return OpenTotals(**counted)
+
+
 def waiting_for(job: Job) -> str:
-    """Why a job waits in the queue, with its place there, or what its nodes wait for; else empty. For `jobs_for`'s."""
-    if job.state == JobState.STARTING and not queue.cluster_answers(job):
+    """Return why a queued or starting job waits, with its place in the queue; empty in other states.
+
+    `job` comes from `job_for` or `jobs_for`.
+    """
+    if job.state == JobState.STARTING and not waiting.cluster_answers(job):
         return unanswered_sentence()
     if job.state == JobState.STARTING:
         return starting_sentence(job.waiting_code, job.waiting_data)
     if job.state != JobState.QUEUED:
         return ""
-    code, data = queue.why(job)
-    told = waiting_sentence(
-        code,
-        data,
+    reason = waiting.waiting_reason(job)
+    sentence = waiting_sentence(
+        reason.code,
+        reason.data,
         nodes=job.nodes,
         spec=job.node_spec.title,
         ahead=job.ahead,  # type: ignore[attr-defined]  # an annotation of `jobs_for`
     )
-    if job.waiting_code in queue.AGAIN and code != job.waiting_code:
-        return joined(again_sentence(job.waiting_data), told)
-    return told
+    if job.waiting_code in waiting.RETRY_CODES and reason.code != job.waiting_code:
+        # A retry that waits for something else, such as capacity. Say both.
+        return joined(retry_sentence(job.waiting_data), sentence)
+    return sentence
 
 
 def cost_minor(job: Job) -> int:
-    """What the job has cost so far, or came to."""
+    """Return the job's cost so far, or its final cost."""
     return job.order.hold.metered_minor
 
 
-def progress(job: Job) -> dict[str, Any]:
-    """How far a job is: fraction 0..1, epochs, and the seconds it still needs where they can be told."""
+def progress(job: Job, *, p50_seconds: float) -> dict[str, Any]:
+    """Return a job's progress: `fraction` 0..1, epochs, and the estimated seconds left (None if unknown)."""
     return {
         "fraction": round(job.progress, 4),
         "epoch": job.epoch,
         "epochs": job.epochs,
-        "eta_seconds": _eta_seconds(job),
+        "eta_seconds": _eta_seconds(job, p50_seconds),
     }
 
 
 def summary(job: Job, attempts: Sequence[Attempt] | None = None) -> dict[str, Any]:
-    """A job as the API shows it; `attempts` are its, where they are at hand."""
+    """Return a job as the API shows it. A caller that has the attempts passes them, which saves a query."""
     attempts = list(job.attempts.all()) if attempts is None else attempts
     return {
         "id": job.pk,
         "name": job.name,
+        "tags": job.tags,
+        "notes": job.notes,
+        "keep_until": results.kept_until(job) or job.keep_until,
         "state": job.state,
         "reason": job.reason,
         "detail": _detail(job, attempts),
-        "sentence": end_sentence(job.reason),
+        "sentence": end_sentence(
+            job.reason, attempts[-1].failure if attempts else None, is_free=job.order.quote.ceiling_minor == 0
+        ),
         "waiting_for": waiting_for(job),
-        "progress": progress(job),
+        "progress": progress(job, p50_seconds=float(job.order.quote.basis["p50_seconds"])),
         "attempts": [_attempt(job, attempt) for attempt in attempts],
         "queued_at": job.queued_at,
         "started_at": job.started_at,
@@ -198,16 +254,26 @@ def summary(job: Job, attempts: Sequence[Attempt] | None = None) -> dict[str, An
         "product": job.order.product.name,
         "framework": job.framework,
         "image": job.image.name,
+        "image_digest": job.image_digest,
         "workspace": job.workspace.name,
         "code_path": job.code_path,
         "arguments": job.arguments,
+        "requirements": job.requirements_path,
+        "datasets": datasets_of(job.order.quote),
+        "models": models_of(job.order.quote),
+        "environment": job.environment,
+        "secrets": job.secrets,
+        "local_rank_argument": job.local_rank_argument,
         "epochs": job.epochs,
         "lr": job.lr,
+        "lr_scaling": job.lr_scaling,
+        "warmup_epochs": job.warmup_epochs,
         "batch_size": job.batch_size,
         "node_spec": job.node_spec.name,
         "nodes": job.nodes,
         "workers_per_node": job.workers_per_node,
         "rerun_of": job.rerun_of_id,
+        "from_checkpoint": job.from_checkpoint_id,
         "retries": job.retries,
         "retry_backoff_seconds": job.retry_backoff_seconds,
         "on_hang": job.on_hang,
@@ -219,71 +285,167 @@ def summary(job: Job, attempts: Sequence[Attempt] | None = None) -> dict[str, An
     }
 
 
+def models_of(quote: Quote) -> list[str]:
+    """Return the model versions of a quote as `name@number`."""
+    return list(quote.purchase.get("resolved_models", ()))
+
+
+def datasets_of(quote: Quote) -> list[str]:
+    """Return the dataset versions of a quote as `name@number`. A quote of version 0.2.0 has only the names."""
+    return list(quote.purchase.get("resolved_datasets", quote.purchase.get("datasets", ())))
+
+
 @dataclass(frozen=True)
 class EventRow:
-    """An event with its words."""
+    """An event with its sentence."""
 
     event: JobEvent
     sentence: str
 
 
 def events(job: Job) -> list[EventRow]:
-    """What happened, in order."""
+    """Return the job's events in order."""
     rows = job.events.select_related("actor")
     return [EventRow(event, event_sentence(event.kind, event.data)) for event in rows]
 
 
 def metrics(job: Job, after: int = 0) -> tuple[dict[str, list[list[float]]], int]:
-    """Curves as [step, value] pairs by name, of points written after the id `after`; and the last id."""
+    """Return the curves by name, from points with an id above `after`, and the last id.
+
+    A curve is a list of [step, value], sorted by step. Where the script restarts its count, the steps continue
+    (`MetricPoint.position`).
+    """
     curves: dict[str, list[list[float]]] = {}
     last = after
-    for pk, name, step, value in _POINTS.all(job=job, after=after):
-        curves.setdefault(name, []).append([step, value])
+    points = MetricPoint.objects.filter(job=job, pk__gt=after).order_by("pk")
+    for pk, name, position, value in points.values_list("pk", "name", "position", "value"):
+        curves.setdefault(name, []).append([position, value])
         last = pk
-    return {name: _thinned(sorted(points)) for name, points in curves.items()}, last
+    return {name: _thinned(sorted(curve, key=itemgetter(0))) for name, curve in curves.items()}, last
 
 
 def nodes(job: Job) -> list[dict[str, Any]]:
-    """What the backend last said of each node of the latest attempt."""
-    attempt = job.attempts.last()
+    """Return the last reported status of each node of the latest attempt, as `runtime.specs.NodeStatus`."""
+    attempt = _latest_attempt(job)
     return list(attempt.nodes) if attempt else []
 
 
 def environment(job: Job, rank: int = 0) -> dict[str, str]:
-    """What a rank of the job sees, by the environment contract. Raises NotFound for a rank the job hasn't."""
+    """Return a rank's variables: those of the environment contract, and the order's own without its secrets.
+
+    Raises NotFound for an unknown rank.
+    """
     _require_rank(job, rank)
-    attempt = job.attempts.last()
+    attempt = _latest_attempt(job)
     number = attempt.number if attempt else 1
+    # An unsaved attempt, so that a job shows its environment before it has run.
     spec = run_spec(Attempt(job=job, number=number, granted_nodes=job.nodes))
-    return dict(sorted(cluster(job.node_spec.cluster).environment(spec, rank).items()))
+    return dict(sorted({**cluster(job.node_spec.cluster).environment(spec, rank), **job.environment}.items()))
 
 
 def receipt(job: Job) -> Receipt | None:
-    """What the job came to; None until it has ended."""
+    """Return the job's receipt; None until it has ended."""
     return Receipt.objects.filter(hold=job.order.hold_id).first()
 
 
-def log(job: Job, rank: int, offset: int, attempt: int | None = None) -> LogChunk:
-    """A piece of a rank's output. Raises NotFound for a rank the job hasn't; empty before its run begins."""
+def log(
+    job: Job, rank: int, offset: int, attempt: int | None = None, *, limit: int = LOG_BYTES, at_line: bool = False
+) -> LogChunk:
+    """Return up to `limit` bytes of a rank's output from byte `offset`; a negative one counts from the end.
+
+    Empty before the run. `attempt` is a number; None: the latest. `at_line`: leave out an incomplete line at the
+    beginning. Raises NotFound for an unknown rank.
+    """
     _require_rank(job, rank)
-    chosen = job.attempts.filter(number=attempt).first() if attempt else job.attempts.last()
-    if chosen is None:
-        return LogChunk("", offset, eof=job.is_ended)
+    return _read_log(job, _attempt_numbered(job, attempt), rank, offset, limit, at_line=at_line)
+
+
+def logs_of_ranks(job: Job, offsets: Mapping[int, int], attempt: int | None = None) -> dict[int, LogChunk]:
+    """Return a piece of the output of several ranks, each from its own offset as in `log`, beginning with a line."""
+    chosen = _attempt_numbered(job, attempt)
+    return {
+        rank: _read_log(job, chosen, rank, offset, LOG_BYTES, at_line=offset < 0) for rank, offset in offsets.items()
+    }
+
+
+@dataclass(frozen=True)
+class LogMatch:
+    """Where a search of a log ended.
+
+    `offset` is the byte where the match begins, None without one. `next_offset` is where a further search begins;
+    `eof`: all of the log was searched.
+    """
+
+    offset: int | None
+    next_offset: int
+    eof: bool
+
+
+def search_log(job: Job, rank: int, query: str, offset: int = 0, attempt: int | None = None) -> LogMatch:
+    """Return the first place of `query` in a rank's output from byte `offset` on, in any case of letters.
+
+    An empty query finds the first error: a traceback, or a line that names an error. At most SEARCH_BYTES are read.
+    Before a match, bytes that are not UTF-8 make its offset a little larger. Raises NotFound for an unknown rank.
+    """
+    _require_rank(job, rank)
+    chosen = _attempt_numbered(job, attempt)
+    texts = (query,) if query else ERRORS
+    overlap_bytes = max(len(text.encode("utf-8", "replace")) for text in texts)
+    position, end = offset, offset + SEARCH_BYTES
+    while position < end:
+        chunk = _read_log(job, chosen, rank, position, SEARCH_STEP_BYTES)
+        found = _find_first(chunk.text, texts, any_case=bool(query))
+        if found is not None:
+            found_at = chunk.offset + len(chunk.text[: found[0]].encode("utf-8", "replace"))
+            return LogMatch(found_at, found_at + max(1, found[1]), eof=False)
+        if chunk.next_offset - chunk.offset < SEARCH_STEP_BYTES - MAX_CHARACTER_BYTES:
+            return LogMatch(None, chunk.next_offset, eof=True)
+        # A match may begin in this piece and end in the next one.
+        position = chunk.next_offset - overlap_bytes
+    return LogMatch(None, position, eof=False)
+
+
+def _find_first(text: str, wanted: Sequence[str], *, any_case: bool) -> tuple[int, int] | None:
+    """Return where the first of several texts begins, and its length in bytes; None if there is none.
+
+    A plain search is many times as fast as a regular expression.
+    """
+    if any_case:
+        lower = text.lower()
+        if len(lower) != len(text):  # in a few languages, a letter has another length in lower case
+            match = re.search(re.escape(wanted[0]), text, re.IGNORECASE)
+            return (match.start(), len(match[0].encode("utf-8", "replace"))) if match else None
+        text, wanted = lower, [each.lower() for each in wanted]
+    places = [(at, len(each.encode("utf-8", "replace"))) for each in wanted if (at := text.find(each)) >= 0]
+    return min(places, default=None)
+
+
+def _attempt_numbered(job: Job, number: int | None) -> Attempt | None:
+    """Return an attempt by its number (None: the latest); None if there is none."""
+    return job.attempts.filter(number=number).first() if number else job.attempts.last()
+
+
+def _read_log(
+    job: Job, attempt: Attempt | None, rank: int, offset: int, limit: int, *, at_line: bool = False
+) -> LogChunk:
+    nothing = LogChunk("", max(0, offset), eof=job.is_ended, offset=max(0, offset))
+    if attempt is None:
+        return nothing
     try:
-        return cluster(chosen.backend).logs(chosen.run_name, rank, offset)
+        return cluster(attempt.backend).logs(attempt.run_name, rank, offset, limit, at_line=at_line)
     except RuntimeFault:
-        return LogChunk("", offset, eof=job.is_ended)
+        return nothing
 
 
 def telemetry(job: Job, attempt: int | None = None) -> dict[str, Any]:
-    """What an attempt's nodes and ranks used, and what that means, in words; as the API shows it."""
-    found = samples.telemetry(job, attempt)
-    sentences = [straggler_sentence(each) for each in found.stragglers]
-    if found.efficiency:
-        sentences.append(efficiency_sentence(found.efficiency))
+    """Return the resource usage of an attempt (default: the latest) as the API shows it, with sentences about it."""
+    usage_of = resource_usage.telemetry(job, attempt)
+    sentences = [straggler_sentence(each) for each in usage_of.stragglers]
+    if usage_of.efficiency:
+        sentences.append(efficiency_sentence(usage_of.efficiency))
     return {
-        "attempt": found.attempt,
-        "nodes": [vars(node) for node in found.nodes],
+        "attempt": usage_of.attempt,
+        "nodes": [vars(node) for node in usage_of.nodes],
         "ranks": [
             {
                 "rank": each.rank,
@@ -293,69 +455,65 @@ def telemetry(job: Job, attempt: int | None = None) -> dict[str, Any]:
                 "steps": round(each.steps),
                 "seconds_per_step": each.seconds_per_step,
                 "comm_share": each.comm_share,
-                "is_slow": each.rank in {slow.rank for slow in found.stragglers},
+                "is_slow": each.rank in {slow.rank for slow in usage_of.stragglers},
             }
-            for each in found.ranks
+            for each in usage_of.ranks
         ],
-        "efficiency": vars(found.efficiency) if found.efficiency else None,
+        "efficiency": vars(usage_of.efficiency) if usage_of.efficiency else None,
         "sentences": sentences,
     }
 
 
 def stacks(job: Job, attempt: int | None = None) -> list[dict[str, Any]]:
-    """Where each rank stood when an attempt (the latest) was found hung, by rank; empty where none was."""
+    """Return the stack of each rank of a hung attempt (default: the latest); empty if it did not hang."""
     chosen = job.attempts.filter(number=attempt).first() if attempt else job.attempts.last()
     if chosen is None:
         return []
     try:
-        found = cluster(chosen.backend).stacks(chosen.run_name)
+        stacks_of = cluster(chosen.backend).stacks(chosen.run_name)
     except RuntimeFault:
         return []
-    return [{"rank": rank, "node": rank // job.workers_per_node, "text": text} for rank, text in sorted(found.items())]
-
-
-def is_runnable(image: Image) -> bool:
-    """Whether runs of an image can start on some cluster as it is; one that does not answer is believed to run it."""
-    return any(_is_runnable(image, name) for name in cluster_names())
-
-
-def _is_runnable(image: Image, name: str) -> bool:
-    try:
-        if clusters.does_answer(name):
-            cluster(name).check_image(image_of(image))
-    except InvalidSpec:
-        return False
-    except RuntimeFault:
-        return True
-    return True
+    return [
+        {"rank": rank, "node": rank // job.workers_per_node, "text": text} for rank, text in sorted(stacks_of.items())
+    ]
 
 
 def capacity_now(name: str = "") -> Capacity | None:
-    """A cluster (the first) as it is; None where it does not answer."""
+    """Return a cluster's capacity; None if it does not answer."""
     try:
+        # Ask the row first: a call to a cluster that does not answer would keep the page waiting.
         return cluster(name).capacity() if clusters.does_answer(name) else None
     except RuntimeFault:
         return None
 
 
 def capacities_now() -> dict[str, Capacity]:
-    """Every cluster that answers, as it is."""
-    found = {name: capacity_now(name) for name in cluster_names()}
-    return {name: capacity for name, capacity in found.items() if capacity}
+    """Return the capacity of every cluster that answers."""
+    capacities = {name: capacity_now(name) for name in cluster_names()}
+    return {name: capacity for name, capacity in capacities.items() if capacity}
+
+
+def _latest_attempt(job: Job) -> Attempt | None:
+    """Return the latest attempt, without a query if the attempts are prefetched."""
+    attempts = list(job.attempts.all())
+    return attempts[-1] if attempts else None
 
 
 def _require_rank(job: Job, rank: int) -> None:
     if not 0 <= rank < job.nodes * job.workers_per_node:
-        raise NotFound(_("This job has the ranks 0 to %(last)d.") % {"last": job.nodes * job.workers_per_node - 1})
+        raise NotFound(_("Choose a rank from 0 to %(last)d.") % {"last": job.nodes * job.workers_per_node - 1})
 
 
 def _detail(job: Job, attempts: Sequence[Attempt]) -> str:
-    """The first cause of a job's end, in the reader's language."""
-    failure = attempts[-1].failure if attempts and job.detail else None
+    """Return the first cause of the job's failure in the reader's language; empty if it did not fail."""
+    if not attempts:
+        return job.detail  # the installer's own words: its packages could not be installed
+    failure = attempts[-1].failure if job.detail else None
     return failure_sentence(failure) if failure else ""
 
 
 def _attempt(job: Job, attempt: Attempt) -> dict[str, Any]:
+    """Return an attempt as the API shows it."""
     now = timezone.now()
     return {
         "number": attempt.number,
@@ -378,19 +536,21 @@ def _attempt(job: Job, attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def _eta_seconds(job: Job) -> int | None:
-    """From the epochs done, else from the quote's estimate; never past the deadline."""
+def _eta_seconds(job: Job, p50_seconds: float) -> int | None:
+    """Estimate the seconds left from the finished epochs, else from the quote's estimate.
+
+    None if the job is not running, or has run longer than the estimate or the deadline.
+    """
     if job.state != JobState.RUNNING or job.started_at is None:
         return None
     elapsed = (timezone.now() - job.started_at) / timedelta(seconds=1)
-    if job.progress > 0:
-        left = elapsed * (1 - job.progress) / job.progress
-    else:
-        left = max(0.0, float(job.order.quote.basis["p50_seconds"]) - elapsed)
-    return math.ceil(max(0.0, min(left, job.deadline_seconds - elapsed)))
+    total = elapsed / job.progress if job.progress > 0 else p50_seconds
+    remaining = min(total, job.deadline_seconds) - elapsed
+    return math.ceil(remaining) if remaining > 0 else None
 
 
 def _thinned(points: list[list[float]]) -> list[list[float]]:
+    """Return every nth point, so that at most about POINTS_SHOWN remain, and always the last one."""
     if len(points) <= POINTS_SHOWN:
         return points
     stride = math.ceil(len(points) / POINTS_SHOWN)

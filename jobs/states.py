@@ -1,7 +1,7 @@
-"""The life of a job: its states, why it ends, which change may follow which. PURE.
+"""The states of a job, its end reasons, and the allowed transitions. Pure.
 
-The reason is primary: the final state and who pays follow from it (`END_STATE`, `BILLED`). `docs/architecture.md` draws
-`TRANSITIONS`, and a test holds the two equal.
+The end reason decides the final state (`END_STATE`) and whether the customer pays (`BILLED`). `docs/architecture.md`
+draws `TRANSITIONS`; a test compares the two.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import enum
 
 
 class JobState(enum.StrEnum):
-    """Where a job is."""
+    """State of a job."""
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -22,7 +22,7 @@ class JobState(enum.StrEnum):
 
 
 class EndReason(enum.StrEnum):
-    """Why a job, or one attempt at it, ended."""
+    """Why an attempt, and with it possibly the job, ended."""
 
     COMPLETED = "completed"
     CODE_FAILED = "code_failed"
@@ -34,6 +34,8 @@ class EndReason(enum.StrEnum):
     NO_CAPACITY = "no_capacity"
     NODE_LOST = "node_lost"
     PLATFORM_ERROR = "platform_error"
+    PACKAGES_FAILED = "packages_failed"
+    """The packages of the requirements file could not be installed. The job has no attempt."""
 
 
 TRANSITIONS: dict[JobState, frozenset[JobState]] = {
@@ -58,9 +60,9 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 }
 
 ENDED: frozenset[JobState] = frozenset(state for state, following in TRANSITIONS.items() if not following)
-"""States that nothing follows."""
+"""Final states."""
 ACTIVE: frozenset[JobState] = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
-"""States in which the backend may hold a run of the job."""
+"""States in which a cluster may have a run of the job."""
 
 END_STATE: dict[EndReason, JobState] = {
     EndReason.COMPLETED: JobState.SUCCEEDED,
@@ -73,6 +75,7 @@ END_STATE: dict[EndReason, JobState] = {
     EndReason.NO_CAPACITY: JobState.FAILED,
     EndReason.NODE_LOST: JobState.FAILED,
     EndReason.PLATFORM_ERROR: JobState.FAILED,
+    EndReason.PACKAGES_FAILED: JobState.FAILED,
 }
 
 BILLED: frozenset[EndReason] = frozenset(
@@ -86,26 +89,25 @@ BILLED: frozenset[EndReason] = frozenset(
         EndReason.TIME_LIMIT,
     }
 )
-"""The time used is the customer's; of a hang, up to the last sign of progress.
-
-Any other reason is the platform's fault, costs nothing and is retried free.
+"""Reasons for which the customer pays the time used; for a hang, up to the last sign of progress. All others are free.
 """
 
-RETRIED: frozenset[EndReason] = frozenset(EndReason) - BILLED
+RETRIED: frozenset[EndReason] = frozenset(EndReason) - BILLED - {EndReason.PACKAGES_FAILED}
+"""Platform faults: free, and retried for free."""
 
 RETRIABLE: frozenset[EndReason] = frozenset({EndReason.CODE_FAILED, EndReason.OUT_OF_MEMORY, EndReason.HUNG})
-"""Faults of the code that may not come again: tried again as often as the order bought."""
+"""Failures of the code that may be transient; retried as often as the order says."""
 
 
 class OnHang(enum.StrEnum):
-    """What an order wants of a run that shows no sign of progress."""
+    """The policy for a run that shows no sign of progress."""
 
     STOP = "stop"
     RETRY = "retry"
     IGNORE = "ignore"
-    """It is not watched: the time it hangs is paid, up to the ceiling."""
+    """Hangs are not detected: their time is billed, up to the ceiling."""
 
 
 def may_follow(current: JobState, following: JobState) -> bool:
-    """Whether `following` may come after `current`."""
+    """Whether a job may change from `current` to `following`."""
     return following in TRANSITIONS[current]

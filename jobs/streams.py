@@ -1,7 +1,7 @@
-"""Live views of a job: its state and curves, and one rank's output, as they come.
+"""Live views of a job as server-sent events: its state and curves, and the output of one rank.
 
-Hides where news come from: the bell in Redis, and the clusters' own changes, each followed by one thread of this
-process for all its streams. The one rule: a stream holds no thread and no database connection between two events.
+Changed rows are announced in Redis, new output by the clusters themselves (`Backend.changes`). One thread follows each
+source for all streams of this process. A stream holds no thread and no database connection between two events.
 """
 
 from __future__ import annotations
@@ -12,167 +12,224 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import redis
 
-from console.accounts.sse import Event, reading
-from jobs import bell, selectors
-from jobs.backend import cluster, cluster_names
+from console.core.sse import Event, query_in_thread
+from jobs import pubsub, selectors
+from jobs.clusters import cluster, cluster_names
 from jobs.models import Job
 from jobs.states import JobState
+from runtime.specs import LogChunk
 
 logger = logging.getLogger(__name__)
 
-LOOK_AGAIN_SECONDS = 5.0
-"""A ring may be lost with Redis: this often the rows are looked at without one."""
-TRY_AGAIN_SECONDS = 1.0
-"""How long to wait for a Redis that is away before the rows are looked at and it is asked again."""
+POLL_SECONDS = 5.0
+"""How often a stream reads the rows if no change is announced: a message may be lost with Redis."""
+RECONNECT_SECONDS = 1.0
+"""Pause before reconnecting to Redis. A pause, because nothing announces that Redis is back."""
 HEARTBEAT_SECONDS = 1.0
-"""How long a thread that follows stays when nobody listens any more."""
-
+"""How often a source thread checks whether the process still has streams. Without any it ends."""
+MAX_RANKS = 64
+"""Ranks whose output one stream shows together: more than anyone can read, and each is a file to read."""
 BEFORE_THE_RUN = frozenset({JobState.QUEUED, JobState.STARTING})
+"""States in which a job has no curves, unless an earlier attempt has run."""
 
 Changes = Iterator[set[int] | None]
+"""Yields the ids of jobs that changed. None: any job may have changed, because messages were missed."""
 
 
-class Ear:
-    """Hears of jobs that changed, for all streams of this process: one thread for each source, while anybody listens.
+class ChangeBroadcaster:
+    """Passes changes of jobs on to the streams of this process. It has one thread per source while there are streams.
 
-    `follow` gives, for a source, the jobs that changed as they do, None where changes of any may have been missed, and
-    something now and then in any case.
+    `sources()` returns the names of the sources. `follow(source)` yields changes as they happen. It yields an empty set
+    about every HEARTBEAT_SECONDS without changes, so that the thread can end.
     """
 
-    def __init__(
-        self, sources: Callable[[], Iterable[str]], follow: Callable[[str], Iterator[set[int] | None]]
-    ) -> None:
+    def __init__(self, sources: Callable[[], Iterable[str]], follow: Callable[[str], Changes]) -> None:
         self._sources = sources
         self._follow = follow
         self._lock = threading.Lock()
-        self._listeners: dict[int, set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
+        # By job id. The loop is kept because an asyncio.Event may be set only on the thread of its loop.
+        self._subscribers: dict[int, set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
         self._threads: dict[str, threading.Thread] = {}
 
     @contextlib.contextmanager
-    def listening(self, job_pk: int) -> Iterator[asyncio.Event]:
-        """An event that is set whenever the job changed, or may have."""
-        listener = (asyncio.get_running_loop(), asyncio.Event())
+    def subscribed(self, job_pk: int) -> Iterator[asyncio.Event]:
+        """Yield an event that is set whenever the job changed or may have changed."""
+        subscriber = (asyncio.get_running_loop(), asyncio.Event())
         with self._lock:
-            self._listeners.setdefault(job_pk, set()).add(listener)
-            for name in self._sources():
-                if name not in self._threads:
-                    self._threads[name] = threading.Thread(
-                        target=self._hear, args=(name,), name=f"ear-{name}", daemon=True
+            self._subscribers.setdefault(job_pk, set()).add(subscriber)
+            for source in self._sources():
+                if source not in self._threads:
+                    self._threads[source] = threading.Thread(
+                        target=self._broadcast, args=(source,), name=f"changes-{source}", daemon=True
                     )
-                    self._threads[name].start()
+                    self._threads[source].start()
         try:
-            yield listener[1]
+            yield subscriber[1]
         finally:
             with self._lock:
-                self._listeners[job_pk].discard(listener)
-                if not self._listeners[job_pk]:
-                    del self._listeners[job_pk]
+                self._subscribers[job_pk].discard(subscriber)
+                if not self._subscribers[job_pk]:
+                    del self._subscribers[job_pk]
 
-    def _hear(self, source: str) -> None:
+    def _broadcast(self, source: str) -> None:
         try:
             for changed in self._follow(source):
                 with self._lock:
-                    if not self._listeners:
+                    if not self._subscribers:
+                        # Under the lock: a stream that subscribes next starts another thread.
                         del self._threads[source]
                         return
-                    self._tell(self._listeners if changed is None else changed)
+                    self._notify(self._subscribers if changed is None else changed)
         except Exception:
-            # Streams look for themselves every LOOK_AGAIN_SECONDS; the next one to begin starts another thread.
+            # Open streams poll every POLL_SECONDS. The next stream that subscribes starts another thread.
             logger.exception("The changes of %s can't be followed.", source)
             with self._lock:
                 del self._threads[source]
 
-    def _tell(self, changed: Iterable[int]) -> None:
-        for job_pk in changed:
-            for loop, event in self._listeners.get(job_pk, ()):
-                with contextlib.suppress(RuntimeError):  # its loop has just been closed
+    def _notify(self, job_pks: Iterable[int]) -> None:
+        for job_pk in job_pks:
+            for loop, event in self._subscribers.get(job_pk, ()):
+                with contextlib.suppress(RuntimeError):  # the loop has just been closed
                     loop.call_soon_threadsafe(event.set)
 
 
-def _runs(cluster_name: str) -> Changes:
+def _output_changes(cluster_name: str) -> Changes:
+    """Yield the jobs whose runs have changed; runs are named `job-<id>-<attempt>`, and other names are skipped."""
     for names in cluster(cluster_name).changes():
         numbers = (name.split("-")[1:2] for name in names)
         yield {int(number[0]) for number in numbers if number and number[0].isdecimal()}
 
 
-def _rings(_source: str) -> Changes:
+def _row_changes(_source: str) -> Changes:
     while True:
         try:
-            with bell.Listener() as listener:
-                yield None  # what rang before somebody listened was missed
+            with pubsub.Subscriber() as subscriber:
+                yield None  # messages sent before the subscription were missed
                 while True:
-                    yield listener.wait(HEARTBEAT_SECONDS)
+                    yield subscriber.wait(HEARTBEAT_SECONDS)
         except (redis.RedisError, OSError):
-            time.sleep(TRY_AGAIN_SECONDS)  # Redis is away: its return comes with no event
-            yield None
+            time.sleep(RECONNECT_SECONDS)  # nothing announces that Redis is back
+            yield None  # also lets the thread end while Redis is away
 
 
-RUNS = Ear(cluster_names, _runs)
-"""Hears of every run whose output grew."""
-ROWS = Ear(lambda: ["bell"], _rings)
-"""Hears of every job whose rows changed."""
+OUTPUT_CHANGES = ChangeBroadcaster(cluster_names, _output_changes)
+"""Announces jobs whose runs wrote output or changed their status, on any cluster."""
+ROW_CHANGES = ChangeBroadcaster(lambda: ["redis"], _row_changes)
+"""Announces jobs whose rows changed. The name of its only source names the thread."""
 
 
 async def job_events(job: Job) -> AsyncIterator[Event]:
-    """`state` (the job as the API shows it) and `metrics` (new points by name) until the job has ended.
+    """Yield `state` (the job as the API shows it) and `metrics` (new points by name) until the job has ended.
 
-    `job` may be a bare row: it is read anew once nothing about it can be missed.
+    `job` may be any instance with its primary key. It is read again after subscribing, so that no change is missed.
     """
-    last_point, last_state, look = 0, None, _first_look
-    with ROWS.listening(job.pk) as rang:
+    # The first read loads all related objects; later reads refresh the columns that change.
+    last_point, last_state, refresh = 0, None, _load
+    with ROW_CHANGES.subscribed(job.pk) as changed:
         while True:
-            rang.clear()
-            job, state, curves, last_point = await reading(_news, look, job, last_point)
-            look = selectors.job_again
-            if curves:
-                yield Event("metrics", curves)
-            if state != last_state:
-                yield Event("state", state)
-                last_state = state
-            if state["finished_at"] is not None:
+            changed.clear()  # before the read: a change during the read sets it again
+            view = await query_in_thread(_view, refresh, job, last_point)
+            job, last_point, refresh = view.job, view.last_point, selectors.refresh_job
+            if view.curves:
+                yield Event("metrics", view.curves)
+            if view.state != last_state:
+                yield Event("state", view.state)
+                last_state = view.state
+            if view.state["finished_at"] is not None:
                 return
-            await _wait(rang)
-
-
-async def _wait(changed: asyncio.Event) -> None:
-    """A ring may be lost: after a while without one the rows are looked at all the same."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LOOK_AGAIN_SECONDS):
-            await changed.wait()
+            await _wait(changed)
 
 
 async def log_events(job: Job, rank: int, offset: int, attempt: int | None) -> AsyncIterator[Event]:
-    """`log` ({text, next_offset, eof}) from `offset` until the end of the output."""
-    with RUNS.listening(job.pk) as changed:
+    """Yield `log` (as LogSerializer) from byte `offset` until the end of the rank's output.
+
+    A negative `offset` counts from the end; the text then begins with a whole line. `attempt` is a number; None: the
+    latest.
+    """
+    with OUTPUT_CHANGES.subscribed(job.pk) as changed:
         while True:
             changed.clear()
-            chunk = await reading(selectors.log, job, rank, offset, attempt)
+            chunk = await query_in_thread(selectors.log, job, rank, offset, attempt, at_line=offset < 0)
             if chunk.text or chunk.eof:
-                yield Event(
-                    "log",
-                    {"text": chunk.text, "next_offset": chunk.next_offset, "eof": chunk.eof},
-                    id=str(chunk.next_offset),
-                )
+                yield Event("log", log_data(chunk), id=str(chunk.next_offset))
                 offset = chunk.next_offset
             if chunk.eof:
                 return
             if not chunk.text:
                 await _wait(changed)
-                job = await reading(selectors.job_row, job.organization, job.pk)
+                # Where the cluster has no output, `selectors.log` takes `eof` from the job's state.
+                job = await query_in_thread(selectors.job_row, job.organization, job.pk)
 
 
-def _first_look(job: Job) -> Job:
+async def all_log_events(job: Job, tail: int, attempt: int | None) -> AsyncIterator[Event]:
+    """Yield `log` (as LogSerializer, with its `rank`) of all ranks as output arrives, from their last `tail` bytes on.
+
+    Of a run with more than MAX_RANKS ranks, the first ones. `attempt` is a number; None: the latest.
+    """
+    ranks = min(MAX_RANKS, job.nodes * job.workers_per_node)
+    offsets = dict.fromkeys(range(ranks), -max(1, tail))
+    with OUTPUT_CHANGES.subscribed(job.pk) as changed:
+        while True:
+            changed.clear()
+            chunks = await query_in_thread(selectors.logs_of_ranks, job, offsets, attempt)
+            for rank, chunk in chunks.items():
+                if chunk.text or chunk.eof:
+                    yield Event("log", {"rank": rank, **log_data(chunk)})
+                    offsets[rank] = chunk.next_offset
+                if chunk.eof:
+                    del offsets[rank]
+            if not offsets:
+                return
+            if not any(chunk.text for chunk in chunks.values()):
+                await _wait(changed)
+                job = await query_in_thread(selectors.job_row, job.organization, job.pk)
+
+
+def log_data(chunk: LogChunk) -> dict[str, Any]:
+    """Return a piece of a log as the API shows it."""
+    return {
+        "text": chunk.text,
+        "offset": chunk.offset,
+        "next_offset": chunk.next_offset,
+        "size": chunk.size,
+        "eof": chunk.eof,
+    }
+
+
+async def _wait(changed: asyncio.Event) -> None:
+    """Wait for a change, or for POLL_SECONDS."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(POLL_SECONDS):
+            await changed.wait()
+
+
+@dataclass(frozen=True)
+class _JobView:
+    """The content of a stream about a job: its state as the API shows it, and the points since the last ones sent.
+
+    `curves` has [step, value] by curve name; `last_point` is the id of the last MetricPoint sent.
+    """
+
+    job: Job
+    state: dict[str, Any]
+    curves: dict[str, list[list[float]]]
+    last_point: int
+
+
+def _load(job: Job) -> Job:
     return selectors.job_for(job.organization, job.pk)
 
 
-def _news(look: Callable[[Job], Job], job: Job, after: int) -> tuple[Job, dict[str, Any], dict[str, Any], int]:
-    job = look(job)
-    state = selectors.summary(job, selectors.attempts_at(job))
+def _view(refresh: Callable[[Job], Job], job: Job, last_point: int) -> _JobView:
+    """Read the job with `refresh`, and its points above the id `last_point`."""
+    job = refresh(job)
+    state = selectors.summary(job, selectors.attempts_of(job))
     if job.state in BEFORE_THE_RUN and not any(attempt["started_at"] for attempt in state["attempts"]):
-        return job, state, {}, after  # there can be no curves yet
-    curves, last = selectors.metrics(job, after)
-    return job, state, curves, last
+        return _JobView(job, state, {}, last_point)  # there can be no curves yet
+    curves, last_point = selectors.metrics(job, last_point)
+    return _JobView(job, state, curves, last_point)

@@ -1,43 +1,63 @@
-"""Celery shims. A message is a hint that makes things fast; what it would do, the sweep does anyway."""
+"""The Celery tasks of reconciliation. `dispatch.dispatch` is the one that starts jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from celery import shared_task
 
-from celery import Task, shared_task
-
-from console.accounts.hints import send
-from jobs import backend, clusters, dispatch
+from console.core.enqueue import send
+from jobs import clusters, expiry, packages, reconciliation, run_mails, storage_billing
+from jobs.dispatch import dispatch
 
 
 @shared_task
-def dispatch_queue(cluster: str = "") -> None:
-    """Start what fits: on a cluster, or on each of several, which do not wait for each other."""
-    _on_each(dispatch_queue, dispatch.dispatch_queue, cluster, backend.cluster_names())
-
-
-@shared_task
-def reconcile(cluster: str = "") -> None:
-    """The sweep: every open job against what its cluster says."""
-    _on_each(reconcile, dispatch.reconcile, cluster, clusters.to_sweep())
+def reconcile(cluster_name: str = "") -> None:
+    """Reconcile a cluster. Without a name, send one task per cluster, so that a slow one delays no other."""
+    names = [cluster_name] if cluster_name else clusters.clusters_to_reconcile()
+    if len(names) == 1:
+        reconciliation.reconcile(names[0])
+        return
+    for name in names:
+        send(reconcile, name)
 
 
 @shared_task
 def forget_runs() -> None:
-    """Remove what runs left at the backend long ago."""
-    dispatch.forget_runs()
+    """Delete the files of ended runs after the retention time."""
+    reconciliation.delete_old_runs()
+
+
+@shared_task
+def announce_deletions() -> None:
+    """Mail the members of organizations whose job files are deleted soon."""
+    expiry.announce()
+
+
+@shared_task
+def install_packages() -> None:
+    """Start and finish installations of packages, and start the jobs that waited for them."""
+    for cluster_name in packages.advance():
+        send(dispatch, cluster_name)
+
+
+@shared_task
+def remove_unused_packages() -> None:
+    """Remove installed packages that no order has used for long."""
+    packages.remove_unused()
+
+
+@shared_task
+def charge_storage() -> None:
+    """Charge today's storage of the organizations that were not charged yet."""
+    storage_billing.charge_all()
+
+
+@shared_task
+def mail_run_ends() -> None:
+    """Mail the ends of runs."""
+    run_mails.send_due()
 
 
 @shared_task
 def stop_job(job_pk: int) -> None:
-    """Stop a job's run."""
-    dispatch.stop(job_pk=job_pk)
-
-
-def _on_each(task: Task[Any, Any], work: Callable[[str], None], cluster: str, names: list[str]) -> None:
-    if cluster or len(names) == 1:
-        work(cluster or names[0])
-        return
-    for name in names:
-        send(task, name)
+    """Stop the run of a job that is cancelled or moved."""
+    reconciliation.stop(job_pk=job_pk)

@@ -1,8 +1,7 @@
-"""What runs write, read into rows: log lines and metrics files become curves, progress and an ETA.
+"""Read curves and progress from the output of runs.
 
-Hides three sources merged into one: rank 0's output, METRICS_FILE (JSON lines), TensorBoard event files. The one
-rule: everything read here was written by a customer's code, so it is bounded, parsed leniently, never followed out of
-the run's folder, and never decides about money.
+There are three sources: rank 0's output, METRICS_FILE (JSON lines) and TensorBoard event files. Customer code writes
+all of them. Reads are therefore limited, parsing is lenient, links are not followed, and nothing affects money.
 """
 
 from __future__ import annotations
@@ -13,38 +12,57 @@ import logging
 import math
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from django.db import transaction
+from django.db.models import F, Window
+from django.db.models.functions import RowNumber
 from django.utils import timezone
 
-from jobs.backend import cluster
-from jobs.bell import publish_state
+from jobs.clusters import cluster
 from jobs.models import Attempt, Job, MetricPoint
-from jobs.tensorboard import open_regular, read_scalars
+from jobs.points import finished_epochs, next_position, report_epoch
+from jobs.pubsub import publish_state
+from jobs.tensorboard import Scalar, open_regular, read_scalars
 from runtime.errors import RuntimeFault
 
 logger = logging.getLogger(__name__)
 
-MOST_BYTES = 1024 * 1024
-"""Read of each source at a time; what is left comes with the next look."""
-MOST_POINTS = 50_000
-"""Points kept for each job."""
-MOST_NAMES = 50
-MOST_STEP = 2**53
-LONGEST_LINE = 2000
-"""Of a line of output no more is looked at: what tells a metric is short."""
-LOOKS_AT_THE_END = 80
-"""An ended run is read to its end, but for no more looks than this: it covers the largest log there can be."""
-NAME = re.compile(r"[A-Za-z][\w ./:-]{0,99}")
+MAX_READ_BYTES = 1024 * 1024
+"""Bytes of each source per read, so that one run delays no other. The next read continues there."""
+MAX_POINTS = 50_000
+"""Points stored per job. When they are reached, every second point of each curve is deleted, and of later points every
+second is stored, so that a curve stays whole. Pages show a thousand per curve."""
+DELETED_AT_ONCE = 5000
+"""Points that one statement deletes."""
+MAX_CURVES = 50
+"""Curves stored per job. Customer code chooses the names and could create any number."""
+MAX_STEP = 2**53
+"""Largest step or epoch: the largest whole number that a float represents exactly."""
+MAX_POSITION = 2**62
+"""Largest position on a curve, within the column's 64 bits. Only code that restarts huge step counts reaches it."""
+READ_DELAY_SECONDS = 2.0
+"""How long a line of output may have waited for its read. The lines of one read are spread over this time."""
+MAX_LINE_LENGTH = 2000
+"""Characters of an output line that are searched for metrics; lines with metrics are short."""
+MAX_FINAL_READS = 80
+"""Most reads of an ended run's output. 80 reads of 1 MiB cover the largest log, 64 MiB."""
+MAX_FOLDER_NAME_LENGTH = 40
+"""Characters of a folder in a curve's name. The separator and the tag get the other 60 of 100."""
+NAME = re.compile(r"\w[\w ./:-]{0,99}")
+"""Valid names of curves: up to 100 characters, the length of the column. Points with other names are ignored."""
 RESERVED = frozenset({"epoch", "epochs", "step", "steps", "time", "timestamp", "rank", "at"})
+"""Keys of a METRICS_FILE record that are not curves."""
 
 _NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+# `Epoch 3/10`, `epoch: 3`, `Epoch [3 of 10]`
 EPOCH_LINE = re.compile(r"\bepochs?\b\W{0,3}(\d+)(?:\s*(?:/|of)\s*(\d+))?", re.IGNORECASE)
+# `step 200`, `iter: 200`
 STEP_LINE = re.compile(r"\b(?:step|iter|iteration|batch)\b\W{0,3}(\d+)", re.IGNORECASE)
-# The number of spaces is bounded: without that a line of nothing else would take time by the square of its length.
+# `train loss: 0.25`, `accuracy = 93.1 %`. The number of spaces is bounded; otherwise a line of spaces would take
+# quadratic time.
 VALUE_LINE = re.compile(
     r"\b((?:train|test|val|valid|validation|eval|average|avg)?[ _-]?(?:loss|accuracy|acc))\b\s{0,8}[:=]?\s{0,8}"
     rf"{_NUMBER}(\s*%)?",
@@ -54,28 +72,86 @@ VALUE_LINE = re.compile(
 
 @dataclass(frozen=True)
 class Point:
-    """One value read from a run."""
+    """One value read from a run.
+
+    `number` counts the points of its curve in the attempt, from 0. `step` is as reported. `position` places the point
+    on its curve (`points.next_position`).
+    """
 
     name: str
+    number: int
     step: int
+    position: int
     value: float
     epoch: float | None
     at: datetime
 
 
-@dataclass
 class Reading:
-    """What one look found."""
+    """Collects the points of one read, and updates the state of curves and epochs in the attempt's cursor."""
 
-    points: list[Point]
-    epoch: float = 0.0
+    def __init__(self, cursor: dict[str, Any]) -> None:
+        self.points: list[Point] = []
+        self._cursor = cursor
+
+    @property
+    def is_full(self) -> bool:
+        """Whether this read has as many points as a job may store. More of them would be dropped anyway."""
+        return len(self.points) >= MAX_POINTS
+
+    def add(self, name: str, step: int, value: float, epoch: float | None, at: datetime) -> None:
+        """Add a point at its position. Ignore invalid names, too large steps, and further curves beyond MAX_CURVES."""
+        if not NAME.fullmatch(name) or abs(step) >= MAX_STEP or self.is_full:
+            return
+        curves = self._cursor.setdefault("curves", {})
+        if name not in curves and len(curves) >= MAX_CURVES:
+            return
+        position, state = next_position(curves.get(name), step, epoch)
+        if abs(position) >= MAX_POSITION:
+            return
+        curves[name] = state
+        counts = self._cursor.setdefault("counts", {})
+        number = counts.get(name, 0)
+        counts[name] = number + 1
+        if number % self.kept_every == 0:
+            self.points.append(Point(name, number, step, position, value, epoch, at))
+
+    @property
+    def kept_every(self) -> int:
+        """Return n if every nth point of a curve is stored. 1: all are."""
+        return int(self._cursor.get("kept_every", 1))
+
+    def keep_fewer(self) -> None:
+        """Store half as many of this read's and of later points."""
+        self._cursor["kept_every"] = 2 * self.kept_every
+        self.points = [point for point in self.points if point.number % self.kept_every == 0]
+
+    def report_epoch(self, epoch: float, at: datetime) -> None:
+        """Record a reported epoch. If it shows that another epoch is finished, record the time too."""
+        if not 0 <= epoch < MAX_STEP:
+            return
+        before = self._cursor.get("epochs")
+        after = self._cursor["epochs"] = report_epoch(before, epoch)
+        if finished_epochs(after) > finished_epochs(before):
+            self._cursor["epoch_finished_at"] = at.timestamp()
+
+    @property
+    def finished_epochs(self) -> int:
+        """Return how many epochs the attempt has finished."""
+        return finished_epochs(self._cursor.get("epochs"))
 
 
 def ingest(*, attempt: Attempt) -> bool:
-    """Read what an attempt wrote since the last look.
+    """Read an attempt's new output, and advance its cursor. Return whether anything was new.
 
-    Gives whether anything was new, and notes on the attempt how far it was read. Safe to repeat, and for two at once:
-    files are read without a lock, and what was read counts only if nobody else has moved the cursor meanwhile.
+    Safe to repeat and to run concurrently: files are read without a lock, and the result is stored only if no other
+    process has moved the cursor meanwhile.
+
+    Keys of the cursor: `log` and `metrics` (byte offsets), `tensorboard` (offset by file), `line_begun` (an incomplete
+    last line), `line` and `record` (counts that replace missing steps), `epoch` (last one in the log), `epochs`
+    (`points.EpochState`), `epoch_finished_at` (Unix seconds), `curves` (`points.CurveState` by name), `counts` (points
+    by name), `kept_every` (every nth is stored), `log_read_at` (Unix seconds),
+    `in_metrics_file` (curves in METRICS_FILE), `named` (curves in METRICS_FILE or event files).
     """
     try:
         folder = cluster(attempt.backend).run_folder(attempt.run_name)
@@ -83,43 +159,65 @@ def ingest(*, attempt: Attempt) -> bool:
         return False
     before = attempt.cursor
     cursor = copy.deepcopy(before)
-    reading = Reading([])
+    reading = Reading(cursor)
+    # A script may report one curve in several sources. Each curve is read from the first source that has it.
     _read_metrics_file(folder / "run" / "metrics.jsonl", cursor, reading)
-    _read_tensorboard(folder / "run" / "tensorboard", cursor, reading)
-    # What a curve's name says in a file is taken from there; lines of output are read for the rest.
-    if named := {point.name for point in reading.points} - set(cursor.get("named", ())):
-        cursor["named"] = sorted(named | set(cursor.get("named", ())))[:MOST_NAMES]
-    _read_log(attempt, cursor, reading)
+    in_metrics_file = _add_names(cursor, "in_metrics_file", reading)
+    _read_tensorboard(folder / "run" / "tensorboard", cursor, reading, skipped=in_metrics_file)
+    in_files = _add_names(cursor, "named", reading)
+    _read_log(attempt, cursor, reading, skipped=in_files)
     if cursor == before:
         return False
+    # Compare-and-set: the update changes the row only if its cursor is still the one that this read began with.
     read = Attempt.objects.filter(pk=attempt.pk, cursor=before)
-    if not reading.points and not reading.epoch:
-        is_mine = bool(read.update(cursor=cursor))
+    if not reading.points and before.get("epochs") == cursor.get("epochs"):
+        is_mine = bool(read.update(cursor=cursor))  # nothing for the job's rows, so the job need not be locked
     else:
         with transaction.atomic():
-            # First the job, then the attempt, as everybody who locks both.
+            # Lock the job before the attempt, as `lifecycle` does.
             job = Job.objects.select_for_update().get(pk=attempt.job_id)
             is_mine = bool(read.update(cursor=cursor))
             if is_mine:
-                _keep(job, attempt, reading)
+                _store(job, attempt, reading)
+                if cursor.get("kept_every") != before.get("kept_every"):
+                    Attempt.objects.filter(pk=attempt.pk).update(cursor=cursor)
                 publish_state(job.pk)
+    # If another process was faster, continue from its cursor.
     attempt.cursor = cursor if is_mine else Attempt.objects.values_list("cursor", flat=True).get(pk=attempt.pk)
     return True
 
 
+def _add_names(cursor: dict[str, Any], key: str, reading: Reading) -> frozenset[str]:
+    """Add the names of this read's curves to `cursor[key]`. Return all names there: those of this and earlier reads."""
+    earlier = cursor.get(key, [])
+    names = sorted({point.name for point in reading.points}.union(earlier))[:MAX_CURVES]
+    if names != earlier:
+        cursor[key] = names
+    return frozenset(names)
+
+
 def ingest_all(*, attempt: Attempt) -> None:
-    """Read an ended attempt to its end. A fault in what it wrote is logged, and never keeps a run from its end."""
+    """Read the rest of an ended attempt's output. An error is logged, because the run must be settled in any case."""
     try:
-        for _look in range(LOOKS_AT_THE_END):
+        for _read in range(MAX_FINAL_READS):
             if not ingest(attempt=attempt):
                 return
     except Exception:
-        # What code wrote decides nothing about the run, so nothing about it may stop the run from being settled.
-        logger.exception("What %s wrote could not be taken in.", attempt.run_name)
+        logger.exception("The output of %s could not be read.", attempt.run_name)
+
+
+def epoch_finished_at(job: Job) -> datetime | None:
+    """Return when the job's latest attempt last reported another finished epoch; None if it reported none."""
+    cursor = Attempt.objects.filter(job=job).values_list("cursor", flat=True).last() or {}
+    stamp = cursor.get("epoch_finished_at")
+    return datetime.fromtimestamp(stamp, UTC) if stamp else None
 
 
 def parse_line(line: str) -> tuple[float | None, int | None, dict[str, float]]:
-    """The epoch, step and values that a line of output tells in the usual spellings."""
+    """Return the epoch, the step, and the values by curve name that a line of output reports.
+
+    Epoch and step are None if the line has none. Percentages become fractions.
+    """
     epoch = EPOCH_LINE.search(line)
     step = STEP_LINE.search(line)
     epoch_number, step_number = _bounded(epoch), _bounded(step)
@@ -127,55 +225,59 @@ def parse_line(line: str) -> tuple[float | None, int | None, dict[str, float]]:
     for match in VALUE_LINE.finditer(line):
         value = float(match[2]) / (100 if match[3] else 1)
         if math.isfinite(value):
-            values.setdefault(_canonical(match[1]), value)
+            values.setdefault(_canonical(match[1]), value)  # of two spellings of a curve, the first counts
     return None if epoch_number is None else float(epoch_number), step_number, values
 
 
 def _bounded(match: re.Match[str] | None) -> int | None:
-    """The whole number a pattern found; None where it is larger than any step or epoch."""
+    """Return the matched whole number; None if it is missing or above MAX_STEP."""
     number = int(match[1]) if match else None
-    return number if number is not None and number < MOST_STEP else None
+    return number if number is not None and number < MAX_STEP else None
 
 
-def _read_log(attempt: Attempt, cursor: dict[str, Any], reading: Reading) -> None:
+def _read_log(attempt: Attempt, cursor: dict[str, Any], reading: Reading, *, skipped: frozenset[str]) -> None:
     try:
-        chunk = cluster(attempt.backend).logs(attempt.run_name, 0, int(cursor.get("log", 0)), MOST_BYTES)
+        chunk = cluster(attempt.backend).logs(attempt.run_name, 0, int(cursor.get("log", 0)), MAX_READ_BYTES)
     except RuntimeFault:
         return
-    if not chunk.text and not (chunk.eof and cursor.get("line_begun")):
+    if not chunk.text and not (chunk.eof and cursor.get("line_begun")):  # the last line may have no line break
         return
     cursor["log"] = chunk.next_offset
     # A progress bar ends its lines with a carriage return.
-    *lines, begun = (cursor.pop("line_begun", "") + chunk.text).replace("\r", "\n").split("\n")
+    *lines, incomplete = (cursor.pop("line_begun", "") + chunk.text).replace("\r", "\n").split("\n")
     if chunk.eof:
-        lines.append(begun)
-    elif begun:
-        # It may still be written. Whoever writes a line longer than any that is looked at need not be remembered whole.
-        cursor["line_begun"] = begun.replace("\0", " ")[:LONGEST_LINE]
+        lines.append(incomplete)
+    elif incomplete:
+        # The next read may continue this line. Keep the part that is searched; PostgreSQL cannot store NUL in JSON.
+        cursor["line_begun"] = incomplete.replace("\0", " ")[:MAX_LINE_LENGTH]
     now = timezone.now()
-    for line in lines:
-        if len(reading.points) >= MOST_POINTS:
-            return
-        epoch, step, values = parse_line(line[:LONGEST_LINE])
+    waited = max(0.0, min(READ_DELAY_SECONDS, now.timestamp() - float(cursor.get("log_read_at", 0))))
+    cursor["log_read_at"] = now.timestamp()
+    for number, line in enumerate(lines, 1):
+        if reading.is_full:
+            return  # the cursor is behind these lines already, so no later read finds them
+        at = now - timedelta(seconds=waited * (1 - number / len(lines)))
+        epoch, step, values = parse_line(line[:MAX_LINE_LENGTH])
         if epoch is not None:
-            cursor["epoch"] = epoch
-            reading.epoch = max(reading.epoch, epoch)
-        values = {name: value for name, value in values.items() if name not in cursor.get("named", ())}
+            cursor["epoch"] = epoch  # also for later lines, which report values without an epoch
+            reading.report_epoch(epoch, at)
+        values = {name: value for name, value in values.items() if name not in skipped}
         if values:
             cursor["line"] = int(cursor.get("line", 0)) + 1
         for name, value in values.items():
-            reading.points.append(Point(name, step or cursor["line"], value, cursor.get("epoch"), now))
+            reading.add(name, cursor["line"] if step is None else step, value, cursor.get("epoch"), at)
 
 
 def _read_metrics_file(path: Path, cursor: dict[str, Any], reading: Reading) -> None:
     offset = int(cursor.get("metrics", 0))
-    data = _read_hostile(path, offset)
-    cut = data.rfind(b"\n") + 1
-    if cut == 0 and len(data) < MOST_BYTES:
+    data = _read_regular(path, offset)
+    complete = data.rfind(b"\n") + 1  # bytes up to the end of the last complete line
+    if complete == 0 and len(data) < MAX_READ_BYTES:
         return
-    cursor["metrics"] = offset + (cut or len(data))
-    for line in data[:cut].splitlines():
-        if len(reading.points) >= MOST_POINTS:
+    # A line longer than MAX_READ_BYTES is no record: skip this part of it.
+    cursor["metrics"] = offset + (complete or len(data))
+    for line in data[:complete].splitlines():
+        if reading.is_full:
             return
         _read_record(line, cursor, reading)
 
@@ -187,46 +289,54 @@ def _read_record(line: bytes, cursor: dict[str, Any], reading: Reading) -> None:
         return
     if not isinstance(record, dict):
         return
+    # The bound excludes infinity, NaN, and whole numbers that are too large for a float.
     numbers = {
         name: float(value)
         for name, value in record.items()
         if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
     }
     epoch = numbers.get("epoch")
-    if epoch is not None:
-        reading.epoch = max(reading.epoch, epoch)
     cursor["record"] = int(cursor.get("record", 0)) + 1
-    step = numbers.get("step", float(cursor["record"]))
+    step = numbers.get("step", float(cursor["record"]))  # without a step, the number of the record
     stamp = numbers.get("time", numbers.get("timestamp", 0.0))
     at = _moment(stamp)
+    if epoch is not None:
+        reading.report_epoch(epoch, at)
     for name, value in numbers.items():
-        if name not in RESERVED and NAME.fullmatch(name) and abs(step) < MOST_STEP:
-            reading.points.append(Point(name, int(step), value, epoch, at))
+        if name not in RESERVED:
+            reading.add(name, int(step), value, epoch, at)
 
 
-def _read_tensorboard(folder: Path, cursor: dict[str, Any], reading: Reading) -> None:
-    for scalar in read_scalars(folder, cursor.setdefault("tensorboard", {}), MOST_BYTES):
-        if NAME.fullmatch(scalar.tag) and math.isfinite(scalar.value) and len(reading.points) < MOST_POINTS:
-            at = _moment(scalar.wall_time)
-            reading.points.append(Point(scalar.tag, scalar.step, scalar.value, None, at))
-    if not cursor["tensorboard"]:
+def _read_tensorboard(folder: Path, cursor: dict[str, Any], reading: Reading, *, skipped: frozenset[str]) -> None:
+    for scalar in read_scalars(folder, cursor.setdefault("tensorboard", {}), MAX_READ_BYTES):
+        name = _curve_name(scalar)
+        if name not in skipped and math.isfinite(scalar.value):
+            reading.add(name, scalar.step, scalar.value, None, _moment(scalar.wall_time))
+    if not cursor["tensorboard"]:  # without event files the cursor must not differ from the one before
         del cursor["tensorboard"]
 
 
+def _curve_name(scalar: Scalar) -> str:
+    """Return `folder/tag`, or the tag alone. Keras writes the same tags to the folders `train` and `validation`."""
+    folder = re.sub(r"[^\w./:-]", "_", scalar.folder)[:MAX_FOLDER_NAME_LENGTH]
+    return f"{folder}/{scalar.tag}" if folder else scalar.tag
+
+
 def _moment(stamp: float) -> datetime:
-    """A time that code told, in Unix seconds; now, where that can't be."""
+    """Convert a reported time (Unix seconds). Return the current time instead if it is 0 or in the future."""
     now = timezone.now()
     return datetime.fromtimestamp(stamp, UTC) if 0 < stamp <= now.timestamp() else now
 
 
-def _keep(job: Job, attempt: Attempt, reading: Reading) -> None:
-    kept = MetricPoint.objects.filter(job=job).count() if reading.points else 0
-    names = (
-        set(MetricPoint.objects.filter(job=job).values_list("name", flat=True).distinct()) if reading.points else set()
-    )
+def _store(job: Job, attempt: Attempt, reading: Reading) -> None:
+    """Store the points within the job's limits, and its progress. The caller has locked the job."""
+    points = MetricPoint.objects.filter(job=job)
+    stored = _make_room(job, reading) if reading.points else 0
+    names = set(points.values_list("name", flat=True).distinct()) if reading.points else set()
     rows = []
-    for point in reading.points[: max(0, MOST_POINTS - kept)]:
-        if point.name not in names and len(names) >= MOST_NAMES:
+    # Attempts share the job's curves and points, but `Reading` limits those of one attempt.
+    for point in reading.points[: max(0, MAX_POINTS - stored)]:
+        if point.name not in names and len(names) >= MAX_CURVES:
             continue
         names.add(point.name)
         rows.append(
@@ -235,29 +345,48 @@ def _keep(job: Job, attempt: Attempt, reading: Reading) -> None:
                 attempt=attempt.number,
                 name=point.name,
                 step=point.step,
+                position=point.position,
                 epoch=point.epoch,
                 value=point.value,
                 at=point.at,
             )
         )
-    MetricPoint.objects.bulk_create(rows, ignore_conflicts=True, batch_size=1000)
-    epoch = min(int(reading.epoch), job.epochs)
+    MetricPoint.objects.bulk_create(rows, batch_size=1000)
+    epoch = min(reading.finished_epochs, job.epochs)  # a script may run more epochs than were ordered
+    # A retry that starts anew does not reduce the progress.
     if epoch > job.epoch and not job.is_ended:
         Job.objects.filter(pk=job.pk, epoch__lt=epoch).update(epoch=epoch, progress=epoch / job.epochs)
 
 
+def _make_room(job: Job, reading: Reading) -> int:
+    """Delete every second point of each curve until the read's points fit. Return how many points are stored."""
+    stored = MetricPoint.objects.filter(job=job).count()
+    while stored + len(reading.points) > MAX_POINTS:
+        reading.keep_fewer()
+        numbered = MetricPoint.objects.filter(job=job).annotate(
+            place=Window(RowNumber(), partition_by=[F("attempt"), F("name")], order_by=F("pk").asc())
+        )
+        surplus = [pk for pk, place in numbered.values_list("pk", "place") if place % 2 == 0]
+        if not surplus:
+            break
+        for begun in range(0, len(surplus), DELETED_AT_ONCE):
+            MetricPoint.objects.filter(pk__in=surplus[begun : begun + DELETED_AT_ONCE]).delete()
+        stored -= len(surplus)
+    return stored
+
+
 def _canonical(name: str) -> str:
-    """`Test Accuracy` and `test_acc` are one curve."""
+    """Return one name for all spellings of a curve: `Test Accuracy` and `test_acc` become `test_accuracy`."""
     words = re.split(r"[ _-]+", name.strip().lower())
     longer = {"acc": "accuracy", "avg": "average", "val": "validation", "valid": "validation", "eval": "validation"}
     return "_".join(longer.get(word, word) for word in words if word)
 
 
-def _read_hostile(path: Path, offset: int) -> bytes:
-    """Up to MOST_BYTES of a regular file from `offset`; nothing of a link, a pipe, or a file that is not there."""
+def _read_regular(path: Path, offset: int) -> bytes:
+    """Read up to MAX_READ_BYTES of a regular file from `offset`. Return nothing for links, pipes and missing files."""
     file = open_regular(path)
     if file is None:
         return b""
     with file:
         file.seek(offset)
-        return file.read(MOST_BYTES)
+        return file.read(MAX_READ_BYTES)

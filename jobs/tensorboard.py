@@ -1,7 +1,7 @@
-"""Scalars out of TensorBoard event files, from where the last look ended.
+"""Read scalars from TensorBoard event files, continuing where the last read ended.
 
-Hides the record framing (a little-endian length, its checksum, the message, its checksum) and the two ways a scalar is
-written. The files are a customer's: a length that is no length ends the reading of its file, and no link is followed.
+A record is a little-endian length, its checksum, a protobuf message and its checksum. The files are written by the
+customer's code: an impossible length ends the reading of that file, and links are never followed.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ from tensorboard.compat.proto.event_pb2 import Event
 
 HEADER = struct.Struct("<QI")
 FOOTER_BYTES = 4
-LONGEST_RECORD = 1024 * 1024
-"""Larger records hold images or graphs, no scalars: they are passed over."""
-MOST_FILES = 64
-MOST_FOLDERS = 256
-MOST_ENTRIES = 10_000
-DEEPEST = 8
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+MAX_RECORD_BYTES = 1024 * 1024
+"""Larger records hold images or graphs, not scalars, and are skipped."""
+MAX_FILES = 64
+MAX_FOLDERS = 256
+MAX_ENTRIES = 10_000
+MAX_DEPTH = 8
+"""Event files that are read, folders and directory entries that are visited, and levels of folders. Far above any
+real log folder; they bound the time that one run can take from the reading of all others."""
+_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 DT_FLOAT, DT_DOUBLE = 1, 2
 
 
 @dataclass(frozen=True)
 class Scalar:
-    """One point of one tag. `wall_time` in Unix seconds."""
+    """One point of one tag. `folder` is relative to the log folder; `wall_time` is in Unix seconds."""
 
+    folder: str
     tag: str
     step: int
     value: float
@@ -43,19 +46,19 @@ class Scalar:
 
 
 def read_scalars(folder: Path, cursor: dict[str, int], limit: int) -> Iterator[Scalar]:
-    """New scalars of the event files under `folder`, from about `limit` bytes in all; `cursor` is moved on.
+    """Yield new scalars from about `limit` bytes of the event files under `folder`, and advance `cursor`.
 
-    Its keys are made from the files' names, which may be anything.
+    The cursor has an offset per file. Its keys are hashes of the file names, which may contain anything.
     """
     for name, file in _event_files(folder):
         if limit <= 0:
             return
         key = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
-        if key not in cursor and len(cursor) >= MOST_FILES:
+        if key not in cursor and len(cursor) >= MAX_FILES:
             continue
-        begun = offset = cursor.get(key, 0)
+        start = offset = cursor.get(key, 0)
         size = os.fstat(file.fileno()).st_size
-        while offset < begun + limit:
+        while offset < start + limit:
             file.seek(offset)
             header = file.read(HEADER.size)
             if len(header) < HEADER.size:
@@ -64,68 +67,71 @@ def read_scalars(folder: Path, cursor: dict[str, int], limit: int) -> Iterator[S
             following = offset + HEADER.size + length + FOOTER_BYTES
             if following > size:
                 break
-            if length <= LONGEST_RECORD:
-                yield from _scalars(file.read(length))
+            if length <= MAX_RECORD_BYTES:
+                yield from _scalars(file.read(length), folder=str(Path(name).parent).removeprefix("."))
             offset = following
-        limit -= min(limit, offset - begun)
+        limit -= min(limit, offset - start)
         if offset:
             cursor[key] = offset
 
 
 def _event_files(folder: Path) -> Iterator[tuple[str, BinaryIO]]:
-    """The first event files below, by name and open: each folder and file is opened from the one above it.
+    """Yield name and open file of the first event files below `folder`.
 
-    So no link is followed, not even one that takes a folder's place while it is looked at. Of everything that is there,
-    event files or not, the first MOST_ENTRIES are looked at: more would keep others waiting, at every look.
+    Each folder and file is opened relative to its parent's descriptor, so that no link is followed, even one that
+    replaces a folder meanwhile. Only the first MAX_ENTRIES directory entries are visited.
     """
-    found = 0
+    count = 0
     for visited, (place, descriptor, names) in enumerate(_folders(folder), 1):
         for name in names:
-            if found >= MOST_FILES:
+            if count >= MAX_FILES:
                 return
             if file := open_regular(name, folder=descriptor):
                 with file:
-                    found += 1
+                    count += 1
                     yield str(Path(place, name)), file
-        if visited >= MOST_FOLDERS:
+        if visited >= MAX_FOLDERS:
             return
 
 
 def _folders(top: Path) -> Iterator[tuple[str, int, list[str]]]:
-    """Folders from the top down: the place of each, open, and the names of its event files."""
-    left = MOST_ENTRIES
-    waiting: list[tuple[str, ...]] = [()]
-    while waiting and left > 0:
-        parts = waiting.pop()
-        with contextlib.suppress(OSError), _opened(top, parts) as descriptor:  # not there, no folder, or gone meanwhile
+    """Yield folders from the top down: relative path, descriptor, and the names of its event files."""
+    entries_left = MAX_ENTRIES
+    pending: list[tuple[str, ...]] = [()]
+    while pending and entries_left > 0:
+        parts = pending.pop()
+        with (
+            contextlib.suppress(OSError),
+            _opened(top, parts) as descriptor,
+        ):  # missing, not a folder, or deleted meanwhile
             names: list[str] = []
             folders: list[str] = []
             with os.scandir(descriptor) as entries:
-                for entry in itertools.islice(entries, left):
-                    left -= 1
+                for entry in itertools.islice(entries, entries_left):
+                    entries_left -= 1
                     if "tfevents" in entry.name:
                         names.append(entry.name)
-                    elif len(parts) < DEEPEST and entry.is_dir(follow_symlinks=False):
+                    elif len(parts) < MAX_DEPTH and entry.is_dir(follow_symlinks=False):
                         folders.append(entry.name)
-            waiting += [(*parts, name) for name in sorted(folders, reverse=True)]
-            yield "/".join(parts), descriptor, sorted(names)[:MOST_FILES]
+            pending += [(*parts, name) for name in sorted(folders, reverse=True)]
+            yield "/".join(parts), descriptor, sorted(names)[:MAX_FILES]
 
 
 @contextlib.contextmanager
 def _opened(top: Path, parts: Iterable[str]) -> Iterator[int]:
-    descriptor = os.open(top, _FOLDER)
+    descriptor = os.open(top, _OPEN_FOLDER)
     try:
         for part in parts:
-            below = os.open(part, _FOLDER, dir_fd=descriptor)
+            child = os.open(part, _OPEN_FOLDER, dir_fd=descriptor)
             os.close(descriptor)
-            descriptor = below
+            descriptor = child
         yield descriptor
     finally:
         os.close(descriptor)
 
 
 def open_regular(name: str | Path, *, folder: int | None = None) -> BinaryIO | None:
-    """A regular file, by its name in an open folder or by its path; None for a link, a pipe, or anything else."""
+    """Open a regular file, by path or by its name in an open folder; None for a link, a pipe or anything else."""
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except OSError:
@@ -136,7 +142,7 @@ def open_regular(name: str | Path, *, folder: int | None = None) -> BinaryIO | N
     return os.fdopen(descriptor, "rb")
 
 
-def _scalars(record: bytes) -> Iterator[Scalar]:
+def _scalars(record: bytes, folder: str) -> Iterator[Scalar]:
     try:
         event = Event.FromString(record)
     except DecodeError:
@@ -148,11 +154,11 @@ def _scalars(record: bytes) -> Iterator[Scalar]:
         elif value.HasField("tensor") and not value.tensor.tensor_shape.dim:
             number = _tensor_scalar(value.tensor.dtype, value.tensor.tensor_content, value.tensor.float_val)
         if number is not None:
-            yield Scalar(value.tag, event.step, float(number), event.wall_time)
+            yield Scalar(folder, value.tag, event.step, float(number), event.wall_time)
 
 
 def _tensor_scalar(dtype: int, content: bytes, floats: list[float]) -> float | None:
-    """TensorFlow 2 writes a scalar as a tensor without dimensions: by value, or as its raw bytes."""
+    """Return the value of a tensor without dimensions, as TensorFlow 2 writes scalars: as a value or as raw bytes."""
     if floats:
         return floats[0]
     layout = {DT_FLOAT: "<f", DT_DOUBLE: "<d"}.get(dtype)

@@ -1,7 +1,7 @@
-"""How an attempt went, as spans: its wait, its start, its run, each rank. Written when it has ended, from its row.
+"""Export an ended attempt as OpenTelemetry spans: its wait, its start, its run and each rank.
 
-The one rule: the times are the rows', which are the backend's; the run's own span has the place that its ranks were
-told (TRACEPARENT), so that what the customer's code sends of itself hangs below it.
+The times come from the rows, and so from the backend's clock. The run's span has the id in the ranks' TRACEPARENT, so
+that spans of the customer's code become its children.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Any
 
 from django.db import transaction
 
-from console.operations import tracing
-from console.operations.tracing import Recorded
+from console.observability import tracing
+from console.observability.tracing import FinishedSpan
 from jobs.models import Attempt
 from jobs.states import BILLED, EndReason
 
-MOST_RANKS = 1024
-"""Of a larger run, the first ones."""
+MAX_RANKS = 1024
+"""Ranks with a span of their own. The span exporter queues 2048 by default, for all runs."""
 
 
-def place_of(attempt: Attempt) -> str:
-    """The place of a run's span, known before it begins; empty where its job was bought outside of any trace."""
-    return tracing.child(attempt.job.traceparent, attempt.run_name)
+def traceparent_of(attempt: Attempt) -> str:
+    """Return the traceparent of a run's span, known before the run; empty if its order had no trace."""
+    return tracing.child_traceparent(attempt.job.traceparent, attempt.run_name)
 
 
-def facts_of(attempt: Attempt) -> dict[str, str | int]:
-    """What each span of an attempt says."""
+def attributes_of(attempt: Attempt) -> dict[str, str | int]:
+    """Return the attributes of every span of an attempt."""
     return {
         "trainyard.job": attempt.job_id,
         "trainyard.organization": attempt.job.organization_id,
@@ -36,61 +36,66 @@ def facts_of(attempt: Attempt) -> dict[str, str | int]:
     }
 
 
-def tell(attempt: Attempt) -> None:
-    """Send the spans of an attempt that ends in this transaction, once it is committed."""
-    if tracing.is_on() and place_of(attempt):
-        transaction.on_commit(partial(tracing.record, spans(attempt)))
+def export_on_commit(attempt: Attempt) -> None:
+    """Export the spans of an attempt that ends in this transaction, after its commit."""
+    if tracing.is_on() and traceparent_of(attempt):
+        transaction.on_commit(partial(tracing.export, spans(attempt)))
 
 
-def spans(attempt: Attempt) -> list[Recorded]:
-    """The spans of an ended attempt: the run's, and below it its wait, its start, and the life of each rank."""
-    job, place = attempt.job, place_of(attempt)
+def spans(attempt: Attempt) -> list[FinishedSpan]:
+    """Return the run's span and its children: the wait, the start and each rank."""
+    job, parent = attempt.job, traceparent_of(attempt)
     finished = _seconds(attempt.finished_at or attempt.claimed_at)
     queued, claimed = _queued_at(attempt), _seconds(attempt.claimed_at)
     started = _seconds(attempt.started_at) if attempt.started_at else finished
-    about = facts_of(attempt)
-    failed = attempt.reason != EndReason.COMPLETED
-    platform = failed and EndReason(attempt.reason) not in BILLED
-    run = {
-        **about, "trainyard.reason": attempt.reason, "trainyard.nodes": attempt.granted_nodes,
-        "trainyard.restarts": attempt.restarts, "trainyard.platform_fault": platform,
+    common = attributes_of(attempt)
+    has_failed = attempt.reason != EndReason.COMPLETED
+    is_platform_fault = has_failed and EndReason(attempt.reason) not in BILLED
+    attributes = {
+        **common, "trainyard.reason": attempt.reason, "trainyard.nodes": attempt.granted_nodes,
+        "trainyard.restarts": attempt.restarts, "trainyard.platform_fault": is_platform_fault,
     }  # fmt: skip
-    error = attempt.reason if failed and attempt.reason != EndReason.CANCELLED else ""
+    error = attempt.reason if has_failed and attempt.reason != EndReason.CANCELLED else ""
 
-    def below(name: str, begun: float, ended: float, more: dict[str, Any], wrong: str = "") -> Recorded:
-        return Recorded(name, tracing.child(place, name), place, begun, max(begun, ended), {**about, **more}, wrong)
+    def child(name: str, start: float, end: float, extra: dict[str, Any], error: str = "") -> FinishedSpan:
+        return FinishedSpan(
+            name, tracing.child_traceparent(parent, name), parent, start, max(start, end), common | extra, error
+        )
 
     return [
-        Recorded(f"run {attempt.run_name}", place, job.traceparent, queued, max(queued, finished), run, error),
-        below("queue", queued, claimed, {}),
-        below("start", claimed, started, {}),
-        *(below(*rank) for rank in _ranks(attempt, finished)),
+        FinishedSpan(
+            f"run {attempt.run_name}", parent, job.traceparent, queued, max(queued, finished), attributes, error
+        ),
+        child("queue", queued, claimed, {}),
+        child("start", claimed, started, {}),
+        *(child(*rank) for rank in _ranks(attempt, finished)),
     ]
 
 
 def _ranks(attempt: Attempt, finished: float) -> list[tuple[str, float, float, dict[str, Any], str]]:
-    """Name, beginning, end, facts and fault of each rank; its times are those of its node."""
+    """Return name, start, end, attributes and error of each rank, with the times of its node."""
     workers, failure = attempt.job.workers_per_node, attempt.failure or {}
-    found = []
+    ranks = []
     for node in attempt.nodes:
         if node.get("started_at") is None:
             continue
         for local in range(workers):
             rank = node["node"] * workers + local
-            wrong = str(failure.get("code", "")) if failure.get("rank") == rank else ""
-            facts = {
+            error = str(failure.get("code", "")) if failure.get("rank") == rank else ""
+            attributes = {
                 "trainyard.rank": rank,
                 "trainyard.node": node["node"],
                 "trainyard.address": node.get("address", ""),
             }
-            found.append((f"rank {rank}", node["started_at"], node.get("finished_at") or finished, facts, wrong))
-    return found[:MOST_RANKS]
+            ended = node.get("finished_at") or finished
+            ranks.append((f"rank {rank}", node["started_at"], ended, attributes, error))
+    return ranks[:MAX_RANKS]
 
 
 def _queued_at(attempt: Attempt) -> float:
-    """When it began to wait: when the job was queued, or when the attempt before it ended."""
-    before = attempt.job.attempts.filter(number__lt=attempt.number, finished_at__isnull=False).last()
-    return _seconds(before.finished_at if before and before.finished_at else attempt.job.queued_at)
+    """Return when the attempt's wait began: when the job was queued or the previous attempt ended."""
+    previous = attempt.job.attempts.filter(number__lt=attempt.number, finished_at__isnull=False).last()
+    return _seconds(previous.finished_at if previous and previous.finished_at else attempt.job.queued_at)
 
 
 def _seconds(moment: datetime) -> float:

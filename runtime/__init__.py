@@ -1,5 +1,5 @@
-"""The cluster: starts customers' training runs on nodes and tells how they go.
+"""Start customers' training runs on clusters and report their status.
 
-Knows nothing of Django, Celery or Stripe. The way in is `runtime.backends.create`; what goes down is a
-`runtime.specs.RunSpec`, what comes up is a `runtime.specs.RunStatus` or one of `runtime.errors`.
+Imports no Django, Celery or Stripe. `runtime.backends.base.create` returns a backend. It takes a
+`runtime.specs.RunSpec`, and returns a `runtime.specs.RunStatus` or raises one of `runtime.errors`.
 """

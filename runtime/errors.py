@@ -1,16 +1,16 @@
-"""What a backend may say instead of an answer. One root, a stable `code` each; leaves carry data."""
+"""The errors of backends and images, each with a stable `code`."""
 
 from __future__ import annotations
 
 
 class RuntimeFault(Exception):
-    """Root of every error of this package. `code` is stable; the text is for a person."""
+    """Root of every error of this package. Programs use `code`; the text is for people."""
 
     code = "runtime_error"
 
 
 class InvalidSpec(RuntimeFault):
-    """The run can never start as it is specified; `field` names the part of the RunSpec at fault."""
+    """The run can never start with this RunSpec. `field` names the part at fault."""
 
     code = "invalid_spec"
 
@@ -20,13 +20,13 @@ class InvalidSpec(RuntimeFault):
 
 
 class NoCapacity(RuntimeFault):
-    """The run fits the cluster, but not now. Submitting again later is right."""
+    """The run fits the cluster, but not now. The caller may retry later."""
 
     code = "no_capacity"
 
 
 class BackendUnavailable(RuntimeFault):
-    """The backend did not answer. Nothing is known about the run; asking again later is right."""
+    """The backend did not answer, so nothing is known about the run. The caller may retry later."""
 
     code = "backend_unavailable"
 

@@ -1,7 +1,9 @@
-"""What a run is and how it goes, as frozen plain data. PURE: no clock, no disk, no import from outside.
+"""Define a run, its status and a cluster's capacity as frozen dataclasses.
 
-The one rule: everything a backend needs is in the RunSpec, and everything it knows comes back in the RunStatus.
-Both travel as JSON (`to_json`, `from_json`), so that a supervisor can read them after a restart of everything else.
+Pure: no clock, no disk, standard library only.
+
+A RunSpec holds everything that a backend needs for a run, and a RunStatus everything that it knows about one. Both are
+stored as JSON, so a supervisor or a restarted console can read them later.
 """
 
 from __future__ import annotations
@@ -14,33 +16,65 @@ from dataclasses import dataclass, field
 from typing import Any
 
 NAME_PATTERN = re.compile(r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?$")
-"""A run's name is also a Kubernetes object name, a folder and a host name: a DNS label, with room for a suffix."""
-ANY_NUMBER = 10_000
-"""How many nodes an elastic cluster has room for: more than anybody buys at once."""
+"""A run's name also names Kubernetes objects, a folder and hosts. So it is a DNS label (at most 63 characters) with
+room for a suffix."""
+PACKAGES_TARGET = "/opt/trainyard/site-packages"
+"""Where a run sees its packages besides the image's."""
+UNLIMITED_NODES = 10_000
+"""The number of nodes that fits a cluster which adds machines on demand; more than anybody buys at once."""
 
 
 class Framework(enum.StrEnum):
-    """The family of collectives the launcher prepares for."""
+    """The framework whose environment variables and rendezvous the launcher prepares."""
 
     PYTORCH = "pytorch"
     HOROVOD = "horovod"
     TENSORFLOW = "tensorflow"
 
 
+class Flavour(enum.StrEnum):
+    """The build of a built-in image."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
 class Controller(enum.StrEnum):
-    """How the ranks of a run find each other and talk."""
+    """How the ranks of a run find each other."""
 
     GLOO = "gloo"
-    """Over TCP, with what the launcher offers; collectives on GPUs still go through NCCL."""
+    """Gloo's TCP rendezvous, served by the launcher. Collectives on GPUs still use NCCL."""
     MPI = "mpi"
-    """Started by the image's `mpirun`, which asks the launchers, not ssh, to reach the other nodes."""
+    """The image's `mpirun`. It reaches other nodes through the launchers, not through ssh."""
+
+
+class LrScaling(enum.StrEnum):
+    """How the learning rate that a rank gets follows from the one that was ordered."""
+
+    NONE = "none"
+    """Unchanged."""
+    LINEAR = "linear"
+    """Multiplied by the number of processes: the linear scaling rule (Goyal et al., 2017)."""
+
+
+class LocalRankArgument(enum.StrEnum):
+    """How a script receives its local rank as an argument."""
+
+    AUTO = "auto"
+    """As the script's own argument parser declares it; not passed if no parser declares it."""
+    UNDERSCORE = "underscore"
+    """`--local_rank=N`"""
+    DASH = "dash"
+    """`--local-rank=N`"""
+    NONE = "none"
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What one node of the run gets; the backend enforces it. Memory and disk in MiB.
+    """The resources of one node, enforced by the backend. Memory and disk are in MiB.
 
-    `disk_mib` bounds what one run may add to its run folder, its checkpoints and its workspace; 0: the backend's own.
+    `disk_mib` limits what one run may add to its run folder, its checkpoints, its outputs and its workspace; 0: the
+    backend's default.
     """
 
     cpus: float
@@ -52,7 +86,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Mount:
-    """A folder of the host (or `subPath` of a volume) seen inside the run at `target`."""
+    """A folder that the run sees at `target`. `source` is its path as the console sees it."""
 
     source: str
     target: str
@@ -61,19 +95,21 @@ class Mount:
 
 @dataclass(frozen=True)
 class Image:
-    """Where the code's interpreter comes from.
+    """The image that a run uses. Exactly one of `builtin` and `reference` is set.
 
-    `builtin` names an image made by this installation (on the local backend a virtual environment);
-    `reference` is a registry reference for backends that pull. One of them is set.
+    `builtin` names an image that this installation builds; the local backend keeps it as a virtual environment.
+    `reference` is a registry reference, for backends that pull images. `digest` pins it: the image is pulled by this
+    digest in place of the reference's tag.
     """
 
     builtin: str = ""
     reference: str = ""
+    digest: str = ""
 
 
 @dataclass(frozen=True)
 class PullSecret:
-    """What it takes to pull the run's image from its registry. Never written down, never in a log."""
+    """Credentials for the registry of the run's image. Never stored in a run's records or logs."""
 
     host: str
     username: str = ""
@@ -82,15 +118,15 @@ class PullSecret:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One attempt at one job, complete.
+    """The specification of a run, which is one attempt of one job.
 
-    Targets are fixed by the environment contract: the workspace is mounted at `workspace_target`, datasets each at
-    `datasets_target/<name>`. `script` is relative to the workspace. `deadline_seconds` counts from the moment all
-    nodes run; when it is over the backend sends SIGTERM, waits `grace_seconds`, then kills: the grace lies *inside*
-    the deadline, so that no run is ever charged past it.
+    The environment contract fixes where mounts appear: the workspace at `workspace_target`, each dataset at
+    `datasets_target/<name>`, each model at `models_target/<name>`. `script` is relative to the workspace.
+    `deadline_seconds` counts from the moment all nodes run. The backend sends SIGTERM `grace_seconds` before the
+    deadline and SIGKILL at the deadline, so no run is charged beyond it.
 
-    `nodes` is what the run starts with. It goes on without one that is lost while at least `min_nodes` are left
-    (0: all are needed); its ranks then restart from their last checkpoint, or, with Horovod's elastic mode, go on.
+    `nodes` is the number of nodes at the start. An elastic run continues without a lost node while `min_nodes` remain
+    (0: all are needed). Its ranks then restart from their last checkpoint; with Horovod's elastic mode they continue.
     """
 
     name: str
@@ -102,78 +138,98 @@ class RunSpec:
     script: str
     deadline_seconds: int
     arguments: tuple[str, ...] = ()
+    local_rank_argument: LocalRankArgument = LocalRankArgument.AUTO
     epochs: int = 1
     lr: str = "0.01"
+    lr_scaling: LrScaling = LrScaling.NONE
+    warmup_epochs: int = 0
     batch_size: int = 32
     datasets: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
     mounts: tuple[Mount, ...] = ()
     workspace_target: str = "/workspace"
     datasets_target: str = "/datasets"
+    models_target: str = "/models"
     restart_count: int = 0
     grace_seconds: int = 10
     log_limit_bytes: int = 64 * 1024 * 1024
     checkpoint_key: str = ""
-    """Attempts that share this key share one checkpoint folder (`CHECKPOINT_DIR`); empty: a folder of its own."""
+    """Attempts with the same key share one checkpoint folder (`CHECKPOINT_DIR`) and one output folder (`OUTPUT_DIR`).
+    Empty: the run has its own.
+    """
     min_nodes: int = 0
     controller: Controller = Controller.GLOO
     collective_timeout_seconds: int = 0
-    """How long a collective may wait for a peer, told to the framework; 0: the framework's own."""
+    """How long a collective may wait for a peer; 0: the framework's default."""
     stall_check_seconds: int = 0
-    """Horovod warns after this long of ranks that have not joined a collective; 0: its own."""
+    """When Horovod warns of ranks that have not joined a collective; 0: Horovod's default."""
     hang_seconds: int = 120
-    """A run that shows no sign of progress this long has hung (the launcher may be surer sooner); 0: not watched."""
+    """A run without any sign of progress for this long counts as hung; 0: never. The launcher may detect a hang sooner.
+    """
     builtin_script: str = ""
-    """A script of the platform's own, run instead of the workspace's: `smoke`, `hello`. Then `script` is empty."""
+    """A script of the platform that runs instead of the workspace's: `smoke` or `hello`. Then `script` is empty."""
     labels: dict[str, str] = field(default_factory=dict)
-    """`organization` (a slug) and `job`: who it is for, in the cluster's own listings."""
+    """`organization` (a slug) and `job`, shown in the cluster's own listings."""
     traceparent: str = ""
-    """The run's place in a trace (W3C), told to its ranks as TRACEPARENT; empty: they are told nothing."""
+    """The run's W3C trace context, passed to its ranks as TRACEPARENT; empty: not traced."""
     node_kind: str = ""
-    """The name of the node spec that was bought: clusters may keep machines, labels and taints for one."""
+    """The purchased node type. Clusters may have machines, labels and taints for one."""
     organization_nodes: int = 0
-    """Nodes the organization may run at once, where the cluster itself holds it to that; 0: nothing is held."""
+    """Nodes that the organization may run at once, where the cluster enforces such a quota; 0: no quota."""
+    packages: str = ""
+    """A folder of Python packages besides the image's, as the console sees it; empty: none. Mounted read-only."""
+    storage_left_mib: int | None = None
+    """The unused part of the organization's storage quota, in MiB; None: no quota."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """The order's own variables, for the ranks; `runtime.environment` has the rules for their names."""
+    expands_arguments: bool = False
+    """Replace references to variables in `arguments`: see `runtime.launcher.variables`."""
     pull_secret: PullSecret | None = field(default=None, repr=False)
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)
+    """Further variables for the ranks. Their values are never stored, and replaced in all output that is."""
 
     @property
     def world_size(self) -> int:
-        """All processes of the run."""
+        """The number of processes of the run."""
         return self.nodes * self.workers_per_node
 
     def to_json(self) -> str:
-        """This spec as a JSON object, without its pull secret; `from_json` is its inverse."""
-        data = dataclasses.asdict(dataclasses.replace(self, pull_secret=None))
-        del data["pull_secret"]
+        """Return this spec as a JSON object, without its secrets; `from_json` is the inverse."""
+        data = dataclasses.asdict(dataclasses.replace(self, pull_secret=None, secrets={}))
+        del data["pull_secret"], data["secrets"]
         return json.dumps(data, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> RunSpec:
-        """Read what `to_json` wrote. Raises ValueError or TypeError on anything else."""
+        """Read the output of `to_json`. Raises ValueError or TypeError for anything else."""
         data: dict[str, Any] = json.loads(text)
         data["framework"] = Framework(data["framework"])
         data["controller"] = Controller(data["controller"])
+        # A run that was submitted before an upgrade lacks these fields.
+        data["local_rank_argument"] = LocalRankArgument(data.get("local_rank_argument", "auto"))
+        data["lr_scaling"] = LrScaling(data.get("lr_scaling", "none"))
         data["image"] = Image(**data["image"])
         data["resources"] = Resources(**data["resources"])
         data["mounts"] = tuple(Mount(**mount) for mount in data["mounts"])
-        data["arguments"] = tuple(data["arguments"])
-        data["datasets"] = tuple(data["datasets"])
+        data |= {name: tuple(data.get(name, ())) for name in ("arguments", "datasets", "models")}
         return cls(**data)
 
 
 class RunPhase(enum.StrEnum):
-    """Where a run is, as a backend sees it."""
+    """The phase of a run, as its backend sees it."""
 
     STARTING = "starting"
-    """Accepted; not every node runs yet. Nothing is metered."""
+    """Accepted, but not every node runs yet. Not metered."""
     RUNNING = "running"
-    """Every node runs the customer's code (or has run it)."""
+    """Every node runs the customer's code, or has already ended."""
     STOPPING = "stopping"
-    """SIGTERM was sent; the grace is running."""
+    """SIGTERM was sent and the grace period is running."""
     ENDED = "ended"
-    """No process of the run is left; `outcome` says how it ended."""
+    """No process of the run remains; `outcome` is set."""
 
 
 class Outcome(enum.StrEnum):
-    """How an ended run ended. The first cause, never an echo of it."""
+    """How a run ended. The first cause decides, never one of its effects."""
 
     COMPLETED = "completed"
     CODE_FAILED = "code_failed"
@@ -181,19 +237,21 @@ class Outcome(enum.StrEnum):
     DISK_FULL = "disk_full"
     """The run wrote more than its `disk_mib`."""
     HUNG = "hung"
-    """No sign of progress for too long: `RunStatus.progress_at` was the last."""
+    """No sign of progress for too long; the last one was at `RunStatus.progress_at`."""
     STOPPED = "stopped"
     """`stop` was called."""
     TIME_LIMIT = "time_limit"
     NODE_LOST = "node_lost"
     NO_CAPACITY = "no_capacity"
-    """Not all of its nodes could be placed in time, and those that were are down again: it never ran as one."""
+    """The cluster could not place all nodes in time and released the others. The run never ran."""
     PLATFORM_ERROR = "platform_error"
 
 
 class FailureCode(enum.StrEnum):
-    """What a failure is about, for whoever words it: the console says it in the reader's language."""
+    """The kind of a failure in detail, by which the console describes it in the reader's language."""
 
+    RANK_RAISED = "rank_raised"
+    """`data`: `exception`, `message`, and the place in the code: `file`, `line`, `function`."""
     RANK_EXITED = "rank_exited"
     RANK_KILLED = "rank_killed"
     OUT_OF_MEMORY = "out_of_memory"
@@ -203,64 +261,72 @@ class FailureCode(enum.StrEnum):
     STOPPED = "stopped"
     TIME_LIMIT = "time_limit"
     NODE_LOST = "node_lost"
-    """Its supervisor or launcher was killed, or its machine went down."""
+    """The node's supervisor was killed, or its machine went down."""
     NODE_SILENT = "node_silent"
-    """It stopped answering: frozen, or cut off from the others."""
+    """The node stopped answering: it was frozen, or cut off from the others."""
     NODE_NOT_STARTED = "node_not_started"
     NODES_NOT_MET = "nodes_not_met"
     NODES_NOT_PLACED = "nodes_not_placed"
-    """The cluster could place only some of its nodes, `data`: `placed`, `nodes`, `seconds`, `waiting_code`."""
+    """The cluster placed only some of the nodes. `data`: `placed`, `nodes`, `seconds`, `waiting_code`."""
     EVICTED = "evicted"
-    """The cluster took its node away: drained, or short of memory or disk."""
+    """The cluster drained the node, or its machine ran short of memory or disk."""
     PREEMPTED = "preempted"
-    """It gave way to a run of higher priority, or to the owner of the quota it had borrowed."""
+    """Preempted by a run of higher priority, or by the owner of a borrowed quota."""
     IMAGE_NAME = "image_name"
-    """There is no image of this name, `data`: `image`."""
+    """The registry has no such image. `data`: `image`."""
     IMAGE_CREDENTIALS = "image_credentials"
-    """The registry does not let us have it, `data`: `image`."""
+    """The registry refused the credentials, or wants some. `data`: `image`."""
     IMAGE_NETWORK = "image_network"
-    """The registry did not answer, `data`: `image`."""
+    """The registry did not answer. `data`: `image`."""
     IMAGE_UNUSABLE = "image_unusable"
-    """The image has no Python where one was expected, `data`: `image`."""
+    """The image has no Python at the expected path. `data`: `image`."""
     LAUNCHER_KILLED = "launcher_killed"
-    """Code inside the run killed what watches over it."""
+    """A launcher died or stopped answering while its supervisor lived, so the customer's code is held responsible."""
     PLATFORM_ERROR = "platform_error"
+    REFUSED = "refused"
+    """Set by the console: the cluster rejected the spec; `data`: `field`, the field at fault."""
+    NOT_STARTED = "not_started"
+    """Set by the console: the run could not be submitted."""
+    VANISHED = "vanished"
+    """Set by the console: the cluster no longer knows the run."""
+    MOVED = "moved"
+    """Set by the console: an administrator ended the run so that another attempt starts."""
 
 
 class WaitingCode(enum.StrEnum):
-    """Why a run that was accepted does not run yet, and what `RunStatus.waiting_data` then holds."""
+    """Why an accepted run does not run yet, with the keys of `RunStatus.waiting_data`."""
 
     STARTING = "starting"
-    """It is under way: `nodes` (how many are waited for), `step` (place, image, volume, container)."""
+    """Nodes are starting. `nodes`: how many are not ready; `step`: place, image, volume or container."""
     GPUS = "gpus"
-    """`wanted` GPUs a node, of `gpu_type` ("": any), for `nodes` nodes; `free` where that is known, else None."""
+    """`wanted` GPUs per node, of `gpu_type` ("": any), for `nodes` nodes; `free`, or None where not known."""
     CPUS = "cpus"
-    """`wanted` a node, for `nodes` nodes, and `free` on the machine that has most; None: not known."""
+    """`wanted` CPUs per node, for `nodes` nodes; `free` on the machine that has most, or None where not known."""
     MEMORY = "memory"
-    """MiB: as CPUS."""
+    """As CPUS, in MiB."""
     TOO_LARGE = "too_large"
-    """No machine that the cluster has now takes a node of it, were it empty."""
+    """No machine of the cluster could hold a node of the run, even when empty."""
     IMAGE_NAME = "image_name"
-    """`image`; there is none of this name."""
+    """`image`: the registry has no such image."""
     IMAGE_CREDENTIALS = "image_credentials"
-    """`image`; the registry wants other credentials, or some."""
+    """`image`: the registry refused the credentials, or wants some."""
     IMAGE_NETWORK = "image_network"
-    """`image`; the registry cannot be reached."""
+    """`image`: the registry does not answer."""
     VOLUME = "volume"
-    """`claim` ("" where it is none) and `detail`: the storage is not there, or cannot be mounted."""
+    """`claim` (or "") and `detail`: the storage does not exist, or cannot be mounted."""
     QUOTA = "quota"
     """`detail`: a ResourceQuota of the namespace is used up."""
     TAINT = "taint"
-    """`taint`: the machines that would fit are kept for others, or are not ready."""
+    """`taint`: the machines that would fit are reserved or not ready."""
     ADMISSION = "admission"
-    """`queue`, `detail`: Kueue has not admitted it yet, or the cluster's policy refuses its pods."""
+    """`queue` and `detail`: Kueue has not admitted the run, or the cluster's policy refuses its pods."""
     UNSCHEDULABLE = "unschedulable"
-    """`detail`, in the scheduler's words."""
+    """`detail`: the scheduler's message."""
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """Why a run waits: a code and its data for people, one English sentence for logs."""
+    """Why a run waits: a code and its data for the console, and an English sentence for logs."""
 
     code: WaitingCode
     data: dict[str, Any]
@@ -271,9 +337,9 @@ class Waiting:
 class Failure:
     """The first cause of a run that did not complete.
 
-    `rank` is global and None where the fault is a node's; exactly one of `exit_code`, `signal` is set for a process.
-    `message` is one English sentence for logs, `code` and `data` (plain numbers and names, such as `limit_mib`) the
-    same for people; `last_lines` the end of that rank's output.
+    `rank` is the global rank, or None for a fault of the node. For a process, one of `exit_code` and `signal` is set.
+    `message` is an English sentence for logs; `code` and `data` (plain numbers and names, such as `limit_mib`) let the
+    console describe the failure. `last_lines` is the end of that rank's output.
     """
 
     message: str
@@ -288,7 +354,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """One node of a run. Times are Unix seconds by the backend's clock."""
+    """The status of one node. Times are Unix seconds by the backend's clock."""
 
     node: int
     phase: RunPhase
@@ -301,7 +367,10 @@ class NodeStatus:
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of a run with one number of nodes; the last one of a run that still goes has no end. Unix seconds."""
+    """A period in which the number of nodes did not change.
+
+    Times are Unix seconds; the last period of a live run is open.
+    """
 
     nodes: int
     started_at: float
@@ -310,12 +379,12 @@ class Span:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """How a run goes. Times are Unix seconds by the backend's clock.
+    """The status of a run. Times are Unix seconds by the backend's clock.
 
-    `started_at` is when the last node began to run, and `finished_at` when the last process ended: what lies between
-    is metered. `started_at` stays None for a run that never ran on all its nodes. `spans` cover it without a gap:
-    one, unless an elastic run lost nodes. `progress_at` is the last sign of progress (output, metrics, work done), and
-    `checkpoint_at` when the newest file in the checkpoint folder was written, by that file's own word.
+    The metered time runs from `started_at`, when the last node began to run, to `finished_at`, when the last process
+    ended. `started_at` stays None for a run that never ran on all its nodes. `spans` cover the metered time without
+    gaps; there are several only if an elastic run lost nodes. `progress_at` is the last sign of progress (output,
+    metrics or CPU work). `checkpoint_at` is the modification time of the newest file in the checkpoint folder.
     """
 
     name: str
@@ -330,70 +399,77 @@ class RunStatus:
     progress_at: float | None = None
     checkpoint_at: float | None = None
     restarts: int = 0
-    """How often the ranks were started again inside this run, because a node was lost."""
+    """How often the ranks were restarted inside this run because a node was lost."""
     waiting_for: str = ""
-    """While STARTING: what the backend still waits for, one English sentence; else empty."""
+    """While STARTING, an English sentence that says why the run has not started; else empty."""
     waiting_code: str = ""
-    """The same for people: a WaitingCode, or empty where the backend knows no more than `waiting_for`."""
+    """A WaitingCode with the reason for the console; empty where the backend has only `waiting_for`."""
     waiting_data: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class NodeCapacity:
-    """One machine of the cluster: what it has for runs and what of it is free now."""
+    """One machine of the cluster: its total resources for runs, and its free ones now."""
 
     name: str
     total: Resources
     free: Resources
     closed_to: frozenset[str] = frozenset()
-    """The node kinds that are never placed here; "": those that the cluster does not tell apart."""
+    """Node types that are never placed on this machine; "" stands for the types that the cluster has no label for."""
     gpus_only: bool = False
-    """Nodes without a GPU are never placed here."""
+    """Nodes without a GPU are never placed on this machine."""
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """The cluster as a whole. A node kind is the name of what was bought (`RunSpec.node_kind`)."""
+    """The cluster's machines. A node kind is the name of a purchased node type (`RunSpec.node_kind`)."""
 
     machines: tuple[NodeCapacity, ...]
     kinds: frozenset[str] = frozenset()
-    """The node kinds that it tells apart; it places all others alike."""
+    """Node kinds that have a label or taint of their own; all others are placed alike."""
     elastic: bool = False
-    """Machines come when they are asked for: nothing is too much for it."""
+    """The cluster adds machines on demand, so every request fits eventually."""
 
     def nodes_now(self, resources: Resources, kind: str = "") -> int:
-        """How many nodes of `resources` could start now."""
-        return self._room(resources, kind, free=True)
+        """Return how many nodes with these resources could start now."""
+        return self._count_nodes(resources, kind, free=True)
 
     def nodes_ever(self, resources: Resources, kind: str = "") -> int:
-        """How many nodes of `resources` an otherwise empty cluster could run."""
-        return self._room(resources, kind, free=False)
+        """Return how many nodes with these resources an empty cluster could run."""
+        return self._count_nodes(resources, kind, free=False)
 
-    def _room(self, wanted: Resources, kind: str, *, free: bool) -> int:
+    def _count_nodes(self, required: Resources, kind: str, *, free: bool) -> int:
         if self.elastic:
-            return ANY_NUMBER
-        known = kind if kind in self.kinds else ""
-        takes = (each for each in self.machines if known not in each.closed_to and (wanted.gpus or not each.gpus_only))
-        return sum(_copies(each.free if free else each.total, wanted) for each in takes)
+            return UNLIMITED_NODES
+        labelled_kind = kind if kind in self.kinds else ""
+        return sum(
+            _count_fitting(machine.free if free else machine.total, required)
+            for machine in self.machines
+            if labelled_kind not in machine.closed_to and (required.gpus or not machine.gpus_only)
+        )
 
 
-def _copies(have: Resources, wanted: Resources) -> int:
-    """How many times `wanted` fits into `have`. A GPU type of "" asks for any."""
-    if wanted.gpus and wanted.gpu_type not in {"", have.gpu_type}:
+def _count_fitting(available: Resources, required: Resources) -> int:
+    """Return how many times `required` fits into `available`. A required GPU type of "" means any."""
+    if required.gpus and required.gpu_type not in {"", available.gpu_type}:
         return 0
-    limits = [int((have.cpus + 1e-9) / wanted.cpus), have.memory_mib // wanted.memory_mib]
-    if wanted.gpus:
-        limits.append(have.gpus // wanted.gpus)
+    # 1e-9: a sum of floats such as 0.1 + 0.2 may be a little off.
+    limits = [int((available.cpus + 1e-9) / required.cpus), available.memory_mib // required.memory_mib]
+    if required.gpus:
+        limits.append(available.gpus // required.gpus)
     return max(0, min(limits))
 
 
 @dataclass(frozen=True)
 class LogChunk:
-    """A piece of one rank's log: `text` from `offset`, the next offset to ask for, and whether more can ever come.
+    """A piece of a log: its text, the offset to continue at, and whether the log is complete.
 
-    Offsets are bytes in the stored file. `text` ends at a UTF-8 boundary; bytes that are no UTF-8 come as U+FFFD.
+    Offsets are bytes in the stored file. `text` begins at `offset` and ends at a UTF-8 boundary; invalid bytes appear
+    as U+FFFD. `size` is how many bytes the log has now; None where the cluster does not know.
     """
 
     text: str
     next_offset: int
     eof: bool
+    offset: int = 0
+    size: int | None = None

@@ -1,1 +1,1 @@
-"""What a run reads and writes: images, datasets, workspaces. Never meets `billing`."""
+"""Images, datasets and workspaces: the files that runs read and write. Never imports `billing`."""

@@ -1,21 +1,36 @@
-"""Administrators' work on storage: the image catalogue; datasets and workspaces are there to be read.
+"""Admin pages of storage: the image catalogue can be edited; datasets, models and workspaces are read-only.
 
-The one rule: nothing here shows a customer's secret or changes a customer's files.
+No page shows a customer's secret or changes a customer's files.
 """
 
 from __future__ import annotations
 
 from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest
 from django.urls import reverse
+from django.utils.translation import gettext_lazy as _
 from unfold.admin import ModelAdmin
 
-from console.accounts.readonly import ReadOnlyAdmin
-from storage.models import Dataset, DatasetVersion, Image, Registry, Workspace
+from console.accounts.models import User
+from console.core.readonly import ReadOnlyAdmin
+from storage import sharing
+from storage.models import (
+    Allocation,
+    Dataset,
+    DatasetVersion,
+    DeletedFile,
+    Image,
+    Model,
+    ModelVersion,
+    Registry,
+    Workspace,
+)
 
 
 @admin.register(Image)
 class ImageAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
-    """The images on offer."""
+    """The image catalogue."""
 
     list_display = ("name", "title", "organization", "frameworks", "reference", "is_active")
     list_filter = ("is_active",)
@@ -24,7 +39,7 @@ class ImageAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
     raw_id_fields = ("organization",)
 
     def view_on_site(self, _image: Image) -> str:
-        """The console's images, where one click checks an image on the cluster."""
+        """Return the console's page of images, which can check an image on the cluster."""
         return reverse("image_list")
 
 
@@ -32,9 +47,30 @@ class ImageAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
 class DatasetAdmin(ReadOnlyAdmin):
     """Datasets of all organizations."""
 
-    list_display = ("name", "organization", "latest", "created_by", "created_at", "deleted_at")
+    list_display = ("name", "organization", "is_public", "latest", "created_by", "created_at", "deleted_at")
+    list_filter = ("is_public",)
     list_select_related = ("organization", "latest__dataset", "created_by")
     search_fields = ("name", "organization__name")
+    actions = ("make_public", "withdraw")
+
+    def has_publish_permission(self, request: HttpRequest) -> bool:
+        """Return whether the administrator may change datasets; the forms stay read-only."""
+        return bool(request.user.has_perm("storage.change_dataset"))
+
+    @admin.action(description=_("Let every organization read the selected datasets"), permissions=["publish"])
+    def make_public(self, request: HttpRequest, datasets: QuerySet[Dataset]) -> None:
+        """Make datasets public."""
+        self._set_public(request, datasets, is_public=True)
+
+    @admin.action(description=_("Withdraw the selected datasets from other organizations"), permissions=["publish"])
+    def withdraw(self, request: HttpRequest, datasets: QuerySet[Dataset]) -> None:
+        """Withdraw public datasets."""
+        self._set_public(request, datasets, is_public=False)
+
+    def _set_public(self, request: HttpRequest, datasets: QuerySet[Dataset], *, is_public: bool) -> None:
+        actor = request.user if isinstance(request.user, User) else None
+        for dataset in datasets.select_related("organization"):
+            sharing.set_public(dataset=dataset, is_public=is_public, actor=actor)
 
 
 @admin.register(DatasetVersion)
@@ -46,6 +82,24 @@ class DatasetVersionAdmin(ReadOnlyAdmin):
     search_fields = ("dataset__name", "sha256")
 
 
+@admin.register(Model)
+class ModelCatalogueAdmin(ReadOnlyAdmin):
+    """Models of all organizations."""
+
+    list_display = ("name", "organization", "latest", "created_by", "created_at", "deleted_at")
+    list_select_related = ("organization", "latest__model", "created_by")
+    search_fields = ("name", "organization__name")
+
+
+@admin.register(ModelVersion)
+class ModelVersionAdmin(ReadOnlyAdmin):
+    """Published versions of models of all organizations."""
+
+    list_display = ("model", "number", "job_pk", "size_bytes", "file_count", "sha256", "published_at")
+    list_select_related = ("model",)
+    search_fields = ("model__name", "sha256")
+
+
 @admin.register(Workspace)
 class WorkspaceAdmin(ReadOnlyAdmin):
     """Workspaces of all organizations."""
@@ -55,9 +109,28 @@ class WorkspaceAdmin(ReadOnlyAdmin):
     search_fields = ("name", "organization__name")
 
 
+@admin.register(DeletedFile)
+class DeletedFileAdmin(ReadOnlyAdmin):
+    """Recycle bins of all workspaces."""
+
+    list_display = ("path", "workspace", "size_bytes", "entry_count", "deleted_by", "deleted_at", "kept_until")
+    list_select_related = ("workspace", "deleted_by")
+    search_fields = ("path", "workspace__name", "workspace__organization__name")
+
+
+@admin.register(Allocation)
+class AllocationAdmin(ReadOnlyAdmin):
+    """Uploads in progress and results of runs, which count against quotas."""
+
+    list_display = ("label", "kind", "organization", "size_bytes", "entry_count", "kept_until", "updated_at")
+    list_filter = ("kind",)
+    list_select_related = ("organization",)
+    search_fields = ("label", "organization__name")
+
+
 @admin.register(Registry)
 class RegistryAdmin(ReadOnlyAdmin):
-    """Whose images can be pulled from where; never with what password."""
+    """Registries with their user names; passwords are excluded."""
 
     list_display = ("host", "organization", "username", "created_at")
     list_select_related = ("organization",)

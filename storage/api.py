@@ -1,4 +1,4 @@
-"""The API of storage: images, datasets, workspaces and their files. Services do the work; bodies are streamed."""
+"""API of datasets, workspaces and their files. Request and response bodies are streamed."""
 
 from __future__ import annotations
 
@@ -7,47 +7,38 @@ from typing import Any, ClassVar
 
 from django.conf import settings
 from django.db.models import Model, QuerySet
-from django.http import StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import path
-from django.utils.http import content_disposition_header
+from django.utils.http import parse_etags, quote_etag, urlencode
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, extend_schema, inline_serializer
+from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_field, inline_serializer
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from console.accounts.pagination import NewestFirst
 from console.accounts.permissions import TenantView
 from console.accounts.roles import Capability
-from storage import catalog, files, selectors
+from console.core.pagination import NewestFirst
+from storage import catalog, files, recycle_bin, retention, selectors, sharing
 from storage.converters import FILE
-from storage.models import Dataset, DatasetVersion, Image, Workspace
+from storage.downloads import download
+from storage.models import Dataset, DatasetVersion, Workspace
 from storage.paths import Kind
-from storage.raw import RawBody, body_of
+from storage.upload_stream import RawBody, body_of
+from storage.workspace_sources import start_workspace
 
 BINARY = {"application/octet-stream": OpenApiTypes.BINARY}
+DEFAULT_PAGE = 1000
+"""Entries of one page of a listing, unless the client asks for another number. Ten times as many take half a second."""
 READ_AND_WRITE: dict[str, Capability] = {
     "GET": Capability.VIEW,
     "POST": Capability.STORE,
     "PUT": Capability.STORE,
     "DELETE": Capability.STORE,
 }
-CONTROL_CHARACTERS = dict.fromkeys((*range(32), 127), "_")
 
 
-# --- Shapes -----------------------------------------------------------------------------------------------------------
-
-
-class ImageSerializer(serializers.ModelSerializer[Image]):
-    """An image on offer. `builtin` ones come with the installation; others have a registry `reference`."""
-
-    builtin = serializers.BooleanField(source="is_builtin", read_only=True)
-    frameworks = serializers.ListField(child=serializers.CharField(), read_only=True)
-
-    class Meta:
-        model = Image
-        fields = ("name", "title", "description", "frameworks", "reference", "builtin")
+# --- Serializers ------------------------------------------------------------------------------------------------------
 
 
 class VersionSerializer(serializers.ModelSerializer[DatasetVersion]):
@@ -61,7 +52,7 @@ class VersionSerializer(serializers.ModelSerializer[DatasetVersion]):
 
 
 class DatasetSerializer(serializers.ModelSerializer[Dataset]):
-    """A dataset; `latest` is null before a version is published."""
+    """A dataset. `latest` is null until a version is published."""
 
     latest = VersionSerializer(read_only=True, allow_null=True)
 
@@ -73,14 +64,19 @@ class DatasetSerializer(serializers.ModelSerializer[Dataset]):
 class DatasetDetailSerializer(DatasetSerializer):
     """A dataset with all its versions, newest first."""
 
-    versions = VersionSerializer(many=True, read_only=True, source="versions.all")
+    versions = serializers.SerializerMethodField()
 
     class Meta(DatasetSerializer.Meta):
         fields = (*DatasetSerializer.Meta.fields, "versions")  # type: ignore[assignment]  # one field more
 
+    @extend_schema_field(VersionSerializer(many=True))
+    def get_versions(self, dataset: Dataset) -> Any:
+        """Return the versions that are not deleted, newest first."""
+        return VersionSerializer(selectors.versions_of(dataset), many=True).data
+
 
 class WorkspaceSerializer(serializers.ModelSerializer[Workspace]):
-    """A workspace; its size as last measured."""
+    """A workspace, with its last measured size."""
 
     class Meta:
         model = Workspace
@@ -88,109 +84,121 @@ class WorkspaceSerializer(serializers.ModelSerializer[Workspace]):
 
 
 class NewSerializer(serializers.Serializer[Any]):
-    """What to make. The name is checked by the service, which says what is wrong with it."""
+    """A dataset or workspace to create. The service validates the name."""
 
     name = serializers.CharField(trim_whitespace=False)
     description = serializers.CharField(default="", allow_blank=True)
 
 
+class NewWorkspaceSerializer(NewSerializer):
+    """A workspace to create: empty, with an example, as a copy, or with the files of a git repository."""
+
+    template = serializers.CharField(default="", allow_blank=True, help_text="The name of an example.")
+    copy_of = serializers.CharField(default="", allow_blank=True, help_text="The name of a workspace.")
+    git_url = serializers.CharField(default="", allow_blank=True, help_text="An https address.")
+    git_branch = serializers.CharField(default="", allow_blank=True, help_text="A branch or tag.")
+    git_secret = serializers.CharField(
+        default="", allow_blank=True, help_text="The name of a secret with an access token, for a private repository."
+    )
+
+
 class EntrySerializer(serializers.Serializer[files.Entry]):
-    """One thing in a folder; `size` in bytes."""
+    """One entry of a folder. `size` is in bytes. `version` is the ETag of a file, without quotes."""
 
     name = serializers.CharField()
     kind = serializers.ChoiceField(choices=[kind.value for kind in Kind])
     size = serializers.IntegerField()
     modified = serializers.DateTimeField()
+    version = serializers.CharField()
 
 
 class ListingSerializer(serializers.Serializer[Any]):
-    """A folder's entries by name; `truncated` when it holds more than are listed."""
+    """One page of a folder's entries by name. `next` is the URL of the page that follows, or null."""
 
     path = serializers.CharField()
     entries = EntrySerializer(many=True)
-    truncated = serializers.BooleanField()
+    truncated = serializers.BooleanField(help_text="Whether `next` is not null.")
+    next = serializers.URLField(allow_null=True)
+
+
+class ListingQuery(serializers.Serializer[Any]):
+    """The page of a listing."""
+
+    limit = serializers.IntegerField(default=DEFAULT_PAGE, min_value=1, max_value=files.LIST_LIMIT)
+    after = serializers.CharField(default="", help_text="The cursor in the `next` of the page before.")
 
 
 class WrittenSerializer(serializers.Serializer[Any]):
-    """What was written, and where; a folder has the size 0."""
+    """The path and size of what was written. A folder has the size 0."""
 
     path = serializers.CharField()
     size = serializers.IntegerField()
 
 
-def _page_of(shape: type[serializers.BaseSerializer[Any]]) -> serializers.Serializer[Any]:
-    """The documented shape of one page."""
+def page_of(serializer: type[serializers.BaseSerializer[Any]]) -> serializers.Serializer[Any]:
+    """Return the schema of one page of results."""
     return inline_serializer(
-        name=shape.__name__.replace("Serializer", "Page"),
+        name=serializer.__name__.replace("Serializer", "Page"),
         fields={
             "next": serializers.URLField(allow_null=True),
             "previous": serializers.URLField(allow_null=True),
-            "results": shape(many=True),
+            "results": serializer(many=True),
         },
     )
 
 
-class _View(TenantView):
-    """What the views here share."""
+class _StorageView(TenantView):
+    """Base of the views in this module."""
 
     capabilities: ClassVar = READ_AND_WRITE
 
-    def page(self, rows: QuerySet[Any], shape: type[serializers.ModelSerializer[Any]]) -> Response:
-        """One page of `rows`."""
-        pages = NewestFirst()
-        found: Iterable[Model] = pages.paginate_queryset(rows, self.request, view=self) or ()
-        return pages.get_paginated_response(shape(found, many=True).data)
+    def page(self, rows: QuerySet[Any], serializer: type[serializers.ModelSerializer[Any]]) -> Response:
+        """Return one page of `rows`."""
+        paginator = NewestFirst()
+        page: Iterable[Model] = paginator.paginate_queryset(rows, self.request, view=self) or ()
+        return paginator.get_paginated_response(serializer(page, many=True).data)
 
-    def asked_for(self) -> dict[str, Any]:
-        """Name and description from the body, and who makes it."""
-        shape = NewSerializer(data=self.request.data)
-        shape.is_valid(raise_exception=True)
-        return {**shape.validated_data, "organization": self.organization, "user": self.membership.user}
-
-
-# --- Images and datasets ----------------------------------------------------------------------------------------------
+    def creation_arguments(self) -> dict[str, Any]:
+        """Return name and description from the body, with the organization and the user."""
+        form = NewSerializer(data=self.request.data)
+        form.is_valid(raise_exception=True)
+        return {**form.validated_data, "organization": self.organization, "user": self.membership.user}
 
 
-class ImagesView(_View):
-    """The images on offer."""
-
-    @extend_schema(operation_id="images_list", responses=_page_of(ImageSerializer))
-    def get(self, request: Request) -> Response:
-        """The built-in images, and the organization's own."""
-        return self.page(selectors.images_for(self.organization), ImageSerializer)
+# --- Datasets ---------------------------------------------------------------------------------------------------------
 
 
-class DatasetsView(_View):
+class DatasetsView(_StorageView):
     """The organization's datasets."""
 
-    @extend_schema(operation_id="datasets_list", responses=_page_of(DatasetSerializer))
+    @extend_schema(operation_id="datasets_list", responses=page_of(DatasetSerializer))
     def get(self, request: Request) -> Response:
-        """The datasets, newest first."""
+        """List the datasets, newest first."""
         return self.page(selectors.datasets_for(self.organization), DatasetSerializer)
 
     @extend_schema(operation_id="datasets_create", request=NewSerializer, responses={201: DatasetSerializer})
     def post(self, request: Request) -> Response:
-        """Name a dataset. Publish its first version by sending an archive."""
-        return Response(DatasetSerializer(catalog.create_dataset(**self.asked_for())).data, status=201)
+        """Create a dataset. Publish its first version by sending an archive."""
+        return Response(DatasetSerializer(catalog.create_dataset(**self.creation_arguments())).data, status=201)
 
 
-class DatasetView(_View):
+class DatasetView(_StorageView):
     """One dataset."""
 
     @extend_schema(operation_id="datasets_read", responses=DatasetDetailSerializer)
     def get(self, request: Request, name: str) -> Response:
-        """The dataset with its versions."""
-        return Response(DatasetDetailSerializer(selectors.dataset_named(self.organization, name)).data)
+        """Return the dataset with its versions."""
+        return Response(DatasetDetailSerializer(sharing.dataset_named(self.organization, name)).data)
 
     @extend_schema(operation_id="datasets_delete", responses={204: None})
     def delete(self, request: Request, name: str) -> Response:
-        """Delete the dataset with all its versions. Runs that are open go on reading them."""
+        """Delete the dataset with all its versions. Refused while an open job uses one."""
         dataset = selectors.dataset_named(self.organization, name)
-        catalog.delete_dataset(dataset=dataset, user=self.membership.user)
+        retention.delete_dataset(dataset=dataset, user=self.membership.user)
         return Response(status=204)
 
 
-class ArchiveView(_View):
+class ArchiveView(_StorageView):
     """The next version of a dataset."""
 
     parser_classes = (RawBody,)
@@ -209,107 +217,137 @@ class ArchiveView(_View):
 # --- Workspaces and their files ---------------------------------------------------------------------------------------
 
 
-class WorkspacesView(_View):
+class WorkspacesView(_StorageView):
     """The organization's workspaces."""
 
-    @extend_schema(operation_id="workspaces_list", responses=_page_of(WorkspaceSerializer))
+    @extend_schema(operation_id="workspaces_list", responses=page_of(WorkspaceSerializer))
     def get(self, request: Request) -> Response:
-        """The workspaces, newest first."""
+        """List the workspaces, newest first."""
         return self.page(selectors.workspaces_for(self.organization), WorkspaceSerializer)
 
-    @extend_schema(operation_id="workspaces_create", request=NewSerializer, responses={201: WorkspaceSerializer})
+    @extend_schema(
+        operation_id="workspaces_create", request=NewWorkspaceSerializer, responses={201: WorkspaceSerializer}
+    )
     def post(self, request: Request) -> Response:
-        """Make an empty workspace."""
-        return Response(WorkspaceSerializer(catalog.create_workspace(**self.asked_for())).data, status=201)
+        """Create a workspace: empty, with an example, as a copy, or with the files of a git repository."""
+        form = NewWorkspaceSerializer(data=request.data)
+        form.is_valid(raise_exception=True)
+        workspace = start_workspace(organization=self.organization, user=self.membership.user, **form.validated_data)
+        return Response(WorkspaceSerializer(workspace).data, status=201)
 
 
-class WorkspaceView(_View):
+class WorkspaceView(_StorageView):
     """One workspace."""
 
     @extend_schema(operation_id="workspaces_read", responses=WorkspaceSerializer)
     def get(self, request: Request, name: str) -> Response:
-        """The workspace."""
+        """Return the workspace."""
         return Response(WorkspaceSerializer(selectors.workspace_named(self.organization, name)).data)
 
     @extend_schema(operation_id="workspaces_delete", responses={204: None})
     def delete(self, request: Request, name: str) -> Response:
-        """Delete the workspace with all its files. Runs that are open keep them until they end."""
+        """Delete the workspace with all its files. Refused while an open job uses it."""
         workspace = selectors.workspace_named(self.organization, name)
-        catalog.delete_workspace(workspace=workspace, user=self.membership.user)
+        retention.delete_workspace(workspace=workspace, user=self.membership.user)
         return Response(status=204)
 
 
-class FilesView(_View):
+class FilesView(_StorageView):
     """The top folder of a workspace."""
 
-    @extend_schema(operation_id="files_list", responses=ListingSerializer)
+    @extend_schema(operation_id="files_list", parameters=[ListingQuery], responses=ListingSerializer)
     def get(self, request: Request, name: str) -> Response:
         """List the top folder."""
-        return _listing(selectors.workspace_named(self.organization, name), "")
+        return _listing(request, selectors.workspace_named(self.organization, name), "")
 
 
-class FileView(_View):
+class FileView(_StorageView):
     """A file or folder of a workspace."""
 
     parser_classes = (RawBody,)
 
-    @extend_schema(operation_id="files_read", responses={(200, "application/octet-stream"): OpenApiTypes.BINARY})
+    @extend_schema(
+        operation_id="files_read",
+        parameters=[ListingQuery],
+        responses={
+            (200, "application/octet-stream"): OpenApiTypes.BINARY,
+            (200, "application/json"): ListingSerializer,
+        },
+    )
     def get(self, request: Request, name: str, path: str) -> HttpResponseBase:
-        """The file's bytes; of a folder its listing, as JSON."""
+        """Return the file's bytes with its ETag, or a page of a folder's listing as JSON."""
         workspace = selectors.workspace_named(self.organization, name)
         root = selectors.workspace_folder(workspace)
         if files.stat(root=root, path=path).kind is Kind.FOLDER:
-            return _listing(workspace, path)
-        response = download(files.read(root=root, path=path), name=path.rpartition("/")[2])
-        if request.method == "HEAD":
-            response.streaming_content = ()
-        return response
+            return _listing(request, workspace, path)
+        return download(request, files.read(root=root, path=path), name=path.rpartition("/")[2])
 
     @extend_schema(
         operation_id="files_write",
         request=BINARY,
-        parameters=[OpenApiParameter("folder", OpenApiTypes.BOOL, description="Make a folder; the body is empty.")],
+        parameters=[
+            OpenApiParameter("folder", OpenApiTypes.BOOL, description="Create a folder; the body is empty."),
+            OpenApiParameter("If-Match", OpenApiTypes.STR, "header", description="Replace only this version."),
+            OpenApiParameter("If-None-Match", OpenApiTypes.STR, "header", description="`*`: replace no file."),
+        ],
         responses={201: WrittenSerializer, 200: WrittenSerializer},
     )
     def put(self, request: Request, name: str, path: str) -> Response:
-        """Make (201) or replace (200) a file with the bytes in the body; the folders above it are made too."""
+        """Create (201) or replace (200) a file with the bytes in the body. Missing folders above it are created.
+
+        With `If-Match`, the file is replaced only if its ETag is one of those; otherwise the answer is 412.
+        """
         workspace = selectors.workspace_named(self.organization, name)
         if request.query_params.get("folder") in {"1", "true"}:
-            created = files.make_folder(root=selectors.workspace_folder(workspace), path=path)
-            size = 0
-        else:
-            body = body_of(request, limit_bytes=settings.MAX_FILE_BYTES)
-            written = catalog.write_file(workspace=workspace, path=path, stream=body)
-            created, size = written.created, written.size
-        return Response({"path": path, "size": size}, status=201 if created else 200)
+            created = catalog.make_folder(workspace=workspace, path=path)
+            return Response({"path": path, "size": 0}, status=201 if created else 200)
+        written = catalog.write_file(
+            workspace=workspace,
+            path=path,
+            stream=body_of(request, limit_bytes=settings.MAX_FILE_BYTES),
+            expected=_expected_versions(request),
+        )
+        response = Response({"path": path, "size": written.size}, status=201 if written.created else 200)
+        response["ETag"] = quote_etag(written.version)
+        return response
 
-    @extend_schema(operation_id="files_delete", responses={204: None})
+    @extend_schema(
+        operation_id="files_delete",
+        parameters=[OpenApiParameter("permanent", OpenApiTypes.BOOL, description="Free its space at once.")],
+        responses={204: None},
+    )
     def delete(self, request: Request, name: str, path: str) -> Response:
-        """Delete the file, or the folder with all in it."""
-        catalog.delete_file(workspace=selectors.workspace_named(self.organization, name), path=path)
+        """Delete the file, or the folder with its contents. It stays in the workspace's recycle bin for 7 days."""
+        workspace = selectors.workspace_named(self.organization, name)
+        if request.query_params.get("permanent") in {"1", "true"}:
+            catalog.delete_file(workspace=workspace, path=path)
+        else:
+            recycle_bin.delete(workspace=workspace, path=path, user=self.membership.user)
         return Response(status=204)
 
 
-def download(file: files.OpenFile, *, name: str) -> StreamingHttpResponse:
-    """A file of a stranger's as a download that no browser will ever run or show."""
-    response = StreamingHttpResponse(file, content_type="application/octet-stream")
-    response["Content-Length"] = str(file.size)
-    response["Content-Disposition"] = content_disposition_header(
-        as_attachment=True, filename=name.translate(CONTROL_CHARACTERS)
-    )
-    response["X-Content-Type-Options"] = "nosniff"
-    response["Cache-Control"] = "private, no-store"
-    return response
+def _expected_versions(request: Request) -> list[str] | None:
+    """Return the versions that a write may replace, from If-Match and If-None-Match; None if it may replace any."""
+    if "If-Match" in request.headers:
+        return [etag.strip('"') for etag in parse_etags(request.headers["If-Match"])]
+    return [] if request.headers.get("If-None-Match", "").strip() == "*" else None
 
 
-def _listing(workspace: Workspace, path: str) -> Response:
-    found = files.list_folder(root=selectors.workspace_folder(workspace), path=path)
-    shown = {"path": path.strip("/"), "entries": found.entries, "truncated": found.truncated}
-    return Response(ListingSerializer(shown).data)
+def _listing(request: Request, workspace: Workspace, path: str) -> Response:
+    query = ListingQuery(data=request.query_params)
+    query.is_valid(raise_exception=True)
+    listing = files.list_folder(root=selectors.workspace_folder(workspace), path=path, **query.validated_data)
+    following = {"limit": query.validated_data["limit"], "after": listing.next}
+    data = {
+        "path": path.strip("/"),
+        "entries": listing.entries,
+        "truncated": listing.truncated,
+        "next": request.build_absolute_uri(f"?{urlencode(following)}") if listing.next else None,
+    }
+    return Response(ListingSerializer(data).data)
 
 
 urlpatterns = [
-    path("images/", ImagesView.as_view(), name="images"),
     path("datasets/", DatasetsView.as_view(), name="datasets"),
     path("datasets/<str:name>/", DatasetView.as_view(), name="dataset"),
     path("datasets/<str:name>/archive/", ArchiveView.as_view(), name="dataset-archive"),

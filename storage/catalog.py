@@ -1,40 +1,41 @@
-"""Everything storage holds, made, published and deleted: rows and bytes together.
+"""Create datasets, dataset versions, workspaces and files: database rows and bytes together.
 
-Hides where bytes lie and what a crash between a row and its bytes leaves. The one rule: bytes come first and by one
-rename, then the row; a row goes first, then its bytes. So a crash leaves bytes that no row names, for the sweep, and
-never a row without its bytes. Whoever calls has checked that the actor may.
+Bytes are written first and moved into place by one rename, then the row is written. On deletion the row goes first. So
+a crash leaves bytes without a row, for garbage collection, and never a row without bytes. Callers have checked that
+the user may do this.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
-from django.db.models import F, Max, QuerySet
+from django.db.models import F, Max
 from django.db.models.functions import Greatest
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import gettext_noop
 
-from console.accounts.errors import CustomerError, InvalidInput, NotFound, Text
-from console.accounts.models import Organization, Quota, User
+from console.accounts.models import Organization, User
 from console.accounts.services import record
-from runtime.specs import Framework
-from storage import files, selectors, trees
+from console.core.errors import CustomerError, InvalidInput, NotFound, Text
+from storage import blobs, files, manifests, selectors, trees
+from storage.archive_readers import Limits
 from storage.archives import Unpacked, unpack_archive
 from storage.errors import BadArchive, FileMissing, NameTaken, TooLarge
-from storage.files import Readable, Written
-from storage.formats import Limits
-from storage.models import NAME_PATTERN, NAME_VALIDATOR, Dataset, DatasetVersion, Image, Workspace
-from storage.paths import explained
+from storage.files import Meter, Metered, Readable, WriteResult
+from storage.models import NAME_PATTERN, NAME_VALIDATOR, Dataset, DatasetVersion, Workspace
+from storage.paths import translate_os_errors
+from storage.quota import Reservation, lock_room, require_room_for
+from storage.tree_copy import copy_tree
+from storage.trees import Usage
 
 FIRST_WORKSPACE = "main"
 README = """# Your workspace
@@ -42,78 +43,152 @@ README = """# Your workspace
 Runs see this folder as `$WORKSPACE` and may write in it; what they write stays. Put the script to train with here, name
 it when you start a training, and it runs in its own folder. Datasets are at `$DATASETS_PATH/<name>`, read-only.
 """
+Fill = Callable[[Path, Meter], Usage]
+"""Writes the first files of a workspace into an empty folder. Each byte and entry but the folder's own is counted by
+the meter before it is written. Returns the usage with the folder."""
 DESCRIPTION_LIMIT = 2000
-TITLE_LIMIT = 100
-REFERENCE = re.compile(
-    r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*)+"
-    r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?"
-)
-"""`host/name:tag` or `host/name@sha256:...`, as the distribution specification writes it, always with the host."""
-BUILTIN_IMAGES = (
-    ("pytorch", "PyTorch", gettext_noop("PyTorch with torchvision and TensorBoard."), (Framework.PYTORCH,)),
-    ("tensorflow", "TensorFlow", gettext_noop("TensorFlow with Keras and TensorBoard."), (Framework.TENSORFLOW,)),
-    (
-        "horovod",
-        "Horovod",
-        gettext_noop("Horovod with PyTorch and torchvision, over Gloo or MPI."),
-        (Framework.HOROVOD, Framework.PYTORCH),
-    ),
-    (
-        "horovod-tensorflow",
-        "Horovod for TensorFlow",
-        gettext_noop("Horovod with TensorFlow, over Gloo or MPI."),
-        (Framework.HOROVOD, Framework.TENSORFLOW),
-    ),
-)
-KEPT_AFTER_DELETION = timedelta(days=7)
-"""How long the bytes of what was deleted stay: longer than a run that still reads them may last."""
+"""Characters of a description; the message in `validate_texts` names the number."""
 
 
 # --- Datasets ---------------------------------------------------------------------------------------------------------
 
 
 def create_dataset(*, organization: Organization, user: User | None, name: str, description: str = "") -> Dataset:
-    """Name a dataset, still without a version. Raises InvalidInput, NameTaken."""
-    _check(name, description)
-    with _name_free(), transaction.atomic():
+    """Create a dataset without a version. Raises InvalidInput, NameTaken, TooMany."""
+    validate_texts(name, description)
+    with translate_name_conflict(), transaction.atomic():
+        lock_room(organization)
+        require_room_for(organization, "datasets")
         dataset = Dataset.objects.create(organization=organization, name=name, description=description, created_by=user)
         record(organization=organization, actor=user, action="dataset.created", target=name)
     return dataset
 
 
 def publish_version(*, dataset: Dataset, user: User | None, stream: Readable) -> DatasetVersion:
-    """Publish the archive in `stream` (.tar, .tar.gz or .zip, told by its bytes) as the next version: all or nothing.
+    """Publish the .tar, .tar.gz or .zip archive in `stream` as the dataset's next version.
 
-    Raises BadArchive, UnsafePath, TooLarge, StorageFull, NotFound when the dataset was deleted meanwhile.
+    Raises BadArchive, UnsafePath, TooLarge, StorageFull, and NotFound if the dataset was deleted meanwhile.
     """
-    room = room_left(dataset.organization)
     digest = hashlib.sha256()
-    with _scratch_folder() as (made, spool_path):
-        with explained(), spool_path.open("xb+") as spool:
-            limit = min(settings.MAX_UPLOAD_BYTES, room)
-            files.copy(stream=stream, target=spool, limit_bytes=limit, digest=digest)
-            unpacked = unpack_archive(stream=spool, target=made, limits=_limits(room))
-        return _publish(dataset, user, made, unpacked, digest.hexdigest())
+    with (
+        Reservation(dataset.organization, label=dataset.name) as reservation,
+        scratch_folder() as folder,
+        translate_os_errors(),
+        (folder / "archive").open("xb+") as spool,
+    ):
+        metered = Metered(stream, reservation)
+        files.copy(stream=metered, target=spool, limit_bytes=settings.MAX_UPLOAD_BYTES, digest=digest)
+        return publish_archive(
+            dataset=dataset, user=user, archive=spool, sha256=digest.hexdigest(), reservation=reservation
+        )
 
 
-def delete_dataset(*, dataset: Dataset, user: User | None = None) -> None:
-    """Delete a dataset with its versions, at once; but runs that are open keep reading the bytes. Safe to repeat."""
-    _delete(Dataset.objects.filter(pk=dataset.pk), dataset, user, "dataset.deleted")
+def publish_archive(
+    *,
+    dataset: Dataset,
+    user: User | None,
+    archive: BinaryIO,
+    sha256: str,
+    reservation: Reservation,
+    on_published: Callable[[DatasetVersion], None] | None = None,
+) -> DatasetVersion:
+    """Publish an archive that is on the disk as the dataset's next version. Raises as `publish_version`.
+
+    `reservation` counts what is unpacked. `on_published` runs in the transaction that writes the version's row.
+    """
+    with scratch_folder() as folder:
+        unpack_path = folder / "files"
+        unpack_path.mkdir()
+        reservation.count(entries=1)
+        limits = Limits(reservation.left_bytes(), settings.MAX_ARCHIVE_FILES)
+        unpacked = unpack_archive(stream=archive, target=unpack_path, limits=limits, meter=reservation)
+        return _publish(
+            dataset,
+            user=user,
+            unpack_path=unpack_path,
+            unpacked=unpacked,
+            sha256=sha256,
+            reservation=reservation,
+            on_published=on_published,
+        )
 
 
-def _publish(dataset: Dataset, user: User | None, made: Path, unpacked: Unpacked, sha256: str) -> DatasetVersion:
-    """Make what lies at `made` the next version."""
+def publish_file(
+    *,
+    dataset: Dataset,
+    user: User | None,
+    file: BinaryIO,
+    name: str,
+    sha256: str,
+    reservation: Reservation,
+    on_published: Callable[[DatasetVersion], None] | None = None,
+) -> DatasetVersion:
+    """Publish one file that is on the disk, as `name`, as the dataset's next version. Raises as `publish_version`.
+
+    `reservation` counts the copy. `on_published` runs in the transaction that writes the version's row.
+    """
+    with scratch_folder() as folder, translate_os_errors():
+        copy_path = folder / "files"
+        copy_path.mkdir()
+        reservation.count(entries=2)
+        file.seek(0)
+        with (copy_path / name).open("xb") as target:
+            size = files.copy(stream=Metered(file, reservation), target=target, limit_bytes=settings.MAX_UPLOAD_BYTES)
+        return _publish(
+            dataset,
+            user=user,
+            unpack_path=copy_path,
+            unpacked=Unpacked(size, 1, 2),
+            sha256=sha256,
+            reservation=reservation,
+            on_published=on_published,
+        )
+
+
+def publish_copy(*, dataset: Dataset, user: User | None, root: Path, path: str) -> DatasetVersion:
+    """Publish a copy of the file or folder at `path` below `root` as the dataset's next version, without links.
+
+    Raises BadArchive, NotFound if the dataset was deleted meanwhile, and as `tree_copy.copy_tree`.
+    """
+    with Reservation(dataset.organization, label=dataset.name) as reservation, scratch_folder() as folder:
+        copy_path = folder / "files"
+        copy_path.mkdir()
+        copied = copy_tree(
+            root=root, path=path, target=copy_path, meter=reservation, max_entries=settings.MAX_ARCHIVE_FILES
+        )
+        return _publish(
+            dataset,
+            user=user,
+            unpack_path=copy_path,
+            unpacked=Unpacked(copied.usage.size_bytes, copied.file_count, copied.usage.entry_count),
+            sha256=copied.sha256,
+            reservation=reservation,
+        )
+
+
+def _publish(
+    dataset: Dataset,
+    *,
+    user: User | None,
+    unpack_path: Path,
+    unpacked: Unpacked,
+    sha256: str,
+    reservation: Reservation,
+    on_published: Callable[[DatasetVersion], None] | None = None,
+) -> DatasetVersion:
+    """Make the unpacked folder the next version."""
     if not unpacked.file_count:
-        raise BadArchive(_("There are no files in it. Send at least one."))
-    name = secrets.token_hex(16)
-    final = _folder("datasets") / name
-    trees.make_read_only(folder=made)
-    made.chmod(0o755)  # to be moved a folder must be writable
-    made.rename(final)
-    final.chmod(0o555)
+        raise BadArchive(_("There are no files to publish. Add at least one."))
+    new_manifest = manifests.path_of(unpack_path)
+    share = partial(_share, blobs.folder_of(root(), dataset.organization_id))
+    with translate_os_errors(), new_manifest.open("xb") as target:
+        manifests.write(folder=unpack_path, target=target, on_file=share)
+    new_manifest.chmod(0o444)
+    version_folder = move_into_place(unpack_path, area="datasets")
+    manifest = manifests.path_of(version_folder)
+    new_manifest.rename(manifest)
     try:
         with transaction.atomic():
-            _require_room(dataset.organization, unpacked.size_bytes)
             current = Dataset.objects.select_for_update().filter(pk=dataset.pk, deleted_at=None).first()
             if current is None:
                 raise NotFound
@@ -121,9 +196,10 @@ def _publish(dataset: Dataset, user: User | None, made: Path, unpacked: Unpacked
             version = DatasetVersion.objects.create(
                 dataset=dataset,
                 number=last + 1,
-                folder=name,
+                folder=version_folder.name,
                 size_bytes=unpacked.size_bytes,
                 file_count=unpacked.file_count,
+                entry_count=unpacked.entry_count,
                 sha256=sha256,
                 created_by=user,
             )
@@ -136,34 +212,61 @@ def _publish(dataset: Dataset, user: User | None, made: Path, unpacked: Unpacked
                 target=dataset.name,
                 data={"version": version.number, "size_bytes": version.size_bytes, "sha256": sha256},
             )
-    except CustomerError:  # of any other it isn't known whether the row was written: the sweep will see
-        trees.remove_tree(folder=final, scratch=scratch())
+            if on_published:
+                on_published(version)
+            reservation.release()
+    except CustomerError:  # after any other error the row may exist; garbage collection decides
+        trees.remove_tree(folder=version_folder, scratch=scratch())
+        manifest.unlink(missing_ok=True)
         raise
     return version
+
+
+def _share(blobs_folder: Path, folder: int, name: bytes, sha256: str) -> None:
+    blobs.share(blobs=blobs_folder, folder=folder, name=name, sha256=sha256)
 
 
 # --- Workspaces -------------------------------------------------------------------------------------------------------
 
 
-def create_workspace(*, organization: Organization, user: User | None, name: str, description: str = "") -> Workspace:
-    """Make an empty workspace. Raises InvalidInput, NameTaken."""
-    _check(name, description)
-    folder = _folder("workspaces") / secrets.token_hex(16)
-    folder.mkdir(mode=0o755)
-    try:
-        with _name_free(), transaction.atomic():
-            workspace = Workspace.objects.create(
-                organization=organization, name=name, description=description, folder=folder.name, created_by=user
-            )
-            record(organization=organization, actor=user, action="workspace.created", target=name)
-    except CustomerError:
-        folder.rmdir()
-        raise
+def create_workspace(
+    *, organization: Organization, user: User | None, name: str, description: str = "", fill: Fill | None = None
+) -> Workspace:
+    """Create a workspace with what `fill` writes into its folder, else empty.
+
+    Raises InvalidInput, NameTaken, TooLarge, TooMany, and as `fill`.
+    """
+    validate_texts(name, description)
+    with Reservation(organization, label=name) as reservation, scratch_folder() as unfinished:
+        reservation.count(entries=1)
+        finished = unfinished / "files"
+        finished.mkdir(mode=0o755)
+        usage = fill(finished, reservation) if fill else Usage(0, 1)
+        folder = top_folder("workspaces") / secrets.token_hex(16)
+        finished.rename(folder)
+        try:
+            with translate_name_conflict(), transaction.atomic():
+                lock_room(organization)
+                require_room_for(organization, "workspaces")
+                workspace = Workspace.objects.create(
+                    organization=organization,
+                    name=name,
+                    description=description,
+                    folder=folder.name,
+                    size_bytes=usage.size_bytes,
+                    entry_count=usage.entry_count,
+                    created_by=user,
+                )
+                record(organization=organization, actor=user, action="workspace.created", target=name)
+                reservation.release()
+        except CustomerError:
+            trees.remove_tree(folder=folder, scratch=scratch())
+            raise
     return workspace
 
 
 def ensure_first_workspace(*, organization: Organization, user: User | None) -> Workspace:
-    """The workspace `main`, made with a short README where there is none. Safe to repeat, and for two at once."""
+    """Return the workspace `main`; create it with a short README if it is missing. Safe to repeat and to run twice."""
     with suppress(NotFound):
         return selectors.workspace_named(organization, FIRST_WORKSPACE)
     try:
@@ -175,168 +278,199 @@ def ensure_first_workspace(*, organization: Organization, user: User | None) -> 
     return workspace
 
 
-def delete_workspace(*, workspace: Workspace, user: User | None = None) -> None:
-    """Delete a workspace: at once for everybody, but its open runs keep their files. Safe to repeat."""
-    _delete(Workspace.objects.filter(pk=workspace.pk), workspace, user, "workspace.deleted")
+def write_file(
+    *, workspace: Workspace, path: str, stream: Readable, expected: Collection[str] | None = None
+) -> WriteResult:
+    """Create or replace a file of the workspace. Raises TooLarge and as `files.write`, which explains `expected`.
 
-
-def write_file(*, workspace: Workspace, path: str, stream: Readable) -> Written:
-    """Make or replace a file of the workspace. Raises TooLarge and as `files.write`."""
+    A small file can be replaced even if the quota is used up, so that the editor can save a shorter text.
+    """
     root = selectors.workspace_folder(workspace)
-    replaced = 0
+    spare_bytes = 0
     with suppress(FileMissing):
-        replaced = files.stat(root=root, path=path).size
-    limit = min(settings.MAX_FILE_BYTES, room_left(workspace.organization) + replaced)
-    written = files.write(root=root, path=path, stream=stream, scratch=scratch(), limit_bytes=limit)
-    _grow(workspace, written.size - written.replaced_bytes)
+        spare_bytes = min(files.stat(root=root, path=path).size, files.TEXT_LIMIT)
+    with Reservation(workspace.organization, label=workspace.name, spare_bytes=spare_bytes) as reservation:
+        new_entries = files.missing_entries(root=root, path=path)
+        reservation.count(entries=new_entries)
+        limit = settings.MAX_FILE_BYTES
+        metered = Metered(stream, reservation)
+        written = files.write(
+            root=root, path=path, stream=metered, scratch=scratch(), limit_bytes=limit,
+            expected=expected, lock=None if expected is None else _locked(workspace),
+        )  # fmt: skip
+        add_usage(workspace, Usage(written.size - written.replaced_bytes, new_entries), reservation)
     return written
 
 
-def delete_file(*, workspace: Workspace, path: str) -> None:
-    """Remove a file or folder of the workspace. Raises as `files.delete`."""
-    freed = files.delete(root=selectors.workspace_folder(workspace), path=path, scratch=scratch())
-    _grow(workspace, -freed)
+def place_file(*, workspace: Workspace, path: str, source: Path, on_placed: Callable[[], None]) -> None:
+    """Move the complete file `source` into the workspace. Raises TooLarge and as `files.place`.
+
+    `on_placed` runs in the transaction that counts the file, and releases the quota that the caller reserved for it.
+    """
+    root = selectors.workspace_folder(workspace)
+    with Reservation(workspace.organization, label=workspace.name) as reservation:
+        new_entries = files.missing_entries(root=root, path=path)
+        reservation.count(entries=max(0, new_entries - 1))
+        written = files.place(root=root, path=path, source=source)
+        add_usage(workspace, Usage(written.size - written.replaced_bytes, new_entries), reservation, on_placed)
 
 
-def measure_workspace(*, workspace: Workspace) -> int:
-    """Count the workspace's bytes anew: runs write there without asking."""
-    size = trees.measure(root=selectors.workspace_folder(workspace))
-    Workspace.objects.filter(pk=workspace.pk).update(size_bytes=size)
-    return size
+def unpack_into_workspace(
+    *, workspace: Workspace, path: str, archive: BinaryIO, on_unpacked: Callable[[], None]
+) -> None:
+    """Unpack an archive that is on the disk into a folder of the workspace. Files of the same names are replaced.
 
-
-# --- Images -----------------------------------------------------------------------------------------------------------
-
-
-def create_image(
-    *,
-    organization: Organization,
-    name: str,
-    title: str,
-    frameworks: Sequence[str],
-    reference: str,
-    description: str = "",
-    user: User | None = None,
-) -> Image:
-    """Offer the organization an image of its own registry. Raises InvalidInput, NameTaken."""
-    wrong: dict[str, Text] = {}
-    if not REFERENCE.fullmatch(reference):
-        wrong["reference"] = _("Give host, name and tag, such as registry.example.com/team/train:1.2.")
-    if not frameworks or not set(frameworks) <= set(Framework):
-        wrong["frameworks"] = _("Choose at least one of pytorch, horovod and tensorflow.")
-    if not title.strip() or len(title) > TITLE_LIMIT:
-        wrong["title"] = _("Give a title of 1 to 100 characters.")
-    _check(name, description, wrong)
-    if Image.objects.filter(organization=None, name=name).exists():
-        raise _taken()
-    with _name_free(), transaction.atomic():
-        image = Image.objects.create(
-            organization=organization,
-            name=name,
-            title=title.strip(),
-            description=description,
-            frameworks=[framework.value for framework in Framework if framework in frameworks],
-            reference=reference,
+    `on_unpacked` runs in the transaction that counts the files. Raises as `publish_version` and `files.merge`.
+    """
+    root = selectors.workspace_folder(workspace)
+    with (
+        Reservation(workspace.organization, label=workspace.name) as reservation,
+        scratch_folder() as folder,
+    ):
+        unpack_path = folder / "files"
+        unpack_path.mkdir()
+        new_entries = files.missing_entries(root=root, path=path)
+        reservation.count(entries=new_entries)
+        limits = Limits(reservation.left_bytes(), settings.MAX_ARCHIVE_FILES)
+        unpacked = unpack_archive(stream=archive, target=unpack_path, limits=limits, meter=reservation)
+        replaced = files.merge(root=root, path=path, source=unpack_path)
+        added = Usage(
+            unpacked.size_bytes - replaced.size_bytes,
+            new_entries + unpacked.entry_count - 1 - replaced.entry_count,
         )
-        record(organization=organization, actor=user, action="image.created", target=name)
-    return image
+        add_usage(workspace, added, reservation, on_unpacked)
 
 
-def ensure_builtin_images() -> list[Image]:
-    """The images that this installation brings, in the catalogue. What an administrator changed in them stays."""
-    return [
-        Image.objects.get_or_create(
-            organization=None,
-            name=name,
-            defaults={"title": str(title), "description": str(text), "frameworks": [one.value for one in frameworks]},
-        )[0]
-        for name, title, text, frameworks in BUILTIN_IMAGES
-    ]
+def make_folder(*, workspace: Workspace, path: str) -> bool:
+    """Create a folder of the workspace; return whether it is new. Raises TooLarge and as `files.make_folder`."""
+    root = selectors.workspace_folder(workspace)
+    with Reservation(workspace.organization, label=workspace.name) as reservation:
+        new_entries = files.missing_entries(root=root, path=path)
+        reservation.count(entries=new_entries)
+        is_new = files.make_folder(root=root, path=path)
+        add_usage(workspace, Usage(0, new_entries), reservation)
+    return is_new
 
 
-# --- Room and places --------------------------------------------------------------------------------------------------
+def move_file(*, workspace: Workspace, source: str, target: str) -> None:
+    """Rename a file or folder of the workspace. Raises TooLarge and as `files.move`."""
+    root = selectors.workspace_folder(workspace)
+    with Reservation(workspace.organization, label=workspace.name) as reservation:
+        new_entries = max(0, files.missing_entries(root=root, path=target) - 1)
+        reservation.count(entries=new_entries)
+        files.move(root=root, source=source, target=target)
+        add_usage(workspace, Usage(0, new_entries), reservation)
+
+
+def delete_file(*, workspace: Workspace, path: str) -> None:
+    """Remove a file or folder of the workspace for good. Raises as `files.delete`."""
+    freed = files.delete(root=selectors.workspace_folder(workspace), path=path, scratch=scratch())
+    add_usage(workspace, Usage(-freed.size_bytes, -freed.entry_count))
+
+
+def measure_workspace(*, workspace: Workspace) -> Usage:
+    """Measure the workspace, which runs write to without the console, and return its new usage.
+
+    Code that moves folders meanwhile can hide some of them. The stored usage then does not decrease.
+    """
+    measurement = trees.measure(root=selectors.workspace_folder(workspace))
+    rows = Workspace.objects.filter(pk=workspace.pk)
+    size, entries = measurement.usage.size_bytes, measurement.usage.entry_count
+    if measurement.is_complete:
+        rows.update(size_bytes=size, entry_count=entries, measured_at=timezone.now())
+    else:
+        rows.update(size_bytes=Greatest(F("size_bytes"), size), entry_count=Greatest(F("entry_count"), entries))
+    workspace.refresh_from_db(fields=["size_bytes", "entry_count", "measured_at"])
+    return Usage(workspace.size_bytes, workspace.entry_count)
+
+
+def add_usage(
+    workspace: Workspace,
+    added: Usage,
+    reservation: Reservation | None = None,
+    on_added: Callable[[], None] | None = None,
+) -> None:
+    """Add to the workspace's stored usage, release the reservation and call `on_added`, in one transaction."""
+    with transaction.atomic():
+        if on_added:
+            on_added()
+        Workspace.objects.filter(pk=workspace.pk).update(
+            size_bytes=Greatest(F("size_bytes") + added.size_bytes, 0),
+            entry_count=Greatest(F("entry_count") + added.entry_count, 1),
+        )
+        if reservation:
+            reservation.release()
+
+
+# --- Folders ----------------------------------------------------------------------------------------------------------
 
 
 def root() -> Path:
-    """Where all bytes lie."""
+    """Return the folder that holds all bytes."""
     return selectors.root()
 
 
 def scratch() -> Path:
-    """Where unfinished things lie, on the same disk as the finished ones."""
-    return _folder("scratch")
+    """Return the folder for unfinished writes, on the same disk as the finished ones."""
+    return top_folder("scratch")
 
 
-def storage_used(organization: Organization) -> int:
-    """Bytes that count against the quota."""
-    return selectors.storage_used(organization)
-
-
-def room_left(organization: Organization) -> int:
-    """Bytes that the organization may still store."""
-    quota = Quota.objects.values_list("max_storage_bytes", flat=True).get(organization=organization)
-    return max(0, quota - storage_used(organization))
-
-
-def _require_room(organization: Organization, size: int) -> None:
-    """Check again, with the quota's row locked: of two uploads that fit one by one, only one may fit together."""
-    quota = Quota.objects.select_for_update().get(organization=organization)
-    if storage_used(organization) + size > quota.max_storage_bytes:
-        raise TooLarge
-
-
-def _limits(room: int) -> Limits:
-    return Limits(max_bytes=room, max_entries=settings.MAX_ARCHIVE_FILES)
-
-
-def _folder(name: str) -> Path:
+def top_folder(name: str) -> Path:
+    """Return a folder at the top of the storage root; create it if it is missing."""
     folder = root() / name
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder
 
 
+def move_into_place(finished: Path, *, area: str) -> Path:
+    """Move a finished scratch folder to `area`, read-only and under a random name; return its new path."""
+    target = top_folder(area) / secrets.token_hex(16)
+    trees.make_read_only(folder=finished)
+    finished.chmod(0o755)  # a folder must be writable to be moved
+    finished.rename(target)
+    target.chmod(0o555)
+    return target
+
+
 @contextmanager
-def _scratch_folder() -> Iterator[tuple[Path, Path]]:
-    """A folder to fill and a path for a spool file, both gone afterwards unless moved away."""
+def scratch_folder() -> Iterator[Path]:
+    """Yield a new folder for unfinished writes. What is still in it afterwards is removed."""
     folder = scratch() / secrets.token_hex(16)
-    made = folder / "files"
-    made.mkdir(parents=True)
+    folder.mkdir()
     try:
-        yield made, folder / "archive"
+        yield folder
     finally:
         trees.remove_tree(folder=folder, scratch=scratch())
 
 
-def _grow(workspace: Workspace, more: int) -> None:
-    Workspace.objects.filter(pk=workspace.pk).update(size_bytes=Greatest(F("size_bytes") + more, 0))
-
-
-def _delete(
-    rows: QuerySet[Dataset] | QuerySet[Workspace], item: Dataset | Workspace, user: User | None, action: str
-) -> None:
+@contextmanager
+def _locked(workspace: Workspace) -> Iterator[None]:
+    """Lock the workspace's row, so that of two writes that expect the same version only the first succeeds."""
     with transaction.atomic():
-        if rows.filter(deleted_at=None).update(deleted_at=timezone.now()):
-            record(organization=item.organization, actor=user, action=action, target=item.name)
+        Workspace.objects.select_for_update().get(pk=workspace.pk)
+        yield
 
 
-def _check(name: str, description: str, wrong: dict[str, Text] | None = None) -> None:
-    """Raises InvalidInput with all that is wrong, `wrong` being what the caller found."""
-    wrong = dict(wrong or {})
-    if not NAME_PATTERN.match(name):
-        wrong["name"] = NAME_VALIDATOR.message
+def validate_texts(name: str | None, description: str, errors: dict[str, Text] | None = None) -> None:
+    """Validate a name and a description. Raises InvalidInput with all errors, also the caller's own in `errors`."""
+    errors = dict(errors or {})
+    if name is not None and not NAME_PATTERN.match(name):
+        errors["name"] = NAME_VALIDATOR.message
     if len(description) > DESCRIPTION_LIMIT or "\0" in description:
-        wrong["description"] = _("Use at most 2000 characters of text.")
-    if wrong:
-        raise InvalidInput(fields=wrong)
+        errors["description"] = _("Use at most 2000 characters of text.")
+    if errors:
+        raise InvalidInput(fields=errors)
 
 
 @contextmanager
-def _name_free() -> Iterator[None]:
+def translate_name_conflict() -> Iterator[None]:
+    """Translate a violated uniqueness constraint to NameTaken."""
     try:
         yield
     except IntegrityError:
-        raise _taken() from None
+        raise name_taken_error() from None
 
 
-def _taken() -> NameTaken:
+def name_taken_error() -> NameTaken:
+    """Return the error for a name that exists."""
     return NameTaken(fields={"name": NameTaken.message})

@@ -1,6 +1,7 @@
-"""The part of an address that names a file: whatever a file may be called, a line break included.
+"""URL converter for file paths in a workspace.
 
-The one rule: what code wrote into a workspace can be listed, opened and deleted. Django's own `path` ends at a line.
+A file name can contain any character. Django's own `path` converter does not match line breaks, so such a file could
+not be listed, opened or deleted.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from django.urls import register_converter
 from django.urls.converters import StringConverter
 
 FILE = "<file:path>"
-"""A file's path below its workspace's root, in an address."""
+"""Route part that captures a file's path below its workspace's root."""
 
 
 class FilePath(StringConverter):

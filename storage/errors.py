@@ -1,10 +1,10 @@
-"""What storage may refuse. One root, stable codes."""
+"""Errors of storage: one root class, a stable code each."""
 
 from __future__ import annotations
 
 from django.utils.translation import gettext_lazy as _
 
-from console.accounts.errors import CustomerError
+from console.core.errors import CustomerError
 
 
 class StorageError(CustomerError):
@@ -14,14 +14,14 @@ class StorageError(CustomerError):
 
 
 class UnsafePath(StorageError):
-    """A path that leaves its folder, by `..`, by being absolute, or by a link."""
+    """A path leaves its folder by `..`, as an absolute path, or by a link."""
 
     code = "unsafe_path"
-    message = _("This path leaves the workspace. Use a path inside it, without '..' and without links.")
+    message = _("This path leaves its folder. Use a path inside it, without '..' or links.")
 
 
 class FileMissing(StorageError):
-    """No file at this path."""
+    """There is no file at this path."""
 
     code = "file_not_found"
     message = _("There is no file at this path.")
@@ -35,63 +35,133 @@ class NameTaken(StorageError):
 
 
 class BadArchive(StorageError):
-    """An archive that can't be unpacked, or not safely."""
+    """An archive cannot be unpacked, or not safely."""
 
     code = "bad_archive"
     message = _("This archive can't be read. Send a .tar, .tar.gz or .zip file.")
 
 
 class TooLarge(StorageError):
-    """More bytes or files than the quota or a limit allows."""
+    """There are more bytes or files than the quota or a limit allows."""
 
     code = "too_large"
-    message = _("This is larger than allowed, or than what your organization may still store. Delete something first.")
+    message = _("This exceeds the size limit or your remaining storage quota. Delete something first.")
+
+
+class TooMany(StorageError):
+    """The organization has as many datasets, workspaces or models as its quota allows."""
+
+    code = "quota_exceeded"
+    message = _("Your organization has reached a limit of its quota. Delete something first.")
 
 
 class StorageFull(StorageError):
-    """The disk below the console has no room left. Not the customer's doing: an administrator must act."""
+    """The console's disk is full. The customer cannot fix this; an administrator must."""
 
     code = "storage_full"
-    message = _("The console's storage is full, so nothing was saved. Tell your administrator, and try again later.")
+    message = _("The console's storage is full. Nothing was saved. Contact your administrator and try again later.")
 
 
 class WrongKind(StorageError):
-    """A folder where a file is needed, or the other way round; or a pipe, socket or device, which is neither."""
+    """There is a folder where a file is needed or vice versa, or a pipe, socket or device."""
 
     code = "wrong_kind"
-    message = _("What lies at this path is of another kind than this needs.")
+    message = _("This path is of the wrong type. Check whether a file or a folder is needed.")
 
 
 class Unreadable(StorageError):
-    """The code that made a file took away the permission to open it."""
+    """The file's permissions do not let the console open it."""
 
     code = "unreadable"
-    message = _("The permissions of this file don't let the console open it. Change them in a run, or delete it.")
+    message = _("The file's permissions don't let the console open it. Change them in a run, or delete the file.")
+
+
+class SourceChanged(StorageError):
+    """A process changed the files while they were copied."""
+
+    code = "source_changed"
+    message = _("The files changed while they were copied. Nothing was saved. Try again when nothing writes to them.")
 
 
 class NotAScript(FileMissing):
-    """A file that is no Python script."""
+    """The file is not a Python script."""
 
     code = "not_a_script"
     message = _("Choose a Python script: a file whose name ends in .py.")
 
 
 class UploadBroken(StorageError):
-    """The body ended before the length it announced, or came without a way to tell its end."""
+    """The request body ended before its Content-Length, or its end cannot be determined."""
 
     code = "upload_broken"
-    message = _("The upload broke off, so nothing was saved. Send it again.")
+    message = _("The upload was interrupted. Nothing was saved. Upload it again.")
+
+
+class TooManyUploads(StorageError):
+    """The organization has the maximum number of uploads in progress."""
+
+    code = "too_many_uploads"
+    message = _("Your organization has too many uploads in progress. Wait for one to finish.")
 
 
 class NotText(StorageError):
-    """A file that the editor can't show."""
+    """The editor cannot show the file."""
 
     code = "not_text"
-    message = _("This file is not text, so it can't be edited here. Download it instead.")
+    message = _("This file is not text and can't be edited here. Download it instead.")
+
+
+class FileChanged(StorageError):
+    """The file is not the version that the caller read, or it exists although it should not."""
+
+    code = "file_changed"
+    message = _("Someone else changed this file meanwhile. Nothing was saved. Load it again and repeat your change.")
+
+
+class GitFailed(StorageError):
+    """A git repository cannot be read."""
+
+    code = "git_failed"
+    message = _("The repository can't be read. Check its address, its branch and the access token.")
 
 
 class InUse(StorageError):
-    """The object is used by a run that has not ended."""
+    """A run that has not ended uses the object."""
 
     code = "in_use"
-    message = _("A run that has not ended uses this. Wait for it, or cancel it first.")
+    message = _("A run that has not ended uses this. Wait for the run to end, or cancel it first.")
+
+
+class OffsetConflict(StorageError):
+    """Bytes were sent for another offset than the upload has."""
+
+    code = "offset_conflict"
+    message = _("The upload has another offset. Read its offset and continue from there.")
+
+
+class ChecksumMismatch(StorageError):
+    """The bytes of a request don't have the checksum that was sent with them."""
+
+    code = "checksum_mismatch"
+    message = _("The bytes don't match their checksum and were dropped. Send them again.")
+
+
+class UploadEnded(StorageError):
+    """The upload failed or expired, so it accepts no more bytes."""
+
+    code = "upload_ended"
+    message = _("This upload has ended. Start a new one.")
+
+
+class BucketUnavailable(StorageError):
+    """The bucket for direct uploads does not answer, or refuses a request."""
+
+    code = "bucket_unavailable"
+    message = _("The storage for large uploads can't be reached. Try again in a minute.")
+
+
+class SecretUnreadable(StorageError):
+    """No key decrypts a stored secret any more, because the installation's key has changed."""
+
+    code = "secret_unreadable"
+    message = _("A secret can't be decrypted any more. Set its value again.")

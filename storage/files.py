@@ -1,93 +1,157 @@
-"""The files of a workspace: list, read, write, move, delete.
+"""Files of a workspace: list, read, write, move, delete.
 
-Hides what customers' code leaves there: links, pipes, devices, names that are no text, files that change while they are
-read. The one rule: a write is whole or not at all, and every path goes through `paths`.
+Customers' code can leave anything in a workspace: links, pipes, devices, names that are not UTF-8, files that change
+while they are read. Every path is opened through `paths`. A write replaces the whole file, or changes nothing.
 """
 
 from __future__ import annotations
 
+import base64
 import heapq
 import os
 import secrets
 import stat as modes
-from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from django.utils.translation import gettext_lazy as _
 
-from storage.errors import FileMissing, NameTaken, NotText, StorageError, TooLarge, UnsafePath, WrongKind
-from storage.paths import Kind, explained, kind_of, open_folder, split, status_of, step
-from storage.trees import remove_folder, size_of
+from console.core.errors import InvalidInput
+from runtime import trash
+from storage.errors import FileChanged, FileMissing, NameTaken, NotText, StorageError, TooLarge, UnsafePath, WrongKind
+from storage.paths import (
+    OPEN_FOLDER,
+    Kind,
+    kind_of,
+    lstat_or_none,
+    open_folder,
+    open_subfolder,
+    split_path,
+    translate_os_errors,
+)
+from storage.trees import Usage, remove_folder, size_of
 
 CHUNK_BYTES = 1024**2
+"""How much of a file is in memory at once."""
 TEXT_LIMIT = 1024**2
+"""The largest file that the editor in the browser opens, in bytes; larger ones make it slow."""
 LIST_LIMIT = 10_000
+"""Entries that one listing returns: a page of them still renders in a second."""
 OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-MAKE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Without O_NONBLOCK, opening a pipe would wait for a writer."""
+CREATE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+"""O_EXCL: an existing file is never overwritten."""
 FILE_MODE = 0o644
+"""Mode of a new file. A file that is replaced keeps its mode."""
 
 
 class Readable(Protocol):
-    """Anything with the `read` of a binary file."""
+    """An object with the `read` method of a binary file."""
 
     def read(self, size: int, /) -> bytes:
-        """At most `size` bytes; none at the end."""
+        """Return at most `size` bytes; none at the end."""
         ...
+
+
+class Meter(Protocol):
+    """Counts bytes and entries against a limit, before they are written. `quota.Reservation` is one."""
+
+    def count(self, *, size_bytes: int = 0, entries: int = 0) -> None:
+        """Count what is about to be written. Raises TooLarge if it exceeds the limit."""
+        ...
+
+
+class Metered:
+    """A stream whose bytes are counted by a Meter as they are read."""
+
+    def __init__(self, stream: Readable, meter: Meter) -> None:
+        self._stream = stream
+        self._meter = meter
+
+    def read(self, size: int, /) -> bytes:
+        """Return at most `size` bytes. Raises TooLarge."""
+        data = self._stream.read(size)
+        self._meter.count(size_bytes=len(data))
+        return data
 
 
 class Digest(Protocol):
     """A hash of `hashlib`."""
 
     def update(self, data: bytes, /) -> None:
-        """Take in more bytes."""
+        """Add more bytes."""
         ...
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing in a folder. `size` in bytes, 0 for what is no file. A name that is no UTF-8 is shown with U+FFFD."""
+    """One entry of a folder. `size` is in bytes, 0 unless it is a file. In names, U+FFFD replaces invalid UTF-8.
+
+    `version` changes with each write: it names the inode, its modification time and its size.
+    """
 
     name: str
     kind: Kind
     size: int
     modified: datetime
+    version: str
 
 
 @dataclass(frozen=True)
 class Listing:
-    """A folder's entries by name; `truncated` when there are more than were asked for."""
+    """One page of a folder. `next` is the `after` of the page that follows, None on the last page."""
 
     entries: tuple[Entry, ...]
-    truncated: bool = False
+    next: str | None = None
+
+    @property
+    def truncated(self) -> bool:
+        """Return whether the folder has more entries than this page."""
+        return self.next is not None
 
 
 @dataclass(frozen=True)
-class Written:
-    """What a write did: whether the file is new, its size, and the size of what it replaced."""
+class TextFile:
+    """The text of a file, and the version that it was read from."""
+
+    text: str
+    version: str
+
+
+@dataclass(frozen=True)
+class WriteResult:
+    """The result of a write: whether the file is new, its size, the size of the file that it replaced, its version."""
 
     created: bool
     size: int
-    replaced_bytes: int = 0
+    replaced_bytes: int
+    version: str
 
 
 @dataclass(frozen=True)
 class OpenFile:
-    """A regular file, open for reading, as its pieces. Whoever asked for it closes it."""
+    """A regular file that is open for reading. Iterate over it for its bytes. The caller closes it."""
 
     stream: BinaryIO
     size: int
     modified: datetime
+    version: str
 
     def __iter__(self) -> Iterator[bytes]:
-        """Its bytes up to `size`, even when a run appends to it meanwhile."""
-        left = self.size
-        while left and (chunk := self.stream.read(min(left, CHUNK_BYTES))):
-            left -= len(chunk)
+        """Yield its bytes in chunks, at most `size` in all: `size` is sent as Content-Length, and a run may append."""
+        remaining = self.size
+        while remaining and (chunk := self.stream.read(min(remaining, CHUNK_BYTES))):
+            remaining -= len(chunk)
             yield chunk
+
+    def section(self, start: int, size: int) -> OpenFile:
+        """Return the `size` bytes from `start` on as an open file. It reads from the same stream as this one."""
+        self.stream.seek(start)
+        return replace(self, size=size)
 
     def close(self) -> None:
         """Close it. Safe to repeat."""
@@ -95,85 +159,202 @@ class OpenFile:
 
 
 def stat(*, root: Path, path: str) -> Entry:
-    """What lies at `path`. Raises FileMissing, UnsafePath (also when a component before the last is a link)."""
-    parts = split(path)
+    """Return the entry at `path`. Raises FileMissing, UnsafePath (also if a component before the last is a link)."""
+    parts = split_path(path)
     if not parts:
         with open_folder(root=root, parts=()) as folder:
-            return _entry("", os.fstat(folder))
+            return entry_of("", os.fstat(folder))
     with open_folder(root=root, parts=parts[:-1]) as folder:
-        return _entry(parts[-1], os.lstat(parts[-1], dir_fd=folder))
+        return entry_of(parts[-1], os.lstat(parts[-1], dir_fd=folder))
 
 
-def list_folder(*, root: Path, path: str = "", limit: int = LIST_LIMIT) -> Listing:
-    """The first `limit` entries by name. Raises FileMissing, UnsafePath, WrongKind."""
-    with open_folder(root=root, parts=split(path)) as folder, os.scandir(folder) as scan:
-        names = heapq.nsmallest(limit + 1, (entry.name for entry in scan))
-        entries = [_entry(name, status) for name in names[:limit] if (status := status_of(folder, name))]
-    return Listing(tuple(entries), truncated=len(names) > limit)
+def list_folder(
+    *,
+    root: Path,
+    path: str = "",
+    limit: int = LIST_LIMIT,
+    after: str = "",
+    folders_first: bool = False,
+    is_listed: Callable[[os.DirEntry[str]], bool] | None = None,
+) -> Listing:
+    """Return one page of a folder: at most `limit` entries by name, from the one that follows the cursor `after`.
+
+    Entries that appear or disappear between two pages move no other entry to another page. Entries for which
+    `is_listed` is false are left out. Raises FileMissing, UnsafePath, WrongKind, InvalidInput.
+    """
+    start = _parse_cursor(after) if after else None
+    with open_folder(root=root, parts=split_path(path)) as folder, os.scandir(folder) as scanned:
+        listed = scanned if is_listed is None else filter(is_listed, scanned)
+        keys = ((int(folders_first and not _is_folder(entry)), entry.name) for entry in listed)
+        # Only `limit` names are held in memory, however large the folder is. One more shows that there are more.
+        chosen = heapq.nsmallest(limit + 1, (key for key in keys if start is None or key > start))
+        entries = [entry_of(name, status) for _rank, name in chosen[:limit] if (status := lstat_or_none(folder, name))]
+    return Listing(tuple(entries), _cursor(chosen[limit - 1]) if len(chosen) > limit else None)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    with suppress(OSError):  # on a file system without d_type, this reads the status of an entry that is gone
+        return entry.is_dir(follow_symlinks=False)
+    return False
+
+
+def _cursor(key: tuple[int, str]) -> str:
+    """Return the cursor after an entry. Its name may be no valid UTF-8, so the cursor holds its bytes."""
+    return f"{key[0]}{base64.urlsafe_b64encode(os.fsencode(key[1])).decode()}"
+
+
+def _parse_cursor(cursor: str) -> tuple[int, str]:
+    try:
+        rank = ("0", "1").index(cursor[0])
+        return rank, os.fsdecode(base64.b64decode(cursor[1:], altchars=b"-_", validate=True))
+    except ValueError:  # binascii.Error is one
+        raise InvalidInput(fields={"after": _("This is not a cursor. Use the one of the page before.")}) from None
 
 
 def read(*, root: Path, path: str) -> OpenFile:
     """Open a regular file. Raises FileMissing, UnsafePath, WrongKind, Unreadable."""
-    parts = split(path)
+    parts = split_path(path)
     if not parts:
         raise WrongKind(_FOLDER_HERE)
     with open_folder(root=root, parts=parts[:-1]) as folder:
-        # Asked before it is opened, since opening a device can do things; and again after, since it may have changed.
-        _require_file(os.lstat(parts[-1], dir_fd=folder))
-        handle = os.open(parts[-1], OPEN_FILE, dir_fd=folder)
+        return read_entry(folder=folder, name=parts[-1])
+
+
+def read_entry(*, folder: int, name: str) -> OpenFile:
+    """Open a regular file of an open folder, as `read` does. Call it in the block of `open_folder`."""
+    # Check before opening, because opening a device can have effects. Check again after opening, because a run may
+    # have replaced the file in between.
+    _require_file(os.lstat(name, dir_fd=folder))
+    handle = os.open(name, OPEN_FILE, dir_fd=folder)
     try:
         status = os.fstat(handle)
         _require_file(status)
     except StorageError:
         os.close(handle)
         raise
-    return OpenFile(os.fdopen(handle, "rb"), status.st_size, _moment(status.st_mtime))
+    return OpenFile(os.fdopen(handle, "rb"), status.st_size, _to_datetime(status.st_mtime), _version(status))
 
 
 def read_text(*, root: Path, path: str, limit_bytes: int = TEXT_LIMIT) -> str:
-    """A text file as it is, line ends included. Raises NotText, also when it is larger than `limit_bytes`."""
-    with read(root=root, path=path).stream as stream:
-        data = stream.read(limit_bytes + 1)
+    """Return a text file unchanged, with its line ends. Raises NotText, also if it exceeds `limit_bytes`."""
+    return read_versioned_text(root=root, path=path, limit_bytes=limit_bytes).text
+
+
+def read_versioned_text(*, root: Path, path: str, limit_bytes: int = TEXT_LIMIT) -> TextFile:
+    """Return a text file as `read_text`, with its version."""
+    file = read(root=root, path=path)
+    with file.stream as stream:
+        data = stream.read(limit_bytes + 1)  # one byte more shows that the file is too large
     if len(data) > limit_bytes:
-        raise NotText(_("This file is too large to be edited here. Download it instead."))
+        raise NotText(_("This file is too large to edit here. Download it instead."))
     if b"\0" in data:
         raise NotText
     try:
-        return data.decode()
+        return TextFile(data.decode(), file.version)
     except UnicodeDecodeError:
         raise NotText from None
 
 
-def write(*, root: Path, path: str, stream: Readable, scratch: Path, limit_bytes: int) -> Written:
-    """Make or replace a file, and the folders above it: whole or not at all.
+def write(
+    *,
+    root: Path,
+    path: str,
+    stream: Readable,
+    scratch: Path,
+    limit_bytes: int,
+    expected: Collection[str] | None = None,
+    lock: AbstractContextManager[object] | None = None,
+) -> WriteResult:
+    """Create or replace a file, and create the folders above it.
 
-    The bytes go to `scratch`, a folder of ours on the same disk, and come here by one rename. A link at `path` is
-    replaced, not followed. Raises TooLarge past `limit_bytes`, UnsafePath, WrongKind, StorageFull.
+    The bytes go to a temporary file in `scratch`, and one rename moves it to `path`. `scratch` is a folder on the same
+    disk that only the console writes to. A link at `path` is replaced, not followed. A replaced file's mode is kept.
+    `expected` has the versions that may be replaced: `*` is any, and without one the file must not exist. `lock` is
+    held from the comparison to the rename. Raises TooLarge if there are more than `limit_bytes`, FileChanged,
+    UnsafePath, WrongKind, StorageFull.
     """
-    parts = split(path)
+    parts = split_path(path)
     if not parts:
         raise WrongKind(_FOLDER_HERE)
-    with suppress(FileMissing):  # before the bytes are taken: whether they could be put there at all
-        _require_no_folder(stat(root=root, path=path).kind)
+    # If a folder is in the way, or the file changed, fail before the upload is received.
+    try:
+        status = stat(root=root, path=path)
+        _require_not_folder(status.kind)
+        _require_expected(expected, status.version)
+    except FileMissing:
+        _require_expected(expected, None)
     temporary = scratch / secrets.token_hex(16)
     try:
-        with explained(), os.fdopen(os.open(temporary, MAKE_FILE, 0o600), "wb") as file:
-            size = copy(stream=stream, target=file, limit_bytes=limit_bytes)
+        with translate_os_errors(), os.fdopen(os.open(temporary, CREATE_FILE, 0o600), "wb") as file:
+            copy(stream=stream, target=file, limit_bytes=limit_bytes)
             file.flush()
             os.fsync(file.fileno())
-        with open_folder(root=root, parts=parts[:-1], create=True) as folder:
-            before = status_of(folder, parts[-1])
-            was_file = bool(before and modes.S_ISREG(before.st_mode))
-            temporary.chmod(before.st_mode & 0o777 if before and was_file else FILE_MODE)
-            os.rename(temporary, parts[-1], dst_dir_fd=folder)
-            os.fsync(folder)
+        return place(root=root, path=path, source=temporary, expected=expected, lock=lock)
     finally:
         temporary.unlink(missing_ok=True)
-    return Written(before is None, size, before.st_size if before and was_file else 0)
+
+
+def place(
+    *,
+    root: Path,
+    path: str,
+    source: Path,
+    expected: Collection[str] | None = None,
+    lock: AbstractContextManager[object] | None = None,
+) -> WriteResult:
+    """Move the complete file `source` to `path`, and create the folders above it. Raises as `write`.
+
+    `source` is on the same disk and only the console writes to it. It is not copied. `write` explains the rest.
+    """
+    parts = split_path(path)
+    if not parts:
+        raise WrongKind(_FOLDER_HERE)
+    with open_folder(root=root, parts=parts[:-1], create=True) as folder, lock or nullcontext():
+        replaced = lstat_or_none(folder, parts[-1])
+        _require_expected(expected, _version(replaced) if replaced else None)
+        was_file = bool(replaced and modes.S_ISREG(replaced.st_mode))
+        # The mask drops setuid, setgid and sticky.
+        source.chmod(replaced.st_mode & 0o777 if replaced and was_file else FILE_MODE)
+        size = source.stat().st_size
+        os.rename(source, parts[-1], dst_dir_fd=folder)
+        version = _version(os.lstat(parts[-1], dir_fd=folder))
+        os.fsync(folder)  # makes the rename durable
+    return WriteResult(replaced is None, size, replaced.st_size if replaced and was_file else 0, version)
+
+
+def merge(*, root: Path, path: str, source: Path) -> Usage:
+    """Move everything in the folder `source` into the folder `path`; return the usage of what it replaced.
+
+    Files and links of the same names are replaced; folders of the same names are merged. Missing folders are created.
+    `source` is on the same disk and only the console writes to it. Raises UnsafePath, and WrongKind if a folder is
+    where a file should be or vice versa; this is checked before anything is moved.
+    """
+    top = split_path(path)
+    for below, names, _handle in _walk(source):
+        with suppress(FileMissing), open_folder(root=root, parts=(*top, *below)) as folder:
+            for name in names:
+                if status := lstat_or_none(folder, name):
+                    _require_not_folder(kind_of(status.st_mode))
+    replaced = Usage()
+    for below, names, handle in _walk(source):
+        with open_folder(root=root, parts=(*top, *below), create=True) as folder:
+            for name in names:
+                if status := lstat_or_none(folder, name):
+                    replaced += Usage(size_of(status), 1)
+                os.rename(name, name, src_dir_fd=handle, dst_dir_fd=folder)
+    return replaced
+
+
+def _walk(folder: Path) -> Iterator[tuple[tuple[str, ...], list[str], int]]:
+    """Yield each folder's path below `folder`, the names in it that are no folders, and its open descriptor."""
+    for parent, subfolders, names, handle in os.fwalk(folder):
+        # `fwalk` lists links to folders among the folders, but does not enter them.
+        links = [name for name in subfolders if modes.S_ISLNK(os.lstat(name, dir_fd=handle).st_mode)]
+        yield Path(parent).relative_to(folder).parts, [*names, *links], handle
 
 
 def copy(*, stream: Readable, target: BinaryIO, limit_bytes: int, digest: Digest | None = None) -> int:
-    """Copy all of `stream`, a piece at a time; how many bytes it was. Raises TooLarge before writing past the limit."""
+    """Copy all of `stream` in chunks and return its size. Raises TooLarge before writing more than the limit."""
     size = 0
     while chunk := stream.read(CHUNK_BYTES):
         size += len(chunk)
@@ -186,56 +367,127 @@ def copy(*, stream: Readable, target: BinaryIO, limit_bytes: int, digest: Digest
 
 
 def make_folder(*, root: Path, path: str) -> bool:
-    """Make a folder and those above it; whether it is new. Raises UnsafePath, WrongKind where a file is in the way."""
-    parts = split(path)
+    """Create a folder and those above it; return whether it is new. Raises UnsafePath, and WrongKind for a file."""
+    parts = split_path(path)
     if not parts:
         return False
     with open_folder(root=root, parts=parts[:-1], create=True) as folder:
-        created = status_of(folder, parts[-1]) is None
-        os.close(step(folder, parts[-1], create=True))
+        created = lstat_or_none(folder, parts[-1]) is None
+        os.close(open_subfolder(folder, parts[-1], create=True))
     return created
 
 
 def move(*, root: Path, source: str, target: str) -> None:
-    """Rename a file or folder, making the folders above its new place. Raises NameTaken, FileMissing, UnsafePath."""
-    old, new = split(source), split(target)
+    """Rename a file or folder, and create the folders above its new path. Raises NameTaken, FileMissing, UnsafePath."""
+    old, new = split_path(source), split_path(target)
     if not old or not new or new[: len(old)] == old:
         raise UnsafePath(_("A folder can't be moved into itself. Choose another place."))
     with open_folder(root=root, parts=old[:-1]) as old_folder:
-        os.lstat(old[-1], dir_fd=old_folder)
+        os.lstat(old[-1], dir_fd=old_folder)  # raises if the source is missing, before folders are created for it
         with open_folder(root=root, parts=new[:-1], create=True) as new_folder:
-            if status_of(new_folder, new[-1]) is not None:
-                raise NameTaken(_("Something of this name is there already. Choose another name, or delete it first."))
+            if lstat_or_none(new_folder, new[-1]) is not None:
+                raise NameTaken(_NAME_TAKEN)
+            # A file that a run creates after the check is replaced: Python offers no RENAME_NOREPLACE.
             os.rename(old[-1], new[-1], src_dir_fd=old_folder, dst_dir_fd=new_folder)
 
 
-def delete(*, root: Path, path: str, scratch: Path) -> int:
-    """Remove a file, a link, or a folder with all in it; how many bytes that freed. Raises FileMissing, UnsafePath.
-
-    A folder disappears at once, by a rename into `scratch`, and is emptied there.
-    """
-    parts = split(path)
+def move_out(*, root: Path, path: str, target: Path) -> None:
+    """Rename a file or folder to `target`, a free path on the same disk. Raises FileMissing, UnsafePath, WrongKind."""
+    parts = split_path(path)
     if not parts:
-        raise WrongKind(_("This is the whole workspace. Delete the workspace itself instead."))
+        raise WrongKind(_WHOLE_WORKSPACE)
+    with open_folder(root=root, parts=parts[:-1]) as folder:
+        if modes.S_ISDIR(os.lstat(parts[-1], dir_fd=folder).st_mode):
+            trash.grant_owner_access(parts[-1], folder)  # to rename a folder, its owner must be able to write it
+        os.rename(parts[-1], target, src_dir_fd=folder)
+
+
+def move_in(*, source: Path, root: Path, path: str) -> None:
+    """Rename `source`, on the same disk, to a free path. Raises NameTaken, FileMissing, UnsafePath, WrongKind."""
+    parts = split_path(path)
+    if not parts:
+        raise WrongKind(_FOLDER_HERE)
+    with open_folder(root=root, parts=parts[:-1], create=True) as folder:
+        if lstat_or_none(folder, parts[-1]) is not None:
+            raise NameTaken(_NAME_TAKEN)
+        os.rename(source, parts[-1], dst_dir_fd=folder)
+
+
+def missing_entries(*, root: Path, path: str) -> int:
+    """Return how many of the path's components do not exist yet. Raises UnsafePath, WrongKind.
+
+    Callers reserve quota for that many entries.
+
+    The number may be wrong if another process creates or removes folders meanwhile. The next measurement of the
+    workspace corrects it.
+    """
+    parts = split_path(path)
+    with translate_os_errors():
+        folder = os.open(root, OPEN_FOLDER)
+        try:
+            for number, part in enumerate(parts):
+                if lstat_or_none(folder, part) is None:
+                    return len(parts) - number
+                if number < len(parts) - 1:  # the last component may be a file
+                    child = open_subfolder(folder, part, create=False)
+                    os.close(folder)
+                    folder = child
+        finally:
+            os.close(folder)
+    return 0
+
+
+def delete(*, root: Path, path: str, scratch: Path) -> Usage:
+    """Remove a file, a link, or a folder with its contents; return the freed usage. Raises FileMissing, UnsafePath.
+
+    A folder disappears at once: it is renamed into `scratch`, and removed there.
+    """
+    parts = split_path(path)
+    if not parts:
+        raise WrongKind(_WHOLE_WORKSPACE)
     with open_folder(root=root, parts=parts[:-1]) as folder:
         status = os.lstat(parts[-1], dir_fd=folder)
         if not modes.S_ISDIR(status.st_mode):
             os.unlink(parts[-1], dir_fd=folder)
-            return size_of(status)
+            return Usage(size_of(status), 1)
         return remove_folder(parent=folder, name=parts[-1], scratch=scratch)
 
 
+_NAME_TAKEN = _("A file or folder with this name already exists. Choose another name or delete it first.")
+_WHOLE_WORKSPACE = _("This is the whole workspace. Delete the workspace itself instead.")
 _FOLDER_HERE = _("There is a folder at this path, not a file.")
 
 
-def _entry(name: str, status: os.stat_result) -> Entry:
-    shown = name.encode(errors="surrogateescape").decode(errors="replace")
+def display_name(name: str) -> str:
+    """Return a file's name as text that can be shown; U+FFFD replaces invalid UTF-8.
+
+    `os` returns invalid UTF-8 as lone surrogates, which neither JSON nor a template can encode.
+    """
+    return name.encode(errors="surrogateescape").decode(errors="replace")
+
+
+def entry_of(name: str, status: os.stat_result) -> Entry:
+    """Return the entry of a file with this name and status."""
     kind = kind_of(status.st_mode)
-    return Entry(shown, kind, status.st_size if kind is Kind.FILE else 0, _moment(status.st_mtime))
+    size = status.st_size if kind is Kind.FILE else 0
+    return Entry(display_name(name), kind, size, _to_datetime(status.st_mtime), _version(status))
 
 
-def _moment(seconds: float) -> datetime:
-    """A file's time; its owner may have set it to a year that no calendar has."""
+def _version(status: os.stat_result) -> str:
+    return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
+
+
+def _require_expected(expected: Collection[str] | None, version: str | None) -> None:
+    """Raise FileChanged unless the file at hand, None if it is missing, is one that may be replaced."""
+    if expected is None:
+        return
+    is_expected = not expected if version is None else version in expected or "*" in expected
+    if not is_expected:
+        raise FileChanged
+
+
+def _to_datetime(seconds: float) -> datetime:
+    """Convert a file's time. Customers' code can set times outside datetime's range; those become the epoch."""
     try:
         return datetime.fromtimestamp(seconds, UTC)
     except (OverflowError, ValueError, OSError):
@@ -243,14 +495,15 @@ def _moment(seconds: float) -> datetime:
 
 
 def _require_file(status: os.stat_result) -> None:
+    """Raise UnsafePath for a link, WrongKind for anything else that is not a regular file."""
     kind = kind_of(status.st_mode)
     if kind is Kind.LINK:
         raise UnsafePath
-    _require_no_folder(kind)
+    _require_not_folder(kind)
     if kind is not Kind.FILE:
-        raise WrongKind(_("This is a pipe, a socket or a device, not a file."))
+        raise WrongKind(_("This is a pipe, socket or device, not a file."))
 
 
-def _require_no_folder(kind: Kind) -> None:
+def _require_not_folder(kind: Kind) -> None:
     if kind is Kind.FOLDER:
         raise WrongKind(_FOLDER_HERE)

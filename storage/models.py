@@ -1,11 +1,14 @@
-"""Images, datasets with their versions, workspaces: the rows that name things, whose bytes lie under `catalog.root()`.
+"""Database rows of images, datasets and models with their versions, workspaces, uploads and allocations.
 
-The one rule: only `catalog` writes these rows, since each write goes together with a change on the disk.
+The bytes that rows reference are below `selectors.root()`. The services of this package write the rows, because each
+write goes together with a change on the disk.
 """
 
 from __future__ import annotations
 
 import re
+import uuid
+from datetime import timedelta
 
 from django.conf import settings
 from django.core.validators import RegexValidator
@@ -14,15 +17,19 @@ from django.utils.translation import gettext_lazy as _
 
 from console.accounts.models import Organization
 
+KEPT_AFTER_DELETION = timedelta(days=7)
+"""How long deleted files are kept. A week is enough to notice a mistake.
+
+A backup copies the rows first and the files after them, so this must be longer than a backup takes."""
 NAME_PATTERN = re.compile(r"^[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?\Z")
 NAME_VALIDATOR = RegexValidator(
     NAME_PATTERN,
-    _("Use 1 to 63 lower-case letters, digits, dashes and underscores, beginning and ending with a letter or digit."),
+    _("Use 1 to 63 lowercase letters, digits, hyphens and underscores. Start and end with a letter or digit."),
 )
 
 
 class Registry(models.Model):
-    """An image registry and the credentials to pull from it. The password is stored encrypted (`catalog`)."""
+    """An image registry and the credentials to pull from it. The password is stored encrypted (`registries`)."""
 
     organization = models.ForeignKey(Organization, models.CASCADE, related_name="registries")
     host = models.CharField(_("host"), max_length=255)
@@ -39,8 +46,29 @@ class Registry(models.Model):
         return self.host
 
 
+class Secret(models.Model):
+    """A value that runs get as an environment variable. It is stored encrypted (`secret_store`)."""
+
+    organization = models.ForeignKey(Organization, models.CASCADE, related_name="secrets")
+    name = models.CharField(_("name"), max_length=100)
+    encrypted = models.BinaryField()
+    updated_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+", verbose_name=_("changed by")
+    )
+    created_at = models.DateTimeField(_("created"), auto_now_add=True)
+    updated_at = models.DateTimeField(_("changed"), auto_now=True)
+
+    class Meta:
+        verbose_name = _("secret")
+        verbose_name_plural = _("secrets")
+        constraints = (models.UniqueConstraint(fields=["organization", "name"], name="one_secret_per_name"),)
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class Image(models.Model):
-    """What a run's code runs in. Built-in images have no organization; a customer's own have a registry reference."""
+    """An image that runs use. Built-in images have no organization; a customer's own have a registry reference."""
 
     organization = models.ForeignKey(Organization, models.CASCADE, null=True, blank=True, related_name="images")
     name = models.CharField(_("name"), max_length=63, validators=[NAME_VALIDATOR])
@@ -64,18 +92,21 @@ class Image(models.Model):
 
     @property
     def is_builtin(self) -> bool:
-        """Whether the installation made it."""
+        """Whether it is one of the installation's own."""
         return self.organization_id is None
 
 
 class Dataset(models.Model):
-    """A named set of files; its published versions never change."""
+    """A named set of files. Its published versions never change."""
 
     organization = models.ForeignKey(Organization, models.CASCADE, related_name="datasets")
     name = models.CharField(_("name"), max_length=63, validators=[NAME_VALIDATOR])
     description = models.TextField(_("description"), blank=True)
     latest = models.ForeignKey(
         "DatasetVersion", models.SET_NULL, null=True, blank=True, related_name="+", verbose_name=_("latest version")
+    )
+    is_public = models.BooleanField(
+        _("public"), default=False, db_default=False, help_text=_("Every organization can read it.")
     )
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(_("created"), auto_now_add=True)
@@ -97,21 +128,88 @@ class Dataset(models.Model):
         return self.name
 
 
-class DatasetVersion(models.Model):
-    """One immutable state of a dataset: unpacked in a folder of its own, then published by one rename."""
+class DatasetShare(models.Model):
+    """Read access to a dataset for another organization. Until `recipient` enters the code, it is an offer."""
 
+    dataset = models.ForeignKey(Dataset, models.CASCADE, related_name="shares")
+    label = models.CharField(_("label"), max_length=100)
+    """The owner's own words for who has the code. The recipient does not see them."""
+    code_sha256 = models.CharField(max_length=64, unique=True)
+    recipient = models.ForeignKey(Organization, models.CASCADE, null=True, blank=True, related_name="+")
+    created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
+    created_at = models.DateTimeField(_("created"), auto_now_add=True)
+    expires_at = models.DateTimeField(_("expires"))
+    """Until when the code can be entered. An accepted share does not expire."""
+    accepted_at = models.DateTimeField(_("accepted"), null=True, blank=True)
+    revoked_at = models.DateTimeField(_("revoked"), null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("dataset share")
+        verbose_name_plural = _("dataset shares")
+        indexes = (
+            models.Index(fields=["recipient"], name="shares_of_a_recipient", condition=models.Q(revoked_at=None)),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.dataset}: {self.label}"
+
+
+class DatasetImport(models.Model):
+    """The import of a dataset version from an address. It ends with a `version` or with an `error`."""
+
+    dataset = models.ForeignKey(Dataset, models.CASCADE, related_name="imports")
+    url = models.CharField(_("address"), max_length=2000)
+    """An https address, or `s3://bucket/key`."""
+    endpoint = models.CharField(_("endpoint"), max_length=300, blank=True, default="", db_default="")
+    """Of an import from a bucket: the origin of its server."""
+    access_key_id_secret = models.CharField(max_length=100, blank=True, default="", db_default="")
+    """Names of the secrets with the credentials of a bucket; empty for a public one."""
+    secret_access_key_secret = models.CharField(max_length=100, blank=True, default="", db_default="")
+    version = models.ForeignKey("DatasetVersion", models.SET_NULL, null=True, blank=True, related_name="+")
+    size_bytes = models.PositiveBigIntegerField(_("size"), null=True, blank=True)
+    """As the server says; None until it answers, and if it does not say."""
+    received_bytes = models.PositiveBigIntegerField(_("received"), default=0)
+    validator = models.CharField(max_length=200, blank=True, default="")
+    """ETag or date that tells whether the rest of a file belongs to what was received."""
+    error = models.CharField(_("error"), max_length=500, blank=True, default="")
+    created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
+    created_at = models.DateTimeField(_("created"), auto_now_add=True)
+    updated_at = models.DateTimeField(_("updated"), auto_now=True)
+    ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("dataset import")
+        verbose_name_plural = _("dataset imports")
+        indexes = (models.Index(fields=["id"], name="open_dataset_imports", condition=models.Q(ended_at=None)),)
+
+    def __str__(self) -> str:
+        return f"{self.dataset}: {self.url}"
+
+
+class DatasetVersion(models.Model):
+    """One immutable version of a dataset, in a read-only folder of its own."""
+
+    kind = "versions"
+    """Its name in URLs of deleted items."""
     dataset = models.ForeignKey(Dataset, models.CASCADE, related_name="versions")
     number = models.PositiveIntegerField(_("version"))
     folder = models.CharField(max_length=200, unique=True)
     size_bytes = models.PositiveBigIntegerField(_("size"))
     file_count = models.PositiveIntegerField(_("files"))
+    entry_count = models.PositiveIntegerField(
+        _("entries"), default=0, db_default=0, help_text=_("Files, links and folders.")
+    )
     sha256 = models.CharField(
         _("SHA-256"),
         max_length=64,
-        help_text=_("Of the archive as sent; of files sent one by one, that of their list as sha256sum writes it."),
+        help_text=_("Of the uploaded archive. For files uploaded separately, of their list in sha256sum format."),
     )
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
     published_at = models.DateTimeField(_("published"), auto_now_add=True)
+    deleted_at = models.DateTimeField(_("deleted"), null=True, blank=True)
+    kept_until = models.DateTimeField(_("kept until"), null=True, blank=True)
+    """For a deleted version: until when its files are kept, count against the quota and can be restored."""
+    removed_at = models.DateTimeField(_("files removed"), null=True, blank=True)
 
     class Meta:
         verbose_name = _("dataset version")
@@ -123,17 +221,94 @@ class DatasetVersion(models.Model):
         return f"{self.dataset} v{self.number}"
 
 
+class Model(models.Model):
+    """A named series of trained models. Its published versions never change."""
+
+    organization = models.ForeignKey(Organization, models.CASCADE, related_name="trained_models")
+    name = models.CharField(_("name"), max_length=63, validators=[NAME_VALIDATOR])
+    description = models.TextField(_("description"), blank=True)
+    latest = models.ForeignKey(
+        "ModelVersion", models.SET_NULL, null=True, blank=True, related_name="+", verbose_name=_("latest version")
+    )
+    created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
+    created_at = models.DateTimeField(_("created"), auto_now_add=True)
+    deleted_at = models.DateTimeField(_("deleted"), null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("model")
+        verbose_name_plural = _("models")
+        ordering = ("name",)
+        constraints = (
+            models.UniqueConstraint(
+                fields=["organization", "name"],
+                name="one_model_per_name",
+                condition=models.Q(deleted_at__isnull=True),
+            ),
+        )
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class ModelVersion(models.Model):
+    """One immutable version of a model, in a read-only folder of its own."""
+
+    kind = "models"
+    """Its name in URLs of deleted items."""
+    model = models.ForeignKey(Model, models.CASCADE, related_name="versions")
+    number = models.PositiveIntegerField(_("version"))
+    folder = models.CharField(max_length=200, unique=True)
+    size_bytes = models.PositiveBigIntegerField(_("size"))
+    file_count = models.PositiveIntegerField(_("files"))
+    entry_count = models.PositiveIntegerField(_("entries"), help_text=_("Files and folders."))
+    sha256 = models.CharField(
+        _("SHA-256"), max_length=64, help_text=_("Of the list of its files in sha256sum format, sorted by path.")
+    )
+    job_pk = models.PositiveBigIntegerField(_("job"), null=True, blank=True, db_index=True)
+    """The job whose files these are. Not a foreign key: the version outlives the job, and jobs are a layer above."""
+    lineage = models.JSONField(_("lineage"), default=dict, blank=True)
+    """How the model was made: see `model_catalog.Lineage`. Copied at publication, so later changes don't alter it."""
+    created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
+    published_at = models.DateTimeField(_("published"), auto_now_add=True)
+    deleted_at = models.DateTimeField(_("deleted"), null=True, blank=True)
+    kept_until = models.DateTimeField(_("kept until"), null=True, blank=True)
+    """For a deleted version: until when its files are kept, count against the quota and can be restored."""
+    removed_at = models.DateTimeField(_("files removed"), null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("model version")
+        verbose_name_plural = _("model versions")
+        ordering = ("-number",)
+        constraints = (models.UniqueConstraint(fields=["model", "number"], name="one_model_version_per_number"),)
+
+    def __str__(self) -> str:
+        return f"{self.model} v{self.number}"
+
+    @property
+    def reference(self) -> str:
+        """Return `name@number`, the form that quotes take."""
+        return f"{self.model.name}@{self.number}"
+
+
 class Workspace(models.Model):
     """A folder of the customer's, writable from runs and from the console."""
 
+    kind = "workspaces"
+    """Its name in URLs of deleted items."""
     organization = models.ForeignKey(Organization, models.CASCADE, related_name="workspaces")
     name = models.CharField(_("name"), max_length=63, validators=[NAME_VALIDATOR])
     description = models.TextField(_("description"), blank=True)
     folder = models.CharField(max_length=200, unique=True)
-    size_bytes = models.PositiveBigIntegerField(_("size"), default=0, help_text=_("as last measured"))
+    size_bytes = models.PositiveBigIntegerField(_("size"), default=0, help_text=_("last measured value"))
+    entry_count = models.PositiveIntegerField(
+        _("entries"), default=1, db_default=1, help_text=_("Files, links and folders.")
+    )
+    measured_at = models.DateTimeField(null=True, blank=True)
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(_("created"), auto_now_add=True)
     deleted_at = models.DateTimeField(_("deleted"), null=True, blank=True)
+    kept_until = models.DateTimeField(_("kept until"), null=True, blank=True)
+    removed_at = models.DateTimeField(_("files removed"), null=True, blank=True)
 
     class Meta:
         verbose_name = _("workspace")
@@ -149,3 +324,122 @@ class Workspace(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class DeletedFile(models.Model):
+    """A file or folder in a workspace's recycle bin. It is removed with its row after `kept_until`."""
+
+    workspace = models.ForeignKey(Workspace, models.CASCADE, related_name="deleted_files")
+    path = models.CharField(_("path"), max_length=4000)
+    """Where it was, below the workspace's folder."""
+    folder = models.CharField(max_length=200, unique=True)
+    is_folder = models.BooleanField(_("folder"))
+    size_bytes = models.PositiveBigIntegerField(_("size"), default=0)
+    entry_count = models.PositiveIntegerField(_("entries"), default=0, help_text=_("Files, links and folders."))
+    deleted_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
+    deleted_at = models.DateTimeField(_("deleted"), auto_now_add=True)
+    kept_until = models.DateTimeField(_("kept until"), db_index=True)
+
+    class Meta:
+        verbose_name = _("deleted file")
+        verbose_name_plural = _("deleted files")
+        ordering = ("-id",)
+
+    def __str__(self) -> str:
+        return self.path
+
+
+class Allocation(models.Model):
+    """Storage that counts against a quota and is neither a version of a dataset or model nor a workspace."""
+
+    class Kinds(models.TextChoices):
+        """The kind of an allocation."""
+
+        UPLOAD = "upload", _("Upload in progress")
+        RUN = "run", _("Run results")
+
+    organization = models.ForeignKey(Organization, models.CASCADE, related_name="allocations")
+    kind = models.CharField(_("kind"), max_length=8, choices=Kinds.choices)
+    key = models.CharField(max_length=64, unique=True)
+    """`job:<id>` of a run's results, `upload:<key>` of a resumable upload, random for any other write."""
+    label = models.CharField(_("name"), max_length=200)
+    size_bytes = models.PositiveBigIntegerField(_("size"), default=0)
+    entry_count = models.PositiveIntegerField(_("entries"), default=0, help_text=_("Files, links and folders."))
+    kept_until = models.DateTimeField(_("kept until"), null=True, blank=True)
+    updated_at = models.DateTimeField(_("updated"), auto_now=True)
+
+    class Meta:
+        verbose_name = _("storage allocation")
+        verbose_name_plural = _("storage allocations")
+        ordering = ("kind", "-id")
+
+    def __str__(self) -> str:
+        return self.label
+
+    @property
+    def job_pk(self) -> int:
+        """The primary key of the job whose run left this."""
+        return int(self.key.removeprefix("job:"))
+
+
+class Upload(models.Model):
+    """A resumable upload. Its bytes are in a file, whose length is the offset."""
+
+    class States(models.TextChoices):
+        """The state of an upload. FINISHING: all bytes are here and are being published or moved into place."""
+
+        RECEIVING = "receiving", _("Receiving")
+        FINISHING = "finishing", _("Finishing")
+        COMPLETE = "complete", _("Complete")
+        FAILED = "failed", _("Failed")
+
+    class Purposes(models.TextChoices):
+        """What becomes of the bytes. A PART waits until a final upload joins it with others."""
+
+        DATASET = "dataset", _("Dataset version")
+        WORKSPACE = "workspace", _("Workspace file")
+        PART = "part", _("Part of an upload")
+
+    key = models.UUIDField(unique=True, default=uuid.uuid4, editable=False)
+    """Names the upload in its URL, and its file."""
+    organization = models.ForeignKey(Organization, models.CASCADE, related_name="uploads")
+    created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
+    purpose = models.CharField(_("purpose"), max_length=9, choices=Purposes.choices)
+    name = models.CharField(_("name"), max_length=63, blank=True)
+    """The dataset's or workspace's name."""
+    path = models.TextField(_("path"), blank=True)
+    """Path in the workspace: of the file, or of the folder to unpack the archive into."""
+    filename = models.CharField(_("file name"), max_length=255, blank=True)
+    is_unpacked = models.BooleanField(default=False)
+    """Whether an archive for a workspace is unpacked. One for a dataset always is."""
+    metadata = models.TextField(blank=True)
+    """The client's `Upload-Metadata`, which `HEAD` returns."""
+    size_bytes = models.PositiveBigIntegerField(_("size"))
+    final = models.ForeignKey("self", models.SET_NULL, null=True, blank=True, related_name="parts")
+    """Of a part: the upload that joins it with others."""
+    position = models.PositiveIntegerField(default=0)
+    """Of a part: its place in the final upload."""
+    multipart_id = models.TextField(blank=True, default="", db_default="")
+    """Of a direct upload: the ID of the bucket's multipart upload."""
+    is_in_bucket = models.BooleanField(default=False, db_default=False)
+    """Of a direct upload: whether all its bytes are in the bucket, so that the server fetches them."""
+    state = models.CharField(_("state"), max_length=9, choices=States.choices, default=States.RECEIVING)
+    error_code = models.CharField(max_length=50, blank=True)
+    error = models.TextField(_("error"), blank=True)
+    sha256 = models.CharField(_("SHA-256"), max_length=64, blank=True)
+    version = models.ForeignKey(DatasetVersion, models.SET_NULL, null=True, blank=True, related_name="+")
+    created_at = models.DateTimeField(_("created"), auto_now_add=True)
+    expires_at = models.DateTimeField(_("expires"), db_index=True)
+
+    class Meta:
+        verbose_name = _("upload")
+        verbose_name_plural = _("uploads")
+        ordering = ("-id",)
+
+    def __str__(self) -> str:
+        return self.filename or self.path or self.name or str(self.key)
+
+    @property
+    def allocation_key(self) -> str:
+        """The key of the allocation that reserves its size."""
+        return f"upload:{self.key.hex}"

@@ -1,6 +1,6 @@
-"""The customer's choices as a run sees them: which folder lies where, and which script starts.
+"""Compute a run's mounts and check its script.
 
-The one rule: a run may write in its workspace alone; datasets are read-only, each under its own name.
+A run can write only to its workspace. Datasets and models are mounted read-only, each under its own name.
 """
 
 from __future__ import annotations
@@ -10,43 +10,56 @@ from collections.abc import Iterable
 
 from django.utils.translation import gettext_lazy as _
 
-from console.accounts.errors import Text
+from console.core.errors import Text
 from runtime.specs import Mount
 from storage import files, selectors
 from storage.errors import FileMissing, NotAScript, UnsafePath, WrongKind
-from storage.models import DatasetVersion, Workspace
-from storage.paths import Kind, split
+from storage.models import DatasetVersion, ModelVersion, Workspace
+from storage.paths import Kind, split_path
 
 
 def mounts_for(
-    *, workspace: Workspace, dataset_versions: Iterable[DatasetVersion], workspace_target: str, datasets_target: str
+    *,
+    workspace: Workspace,
+    dataset_versions: Iterable[DatasetVersion],
+    model_versions: Iterable[ModelVersion] = (),
+    workspace_target: str,
+    datasets_target: str,
+    models_target: str = "/models",
 ) -> tuple[Mount, ...]:
-    """The mounts of a run: its workspace, then its datasets in the order given. Load `dataset` with each version."""
-    home = Mount(str(selectors.workspace_folder(workspace)), workspace_target, read_only=False)
+    """Return a run's mounts: its workspace, then datasets and models in the given order.
+
+    Each version needs its `dataset` or `model`.
+    """
+    workspace_mount = Mount(str(selectors.workspace_folder(workspace)), workspace_target, read_only=False)
     datasets = (
         Mount(str(selectors.version_folder(version)), posixpath.join(datasets_target, version.dataset.name))
         for version in dataset_versions
     )
-    return (home, *datasets)
+    models = (
+        Mount(str(selectors.model_folder(version)), posixpath.join(models_target, version.model.name))
+        for version in model_versions
+    )
+    return (workspace_mount, *datasets, *models)
 
 
 def check_script(*, workspace: Workspace, code_path: str) -> str:
-    """The script's path in the workspace, normalised. Raises UnsafePath, FileMissing, NotAScript, at `code_path`."""
+    """Return the script's normalized path. Raises UnsafePath, FileMissing, NotAScript, at the field `code_path`."""
     try:
-        parts = split(code_path)
+        parts = split_path(code_path)
         kind = files.stat(root=selectors.workspace_folder(workspace), path=code_path).kind
     except UnsafePath as error:
         raise UnsafePath(error.message, fields={"code_path": error.message}) from None
     except (FileMissing, WrongKind):
-        raise _missing(_("There is no such file in the workspace. Check its path and its spelling.")) from None
+        raise _missing_error(_("This file does not exist in the workspace. Check the path and spelling.")) from None
     if kind is Kind.LINK:
         raise UnsafePath(fields={"code_path": UnsafePath.message})
     if kind is not Kind.FILE:
-        raise _missing(_("This is no file. Name the script inside the folder, such as folder/train.py."))
+        raise _missing_error(_("This is not a file. Enter the path of a script, for example folder/train.py."))
     if not parts[-1].endswith(".py"):
         raise NotAScript(fields={"code_path": NotAScript.message})
     return "/".join(parts)
 
 
-def _missing(sentence: Text) -> FileMissing:
+def _missing_error(sentence: Text) -> FileMissing:
     return FileMissing(sentence, fields={"code_path": sentence})

@@ -1,8 +1,7 @@
-"""Paths in folders that hostile code may change at any moment: how one is walked.
+"""Walk paths in folders that customers' code may change at any moment.
 
-Hides links, removed permissions, names no file system takes, and all of these appearing between a check and its use.
-The one rule: a path is walked one component at a time from an open folder to the next, never following a link, and
-what was opened is what is used; no name is ever resolved twice.
+A path is opened one component at a time, from an open folder to the next, without following links. No name is resolved
+twice, so replacing a component between a check and its use has no effect.
 """
 
 from __future__ import annotations
@@ -17,18 +16,21 @@ from pathlib import Path
 
 from django.utils.translation import gettext_lazy as _
 
-from console.accounts.errors import CustomerError
+from console.core.errors import CustomerError
 from storage.errors import FileMissing, StorageFull, Unreadable, UnsafePath, WrongKind
 
 NAME_LIMIT = 255
+"""Bytes in one component: the limit of Linux file systems."""
 PATH_LIMIT = 4000
-"""Bytes; Linux takes 255 and 4096, the latter with the place where a run sees the folder."""
+"""Bytes in a path: Linux' limit of 4,096, less the path at which a run mounts the workspace."""
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FOLDER_MODE = 0o755
+SWAPPED_ERRNOS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO})
+"""Errors of a system call on a name that was removed or replaced since it was read."""
 
 
 class Kind(enum.StrEnum):
-    """What lies at a path. OTHER: a pipe, socket or device."""
+    """The type of an entry. OTHER: a pipe, socket or device."""
 
     FILE = "file"
     FOLDER = "folder"
@@ -36,8 +38,8 @@ class Kind(enum.StrEnum):
     OTHER = "other"
 
 
-_FILE_IN_THE_WAY = _("There is a file where this path needs a folder.")
-_MEANINGS: dict[int, type[CustomerError]] = {
+_FILE_IN_THE_WAY = _("This path needs a folder where a file exists. Choose another path.")
+_ERRORS_BY_ERRNO: dict[int, type[CustomerError]] = {
     errno.ENOENT: FileMissing,
     errno.ELOOP: UnsafePath,
     errno.EINVAL: UnsafePath,
@@ -54,8 +56,8 @@ _MEANINGS: dict[int, type[CustomerError]] = {
 }
 
 
-def split(path: str) -> tuple[str, ...]:
-    """The components of a relative path, without `.` and doubled slashes. Raises UnsafePath."""
+def split_path(path: str) -> tuple[str, ...]:
+    """Split a relative path into components, without `.` and empty ones. Raises UnsafePath."""
     try:
         length = len(path.encode())
         longest = max(len(part.encode()) for part in path.split("/"))
@@ -64,7 +66,7 @@ def split(path: str) -> tuple[str, ...]:
     if path.startswith("/") or "\0" in path:
         raise UnsafePath
     if length > PATH_LIMIT or longest > NAME_LIMIT:
-        raise UnsafePath(_("This path is too long. Use shorter names, or fewer folders."))
+        raise UnsafePath(_("The path is too long. Use shorter names or fewer folders."))
     parts = tuple(part for part in path.split("/") if part not in {"", "."})
     if ".." in parts:
         raise UnsafePath
@@ -73,50 +75,50 @@ def split(path: str) -> tuple[str, ...]:
 
 @contextmanager
 def open_folder(*, root: Path, parts: Sequence[str], create: bool = False) -> Iterator[int]:
-    """A descriptor of the folder at `parts` below `root`. Raises FileMissing, UnsafePath, WrongKind, Unreadable."""
-    with explained():
+    """Open the folder at `parts` below `root`. Raises FileMissing, UnsafePath, WrongKind, Unreadable."""
+    with translate_os_errors():
         folder = os.open(root, OPEN_FOLDER)
         try:
             for part in parts:
-                below = step(folder, part, create=create)
+                child = open_subfolder(folder, part, create=create)
                 os.close(folder)
-                folder = below
+                folder = child
             yield folder
         finally:
             os.close(folder)
 
 
 @contextmanager
-def explained() -> Iterator[None]:
-    """Turns what the kernel refuses into what a customer can act on."""
+def translate_os_errors() -> Iterator[None]:
+    """Translate an OSError that a customer can act on to an error of `storage.errors`."""
     try:
         yield
     except OSError as error:
-        meaning = _MEANINGS.get(error.errno or 0)
-        if meaning is None:
+        error_class = _ERRORS_BY_ERRNO.get(error.errno or 0)
+        if error_class is None:
             raise
-        raise meaning() from error
+        raise error_class() from error
 
 
-def step(folder: int, name: str, *, create: bool) -> int:
-    """Open the folder `name` in `folder`, making it if asked."""
+def open_subfolder(folder: int, name: str, *, create: bool) -> int:
+    """Open the folder `name` in `folder`; `create` it if it is missing."""
     try:
         return os.open(name, OPEN_FOLDER, dir_fd=folder)
     except FileNotFoundError:
         if not create:
             raise
     except NotADirectoryError:
-        status = status_of(folder, name)
+        status = lstat_or_none(folder, name)
         if status and modes.S_ISLNK(status.st_mode):
             raise UnsafePath from None
         raise WrongKind(_FILE_IN_THE_WAY) from None
-    with suppress(FileExistsError):  # made by somebody else meanwhile; or a link, which the next line refuses
+    with suppress(FileExistsError):  # another process created it, or a link, which the next line refuses
         os.mkdir(name, FOLDER_MODE, dir_fd=folder)
     return os.open(name, OPEN_FOLDER, dir_fd=folder)
 
 
-def status_of(folder: int, name: str) -> os.stat_result | None:
-    """What `name` is, itself and not what a link leads to; None where there is nothing."""
+def lstat_or_none(folder: int, name: str) -> os.stat_result | None:
+    """Return the status of `name` in `folder`, without following a link; None if it does not exist."""
     try:
         return os.lstat(name, dir_fd=folder)
     except FileNotFoundError:
@@ -124,7 +126,7 @@ def status_of(folder: int, name: str) -> os.stat_result | None:
 
 
 def kind_of(mode: int) -> Kind:
-    """The kind that a file's mode says."""
+    """Return the kind of an entry with this mode."""
     if modes.S_ISREG(mode):
         return Kind.FILE
     if modes.S_ISDIR(mode):

@@ -1,58 +1,235 @@
-"""Credentials of customers' image registries. The one rule: a password is only ever stored encrypted, and never shown.
+"""Credentials of customers' image registries, stored encrypted, and checks of images at their registries.
 
-The key is derived from SECRET_KEY; a key listed in SECRET_KEY_FALLBACKS still opens what it closed.
+No page and no API shows a password. What the registry refuses is an error. Where the console cannot reach it, the
+cluster still may: that is a warning.
 """
 
 from __future__ import annotations
 
-import base64
+import hashlib
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
-from cryptography.fernet import Fernet, InvalidToken, MultiFernet
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from django.conf import settings
+from django.core.cache import cache
+from django.db import transaction
+from django.db.models import QuerySet
 from django.utils.translation import gettext_lazy as _
+from django.views.decorators.debug import sensitive_variables
 
-from console.accounts.errors import InvalidInput
-from console.accounts.models import Organization
-from storage.models import Registry
+from console.accounts.models import Organization, User
+from console.accounts.services import record
+from console.core import encryption
+from console.core.errors import InvalidInput, NotFound, Text
+from storage import in_use, quota, registry_client
+from storage.images import REFERENCE
+from storage.models import Image, Registry
+from storage.registry_client import Credentials, Problem, RegistryError
 
+USERNAME_LENGTH = 255
+"""Characters that the column holds."""
+MAX_PASSWORD_LENGTH = 8192
+"""Characters of a password: tokens of cloud registries have up to a few thousand."""
+MAX_REGISTRIES = 100
+"""Registries of one organization."""
 PURPOSE = b"trainyard registry credentials"
 HOST = re.compile(r"[a-z0-9]([a-z0-9.-]{0,250}[a-z0-9])?(:[0-9]{1,5})?")
+QUOTE_SECONDS = 6.0
+"""Time limit of a check while a quote is made: the order form waits for it."""
+MAX_CONCURRENT_CHECKS = 3
+"""Checks of one organization at once, in all web processes: few of their threads."""
+CACHE_SECONDS = 60
+"""How long a digest is kept. The order form makes a quote with each change."""
 
 
-def save_registry(*, organization: Organization, host: str, username: str = "", password: str = "") -> Registry:
-    """Store what it takes to pull from `host`, in place of what was stored. Raises InvalidInput."""
-    host = host.strip().lower()
-    if not HOST.fullmatch(host):
-        sentence = _("Give the registry's host alone, such as registry.example.com or registry.example.com:5000.")
-        raise InvalidInput(fields={"host": sentence})
-    secret = _cipher().encrypt(password.encode()) if password else b""
-    registry, _made = Registry.objects.update_or_create(
-        organization=organization, host=host, defaults={"username": username, "secret": secret}
-    )
+@dataclass(frozen=True)
+class Check:
+    """What a registry answered: a digest, or a warning if it could not be asked."""
+
+    digest: str = ""
+    warning: Text = ""
+
+
+def registries_for(organization: Organization) -> QuerySet[Registry]:
+    """Return the organization's registries, by host."""
+    return Registry.objects.filter(organization=organization).order_by("host")
+
+
+def registry_named(organization: Organization, host: str) -> Registry:
+    """Return the credentials for a host. Raises NotFound."""
+    registry = registries_for(organization).filter(host=host.lower()).first() if HOST.fullmatch(host.lower()) else None
+    if registry is None:
+        raise NotFound
     return registry
 
 
+@sensitive_variables("password")
+def save_registry(
+    *,
+    organization: Organization,
+    host: str,
+    username: str = "",
+    password: str | None = "",
+    user: User | None = None,
+) -> Registry:
+    """Store the credentials for `host`, replacing earlier ones; a password of None stays. Raises InvalidInput."""
+    host = host.strip().lower()
+    if not HOST.fullmatch(host):
+        sentence = _("Enter only the registry host, for example registry.example.com or registry.example.com:5000.")
+        raise InvalidInput(fields={"host": sentence})
+    if len(username) > USERNAME_LENGTH or not username.isprintable() or ":" in username:
+        sentence = _("The user name must have at most %(most)d characters, without colons.")
+        raise InvalidInput(fields={"username": sentence % {"most": USERNAME_LENGTH}})
+    if len(password or "") > MAX_PASSWORD_LENGTH or not (password or "").isprintable():
+        sentence = _("The password must be one line of at most %(most)d characters.")
+        raise InvalidInput(fields={"password": sentence % {"most": MAX_PASSWORD_LENGTH}})
+    values: dict[str, object] = {"username": username}
+    if password is not None:
+        values["secret"] = encryption.encrypt(password, purpose=PURPOSE) if password else b""
+    with transaction.atomic():
+        quota.lock(organization)  # keeps concurrent requests below the limit
+        if registries_for(organization).exclude(host=host).count() >= MAX_REGISTRIES:
+            sentence = _("Your organization has reached its limit of %(most)d registries. Delete one first.")
+            raise InvalidInput(fields={"host": sentence % {"most": MAX_REGISTRIES}})
+        registry, _created = Registry.objects.update_or_create(organization=organization, host=host, defaults=values)
+        record(organization=organization, actor=user, action="registry.saved", target=host)
+    return registry
+
+
+def delete_registry(*, registry: Registry, user: User | None = None) -> None:
+    """Delete the credentials of a registry. Raises InUse while an open job needs an image from it."""
+    organization = registry.organization
+    with transaction.atomic():
+        quota.lock(organization)
+        images = Image.objects.filter(organization=organization, reference__startswith=f"{registry.host}/")
+        in_use.require_unused(reader=organization.pk, images=list(images.values_list("pk", flat=True)))
+        if Registry.objects.filter(pk=registry.pk).delete()[0]:
+            record(organization=organization, actor=user, action="registry.deleted", target=registry.host)
+
+
 def registry_for(*, organization: Organization, reference: str) -> Registry | None:
-    """The stored credentials for an image's reference, if there are any."""
+    """Return the stored credentials for an image reference; None if there are none."""
     return Registry.objects.filter(organization=organization, host=reference.partition("/")[0].lower()).first()
 
 
 def password_of(registry: Registry) -> str:
-    """The password in the clear, for the backend that pulls. Empty when none can be read any more."""
+    """Return the decrypted password, for the backend that pulls. Empty if no key decrypts it any more."""
+    return (encryption.decrypt(registry.secret, purpose=PURPOSE) or "") if registry.secret else ""
+
+
+# --- Checks -----------------------------------------------------------------------------------------------------------
+
+
+@sensitive_variables("password")
+def check_registry(*, organization: Organization, host: str, username: str, password: str | None) -> Check:
+    """Check credentials before they are saved. A password of None is the stored one. Raises InvalidInput.
+
+    Do not call this in a transaction: it asks the registry.
+    """
+    host = host.strip().lower()
+    if not (settings.REGISTRY_CHECKS and username and HOST.fullmatch(host)):
+        return Check()
+    if password is None:
+        stored = registries_for(organization).filter(host=host).first()
+        password = password_of(stored) if stored else ""
     try:
-        return _cipher().decrypt(bytes(registry.secret)).decode() if registry.secret else ""
-    except InvalidToken:
+        with _slot(organization, "host"):
+            registry_client.check_login(host, Credentials(username, password))
+    except RegistryError as error:
+        if error.problem is Problem.UNAUTHORIZED:
+            sentence = _("The registry %(host)s refused this user name and password.")
+            raise InvalidInput(fields={"password": sentence % {"host": host}}) from None
+        return Check(warning=_warning(error.problem, host))
+    return Check()
+
+
+@sensitive_variables("password")
+def check_image(*, organization: Organization, reference: str, username: str = "", password: str = "") -> Check:
+    """Check that a registry has an image, before the image is saved. Raises InvalidInput.
+
+    Without a user name, the stored credentials are used. Do not call this in a transaction: it asks the registry.
+    """
+    if not (settings.REGISTRY_CHECKS and REFERENCE.fullmatch(reference)):
+        return Check()
+    credentials = Credentials(username, password) if username else _credentials(organization, reference)
+    try:
+        with _slot(organization, "reference"):
+            return Check(digest=registry_client.digest_of(reference, credentials))
+    except RegistryError as error:
+        if sentence := _refusal(error.problem, reference, has_credentials=credentials is not None):
+            raise InvalidInput(fields={"reference": sentence}) from None
+        return Check(warning=_warning(error.problem, reference.partition("/")[0]))
+
+
+def current_digest(*, organization: Organization, image: Image) -> str:
+    """Return the digest of an own image for an order; empty if the registry cannot be asked. Raises InvalidInput.
+
+    Do not call this in a transaction: it asks the registry.
+    """
+    if image.is_builtin or not settings.REGISTRY_CHECKS:
         return ""
+    reference = image.reference
+    name = hashlib.sha256(f"{organization.pk} {reference}".encode()).hexdigest()
+    key = f"image-digest:{name}"
+    cached = cache.get(key)
+    if isinstance(cached, str):
+        return cached
+    credentials = _credentials(organization, reference)
+    try:
+        with _slot(organization, "image"):
+            digest = registry_client.digest_of(reference, credentials, seconds=QUOTE_SECONDS)
+    except RegistryError as error:
+        if sentence := _refusal(error.problem, reference, has_credentials=credentials is not None):
+            raise InvalidInput(fields={"image": sentence}) from None
+        digest = ""
+    cache.set(key, digest, CACHE_SECONDS)
+    return digest
 
 
-def _cipher() -> MultiFernet:
-    keys = (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
-    return MultiFernet([Fernet(_derived(key)) for key in keys])
+@contextmanager
+def _slot(organization: Organization, field: str) -> Iterator[None]:
+    """Limit the organization's concurrent checks. Raises InvalidInput for `field` if there are too many.
+
+    A registry that answers slowly holds a thread of the web server.
+    """
+    keys = [f"registry-check:{organization.pk}:{number}" for number in range(MAX_CONCURRENT_CHECKS)]
+    # Expires if this process dies.
+    key = next((key for key in keys if cache.add(key, 1, timeout=int(2 * registry_client.TOTAL_SECONDS))), None)
+    if key is None:
+        raise InvalidInput(fields={field: _("Other checks of registries are running. Try again in a few seconds.")})
+    try:
+        yield
+    finally:
+        cache.delete(key)
 
 
-def _derived(key: str | bytes) -> bytes:
-    raw = key if isinstance(key, bytes) else key.encode()
-    return base64.urlsafe_b64encode(HKDF(SHA256(), length=32, salt=None, info=PURPOSE).derive(raw))
+def _credentials(organization: Organization, reference: str) -> Credentials | None:
+    registry = registry_for(organization=organization, reference=reference)
+    return Credentials(registry.username, password_of(registry)) if registry and registry.username else None
+
+
+def _refusal(problem: Problem, reference: str, *, has_credentials: bool) -> Text:
+    """Return what the registry refused; empty if it could not be asked."""
+    host = reference.partition("/")[0]
+    if problem is Problem.NO_IMAGE:
+        return _("The registry has no image %(reference)s. Check its name and tag.") % {"reference": reference}
+    if problem is Problem.UNAUTHORIZED and has_credentials:
+        sentence = _("The registry %(host)s refused the user name and password, or they may not read this image.")
+        return sentence % {"host": host}
+    if problem is Problem.UNAUTHORIZED:
+        sentence = _("The registry %(host)s needs a user name and password, or has no image of this name.")
+        return sentence % {"host": host}
+    return ""
+
+
+def _warning(problem: Problem, host: str) -> Text:
+    """Return why the registry was not asked."""
+    if problem is Problem.FORBIDDEN_ADDRESS:
+        sentence = _("The registry %(host)s is not at a public HTTPS address, so the console did not check it.")
+    elif problem is Problem.INVALID_ANSWER:
+        sentence = _("%(host)s did not answer as a registry does, so nothing was checked. Check the host.")
+    else:
+        sentence = _("The console could not reach the registry %(host)s, so nothing was checked. Check the host.")
+    return sentence % {"host": host}

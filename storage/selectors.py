@@ -1,91 +1,305 @@
-"""What storage holds, read. The one rule: every query begins at an organization, so no tenant sees another's."""
+"""Queries on storage. Every query starts from an organization or an object of one, so no tenant sees another's data."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from django.conf import settings
-from django.db.models import Q, QuerySet, Sum
+from django.db import connection
+from django.db.models import Prefetch, Q, QuerySet, Sum
 
-from console.accounts.errors import NotFound
-from console.accounts.models import Organization
-from console.operations.kept import Kept, given
-from storage.models import NAME_PATTERN, Dataset, DatasetVersion, Image, Workspace
+from console.accounts.models import Organization, Quota
+from console.core.errors import NotFound
+from storage.models import (
+    NAME_PATTERN,
+    Allocation,
+    Dataset,
+    DatasetVersion,
+    DeletedFile,
+    Image,
+    Model,
+    ModelVersion,
+    Workspace,
+)
+from storage.trees import Usage
 
-Row = TypeVar("Row", Image, Dataset, Workspace)
+
+@dataclass(frozen=True)
+class Limit:
+    """How many objects of a kind an organization has, and how many it may have. `files` are all entries."""
+
+    resource: str
+    count: int
+    max_count: int
+
+
+Row = TypeVar("Row", Image, Dataset, Model, Workspace)
+Item = DatasetVersion | ModelVersion | Workspace
+"""The rows with a folder and a retention of their own. Datasets and models have neither; their versions do."""
+KEY_END, NUMBER_END = 2**63, 2**31
+"""The first values too large for the columns of primary keys (bigint) and of version numbers (integer).
+
+URLs can contain larger numbers. The selectors answer those with NotFound and do not query the database."""
 
 
 def images_for(organization: Organization) -> QuerySet[Image]:
-    """The images on offer: the built-in ones, and the organization's own."""
+    """Return the active images: the built-in ones and the organization's own."""
     return Image.objects.filter(Q(organization=organization) | Q(organization=None), is_active=True)
 
 
 def image_named(organization: Organization, name: str) -> Image:
-    """One of the images on offer. Raises NotFound."""
-    return _the(_IMAGE, organization, name)
+    """Return an active image. Raises NotFound."""
+    return _named(images_for(organization), name)
 
 
 def datasets_for(organization: Organization) -> QuerySet[Dataset]:
-    """The datasets, each with its `latest` version (None before the first is published)."""
+    """Return the datasets, each with its `latest` version (None before the first is published)."""
     return Dataset.objects.filter(organization=organization, deleted_at=None).select_related("latest")
 
 
+def with_published(datasets: QuerySet[Dataset]) -> QuerySet[Dataset]:
+    """Add to each dataset the list `published`: its versions that are not deleted, newest first."""
+    versions = DatasetVersion.objects.filter(deleted_at=None).order_by("-number")
+    return datasets.prefetch_related(Prefetch("versions", versions, to_attr="published"))
+
+
 def dataset_named(organization: Organization, name: str) -> Dataset:
-    """One dataset, with its `latest` version. Raises NotFound."""
-    return _the(_DATASET, organization, name)
+    """Return a dataset with its `latest` version. Raises NotFound."""
+    return _named(datasets_for(organization), name)
 
 
 def versions_of(dataset: Dataset) -> QuerySet[DatasetVersion]:
-    """The published versions, newest first."""
-    return dataset.versions.order_by("-number")
+    """Return the published versions that are not deleted, newest first."""
+    return dataset.versions.filter(deleted_at=None).order_by("-number")
 
 
 def latest_version(dataset: Dataset) -> DatasetVersion | None:
-    """The version published last; None before the first."""
+    """Return the version published last; None before the first."""
     return versions_of(dataset).first()
 
 
+def models_for(organization: Organization) -> QuerySet[Model]:
+    """Return the models, each with its `latest` version."""
+    return Model.objects.filter(organization=organization, deleted_at=None).select_related("latest")
+
+
+def model_named(organization: Organization, name: str) -> Model:
+    """Return a model with its `latest` version. Raises NotFound."""
+    return _named(models_for(organization), name)
+
+
+def model_versions_of(model: Model) -> QuerySet[ModelVersion]:
+    """Return the versions that are not deleted, newest first."""
+    return model.versions.filter(deleted_at=None).order_by("-number")
+
+
+def model_versions_of_job(organization: Organization, job_pk: int) -> QuerySet[ModelVersion]:
+    """Return the versions that were published from a job and are not deleted, newest first."""
+    rows = ModelVersion.objects.filter(model__organization=organization, job_pk=job_pk, deleted_at=None)
+    return rows.select_related("model").order_by("-pk")
+
+
+def with_model_versions(models: QuerySet[Model]) -> QuerySet[Model]:
+    """Return the models with their versions in `published`, newest first."""
+    rows = ModelVersion.objects.filter(deleted_at=None).order_by("-number")
+    return models.prefetch_related(Prefetch("versions", rows, to_attr="published"))
+
+
+def model_version(model: Model, number: int | None = None) -> ModelVersion:
+    """Return a version that is not deleted; without a number the latest. Raises NotFound."""
+    versions = model_versions_of(model)
+    if number is not None:
+        versions = versions.filter(number=number) if number < NUMBER_END else versions.none()
+    version = versions.first()
+    if version is None:
+        raise NotFound
+    version.model = model
+    return version
+
+
 def workspaces_for(organization: Organization) -> QuerySet[Workspace]:
-    """The workspaces."""
+    """Return the workspaces."""
     return Workspace.objects.filter(organization=organization, deleted_at=None)
 
 
 def workspace_named(organization: Organization, name: str) -> Workspace:
-    """One workspace. Raises NotFound."""
-    return _the(_WORKSPACE, organization, name)
+    """Return a workspace. Raises NotFound."""
+    return _named(workspaces_for(organization), name)
+
+
+def kept_versions(organization: Organization) -> QuerySet[DatasetVersion]:
+    """Return every version whose files are on the disk, including deleted versions within their retention."""
+    return DatasetVersion.objects.filter(dataset__organization=organization, removed_at=None).select_related(
+        "dataset__organization"
+    )
+
+
+def kept_model_versions(organization: Organization) -> QuerySet[ModelVersion]:
+    """Return every model version whose files are on the disk, including deleted ones within their retention."""
+    return ModelVersion.objects.filter(model__organization=organization, removed_at=None).select_related(
+        "model__organization"
+    )
+
+
+def kept_workspaces(organization: Organization) -> QuerySet[Workspace]:
+    """Return every workspace whose files are on the disk, including deleted workspaces within their retention."""
+    return Workspace.objects.filter(organization=organization, removed_at=None)
+
+
+KEPT_BY_KIND: dict[str, Callable[[Organization], QuerySet[Any]]] = {
+    DatasetVersion.kind: kept_versions,
+    ModelVersion.kind: kept_model_versions,
+    Workspace.kind: kept_workspaces,
+}
+"""The items with a retention, by the kind that URLs name."""
+
+
+def allocations(organization: Organization) -> QuerySet[Allocation]:
+    """Return the uploads in progress and the results of runs."""
+    return Allocation.objects.filter(organization=organization)
+
+
+def binned_files(organization: Organization) -> QuerySet[DeletedFile]:
+    """Return what is in the recycle bins of all workspaces."""
+    return DeletedFile.objects.filter(workspace__organization=organization)
+
+
+def usage(organization: Organization) -> Usage:
+    """Return the usage of everything on the disk, including deleted items within their retention."""
+    kept = [_total(rows(organization)) for rows in KEPT_BY_KIND.values()]
+    return sum(kept, _total(binned_files(organization)) + _total(allocations(organization)))
+
+
+def usage_by_kind(organization: Organization) -> dict[str, Usage]:
+    """Return the usage by kind: datasets, models, workspaces, deleted, uploads, runs. The kinds add up to `usage`."""
+    kept = [rows(organization) for rows in KEPT_BY_KIND.values()]
+    datasets, models, workspaces = (_total(rows.filter(deleted_at=None)) for rows in kept)
+    rows = allocations(organization)
+    return {
+        "datasets": datasets,
+        "models": models,
+        "workspaces": workspaces,
+        "deleted": sum((_total(rows.exclude(deleted_at=None)) for rows in kept), _total(binned_files(organization))),
+        "uploads": _total(rows.filter(kind=Allocation.Kinds.UPLOAD)),
+        "runs": _total(rows.filter(kind=Allocation.Kinds.RUN)),
+    }
+
+
+def deleted(organization: Organization) -> list[Item]:
+    """Return the deleted items whose files are on the disk, the largest first."""
+    items = [item for rows in KEPT_BY_KIND.values() for item in rows(organization).exclude(deleted_at=None)]
+    return sorted(items, key=lambda item: -item.size_bytes)
+
+
+def deleted_item(organization: Organization, kind: str, pk: int) -> Item:
+    """Return a deleted item whose files still exist. `kind` comes from the URL. Raises NotFound."""
+    rows = KEPT_BY_KIND.get(kind)
+    item: Item | None = (
+        rows(organization).exclude(deleted_at=None).filter(pk=pk).first() if rows and pk < KEY_END else None
+    )
+    if item is None:
+        raise NotFound
+    return item
+
+
+def version_numbered(dataset: Dataset, number: int) -> DatasetVersion:
+    """Return a version that was not deleted. Raises NotFound."""
+    version = versions_of(dataset).filter(number=number).first() if number < NUMBER_END else None
+    if version is None:
+        raise NotFound
+    return version
+
+
+def keep_versions(keys: Collection[int]) -> int:
+    """Prevent deletions of dataset versions until the transaction ends; return how many exist and are not deleted.
+
+    Orders of one version do not wait for each other. Django's `select_for_update` has no FOR SHARE.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT id FROM storage_datasetversion WHERE id = ANY(%s) AND deleted_at IS NULL ORDER BY id FOR SHARE",
+            [list(keys)],
+        )
+        return len(cursor.fetchall())
 
 
 def storage_used(organization: Organization) -> int:
-    """Bytes that count against the quota: every version of every dataset, and workspaces as last measured."""
-    versions = DatasetVersion.objects.filter(dataset__organization=organization, dataset__deleted_at=None)
-    in_datasets = versions.aggregate(total=Sum("size_bytes"))["total"] or 0
-    in_workspaces = workspaces_for(organization).aggregate(total=Sum("size_bytes"))["total"] or 0
-    return int(in_datasets + in_workspaces)
+    """Return the bytes that count against the quota."""
+    return usage(organization).counted_bytes
+
+
+def quota_left(organization: Organization) -> int:
+    """Return how many more bytes the organization may store; 0 once its bytes or its files are used up."""
+    left = room_left(Quota.objects.get(organization=organization))
+    return left.size_bytes if left.entry_count else 0
+
+
+def room_left(quota: Quota) -> Usage:
+    """Return how many more bytes and entries the quota allows. Each entry also takes ENTRY_BYTES of the bytes."""
+    if quota.stops_writes:  # storage is unpaid
+        return Usage(0, 0)
+    used = usage(quota.organization)
+    # Runs write without a check, and an administrator can lower the quota, so usage may exceed it.
+    return Usage(max(0, quota.max_storage_bytes - used.counted_bytes), max(0, quota.max_files - used.entry_count))
+
+
+def counts(organization: Organization) -> dict[str, int]:
+    """Return how many datasets, models and workspaces there are, which the quota limits. Deleted ones do not count."""
+    return {
+        "datasets": datasets_for(organization).count(),
+        "models": models_for(organization).count(),
+        "workspaces": workspaces_for(organization).count(),
+    }
+
+
+def limits(organization: Organization, used: Usage) -> list[Limit]:
+    """Return the limits of the quota besides bytes, with what is `used` of them."""
+    quota = organization.quota
+    numbers = {"files": used.entry_count, **counts(organization)}
+    return [Limit(name, count, getattr(quota, f"max_{name}")) for name, count in numbers.items()]
 
 
 def root() -> Path:
-    """Where all bytes lie: `datasets/`, `workspaces/`, and `scratch/` for what is not finished. One disk."""
+    """Return the folder of all bytes: `datasets/`, `models/`, `workspaces/`, and `scratch/` for unfinished writes.
+
+    All must be on one disk, because a finished write is renamed out of `scratch/`.
+    """
     return Path(settings.TRAINYARD_STORAGE_ROOT).absolute()
 
 
 def workspace_folder(workspace: Workspace) -> Path:
-    """Where a workspace's files lie."""
+    """Return the folder of a workspace's files."""
     return root() / "workspaces" / workspace.folder
 
 
 def version_folder(version: DatasetVersion) -> Path:
-    """Where a version's files lie, read-only."""
+    """Return the read-only folder of a version's files."""
     return root() / "datasets" / version.folder
 
 
-_IMAGE = Kept(lambda: images_for(given("organization")).filter(name=given("name")))
-_DATASET = Kept(lambda: datasets_for(given("organization")).filter(name=given("name")))
-_WORKSPACE = Kept(lambda: workspaces_for(given("organization")).filter(name=given("name")))
+def model_folder(version: ModelVersion) -> Path:
+    """Return the read-only folder of a model version's files."""
+    return root() / "models" / version.folder
 
 
-def _the(rows: Kept[Row], organization: Organization, name: str) -> Row:
-    row = rows.first(organization=organization, name=name) if NAME_PATTERN.match(name) else None
+def folder_of(item: Item) -> Path:
+    """Return the folder of a version's or workspace's files."""
+    if isinstance(item, DatasetVersion):
+        return version_folder(item)
+    return model_folder(item) if isinstance(item, ModelVersion) else workspace_folder(item)
+
+
+def _named(rows: QuerySet[Row], name: str) -> Row:
+    """Return the row of this name. Raises NotFound. Invalid names are not looked up, because PostgreSQL refuses NUL."""
+    row = rows.filter(name=name).first() if NAME_PATTERN.match(name) else None
     if row is None:
         raise NotFound
     return row
+
+
+def _total(rows: QuerySet[Any]) -> Usage:
+    sums = rows.aggregate(size=Sum("size_bytes"), entries=Sum("entry_count"))
+    return Usage(int(sums["size"] or 0), int(sums["entries"] or 0))

@@ -1,20 +1,36 @@
-"""Celery shims. The one rule: three lines each; the work is done by services."""
+"""Celery tasks of storage. Services do the work."""
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from celery import shared_task
 
-from storage import catalog, sweeping
-from storage.models import Workspace
+from console.core.enqueue import send
+from console.core.errors import CustomerError
+from storage import direct_uploads, garbage_collection, imports, uploads
+from storage.models import Upload
 
 
-@shared_task(name="storage.tasks.sweep")
-def sweep() -> None:
-    """Remove the bytes that nothing names any more, and measure workspaces."""
-    sweeping.sweep()
+@shared_task(name="storage.tasks.sweep")  # the name in version 0.1, which may have sent a message
+def collect_garbage() -> None:
+    """Remove unneeded files and measure workspaces."""
+    garbage_collection.collect()
 
 
-@shared_task(name="storage.tasks.measure_workspace")
-def measure_workspace(workspace_pk: int) -> None:
-    """Count a workspace's bytes after a run wrote to it."""
-    catalog.measure_workspace(workspace=Workspace.objects.get(pk=workspace_pk))
+@shared_task
+def finish_upload(pk: int) -> None:
+    """Finish a complete upload whose process died before it did."""
+    upload = Upload.objects.select_related("organization", "created_by").filter(pk=pk).first()
+    if upload:
+        with suppress(CustomerError):  # stored with the upload
+            uploads.finish(upload)
+
+
+@shared_task
+def resume_imports() -> None:
+    """Continue the imports, and the fetches of direct uploads, whose process died."""
+    for pk in imports.stale_imports():
+        send(imports.import_dataset, pk)
+    if direct_uploads.waiting().exists():
+        send(direct_uploads.fetch_uploads)

@@ -1,166 +1,159 @@
-"""Whole trees of files: what they take, making them unchangeable, removing them.
+"""Measure file trees, make them read-only, and remove them.
 
-Hides depth without end, removed permissions and processes that go on writing. The one rule: as in `paths`, every
-folder is entered through an open descriptor, so that nothing outside the tree is ever touched.
+Customers' code can nest folders to any depth, take permissions away and go on writing. As in `paths`, every folder is
+entered through an open descriptor, so nothing outside the tree is touched.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import secrets
 import stat as modes
-from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+from runtime import trash
 from storage.errors import FileMissing
 from storage.paths import OPEN_FOLDER, open_folder
 
-REMOVE_PASSES = 3
-"""Few, since a writer that is faster than the removal leaves more to do each time; the sweep comes again."""
+ENTRY_BYTES = 4096
+"""Bytes that each file, link and folder counts against a quota besides its content.
+
+Each takes an inode, and a disk has a limited number of them. 4,096 bytes is the usual block size."""
+PREALLOCATED_BYTES = 1024**2
+"""A file whose blocks exceed its length by more than this was preallocated (`fallocate`), so its blocks count.
+
+A smaller excess is rounding to blocks."""
 
 
-def measure(*, root: Path) -> int:
-    """The bytes that files below `root` take, holes not counted, however deep: what nobody measures is beyond quotas.
+@dataclass(frozen=True)
+class Usage:
+    """Disk usage: bytes of content, and the number of entries (files, links and folders)."""
 
-    One folder is open at a time. Where folders are moved meanwhile, so that the way back is another, what is left of
-    the tree is left out: the sweep comes again.
+    size_bytes: int = 0
+    entry_count: int = 0
+
+    @property
+    def counted_bytes(self) -> int:
+        """The bytes that count against a quota."""
+        return self.size_bytes + self.entry_count * ENTRY_BYTES
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(self.size_bytes + other.size_bytes, self.entry_count + other.entry_count)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A tree's usage. `is_complete` is False if a folder was moved meanwhile: the usage then lacks part of the tree."""
+
+    usage: Usage
+    is_complete: bool = True
+
+
+def measure(*, root: Path) -> Measurement:
+    """Return the usage of `root` and everything below it. Holes in sparse files do not count. Raises FileMissing.
+
+    The walk holds one folder open and returns through `..`, so no depth exhausts file descriptors or the stack. If a
+    folder is moved meanwhile, its `..` leads elsewhere. The walk then stops, and leaves out the rest.
     """
     with open_folder(root=root, parts=()) as top:
-        folder, total = os.dup(top), 0
-        # Of each folder on the way down: which one it is, and those in it that are still to be entered.
-        way: list[tuple[tuple[int, int], list[str]]] = []
+        # A duplicate, because `_enter` closes the folder that it leaves. The first entry is `root` itself.
+        folder, total, is_complete = os.dup(top), Usage(entry_count=1), True
+        # One item per folder from `root` to the open one: its identity, and its subfolders that are not yet entered.
+        path: list[tuple[tuple[int, int], list[str]]] = []
         try:
-            size, below = _measure(folder)
-            total += size
-            way.append((_identity(folder), below))
-            while way:
-                _folder, below = way[-1]
-                if below:
-                    entered = _enter(folder, below.pop())
-                    if entered is None:  # gone, replaced or closed meanwhile
+            usage, subfolders = _measure(folder)
+            total += usage
+            path.append((_identity(folder), subfolders))
+            while path:
+                _folder, subfolders = path[-1]
+                if subfolders:
+                    child = _enter(folder, subfolders.pop())
+                    if child is None:  # removed, replaced or made unreadable meanwhile
                         continue
-                    folder = entered
-                    size, below = _measure(folder)
-                    total += size
-                    way.append((_identity(folder), below))
+                    folder = child
+                    usage, subfolders = _measure(folder)
+                    total += usage
+                    path.append((_identity(folder), subfolders))
                     continue
-                way.pop()
-                if way:
-                    above = _enter(folder, "..")
-                    if above is None:
-                        break
-                    folder = above
-                    if _identity(folder) != way[-1][0]:
+                path.pop()
+                if path:
+                    parent = _enter(folder, "..")
+                    if parent is not None:
+                        folder = parent
+                    if parent is None or _identity(folder) != path[-1][0]:
+                        is_complete = False
                         break
         finally:
             os.close(folder)
-        return total
+        return Measurement(total, is_complete)
 
 
 def make_read_only(*, folder: Path) -> None:
-    """Take the right to write from everybody, and give all others. For a tree that nobody else changes meanwhile."""
+    """Let every user read a tree, and none write to it. No other process may change it meanwhile."""
     for _path, _folders, names, handle in os.fwalk(folder):
         for name in names:
             mode = os.lstat(name, dir_fd=handle).st_mode
             if modes.S_ISREG(mode):
-                os.chmod(name, 0o555 if mode & 0o100 else 0o444, dir_fd=handle)
+                os.chmod(name, 0o555 if mode & 0o100 else 0o444, dir_fd=handle)  # stays executable if it was
         os.fchmod(handle, 0o555)
 
 
-def remove_tree(*, folder: Path, scratch: Path) -> int:
-    """Remove one of our own folders, read-only or not, however deep; how many bytes that freed. Safe to repeat."""
+def remove_tree(*, folder: Path, scratch: Path) -> None:
+    """Remove a folder of the storage root, by way of `scratch`. Does nothing if it is missing."""
     with suppress(FileMissing), open_folder(root=folder.parent, parts=()) as parent:
-        return remove_folder(parent=parent, name=folder.name, scratch=scratch)
-    return 0
+        remove_folder(parent=parent, name=folder.name, scratch=scratch)
 
 
 def size_of(status: os.stat_result) -> int:
-    """What a file takes of the disk: its blocks where it has holes."""
-    return min(status.st_size, status.st_blocks * 512) if modes.S_ISREG(status.st_mode) else 0
+    """Return how many bytes of a file count: its blocks if it is sparse or preallocated, else its length."""
+    if not modes.S_ISREG(status.st_mode):
+        return 0
+    blocks = status.st_blocks * 512  # st_blocks is in units of 512 bytes on every file system
+    return blocks if blocks > status.st_size + PREALLOCATED_BYTES else min(status.st_size, blocks)
 
 
-def remove_folder(*, parent: int, name: str, scratch: Path) -> int:
-    """Move the folder `name` to `scratch` and empty it there, one level at a time.
+def remove_folder(*, parent: int, name: str, scratch: Path) -> Usage:
+    """Remove the folder `name` of the open folder `parent`; return its usage, which is free now.
 
-    Every folder found inside is itself moved up to the top, so neither depth nor length of paths ever matters, and two
-    descriptors are enough. What a running process still puts in stays in `scratch`, for the sweep.
+    The folder is renamed into `scratch`, so it disappears at once. Parts that cannot be removed, because a process
+    still writes to them, stay there until garbage collection.
     """
-    trash = scratch / secrets.token_hex(16)
-    trash.mkdir(mode=0o700)
-    freed, numbers = 0, itertools.count()
-    try:
-        with open_folder(root=trash, parts=()) as top:
-            pending = [_move_up(parent, name, top, numbers)]
-            while pending:
-                current = pending.pop()
-                folder = os.open(current, OPEN_FOLDER, dir_fd=top)
-                try:
-                    freed += _empty(folder, top, numbers, pending)
-                finally:
-                    os.close(folder)
-                with suppress(OSError):
-                    os.rmdir(current, dir_fd=top)
-    finally:
-        with suppress(OSError):
-            trash.rmdir()
+    removed = scratch / secrets.token_hex(16)
+    trash.grant_owner_access(name, parent)
+    os.rename(name, removed, src_dir_fd=parent)
+    freed = measure(root=removed).usage
+    trash.remove_tree(removed)
     return freed
-
-
-def _empty(folder: int, top: int, numbers: Iterator[int], pending: list[str]) -> int:
-    """Unlink the files of `folder` and move its folders to `top`; again while new ones appear, but not for ever."""
-    freed = 0
-    for _pass in range(REMOVE_PASSES):
-        names = os.listdir(folder)
-        if not names:
-            break
-        for name in names:
-            with suppress(FileNotFoundError):
-                status = os.lstat(name, dir_fd=folder)
-                if modes.S_ISDIR(status.st_mode):
-                    pending.append(_move_up(folder, name, top, numbers))
-                else:
-                    os.unlink(name, dir_fd=folder)
-                    freed += size_of(status)
-    return freed
-
-
-def _move_up(parent: int, name: str, top: int, numbers: Iterator[int]) -> str:
-    """Rename a folder into `top` under a new name. Its own permissions are widened first: moving one needs them."""
-    handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-    try:
-        Path(f"/proc/self/fd/{handle}").chmod(0o700)
-    finally:
-        os.close(handle)
-    fresh = str(next(numbers))
-    os.rename(name, fresh, src_dir_fd=parent, dst_dir_fd=top)
-    return fresh
 
 
 def _enter(folder: int, name: str) -> int | None:
-    """Open a folder of this one, in its place; None where that cannot be, and this one stays open."""
+    """Open a subfolder and close `folder`. If that fails, return None and leave `folder` open."""
     try:
-        entered = os.open(name, OPEN_FOLDER, dir_fd=folder)
+        child = os.open(name, OPEN_FOLDER, dir_fd=folder)
     except OSError:
         return None
     os.close(folder)
-    return entered
+    return child
 
 
 def _identity(folder: int) -> tuple[int, int]:
+    """Return device and inode, which do not change when a folder is renamed."""
     status = os.fstat(folder)
     return status.st_dev, status.st_ino
 
 
-def _measure(folder: int) -> tuple[int, list[str]]:
-    """What the files of one folder take, and the names of its folders."""
-    total, below = 0, []
-    with suppress(OSError), os.scandir(folder) as scan:
-        for entry in scan:
-            with suppress(FileNotFoundError):
+def _measure(folder: int) -> tuple[Usage, list[str]]:
+    """Return the usage of one folder's entries, and the names of its subfolders."""
+    size, count, subfolders = 0, 0, []
+    # Entries that are unreadable or removed meanwhile do not stop the measurement.
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            count += 1
+            with suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
-                total += size_of(status)
+                size += size_of(status)
                 if modes.S_ISDIR(status.st_mode):
-                    below.append(entry.name)
-    return total, below
+                    subfolders.append(entry.name)
+    return Usage(size, count), subfolders

@@ -1,6 +1,6 @@
-"""What must never be found in the books, as SQL over the whole of them: each query gives the rows that break its rule.
+"""Rules of the whole books, as SQL: each query returns the rows that break its rule.
 
-The one rule: nothing of the code under test is used; what it wrote is read.
+No code under test is used; only its rows are read.
 """
 
 from __future__ import annotations
@@ -112,18 +112,18 @@ SELECT coalesce(-sum(posted_minor), 0) FROM billing_account WHERE kind = 'cleari
 
 
 def broken(rules: dict[str, str]) -> dict[str, list[tuple[object, ...]]]:
-    """The rules that are broken, with the first rows that break each; empty when all is well."""
-    found = {}
+    """Return the broken rules with the first rows that break each."""
+    violations = {}
     with connection.cursor() as cursor:
         for name, query in rules.items():
             cursor.execute(query)
             if rows := cursor.fetchmany(5):
-                found[name] = rows
-    return found
+                violations[name] = rows
+    return violations
 
 
 def cleared(currency: str = "USD") -> int:
-    """What our books say the payment provider holds for us, in minor units."""
+    """Return what our books say the payment provider holds for us, in minor units."""
     with connection.cursor() as cursor:
         cursor.execute(CLEARED, [currency])
         return int(cursor.fetchone()[0])

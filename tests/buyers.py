@@ -1,4 +1,4 @@
-"""Customers who quote, buy, buy again and send the same order twice: the part of the money property about orders.
+"""Customers who quote, buy, rerun and repeat orders: the orders of the money property.
 
 Mixed into a Hypothesis machine that has `members`; `jobs` are the jobs that were bought, oldest first.
 """
@@ -25,7 +25,7 @@ from tests.racing import raised, together
 
 
 class Buyers:
-    """Rules about orders. A key or a quote buys once, whoever asks and however often."""
+    """Rules about orders. A key or a quote buys once, however often it is used."""
 
     members: list[Membership]
     bought: dict[str, uuid.UUID]
@@ -78,7 +78,7 @@ class Buyers:
     def buy(
         self, *, customer: int, product: str, nodes: int, seconds: int, resilience: dict[str, Any], threads: int
     ) -> None:
-        """One quote, ordered several times at once with the same key: one order, or one refusal."""
+        """Order one quote several times at once with the same key: one order, or only refusals."""
         member, quote = self.members[customer], self.quote(customer, product, nodes, seconds, **resilience)
         available = wallet(member.organization).available_minor
         key = uuid.uuid4().hex
@@ -96,7 +96,7 @@ class Buyers:
 
     @rule(customer=customers, quotes=st.lists(st.integers(600, 7200), min_size=2, max_size=4))
     def buy_several(self, customer: int, quotes: list[int]) -> None:
-        """Different quotes at once, from one wallet that may not cover them all."""
+        """Order different quotes at once from one wallet that may not cover them all."""
         member = self.members[customer]
         offers = [self.quote(customer, "metered", 2, seconds) for seconds in quotes]
         available = wallet(member.organization).available_minor
@@ -121,14 +121,14 @@ class Buyers:
             *[lambda: orders.rerun(membership=member, job=row, changes={}, idempotency_key=key)] * threads
         )
         assert {type(error) for error in raised(outcomes)} <= {InsufficientFunds, IdempotencyConflict}
-        made = {order.pk: order for order in outcomes if isinstance(order, Order)}
-        assert len(made) <= 1
-        for order in made.values():
+        rerun = {order.pk: order for order in outcomes if isinstance(order, Order)}
+        assert len(rerun) <= 1
+        for order in rerun.values():
             self.remember(order)
 
     @rule(which=which, threads=threads)
     def order_again(self, which: int, threads: int) -> None:
-        """The same key, long after: the same order, whatever became of it."""
+        """Repeat an order with its key much later: it is the same order in any state."""
         if (job := self.job(which)) is None:
             return
         order = Order.objects.select_related("quote", "organization").get(job=job)

@@ -1,14 +1,19 @@
-"""What every test may use: the embedded servers, folders of its own, people and API clients.
+"""Fixtures of all tests: the embedded servers, temporary folders, people and API clients.
 
-`django_db` tests start PostgreSQL and Redis under `var/test` on their own; the last test process to end stops them.
+`django_db` tests start PostgreSQL and Redis under `var/test`; the last test process stops them.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import itertools
 import os
 import shutil
+import tempfile
 import time
+import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
@@ -16,42 +21,96 @@ from typing import IO
 import psutil
 import psycopg
 import pytest
+from django.apps import apps
 from django.conf import settings as django_settings
-from pytest_django import Settings
+from django.core.cache import caches
+from django.db import connection as django_connection
+from pytest_django import DjangoDbBlocker, Settings
 from rest_framework.test import APIClient
 
 from billing import gateway
 from console.accounts import services as accounts
 from console.accounts.models import Membership
 from console.accounts.roles import Role
-from jobs.backend import cluster
+from console.installation import selectors as installation
+from jobs.clusters import cluster
+from runtime.images import venvs
+from tests.console.processes import wait_for
 from tests.factories.accounts import MembershipFactory
+from tests.factories.jobs import Customer
+from tests.fakes import FakeBackend
+from tests.flows.console import ROOT, Console, served
 from tests.provider import Stripe
 
-HEAVY = ("flow", "torch", "browser")
-PROCESSES = ("runtime", "flows", "browser", "compat")
-"""Folders whose tests kill, freeze and wait for real processes: on a busy machine one may be late once. Such a test is
-tried a second time, and the report says so; what is broken fails twice."""
+CORES = len(os.sched_getaffinity(0))
+MAX_WORKERS = 16
+"""Most test processes: each needs database connections and a gigabyte of memory for its runs."""
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 
+@pytest.fixture(scope="session")
+def short_folders() -> Iterator[Callable[[], Path]]:
+    """Return a function that creates folders with short paths, which unix sockets need. They are deleted at the end."""
+    base = Path(tempfile.mkdtemp(prefix="ty-"))
+    numbers = itertools.count()
+
+    def create() -> Path:
+        folder = base / str(next(numbers))
+        folder.mkdir(mode=0o700)
+        return folder
+
+    def is_deleted() -> bool:
+        shutil.rmtree(base, ignore_errors=True)
+        return not base.exists()
+
+    yield create
+    wait_for(is_deleted, 30)  # a process that is ending may still write
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add options that choose the fast tests, or one of N parts."""
+    parser.addoption("--fast", action="store_true", help="skip the tests that are marked slow")
+    parser.addoption("--shard", type=_shard, metavar="I/N", help="run one of N parts of the test modules")
+
+
+def _shard(text: str) -> tuple[int, int]:
+    number, _slash, count = text.partition("/")
+    if not 1 <= int(number) <= int(count):
+        raise ValueError(text)
+    return int(number), int(count)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Return the number of processes for `-n auto`: more than cores, since tests of real processes mostly wait."""
+    return min(CORES + (CORES + 1) // 2, MAX_WORKERS)
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that fill the machine run one after another, on one of the test processes."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Choose the shard, and apply our own markers. See `markers` in pyproject.toml."""
+    if shard := config.getoption("--shard"):
+        number, count = shard
+        # A module is in one shard as a whole: its tests share fixtures.
+        chosen = [item for item in items if zlib.crc32(item.path.name.encode()) % count == number - 1]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+        items[:] = chosen
     for item in items:
-        if item.path.relative_to(Path(__file__).parent).parts[0] in PROCESSES:
-            item.add_marker(pytest.mark.flaky(reruns=1))
-        if any(item.get_closest_marker(name) for name in HEAVY):
+        if item.get_closest_marker("late"):
+            item.add_marker(pytest.mark.flaky(reruns=2))
+        needed = item.get_closest_marker("cores")
+        if needed and needed.args[0] >= CORES:
             item.add_marker(pytest.mark.xdist_group("machine"), append=False)
+        if config.getoption("--fast") and item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason="slow, left to make test-all"))
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """Long bytes (an archive, with its time of making) must not name a test: each test process would name it anew."""
+    """Do not name tests by long bytes, such as archives with a time: each process would name them differently."""
     return argname if isinstance(val, bytes) and len(val) > 40 else None
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Without Chromium, browser tests are skipped by a person and fail for CI (`CI=true` or `BROWSER=1`)."""
+    """Skip browser tests without Chromium; fail them in CI (`CI=true`) or with `BROWSER=1`."""
     if item.get_closest_marker("browser") and not any(map(shutil.which, CHROMIUM)):
         sentence = "There is no Chromium: apt-get install chromium"
         if os.environ.get("CI") == "true" or os.environ.get("BROWSER"):
@@ -61,42 +120,61 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """One process tells what failed: the one that has a terminal."""
+    """Report failures from the one process that has a terminal."""
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None:
-        config.pluginmanager.register(_Teller(terminal))
+        config.pluginmanager.register(_FailureReporter(terminal))
 
 
-class _Teller:
-    """Tells at once what failed, and how the machine was: tests that are ended halfway have said why."""
+class _FailureReporter:
+    """Reports each failure at once with the state of the machine, in case the tests are ended halfway."""
 
     def __init__(self, terminal: pytest.TerminalReporter) -> None:
         self._terminal = terminal
         self._begun = time.monotonic()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A test failed, for good or for the first time."""
+        """Report a failure, or a first failure that is retried."""
         if report.outcome not in {"failed", "rerun"}:
             return
-        said = getattr(getattr(report.longrepr, "reprcrash", None), "message", report.longreprtext)
+        message = getattr(getattr(report.longrepr, "reprcrash", None), "message", report.longreprtext)
         self._terminal.write_line(
             f"\n{report.outcome.upper()} at {time.monotonic() - self._begun:.0f} s: {report.when} of {report.nodeid}, "
-            f"after {report.duration:.0f} s: {said[:600]}\n"
+            f"after {report.duration:.0f} s: {message[:600]}\n"
             f"(The machine: load {os.getloadavg()[0]:.1f}, {psutil.cpu_times_percent().steal:.0f} % stolen, "
             f"{psutil.virtual_memory().available >> 20} MiB of memory and "
             f"{shutil.disk_usage(Path(__file__).parent).free >> 20} MiB of disk free.)"
         )
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print a line of the skipped tests with reasons, and one for each failure: CI shows only the end of the output."""
+    reasons = Counter(
+        str(report.longrepr[2]).removeprefix("Skipped: ") for report in terminalreporter.getreports("skipped")
+    )
+    if reasons:
+        needs = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common())
+        terminalreporter.write_line(f"Skipped {reasons.total()}: {needs}")
+    for report in (*terminalreporter.getreports("failed"), *terminalreporter.getreports("error")):
+        crash = getattr(report.longrepr, "reprcrash", None)
+        message = " ".join(str(crash.message if crash else report.longrepr).split())
+        terminalreporter.write_line(f"Not passed: {report.nodeid} ({report.when or 'collection'}): {message[:300]}")
+
+
 @pytest.fixture(scope="session")
 def embedded() -> Iterator[None]:
-    """PostgreSQL and Redis. For a test that needs Redis and no database; with a database they are there anyway."""
+    """PostgreSQL and Redis, for tests that need Redis and no database."""
     servers = django_settings.EMBEDDED
     servers.var.mkdir(parents=True, exist_ok=True)
     with (servers.var / "in-use.lock").open("w") as in_use:
         fcntl.flock(in_use, fcntl.LOCK_SH)
         servers.start()
-        _drop_abandoned_databases(servers.socket_dir)
+        with psycopg.connect(
+            host=str(servers.socket_dir), user="postgres", dbname="postgres", autocommit=True
+        ) as connection:
+            _forgo_durability(connection)
+            _drop_abandoned_databases(connection)
         yield
         if _is_last(in_use):
             servers.stop()
@@ -110,24 +188,71 @@ def _is_last(in_use: IO[str]) -> bool:
     return True
 
 
-def _drop_abandoned_databases(host: Path) -> None:
+def _forgo_durability(connection: psycopg.Connection) -> None:
+    """Let commits return before they are on the disk: test data need not survive a power failure."""
+    for option in ("fsync", "synchronous_commit", "full_page_writes"):
+        connection.execute(f"ALTER SYSTEM SET {option} = off")
+    connection.execute("SELECT pg_reload_conf()")
+
+
+def _drop_abandoned_databases(connection: psycopg.Connection) -> None:
     """Drop the databases of test processes that were killed."""
-    with psycopg.connect(host=str(host), user="postgres", dbname="postgres", autocommit=True) as connection:
-        for (name,) in connection.execute("SELECT datname FROM pg_database WHERE datname ~ '^test_[0-9]+'").fetchall():
-            if not Path("/proc", name.split("_")[1]).exists():
-                connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+    for (name,) in connection.execute("SELECT datname FROM pg_database WHERE datname ~ '^test_[0-9]+'").fetchall():
+        if not Path("/proc", name.split("_")[1]).exists():
+            connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 
 
 @pytest.fixture(scope="session")
-def django_db_modify_db_settings(embedded: None) -> None:
-    """Pytest-django asks for this before it makes the test database."""
+def django_db_modify_db_settings(embedded: None, django_db_blocker: DjangoDbBlocker) -> None:
+    """Create each process's database from a migrated template, which is kept until a migration changes."""
+    servers, default = django_settings.EMBEDDED, django_settings.DATABASES["default"]
+    template = f"template_{_digest_of_migrations()}"
+    with (
+        (servers.var / "template.lock").open("w") as lock,
+        psycopg.connect(
+            host=str(servers.socket_dir), user="postgres", dbname="postgres", autocommit=True
+        ) as connection,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        names = connection.execute("SELECT datname FROM pg_database WHERE datname LIKE 'template\\_%'").fetchall()
+        if (template,) not in names:
+            for (name,) in names:
+                connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+            _create_template(f"new_{template}", django_db_blocker)
+            connection.execute(f'ALTER DATABASE "new_{template}" RENAME TO "{template}"')
+    default["TEST"]["TEMPLATE"] = template
+
+
+def _digest_of_migrations() -> str:
+    folders = [Path(app.path, "migrations") for app in apps.get_app_configs()]
+    digest = hashlib.sha256()
+    for path in sorted(path for folder in folders for path in folder.glob("*.py")):
+        digest.update(f"{path.name} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _create_template(name: str, blocker: DjangoDbBlocker) -> None:
+    names, tests = django_connection.settings_dict, django_connection.settings_dict["TEST"]
+    own, tests_own = names["NAME"], tests["NAME"]
+    tests["NAME"] = name
+    with blocker.unblock():
+        django_connection.creation.create_test_db(verbosity=0, autoclobber=True, serialize=False)
+        django_connection.close()
+    names["NAME"], tests["NAME"] = own, tests_own
 
 
 @pytest.fixture(autouse=True)
 def _own_folders(settings: Settings, tmp_path: Path) -> None:
     settings.TRAINYARD_STORAGE_ROOT = tmp_path / "storage"
     settings.TRAINYARD_RUNS_ROOT = tmp_path / "runs"
+    settings.TRAINYARD_PACKAGES_ROOT = tmp_path / "packages"
     cluster.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _default_installation() -> None:
+    """Have the brand in memory, as in a process that runs for a while: pages make no query for it."""
+    caches["template_fragments"].set(installation.KEY, installation.Installation(), timeout=None)
 
 
 @pytest.fixture
@@ -152,14 +277,39 @@ def stranger(db: None) -> Membership:
 def api() -> Callable[[Membership | None], APIClient]:
     """`api(membership)` is an API client with a token of the member; `api(None)` is an anonymous one."""
 
-    def client(membership: Membership | None = None) -> APIClient:
-        made = APIClient()
+    def client_of(membership: Membership | None = None) -> APIClient:
+        client = APIClient()
         if membership is not None:
             _, secret = accounts.create_token(membership=membership, name="test")
-            made.credentials(HTTP_AUTHORIZATION=f"Token {secret}")
-        return made
+            client.credentials(HTTP_AUTHORIZATION=f"Token {secret}")
+        return client
 
-    return client
+    return client_of
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeBackend]:
+    """A fake cluster."""
+    fake = FakeBackend(root=tmp_path / "runs")
+    monkeypatch.setattr("jobs.clusters.create", lambda _kind, **_options: fake)
+    cluster.cache_clear()
+    yield fake
+    cluster.cache_clear()
+
+
+@pytest.fixture
+def customer(db: None, backend: FakeBackend) -> Customer:
+    """A customer with an active service, money, a workspace and a script."""
+    return Customer(backend)
+
+
+@pytest.fixture(scope="session")
+def torch_console(short_folders: Callable[[], Path]) -> Iterator[Console]:
+    """A console of real processes with the built pytorch image, started once for flows and browser tests."""
+    root = Path(os.environ.get("TRAINYARD_IMAGES_ROOT", ROOT / "var" / "images"))
+    if not venvs.is_ready(root, "pytorch"):
+        pytest.fail(f"There is no pytorch image in {root}: run 'python manage.py build_image pytorch' first.")
+    yield from served(Console(short_folders(), root, LOCAL_CPUS="2", LOCAL_MEMORY_MIB="8192"))
 
 
 @pytest.fixture

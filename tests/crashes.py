@@ -1,4 +1,4 @@
-"""Death at any step: a call that is cut off before its nth statement to the database, as `kill -9` would."""
+"""A process that is killed in the middle of a call: before its nth statement to the database."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from django.db import connection
 
 
 class Crash(BaseException):
-    """The process is dead. No `except Exception` sees it."""
+    """The process was killed. No `except Exception` catches it."""
 
 
 def crash_at(step: int, call: Callable[[], Any]) -> bool:
-    """Make the call, and die before its statement number `step`. Whether it died; what was committed by then stays."""
+    """Call, and crash before statement number `step`. Return whether it crashed; commits before that stay."""
     left = step
 
     def count(execute: Any, sql: Any, parameters: Any, many: Any, context: Any) -> Any:
@@ -27,6 +27,6 @@ def crash_at(step: int, call: Callable[[], Any]) -> bool:
         with connection.execute_wrapper(count):
             call()
     except Crash:
-        connection.close()  # its open transaction is gone with it
+        connection.close()  # which rolls its open transaction back
         return True
     return False

@@ -1,9 +1,11 @@
-"""Fakes that behave: they keep the contract of what they stand for, and let a test decide what happens next."""
+"""A fake cluster that keeps the backend's contract; the test decides what happens in it."""
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from runtime.backends import log_chunks
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound, RuntimeFault
 from runtime.launcher.frameworks import rank_environment
 from runtime.launcher.topology import Plan
@@ -59,14 +62,15 @@ class FakeRun:
 
 
 class FakeBackend:
-    """A cluster in memory that keeps `runtime.backends.base.Backend`'s contract. Thread-safe.
+    """A cluster in memory that keeps the contract of `runtime.backends.base.Backend`. Thread-safe.
 
-    Nothing runs by itself: `start`, `write`, `sample`, `progress`, `shrink`, `hang`, `end` and `lose` make things
-    happen, at the time that `clock` tells. What the backend enforces is enforced here too: no run lasts longer than its
-    deadline, whatever a test says (unless it sets `keeps_deadlines = False`, for a cluster that is late).
-    `available = False` makes every call raise BackendUnavailable; `refuses[name]` is raised by that run's submit.
+    Nothing runs by itself: `start`, `write`, `sample`, `progress`, `shrink`, `hang`, `end` and `lose` change a run, at
+    the time of `clock`. No run lasts longer than its deadline, as on a real cluster, unless a test sets
+    `keeps_deadlines = False`. `available = False` makes every call raise BackendUnavailable; `refuses[name]` is raised
+    by that run's submit.
     """
 
+    shares_storage = True
     submits_at_once = 1
 
     def __init__(
@@ -82,7 +86,9 @@ class FakeBackend:
         self.runs: dict[str, FakeRun] = {}
         self.checkpoints: set[str] = set()
         self.missing_images: set[str] = set()
+        self.image_digest = "sha256:1"
         self.images_with_mpi: set[str] = set()
+        self.images_for_cpus: set[str] = set()
         self._changed = threading.Condition(threading.RLock())
         self._log: list[str] = []
 
@@ -108,7 +114,7 @@ class FakeBackend:
             if spec.checkpoint_key:
                 self.checkpoints.add(spec.checkpoint_key)
             (self.run_folder(spec.name) / "run").mkdir(parents=True, exist_ok=True)
-            self._ring(spec.name)
+            self._notify(spec.name)
 
     def describe(self, name: str) -> RunStatus:
         """See `Backend.describe`."""
@@ -116,14 +122,13 @@ class FakeBackend:
             self._enforce(self._run(name))
             return self._run(name).status
 
-    def logs(self, name: str, rank: int, offset: int = 0, limit: int = 65536) -> LogChunk:
+    def logs(self, name: str, rank: int, offset: int = 0, limit: int = 65536, *, at_line: bool = False) -> LogChunk:
         """See `Backend.logs`."""
         with self._answering():
             run = self._run(name)
-            stored = run.output.get(rank, b"")
-            piece = stored[offset : offset + limit]
-            ended = run.status.phase is RunPhase.ENDED and offset + len(piece) >= len(stored)
-            return LogChunk(piece.decode("utf-8", "replace"), offset + len(piece), ended)
+            piece = log_chunks.read_piece(io.BytesIO(run.output.get(rank, b"")), offset, limit)
+            ended = run.status.phase is RunPhase.ENDED and piece.at_end
+            return log_chunks.text_chunk(piece, final=ended, at_line=at_line)
 
     def samples(self, name: str, node: int, offset: int = 0, limit: int = 65536) -> LogChunk:
         """See `Backend.samples`."""
@@ -141,57 +146,81 @@ class FakeBackend:
             return dict(self._run(name).stacks)
 
     def stop(self, name: str, grace_seconds: int) -> None:
-        """See `Backend.stop`. The fake code ends when its grace is over, or when the test says `end`."""
+        """See `Backend.stop`. The code ends after its grace period, or when the test calls `end`."""
         with self._answering():
             run = self.runs.get(name)
             if run is None or run.status.phase is RunPhase.ENDED:
                 return
             run.kill_at = min(run.kill_at, self.clock() + grace_seconds)
             run.status = replace(run.status, phase=RunPhase.STOPPING)
-            self._ring(name)
+            self._notify(name)
 
     def delete(self, name: str) -> None:
         """See `Backend.delete`."""
         with self._answering():
+            shutil.rmtree(self.run_folder(name), ignore_errors=True)
             if self.runs.pop(name, None):
-                self._ring(name)
+                self._notify(name)
 
-    def delete_checkpoints(self, key: str) -> None:
-        """See `Backend.delete_checkpoints`."""
+    def delete_shared(self, key: str) -> None:
+        """See `Backend.delete_shared`."""
         with self._answering():
+            shutil.rmtree(self.checkpoint_folder(key), ignore_errors=True)
+            shutil.rmtree(self.output_folder(key), ignore_errors=True)
             self.checkpoints.discard(key)
+
+    def fill_checkpoints(self, key: str, copy: Callable[[Path], None]) -> None:
+        """See `Backend.fill_checkpoints`."""
+        folder = self.checkpoint_folder(key)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        try:
+            copy(folder)
+        except BaseException:
+            shutil.rmtree(folder)
+            raise
 
     def names(self, *, live: bool = False) -> list[str]:
         """See `Backend.names`."""
         with self._answering():
             return sorted(name for name, run in self.runs.items() if not live or run.status.phase is not RunPhase.ENDED)
 
-    def check_image(self, image: Image, controller: Controller = Controller.GLOO) -> None:
+    def check_image(self, image: Image, controller: Controller = Controller.GLOO, *, gpus: int = 0) -> None:
         """See `Backend.check_image`."""
         with self._answering():
             if image.builtin in self.missing_images:
                 raise InvalidSpec("It is not built.", field="image")
             if controller is Controller.MPI and image.builtin not in self.images_with_mpi:
                 raise InvalidSpec("It has no mpirun.", field="controller")
+            if gpus and image.builtin in self.images_for_cpus:
+                raise InvalidSpec("It cannot use GPUs.", field="gpus")
 
     def prepare(self, image: Image) -> None:
-        """Nothing is kept ready."""
+        """Do nothing."""
 
     def retire(self) -> None:
-        """Nothing is kept ready."""
+        """Do nothing."""
+
+    def image_identity(self, image: Image) -> str:
+        """Return the built image's name with a digest that a test may change, or the reference."""
+        return image.reference or f"{image.builtin}@{self.image_digest}"
 
     def isolation_gaps(self) -> list[str]:
-        """None."""
+        """Return none."""
         return []
 
     def capacity(self) -> Capacity:
-        """See `Backend.capacity`: one machine."""
+        """See `Backend.capacity`. There is one machine."""
         with self._answering():
             live = [run.spec for run in self.runs.values() if run.status.phase is not RunPhase.ENDED]
             cpus = self.total.cpus - sum(spec.resources.cpus * spec.nodes for spec in live)
             memory = self.total.memory_mib - sum(spec.resources.memory_mib * spec.nodes for spec in live)
             free = Resources(max(0.0, round(cpus, 6)), max(0, memory))
             return Capacity((NodeCapacity("fake", self.total, free),))
+
+    def answers(self) -> bool:
+        """See `Backend.answers`."""
+        return self.available
 
     def changes(self, stop_after: float | None = None) -> Iterator[set[str]]:
         """See `Backend.changes`."""
@@ -219,12 +248,17 @@ class FakeBackend:
             arguments=list(spec.arguments),
             epochs=spec.epochs,
             lr=spec.lr,
+            lr_scaling=spec.lr_scaling.value,
+            warmup_epochs=spec.warmup_epochs,
             batch_size=spec.batch_size,
             datasets=list(spec.datasets),
             datasets_path=spec.datasets_target,
+            models=list(spec.models),
+            models_path=spec.models_target,
             workspace=spec.workspace_target,
             run_dir="/run/trainyard",
             checkpoint_dir="/checkpoints",
+            output_dir="/outputs",
             restart_count=spec.restart_count,
             omp_threads=1,
             traceparent=spec.traceparent,
@@ -237,10 +271,18 @@ class FakeBackend:
         """See `Backend.run_folder`."""
         return self.root / name
 
-    # What a test makes happen
+    def checkpoint_folder(self, key: str) -> Path:
+        """See `Backend.checkpoint_folder`."""
+        return self.root / ".checkpoints" / key
+
+    def output_folder(self, key: str) -> Path:
+        """See `Backend.output_folder`."""
+        return self.root / ".outputs" / key
+
+    # What a test does to a run
 
     def start(self, name: str, *, at: float | None = None) -> None:
-        """Every node runs the code, from `at` (now) on."""
+        """Let every node run the code from `at` (now) on."""
         with self._changed:
             run = self._run(name)
             if run.status.phase is not RunPhase.STARTING:
@@ -258,40 +300,40 @@ class FakeBackend:
                 waiting_code="",
                 waiting_data={},
             )
-            self._ring(name)
+            self._notify(name)
 
     def wait(self, name: str, code: str, **data: Any) -> None:
-        """The run's nodes wait for something (`runtime.specs.WaitingCode`)."""
+        """Let the run's nodes wait for something (`runtime.specs.WaitingCode`)."""
         with self._changed:
             run = self._run(name)
             run.status = replace(run.status, waiting_for=code, waiting_code=code, waiting_data=data)
-            self._ring(name)
+            self._notify(name)
 
     def write(self, name: str, text: str, *, rank: int = 0) -> None:
-        """A rank writes a piece of output."""
+        """Let a rank write output."""
         with self._changed:
             run = self._run(name)
             run.output[rank] = run.output.get(rank, b"") + text.encode()
-            self._ring(name)
+            self._notify(name)
 
     def sample(self, name: str, line: Mapping[str, Any], *, node: int = 0) -> None:
-        """A node's launcher took a sample."""
+        """Add a sample of a node's launcher."""
         with self._changed:
             run = self._run(name)
             run.samples[node] = run.samples.get(node, b"") + json.dumps(line).encode() + b"\n"
 
     def progress(self, name: str, *, at: float | None = None, checkpoint: bool = False) -> None:
-        """The run shows a sign of progress at `at` (now); `checkpoint`: it writes one."""
+        """Let the run progress at `at` (now), and write a checkpoint if `checkpoint` is set."""
         with self._changed:
             run = self._run(name)
             moment = self.clock() if at is None else at
             run.status = replace(run.status, progress_at=moment)
             if checkpoint:
                 run.status = replace(run.status, checkpoint_at=moment)
-            self._ring(name)
+            self._notify(name)
 
     def shrink(self, name: str, nodes: int, *, at: float | None = None) -> None:
-        """An elastic run goes on with `nodes` nodes from `at` (now) on."""
+        """Let an elastic run continue with `nodes` nodes from `at` (now) on."""
         with self._changed:
             run = self._run(name)
             if run.status.phase is not RunPhase.RUNNING:
@@ -300,10 +342,10 @@ class FakeBackend:
             *before, last = run.status.spans
             spans = (*before, replace(last, finished_at=moment), Span(nodes, moment))
             run.status = replace(run.status, spans=spans, restarts=run.status.restarts + 1)
-            self._ring(name)
+            self._notify(name)
 
     def hang(self, name: str, *, at: float | None = None, progress_at: float | None = None) -> None:
-        """The run is found hung and ended at `at` (now); its last sign of progress was at `progress_at`."""
+        """End a hung run at `at` (now), whose last progress was at `progress_at`."""
         with self._changed:
             run = self._run(name)
             if progress_at is not None:
@@ -311,8 +353,13 @@ class FakeBackend:
             run.stacks = {rank: f"rank {rank}: in all_reduce\n" for rank in range(run.spec.world_size)}
             self.end(name, Outcome.HUNG, at=at)
 
-    def end(self, name: str, outcome: Outcome, *, at: float | None = None, message: str = "") -> None:
-        """The run's last process ends at `at` (now). A run that would last past its deadline ends there instead."""
+    def end(
+        self, name: str, outcome: Outcome, *, at: float | None = None, message: str = "", rank: int | None = None
+    ) -> None:
+        """End the run's last process at `at` (now), or at the run's deadline if that is earlier.
+
+        `rank` is the one that failed first, with exit code 1.
+        """
         with self._changed:
             run = self._run(name)
             if run.status.phase is RunPhase.ENDED:
@@ -323,6 +370,9 @@ class FakeBackend:
             failure = None
             if outcome is not Outcome.COMPLETED:
                 failure = Failure(message or f"It ended: {outcome}.", code=CODE_OF[outcome])
+                if rank is not None:
+                    node = rank // run.spec.workers_per_node
+                    failure = replace(failure, rank=rank, node=node, exit_code=1)
             spans = tuple(replace(span, finished_at=span.finished_at or finished) for span in run.status.spans)
             nodes = tuple(replace(node, phase=RunPhase.ENDED, finished_at=finished) for node in run.status.nodes)
             run.status = replace(
@@ -335,18 +385,18 @@ class FakeBackend:
                 spans=spans,
                 waiting_for="",
             )
-            self._ring(name)
+            self._notify(name)
 
     def lose(self, name: str) -> None:
-        """The run is gone without a trace, as when its machine is."""
+        """Delete the run without a trace, as when its machine is lost."""
         with self._changed:
             self.runs.pop(name, None)
-            self._ring(name)
+            self._notify(name)
 
-    # Inside
+    # Internals
 
     def _enforce(self, run: FakeRun) -> None:
-        """End what outlived its grace or its deadline, at the very moment that it did."""
+        """End a run at the end of its grace period or its deadline, if that has passed."""
         if run.status.phase is RunPhase.ENDED:
             return
         limit = self._deadline(run)
@@ -369,6 +419,6 @@ class FakeBackend:
             raise BackendUnavailable("The fake cluster is away.")
         return self._changed
 
-    def _ring(self, name: str) -> None:
+    def _notify(self, name: str) -> None:
         self._log.append(name)
         self._changed.notify_all()

@@ -1,7 +1,7 @@
-"""Does the suite notice? `make mutants` breaks a copy of the code in one way at a time, and sees tests fail.
+"""`make mutants` breaks one rule at a time in a copy of the code, and checks that a test fails.
 
-Each mutant is a rule of the money that somebody might drop. Slow (minutes), so no part of the tests themselves.
-`ONLY=<word>` takes those whose name has the word. The last line is one JSON object.
+Each mutant is a rule about money that a change might drop. It takes minutes, so it is not part of the tests.
+`ONLY=<word>` chooses the mutants whose name contains the word. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-HOUSE = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One rule less: `old` becomes `new` in `path`, and one of `tests` must fail."""
+    """One rule is dropped: `old` becomes `new` in `path`, and one of `tests` must fail."""
 
     name: str
     path: str
@@ -30,22 +30,23 @@ class Mutant:
 
 
 def dropped(statement: str) -> tuple[str, str, str]:
-    """A rule of the database's that is gone."""
+    """Drop a rule of the database."""
     return "billing/migrations/0012_move_function.py", 'END $$;\n"""', f'END $$;\n{statement};\n"""'
 
 
-EVENTS = ("tests/billing/test_gateway.py", "tests/billing/test_events.py", "tests/billing/test_webhooks.py")
-BACK = ("tests/billing/test_reversals.py", "tests/billing/test_disputes.py", "tests/billing/test_receivables.py")
+EVENTS = ("tests/billing/test_events.py", "tests/billing/test_webhooks.py")
+BACK = ("tests/billing/test_refunds.py", "tests/billing/test_disputes.py", "tests/billing/test_receivables.py")
 CHARGES = ("tests/billing/test_charges.py", "tests/billing/test_ledger.py")
-AUTOMATIC = ("tests/billing/test_automatic.py",)
+AUTOMATIC = ("tests/billing/test_auto_topup.py",)
 CUSTOMERS = ("tests/billing/test_customers.py",)
 CURRENCIES = ("tests/billing/test_currencies.py",)
 PROPERTY = ("tests/test_money_properties.py",)
+PRICING = ("tests/billing/test_pricing.py",)
 
 MUTANTS = (
     Mutant("no signature check", "billing/gateway.py", "if not any(matches):", "if False:", EVENTS),
-    Mutant("the future is believed", "billing/gateway.py", "if abs(time.time() - stamp)", "if (time.time() - stamp)", EVENTS),
-    Mutant("one secret alone", "billing/gateway.py", "else list(settings.STRIPE_WEBHOOK_SECRETS)",
+    Mutant("an event of the future is accepted", "billing/gateway.py", "if abs(time.time() - stamp)", "if (time.time() - stamp)", EVENTS),
+    Mutant("only the first secret is accepted", "billing/gateway.py", "else list(settings.STRIPE_WEBHOOK_SECRETS)",
            "else list(settings.STRIPE_WEBHOOK_SECRETS)[:1]", EVENTS),
     Mutant("credit keyed on the event", "billing/payments.py", 'reference=f"top-up:{top_up.pk}",',
            'reference=f"top-up:{top_up.pk}:{timezone.now().timestamp()}",', EVENTS),
@@ -61,11 +62,16 @@ MUTANTS = (
            '"session": (session.get("id"), top_up.session_id or session.get("id")),', "", EVENTS),
     Mutant("no mode check", "billing/payments.py", '| {"livemode": (livemode, gateway.is_live())}', "", EVENTS),
     Mutant("unpaid is credited", "billing/payments.py", 'if session.get("payment_status") == "paid":', "if True:", EVENTS),
-    Mutant("an event is acted on again", "billing/events.py",
+    Mutant("an event is applied twice", "billing/events.py",
            "            if locked.state not in states:\n                return\n", "", EVENTS + PROPERTY),
-    Mutant("poison is not parked", "billing/events.py", "    except Exception as error:", "    except OSError as error:", EVENTS),
-    Mutant("events are believed, not asked about", "billing/events.py",
-           'if event.type not in HANDLERS or kind not in {"refund", "dispute"}:', "if True:", EVENTS + BACK + PROPERTY),
+    Mutant("a broken event is not parked", "billing/events.py", "    except Exception as error:", "    except OSError as error:", EVENTS),
+    Mutant("objects are not fetched from the provider", "billing/events.py",
+           'if event.type not in HANDLERS or kind not in {"refund", "dispute", "customer"}:', "if True:", EVENTS + BACK + PROPERTY),
+    Mutant("a fixed price buys any time", "billing/pricing.py", "    if extra > 0:", "    if False:", PRICING),
+    Mutant("slow runs make a fixed price include more", "jobs/estimates.py",
+           "return min(product.max_seconds, math.ceil(p90 * product.headroom))",
+           "return min(product.max_seconds, math.ceil(max(float(p90), estimate(purchase).p90_seconds) * float(product.headroom)))",
+           ("tests/jobs/test_orders.py",)),
     Mutant("no overdraft constraint",
            *dropped("ALTER TABLE billing_account DROP CONSTRAINT wallet_covers_what_is_held"), CHARGES),
     Mutant("entries need not sum to zero", *dropped("DROP TRIGGER billing_entries_balance ON billing_entry"), CHARGES),
@@ -79,39 +85,39 @@ MUTANTS = (
     Mutant("a reference is posted twice", "billing/migrations/0012_move_function.py",
            "VALUES (of_reference, of_kind", "VALUES (left(of_reference || ':' || clock_timestamp(), 100), of_kind", CHARGES),
     Mutant("locks are taken in the caller's order", "billing/ledger.py",
-           "accounts = [pk for _is_platform, pk in in_locking_order]", "accounts = list(parts)", CHARGES),
-    Mutant("refunds are not counted together", "billing/reversals.py",
+           "accounts = [pk for _is_platform, pk in in_locking_order]", "accounts = list(amounts)", CHARGES),
+    Mutant("simultaneous refunds are not added up", "billing/refunds.py",
            'TopUp.objects.select_for_update(of=("self",)).select_related("account").get(pk=top_up.pk)',
            'TopUp.objects.select_related("account").get(pk=top_up.pk)', BACK),
-    Mutant("a failed refund stays gone", "billing/reversals.py", "    if state == Refund.States.FAILED:", "    if False:", BACK),
-    Mutant("a refund is told twice", "billing/gateway.py", 'f"refund-{reference}"', "os.urandom(8).hex()", BACK + PROPERTY),
+    Mutant("a failed refund does not return", "billing/refunds.py", "    if state == Refund.States.FAILED:", "    if False:", BACK),
+    Mutant("a refund is made twice at the provider", "billing/gateway.py", 'f"refund-{reference}"', "os.urandom(8).hex()", BACK + PROPERTY),
     Mutant("a dispute freezes nothing", "billing/disputes.py", "    if amount > 0:\n        receivables", "    if False:\n        receivables",
            BACK),
     Mutant("a dispute that was won stays frozen", "billing/disputes.py", "    elif amount < 0:", "    elif False:", BACK),
-    Mutant("a dispute takes once, whatever moves", "billing/disputes.py", 'if each["id"] in seen:',
-           'if each["id"] in seen or len(seen) > 1:', BACK),
-    Mutant("a dispute takes once, seen by the property", "billing/disputes.py", 'if each["id"] in seen:',
-           'if each["id"] in seen or len(seen) > 1:', PROPERTY),
+    Mutant("only the first withdrawal of a dispute is booked", "billing/disputes.py", 'if transaction["id"] in booked_ids:',
+           'if transaction["id"] in booked_ids or len(booked_ids) > 1:', BACK),
+    Mutant("only the first withdrawal of a dispute is booked, seen by the property", "billing/disputes.py", 'if transaction["id"] in booked_ids:',
+           'if transaction["id"] in booked_ids or len(booked_ids) > 1:', PROPERTY),
     Mutant("a dispute takes more than was paid", "billing/disputes.py",
            "if not 0 <= _withdrawn(row) <= top_up.amount_minor:", "if False:", BACK),
     Mutant("credit is paid out", "billing/receivables.py", "min(amount_minor, credit.paid_minor(locked))",
            "min(amount_minor, locked.available_minor)", BACK),
-    Mutant("debts are forgotten", "billing/receivables.py", "    if due:", "    if False:", BACK),
-    Mutant("a form that is sent twice pays back twice", "billing/reversals.py",
-           "if key and (known := Refund.objects.filter(pk=key, top_up=locked).first()):", "if False and (known := None):",
-           ("tests/billing/test_reversals.py", "tests/billing/test_admin.py")),
-    Mutant("a credit note that is sent twice gives back twice", "billing/invoices.py",
+    Mutant("debts are forgotten", "billing/receivables.py", "    if payable:", "    if False:", BACK),
+    Mutant("a form submitted twice refunds twice", "billing/refunds.py",
+           "if key and (repeated := Refund.objects.filter(pk=key, top_up=locked).first()):", "if False and (repeated := None):",
+           ("tests/billing/test_refunds.py", "tests/billing/test_admin.py")),
+    Mutant("a credit note submitted twice is issued twice", "billing/invoices.py",
            "if after is not None and invoice.notes.count() != after:", "if False:",
-           ("tests/billing/test_admin_accounting.py",)),
-    Mutant("what is held no more pays no debt", "billing/charges.py",
+           ("tests/billing/test_admin.py",)),
+    Mutant("released money pays no debt", "billing/charges.py",
            '    receivables.collect(account=locked.account, reference=f"settle:{locked.reference}")\n', "", BACK),
     Mutant("a credit note pays no debt", "billing/invoices.py",
            '    receivables.collect(account=wallet, reference=f"credit-note:{note.sequence}")\n', "", BACK),
-    Mutant("a refund that is told early is left to a person", "billing/reversals.py",
-           'raise Parked(f"More is paid back', 'raise Quarantined(f"More is paid back', BACK),
-    Mutant("a debt that was written off is paid out when the money returns", "billing/receivables.py",
-           "if returns else 0", "if False else 0", BACK),
-    Mutant("anybody writes debts off", "billing/receivables.py", 'if not user.has_perm("billing.add_writeoff"):',
+    Mutant("a refund whose event comes early is quarantined", "billing/refunds.py",
+           'raise Parked(f"The refund of', 'raise Quarantined(f"The refund of', BACK),
+    Mutant("a written-off debt is paid out when the money returns", "billing/receivables.py",
+           "if is_return else 0", "if False else 0", BACK),
+    Mutant("anyone may write debts off", "billing/receivables.py", 'if not user.has_perm("billing.add_writeoff"):',
            "if False:", BACK),
     Mutant("more is written off than is owed", "billing/receivables.py", "if not 1 <= amount_minor <= owed:", "if False:",
            BACK),
@@ -119,42 +125,42 @@ MUTANTS = (
            CURRENCIES),
     Mutant("payments as fine as the minor unit", "billing/currencies.py",
            "return 10 if currency in THREE_DECIMALS else 1", "return 1", CURRENCIES),
-    Mutant("an invoice is told twice", "billing/mails.py",
+    Mutant("an invoice is mailed twice", "console/accounts/emails.py",
            "if not rows.filter(mailed_at=None).update(mailed_at=timezone.now()):",
-           "if not rows.update(mailed_at=timezone.now()):", ("tests/billing/test_mails.py",)),
-    Mutant("what is owed is not paid with a quote", "billing/payments.py",
+           "if not rows.update(mailed_at=timezone.now()):", ("tests/billing/test_emails.py",)),
+    Mutant("a debt is not added to the payment of a quote", "billing/payments.py",
            "quote.ceiling_minor - account.available_minor + receivables.owed_minor(account)",
            "quote.ceiling_minor - account.available_minor", ("tests/billing/test_payments_api.py",)),
-    Mutant("a lost answer charges again", "billing/automatic.py",
-           "gateway.charge_with(reference=str(top_up.pk), customer=theirs) if again else None", "None", AUTOMATIC),
-    Mutant("a deleted customer blocks payments", "billing/customers.py", "    forget(known)\n    return act(customer_of(",
-           "    return act(customer_of(", CUSTOMERS),
+    Mutant("a lost answer charges again", "billing/auto_topup.py",
+           "gateway.find_charge(reference=str(top_up.pk), customer=customer_id) if is_retry else None", "None", AUTOMATIC),
+    Mutant("a deleted customer blocks payments", "billing/customers.py", "    forget(customer_id)\n    return call(customer_of(",
+           "    return call(customer_of(", CUSTOMERS),
     Mutant("the key of a new customer is the deleted one's", "billing/gateway.py", 'f"{name} {email} {after}"',
            'f"{name} {email}"', CUSTOMERS),
-    Mutant("a late word of a deleted customer takes the new one's cards", "billing/customers.py",
-           "filter(mode=gateway.mode(), customer_id=gone)", "filter(mode=gateway.mode())", CUSTOMERS),
-    Mutant("what is told of a deleted customer is believed", "billing/events.py", 'found.get("deleted") is True and',
+    Mutant("a late event of a deleted customer forgets the new one", "billing/customers.py",
+           "filter(mode=gateway.mode(), customer_id=customer_id)", "filter(mode=gateway.mode())", CUSTOMERS),
+    Mutant("the deletion of a customer is not confirmed", "billing/events.py", 'customer.get("deleted") is True and',
            "True and", CUSTOMERS),
-    Mutant("two automatic top-ups at a time", "billing/automatic.py",
+    Mutant("two automatic top-ups at a time", "billing/auto_topup.py",
            "setup = AutoTopUp.objects.select_for_update(of=(\"self\",))", "setup = AutoTopUp.objects",
            AUTOMATIC),
 )  # fmt: skip
 
 
 def copy(place: Path) -> None:
-    """The working tree without its data, with the environment it was installed in."""
+    """Copy the working tree without its data, with its environment."""
     skipped = shutil.ignore_patterns("var", ".git", ".venv", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info")
-    shutil.copytree(HOUSE, place, ignore=skipped)
-    (place / ".venv").symlink_to(HOUSE / ".venv")
+    shutil.copytree(ROOT, place, ignore=skipped)
+    (place / ".venv").symlink_to(ROOT / ".venv")
 
 
 def is_caught(mutant: Mutant, place: Path) -> bool:
-    """Break the copy, run the tests, mend it. Whether a test failed."""
+    """Break the copy, run the tests and restore it. Return whether a test failed."""
     path = place / mutant.path
-    whole = path.read_text()
-    if mutant.old not in whole:
-        raise SystemExit(f"{mutant.name}: {mutant.path} does not have {mutant.old!r} any more")
-    broken = whole.replace(mutant.old, mutant.new)
+    original = path.read_text()
+    if mutant.old not in original:
+        raise SystemExit(f"{mutant.name}: {mutant.path} does not contain {mutant.old!r}")
+    broken = original.replace(mutant.old, mutant.new)
     if "os.urandom" in mutant.new:
         broken = broken.replace("import hmac\n", "import hmac\nimport os\n", 1)
     path.write_text(broken)
@@ -165,7 +171,7 @@ def is_caught(mutant: Mutant, place: Path) -> bool:
             command, cwd=place, env=environment, capture_output=True, text=True, timeout=900, check=False
         )
     finally:
-        path.write_text(whole)
+        path.write_text(original)
     if done.returncode not in {0, 1}:
         raise SystemExit(f"{mutant.name}: the tests did not run:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
@@ -174,11 +180,11 @@ def is_caught(mutant: Mutant, place: Path) -> bool:
 
 
 def main() -> None:
-    """Every mutant; exits with 1 where one survived."""
+    """Try every chosen mutant; exit with 1 if one survived."""
     word = os.environ.get("ONLY", "")
     chosen = [mutant for mutant in MUTANTS if word in mutant.name]
     with tempfile.TemporaryDirectory(prefix="ty-mut-") as name:
-        place = Path(name) / "house"
+        place = Path(name) / "copy"
         copy(place)
         survivors = [mutant.name for mutant in chosen if not is_caught(mutant, place)]
     print(json.dumps({"mutants": len(chosen), "survived": survivors}))

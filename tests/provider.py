@@ -1,13 +1,14 @@
-"""The payments sandbox inside a test: the gateway's real `stripe` client speaks to it without a socket.
+"""The payments sandbox inside a test: the gateway's real `stripe` client calls it without a socket.
 
-The one rule: it is the provider's side. What it holds is compared with what our ledger says it holds.
+It is the provider's side: what it holds is compared with what our ledger says it holds.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import httpx
@@ -23,7 +24,7 @@ DISPUTED, REFUND_FAILS = "4000 0000 0000 0259", "4000 0000 0000 5126"
 
 
 class Wire(stripe.HTTPClient):
-    """What `stripe` takes for the network. `fault(method, path)` may raise, before the call arrives or after it."""
+    """The network of the `stripe` client. `before` and `after` a call is served they may raise."""
 
     name = "wire"
 
@@ -49,12 +50,12 @@ class Wire(stripe.HTTPClient):
 
 
 def lost(*_call: str) -> None:
-    """For `before` or `after`: the network is gone."""
-    raise stripe.APIConnectionError("The network is gone.", should_retry=False)
+    """For `before` or `after`: the network fails."""
+    raise stripe.APIConnectionError("The network failed.", should_retry=False)
 
 
 class Stripe:
-    """The provider, the wire to it, and what its events do here when they are delivered."""
+    """The provider, the network to it, and the delivery of its events."""
 
     def __init__(self, *, clock: Callable[[], float] | None = None, store: Store | None = None) -> None:
         options = {"clock": clock} if clock else {}
@@ -63,44 +64,53 @@ class Stripe:
         self.client = stripe.StripeClient(
             gateway.sandbox_key(), http_client=self.wire, stripe_version=gateway.API_VERSION, max_network_retries=0
         )
-        self.told = 0
+        self.event_count = 0
 
     def ask(self, method: str, path: str, **form: Any) -> Any:
-        """A call to the API as Stripe's own Dashboard would make it."""
+        """Call the API as Stripe's own Dashboard would."""
         answer = self.provider.handle(method, f"/v1/{path}", str(httpx.QueryParams(form)))
         assert answer.status == 200, answer.body
         return answer.body
 
     def pay(self, session_id: str, card: str = GOOD, **form: Any) -> str:
-        """Pay a page. Gives why it was refused, or where it leads."""
+        """Pay at a page. Return why it was refused, or the next address."""
         step = self.provider.submit(session_id, {"card": card} | form)
-        return step.refused or step.url
+        return step.error or step.url
 
     def fresh(self) -> list[dict[str, Any]]:
-        """Events that were not taken by this before, oldest first."""
+        """Return the events since the last call, oldest first."""
         store = self.provider.book.store
-        found = store.newest("event", store.count("event") - self.told)[::-1]
-        self.told += len(found)
-        return found
+        events_since = store.newest("event", store.count("event") - self.event_count)[::-1]
+        self.event_count += len(events_since)
+        return events_since
 
-    def deliver(self, *told: dict[str, Any]) -> list[StripeEvent]:
-        """Store and apply events (all that are new): gives their rows."""
-        return [apply(event) for event in told or self.fresh()]
+    def deliver(self, *chosen: dict[str, Any]) -> list[StripeEvent]:
+        """Store and apply the chosen events, or all new ones. Return their rows."""
+        return [apply(event) for event in chosen or self.fresh()]
+
+    @contextmanager
+    def network_failing(self, when: Literal["before", "after"] = "before") -> Iterator[None]:
+        """Break the network before each call arrives, or after it was served."""
+        setattr(self.wire, when, lost)
+        try:
+            yield
+        finally:
+            setattr(self.wire, when, lambda *_call: None)
 
     def held(self, currency: str = "USD") -> int:
-        """What the provider holds for us, in minor units."""
+        """Return what the provider holds for us, in minor units."""
         return self.provider.balance(currency)
 
 
-def apply(event: dict[str, Any], *, again: bool = False) -> StripeEvent:
-    """Store and apply an event; gives its row."""
+def apply(event: dict[str, Any]) -> StripeEvent:
+    """Store and apply an event. Return its row."""
     row = receive(event)
-    events.apply(event_pk=row.pk, again=again)
+    events.apply(event_pk=row.pk)
     row.refresh_from_db()
     return row
 
 
 def receive(event: dict[str, Any]) -> StripeEvent:
-    """Store an event, once; gives its row."""
-    events.store(event, json.dumps(event))
+    """Store an event once. Return its row."""
+    events.store(event)
     return StripeEvent.objects.get(event_id=event["id"])

@@ -11,7 +11,7 @@ from django.db import connection
 
 
 def together(*calls: Callable[[], Any]) -> list[Any]:
-    """What each call gave, or the exception it raised. All begin at the same moment."""
+    """Return what each call returned, or the exception it raised. All begin at the same moment."""
     barrier = Barrier(len(calls))
 
     def run(call: Callable[[], Any]) -> Any:
@@ -28,5 +28,5 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
 
 
 def raised(outcomes: list[Any]) -> list[Exception]:
-    """Those of the outcomes that are exceptions."""
+    """Return the outcomes that are exceptions."""
     return [outcome for outcome in outcomes if isinstance(outcome, Exception)]

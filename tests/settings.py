@@ -5,6 +5,7 @@ from pathlib import Path
 
 BASE = Path(__file__).resolve().parent.parent
 os.environ.setdefault("TRAINYARD_IMAGES_ROOT", str(BASE / "var" / "images"))  # built once: it takes minutes
+os.environ["REGISTRY_CHECKS"] = "0"  # no test asks a registry on the Internet
 os.environ["TRAINYARD_VAR"] = str(BASE / "var" / "test")
 for _name in (
     "DATABASE_URL", "REDIS_URL", "TRAINYARD_URL", "STRIPE_SECRET_KEY", "RUNTIME_BACKEND", "TRAINYARD_CLUSTERS", "DEBUG",
@@ -20,4 +21,4 @@ DATABASES["default"]["CONN_MAX_AGE"] = 0
 CACHES["default"]["KEY_PREFIX"] = f"test_{os.getpid()}"
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 STORAGES["staticfiles"] = {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"}
-MIDDLEWARE.remove("whitenoise.middleware.WhiteNoiseMiddleware")  # it warns about the folder that collectstatic makes
+MIDDLEWARE.remove("console.serving.static.StaticMiddleware")  # it warns about the folder that collectstatic makes

@@ -1,8 +1,8 @@
 """Orders, holds, top-ups, settlements, cancels and retries in random order and at once, on a real PostgreSQL.
 
-Hypothesis drives the services themselves; the cluster is a fake that keeps its contract, the payment provider is the
-sandbox behind the real client (`tests.payers`). Workers die at any statement, events and messages come in any order.
-What must hold is read by SQL after every step (`tests.books`), not from the objects that the services gave.
+Hypothesis calls the services themselves; the cluster is a fake that keeps its contract, the payment provider is the
+sandbox behind the real client (`tests.payers`). Workers crash at any statement, events and messages come in any order.
+What must hold is read by SQL after every step (`tests.books`), not from the objects that the services return.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from fractions import Fraction
 from math import floor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,9 +27,9 @@ from billing.errors import InsufficientFunds
 from billing.models import CreditGrant, Hold, Receipt, TopUp
 from billing.pricing import Usage
 from billing.selectors import wallet
-from console.accounts import hints
 from console.accounts.models import Membership
-from jobs import activation, backend, catalogue, dispatch, orders
+from console.core import enqueue
+from jobs import activation, catalogue, clusters, dispatch, lifecycle, orders, reconciliation
 from jobs.errors import AlreadyEnded, StaleTransition
 from jobs.models import Attempt, Job, Order
 from jobs.states import BILLED, EndReason, JobState
@@ -50,8 +51,15 @@ FAULTS = {Outcome.NODE_LOST, Outcome.PLATFORM_ERROR}
 
 
 def node_seconds(attempt: Attempt) -> Fraction:
-    """Of an attempt that is paid: each node's time, and nothing after the last sign of progress of one that hung."""
+    """Return the node time of an attempt that is charged.
+
+    Nothing after the last progress of one that hung, nothing after the grace period of one that was cancelled, and not
+    even the grace period if the cluster took twice as long to end it.
+    """
     last = attempt.finished_at.timestamp()
+    if attempt.job.cancel_requested_at is not None:
+        requested = attempt.job.cancel_requested_at.timestamp()
+        last = requested if last > requested + 20 else min(last, requested + 10)
     if attempt.reason == EndReason.HUNG:
         last = min(last, attempt.progress_at.timestamp())
     total = Fraction(0)
@@ -64,8 +72,7 @@ def node_seconds(attempt: Attempt) -> Fraction:
 class Market(Buyers, Payers, RuleBasedStateMachine):
     """Two customers, one cluster, and everything that may happen to their money.
 
-    What Hypothesis draws never depends on what happened (threads decide that): jobs and payments are drawn as numbers,
-    and counted from the newest backwards.
+    Draws never depend on results, which threads decide: jobs and payments are numbers, counted from the newest.
     """
 
     customers, threads, which = Payers.customers, Payers.threads, Payers.which
@@ -97,7 +104,7 @@ class Market(Buyers, Payers, RuleBasedStateMachine):
         self.an_ordinary_day()
 
     def an_ordinary_day(self) -> None:
-        """Every example begins with each thing that must never go wrong; Hypothesis leaves out rules as it likes."""
+        """Begin every example with what must never go wrong: Hypothesis may leave out any rule."""
         for customer in (0, 1, 1):
             self.begin_top_up(customer, 500, save=True)
             self.pay(0, GOOD)
@@ -112,7 +119,7 @@ class Market(Buyers, Payers, RuleBasedStateMachine):
         self.refund(4, 200, threads=2)
         self.refund(5, 500, threads=1)
         self.switch_automatic_on(0, threshold=3000, amount=500)
-        self.the_network_fails("charge", heard=True, customer=0)
+        self.the_network_fails("charge", arrives=True, customer=0)
         self.work_on_payments("charge", threads=2)
         self.customer_is_deleted(0)
         self.begin_top_up(0, 500, save=True)
@@ -138,7 +145,7 @@ class Market(Buyers, Payers, RuleBasedStateMachine):
 
     @rule(seconds=st.integers(1, 4000))
     def time_passes(self, seconds: int) -> None:
-        """At the cluster, whose clock is not the console's."""
+        """Let time pass at the cluster, whose clock is not the console's."""
         self.now += seconds
 
     def run_of(self, job: int) -> str | None:
@@ -157,7 +164,7 @@ class Market(Buyers, Payers, RuleBasedStateMachine):
     def run_goes_on(
         self, *, which: int, ends: bool, outcome: Outcome, seconds: int, quiet: int, loses: bool, observers: int
     ) -> None:
-        """A job is handed over, runs, perhaps loses a node, and perhaps ends; workers look at once, or not yet."""
+        """Submit and run a job, which perhaps loses a node or ends; workers observe it now or later."""
         if (job := self.job(which)) is None:
             return
         self.work(dispatch.dispatch_queue)
@@ -173,7 +180,7 @@ class Market(Buyers, Payers, RuleBasedStateMachine):
             elif ends:
                 self.cluster.end(name, outcome, at=began + seconds)
         if observers:
-            self.work(*[lambda: dispatch.reconcile_job(job_pk=job)] * observers)
+            self.work(*[lambda: reconciliation.reconcile_job(job_pk=job)] * observers)
 
     def ordinary(self, which: int, outcome: Outcome, seconds: int, *, observers: int) -> None:
         self.run_goes_on(
@@ -189,12 +196,12 @@ class Market(Buyers, Payers, RuleBasedStateMachine):
 
     @rule(available=st.sampled_from([True, True, False]), punctual=st.booleans())
     def cluster_has_its_days(self, available: bool, punctual: bool) -> None:
-        """It doesn't answer, or it lets runs go on past their deadline, which is no fault of the customer's."""
+        """The cluster does not answer, or lets runs pass their deadline, which the customer must not pay."""
         self.cluster.available, self.cluster.keeps_deadlines = available, punctual
 
     # What the workers do
 
-    @rule(work=st.sampled_from([dispatch.dispatch_queue, dispatch.reconcile]), threads=threads)
+    @rule(work=st.sampled_from([dispatch.dispatch_queue, reconciliation.reconcile]), threads=threads)
     def sweep(self, work: Callable[[], None], threads: int) -> None:
         self.work(*[work] * threads)
 
@@ -202,11 +209,11 @@ class Market(Buyers, Payers, RuleBasedStateMachine):
     def observe(self, which: int, threads: int) -> None:
         if (job := self.job(which)) is None:
             return
-        self.work(*[lambda: dispatch.reconcile_job(job_pk=job)] * threads)
+        self.work(*[lambda: reconciliation.reconcile_job(job_pk=job)] * threads)
 
     @rule(number=st.integers(0, 30), threads=threads)
     def messages_arrive(self, number: int, threads: int) -> None:
-        """In any order, late, more than once; or never."""
+        """Deliver a message in any order, late, more than once or never."""
         if HINTS:
             task, arguments = HINTS.pop(number % len(HINTS))
             self.work(*[lambda: task(*arguments)] * threads)
@@ -214,13 +221,13 @@ class Market(Buyers, Payers, RuleBasedStateMachine):
     def work(self, *calls: Callable[[], Any]) -> None:
         assert raised(together(*calls)) == []
 
-    @rule(step=st.integers(1, 60), work=st.sampled_from([dispatch.dispatch_queue, dispatch.reconcile]))
+    @rule(step=st.integers(1, 60), work=st.sampled_from([dispatch.dispatch_queue, reconciliation.reconcile]))
     def a_worker_of_runs_dies(self, step: int, work: Callable[[], None]) -> None:
         crash_at(step, work)
 
     @rule(customer=customers, seconds=st.integers(60, 7200), step=st.integers(1, 60))
     def the_console_dies_over_an_order(self, customer: int, seconds: int, step: int) -> None:
-        """The customer sends it again, with the same key."""
+        """The customer repeats the order with the same key."""
         member, quote = self.members[customer], self.quote(customer, "metered", 1, seconds)
         key = uuid.uuid4().hex
         order = lambda: orders.place_order(membership=member, quote=quote, idempotency_key=key)
@@ -234,14 +241,14 @@ class Market(Buyers, Payers, RuleBasedStateMachine):
 
     @rule(which=which, threads=threads, beside=st.booleans())
     def cancel(self, which: int, threads: int, beside: bool) -> None:
-        """Several times at once, and perhaps while a worker looks."""
+        """Cancel several times at once, and perhaps while a worker observes the job."""
         if (job := self.job(which)) is None:
             return
         row = Job.objects.get(pk=job)
         member = next(member for member in self.members if member.organization_id == row.organization_id)
         calls: list[Callable[[], Any]] = [lambda: orders.cancel_job(membership=member, job=row)] * threads
         if beside:
-            calls += [lambda: dispatch.reconcile_job(job_pk=job), dispatch.dispatch_queue]
+            calls += [lambda: reconciliation.reconcile_job(job_pk=job), dispatch.dispatch_queue]
         errors = raised(together(*calls))
         assert {type(error) for error in errors} <= {AlreadyEnded, StaleTransition}
         row.refresh_from_db()
@@ -249,7 +256,7 @@ class Market(Buyers, Payers, RuleBasedStateMachine):
 
     @rule(which=which, seconds=st.integers(0, 10**6), completed=st.booleans(), threads=threads)
     def settle_again(self, which: int, seconds: int, completed: bool, threads: int) -> None:
-        """Whatever is said of an ended run later, its receipt stands."""
+        """Settling an ended run with other usage leaves its receipt as it is."""
         if (job := self.job(which)) is None:
             return
         hold = Hold.objects.get(order__job=job)
@@ -283,7 +290,7 @@ class Market(Buyers, Payers, RuleBasedStateMachine):
 
     @invariant()
     def what_was_charged_is_what_the_cluster_saw(self) -> None:
-        """Reckoned again from the attempts, in fractions, by nothing of `billing.pricing`."""
+        """Compute it from the attempts, in fractions and without `billing.pricing`."""
         receipts = Receipt.objects.filter(organization__in=[member.organization_id for member in self.members])
         for receipt in receipts.select_related("hold__quote", "hold__order__job"):
             job, terms = receipt.hold.order.job, receipt.hold.quote.terms
@@ -293,32 +300,35 @@ class Market(Buyers, Payers, RuleBasedStateMachine):
                 if EndReason(attempt.reason) in BILLED
             )
             due = floor(seconds * Fraction(terms["hourly"]) / 3600 + Fraction(1, 2))
-            if terms["mode"] == "fixed" and job.reason == EndReason.COMPLETED:
-                due = receipt.ceiling_minor
+            if terms["mode"] == "fixed":
+                price = floor(Fraction(terms["per_epoch"]) * terms["epochs"] + Fraction(1, 2))
+                extra = max(Fraction(0), seconds - terms["included_seconds"] * terms["nodes"])
+                price += floor(extra * Fraction(terms["hourly"]) / 3600 + Fraction(1, 2))
+                due = price if job.reason == EndReason.COMPLETED else min(due, price)
             due = max(due, terms["minimum_minor"]) if seconds else 0
             assert receipt.total_minor == min(due, receipt.ceiling_minor)
 
     def teardown(self) -> None:
-        """In the end everything runs for a while, is cancelled while workers look, and nothing stays held."""
+        """Let everything run, cancel it while workers observe, and see that nothing stays held."""
         if not hasattr(self, "members"):
             return
         self.cluster.available = True
-        self.work(dispatch.reconcile, dispatch.reconcile)
+        self.work(reconciliation.reconcile, reconciliation.reconcile)
         for name in self.cluster.names():
             self.cluster.start(name)
-        self.work(dispatch.reconcile)
+        self.work(reconciliation.reconcile)
         self.now += 500
         organizations = [member.organization_id for member in self.members]
         for job in Job.objects.filter(organization__in=organizations, finished_at=None):
             member = next(member for member in self.members if member.organization_id == job.organization_id)
             outcomes = together(
                 lambda member=member, job=job: orders.cancel_job(membership=member, job=job),
-                lambda job=job: dispatch.reconcile_job(job_pk=job.pk),
+                lambda job=job: reconciliation.reconcile_job(job_pk=job.pk),
             )
             assert {type(error) for error in raised(outcomes)} <= {AlreadyEnded, StaleTransition}
-        dispatch.reconcile()
+        reconciliation.reconcile()
         self.now += dispatch.GRACE_SECONDS
-        dispatch.reconcile()
+        reconciliation.reconcile()
         assert not Job.objects.filter(organization__in=organizations, finished_at=None).exists()
         assert [wallet(member.organization).held_minor for member in self.members] == [0, 0]
         assert all(run.status.phase is RunPhase.ENDED for run in self.cluster.runs.values())
@@ -329,15 +339,18 @@ class Market(Buyers, Payers, RuleBasedStateMachine):
 
 @pytest.fixture
 def _a_market(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
-    """A fake cluster and payment page; messages to the workers wait in `HINTS` until a rule delivers them."""
+    """A fake cluster and payment page; messages to workers wait in `HINTS` until a rule delivers them."""
     fake = FakeBackend(root=tmp_path / "runs", cpus=4.0)
     CLUSTER[:] = [fake]
-    monkeypatch.setattr(backend, "create", lambda *_args, **_options: fake)
-    monkeypatch.setattr(hints, "_send", lambda task, arguments: HINTS.append((task, arguments)))
+    monkeypatch.setattr(clusters, "create", lambda *_args, **_options: fake)
+    # The console dates a cancellation; its clock follows the cluster's.
+    clock = SimpleNamespace(now=lambda: datetime.fromtimestamp(CLUSTER[0].clock(), UTC))
+    monkeypatch.setattr(lifecycle, "timezone", clock)
+    monkeypatch.setattr(enqueue, "_send", lambda task, arguments: HINTS.append((task, arguments)))
     monkeypatch.setattr(gateway, "_client", lambda: SIDES[0].client)
-    backend.cluster.cache_clear()
+    clusters.cluster.cache_clear()
     yield
-    backend.cluster.cache_clear()
+    clusters.cluster.cache_clear()
 
 
 @pytest.mark.django_db(transaction=True)

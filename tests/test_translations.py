@@ -1,7 +1,4 @@
-"""Every sentence is in Chinese too, whole and in step with its source.
-
-Babel and Django do the reading: gettext's programs need not be installed.
-"""
+"""Every sentence is translated to Chinese completely and from its present source. Needs no gettext programs."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ KEYWORDS = DEFAULT_KEYWORDS | {
 }
 PLACEHOLDER = re.compile(r"%\(\w+\)[-#0-9.]*[a-z]|%%|<[^<>]*>")
 HALF_WIDTH = re.compile(r"[\u4e00-\u9fff][,;:?!]|[,;?!][\u4e00-\u9fff]|[\u4e00-\u9fff]\.(?![A-Za-z])")
-ADVICE = "Run `make messages`, translate what is new in locale/, and run it again."
+ADVICE = "Run `make messages`, translate the new sentences in locale/, and run it once more."
 
 
 def read(name: str) -> Catalog:
@@ -51,67 +48,62 @@ def key(message: Message) -> tuple[str | None, str]:
 
 
 def sources() -> Iterator[tuple[str, str]]:
-    """Each file that may hold sentences, as Python that Babel can read."""
+    """Yield each file with sentences, as Python code that Babel can read."""
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             if "migrations" not in path.parts:
                 yield str(path.relative_to(ROOT)), path.read_text()
     for path in sorted((ROOT / "templates").rglob("*.*")):
-        # What stands around the calls is blanked out, and indented as the template is.
+        # The text around the calls is blanked out, but keeps its indentation.
         calls = "\n".join(line.strip() for line in templatize(path.read_text()).splitlines())
         yield str(path.relative_to(ROOT)), calls
 
 
 def marked() -> Iterator[tuple[str, tuple[str | None, str]]]:
-    """Each sentence marked for translation, with where it stands."""
+    """Yield the place, context and text of each sentence that is marked for translation."""
     for name, text in sources():
-        for line, found, _comments, context in extract("python", BytesIO(text.encode()), KEYWORDS):
-            for sentence in all_of(found)[:1]:
-                if sentence:
-                    yield f"{name}:{line}", (context, sentence)
+        for line, forms, _comments, context in extract("python", BytesIO(text.encode()), KEYWORDS):
+            if sentence := all_of(forms)[0]:
+                yield f"{name}:{line}", (context, sentence)
 
 
 TRANSLATED = read("django.po")
 
 
-def test_every_marked_sentence_is_in_the_translations():
+def test_every_marked_sentence_is_in_the_catalog():
     known = {key(message) for message in sentences(TRANSLATED)}
     found = list(marked())
     assert len(found) > 500
-    missing = [f"{where}: {sentence!r}" for where, sentence in found if sentence not in known]
+    missing = [f"{place}: {sentence!r}" for place, sentence in found if sentence not in known]
     assert not missing, f"{ADVICE}\n" + "\n".join(missing)
 
 
 def faults(message: Message) -> Iterator[str]:
-    given = all_of(message.string)
-    # Chinese has one form where English has two: it says what the plural says.
-    wanted = sorted(PLACEHOLDER.findall(all_of(message.id)[-1]))
+    translations = all_of(message.string)
+    # Chinese has one form where English has two, with the placeholders of the plural.
+    placeholders = sorted(PLACEHOLDER.findall(all_of(message.id)[-1]))
     if message.fuzzy:
         yield "check it, and remove the mark"
-    if not given or not all(given):
+    if not translations or not all(translations):
         yield "not translated"
-    elif any(sorted(PLACEHOLDER.findall(text)) != wanted for text in given):
+    elif any(sorted(PLACEHOLDER.findall(text)) != placeholders for text in translations):
         yield "keep %(names)s and tags as they are"
-    if any(HALF_WIDTH.search(text) for text in given):
+    if any(HALF_WIDTH.search(text) for text in translations):
         yield "punctuation beside Chinese is full-width"
 
 
-def test_each_translation_is_whole():
+def test_each_translation_is_complete():
     found = [f"{all_of(message.id)[0]!r}: {fault}" for message in sentences(TRANSLATED) for fault in faults(message)]
     assert not found, f"{ADVICE}\n" + "\n".join(found)
 
 
-def test_the_header_says_what_is_read():
+def test_the_catalog_is_chinese_without_obsolete_sentences():
     header = dict(TRANSLATED.mime_headers)
-    assert header["Language"] == "zh_Hans"
-    assert header["Plural-Forms"] == "nplurals=1; plural=0;"
+    assert (header["Language"], header["Plural-Forms"]) == ("zh_Hans", "nplurals=1; plural=0;")
     assert not TRANSLATED.fuzzy
-
-
-def test_nothing_old_is_kept():
     assert not TRANSLATED.obsolete, "Remove the lines that begin with #~."
 
 
-def test_what_is_read_when_serving_is_what_was_translated():
+def test_the_compiled_catalog_is_up_to_date():
     compiled = {key(message): all_of(message.string) for message in sentences(read("django.mo"))}
     assert compiled == {key(message): all_of(message.string) for message in sentences(TRANSLATED)}, ADVICE

@@ -1,7 +1,4 @@
-"""Administrators' work on money: prices, credit, invoices, and the ledger and payments, which are there to be read.
-
-The one rule: nothing here edits the ledger; what moves money calls a service.
-"""
+"""Admin pages of billing. Ledger and payments are read-only; everything that moves money goes through services."""
 
 from billing.admin import accounting, credit, ledger, payments, prices
 

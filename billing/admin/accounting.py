@@ -1,7 +1,4 @@
-"""Invoices, the billing policy, customers' details and budgets.
-
-The one rule: a document is shown, and corrected by a credit note that the service writes.
-"""
+"""Admin pages of invoices, the billing policy, billing details, budgets and storage. Credit notes correct invoices."""
 
 from __future__ import annotations
 
@@ -16,13 +13,15 @@ from django.utils.translation import gettext_lazy
 from unfold.admin import ModelAdmin
 from unfold.decorators import action
 
-from billing import documents, invoices, models
+from billing import invoice_pdf, invoices, models
+from billing.admin.amounts import AmountForm, ShowsAmounts
 from billing.errors import InvoiceRefused
-from billing.wording import money, typed_minor
-from console.accounts.readonly import ReadOnlyAdmin, ReadOnlyInline
+from billing.messages import money, parse_amount
+from billing.selectors import default_currency
+from console.core.readonly import ReadOnlyAdmin, ReadOnlyInline
 
 
-class InvoiceLineInline(ReadOnlyInline):
+class InvoiceLineInline(ShowsAmounts, ReadOnlyInline):
     """The lines of an invoice."""
 
     model = models.InvoiceLine
@@ -30,10 +29,10 @@ class InvoiceLineInline(ReadOnlyInline):
 
 
 @admin.register(models.Invoice)
-class InvoiceAdmin(ReadOnlyAdmin):
+class InvoiceAdmin(ShowsAmounts, ReadOnlyAdmin):
     """Invoices and credit notes."""
 
-    list_display = ("number", "kind", "organization", "total_minor", "tax_minor", "currency", "issued_at")
+    list_display = ("number", "kind", "organization", "total_minor", "tax_minor", "issued_at")
     list_filter = ("kind", "currency")
     list_select_related = ("organization",)
     search_fields = ("number", "organization__name")
@@ -42,28 +41,28 @@ class InvoiceAdmin(ReadOnlyAdmin):
     actions_detail = ("correct",)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Say what the machine lacks for PDF files, where it does."""
-        if problem := documents.problem():
+        """Warn if invoices lack a seller's address, or the machine cannot render PDFs."""
+        for problem in filter(None, (invoice_pdf.seller_problem(), invoice_pdf.problem())):
             messages.warning(request, problem)
-        answer: HttpResponse = super().changelist_view(request, extra_context)
-        return answer
+        response: HttpResponse = super().changelist_view(request, extra_context)
+        return response
 
     def has_correct_permission(self, request: HttpRequest, _object_id: str | None = None) -> bool:
-        """Whoever may add invoices may correct them: a credit note is one."""
+        """The permission to add invoices includes corrections, because a credit note is an invoice."""
         return request.user.has_perm("billing.add_invoice")
 
     @action(  # type: ignore[untyped-decorator]  # unfold publishes no types
-        description=gettext_lazy("Write a credit note"), permissions=("correct",)
+        description=gettext_lazy("Issue a credit note"), permissions=("correct",)
     )
     def correct(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Give back what of its runs should not have been charged."""
+        """Issue a credit note for amounts that should not have been charged."""
         invoice = get_object_or_404(models.Invoice, pk=object_id)
         typed = {name: request.POST.get(name, "").strip() for name in request.POST if name.startswith("line-")}
         error = ""
         if request.method == "POST":
             try:
                 amounts = {
-                    int(name.removeprefix("line-")): typed_minor(value, invoice.currency)
+                    int(name.removeprefix("line-")): parse_amount(value, invoice.currency)
                     for name, value in typed.items()
                     if value
                 }
@@ -74,28 +73,28 @@ class InvoiceAdmin(ReadOnlyAdmin):
                     user=request.user if request.user.is_authenticated else None,
                     after=int(request.POST.get("after", "")),
                 )
-            except InvoiceRefused as refused:
-                error = " ".join(map(str, refused.fields.values())) or str(refused.message)
-            except ValueError:  # no amount, no line, or no form of ours
-                error = _("Give amounts such as 5 or 1.90.")
+            except InvoiceRefused as refusal:
+                error = " ".join(map(str, refusal.fields.values())) or str(refusal.message)
+            except ValueError:  # missing or malformed form fields
+                error = _("Enter amounts such as 5 or 1.90.")
             else:
-                messages.success(request, _("%(number)s is written.") % {"number": note.number})
+                messages.success(request, _("%(number)s was issued.") % {"number": note.number})
                 return redirect("admin:billing_invoice_change", note.pk)
         rows = [
             {
                 "line": line,
-                "left": money(left, invoice.currency),
-                "is_open": left > 0 and invoice.kind == models.Invoice.Kinds.INVOICE,
+                "left": money(remaining, invoice.currency),
+                "is_open": remaining > 0 and invoice.kind == models.Invoice.Kinds.INVOICE,
                 "typed": typed.get(f"line-{line.pk}", ""),
             }
-            for line, left in invoices.correctable(invoice)
+            for line, remaining in invoices.correctable(invoice)
         ]
         return render(
             request,
             "admin/correct_invoice.html",
             {
                 **self.admin_site.each_context(request),
-                "title": _("A credit note for %(number)s") % {"number": invoice.number},
+                "title": _("Credit note for %(number)s") % {"number": invoice.number},
                 "invoice": invoice,
                 "rows": rows,
                 "error": error,
@@ -106,29 +105,52 @@ class InvoiceAdmin(ReadOnlyAdmin):
         )
 
 
-@admin.register(models.BillingPolicy)
-class BillingPolicyAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
-    """The one policy."""
+class BillingPolicyForm(AmountForm):
+    """The form of the billing policy; the trial credit is typed in major units."""
 
+    minor_name = "trial_credit_minor"
+    allows_zero = True
+
+    class Meta:
+        model = models.BillingPolicy
+        exclude = ("trial_credit_minor",)
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.fields["amount"].label = _("Trial credit (%(currency)s)") % {"currency": default_currency()}
+        self.fields["amount"].help_text = _(
+            "Granted once, when a customer activates the service. Enter 0 for no trial credit."
+        )
+
+
+@admin.register(models.BillingPolicy)
+class BillingPolicyAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
+    """The single billing policy."""
+
+    form = BillingPolicyForm
     fieldsets = (
         (gettext_lazy("Seller"), {"fields": ("seller_name", "seller_address", "seller_tax_id", "footer")}),
-        (gettext_lazy("Numbers"), {"fields": ("invoice_prefix", "note_prefix")}),
+        (gettext_lazy("Numbering"), {"fields": ("invoice_prefix", "note_prefix")}),
         (gettext_lazy("Tax"), {"fields": ("tax_name", "tax_percent", "tax_inclusive")}),
-        (gettext_lazy("To try out"), {"fields": ("trial_credit_minor", "trial_credit_days", "probes_per_day")}),
+        (
+            gettext_lazy("Trials"),
+            {"fields": ("amount", "trial_credit_days", "probes_per_day", "probes_need_payment")},
+        ),
+        (gettext_lazy("Storage"), {"fields": ("free_storage_gb",)}),
     )
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """While there is none."""
+        """Allowed only while no policy exists."""
         return not models.BillingPolicy.objects.exists() and bool(super().has_add_permission(request))
 
     def has_delete_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
-        """Never: there is always one."""
+        """Never allowed."""
         return False
 
 
 @admin.register(models.BillingDetails)
-class BillingDetailsAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
-    """Whom invoices are for, and which tax they carry."""
+class BillingDetailsAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
+    """The recipient and tax of an organization's invoices."""
 
     list_display = ("organization", "name", "tax_id", "tax_percent", "tax_inclusive")
     autocomplete_fields = ("organization",)
@@ -136,9 +158,28 @@ class BillingDetailsAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes
 
 
 @admin.register(models.Budget)
-class BudgetAdmin(ReadOnlyAdmin):
-    """Limits that customers set for themselves."""
+class BudgetAdmin(ShowsAmounts, ReadOnlyAdmin):
+    """Budgets that customers set."""
 
     list_display = ("organization", "user", "amount_minor", "updated_at")
     list_select_related = ("organization", "user")
     search_fields = ("organization__name",)
+
+
+@admin.register(models.StorageBalance)
+class StorageBalanceAdmin(ShowsAmounts, ReadOnlyAdmin):
+    """What organizations have yet to pay for storage."""
+
+    list_display = ("account", "due_minor", "unpaid_since", "mailed_at")
+    list_select_related = ("account__organization",)
+    search_fields = ("account__organization__name",)
+
+
+@admin.register(models.StorageDay)
+class StorageDayAdmin(ShowsAmounts, ReadOnlyAdmin):
+    """The storage of each organization and day."""
+
+    list_display = ("account", "day", "size_bytes", "free_bytes", "cost_minor")
+    fields = list_display
+    list_select_related = ("account__organization",)
+    search_fields = ("account__organization__name",)

@@ -1,7 +1,8 @@
-"""Credit and vouchers. The one rule: a grant moves money through the service, and is never edited."""
+"""Admin pages of credit and vouchers. A grant is made through the service and never edited."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 from uuid import uuid4
 
@@ -14,46 +15,61 @@ from django.utils.translation import gettext_lazy as _
 from unfold.admin import ModelAdmin
 
 from billing import credit, models
+from billing.admin.amounts import AmountForm, ShowsAmounts
 from billing.ledger import wallet_account
-from billing.selectors import default_currency
+from billing.selectors import default_currency, wallet
 from console.accounts.models import User
-from console.accounts.readonly import ReadOnlyInline
+from console.core.readonly import ReadOnlyInline
 
 
-class CreditUseInline(ReadOnlyInline):
-    """What a credit was used for."""
+class CreditUseInline(ShowsAmounts, ReadOnlyInline):
+    """The holds that a credit was used for."""
 
     model = models.CreditUse
     fields = ("hold", "reserved_minor", "used_minor")
 
 
-SENT_BEFORE = _("This form was sent before, with other values, and done. Open it again for another.")
+ALREADY_SUBMITTED = _("This form was already submitted with different values. Reload the page and try again.")
 
 
-class GrantForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time Django's class takes no argument
-    """A credit to give: the same form, sent twice, is the same credit."""
+class GrantForm(AmountForm):
+    """The form of a new credit. Submitting it twice grants one credit."""
 
     key = forms.UUIDField(widget=forms.HiddenInput, initial=uuid4)
 
     class Meta:
         model = models.CreditGrant
-        fields = ("organization", "amount_minor", "reason", "expires_at")
+        fields = ("organization", "reason", "expires_at")
+
+    def currency(self, data: dict[str, Any]) -> str:
+        """Return the currency of the organization's wallet."""
+        account = wallet(data["organization"]) if "organization" in data else None
+        return account.currency if account else default_currency()
 
     def clean(self) -> dict[str, Any]:
-        """A form that was sent before has the values that it had."""
-        data = super().clean() or {}
-        known = models.CreditGrant.objects.filter(pk=data["key"]).first() if "key" in data else None
-        if known and any(getattr(known, name) != data.get(name) for name in GrantForm.Meta.fields):
-            raise forms.ValidationError(SENT_BEFORE)
+        """Refuse a form that was submitted before with other values."""
+        data = super().clean()
+        existing = models.CreditGrant.objects.filter(pk=data["key"]).first() if "key" in data else None
+        fields = (*GrantForm.Meta.fields, "amount_minor")
+        if existing and any(getattr(existing, name) != data.get(name) for name in fields):
+            raise forms.ValidationError(ALREADY_SUBMITTED)
         return data
 
 
 @admin.register(models.CreditGrant)
-class CreditGrantAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
-    """Credit given, with the reason, and what became of it."""
+class CreditGrantAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
+    """Grants with their reason, use and expiry."""
 
     form = GrantForm
-
+    page_fields = (
+        "organization",
+        "amount_minor",
+        "used_minor",
+        "reserved_minor",
+        "expired_minor",
+        "reason",
+        "expires_at",
+    )
     list_display = (
         "organization",
         "amount_minor",
@@ -72,69 +88,94 @@ class CreditGrantAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no
     autocomplete_fields = ("organization",)
 
     def get_inlines(self, _request: HttpRequest, obj: models.CreditGrant | None = None) -> tuple[type[Any], ...]:
-        """Once it is given."""
+        """Everything is read-only once the credit is granted."""
         return (CreditUseInline,) if obj else ()
 
-    def get_fields(self, _request: HttpRequest, obj: models.CreditGrant | None = None) -> tuple[str, ...]:
-        """The form's key is of what is not given yet."""
-        return GrantForm.Meta.fields if obj else (*GrantForm.Meta.fields, "key")
+    def get_fields(self, _request: HttpRequest, obj: models.CreditGrant | None = None) -> Sequence[Any]:
+        """Show the form's idempotency key only before the grant."""
+        return self._with_money(self.page_fields) if obj else ("organization", "amount", "reason", "expires_at", "key")
 
     def has_change_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
-        """Never: correct a grant with another movement."""
+        """Never allowed: correct a grant with another transaction."""
         return False
 
     def has_delete_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
-        """Never."""
+        """Never allowed."""
         return False
 
     def save_model(self, request: HttpRequest, obj: models.CreditGrant, form: ModelForm[Any], _change: Any) -> None:
-        """Grant through the service."""
+        """Grant the credit through the service."""
         obj.pk = form.cleaned_data["key"]
         account = wallet_account(organization_id=obj.organization_id, currency=default_currency())
         credit.grant(credit=obj, user=cast("User", request.user), account=account)
 
 
-class GrantInline(ReadOnlyInline):
-    """Who entered a voucher."""
+class GrantInline(ShowsAmounts, ReadOnlyInline):
+    """The organizations that redeemed a voucher."""
 
     model = models.CreditGrant
     fields = ("organization", "received_by", "amount_minor", "used_minor", "created_at")
 
 
-@admin.register(models.Voucher)
-class VoucherAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
-    """Codes that give credit. What was promised stays: a voucher that was entered is ended, not edited."""
+class VoucherForm(AmountForm):
+    """The form of a voucher."""
 
-    list_display = ("code", "amount_minor", "currency", "reason", "uses", "max_uses", "expires_at", "is_active")
+    class Meta:
+        model = models.Voucher
+        exclude = ("amount_minor",)
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if self.instance.uses:  # already redeemed: read-only
+            del self.fields["amount"]
+
+    def currency(self, data: dict[str, Any]) -> str:
+        """Return the typed currency, or the stored one if it is read-only."""
+        return str(data.get("currency", self.instance.currency)).upper()
+
+
+@admin.register(models.Voucher)
+class VoucherAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
+    """Vouchers. One that was redeemed can be ended but not edited."""
+
+    form = VoucherForm
+    list_display = ("code", "amount_minor", "reason", "uses", "max_uses", "expires_at", "is_active")
     list_filter = ("is_active",)
     search_fields = ("code", "reason")
+    other_fields = ("currency", "expires_at", "credit_days", "max_uses", "max_uses_each", "uses", "is_active")
 
     def get_inlines(self, _request: HttpRequest, obj: models.Voucher | None = None) -> tuple[type[Any], ...]:
-        """Once it is made."""
+        """The code is read-only once the voucher exists."""
         return (GrantInline,) if obj else ()
 
-    def get_readonly_fields(self, _request: HttpRequest, obj: models.Voucher | None = None) -> tuple[str, ...]:
-        """What customers were promised."""
-        return ("code", "amount_minor", "currency", "credit_days", "uses") if obj and obj.uses else ("uses",)
+    def get_readonly_fields(self, _request: HttpRequest, obj: models.Voucher | None = None) -> Sequence[Any]:
+        """Return the fields that are read-only once the voucher was redeemed."""
+        fixed = ("code", "amount_minor", "currency", "credit_days", "uses")
+        return self._with_money(fixed) if obj and obj.uses else ("uses",)
+
+    def get_fields(self, request: HttpRequest, obj: models.Voucher | None = None) -> Sequence[Any]:
+        """Show the amount as an input until the first redemption."""
+        is_editable = obj is None or (not obj.uses and self.has_change_permission(request, obj))
+        return self._with_money(("code", "reason", "amount" if is_editable else "amount_minor", *self.other_fields))
 
     def has_delete_permission(self, _request: HttpRequest, obj: models.Voucher | None = None) -> bool:
-        """Only before it was entered."""
+        """Allowed only before the first redemption."""
         return obj is None or not obj.uses
 
     def get_changeform_initial_data(self, _request: HttpRequest) -> dict[str, Any]:
-        """In the currency of wallets."""
+        """Preset the currency of new wallets."""
         return {"currency": default_currency()}
 
     def save_model(self, request: HttpRequest, obj: models.Voucher, _form: ModelForm[Any], _change: Any) -> None:
-        """Make a code where none was given, and remember who made it."""
+        """Generate a missing code and record the author."""
         obj.code = obj.code or credit.new_code()
-        obj.currency = obj.currency.upper()  # as wallets have it: no customer can enter one of "usd"
+        obj.currency = obj.currency.upper()  # upper case, as wallets store it
         obj.created_by = obj.created_by or cast("User", request.user)
         obj.save()
 
-    @admin.action(description=_("End: it can't be entered any more"))
+    @admin.action(description=_("End (no further redemptions)"))
     def end(self, _request: HttpRequest, vouchers: QuerySet[models.Voucher]) -> None:
-        """Stop vouchers."""
+        """End the selected vouchers."""
         vouchers.update(is_active=False)
 
     actions = ("end",)

@@ -1,7 +1,8 @@
-"""The ledger, holds, quotes and receipts. The one rule: to be read; a debt is written off by the service."""
+"""Read-only admin pages of ledger, holds, quotes and receipts. A write-off goes through the service."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 from django import forms
@@ -15,38 +16,40 @@ from django.utils.translation import gettext_lazy as _
 from unfold.admin import ModelAdmin
 
 from billing import models, receivables
+from billing.admin.amounts import AmountForm, ShowsAmounts, input_value
 from billing.errors import WriteOffRefused
-from billing.wording import money
+from billing.messages import money, to_major
 from console.accounts.models import User
-from console.accounts.readonly import ReadOnlyAdmin, ReadOnlyInline
+from console.core.readonly import ReadOnlyAdmin, ReadOnlyInline
 
 
 @admin.register(models.Account)
-class AccountAdmin(ReadOnlyAdmin):
-    """Balances."""
+class AccountAdmin(ShowsAmounts, ReadOnlyAdmin):
+    """Accounts with their balances."""
 
     list_display = ("organization", "kind", "currency", "posted_minor", "held_minor")
     list_filter = ("kind", "currency")
     search_fields = ("organization__name",)
-    readonly_fields = ("give_up",)
+    readonly_fields = ("write_off_link",)
 
     @admin.display(description=_("Write off"))
-    def give_up(self, account: models.Account) -> str:
-        """The way to a write-off of what is owed."""
+    def write_off_link(self, account: models.Account) -> str:
+        """Link to the write-off form of a debt."""
         if account.kind != models.Account.Kinds.RECEIVABLE or account.posted_minor >= 0:
-            return str(_("Nothing is owed here."))
+            return str(_("Nothing is owed on this account."))
         owed = -account.posted_minor
-        address = f"{reverse('admin:billing_writeoff_add')}?account={account.pk}&amount_minor={owed}"
-        words = _("Write off up to %(owed)s") % {"owed": money(owed, account.currency)}
-        return format_html('<a href="{}">{}</a>', address, words)
+        amount = input_value(to_major(owed, account.currency), account.currency)
+        url = f"{reverse('admin:billing_writeoff_add')}?account={account.pk}&amount={amount}"
+        label = _("Write off up to %(owed)s") % {"owed": money(owed, account.currency)}
+        return format_html('<a href="{}">{}</a>', url, label)
 
 
-class WriteOffForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time Django's class takes no argument
-    """A debt to give up."""
+class WriteOffForm(AmountForm):
+    """The form of a write-off."""
 
     class Meta:
         model = models.WriteOff
-        fields = ("account", "amount_minor", "reason")
+        fields = ("account", "reason")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -54,56 +57,64 @@ class WriteOffForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time Dj
             debts = models.Account.objects.filter(kind=models.Account.Kinds.RECEIVABLE, posted_minor__lt=0)
             self.fields["account"].queryset = debts.select_related("organization")  # type: ignore[attr-defined]  # a choice of rows
 
+    def currency(self, data: dict[str, Any]) -> str:
+        """Return the currency of the debt."""
+        return data["account"].currency if "account" in data else ""
+
     def clean(self) -> dict[str, Any]:
-        """At most what is owed; the service looks again, with the wallet locked."""
-        data = super().clean() or {}
+        """Limit the amount to the debt. The service checks again with the wallet locked."""
+        data = super().clean()
         account, amount = data.get("account"), data.get("amount_minor")
         if account and amount and amount > -account.posted_minor:
             owed = money(-account.posted_minor, account.currency)
             raise forms.ValidationError(
-                {"amount_minor": _("At most %(owed)s is owed and can be written off.") % {"owed": owed}}
+                {"amount": _("The amount must be at most %(owed)s, the amount owed.") % {"owed": owed}}
             )
         return data
 
 
 @admin.register(models.WriteOff)
-class WriteOffAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
-    """Debts that were given up: added here, and then only to be read."""
+class WriteOffAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
+    """Write-offs, which can be added but not changed."""
 
     form = WriteOffForm
     list_display = ("account", "amount_minor", "reason", "written_by", "created_at")
     list_select_related = ("account__organization", "written_by")
     search_fields = ("account__organization__name", "reason")
 
+    def get_fields(self, _request: HttpRequest, obj: models.WriteOff | None = None) -> Sequence[Any]:
+        """Show the amount as an input only when adding."""
+        return self._with_money(self.list_display) if obj else ("account", "amount", "reason")
+
     def has_change_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
-        """Never."""
+        """Never allowed."""
         return False
 
     def has_delete_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
-        """Never."""
+        """Never allowed."""
         return False
 
     def save_model(self, request: HttpRequest, obj: models.WriteOff, _form: ModelForm[Any], _change: Any) -> None:
-        """Write off through the service."""
+        """Write the debt off through the service."""
         try:
-            made = receivables.write_off(
+            row = receivables.write_off(
                 account=obj.account, amount_minor=obj.amount_minor, reason=obj.reason, user=cast("User", request.user)
             )
-        except WriteOffRefused as error:  # the debt was paid, or written off, a moment ago
+        except WriteOffRefused as error:  # the debt changed since the form was checked
             messages.error(request, str(error.message))
             return
-        obj.pk, obj.created_at = made.pk, made.created_at
+        obj.pk, obj.created_at = row.pk, row.created_at
 
     def log_addition(self, request: HttpRequest, obj: models.WriteOff, message: Any) -> Any:
-        """Log what was made."""
+        """Log the row that the service created."""
         return super().log_addition(request, obj, message) if obj.pk else None
 
     def response_add(self, request: HttpRequest, obj: models.WriteOff, post_url_continue: str | None = None) -> Any:
-        """Say "added" of what was made."""
+        """Show the success message for the row that the service created."""
         return super().response_add(request, obj, post_url_continue) if obj.pk else redirect("..")
 
 
-class EntryInline(ReadOnlyInline):
+class EntryInline(ShowsAmounts, ReadOnlyInline):
     """The entries of a transaction."""
 
     model = models.Entry
@@ -111,8 +122,8 @@ class EntryInline(ReadOnlyInline):
 
 
 @admin.register(models.Transaction)
-class TransactionAdmin(ReadOnlyAdmin):
-    """The ledger."""
+class TransactionAdmin(ShowsAmounts, ReadOnlyAdmin):
+    """Transactions of the ledger."""
 
     list_display = ("reference", "kind", "description", "created_at")
     list_filter = ("kind",)
@@ -121,8 +132,8 @@ class TransactionAdmin(ReadOnlyAdmin):
 
 
 @admin.register(models.Hold)
-class HoldAdmin(ReadOnlyAdmin):
-    """What is or was set aside."""
+class HoldAdmin(ShowsAmounts, ReadOnlyAdmin):
+    """Holds, open and ended."""
 
     list_display = ("reference", "account", "amount_minor", "metered_minor", "charged_minor", "state", "created_at")
     list_filter = ("state",)
@@ -131,16 +142,16 @@ class HoldAdmin(ReadOnlyAdmin):
 
 
 @admin.register(models.Receipt)
-class ReceiptAdmin(ReadOnlyAdmin):
-    """What purchases came to."""
+class ReceiptAdmin(ShowsAmounts, ReadOnlyAdmin):
+    """Receipts."""
 
-    list_display = ("title", "organization", "total_minor", "ceiling_minor", "currency", "created_at")
+    list_display = ("title", "organization", "total_minor", "ceiling_minor", "created_at")
     search_fields = ("title", "organization__name")
 
 
 @admin.register(models.Quote)
-class QuoteAdmin(ReadOnlyAdmin):
-    """Offers made."""
+class QuoteAdmin(ShowsAmounts, ReadOnlyAdmin):
+    """Quotes."""
 
     list_display = ("id", "organization", "mode", "p50_minor", "p90_minor", "ceiling_minor", "created_at", "expires_at")
     list_filter = ("mode",)

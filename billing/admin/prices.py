@@ -1,4 +1,4 @@
-"""Node specs and price books. The one rule: a published book is shown, never edited."""
+"""Admin pages of node specs and price books. A published book is read-only."""
 
 from __future__ import annotations
 
@@ -12,93 +12,151 @@ from django.core.exceptions import ValidationError
 from django.db.models import Field, QuerySet
 from django.forms import BaseInlineFormSet
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, redirect
+from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.crypto import constant_time_compare, salted_hmac
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from unfold.admin import ModelAdmin, TabularInline
 from unfold.decorators import action
 from unfold.widgets import UnfoldAdminSelectWidget
 
-from billing import costs, models, previews, pricebooks
+from billing import costs, models, price_simulation, pricebooks
+from billing.admin.amounts import AmountInput, input_value
+from billing.currencies import SUPPORTED, decimals
 from billing.errors import BookRefused, NotPriced
-from billing.wording import money
+from billing.messages import money, to_major
+from billing.selectors import default_currency
 from console.accounts.reports import Report, Table, show
+
+PRICE_DECIMALS = 4
+"""Decimals below the minor unit."""
+
+
+class PriceForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time Django's class takes no argument
+    """The form of a price in the major unit of its book's currency."""
+
+    def __init__(self, *args: Any, currency: str, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.currency = currency
+        self.fields["amount"] = forms.DecimalField(
+            label=_("Amount (%(currency)s)") % {"currency": currency},
+            min_value=0,
+            max_digits=14,
+            decimal_places=PRICE_DECIMALS + decimals(currency),
+            widget=AmountInput,
+        )
+        if self.instance.amount is not None:
+            self.initial["amount"] = input_value(to_major(self.instance.amount, currency), currency)
+
+    def clean_amount(self) -> Decimal:
+        """Convert the price to the minor unit."""
+        amount: Decimal = self.cleaned_data["amount"]
+        return amount.scaleb(decimals(self.currency))
 
 
 class PriceFormSet(BaseInlineFormSet):  # type: ignore[type-arg]  # at run time Django's class takes no argument
-    """The prices of a book as they are typed."""
+    """The formset of a book's prices."""
+
+    def get_form_kwargs(self, index: int | None) -> dict[str, Any]:
+        """Return the book's currency."""
+        return super().get_form_kwargs(index) | {"currency": _supported_currency(self.instance)}
 
     def clean(self) -> None:
-        """Refuse a price that is there twice, and name it."""
-        seen: set[str] = set()
+        """Refuse duplicate prices, naming them."""
+        names: set[str] = set()
         for form in self.forms:
             if not form.is_valid() or not form.cleaned_data or form.cleaned_data.get("DELETE"):
                 continue
             name = pricebooks.price_name(form.instance)
-            if name in seen:
-                raise ValidationError(_("This price is there twice: %(price)s.") % {"price": name})
-            seen.add(name)
+            if name in names:
+                raise ValidationError(_("Duplicate price: %(price)s. Remove one.") % {"price": name})
+            names.add(name)
         super().clean()
 
 
 class PriceInline(TabularInline):  # type: ignore[misc]  # unfold publishes no types
-    """The prices of a book, editable while it is a draft."""
+    """The prices of a book, editable in drafts."""
 
     model = models.Price
+    form = PriceForm
     formset = PriceFormSet
     extra = 1
+
+    @admin.display(description=gettext_lazy("Amount"))
+    def price(self, row: models.Price) -> str:
+        """Show the amount of a published price."""
+        return money(row.amount, row.book.currency, exact=True)
+
+    def get_fields(self, _request: HttpRequest, obj: models.PriceBook | None = None) -> tuple[str, ...]:
+        """Return the amount as an input in drafts, as text in published books."""
+        amount = "amount" if self._is_draft(obj) else "price"
+        return ("kind", "product", "node_spec", "nodes_from", amount)
+
+    def get_readonly_fields(self, _request: HttpRequest, obj: models.PriceBook | None = None) -> tuple[str, ...]:
+        """Return the read-only fields of a published book."""
+        return () if self._is_draft(obj) else ("price",)
+
+    def formfield_for_choice_field(self, db_field: Field[Any, Any], request: HttpRequest, **options: Any) -> Any:
+        """Add an empty choice: otherwise a browser submits the first one for an empty row."""
+        choices = db_field.get_choices(include_blank=True)
+        return super().formfield_for_choice_field(db_field, request, **options | {"choices": choices})
 
     def _is_draft(self, book: models.PriceBook | None) -> bool:
         return book is None or book.published_at is None
 
     def has_add_permission(self, _request: HttpRequest, obj: Any = None) -> bool:
-        """In a draft only."""
+        """Allowed in drafts only."""
         return self._is_draft(obj)
 
     def has_change_permission(self, _request: HttpRequest, obj: Any = None) -> bool:
-        """In a draft only."""
+        """Allowed in drafts only."""
         return self._is_draft(obj)
 
     def has_delete_permission(self, _request: HttpRequest, obj: Any = None) -> bool:
-        """In a draft only."""
+        """Allowed in drafts only."""
         return self._is_draft(obj)
 
 
 @admin.register(models.NodeSpec)
 class NodeSpecAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
-    """What nodes there are."""
+    """Node specs."""
 
     list_display = ("name", "title", "cluster", "cpus", "memory_mib", "gpus", "gpu_type", "position", "is_active")
     list_editable = ("position", "is_active")
     search_fields = ("name", "title")
 
     def has_delete_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
-        """Never: jobs of the past name it. Take it off the offer instead."""
+        """Never allowed, because past jobs refer to it. Deactivate it instead."""
         return False
 
     def get_readonly_fields(self, _request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
-        """What was bought under a name stays what it was; where it runs may change: what waits then starts there."""
+        """Only the cluster may change after creation: waiting jobs then start there."""
         return ("name", "cpus", "memory_mib", "gpus", "gpu_type") if obj else ()
 
     def formfield_for_dbfield(self, db_field: Field[Any, Any], request: HttpRequest, **options: Any) -> Any:
-        """The cluster is one of those that settings name; a type of GPU is written as that cluster has it."""
+        """Offer the clusters of the settings, and describe the GPU label of the cluster."""
         field = super().formfield_for_dbfield(db_field, request, **options)
         if db_field.name == "gpu_type":
-            field.help_text = _("On Kubernetes as the machines' label has it, with dashes; empty: any type.")
+            field.help_text = _("Must match the node's GPU label, for example NVIDIA-H200. Leave empty for any type.")
         if db_field.name != "cluster":
             return field
         names = list(settings.TRAINYARD_CLUSTERS)
-        first = _("the first (%(name)s)") % {"name": names[0]}
+        first = _("first cluster (%(name)s)") % {"name": names[0]}
         choices = [("", first), *((name, name) for name in names)]
-        told = {"label": field.label, "help_text": field.help_text}
-        return forms.ChoiceField(required=False, choices=choices, widget=UnfoldAdminSelectWidget, **told)
+        return forms.ChoiceField(
+            required=False,
+            choices=choices,
+            widget=UnfoldAdminSelectWidget,
+            label=field.label,
+            help_text=field.help_text,
+        )
 
 
 @admin.register(models.PriceBook)
 class PriceBookAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
-    """Draft, publish from a date, supersede."""
+    """Price books: draft, publish, copy, compare."""
 
     list_display = ("name", "currency", "effective_from", "published_at")
     readonly_fields = ("published_at",)
@@ -107,16 +165,39 @@ class PriceBookAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no t
     actions_detail = ("preview", "changes")
 
     def has_change_permission(self, _request: HttpRequest, obj: Any = None) -> bool:
-        """Drafts only; published books are shown as they are."""
+        """Published books are read-only."""
         return obj is None or obj.published_at is None
 
     def has_delete_permission(self, _request: HttpRequest, obj: Any = None) -> bool:
-        """Drafts only."""
+        """Allowed in drafts only."""
         return obj is not None and obj.published_at is None
 
-    @admin.action(description=gettext_lazy("Publish (from its date, or now)"))
-    def publish(self, request: HttpRequest, books: QuerySet[models.PriceBook]) -> None:
-        """Publish drafts."""
+    def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
+        """Save the prices and warn about those that change by more than half."""
+        super().save_related(request, form, formsets, change)
+        for large_change in _large_changes(form.instance):
+            messages.warning(
+                request,
+                _("Large change from the current price: %(change)s. Check it before you publish.")
+                % {"change": large_change},
+            )
+
+    @admin.action(description=gettext_lazy("Publish (on its start date, or now)"))
+    def publish(self, request: HttpRequest, books: QuerySet[models.PriceBook]) -> HttpResponse | None:
+        """Publish drafts. Asks for confirmation if a price changes by more than half."""
+        changes_by_book = {str(book): changes for book in books if (changes := _large_changes(book))}
+        # Confirms these changes and no others: a price may have changed since the page was shown.
+        digest = salted_hmac("billing.admin.publish", repr(changes_by_book)).hexdigest()
+        if changes_by_book and not constant_time_compare(request.POST.get("confirmed", ""), digest):
+            context = {
+                **self.admin_site.each_context(request),
+                "title": _("Publish these prices?"),
+                "changes_by_book": changes_by_book,
+                "chosen": [book.pk for book in books],
+                "confirmed": digest,
+                "back": reverse("admin:billing_pricebook_changelist"),
+            }
+            return render(request, "admin/publish_prices.html", context)
         for book in books:
             try:
                 begins = book.effective_from if book.effective_from and book.effective_from > timezone.now() else None
@@ -125,95 +206,115 @@ class PriceBookAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no t
                 messages.error(request, f"{book}: {error.message}")
             else:
                 messages.success(request, _("%(book)s is published.") % {"book": book})
+        return None
 
     @admin.action(description=gettext_lazy("Copy to a new draft"))
     def copy(self, request: HttpRequest, books: QuerySet[models.PriceBook]) -> None:
-        """Begin the next book."""
+        """Copy a book to a draft."""
         for book in books:
             messages.success(request, _("%(book)s is ready to edit.") % {"book": pricebooks.copy(book=book)})
 
-    @admin.action(description=gettext_lazy("Compare two books"))
+    @admin.action(description=gettext_lazy("Compare two price books"))
     def compare(self, request: HttpRequest, books: QuerySet[models.PriceBook]) -> HttpResponse | None:
-        """What differs between the two that were chosen."""
+        """Show the differences between two selected books."""
         chosen = list(books.order_by("effective_from", "pk"))
         if len(chosen) != 2:
-            messages.error(request, _("Choose two books."))
+            messages.error(request, _("Choose two price books."))
             return None
         return show(request, self, _diff_report(*chosen))
 
     @action(  # type: ignore[untyped-decorator]  # unfold publishes no types
-        description=gettext_lazy("Preview: last month under this book"), permissions=("view",)
+        description=gettext_lazy("Simulate last month with this price book"), permissions=("view",)
     )
     def preview(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """What last month would have cost, customer by customer."""
+        """Show last month's cost per customer under the selected book."""
         book = get_object_or_404(models.PriceBook, pk=object_id)
-        return show(request, self, _preview_report(previews.preview(book=book, month=costs.month_of().before)))
+        return show(request, self, _preview_report(price_simulation.preview(book=book, month=costs.month_of().before)))
 
     @action(  # type: ignore[untyped-decorator]  # unfold publishes no types
-        description=gettext_lazy("Changes against the book that holds now"), permissions=("view",)
+        description=gettext_lazy("Compare with the current price book"), permissions=("view",)
     )
     def changes(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """What differs from the present prices."""
+        """Show the differences from the current book."""
         book = get_object_or_404(models.PriceBook, pk=object_id)
         try:
-            present = pricebooks.current_book(currency=book.currency)
+            current = pricebooks.current_book(currency=book.currency)
         except NotPriced as error:
             messages.error(request, str(error.message))
             return redirect("admin:billing_pricebook_change", object_id)
-        return show(request, self, _diff_report(present, book))
+        return show(request, self, _diff_report(current, book))
 
 
-def _preview_report(found: previews.Preview) -> Report:
-    currency = found.book.currency
+def _preview_report(simulation: price_simulation.Preview) -> Report:
+    currency = simulation.book.currency
     notes = [
-        _("The draft has no price for %(what)s: %(runs)d runs are counted at what they cost.")
-        % {"what": what, "runs": runs}
-        for what, runs in found.unpriced.items()
+        _("The draft has no price for %(what)s. The original cost is used for %(runs)d runs.")
+        % {"what": purchase, "runs": runs}
+        for purchase, runs in simulation.unpriced.items()
     ]
-    if found.unknown:
+    if simulation.unknown:
         notes.append(
-            _("%(runs)d runs of before usage was kept are counted at what they cost.") % {"runs": found.unknown}
+            _("%(runs)d runs predate usage records; their original cost is used.") % {"runs": simulation.unknown}
         )
-    headers = [_("Customer"), _("Runs"), _("Charged"), _("Under this book"), _("Change"), "%"]
+    headers = [_("Customer"), _("Runs"), _("Charged"), _("With this price book"), _("Change"), "%"]
     rows = [
         [
             row.organization.name,
             row.runs,
             money(row.charged_minor, currency),
-            money(row.would_minor, currency),
+            money(row.simulated_minor, currency),
             money(row.change_minor, currency),
             _percent(row.change),
         ]
-        for row in found.customers
+        for row in simulation.customers
     ]
     return Report(
-        title=_("%(month)s under %(book)s") % {"month": found.month.name, "book": found.book},
+        title=_("%(month)s with %(book)s") % {"month": simulation.month.name, "book": simulation.book},
         figures=(
-            (_("Runs"), str(found.runs)),
-            (_("Charged"), money(found.charged_minor, currency)),
-            (_("Under this book"), money(found.would_minor, currency)),
-            (_("Change"), f"{money(found.change_minor, currency)} ({_percent(found.change)})"),
+            (_("Runs"), str(simulation.runs)),
+            (_("Charged"), money(simulation.charged_minor, currency)),
+            (_("With this price book"), money(simulation.simulated_minor, currency)),
+            (_("Change"), f"{money(simulation.change_minor, currency)} ({_percent(simulation.change)})"),
         ),
         notes=notes,
         tables=(Table("", headers, rows),),
-        back=reverse("admin:billing_pricebook_change", args=[found.book.pk]),
+        back=reverse("admin:billing_pricebook_change", args=[simulation.book.pk]),
     )
 
 
 def _diff_report(old: models.PriceBook, new: models.PriceBook) -> Report:
-    changes = previews.diff(old=old, new=new)
-    rows = [[change.name, _amount(change.old), _amount(change.new), _percent(change.fraction)] for change in changes]
-    headers = [_("Price (minor units)"), str(old), str(new), "%"]
+    changes = price_simulation.diff(old=old, new=new)
+    rows = [
+        [change.name, _amount(change.old, old), _amount(change.new, new), _percent(change.fraction)]
+        for change in changes
+    ]
+    headers = [_("Price"), str(old), str(new), "%"]
     return Report(
         title=_("%(old)s and %(new)s") % {"old": old, "new": new},
-        figures=((_("Prices that differ"), str(len(rows))),),
+        figures=((_("Price differences"), str(len(rows))),),
         tables=(Table("", headers, rows),),
         back=reverse("admin:billing_pricebook_changelist"),
     )
 
 
-def _amount(value: Decimal | None) -> str:
-    return "–" if value is None else f"{value:f}".rstrip("0").rstrip(".") if "." in f"{value:f}" else f"{value:f}"
+def _large_changes(draft: models.PriceBook) -> list[str]:
+    """Return a sentence for each price of a draft that changes by more than half."""
+    try:
+        current = pricebooks.current_book(currency=draft.currency)
+    except NotPriced:
+        return []
+    return [
+        f"{change.name}: {_amount(change.old, current)} → {_amount(change.new, draft)}"
+        for change in price_simulation.large_changes(old=current, new=draft)
+    ]
+
+
+def _supported_currency(book: models.PriceBook) -> str:
+    return book.currency if book.currency in SUPPORTED else default_currency()
+
+
+def _amount(value: Decimal | None, book: models.PriceBook) -> str:
+    return "–" if value is None else money(value, book.currency, exact=True)
 
 
 def _percent(fraction: float | None) -> str:

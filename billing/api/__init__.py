@@ -1,4 +1,4 @@
-"""The API of billing. The one rule: what is served stands in `urlpatterns` of the area it is about."""
+"""The REST API of billing. Each module has the `urlpatterns` of its area."""
 
 from billing.api import accounting, payments, wallet
 from billing.api.wallet import LineSerializer, ReceiptSerializer

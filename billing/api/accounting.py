@@ -1,4 +1,4 @@
-"""The API of accounting: costs, budgets, credit, vouchers, invoices."""
+"""The REST API of costs, budgets, credit, vouchers and invoices."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from billing import budgets, costs, credit, documents, exports, invoices, selectors
+from billing import budgets, costs, credit, exports, invoice_pdf, invoices
 from billing.api.files import CsvRenderer, PdfRenderer
-from billing.api.wallet import LineSerializer
-from billing.errors import NoWallet
-from billing.models import Account, CreditGrant, Invoice, InvoiceLine
-from console.accounts.errors import InvalidInput
+from billing.api.wallet import LineSerializer, wallet_of
+from billing.models import CreditGrant, Invoice, InvoiceLine
 from console.accounts.models import Organization, User
 from console.accounts.permissions import TenantView
 from console.accounts.roles import Capability
-from console.accounts.schema import results_of
+from console.core.errors import InvalidInput
+from console.core.schema import results_of
 
-MONTH = OpenApiParameter("month", str, description="Such as 2026-11; the present one without it.")
+MONTH = OpenApiParameter("month", str, description="For example 2026-11. Default: the current month.")
 
 
 class ShareSerializer(serializers.Serializer[costs.Share]):
-    """What one name cost."""
+    """The cost of one member, workspace or node spec."""
 
     name = serializers.CharField()
     amount_minor = serializers.IntegerField()
@@ -42,16 +41,18 @@ class CostsSerializer(serializers.Serializer[Any]):
     month = serializers.CharField()
     currency = serializers.CharField()
     spent_minor = serializers.IntegerField()
-    held_minor = serializers.IntegerField(help_text="Set aside now, whatever the month.")
-    forecast_minor = serializers.IntegerField(allow_null=True, help_text="Of the present month only.")
-    days = serializers.DictField(child=serializers.IntegerField(), help_text="Spend by day that had any.")
+    held_minor = serializers.IntegerField(help_text="Amount that open jobs hold now.")
+    forecast_minor = serializers.IntegerField(allow_null=True, help_text="Only for the current month; otherwise null.")
+    days = serializers.DictField(
+        child=serializers.IntegerField(), help_text="Spend by day. Days without spend are left out."
+    )
     by_member = ShareSerializer(many=True)
     by_workspace = ShareSerializer(many=True)
     by_node_spec = ShareSerializer(many=True)
 
 
 class BudgetSerializer(serializers.Serializer[Any]):
-    """A budget and where it stands this month, in minor units."""
+    """A budget and the money committed this month, in minor units."""
 
     member = serializers.SerializerMethodField()
     amount_minor = serializers.IntegerField(source="budget.amount_minor")
@@ -61,14 +62,16 @@ class BudgetSerializer(serializers.Serializer[Any]):
     currency = serializers.CharField()
 
     def get_member(self, state: budgets.BudgetState) -> str | None:
-        """The member's e-mail address; null for the organization's own."""
+        """Return the member's e-mail address; None for the organization's own budget."""
         return state.budget.user.email if state.budget.user else None
 
 
 class BudgetRequestSerializer(serializers.Serializer[Any]):
-    """A budget to set; without an amount it is taken away."""
+    """A budget to set. Without an amount it is removed."""
 
-    member = serializers.EmailField(required=False, allow_null=True, help_text="Null: the whole organization.")
+    member = serializers.EmailField(
+        required=False, allow_null=True, help_text="Address of a member. Null for the whole organization."
+    )
     amount_minor = serializers.IntegerField(allow_null=True)
 
 
@@ -76,7 +79,7 @@ BUDGETS = results_of(BudgetSerializer)
 
 
 class CreditSerializer(serializers.ModelSerializer[CreditGrant]):
-    """A credit: what was given, and what became of it."""
+    """A credit grant: its amount, use and expiry."""
 
     left_minor = serializers.IntegerField(read_only=True)
 
@@ -105,7 +108,7 @@ class VoucherSerializer(serializers.Serializer[Any]):
 class InvoiceSerializer(serializers.ModelSerializer[Invoice]):
     """An invoice or (kind `note`) credit note, in minor units."""
 
-    corrects = serializers.SlugRelatedField[Invoice](slug_field="number", read_only=True)
+    corrects = serializers.SlugRelatedField[Invoice](slug_field="number", read_only=True, allow_null=True)
 
     class Meta:
         model = Invoice
@@ -155,10 +158,10 @@ class CostsView(TenantView):
 
     @extend_schema(parameters=[MONTH], responses=CostsSerializer)
     def get(self, request: Request) -> Response:
-        """A month's costs: by day, member, workspace, node spec."""
-        account, month = _wallet(self.organization), costs.month_named(request.query_params.get("month", ""))
+        """Return a month's costs by day, member, workspace or node spec."""
+        account, month = wallet_of(self), costs.month_named(request.query_params.get("month", ""))
         _names, days = costs.by_day(self.organization, month, "node_spec")
-        spread = {f"by_{name}": costs.by(self.organization, month, name) for name in costs.DIMENSIONS}
+        shares = {f"by_{name}": costs.by(self.organization, month, name) for name in costs.DIMENSIONS}
         data = {
             "month": month.name,
             "currency": account.currency,
@@ -166,7 +169,7 @@ class CostsView(TenantView):
             "held_minor": account.held_minor,
             "forecast_minor": costs.forecast(self.organization).total_minor if month.is_now else None,
             "days": {day.isoformat(): sum(amounts) for day, amounts in days.items() if any(amounts)},
-            **spread,
+            **shares,
         }
         return Response(CostsSerializer(data).data)
 
@@ -179,7 +182,7 @@ class CostsFileView(TenantView):
 
     @extend_schema(parameters=[MONTH], responses={(200, "text/csv"): OpenApiTypes.STR})
     def get(self, request: Request) -> StreamingHttpResponse:
-        """A month's receipts as CSV, a row for every line."""
+        """Return a month's receipts as CSV, a row per line."""
         month = costs.month_named(request.query_params.get("month", ""))
         receipts = costs.receipts(self.organization, month).select_related("hold__placed_by")
         return StreamingHttpResponse(exports.costs_csv(receipts.iterator(chunk_size=500)), content_type="text/csv")
@@ -192,12 +195,12 @@ class BudgetsView(TenantView):
 
     @extend_schema(responses=BUDGETS)
     def get(self, _request: Request) -> Response:
-        """Every budget and where it stands."""
+        """List the budgets with the money committed."""
         return Response({"results": BudgetSerializer(budgets.states(self.organization), many=True).data})
 
     @extend_schema(request=BudgetRequestSerializer, responses=BUDGETS)
     def put(self, request: Request) -> Response:
-        """Set, change or take away one budget."""
+        """Set, change or remove a budget."""
         form = BudgetRequestSerializer(data=request.data)
         form.is_valid(raise_exception=True)
         budgets.set_budget(
@@ -215,7 +218,7 @@ class CreditsView(TenantView):
 
     @extend_schema(responses=results_of(CreditSerializer))
     def get(self, _request: Request) -> Response:
-        """Every credit, in the order they are spent."""
+        """List the credits in the order in which they are spent."""
         return Response({"results": CreditSerializer(credit.credits_for(self.organization), many=True).data})
 
 
@@ -226,12 +229,10 @@ class VoucherView(TenantView):
 
     @extend_schema(request=VoucherSerializer, responses={201: CreditSerializer})
     def post(self, request: Request) -> Response:
-        """Enter a voucher's code; the answer is the credit it gave."""
+        """Redeem a voucher code. Returns the credit."""
         form = VoucherSerializer(data=request.data)
         form.is_valid(raise_exception=True)
-        lot = credit.redeem(
-            account=_wallet(self.organization), code=form.validated_data["code"], user=self.membership.user
-        )
+        lot = credit.redeem(account=wallet_of(self), code=form.validated_data["code"], user=self.membership.user)
         return Response(CreditSerializer(lot).data, status=201)
 
 
@@ -242,15 +243,15 @@ class InvoicesView(TenantView):
 
     @extend_schema(operation_id="invoices_list", responses=results_of(InvoiceSerializer))
     def get(self, _request: Request) -> Response:
-        """The last 100 invoices and credit notes."""
-        found = invoices.invoices_for(self.organization)[:100]
-        return Response({"results": InvoiceSerializer(found, many=True).data})
+        """List the last 100 invoices and credit notes."""
+        newest = invoices.invoices_for(self.organization)[:100]
+        return Response({"results": InvoiceSerializer(newest, many=True).data})
 
     @extend_schema(request=None, responses={201: InvoiceSerializer, 204: None})
     def post(self, _request: Request) -> Response:
-        """Write an invoice of all that is on none yet; 204 where nothing was charged since the last."""
-        made = invoices.issue(organization=self.organization, user=self.membership.user)
-        return Response(status=204) if made is None else Response(InvoiceSerializer(made).data, status=201)
+        """Issue an invoice for all uninvoiced charges. Returns 204 if there are none."""
+        invoice = invoices.issue(organization=self.organization, user=self.membership.user)
+        return Response(status=204) if invoice is None else Response(InvoiceSerializer(invoice).data, status=201)
 
 
 class InvoiceView(TenantView):
@@ -260,7 +261,7 @@ class InvoiceView(TenantView):
 
     @extend_schema(responses=InvoiceDetailSerializer)
     def get(self, _request: Request, pk: int) -> Response:
-        """An invoice with its lines."""
+        """Return an invoice with its lines."""
         invoice = invoices.invoice_for(self.organization, pk)
         prefetch_related_objects([invoice], "lines__receipt")
         return Response(InvoiceDetailSerializer(invoice).data)
@@ -277,9 +278,9 @@ class InvoicePdfView(TenantView):
         responses={(200, "application/pdf"): OpenApiTypes.BINARY},
     )
     def get(self, request: Request, pk: int) -> HttpResponse:
-        """An invoice as PDF."""
+        """Return an invoice as PDF."""
         invoice = invoices.invoice_for(self.organization, pk)
-        content = documents.pdf(invoice=invoice, language=request.query_params.get("language", "en"))
+        content = invoice_pdf.pdf(invoice=invoice, language=request.query_params.get("language", "en"))
         return HttpResponse(content, content_type="application/pdf")
 
 
@@ -291,25 +292,18 @@ class InvoiceCsvView(TenantView):
 
     @extend_schema(responses={(200, "text/csv"): OpenApiTypes.STR})
     def get(self, _request: Request, pk: int) -> StreamingHttpResponse:
-        """An invoice as CSV, a row for every line of every receipt."""
+        """Return an invoice as CSV, a row per receipt line."""
         invoice = invoices.invoice_for(self.organization, pk)
         return StreamingHttpResponse(exports.invoice_csv(invoice), content_type="text/csv")
-
-
-def _wallet(organization: Organization) -> Account:
-    account = selectors.wallet(organization)
-    if account is None:
-        raise NoWallet
-    return account
 
 
 def _member(organization: Organization, email: str | None) -> User | None:
     if not email:
         return None
-    found = organization.memberships.filter(user__email=email.lower()).select_related("user").first()
-    if found is None:
+    membership = organization.memberships.filter(user__email=email.lower()).select_related("user").first()
+    if membership is None:
         raise InvalidInput(fields={"member": "No member of your organization has this address."})
-    return found.user
+    return membership.user
 
 
 urlpatterns = [

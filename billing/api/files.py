@@ -1,4 +1,7 @@
-"""How files leave the API. The one rule: the file is no DRF Response, and an error is JSON whatever was asked for."""
+"""Renderers for file downloads.
+
+DRF negotiates the content type by them, but renders only errors, as JSON: views return the file as an HttpResponse.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,14 @@ from rest_framework.renderers import JSONRenderer
 
 
 class CsvRenderer(JSONRenderer):
-    """Lets a view accept `text/csv`."""
+    """Accept `text/csv` in content negotiation."""
 
     media_type = "text/csv"
     format = "csv"
 
 
 class PdfRenderer(JSONRenderer):
-    """Lets a view accept `application/pdf`."""
+    """Accept `application/pdf` in content negotiation."""
 
     media_type = "application/pdf"
     format = "pdf"

@@ -1,6 +1,6 @@
-"""The API of paying: saved cards, automatic top-ups, and what a quote lacks.
+"""The REST API of payments: saved cards, automatic top-ups, payment for a quote.
 
-The one rule: card numbers never come here; a card is named by the payment provider's id, and saved at its page.
+Card numbers never reach the console: cards are saved on the provider's page and referred to by its ids.
 """
 
 from __future__ import annotations
@@ -15,55 +15,59 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from billing import automatic, customers, payments
+from billing import auto_topup, customers, payments
 from billing.api.wallet import TopUpSerializer, wallet_of
 from billing.errors import NoSavedCard
+from billing.messages import failure_sentence
 from billing.models import AutoTopUp
 from billing.quotes import quote_for, require_valid
-from billing.wording import failure_sentence
-from console.accounts.errors import InvalidInput, NotAllowed, NotFound
 from console.accounts.permissions import TenantView
 from console.accounts.roles import Capability
-from console.accounts.schema import results_of
+from console.core.errors import InvalidInput, NotAllowed, NotFound
+from console.core.schema import results_of
 
-NO_CARD = _("None of your saved cards has this id.")
+NO_CARD = _("There is no saved card with this ID.")
 
 
 class CardSerializer(serializers.Serializer[Any]):
-    """A `SavedCard`, as much of it as is known here."""
+    """A saved card."""
 
     id = serializers.CharField(source="card.method_id")
     brand = serializers.CharField(source="card.brand")
     last4 = serializers.CharField(source="card.last4")
-    expires = serializers.CharField(source="card.expires", help_text="MM/YY; empty for what is no card.")
+    expires = serializers.CharField(source="card.expires", help_text="MM/YY; empty for other payment methods.")
     is_default = serializers.BooleanField()
 
 
 class CardPageSerializer(serializers.Serializer[Any]):
-    """Where a card is saved."""
+    """The page on which a card is saved."""
 
-    url = serializers.CharField(help_text="The payment provider's page, for a person to open.")
+    url = serializers.CharField(help_text="Page of the payment provider. Open it in a browser.")
 
 
 class AutomaticSerializer(serializers.Serializer[AutoTopUp]):
-    """The standing order: when less than the threshold is available, the amount is paid in from the card."""
+    """Automatic top-up: if less than the threshold is available, the amount is charged to the card."""
 
     is_on = serializers.BooleanField()
     threshold_minor = serializers.IntegerField()
     amount_minor = serializers.IntegerField()
     card = serializers.CharField(source="method_id")
     card_label = serializers.CharField(source="method_label")
-    failures = serializers.IntegerField(help_text="In a row; after the third it is switched off.")
-    last_failure = serializers.SerializerMethodField(help_text="In words; empty where nothing failed.")
-    retry_at = serializers.DateTimeField(help_text="When a failed payment is tried again.")
+    failures = serializers.IntegerField(
+        help_text="Failures in a row. After the third, automatic top-ups are switched off."
+    )
+    last_failure = serializers.SerializerMethodField(
+        help_text="Reason of the last failure; empty if the last charge succeeded."
+    )
+    retry_at = serializers.DateTimeField(help_text="Time of the next attempt after a failure.")
 
     def get_last_failure(self, setup: AutoTopUp) -> str:
-        """Why the last payment failed."""
+        """Return why the last payment failed."""
         return failure_sentence(setup.last_failure) if setup.last_failure else ""
 
 
 class AutomaticRequestSerializer(serializers.Serializer[Any]):
-    """Switched off, nothing else is needed; switched on, everything is."""
+    """Automatic top-up settings. Switching on requires all fields."""
 
     is_on = serializers.BooleanField()
     threshold_minor = serializers.IntegerField(required=False)
@@ -71,7 +75,7 @@ class AutomaticRequestSerializer(serializers.Serializer[Any]):
     card = serializers.CharField(required=False, max_length=255)
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """Raises ValidationError at each field that is missing."""
+        """Require all fields when switching on."""
         missing = [name for name in ("threshold_minor", "amount_minor", "card") if name not in attrs]
         if attrs["is_on"] and missing:
             sentence = serializers.Field.default_error_messages["required"]
@@ -89,12 +93,12 @@ class CardsView(TenantView):
 
     @extend_schema(operation_id="cards_list", responses=CARDS)
     def get(self, _request: Request) -> Response:
-        """The cards, the one that is used first before the others."""
+        """List the saved cards, the default first."""
         return Response({"results": CardSerializer(customers.saved_cards(self.organization), many=True).data})
 
     @extend_schema(request=None, responses={201: CardPageSerializer})
     def post(self, _request: Request) -> Response:
-        """Begin to save a card: the answer names the page where its number is typed. Nothing is paid there."""
+        """Start saving a card. Returns the URL of the provider's page; nothing is charged there."""
         url = customers.save_card_page(account=wallet_of(self), email=self.membership.user.email)
         return Response({"url": url}, status=201)
 
@@ -106,7 +110,7 @@ class CardView(TenantView):
 
     @extend_schema(responses={204: None})
     def delete(self, _request: Request, card: str) -> Response:
-        """Forget a card; automatic top-ups from it are switched off."""
+        """Delete a saved card and switch off automatic top-ups that use it."""
         try:
             customers.remove_card(organization=self.organization, method_id=card)
         except NoSavedCard:
@@ -115,13 +119,13 @@ class CardView(TenantView):
 
 
 class DefaultCardView(TenantView):
-    """The card that is used first."""
+    """The default card."""
 
     capabilities = {"POST": Capability.PAY}
 
     @extend_schema(request=None, responses=CARDS)
     def post(self, _request: Request, card: str) -> Response:
-        """Use this card first. The answer is the list in its new order."""
+        """Make a card the default. Returns the list of cards."""
         try:
             customers.make_default(organization=self.organization, method_id=card)
         except NoSavedCard:
@@ -136,25 +140,25 @@ class AutomaticView(TenantView):
 
     @extend_schema(responses={200: AutomaticSerializer, 204: None})
     def get(self, _request: Request) -> Response:
-        """How the wallet is topped up by itself; 204 where that was never set."""
+        """Return the automatic top-up settings, or 204 if there are none."""
         setup = AutoTopUp.objects.filter(account=wallet_of(self)).first()
         return Response(status=204) if setup is None else Response(AutomaticSerializer(setup).data)
 
     @extend_schema(request=AutomaticRequestSerializer, responses={200: AutomaticSerializer, 204: None})
     def put(self, request: Request) -> Response:
-        """Switch automatic top-ups on, change them, or switch them off."""
+        """Switch automatic top-ups on or off, or change them."""
         form = AutomaticRequestSerializer(data=request.data)
         form.is_valid(raise_exception=True)
-        wanted = form.validated_data
-        if not wanted["is_on"]:
-            automatic.switch_off(account=wallet_of(self))
+        settings = form.validated_data
+        if not settings["is_on"]:
+            auto_topup.switch_off(account=wallet_of(self))
             return self.get(request)
         try:
-            automatic.switch_on(
+            auto_topup.switch_on(
                 account=wallet_of(self),
-                threshold_minor=wanted["threshold_minor"],
-                amount_minor=wanted["amount_minor"],
-                method_id=wanted["card"],
+                threshold_minor=settings["threshold_minor"],
+                amount_minor=settings["amount_minor"],
+                method_id=settings["card"],
                 user=self.membership.user,
             )
         except NoSavedCard:
@@ -163,15 +167,15 @@ class AutomaticView(TenantView):
 
 
 class QuotePaymentView(TenantView):
-    """What a wallet lacks for a quote."""
+    """Payment for a quote."""
 
     capabilities = {"POST": Capability.PAY}
 
     @extend_schema(request=None, responses={201: TopUpSerializer})
     def post(self, _request: Request, quote_id: UUID) -> Response:
-        """Begin to pay what the wallet lacks for a quote; it is bought, once, when the money has come in.
+        """Start a payment of the amount that the wallet lacks for a quote. The quote is bought when it arrives.
 
-        The money is in the wallet whatever becomes of the quote. Whoever pays must be allowed to buy as well.
+        The payment stays in the wallet even if the quote is not bought. The payer must also be allowed to buy.
         """
         if not self.membership.allows(Capability.RUN):
             raise NotAllowed

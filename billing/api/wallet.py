@@ -1,4 +1,4 @@
-"""The API of billing: the wallet, top-ups, node specs with their prices, receipts."""
+"""The REST API of the wallet, top-ups, holds, receipts and node specs."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from rest_framework.response import Response
 
 from billing import credit, payments, selectors
 from billing.errors import NoWallet
+from billing.messages import line_title
 from billing.models import Account, Hold, Receipt, TopUp
-from billing.wording import line_title
 from console.accounts.permissions import TenantView
 from console.accounts.roles import Capability
-from console.accounts.schema import results_of
+from console.core.schema import results_of
 
 
 class WalletSerializer(serializers.Serializer[Account]):
     """A wallet; amounts in the currency's minor unit."""
 
     currency = serializers.CharField()
-    posted_minor = serializers.IntegerField(help_text="What was paid in less what was charged.")
-    held_minor = serializers.IntegerField(help_text="Set aside for runs that have not ended.")
-    available_minor = serializers.IntegerField(help_text="What can be spent now.")
-    credit_minor = serializers.SerializerMethodField(help_text="How much of what is available is credit.")
+    posted_minor = serializers.IntegerField(help_text="Balance: payments and credit less charges.")
+    held_minor = serializers.IntegerField(help_text="Held for runs that have not ended.")
+    available_minor = serializers.IntegerField(help_text="Balance less held amount: can be spent now.")
+    credit_minor = serializers.SerializerMethodField(help_text="Promotional credit in the available amount.")
 
     def get_credit_minor(self, account: Account) -> int:
-        """Credit is spent first."""
+        """Return the promotional credit, which is spent first."""
         return credit.credit_minor(account)
 
 
 class TopUpRequestSerializer(serializers.Serializer[Any]):
-    """A top-up to begin."""
+    """A top-up to start."""
 
     amount_minor = serializers.IntegerField()
-    save_card = serializers.BooleanField(default=False, help_text="Keep the card for automatic top-ups.")
+    save_card = serializers.BooleanField(default=False, help_text="Save the card for automatic top-ups.")
 
 
 class TopUpSerializer(serializers.ModelSerializer[TopUp]):
@@ -48,8 +48,15 @@ class TopUpSerializer(serializers.ModelSerializer[TopUp]):
         fields = ("id", "state", "amount_minor", "currency", "checkout_url", "created_at", "paid_at")
 
 
+class DiscountSerializer(serializers.Serializer[Any]):
+    """The price per node-hour for runs of this many nodes or more."""
+
+    nodes_from = serializers.IntegerField()
+    hourly_minor = serializers.DecimalField(14, 4, coerce_to_string=True)
+
+
 class NodeSpecSerializer(serializers.Serializer[Any]):
-    """A node spec with its price for one node and hour (minor units, decimal; null where it has none now)."""
+    """A node spec with its price per node-hour (minor units, decimal; null if it has none)."""
 
     name = serializers.CharField(source="spec.name")
     title = serializers.CharField(source="spec.title")
@@ -59,11 +66,12 @@ class NodeSpecSerializer(serializers.Serializer[Any]):
     gpus = serializers.IntegerField(source="spec.gpus")
     gpu_type = serializers.CharField(source="spec.gpu_type")
     hourly_minor = serializers.DecimalField(14, 4, allow_null=True, coerce_to_string=True)
+    discounts = DiscountSerializer(many=True, help_text="Prices of runs with more nodes.")
     currency = serializers.CharField()
 
 
 class LineSerializer(serializers.Serializer[dict[str, Any]]):
-    """A line of a quote or receipt. `rule` is a stable name, `title` its words."""
+    """A line of a quote or receipt. `rule` is a stable code, `title` its translated name."""
 
     rule = serializers.CharField()
     title = serializers.SerializerMethodField()
@@ -71,34 +79,36 @@ class LineSerializer(serializers.Serializer[dict[str, Any]]):
     unit = serializers.CharField()
     unit_minor = serializers.CharField()
     amount_minor = serializers.IntegerField()
-    began_at = serializers.SerializerMethodField(help_text="Of a stretch of time; empty for any other line.")
-    ended_at = serializers.SerializerMethodField()
-    nodes = serializers.SerializerMethodField(help_text="How many nodes ran; 0 where that says nothing.")
-    evidence = serializers.SerializerMethodField(help_text="What stands behind a free line: which node, when, why.")
+    began_at = serializers.SerializerMethodField(
+        help_text="Start of the time range (ISO 8601); empty for lines without one."
+    )
+    ended_at = serializers.SerializerMethodField(help_text="End of the time range (ISO 8601).")
+    nodes = serializers.SerializerMethodField(help_text="Number of running nodes; 0 if it does not apply.")
+    evidence = serializers.SerializerMethodField(help_text="Why a line is free: the node, the time and the failure.")
 
     def get_began_at(self, line: dict[str, Any]) -> str:
-        """ISO 8601."""
+        """Return the start."""
         return str(line.get("began_at", ""))
 
     def get_ended_at(self, line: dict[str, Any]) -> str:
-        """ISO 8601."""
+        """Return the end."""
         return str(line.get("ended_at", ""))
 
     def get_nodes(self, line: dict[str, Any]) -> int:
-        """How many."""
+        """Return the number of nodes."""
         return int(line.get("nodes", 0))
 
     def get_evidence(self, line: dict[str, Any]) -> dict[str, Any]:
-        """Plain names and numbers."""
+        """Return codes and numbers."""
         return dict(line.get("evidence", {}))
 
     def get_title(self, line: dict[str, Any]) -> str:
-        """The rule in words."""
+        """Return the translated name of the rule."""
         return line_title(line)
 
 
 class ReceiptSerializer(serializers.ModelSerializer[Receipt]):
-    """A receipt: lines that sum to the total, and the ceiling it stayed under."""
+    """A receipt: its lines, their total, and the ceiling."""
 
     lines = LineSerializer(many=True)
 
@@ -108,7 +118,7 @@ class ReceiptSerializer(serializers.ModelSerializer[Receipt]):
 
 
 class HoldSerializer(serializers.ModelSerializer[Hold]):
-    """Money set aside."""
+    """A hold: money reserved for a run."""
 
     class Meta:
         model = Hold
@@ -122,23 +132,23 @@ class WalletView(TenantView):
 
     @extend_schema(responses=WalletSerializer)
     def get(self, _request: Request) -> Response:
-        """What is there, what is held, what can be spent."""
+        """Return the balance, the held and the available amount."""
         return Response(WalletSerializer(wallet_of(self)).data)
 
 
 class TopUpView(TenantView):
-    """Money to pay in."""
+    """Top-ups."""
 
     capabilities = {"GET": Capability.PAY, "POST": Capability.PAY}
 
     @extend_schema(responses=results_of(TopUpSerializer))
     def get(self, _request: Request) -> Response:
-        """The last 100 top-ups."""
+        """List the last 100 top-ups."""
         return Response({"results": TopUpSerializer(wallet_of(self).top_ups.all()[:100], many=True).data})
 
     @extend_schema(request=TopUpRequestSerializer, responses={201: TopUpSerializer})
     def post(self, request: Request) -> Response:
-        """Begin a top-up; the answer names the page where it is paid."""
+        """Start a top-up. Returns the URL of its payment page."""
         form = TopUpRequestSerializer(data=request.data)
         form.is_valid(raise_exception=True)
         top_up = payments.start_top_up(
@@ -151,13 +161,13 @@ class TopUpView(TenantView):
 
 
 class HoldsView(TenantView):
-    """What is held now."""
+    """Open holds."""
 
     capabilities = {"GET": Capability.VIEW}
 
     @extend_schema(responses=results_of(HoldSerializer))
     def get(self, _request: Request) -> Response:
-        """Open holds."""
+        """List the open holds."""
         return Response({"results": HoldSerializer(selectors.open_holds(self.organization), many=True).data})
 
 
@@ -168,7 +178,7 @@ class ReceiptsView(TenantView):
 
     @extend_schema(responses=results_of(ReceiptSerializer))
     def get(self, _request: Request) -> Response:
-        """The last 100 receipts."""
+        """List the last 100 receipts."""
         return Response({"results": ReceiptSerializer(selectors.receipts_for(self.organization)[:100], many=True).data})
 
 
@@ -179,14 +189,14 @@ class NodeSpecsView(TenantView):
 
     @extend_schema(responses=results_of(NodeSpecSerializer))
     def get(self, _request: Request) -> Response:
-        """The catalogue, smallest first."""
+        """List the node specs on offer, smallest first."""
         account = selectors.wallet(self.organization)
         currency = account.currency if account else selectors.default_currency()
         return Response({"results": NodeSpecSerializer(selectors.offered_specs(currency), many=True).data})
 
 
 def wallet_of(view: TenantView) -> Account:
-    """The wallet of whoever asks. Raises NoWallet."""
+    """Return the requesting organization's wallet. Raises NoWallet."""
     account = selectors.wallet(view.organization)
     if account is None:
         raise NoWallet

@@ -1,7 +1,4 @@
-"""The rows of billing, by what they are about: prices and quotes, the ledger, payments, credit, budgets, invoices.
-
-One rule: other modules import them from here, so that a class may move.
-"""
+"""The models of billing. Import them from here, not from the submodules."""
 
 from billing.models.budgets import BalanceWarning, Budget, BudgetAlert
 from billing.models.credits import CreditGrant, CreditUse, Voucher
@@ -25,6 +22,7 @@ from billing.models.payments import (
     TopUp,
 )
 from billing.models.pricing import NodeSpec, Price, PriceBook, Quote
+from billing.models.storage import StorageBalance, StorageDay
 
 __all__ = [
     "Account",
@@ -52,6 +50,8 @@ __all__ = [
     "Quote",
     "Receipt",
     "Refund",
+    "StorageBalance",
+    "StorageDay",
     "StripeEvent",
     "TopUp",
     "Transaction",

@@ -1,7 +1,4 @@
-"""Limits that customers set for themselves, and which warnings were sent.
-
-One rule: a warning's row is written before its mail is sent, once for each budget, month and threshold.
-"""
+"""Budgets and their alerts. An alert's row is written before its mail, once per budget, month and threshold."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from console.accounts.models import Organization
 
 
 class Budget(models.Model):
-    """The most that an organization, or one member of it, may spend and hold in a calendar month."""
+    """The amount that an organization or member may spend and hold in a calendar month."""
 
     organization = models.ForeignKey(Organization, models.CASCADE, related_name="budgets")
     user = models.ForeignKey(
@@ -25,9 +22,9 @@ class Budget(models.Model):
         blank=True,
         related_name="+",
         verbose_name=_("member"),
-        help_text=_("Empty: the whole organization."),
+        help_text=_("Leave empty for the whole organization."),
     )
-    amount_minor = models.PositiveBigIntegerField(_("amount a month (minor units)"), validators=[MinValueValidator(1)])
+    amount_minor = models.PositiveBigIntegerField(_("monthly amount"), validators=[MinValueValidator(1)])
     set_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+", editable=False)
     updated_at = models.DateTimeField(_("changed"), auto_now=True)
 
@@ -40,16 +37,16 @@ class Budget(models.Model):
         )
 
     def __str__(self) -> str:
-        return f"{self.organization} {self.user or ''} {self.amount_minor}"
+        return f"{self.organization} {self.user or ''}".strip()
 
 
 class BudgetAlert(models.Model):
-    """A threshold of a budget that was reached in a month."""
+    """A threshold of a budget reached in a month."""
 
     budget = models.ForeignKey(Budget, models.CASCADE, related_name="alerts")
     month = models.DateField()
     percent = models.PositiveSmallIntegerField()
-    committed_minor = models.PositiveBigIntegerField()
+    committed_minor = models.PositiveBigIntegerField(_("committed"))
     created_at = models.DateTimeField(auto_now_add=True)
     mailed_at = models.DateTimeField(null=True, blank=True)
 
@@ -66,7 +63,7 @@ class BudgetAlert(models.Model):
 
 
 class BalanceWarning(models.Model):
-    """That a wallet runs low, from when it did until it has enough again: then the row goes."""
+    """A low wallet. The row is deleted once the balance suffices."""
 
     account = models.OneToOneField(Account, models.CASCADE, related_name="warning")
     created_at = models.DateTimeField(auto_now_add=True)

@@ -1,7 +1,7 @@
-"""Credit: money that was given, not paid. Each grant is a lot that is used up or expires by itself.
+"""Promotional credit. Each grant is a lot that is used or expires on its own.
 
-One rule: a lot's figures change only while its wallet's row is locked (`billing.credit`); what is left of a lot is in
-the wallet's balance, so the ledger needs no account for it.
+Lots change only while the wallet's row is locked (`billing.credit`). The rest of a lot is part of the wallet's balance,
+so the ledger needs no account for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VOUCHER_CODE = RegexValidator(r"^[A-Z0-9]{6,32}$", _("6 to 32 letters and digits
 
 
 class Voucher(models.Model):
-    """A code that gives credit to whoever enters it, so often and so long as its row says."""
+    """A code that grants credit, with limits on its uses and validity."""
 
     code = models.CharField(
         _("code"),
@@ -29,21 +29,21 @@ class Voucher(models.Model):
         unique=True,
         validators=[VOUCHER_CODE],
         blank=True,
-        help_text=_("Leave it empty, and one that can't be guessed is made."),
+        help_text=_("Leave empty to generate a random code."),
     )
-    reason = models.CharField(_("what for"), max_length=255, help_text=_("Shown to customers beside the credit."))
-    amount_minor = models.PositiveBigIntegerField(_("amount (minor units)"), validators=[MinValueValidator(1)])
+    reason = models.CharField(_("purpose"), max_length=255, help_text=_("Customers see it next to the credit."))
+    amount_minor = models.PositiveBigIntegerField(_("amount"), validators=[MinValueValidator(1)])
     currency = models.CharField(_("currency"), max_length=3)
-    expires_at = models.DateTimeField(_("can be entered until"), null=True, blank=True)
+    expires_at = models.DateTimeField(_("redeemable until"), null=True, blank=True)
     credit_days = models.PositiveIntegerField(
-        _("days the credit lasts"), null=True, blank=True, help_text=_("Empty: it doesn't expire.")
+        _("validity of the credit (days)"), null=True, blank=True, help_text=_("Leave empty for no expiry.")
     )
-    max_uses = models.PositiveIntegerField(_("uses in total"), default=1, validators=[MinValueValidator(1)])
+    max_uses = models.PositiveIntegerField(_("total uses"), default=1, validators=[MinValueValidator(1)])
     max_uses_each = models.PositiveIntegerField(
-        _("uses for each organization"), default=1, validators=[MinValueValidator(1)]
+        _("uses per organization"), default=1, validators=[MinValueValidator(1)]
     )
     uses = models.PositiveIntegerField(_("used"), default=0, editable=False)
-    is_active = models.BooleanField(_("can be entered"), default=True)
+    is_active = models.BooleanField(_("redeemable"), default=True)
     created_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+", editable=False
     )
@@ -62,19 +62,19 @@ class Voucher(models.Model):
 
 
 class CreditGrant(models.Model):
-    """Credit given to an organization: one lot. Its transaction is `grant:<id>`.
+    """A lot of credit granted to an organization. Its transaction is `grant:<id>`.
 
-    `used + expired + reserved <= amount`; what is left can be spent until it expires. What is reserved backs an open
-    hold, and stays good for it.
+    `used + expired + reserved <= amount`. The rest can be spent until it expires. An open hold can spend its reserved
+    credit even after that.
     """
 
     class Sources(models.TextChoices):
-        """Where a credit comes from."""
+        """The source of a credit."""
 
-        ADMINISTRATOR = "administrator", _("given by an administrator")
+        ADMINISTRATOR = "administrator", _("granted by an administrator")
         VOUCHER = "voucher", _("voucher")
         TRIAL = "trial", _("trial")
-        CORRECTION = "correction", _("given back by a credit note")
+        CORRECTION = "correction", _("returned by a credit note")
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     organization = models.ForeignKey(Organization, models.PROTECT, related_name="credit_grants")
@@ -84,9 +84,9 @@ class CreditGrant(models.Model):
     voucher = models.ForeignKey(
         Voucher, models.PROTECT, null=True, blank=True, related_name="grants", editable=False, verbose_name=_("voucher")
     )
-    amount_minor = models.PositiveBigIntegerField(_("amount (minor units)"), validators=[MinValueValidator(1)])
+    amount_minor = models.PositiveBigIntegerField(_("amount"), validators=[MinValueValidator(1)])
     reason = models.CharField(_("reason"), max_length=255)
-    expires_at = models.DateTimeField(_("expires"), null=True, blank=True, help_text=_("Empty: never."))
+    expires_at = models.DateTimeField(_("expires"), null=True, blank=True, help_text=_("Leave empty for no expiry."))
     used_minor = models.PositiveBigIntegerField(_("used"), default=0, editable=False)
     reserved_minor = models.PositiveBigIntegerField(_("reserved"), default=0, editable=False)
     expired_minor = models.PositiveBigIntegerField(_("expired"), default=0, editable=False)
@@ -121,31 +121,31 @@ class CreditGrant(models.Model):
         )
 
     def __str__(self) -> str:
-        return f"{self.organization} {self.amount_minor}"
+        return f"{self.organization}: {self.reason}"
 
     @property
     def left_minor(self) -> int:
-        """What is neither used nor expired, be it reserved or not."""
+        """Return the amount that is neither used nor expired, in minor units."""
         return self.amount_minor - self.used_minor - self.expired_minor
 
     @property
     def free_minor(self) -> int:
-        """What is left and backs no open hold."""
+        """Return the amount left that no open hold reserves."""
         return self.left_minor - self.reserved_minor
 
 
 class CreditUse(models.Model):
-    """What one credit does for one hold: reserved while the hold is open, used when it was charged."""
+    """The part of a credit that a hold reserves, and uses once it is charged."""
 
     hold = models.ForeignKey(Hold, models.PROTECT, related_name="credit_uses")
     grant = models.ForeignKey(CreditGrant, models.PROTECT, related_name="uses")
-    reserved_minor = models.PositiveBigIntegerField(default=0)
-    used_minor = models.PositiveBigIntegerField(default=0)
+    reserved_minor = models.PositiveBigIntegerField(_("reserved"), default=0)
+    used_minor = models.PositiveBigIntegerField(_("used"), default=0)
 
     class Meta:
-        verbose_name = _("use of a credit")
-        verbose_name_plural = _("uses of credits")
+        verbose_name = _("credit use")
+        verbose_name_plural = _("credit uses")
         constraints = (models.UniqueConstraint(fields=["hold", "grant"], name="one_use_of_a_credit_by_a_hold"),)
 
     def __str__(self) -> str:
-        return f"{self.hold} {self.used_minor}"
+        return str(self.hold)

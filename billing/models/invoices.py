@@ -1,7 +1,6 @@
-"""Invoices and credit notes, who writes them, and whom they are for.
+"""Invoices, credit notes, the billing policy and billing details.
 
-One rule: an invoice and its lines are never changed (triggers); the database counts its numbers without a gap, and
-refuses one that does not equal its lines.
+Triggers keep invoices and their lines unchanged, number them without gaps, and check that an invoice equals its lines.
 """
 
 from __future__ import annotations
@@ -21,28 +20,42 @@ RATE_LIMITS = (MinValueValidator(Decimal(0)), MaxValueValidator(Decimal(100)))
 
 
 class BillingPolicy(models.Model):
-    """What an administrator sets for the whole installation: the seller, tax, the trial, free probes. One row."""
+    """The installation's billing settings: seller, tax, trial credit, free probes. One row."""
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1, editable=False)
     seller_name = models.CharField(_("seller"), max_length=200, blank=True)
-    seller_address = models.TextField(_("address of the seller"), blank=True)
-    seller_tax_id = models.CharField(_("tax number of the seller"), max_length=64, blank=True)
+    seller_address = models.TextField(_("seller address"), blank=True)
+    seller_tax_id = models.CharField(_("seller tax number"), max_length=64, blank=True)
     invoice_prefix = models.CharField(
-        _("invoice numbers begin with"), max_length=16, blank=True, default="INV-", help_text=_("Then comes the count.")
+        _("invoice number prefix"), max_length=16, blank=True, default="INV-", help_text=_("A sequence number follows.")
     )
-    note_prefix = models.CharField(_("credit note numbers begin with"), max_length=16, blank=True, default="CN-")
-    footer = models.TextField(_("text at the end of invoices"), blank=True)
-    tax_name = models.CharField(_("name of the tax"), max_length=32, blank=True, default="VAT")
+    note_prefix = models.CharField(_("credit note number prefix"), max_length=16, blank=True, default="CN-")
+    footer = models.TextField(_("invoice footer"), blank=True)
+    tax_name = models.CharField(_("tax name"), max_length=32, blank=True, default="VAT")
     tax_percent = models.DecimalField(
         _("tax (%)"), max_digits=6, decimal_places=3, default=Decimal(0), validators=RATE_LIMITS
     )
     tax_inclusive = models.BooleanField(_("prices include the tax"), default=True)
     trial_credit_minor = models.PositiveBigIntegerField(
-        _("trial credit (minor units)"), default=0, help_text=_("Given once, when a customer activates the service.")
+        _("trial credit"), default=0, help_text=_("Granted once, when a customer activates the service.")
     )
-    trial_credit_days = models.PositiveIntegerField(_("days the trial credit lasts"), default=30)
+    trial_credit_days = models.PositiveIntegerField(_("validity of the trial credit (days)"), default=30)
     probes_per_day = models.PositiveSmallIntegerField(
-        _("free probes a day"), default=5, help_text=_("For each organization. 0: no probes.")
+        _("free probes per day"),
+        default=5,
+        help_text=_("Per organization, and per person across all organizations. Enter 0 for no probes."),
+    )
+    probes_need_payment = models.BooleanField(
+        _("free probes only after a first payment"),
+        default=False,
+        db_default=False,
+        help_text=_("For consoles with open sign-up, where new accounts are free."),
+    )
+    free_storage_gb = models.PositiveIntegerField(
+        _("free storage (GB)"),
+        default=10,
+        db_default=10,
+        help_text=_("Per organization. Storage beyond it costs the price book's price, if it has one."),
     )
 
     class Meta:
@@ -55,7 +68,7 @@ class BillingPolicy(models.Model):
 
 
 class BillingDetails(models.Model):
-    """Whom an organization's invoices are for, and its own tax where it has one."""
+    """The recipient of an organization's invoices, and its own tax if any."""
 
     organization = models.OneToOneField(Organization, models.CASCADE, related_name="billing_details")
     name = models.CharField(_("name on the invoice"), max_length=200, blank=True)
@@ -68,10 +81,10 @@ class BillingDetails(models.Model):
         null=True,
         blank=True,
         validators=RATE_LIMITS,
-        help_text=_("Empty: as the policy says."),
+        help_text=_("Leave empty to use the billing policy."),
     )
     tax_inclusive = models.BooleanField(_("prices include the tax"), null=True, blank=True)
-    tax_note = models.CharField(_("tax note"), max_length=255, blank=True, help_text=_("Such as: reverse charge."))
+    tax_note = models.CharField(_("tax note"), max_length=255, blank=True, help_text=_("For example: reverse charge."))
 
     class Meta:
         verbose_name = _("billing details")
@@ -82,27 +95,27 @@ class BillingDetails(models.Model):
 
 
 class InvoiceSeries(models.Model):
-    """The count of one kind of document; locked while a number is taken."""
+    """The number series of one kind of document, locked while a number is assigned."""
 
     kind = models.CharField(primary_key=True, max_length=8)
     last = models.PositiveBigIntegerField(default=0)
 
     class Meta:
-        verbose_name = _("series of numbers")
-        verbose_name_plural = _("series of numbers")
+        verbose_name = _("number series")
+        verbose_name_plural = _("number series")
 
     def __str__(self) -> str:
         return f"{self.kind} {self.last}"
 
 
 class Invoice(models.Model):
-    """What an organization was charged in a period; or, as a credit note (amounts negative), what it got back.
+    """The charges of an organization in a period, or a credit note (negative amounts) that corrects them.
 
     `subtotal + credits = taxable`; prices with tax: `total = taxable`; without: `total = taxable + tax`.
     """
 
     class Kinds(models.TextChoices):
-        """Which document it is."""
+        """The kind of document."""
 
         INVOICE = "invoice", _("invoice")
         CREDIT_NOTE = "note", _("credit note")
@@ -114,14 +127,16 @@ class Invoice(models.Model):
     currency = models.CharField(_("currency"), max_length=3)
     period_start = models.DateField(_("from"))
     period_end = models.DateField(_("to"))
-    seller = models.JSONField(help_text=_("name, address, tax_id, footer: as they were"))
-    customer = models.JSONField(help_text=_("name, address, tax_id, tax_note: as they were"))
+    seller = models.JSONField(help_text=_("Keys: name, address, tax_id, footer. Copied when the invoice was issued."))
+    customer = models.JSONField(
+        help_text=_("Keys: name, address, tax_id, tax_note. Copied when the invoice was issued.")
+    )
     tax_name = models.CharField(_("tax"), max_length=32, blank=True)
     tax_percent = models.DecimalField(_("tax (%)"), max_digits=6, decimal_places=3)
     tax_inclusive = models.BooleanField(_("prices include the tax"))
     line_count = models.PositiveIntegerField(_("lines"))
-    subtotal_minor = models.BigIntegerField(_("sum of the lines"))
-    credits_minor = models.BigIntegerField(_("credits"), help_text=_("What credits paid: 0 or less on an invoice."))
+    subtotal_minor = models.BigIntegerField(_("subtotal"))
+    credits_minor = models.BigIntegerField(_("credits"), help_text=_("Amount paid by credit: 0 or less on an invoice."))
     tax_minor = models.BigIntegerField(_("tax due"))
     total_minor = models.BigIntegerField(_("total"))
     corrects = models.ForeignKey(
@@ -162,29 +177,31 @@ class Invoice(models.Model):
 
     @property
     def taxable_minor(self) -> int:
-        """What the tax is of, or in: the lines less what credits paid."""
+        """Return the taxable amount: the lines less credits."""
         return self.subtotal_minor + self.credits_minor
 
     @property
     def net_minor(self) -> int:
-        """The total without the tax."""
+        """Return the total without tax."""
         return self.total_minor - self.tax_minor
 
 
 class InvoiceLine(models.Model):
-    """One receipt on an invoice; on a credit note, what of an invoice's line is given back."""
+    """A receipt on an invoice, or on a credit note the correction of an invoice line."""
 
     invoice = models.ForeignKey(Invoice, models.PROTECT, related_name="lines")
     position = models.PositiveIntegerField()
     receipt = models.OneToOneField(Receipt, models.PROTECT, null=True, blank=True, related_name="invoice_line")
     corrects = models.ForeignKey("self", models.PROTECT, null=True, blank=True, related_name="corrections")
     title = models.CharField(max_length=255)
-    amount_minor = models.BigIntegerField()
-    credit_minor = models.BigIntegerField(help_text=_("What credits paid of it: 0 or less on an invoice."))
+    amount_minor = models.BigIntegerField(_("amount"))
+    credit_minor = models.BigIntegerField(
+        _("paid by credit"), help_text=_("Part paid by credit: 0 or less on an invoice.")
+    )
 
     class Meta:
-        verbose_name = _("line of an invoice")
-        verbose_name_plural = _("lines of invoices")
+        verbose_name = _("invoice line")
+        verbose_name_plural = _("invoice lines")
         ordering = ("position",)
         constraints = (
             models.UniqueConstraint(fields=["invoice", "position"], name="one_line_at_a_position"),
@@ -200,12 +217,12 @@ class InvoiceLine(models.Model):
 
     @property
     def receipt_lines(self) -> list[dict[str, Any]]:
-        """The lines of its receipt, each with the rule behind it."""
+        """Return the lines of the receipt."""
         return list(self.receipt.lines) if self.receipt else []
 
 
 class InvoiceDocument(models.Model):
-    """An invoice as it was first drawn in a language: the same bytes for whoever asks, ever after."""
+    """The PDF of an invoice in one language, stored when first rendered."""
 
     invoice = models.ForeignKey(Invoice, models.PROTECT, related_name="documents")
     language = models.CharField(max_length=8)
@@ -214,8 +231,8 @@ class InvoiceDocument(models.Model):
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
-        verbose_name = _("document of an invoice")
-        verbose_name_plural = _("documents of invoices")
+        verbose_name = _("invoice document")
+        verbose_name_plural = _("invoice documents")
         constraints = (models.UniqueConstraint(fields=["invoice", "language"], name="one_document_in_a_language"),)
 
     def __str__(self) -> str:
@@ -223,14 +240,14 @@ class InvoiceDocument(models.Model):
 
 
 class InvoiceMail(models.Model):
-    """That an invoice, written by itself for a month, is to be told by mail; the row is claimed by whoever sends it."""
+    """A mail to send about a periodic invoice. The sender claims the row."""
 
     invoice = models.OneToOneField(Invoice, models.PROTECT, related_name="mail")
     mailed_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
-        verbose_name = _("mail about an invoice")
-        verbose_name_plural = _("mails about invoices")
+        verbose_name = _("invoice e-mail")
+        verbose_name_plural = _("invoice e-mails")
         indexes = (models.Index(fields=["id"], condition=Q(mailed_at=None), name="invoice_mails_that_wait"),)
 
     def __str__(self) -> str:

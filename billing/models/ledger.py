@@ -1,7 +1,7 @@
-"""Every cent that moved, and what is set aside.
+"""Accounts, transactions, entries, holds, receipts and write-offs.
 
-Only `ledger` writes balances; transactions and entries can't be changed or deleted (triggers in the database), and the
-entries of each transaction sum to zero.
+Only `billing.ledger` writes balances. Triggers keep transactions and entries append-only and each transaction's sum at
+zero.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from console.accounts.models import Organization
 
 
 class Account(models.Model):
-    """A place where money is. A wallet belongs to an organization and can't go below what is held of it."""
+    """An account of the ledger. A wallet belongs to an organization and cannot fall below its holds."""
 
     class Kinds(models.TextChoices):
-        """What an account is for."""
+        """The purpose of an account."""
 
         WALLET = "wallet", _("wallet")
         REVENUE = "revenue", _("revenue")
         CLEARING = "clearing", _("payment provider")
         CREDIT = "credit", _("credits granted")
-        TAX = "tax", _("tax to be paid on")
+        TAX = "tax", _("tax payable")
         RECEIVABLE = "receivable", _("receivable")
         WRITTEN_OFF = "written_off", _("written off")
 
@@ -59,15 +59,22 @@ class Account(models.Model):
 
     @property
     def available_minor(self) -> int:
-        """What can be spent now."""
+        """Return posted minus held, in minor units."""
         return self.posted_minor - self.held_minor
+
+    @property
+    def owner(self) -> Organization:
+        """Return a wallet's organization. Platform accounts have none."""
+        if self.organization is None:
+            raise ValueError("Only an organization's wallet has an owner.")
+        return self.organization
 
 
 class Hold(models.Model):
-    """Money set aside for one purchase: HELD until it is SETTLED (charged in part or whole) or RELEASED."""
+    """Money reserved for one purchase: HELD until it is SETTLED (charged) or RELEASED."""
 
     class States(models.TextChoices):
-        """The life of a hold."""
+        """The states of a hold."""
 
         HELD = "held", _("held")
         SETTLED = "settled", _("settled")
@@ -76,13 +83,13 @@ class Hold(models.Model):
     account = models.ForeignKey(Account, models.PROTECT, related_name="holds")
     quote = models.OneToOneField(Quote, models.PROTECT, related_name="hold")
     reference = models.CharField(max_length=64, unique=True)
-    amount_minor = models.PositiveBigIntegerField()
-    metered_minor = models.PositiveBigIntegerField(default=0, help_text=_("What the run has cost so far."))
-    charged_minor = models.PositiveBigIntegerField(null=True, blank=True)
+    amount_minor = models.PositiveBigIntegerField(_("amount"))
+    metered_minor = models.PositiveBigIntegerField(_("cost so far"), default=0, help_text=_("Cost of the run so far."))
+    charged_minor = models.PositiveBigIntegerField(_("charged"), null=True, blank=True)
     placed_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+", verbose_name=_("bought by")
     )
-    labels = models.JSONField(default=dict, help_text=_("Names by which costs are told apart: workspace, node_spec."))
+    labels = models.JSONField(default=dict, help_text=_("Labels to group costs by: workspace, node_spec."))
     state = models.CharField(max_length=8, choices=States.choices, default=States.HELD)
     created_at = models.DateTimeField(auto_now_add=True)
     ended_at = models.DateTimeField(null=True, blank=True)
@@ -113,7 +120,7 @@ class Hold(models.Model):
 
 
 class Transaction(models.Model):
-    """Money that moved, once. `reference` names the business object it is about, so it can't be posted twice."""
+    """A transaction. Its unique `reference` names the business object, so it cannot be posted twice."""
 
     reference = models.CharField(_("reference"), max_length=100, unique=True)
     kind = models.CharField(_("kind"), max_length=16)
@@ -130,7 +137,7 @@ class Transaction(models.Model):
 
 
 class Entry(models.Model):
-    """One account's part in a transaction: positive into the account, negative out of it."""
+    """One account's entry in a transaction: positive into the account, negative out of it."""
 
     transaction = models.ForeignKey(Transaction, models.PROTECT, related_name="entries")
     account = models.ForeignKey(Account, models.PROTECT, related_name="entries")
@@ -143,20 +150,20 @@ class Entry(models.Model):
         constraints = (models.CheckConstraint(condition=~Q(amount_minor=0), name="entry_moves_something"),)
 
     def __str__(self) -> str:
-        return f"{self.account} {self.amount_minor:+d}"
+        return f"{self.account}: {self.transaction}"
 
 
 class Receipt(models.Model):
-    """What one purchase came to: its lines with the rule behind each, written when its hold ended. Never edited."""
+    """The receipt of one purchase, written when its hold ends. Each line names its rule. Never edited."""
 
     hold = models.OneToOneField(Hold, models.PROTECT, related_name="receipt")
     organization = models.ForeignKey(Organization, models.PROTECT, related_name="receipts")
     title = models.CharField(max_length=255)
     currency = models.CharField(max_length=3)
     lines = models.JSONField()
-    total_minor = models.PositiveBigIntegerField()
-    ceiling_minor = models.PositiveBigIntegerField()
-    usage = models.JSONField(null=True, help_text=_("pricing.Usage as JSON: what was rated."))
+    total_minor = models.PositiveBigIntegerField(_("charged"))
+    ceiling_minor = models.PositiveBigIntegerField(_("ceiling"))
+    usage = models.JSONField(null=True, help_text=_("The rated usage: pricing.Usage as JSON."))
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
@@ -170,10 +177,10 @@ class Receipt(models.Model):
 
 
 class WriteOff(models.Model):
-    """A debt that is given up, in part or whole. Its transaction is `write-off:<id>`."""
+    """A debt that was written off, in part or whole. Its transaction is `write-off:<id>`."""
 
     account = models.ForeignKey(Account, models.PROTECT, related_name="write_offs", verbose_name=_("receivable"))
-    amount_minor = models.PositiveBigIntegerField(_("amount (minor units)"), validators=[MinValueValidator(1)])
+    amount_minor = models.PositiveBigIntegerField(_("amount"), validators=[MinValueValidator(1)])
     reason = models.CharField(_("reason"), max_length=255)
     written_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+", editable=False, verbose_name=_("by")

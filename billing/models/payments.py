@@ -1,6 +1,6 @@
-"""Money that comes in and goes back: what customers pay, what administrators give, what the payment provider said.
+"""Top-ups, refunds, disputes and the payment provider's events.
 
-One rule: the row is written before the payment provider is called, and its id is the key there.
+A row is written before the provider is called, and its id is the idempotency key.
 """
 
 from __future__ import annotations
@@ -21,46 +21,46 @@ from console.accounts.models import Organization
 
 
 class TopUp(models.Model):
-    """Money a customer pays in. The row is written before the payment provider is called; its id is the key there."""
+    """A payment into the wallet. Its row is written before the provider is called."""
 
     class States(models.TextChoices):
-        """The life of a top-up."""
+        """The states of a top-up."""
 
-        CREATED = "created", _("not yet at the payment page")
+        CREATED = "created", _("payment page not yet created")
         PENDING = "pending", _("waiting for payment")
         PAID = "paid", _("paid")
         EXPIRED = "expired", _("expired")
         FAILED = "failed", _("failed")
 
     class Origins(models.TextChoices):
-        """Who began it."""
+        """How the top-up was started."""
 
         CHECKOUT = "checkout", _("payment page")
         AUTOMATIC = "automatic", _("automatic, from a saved card")
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     account = models.ForeignKey(Account, models.PROTECT, related_name="top_ups")
-    amount_minor = models.PositiveBigIntegerField(validators=[MinValueValidator(1)])
+    amount_minor = models.PositiveBigIntegerField(_("amount"), validators=[MinValueValidator(1)])
     currency = models.CharField(max_length=3)
     state = models.CharField(max_length=8, choices=States.choices, default=States.CREATED)
     origin = models.CharField(max_length=10, choices=Origins.choices, default=Origins.CHECKOUT)
     session_id = models.CharField(max_length=255, blank=True)
-    method_id = models.CharField(max_length=255, blank=True, help_text=_("The saved card of an automatic top-up."))
+    method_id = models.CharField(max_length=255, blank=True, help_text=_("Saved card of an automatic top-up."))
     payment_intent = models.CharField(max_length=255, blank=True, db_index=True)
     checkout_url = models.TextField(blank=True)
-    failure = models.CharField(max_length=100, blank=True, help_text=_("The provider's code for what went wrong."))
+    failure = models.CharField(max_length=100, blank=True, help_text=_("Failure code from the payment provider."))
     quote = models.ForeignKey(
         Quote,
         models.SET_NULL,
         null=True,
         blank=True,
         related_name="top_ups",
-        help_text=_("The offer that is bought with it, where it was paid for one."),
+        help_text=_("Quote that this top-up pays for, if any."),
     )
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)
     paid_at = models.DateTimeField(null=True, blank=True)
-    mailed_at = models.DateTimeField(null=True, blank=True, help_text=_("When its failure was told by mail."))
+    mailed_at = models.DateTimeField(null=True, blank=True, help_text=_("When the failure e-mail was sent."))
 
     class Meta:
         verbose_name = _("top-up")
@@ -82,18 +82,15 @@ class TopUp(models.Model):
 
 
 class StripeEvent(models.Model):
-    """A webhook as it came, stored before it is acted on.
-
-    Keyed on the provider's event id, which is never acted on twice.
-    """
+    """A webhook event, stored before it is applied. Its provider id is unique, so it is applied once."""
 
     class States(models.TextChoices):
-        """The life of an event."""
+        """The states of an event."""
 
         RECEIVED = "received", _("received")
         APPLIED = "applied", _("applied")
-        PARKED = "parked", _("parked: tried again later")
-        IGNORED = "ignored", _("nothing to do")
+        PARKED = "parked", _("parked: will be retried")
+        IGNORED = "ignored", _("no action needed")
         QUARANTINED = "quarantined", _("quarantined")
 
     event_id = models.CharField(_("event"), max_length=255, unique=True)
@@ -103,8 +100,8 @@ class StripeEvent(models.Model):
     reason = models.TextField(_("reason"), blank=True)
     received_at = models.DateTimeField(_("received"), auto_now_add=True)
     applied_at = models.DateTimeField(_("applied"), null=True, blank=True)
-    tries = models.PositiveSmallIntegerField(_("tries"), default=0)
-    retry_at = models.DateTimeField(_("next try"), null=True, blank=True)
+    tries = models.PositiveSmallIntegerField(_("attempt count"), default=0)
+    retry_at = models.DateTimeField(_("next attempt"), null=True, blank=True)
 
     class Meta:
         verbose_name = _("payment event")
@@ -120,10 +117,10 @@ class StripeEvent(models.Model):
 
 
 class PaymentCustomer(models.Model):
-    """An organization as the payment provider knows it, in one of the provider's worlds (sandbox, test, live)."""
+    """An organization's customer object at the payment provider, in one mode (sandbox, test, live)."""
 
     class Modes(models.TextChoices):
-        """The provider's worlds; what exists in one is unknown in the others."""
+        """The provider's modes. Objects of one mode do not exist in the others."""
 
         SANDBOX = "sandbox", _("sandbox")
         TEST = "test", _("test")
@@ -138,7 +135,7 @@ class PaymentCustomer(models.Model):
         blank=True,
         default="",
         db_default="",
-        help_text=_("The record before, which was deleted at the payment provider."),
+        help_text=_("The previous record, deleted at the payment provider."),
     )
     default_method = models.CharField(max_length=255, blank=True)
 
@@ -154,7 +151,7 @@ class PaymentCustomer(models.Model):
 
 
 class AutoTopUp(models.Model):
-    """A customer's standing order: when less than the threshold is available, pay the amount in from a saved card."""
+    """Automatic top-up: when less than the threshold is available, charge the amount to a saved card."""
 
     account = models.OneToOneField(Account, models.CASCADE, related_name="auto_top_up")
     is_on = models.BooleanField(_("on"), default=False)
@@ -164,11 +161,11 @@ class AutoTopUp(models.Model):
     method_label = models.CharField(_("card"), max_length=100)
     failures = models.PositiveSmallIntegerField(_("failures in a row"), default=0)
     last_failure = models.CharField(_("last failure"), max_length=100, blank=True)
-    retry_at = models.DateTimeField(_("next try"), null=True, blank=True)
+    retry_at = models.DateTimeField(_("next attempt"), null=True, blank=True)
     set_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
     updated_at = models.DateTimeField(_("changed"), auto_now=True)
     mailed_at = models.DateTimeField(
-        null=True, blank=True, editable=False, help_text=_("When it was told by mail that no card is left.")
+        null=True, blank=True, editable=False, help_text=_("When the e-mail about missing cards was sent.")
     )
 
     class Meta:
@@ -176,23 +173,23 @@ class AutoTopUp(models.Model):
         verbose_name_plural = _("automatic top-ups")
 
     def __str__(self) -> str:
-        return f"{self.account}: {self.amount_minor}"
+        return str(self.account)
 
 
 class Refund(models.Model):
-    """Money of a top-up that goes back the way it came. Its transaction is `refund:<id>`."""
+    """A refund of a top-up to its payment method. Its transaction is `refund:<id>`."""
 
     class States(models.TextChoices):
-        """The life of a refund. Only a failed one gives the money back to the wallet."""
+        """The states of a refund. A failed one returns the money to the wallet."""
 
-        CREATED = "created", _("not yet told to the provider")
-        PENDING = "pending", _("on its way")
-        SUCCEEDED = "succeeded", _("paid back")
+        CREATED = "created", _("not yet sent to the provider")
+        PENDING = "pending", _("in progress")
+        SUCCEEDED = "succeeded", _("refunded")
         FAILED = "failed", _("failed")
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     top_up = models.ForeignKey(TopUp, models.PROTECT, related_name="refunds", verbose_name=_("top-up"))
-    amount_minor = models.PositiveBigIntegerField(_("amount (minor units)"), validators=[MinValueValidator(1)])
+    amount_minor = models.PositiveBigIntegerField(_("amount"), validators=[MinValueValidator(1)])
     reason = models.CharField(_("reason"), max_length=255)
     state = models.CharField(_("state"), max_length=9, choices=States.choices, default=States.CREATED)
     refund_id = models.CharField(max_length=255, null=True, blank=True, unique=True)  # unique, or none
@@ -213,10 +210,10 @@ class Refund(models.Model):
 
 
 class Dispute(models.Model):
-    """A payment that the cardholder's bank took back. What moved is in its `movements`."""
+    """A chargeback by the cardholder's bank. `movements` has the money that moved."""
 
     class States(models.TextChoices):
-        """The life of a dispute."""
+        """The states of a dispute."""
 
         OPEN = "open", _("open")
         WON = "won", _("won")
@@ -224,15 +221,13 @@ class Dispute(models.Model):
 
     dispute_id = models.CharField(_("dispute"), max_length=255, unique=True)
     top_up = models.ForeignKey(TopUp, models.PROTECT, related_name="disputes", verbose_name=_("top-up"))
-    amount_minor = models.PositiveBigIntegerField(_("amount (minor units)"), validators=[MinValueValidator(1)])
+    amount_minor = models.PositiveBigIntegerField(_("amount"), validators=[MinValueValidator(1)])
     reason = models.CharField(_("reason"), max_length=100)
     state = models.CharField(_("state"), max_length=4, choices=States.choices, default=States.OPEN)
     is_withdrawn = models.BooleanField(_("funds withdrawn"), default=False)
-    is_reinstated = models.BooleanField(_("funds given back"), default=False)
-    withdrawn_minor = models.BigIntegerField(
-        _("taken back now (minor units)"), null=True, help_text=_("The sum of what moved.")
-    )
-    """None until this version has looked at it; the two flags above are what the version before reads and writes."""
+    is_reinstated = models.BooleanField(_("funds reinstated"), default=False)
+    withdrawn_minor = models.BigIntegerField(_("amount withdrawn"), null=True, help_text=_("Sum of all movements."))
+    """None for rows of version 0.1, which uses the two flags above."""
     evidence_due_at = models.DateTimeField(_("evidence due"), null=True, blank=True)
     opened_at = models.DateTimeField(_("opened"))
     ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
@@ -254,7 +249,7 @@ class Dispute(models.Model):
 
 
 class DisputeMovement(models.Model):
-    """Money that a dispute moved: one balance transaction of the provider's, one transaction of ours."""
+    """One balance transaction of a dispute and our transaction for it."""
 
     dispute = models.ForeignKey(Dispute, models.PROTECT, related_name="movements", verbose_name=_("dispute"))
     balance_transaction = models.CharField(
@@ -262,15 +257,15 @@ class DisputeMovement(models.Model):
         max_length=255,
         null=True,
         blank=True,
-        unique=True,  # or none: what was booked before ids were kept
+        unique=True,  # null for movements booked by version 0.1
     )
     reference = models.CharField(_("transaction"), max_length=100, unique=True)
-    amount_minor = models.BigIntegerField(_("taken (minor units)"), help_text=_("Negative: given back."))
+    amount_minor = models.BigIntegerField(_("withdrawn"), help_text=_("Negative: reinstated."))
     moved_at = models.DateTimeField(_("when"), default=timezone.now)
 
     class Meta:
-        verbose_name = _("movement of a dispute")
-        verbose_name_plural = _("movements of disputes")
+        verbose_name = _("dispute movement")
+        verbose_name_plural = _("dispute movements")
         ordering = ("id",)
 
     def __str__(self) -> str:
@@ -278,5 +273,5 @@ class DisputeMovement(models.Model):
 
     @property
     def is_unnamed(self) -> bool:
-        """Whether it was booked before the provider's id was written down, and waits for it."""
+        """Return whether the movement lacks the provider's id, as those of version 0.1 do."""
         return self.balance_transaction is None

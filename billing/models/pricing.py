@@ -1,7 +1,7 @@
-"""What is sold at which price, and what was offered to whom.
+"""Node specs, price books, prices and quotes.
 
-Amounts are integers in the currency's minor unit (`*_minor`), prices are Decimals. One rule: a published book and a
-quote are never edited.
+Amounts are integers in the currency's minor unit (`*_minor`), prices are Decimals. Published books and quotes are never
+edited.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from console.accounts.models import Organization
 
 
 class NodeSpec(models.Model):
-    """A kind of node that can be bought: what it has, not what it costs."""
+    """A kind of node on offer: its resources, not its price."""
 
     name = models.SlugField(_("name"), unique=True)
     title = models.CharField(_("title"), max_length=100)
@@ -38,7 +38,7 @@ class NodeSpec(models.Model):
         blank=True,
         default="",
         db_default="",
-        help_text=_("Where its runs start: a name of TRAINYARD_CLUSTERS. Empty: the first of them."),
+        help_text=_("Name of the cluster in TRAINYARD_CLUSTERS. Leave empty for the first cluster."),
     )
     position = models.PositiveSmallIntegerField(_("position in lists"), default=100)
     is_active = models.BooleanField(_("offered"), default=True)
@@ -53,7 +53,7 @@ class NodeSpec(models.Model):
 
 
 class PriceBook(models.Model):
-    """All prices in one currency, valid from a moment until the next book's. Published books are never edited."""
+    """The prices in one currency, in effect until the next book. Published books are never edited."""
 
     name = models.CharField(_("name"), max_length=100)
     currency = models.CharField(_("currency"), max_length=3)
@@ -82,7 +82,7 @@ class PriceBook(models.Model):
 
 
 class Price(models.Model):
-    """One price of a book. What it is per depends on its kind; amounts are in minor units, as Decimals."""
+    """One price of a book, in minor units as a Decimal. `kind` is its unit."""
 
     class Kinds(models.TextChoices):
         """Labels for `pricing.PriceKind`."""
@@ -90,16 +90,17 @@ class Price(models.Model):
         NODE_HOUR = PriceKind.NODE_HOUR, _("per node and hour")
         EPOCH = PriceKind.EPOCH, _("per epoch, when the run completes")
         FIXED_EPOCH = PriceKind.FIXED_EPOCH, _("fixed, per epoch and node")
-        MINIMUM = PriceKind.MINIMUM, _("least charge of a run")
+        MINIMUM = PriceKind.MINIMUM, _("minimum charge of a run")
+        STORAGE = PriceKind.STORAGE, _("storage, per GB and month")
 
     book = models.ForeignKey(PriceBook, models.CASCADE, related_name="prices")
     kind = models.CharField(_("kind"), max_length=16, choices=Kinds.choices)
-    product = models.SlugField(_("product"), blank=True, help_text=_("Empty: every product."))
+    product = models.SlugField(_("product"), blank=True, help_text=_("Leave empty for all products."))
     node_spec = models.ForeignKey(
         NodeSpec, models.PROTECT, null=True, blank=True, related_name="prices", verbose_name=_("node spec")
     )
-    nodes_from = models.PositiveSmallIntegerField(_("from this many nodes"), default=1)
-    amount = models.DecimalField(_("amount (minor units)"), max_digits=14, decimal_places=4)
+    nodes_from = models.PositiveSmallIntegerField(_("minimum number of nodes"), default=1)
+    amount = models.DecimalField(_("amount"), max_digits=14, decimal_places=4)
 
     class Meta:
         verbose_name = _("price")
@@ -114,23 +115,23 @@ class Price(models.Model):
             models.CheckConstraint(condition=Q(amount__gte=0), name="price_not_negative"),
             models.CheckConstraint(
                 condition=Q(kind__in=[PriceKind.NODE_HOUR, PriceKind.FIXED_EPOCH], node_spec__isnull=False)
-                | Q(kind__in=[PriceKind.EPOCH, PriceKind.MINIMUM], node_spec__isnull=True),
+                | Q(kind__in=[PriceKind.EPOCH, PriceKind.MINIMUM, PriceKind.STORAGE], node_spec__isnull=True),
                 name="price_of_a_node_names_its_spec",
             ),
         )
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.product or '*'} {self.node_spec or ''} {self.amount}"
+        return ", ".join(filter(None, (self.get_kind_display(), str(self.node_spec or ""), self.product)))
 
 
 class Quote(models.Model):
-    """An offer: what would be bought, the prices used, the estimate with its basis, and the ceiling. Never edited."""
+    """A quote: the purchase, its prices, the estimate with its basis, and the ceiling. Never edited."""
 
     class Modes(models.TextChoices):
         """Labels for `pricing.Mode`."""
 
         METERED = Mode.METERED, _("metered: the time used, up to the ceiling")
-        FIXED = Mode.FIXED, _("fixed: known in full before the run")
+        FIXED = Mode.FIXED, _("fixed: one price that includes a running time")
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     organization = models.ForeignKey(Organization, models.CASCADE, related_name="quotes")
@@ -138,13 +139,13 @@ class Quote(models.Model):
     book = models.ForeignKey(PriceBook, models.PROTECT, related_name="+")
     currency = models.CharField(max_length=3)
     mode = models.CharField(max_length=8, choices=Modes.choices)
-    purchase = models.JSONField(help_text=_("What is bought, as asked for; read by the room that sells it."))
-    terms = models.JSONField(help_text=_("pricing.Terms as JSON: the prices this quote was made with."))
+    purchase = models.JSONField(help_text=_("The purchase as requested; read by the app that sells it."))
+    terms = models.JSONField(help_text=_("Prices of this quote: pricing.Terms as JSON."))
     lines = models.JSONField()
-    p50_minor = models.PositiveBigIntegerField()
-    p90_minor = models.PositiveBigIntegerField()
+    p50_minor = models.PositiveBigIntegerField(_("estimated cost"))
+    p90_minor = models.PositiveBigIntegerField(_("high estimate"))
     basis = models.JSONField()
-    ceiling_minor = models.PositiveBigIntegerField()
+    ceiling_minor = models.PositiveBigIntegerField(_("ceiling"))
     deadline_seconds = models.PositiveIntegerField()
     created_at = models.DateTimeField(auto_now_add=True)
     expires_at = models.DateTimeField()
@@ -159,5 +160,5 @@ class Quote(models.Model):
 
     @property
     def is_expired(self) -> bool:
-        """Whether it can no longer be bought."""
+        """Return whether the quote has expired."""
         return timezone.now() >= self.expires_at

@@ -1,8 +1,7 @@
-"""A Stripe of our own on loopback, for use without keys: payment pages, cards, refunds, disputes, signed webhooks.
+"""A local imitation of Stripe for use without keys: payment pages, cards, refunds, disputes, signed webhooks.
 
-Speaks the part of Stripe's HTTP API that `billing.gateway` uses, and some more, to the same `stripe` client. It proves
-our code, not Stripe. The one rule: it moves play money only, so it refuses to start beside keys of Stripe's and listens
-on loopback alone.
+It serves the part of Stripe's HTTP API that `billing.gateway` uses, to the same `stripe` client. It moves play money
+only: it refuses to start if Stripe keys are set, and listens on loopback.
 """
 
 from billing.sandbox.delivery import Delivery

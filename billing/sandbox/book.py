@@ -1,7 +1,4 @@
-"""What every part of the sandbox works on: objects with ids, the events about them, and the money that moved.
-
-The one rule: a change that Stripe tells of has an event here, with the object as it was at that moment.
-"""
+"""The sandbox's objects, events and balances. Each change that Stripe reports has an event with the object's state."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ class Refused(Exception):
 
 
 class Book:
-    """The provider's objects. `clock` gives Unix time; `base_url` is where its pages are."""
+    """The provider's objects. `clock` returns Unix time; `base_url` is the address of its pages."""
 
     def __init__(self, store: Store, *, base_url: str, clock: Callable[[], float] = time.time) -> None:
         self.store = store
@@ -39,97 +36,97 @@ class Book:
 
     @property
     def now(self) -> int:
-        """Unix time in whole seconds, as Stripe gives it."""
+        """Return Unix time in whole seconds, as Stripe does."""
         return int(self.clock())
 
     def make(self, kind: str, prefix: str, **fields: Any) -> Object:
-        """A new object, kept."""
-        thing: Object = {
+        """Create and store an object."""
+        created: Object = {
             "id": f"{prefix}_{secrets.token_hex(12)}",
             "object": kind,
             "created": self.now,
             "livemode": False,
         } | fields
-        return self.store.put(kind, thing["id"], thing)
+        return self.store.put(kind, created["id"], created)
 
     def get(self, kind: str, object_id: Any) -> Object:
-        """An object. Raises Refused (404) where there is none."""
-        found = self.store.get(kind, str(object_id))
-        if found is None:
-            sentence = f"No such {kind}: '{object_id}'"
-            raise Refused(sentence, code="resource_missing", status=HTTPStatus.NOT_FOUND)
-        return found
+        """Return an object. Raises Refused (404) if it does not exist."""
+        stored = self.store.get(kind, str(object_id))
+        if stored is None:
+            message = f"No such {kind}: '{object_id}'"
+            raise Refused(message, code="resource_missing", status=HTTPStatus.NOT_FOUND)
+        return stored
 
     def customer(self, customer_id: Any) -> Object:
-        """A customer who was not deleted. Raises Refused (404), in Stripe's words."""
-        found = self.store.get("customer", str(customer_id))
-        if found is None or found.get("_deleted"):
-            sentence = f"No such customer: '{customer_id}'"
-            raise Refused(sentence, code="resource_missing", status=HTTPStatus.NOT_FOUND, param="customer")
-        return found
+        """Return a customer that was not deleted. Raises Refused (404) with Stripe's message."""
+        stored = self.store.get("customer", str(customer_id))
+        if stored is None or stored.get("_deleted"):
+            message = f"No such customer: '{customer_id}'"
+            raise Refused(message, code="resource_missing", status=HTTPStatus.NOT_FOUND, param="customer")
+        return stored
 
-    def change(self, thing: Object, **fields: Any) -> Object:
-        """Change an object and keep it."""
-        thing.update(fields)
-        return self.store.put(thing["object"], thing["id"], thing)
+    def change(self, stored: Object, **fields: Any) -> Object:
+        """Change and store an object."""
+        stored.update(fields)
+        return self.store.put(stored["object"], stored["id"], stored)
 
-    def emit(self, kind: str, thing: Object) -> None:
-        """Tell of a change; the event waits for its delivery."""
+    def emit(self, kind: str, changed: Object) -> None:
+        """Create an event about a change, to be delivered."""
         event = self.make(
             "event",
             "evt",
             api_version=API_VERSION,
             type=kind,
             pending_webhooks=1,
-            data={"object": copy.deepcopy(shown(thing))},
+            data={"object": copy.deepcopy(public_fields(changed))},
         )
         self.store.put("delivery", event["id"], {"id": event["id"], "tries": 0, "next_at": 0.0})
 
     def move(self, kind: str, source: str, amount: int, currency: str) -> Object:
-        """Money that came to the account (positive) or left it. The sandbox takes no fee."""
+        """Add a balance transaction: positive into the account, negative out of it. There are no fees."""
         return self.make(
             "balance_transaction", "txn", type=kind, source=source, amount=amount, net=amount, fee=0, currency=currency
         )
 
     def balance(self) -> dict[str, int]:
-        """What the account holds, by currency (in Stripe's small letters)."""
-        held: dict[str, int] = {}
-        for moved in self.store.all("balance_transaction"):
-            held[moved["currency"]] = held.get(moved["currency"], 0) + moved["amount"]
-        return held
+        """Return the balance by currency (lower case, as Stripe writes it)."""
+        amounts: dict[str, int] = {}
+        for transaction in self.store.all("balance_transaction"):
+            amounts[transaction["currency"]] = amounts.get(transaction["currency"], 0) + transaction["amount"]
+        return amounts
 
-    def listed(self, kind: str, url: str, form: Object, **equal: Any) -> Object:
-        """A page of a list, newest first, by Stripe's parameters `limit`, `starting_after` and `created[gte]`."""
+    def page(self, kind: str, url: str, form: Object, **equal: Any) -> Object:
+        """Return a page of a list, newest first, by Stripe's `limit`, `starting_after` and `created[gte]`."""
         created = form.get("created")
         since = integer(created, "gte", default=0) if isinstance(created, dict) else 0
-        things = [
-            thing
-            for thing in self.store.all(kind, newest_first=True)
-            if thing["created"] >= since
-            and not thing.get("_deleted")
-            and all(thing.get(name) == value for name, value in equal.items())
+        matching = [
+            stored
+            for stored in self.store.all(kind, newest_first=True)
+            if stored["created"] >= since
+            and not stored.get("_deleted")
+            and all(stored.get(name) == value for name, value in equal.items())
         ]
         if after := form.get("starting_after"):
-            ids = [thing["id"] for thing in things]
-            things = things[ids.index(after) + 1 :] if after in ids else []
+            ids = [stored["id"] for stored in matching]
+            matching = matching[ids.index(after) + 1 :] if after in ids else []
         limit = min(integer(form, "limit", default=10), 100)
         return {
             "object": "list",
             "url": url,
-            "has_more": len(things) > limit,
-            "data": [shown(thing) for thing in things[:limit]],
+            "has_more": len(matching) > limit,
+            "data": [public_fields(stored) for stored in matching[:limit]],
         }
 
 
-def shown(thing: Object) -> Object:
-    """An object without what is the sandbox's own (names that begin with an underscore); a deleted one as its id."""
-    if thing.get("_deleted"):
-        return {"id": thing["id"], "object": thing["object"], "deleted": True}
-    return {name: value for name, value in thing.items() if not name.startswith("_")}
+def public_fields(stored: Object) -> Object:
+    """Return an object as Stripe shows it, without internal fields; a deleted one only as its id."""
+    if stored.get("_deleted"):
+        return {"id": stored["id"], "object": stored["object"], "deleted": True}
+    return {name: value for name, value in stored.items() if not name.startswith("_")}
 
 
 def required(form: Object, name: str) -> str:
-    """A parameter that must be there. Raises Refused."""
+    """Return a required parameter. Raises Refused."""
     value = form.get(name)
     if not isinstance(value, str) or not value:
         raise Refused(f"Missing required param: {name}.", code="parameter_missing", param=name)
@@ -137,7 +134,7 @@ def required(form: Object, name: str) -> str:
 
 
 def integer(form: Object, name: str, *, default: int | None = None) -> int:
-    """A parameter that is a whole number. Raises Refused."""
+    """Return an integer parameter. Raises Refused."""
     value = form.get(name)
     if value is None and default is not None:
         return default
@@ -152,16 +149,16 @@ STEPS = {"isk": 100, "ugx": 100, "bhd": 10, "jod": 10, "kwd": 10, "omr": 10, "tn
 
 
 def money_of(form: Object, name: str, currency: str, most: int = 99_999_999) -> int:
-    """An amount of a currency, from 1 to `most`, as fine as it may be. Raises Refused."""
+    """Return an amount from 1 to `most` that is a multiple of the currency's step. Raises Refused."""
     amount, step = amount_of(form, name, most), STEPS.get(currency, 1)
     if amount % step:
-        sentence = f"Invalid amount: the amount in {currency} must be a multiple of {step}."
-        raise Refused(sentence, code="parameter_invalid_integer", param=name)
+        message = f"Invalid amount: the amount in {currency} must be a multiple of {step}."
+        raise Refused(message, code="parameter_invalid_integer", param=name)
     return amount
 
 
 def amount_of(form: Object, name: str, most: int = 99_999_999) -> int:
-    """A whole number from 1 to `most`. Raises Refused."""
+    """Return an integer from 1 to `most`. Raises Refused."""
     amount = integer(form, name)
     if amount < 1:
         raise Refused("This value must be greater than or equal to 1.", code="parameter_invalid_integer", param=name)
@@ -171,5 +168,5 @@ def amount_of(form: Object, name: str, most: int = 99_999_999) -> int:
 
 
 def true(form: Object, name: str) -> bool:
-    """A parameter that is a truth value."""
+    """Return a boolean parameter."""
     return form.get(name) == "true"

@@ -1,7 +1,4 @@
-"""Stripe's test cards, and what else can be paid with. PURE: what each does, not when.
-
-The one rule: numbers and behaviour are those of Stripe's own test mode, so that what was tried here can be tried there.
-"""
+"""Stripe's test cards and other payment methods, with the numbers and behaviour of Stripe's test mode. Pure data."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from enum import Enum
 
 
 class Challenge(Enum):
-    """When a card's bank asks its holder to confirm."""
+    """When a card's bank requires authentication."""
 
     NEVER = "never"
     UNLESS_SAVED = "unless saved"
@@ -19,20 +16,20 @@ class Challenge(Enum):
 
 @dataclass(frozen=True)
 class TestCard:
-    """What a test card does. `declines` and `declines_later` are (code, decline code, sentence)."""
+    """The behaviour of a test card. `declines` and `declines_later` are (code, decline code, message)."""
 
     number: str
     brand: str = "visa"
     declines: tuple[str, str, str] | None = None
     declines_later: tuple[str, str, str] | None = None
-    """It can be saved, and is then declined."""
+    """The decline of a card that can be saved but not charged."""
     challenge: Challenge = Challenge.NEVER
     disputes: bool = False
     refund_fails: bool = False
 
     @property
     def last4(self) -> str:
-        """What a customer may be shown of it."""
+        """Return the details that a customer may see."""
         return self.number[-4:]
 
 
@@ -60,12 +57,12 @@ TOKENS = {
     "tok_chargeCustomerFail": "4000000000000341",
     "tok_createDispute": "4000000000000259",
 }
-"""Names that Stripe gives to cards in requests, for those who must not send numbers."""
+"""Stripe's names for test cards, which requests use instead of numbers."""
 BRANDS = {"visa": "Visa", "mastercard": "Mastercard"}
 REDIRECTS = {"alipay": "Alipay", "wechat_pay": "WeChat Pay"}
-"""Other means: the customer confirms on the means' own page, here the challenge page."""
+"""Redirect payment methods: the customer confirms on another page, here the challenge page."""
 OFFERED = {"cny": ("alipay", "wechat_pay"), "hkd": ("alipay", "wechat_pay"), "usd": ("alipay",), "eur": ("alipay",)}
-"""Which of them a payment page offers, by currency; cards are always offered."""
+"""Redirect methods offered per currency; cards are always offered."""
 AUTHENTICATE = (
     "authentication_required",
     "authentication_required",
@@ -79,6 +76,6 @@ ABANDONED = (
 
 
 def card_of(text: str) -> TestCard | None:
-    """The test card with a number, spaces or not, or with a name of Stripe's."""
+    """Return the test card with this number (spaces allowed) or Stripe name."""
     digits = "".join(character for character in TOKENS.get(text, text) if character.isdigit())
     return CARDS.get(digits)

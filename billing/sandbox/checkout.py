@@ -1,7 +1,4 @@
-"""Checkout at the sandbox: pages where one pays or saves a card, and the bank's challenge.
-
-The one rule: a page is paid, expired or open, and only an open one can change.
-"""
+"""Checkout in the sandbox: payment pages, card setup pages and the bank's challenge. Only an open page can change."""
 
 from __future__ import annotations
 
@@ -14,16 +11,17 @@ from billing.sandbox.cards import Challenge
 from billing.sandbox.store import Object
 
 SESSION_SECONDS = 24 * 3600
+"""How long a payment page stays open: Stripe's default."""
 TEST_CARDS_ONLY = "This sandbox takes test cards only: use 4242 4242 4242 4242."
-GONE = "This payment page has expired. Start again."
+EXPIRED = "This payment page has expired. Start again."
 
 
 @dataclass(frozen=True)
 class Step:
-    """Where the payer goes next: another page, or the same one with a sentence."""
+    """The payer's next page, or the same page with an error."""
 
     url: str = ""
-    refused: str = ""
+    error: str = ""
 
 
 def make_session(book: Book, form: Object) -> Object:
@@ -52,7 +50,7 @@ def make_session(book: Book, form: Object) -> Object:
         "_title": "",
     }
     if mode == "payment":
-        fields |= _bought(form)
+        fields |= _priced_item(form)
     elif mode != "setup":
         raise Refused(f"Invalid mode: {mode} is not of this sandbox.", param="mode")
     session = book.make("checkout.session", "cs_test", **fields)
@@ -60,7 +58,7 @@ def make_session(book: Book, form: Object) -> Object:
 
 
 def current_session(book: Book, session_id: str) -> Object:
-    """A session as it is now; one that is past its time expires here, with its event. Raises Refused (404)."""
+    """Return a session, expiring it if its time is over. Raises Refused (404)."""
     session = book.get("checkout.session", session_id)
     if session["status"] == "open" and session["expires_at"] < book.clock():
         _expire(book, session)
@@ -75,32 +73,32 @@ def expire(book: Book, session: Object) -> Object:
 
 
 def offered(session: Object) -> list[str]:
-    """What else than a card the page offers."""
+    """Return the redirect methods that the page offers."""
     if session["mode"] != "payment":
         return []
     return list(cards.OFFERED.get(session["currency"], ()))
 
 
 def submit(book: Book, session: Object, form: Object) -> Step:
-    """What a payer sent from the page: a card's number, or the name of another means."""
+    """Handle the payer's form: a card number or the name of another payment method."""
     if session["status"] != "open":
-        paid = session["status"] == "complete"
-        return Step(url=session["success_url"]) if paid else Step(refused=GONE)
-    means = str(form.get("method") or "card")
-    if means in offered(session):
-        method = book.make("payment_method", "pm", type=means, customer=None, **{means: {}})
+        is_paid = session["status"] == "complete"
+        return Step(url=session["success_url"]) if is_paid else Step(error=EXPIRED)
+    method_type = str(form.get("method") or "card")
+    if method_type in offered(session):
+        method = book.make("payment_method", "pm", type=method_type, customer=None, **{method_type: {}})
     elif (card := cards.card_of(str(form.get("card") or ""))) is not None:
         method = intents.card_method(book, card)
     else:
-        return Step(refused=TEST_CARDS_ONLY)
+        return Step(error=TEST_CARDS_ONLY)
     try:
         return (_pay if session["mode"] == "payment" else _save)(book, session, method)
     except Refused as error:
-        return Step(refused=str(error))
+        return Step(error=str(error))
 
 
 def challenged(book: Book, intent_id: str) -> tuple[Object, Object]:
-    """The intent a bank asks about, and the session it is of. Raises Refused (404) unless it waits for the payer."""
+    """Return the intent and session of a challenge. Raises Refused (404) unless the intent waits for it."""
     kind = "setup_intent" if intent_id.startswith("seti_") else "payment_intent"
     intent = book.get(kind, intent_id)
     session = book.store.get("checkout.session", intent.get("_session", ""))
@@ -109,12 +107,12 @@ def challenged(book: Book, intent_id: str) -> tuple[Object, Object]:
     return intent, session
 
 
-def answer_challenge(book: Book, intent_id: str, *, agreed: bool) -> Step:
-    """What the payer told the bank."""
+def answer_challenge(book: Book, intent_id: str, *, is_agreed: bool) -> Step:
+    """Handle the payer's answer to the challenge."""
     intent, session = challenged(book, intent_id)
     if session["status"] != "open":
-        return Step(refused=GONE)
-    if not agreed:
+        return Step(error=EXPIRED)
+    if not is_agreed:
         if intent["object"] == "payment_intent":
             intents.fail(book, intent, cards.ABANDONED)
         else:
@@ -123,11 +121,11 @@ def answer_challenge(book: Book, intent_id: str, *, agreed: bool) -> Step:
         return Step(url=session["url"])
     if intent["object"] == "payment_intent":
         intents.authorize(book, intent)
-        return _paid(book, session)
-    return _saved(book, session, intent)
+        return _complete_payment(book, session)
+    return _complete_setup(book, session, intent)
 
 
-def _bought(form: Object) -> dict[str, Any]:
+def _priced_item(form: Object) -> dict[str, Any]:
     items = form.get("line_items")
     if not isinstance(items, list) or len(items) != 1:
         raise Refused("Give exactly one line item.", code="parameter_missing", param="line_items")
@@ -155,17 +153,17 @@ def _pay(book: Book, session: Object, method: Object) -> Step:
             "customer": session["customer"],
             "setup_future_usage": options.get("setup_future_usage") or session["_intent"].get("setup_future_usage"),
         }
-        made = intents.make_intent(book, form)
-        book.change(made, _session=session["id"])
-        book.change(session, payment_intent=made["id"])
+        created = intents.make_intent(book, form)
+        book.change(created, _session=session["id"])
+        book.change(session, payment_intent=created["id"])
     intent = book.get("payment_intent", session["payment_intent"])
     intents.confirm(book, intent, {"payment_method": method["id"]})
     if intent["status"] == "requires_action":
         return Step(url=intent["next_action"]["redirect_to_url"]["url"])
-    return _paid(book, session)
+    return _complete_payment(book, session)
 
 
-def _paid(book: Book, session: Object) -> Step:
+def _complete_payment(book: Book, session: Object) -> Step:
     book.change(session, status="complete", payment_status="paid", url=None)
     book.emit("checkout.session.completed", session)
     return Step(url=session["success_url"])
@@ -175,22 +173,24 @@ def _save(book: Book, session: Object, method: Object) -> Step:
     card = intents.card_behind(method)
     if card and card.declines:
         raise intents.declined(card.declines)
-    challenge = card is not None and card.challenge is not Challenge.NEVER
+    needs_challenge = card is not None and card.challenge is not Challenge.NEVER
     intent = book.make(
         "setup_intent",
         "seti",
         customer=session["customer"],
         metadata=session["metadata"],
         payment_method=method["id"],
-        status="requires_action" if challenge else "processing",
+        status="requires_action" if needs_challenge else "processing",
         usage="off_session",
         _session=session["id"],
     )
     book.change(session, setup_intent=intent["id"])
-    return Step(url=f"{book.base_url}/challenge/{intent['id']}") if challenge else _saved(book, session, intent)
+    if needs_challenge:
+        return Step(url=f"{book.base_url}/challenge/{intent['id']}")
+    return _complete_setup(book, session, intent)
 
 
-def _saved(book: Book, session: Object, intent: Object) -> Step:
+def _complete_setup(book: Book, session: Object, intent: Object) -> Step:
     method = book.get("payment_method", intent["payment_method"])
     book.change(method, _saved=True)
     intents.attach(book, method, session["customer"])

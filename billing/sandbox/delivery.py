@@ -1,7 +1,4 @@
-"""Webhooks of the sandbox: signed as Stripe signs them, and sent again, with longer waits, until they are taken.
-
-The one rule: an event counts as delivered when the console answered 2xx, and not before.
-"""
+"""Delivery of the sandbox's webhooks: signed like Stripe's and retried with growing delays until the answer is 2xx."""
 
 from __future__ import annotations
 
@@ -14,12 +11,12 @@ import time
 import urllib.request
 from urllib.error import URLError
 
-from billing.sandbox.book import shown
+from billing.sandbox.book import public_fields
 from billing.sandbox.provider import Provider
 from billing.sandbox.store import Object
 
 RETRY_SECONDS = (0.2, 1, 2, 5, 10, 30, 60)
-"""Waits between tries of a webhook; the last is repeated."""
+"""Delays between retries of a webhook; the last one repeats."""
 
 
 class Delivery:
@@ -34,14 +31,14 @@ class Delivery:
         provider.on_event = self._wake.set
 
     def deliver(self) -> None:
-        """Send what waits, oldest first, whenever something does."""
+        """Send waiting events, oldest first, until stopped."""
         while not self._stopped.is_set():
-            # Cleared before the look: an event or a stop that comes after it sets it again, and is not slept over.
+            # Cleared before the check, so that an event or a stop in between is not missed.
             self._wake.clear()
             for event_id in self._due():
                 if self._stopped.is_set():
                     return
-                self._try(event_id)
+                self._deliver_one(event_id)
             self._wake.wait(self._until_next())
 
     def stop(self) -> None:
@@ -54,7 +51,7 @@ class Delivery:
             return [each["id"] for each in self._waiting() if each["next_at"] <= time.time()]
 
     def _until_next(self) -> float | None:
-        """Seconds until the next try; none where nothing waits."""
+        """Return the seconds until the next retry, or None if no event waits."""
         with self._provider.lock:
             times = [each["next_at"] for each in self._waiting()]
         return max(0.0, min(times) - time.time()) if times else None
@@ -62,14 +59,14 @@ class Delivery:
     def _waiting(self) -> list[Object]:
         return list(self._provider.book.store.all("delivery"))
 
-    def _try(self, event_id: str) -> None:
+    def _deliver_one(self, event_id: str) -> None:
         store = self._provider.book.store
         with self._provider.lock:
             event = self._provider.book.get("event", event_id)
-            body = json.dumps(shown(event)).encode()
-        taken = self._send(body)
+            body = json.dumps(public_fields(event)).encode()
+        is_accepted = self._send(body)
         with self._provider.lock:
-            if taken:
+            if is_accepted:
                 store.remove("delivery", event_id)
                 store.put("event", event_id, event | {"pending_webhooks": 0})
             elif waiting := store.get("delivery", event_id):
@@ -88,7 +85,7 @@ class Delivery:
             headers={"Content-Type": "application/json", "Stripe-Signature": f"t={stamp},v1={signature}"},
         )
         try:
-            with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310  # as above
-                return bool(200 <= answer.status < 300)
+            with urllib.request.urlopen(request, timeout=10) as response:  # noqa: S310  # as above
+                return bool(200 <= response.status < 300)
         except (URLError, OSError, http.client.HTTPException):
             return False

@@ -1,6 +1,6 @@
-"""Payments at the sandbox: saved cards, payment intents with capture, refunds, disputes.
+"""Payments in the sandbox: payment methods, payment intents with capture, refunds, disputes.
 
-The one rule: a charge's money is moved once, with the intent's step to `succeeded`; what goes back is never more.
+A charge moves its money once, when the intent becomes `succeeded`. Refunds and disputes never exceed it.
 """
 
 from __future__ import annotations
@@ -14,38 +14,42 @@ from billing.sandbox.cards import Challenge, TestCard
 from billing.sandbox.store import Object
 
 EVIDENCE_SECONDS = 7 * 24 * 3600
+"""How long evidence about a dispute can be submitted, as at Stripe."""
 EXPIRES = (12, 2034)
+"""Month and year in which every test card expires."""
 
-# --- Means of payment -------------------------------------------------------------------------------------------------
+# --- Payment methods --------------------------------------------------------------------------------------------------
 
 
 def make_method(book: Book, form: Object) -> Object:
     """POST /v1/payment_methods with a card's number, or a name of a test card's."""
     details = form.get("card")
-    given = details.get("number") or details.get("token") if isinstance(details, dict) else None
-    card = cards.card_of(str(given or ""))
+    number = details.get("number") or details.get("token") if isinstance(details, dict) else None
+    card = cards.card_of(str(number or ""))
     if card is None:
         raise Refused("Your card number is incorrect.", code="incorrect_number", status=402, kind="card_error")
     return card_method(book, card)
 
 
 def card_method(book: Book, card: TestCard) -> Object:
-    """A means of payment for a test card."""
+    """Create a payment method for a test card."""
     month, year = EXPIRES
-    shown = {"brand": card.brand, "display_brand": card.brand, "last4": card.last4, "exp_month": month}
-    shown |= {"exp_year": year, "funding": "credit"}
-    return book.make("payment_method", "pm", type="card", card=shown, customer=None, _number=card.number, _saved=False)
+    details = {"brand": card.brand, "display_brand": card.brand, "last4": card.last4, "exp_month": month}
+    details |= {"exp_year": year, "funding": "credit"}
+    return book.make(
+        "payment_method", "pm", type="card", card=details, customer=None, _number=card.number, _saved=False
+    )
 
 
 def named_method(book: Book, name: str) -> Object:
-    """A means of payment by its id, or made for one of Stripe's names."""
+    """Return a payment method by id, or create one for a Stripe test name."""
     return card_method(book, cards.CARDS[cards.TOKENS[name]]) if name in cards.TOKENS else book.get(
         "payment_method", name
     )  # fmt: skip
 
 
 def attach(book: Book, method: Object, customer: str) -> Object:
-    """Save a means of payment. A card that always declines can't be saved."""
+    """Attach a payment method to a customer. A card that always declines is refused."""
     book.customer(customer)
     card = card_behind(method)
     if card and card.declines:
@@ -59,7 +63,7 @@ def attach(book: Book, method: Object, customer: str) -> Object:
 
 
 def detach(book: Book, method: Object) -> Object:
-    """Forget a saved means of payment; it can't be used again."""
+    """Detach a payment method; it cannot be used again."""
     if method["customer"] is None:
         raise Refused("The payment method you provided is not attached to a customer so detachment is impossible.")
     book.change(method, customer=None, _spent=True)
@@ -68,7 +72,7 @@ def detach(book: Book, method: Object) -> Object:
 
 
 def delete_customer(book: Book, customer: Object) -> Object:
-    """DELETE /v1/customers/:id: its saved means of payment can't be used again; its id and what was paid stay."""
+    """DELETE /v1/customers/:id: detaches its payment methods; its id and payments remain."""
     for method in book.store.all("payment_method"):
         if method["customer"] == customer["id"]:
             book.change(method, customer=None, _spent=True)
@@ -77,15 +81,15 @@ def delete_customer(book: Book, customer: Object) -> Object:
 
 
 def card_behind(method: Object) -> TestCard | None:
-    """The test card of a means of payment; None for another means."""
+    """Return the test card of a payment method, or None for other methods."""
     return cards.CARDS.get(method.get("_number", ""))
 
 
-def declined(why: tuple[str, str, str], **more: Any) -> Refused:
-    """The error of a card that was declined."""
-    code, decline, sentence = why
+def declined(decline: tuple[str, str, str], **more: Any) -> Refused:
+    """Return the error of a declined card."""
+    code, decline_code, message = decline
     return Refused(
-        sentence, code=code, status=HTTPStatus.PAYMENT_REQUIRED, kind="card_error", decline_code=decline, **more
+        message, code=code, status=HTTPStatus.PAYMENT_REQUIRED, kind="card_error", decline_code=decline_code, **more
     )
 
 
@@ -121,7 +125,7 @@ def make_intent(book: Book, form: Object) -> Object:
 
 
 def confirm(book: Book, intent: Object, form: Object) -> Object:
-    """Try to pay. Raises Refused for a card that was declined, with the intent, which can be tried again."""
+    """Confirm an intent. Raises Refused with the intent if the card is declined; it can be confirmed again."""
     if intent["status"] not in {"requires_payment_method", "requires_confirmation", "requires_action"}:
         raise _unexpected(intent, "confirm")
     if name := form.get("payment_method"):
@@ -134,12 +138,14 @@ def confirm(book: Book, intent: Object, form: Object) -> Object:
     card = card_behind(method)
     if card is None:
         return _require_action(book, intent)
-    if why := card.declines or (card.declines_later if method["customer"] else None):
-        raise fail(book, intent, why)
-    asked = card.challenge is Challenge.ALWAYS or (card.challenge is Challenge.UNLESS_SAVED and not method["_saved"])
-    if asked and true(form, "off_session"):
+    if decline := card.declines or (card.declines_later if method["customer"] else None):
+        raise fail(book, intent, decline)
+    needs_challenge = card.challenge is Challenge.ALWAYS or (
+        card.challenge is Challenge.UNLESS_SAVED and not method["_saved"]
+    )
+    if needs_challenge and true(form, "off_session"):
         raise fail(book, intent, cards.AUTHENTICATE)
-    return _require_action(book, intent) if asked else authorize(book, intent)
+    return _require_action(book, intent) if needs_challenge else authorize(book, intent)
 
 
 def _require_action(book: Book, intent: Object) -> Object:
@@ -153,18 +159,20 @@ def _require_action(book: Book, intent: Object) -> Object:
     return intent
 
 
-def fail(book: Book, intent: Object, why: tuple[str, str, str]) -> Refused:
-    """A try that failed: the intent waits for another means of payment. Gives the error."""
-    error = declined(why).answer["error"]
+def fail(book: Book, intent: Object, decline: tuple[str, str, str]) -> Refused:
+    """Record a failed attempt: the intent needs another payment method. Returns the error."""
+    error = declined(decline).answer["error"]
     book.change(
         intent, status="requires_payment_method", payment_method=None, last_payment_error=error, next_action=None
     )
     book.emit("payment_intent.payment_failed", intent)
-    return declined(why, payment_intent={"id": intent["id"], "object": "payment_intent", "status": intent["status"]})
+    return declined(
+        decline, payment_intent={"id": intent["id"], "object": "payment_intent", "status": intent["status"]}
+    )
 
 
 def authorize(book: Book, intent: Object) -> Object:
-    """The bank agreed: take the money, or set it aside where it is to be captured by hand."""
+    """Capture the authorized money, or hold it for a manual capture."""
     method = book.get("payment_method", intent["payment_method"])
     if intent["setup_future_usage"] and intent["customer"] and card_behind(method):
         book.change(method, _saved=True)
@@ -173,19 +181,21 @@ def authorize(book: Book, intent: Object) -> Object:
         book.change(intent, status="requires_capture", amount_capturable=intent["amount"], next_action=None)
         book.emit("payment_intent.amount_capturable_updated", intent)
         return intent
-    return _take(book, intent, intent["amount"])
+    return _charge(book, intent, intent["amount"])
 
 
 def capture(book: Book, intent: Object, form: Object) -> Object:
-    """Take what was set aside, or a part of it; the rest is let go."""
+    """Capture all or a part of the authorized amount and release the rest."""
     if intent["status"] != "requires_capture":
         raise _unexpected(intent, "capture")
-    whole = intent["amount_capturable"]
-    return _take(book, intent, amount_of(form, "amount_to_capture", whole) if "amount_to_capture" in form else whole)
+    authorized = intent["amount_capturable"]
+    return _charge(
+        book, intent, amount_of(form, "amount_to_capture", authorized) if "amount_to_capture" in form else authorized
+    )
 
 
 def cancel(book: Book, intent: Object) -> Object:
-    """Give an intent up."""
+    """Cancel an intent."""
     if intent["status"] in {"succeeded", "canceled", "processing"}:
         raise _unexpected(intent, "cancel")
     book.change(intent, status="canceled", amount_capturable=0, next_action=None)
@@ -193,7 +203,7 @@ def cancel(book: Book, intent: Object) -> Object:
     return intent
 
 
-def _take(book: Book, intent: Object, amount: int) -> Object:
+def _charge(book: Book, intent: Object, amount: int) -> Object:
     charge = book.make(
         "charge",
         "ch",
@@ -230,25 +240,25 @@ def _take(book: Book, intent: Object, amount: int) -> Object:
 
 
 def _unexpected(intent: Object, act: str) -> Refused:
-    sentence = f"You cannot {act} this PaymentIntent because it has a status of {intent['status']}."
-    return Refused(sentence, code="payment_intent_unexpected_state")
+    message = f"You cannot {act} this PaymentIntent because it has a status of {intent['status']}."
+    return Refused(message, code="payment_intent_unexpected_state")
 
 
-# --- What goes back ---------------------------------------------------------------------------------------------------
+# --- Refunds and disputes ---------------------------------------------------------------------------------------------
 
 
 def make_refund(book: Book, form: Object) -> Object:
-    """POST /v1/refunds of an intent or a charge, in part or whole."""
+    """POST /v1/refunds: refund all or a part of an intent or charge."""
     if name := form.get("payment_intent"):
         charge = book.get("charge", book.get("payment_intent", name)["latest_charge"])
     else:
         charge = book.get("charge", required(form, "charge"))
     if charge["disputed"]:
         raise Refused(f"Charge {charge['id']} has been charged back; cannot issue a refund.", code="charge_disputed")
-    left = charge["amount"] - charge["amount_refunded"]
-    if left == 0:
+    refundable = charge["amount"] - charge["amount_refunded"]
+    if refundable == 0:
         raise Refused(f"Charge {charge['id']} has already been refunded.", code="charge_already_refunded")
-    amount = money_of(form, "amount", charge["currency"], left) if "amount" in form else left
+    amount = money_of(form, "amount", charge["currency"], refundable) if "amount" in form else refundable
     refund = book.make(
         "refund",
         "re",
@@ -261,27 +271,27 @@ def make_refund(book: Book, form: Object) -> Object:
         reason=form.get("reason"),
         status="succeeded",
     )
-    _returned(book, charge, amount)
+    _add_refunded(book, charge, amount)
     book.move("refund", refund["id"], -amount, refund["currency"])
     book.emit("refund.created", refund)
     book.emit("charge.refunded", charge)
-    answer = dict(refund)
+    response = dict(refund)  # a refund that fails later is answered as succeeded, as at Stripe
     card = card_behind(book.get("payment_method", charge["payment_method"]))
     if card and card.refund_fails:
         book.change(refund, status="failed", failure_reason="expired_or_canceled_card")
-        _returned(book, charge, -amount)
+        _add_refunded(book, charge, -amount)
         book.move("refund_failure", refund["id"], amount, refund["currency"])
         book.emit("refund.failed", refund)
-    return answer
+    return response
 
 
-def _returned(book: Book, charge: Object, amount: int) -> None:
-    back = charge["amount_refunded"] + amount
-    book.change(charge, amount_refunded=back, refunded=back == charge["amount"])
+def _add_refunded(book: Book, charge: Object, amount: int) -> None:
+    refunded = charge["amount_refunded"] + amount
+    book.change(charge, amount_refunded=refunded, refunded=refunded == charge["amount"])
 
 
 def open_dispute(book: Book, charge: Object) -> Object:
-    """The cardholder's bank takes back what is left of a charge."""
+    """Open a dispute over the unrefunded part of a charge."""
     amount = charge["amount"] - charge["amount_refunded"]
     dispute = book.make(
         "dispute",
@@ -304,7 +314,7 @@ def open_dispute(book: Book, charge: Object) -> Object:
 
 
 def reopen_dispute(book: Book, dispute: Object) -> Object:
-    """The bank does not agree with an end in our favour, and takes the money once more; nobody's evidence is asked."""
+    """Reopen a won dispute: the bank withdraws the money again without asking for evidence."""
     if dispute["status"] != "won":
         raise Refused("Only a dispute that was won can be taken up again.")
     book.change(dispute, status="under_review")
@@ -315,24 +325,24 @@ def reopen_dispute(book: Book, dispute: Object) -> Object:
 
 
 def _adjust(book: Book, dispute: Object, amount: int) -> None:
-    """Move money of a dispute (negative: the bank takes it)."""
-    moved = book.move("adjustment", dispute["charge"], amount, dispute["currency"])
-    book.change(dispute, balance_transactions=[*dispute["balance_transactions"], dict(moved)])
+    """Add a balance transaction of a dispute; negative: the bank withdraws it."""
+    transaction = book.move("adjustment", dispute["charge"], amount, dispute["currency"])
+    book.change(dispute, balance_transactions=[*dispute["balance_transactions"], dict(transaction)])
     book.change(book.get("charge", dispute["charge"]), disputed=amount < 0)
 
 
 def answer_dispute(book: Book, dispute: Object, form: Object) -> Object:
-    """Hand evidence in. As in Stripe's test mode, the texts `winning_evidence` and `losing_evidence` decide at once."""
-    given = form.get("evidence")
-    evidence = dict(given) if isinstance(given, dict) else {}
+    """Submit evidence. As in Stripe's test mode, `winning_evidence` and `losing_evidence` decide at once."""
+    submitted = form.get("evidence")
+    evidence = dict(submitted) if isinstance(submitted, dict) else {}
     book.change(dispute, evidence=dispute["evidence"] | evidence)
-    ends = {"winning_evidence": "won", "losing_evidence": "lost"}
-    verdict = ends.get(str(dispute["evidence"].get("uncategorized_text")))
+    verdicts = {"winning_evidence": "won", "losing_evidence": "lost"}
+    verdict = verdicts.get(str(dispute["evidence"].get("uncategorized_text")))
     return end_dispute(book, dispute, verdict) if verdict else dispute
 
 
 def end_dispute(book: Book, dispute: Object, verdict: str) -> Object:
-    """Decide a dispute: `won` gives the money back, `lost` does not."""
+    """Close a dispute: `won` returns the money, `lost` does not."""
     if dispute["status"] in {"won", "lost"}:
         raise Refused("This dispute is already closed.")
     book.change(dispute, status=verdict)

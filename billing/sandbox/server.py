@@ -1,6 +1,6 @@
-"""The sandbox over HTTP: Stripe's routes under /v1, the payment page, and the bank's challenge page.
+"""The sandbox's HTTP server: Stripe's routes under /v1, the payment page and the bank's challenge page.
 
-The one rule: it is bound to loopback, asks for this installation's own key, and takes no live one.
+It binds to loopback, requires this installation's sandbox key and refuses live keys.
 """
 
 from __future__ import annotations
@@ -8,23 +8,25 @@ from __future__ import annotations
 import html
 import json
 import secrets
+from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from billing.messages import money
 from billing.sandbox import cards, checkout
 from billing.sandbox.book import Refused
 from billing.sandbox.provider import Provider
-from billing.wording import money
 
 MAX_BODY = 65536
+"""Bytes of a body that are read; real requests have a few hundred."""
 PAGES = Path(__file__).parent
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection."""
+    """The handler of one connection."""
 
     provider: Provider
     api_key: str
@@ -32,20 +34,20 @@ class Handler(BaseHTTPRequestHandler):
     server_version = "TrainyardSandbox"
     sys_version = ""
 
-    def do_GET(self) -> None:  # the name http.server calls
-        """The API, or a page."""
+    def do_GET(self) -> None:  # named by http.server
+        """Serve the API or a page."""
         self._answer("GET")
 
-    def do_POST(self) -> None:  # the name http.server calls
-        """The API, or what a payer sends from a page."""
+    def do_POST(self) -> None:  # named by http.server
+        """Serve the API or a page's form."""
         self._answer("POST")
 
-    def do_DELETE(self) -> None:  # the name http.server calls
-        """The API."""
+    def do_DELETE(self) -> None:  # named by http.server
+        """Serve the API."""
         self._answer("DELETE")
 
     def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002  # the base class's name
-        """Nothing is logged: card fields pass through here."""
+        """Log nothing, because requests contain card numbers."""
 
     def _answer(self, method: str) -> None:
         url = urlsplit(self.path)
@@ -59,33 +61,33 @@ class Handler(BaseHTTPRequestHandler):
                     self._show_payment(session_id)
                 case ["POST", "pay", session_id]:
                     step = self.provider.submit(session_id, dict(parse_qsl(encoded)))
-                    self._go(step, lambda: self._show_payment(session_id, step.refused))
+                    self._redirect(step, lambda: self._show_payment(session_id, step.error))
                 case ["GET", "challenge", intent_id]:
                     self._show_challenge(intent_id)
                 case ["POST", "challenge", intent_id]:
-                    agreed = dict(parse_qsl(encoded)).get("answer") == "agree"
-                    step = self.provider.answer_challenge(intent_id, agreed=agreed)
-                    self._go(step, lambda: self._show_challenge(intent_id))
+                    is_agreed = dict(parse_qsl(encoded)).get("answer") == "agree"
+                    step = self.provider.answer_challenge(intent_id, is_agreed=is_agreed)
+                    self._redirect(step, lambda: self._show_challenge(intent_id))
                 case _:
                     self._json(HTTPStatus.NOT_FOUND, Refused("There is no such page.").answer)
         except Refused as error:
             self._json(error.status, error.answer)
 
     def _api(self, method: str, path: str, encoded: str) -> None:
-        given = self.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        if not secrets.compare_digest(given, f"Bearer {self.api_key}".encode()):
-            live = b"_live_" in given
-            sentence = "The sandbox takes no live key: no real money moves here." if live else "Invalid API key."
-            self._json(HTTPStatus.UNAUTHORIZED, Refused(sentence).answer)
+        credentials = self.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if not secrets.compare_digest(credentials, f"Bearer {self.api_key}".encode()):
+            is_live = b"_live_" in credentials
+            message = "The sandbox takes no live key: no real money moves here." if is_live else "Invalid API key."
+            self._json(HTTPStatus.UNAUTHORIZED, Refused(message).answer)
             return
-        answer = self.provider.handle(method, path, encoded, self.headers.get("Idempotency-Key", ""))
-        self._json(answer.status, answer.body, **({"Idempotent-Replayed": "true"} if answer.replayed else {}))
+        response = self.provider.handle(method, path, encoded, self.headers.get("Idempotency-Key", ""))
+        self._json(response.status, response.body, **({"Idempotent-Replayed": "true"} if response.is_replay else {}))
 
     def _body(self) -> str:
         length = min(int(self.headers.get("Content-Length") or 0), MAX_BODY)
         return self.rfile.read(length).decode(errors="replace")
 
-    def _show_payment(self, session_id: str, refused: str = "") -> None:
+    def _show_payment(self, session_id: str, error: str = "") -> None:
         session = self.provider.session(session_id)
         amount = money(session["amount_total"], session["currency"].upper()) if session["amount_total"] else ""
         others = "".join(
@@ -98,7 +100,7 @@ class Handler(BaseHTTPRequestHandler):
             "title": session["_title"] or "For automatic top-ups. Nothing is paid now.",
             "act": f"Pay {amount}" if amount else "Save the card",
             "cancel_url": session["cancel_url"] or "",
-            "refused": refused or self.provider.last_refusal(session),
+            "refused": error or self.provider.last_refusal(session),
             "status": session["status"],
         }
         self._page("pay.html", values, others=others)
@@ -117,9 +119,9 @@ class Handler(BaseHTTPRequestHandler):
             page = page.replace("{{ " + field + " }}", value)
         self._send(HTTPStatus.OK, "text/html; charset=utf-8", page.encode())
 
-    def _go(self, step: checkout.Step, otherwise: Any) -> None:
+    def _redirect(self, step: checkout.Step, show_again: Callable[[], None]) -> None:
         if not step.url:
-            otherwise()
+            show_again()
             return
         self.send_response(HTTPStatus.SEE_OTHER)
         self.send_header("Location", step.url)
@@ -144,7 +146,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def serve(*, provider: Provider, port: int, api_key: str) -> ThreadingHTTPServer:
-    """The HTTP server, bound to loopback and not yet serving. Raises ValueError for a live key."""
+    """Return the HTTP server, bound to loopback but not yet serving. Raises ValueError for a live key."""
     if "_live_" in api_key:
         raise ValueError("The sandbox does not run with a live key.")
     attributes = {"provider": provider, "api_key": api_key}

@@ -1,7 +1,6 @@
-"""Where the sandbox keeps its objects: in memory, and in a journal that a restart reads again.
+"""The sandbox's storage: objects in memory, and a journal on disk that a restart reads.
 
-The one rule: what one request changed is one line of the journal, written before the request is answered; a line that
-was cut off by a crash never happened.
+Each request's changes are one line of the journal, written before the answer. A line truncated by a crash is ignored.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ Object = dict[str, Any]
 
 
 class Store:
-    """Objects by kind and id, in the order of making. Not thread-safe: its owner holds a lock."""
+    """Objects by kind and id, in creation order. Not thread-safe: the owner holds a lock."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
@@ -27,36 +26,36 @@ class Store:
             self._read(path)
 
     def get(self, kind: str, object_id: str) -> Object | None:
-        """The object itself: change it, then `put` it."""
+        """Return the stored object itself. After changing it, call `put`."""
         return self._objects.get(kind, {}).get(object_id)
 
-    def put(self, kind: str, object_id: str, thing: Object) -> Object:
-        """Keep an object, new or changed."""
-        self._objects.setdefault(kind, {})[object_id] = thing
+    def put(self, kind: str, object_id: str, fields: Object) -> Object:
+        """Store a new or changed object."""
+        self._objects.setdefault(kind, {})[object_id] = fields
         self._changed[kind, object_id] = None
-        return thing
+        return fields
 
     def remove(self, kind: str, object_id: str) -> None:
-        """Forget an object, if there is one."""
+        """Delete an object if it exists."""
         if self._objects.get(kind, {}).pop(object_id, None) is not None:
             self._changed[kind, object_id] = None
 
     def all(self, kind: str, *, newest_first: bool = False) -> Iterator[Object]:
-        """Every object of a kind."""
-        things = self._objects.get(kind, {})
-        return iter([things[key] for key in (reversed(things) if newest_first else things)])
+        """Return all objects of a kind."""
+        objects = self._objects.get(kind, {})
+        return iter([objects[key] for key in (reversed(objects) if newest_first else objects)])
 
     def count(self, kind: str) -> int:
-        """How many there are of a kind."""
+        """Return the number of objects of a kind."""
         return len(self._objects.get(kind, {}))
 
     def newest(self, kind: str, count: int) -> list[Object]:
-        """The last ones made of a kind, newest first."""
-        things = self._objects.get(kind, {})
-        return [things[key] for key in islice(reversed(things), count)]
+        """Return the newest objects of a kind, newest first."""
+        objects = self._objects.get(kind, {})
+        return [objects[key] for key in islice(reversed(objects), count)]
 
     def commit(self) -> None:
-        """Write what changed since the last commit as one line."""
+        """Write the changes since the last commit as one journal line."""
         if self._changed and self._path is not None:
             changes = [[kind, key, self.get(kind, key)] for kind, key in self._changed]
             with self._path.open("a") as journal:
@@ -64,19 +63,19 @@ class Store:
         self._changed.clear()
 
     def _read(self, path: Path) -> None:
-        """Take the journal in, and write it anew without what is outdated."""
+        """Load the journal and rewrite it without outdated lines."""
         for line in path.read_text().splitlines() if path.exists() else ():
             try:
                 changes = json.loads(line)
             except ValueError:
-                continue  # cut off by a crash: nobody was told that it happened
-            for kind, key, thing in changes:
-                if thing is None:
+                continue  # truncated by a crash before the request was answered
+            for kind, key, fields in changes:
+                if fields is None:
                     self._objects.get(kind, {}).pop(key, None)
                 else:
-                    self._objects.setdefault(kind, {})[key] = thing
-        whole = [[kind, key, thing] for kind, things in self._objects.items() for key, thing in things.items()]
-        fresh = path.with_suffix(".new")
-        fresh.touch(mode=0o600)
-        fresh.write_text(json.dumps(whole) + "\n" if whole else "")
-        fresh.rename(path)
+                    self._objects.setdefault(kind, {})[key] = fields
+        snapshot = [[kind, key, fields] for kind, objects in self._objects.items() for key, fields in objects.items()]
+        new_path = path.with_suffix(".new")
+        new_path.touch(mode=0o600)
+        new_path.write_text(json.dumps(snapshot) + "\n" if snapshot else "")
+        new_path.rename(path)

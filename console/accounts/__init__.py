@@ -1,1 +1,1 @@
-"""The floor: who acts, for which organization, with which role, and what was done. Knows nothing of what is sold."""
+"""Users, organizations, memberships, roles, API tokens, service activation and the audit log."""

@@ -1,27 +1,31 @@
-"""Whether a request may reach a view: an active member whose role has the capability the view asks for.
+"""Access control of API views: the request's membership must have the capability that the view names for its method.
 
-The one rule: every API view names a capability for each method, and one that names none is refused to everybody.
-Imports no `rest_framework.views`, which imports this module by the settings; the base of our views is in `permissions`.
+A view that names none refuses everyone. This module does not import `rest_framework.views`, which imports it through
+the settings; the base class of views is in `permissions`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from django.contrib.auth import get_user
+from django.http import HttpRequest
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 
-from console.accounts.models import Membership
+from console.accounts import selectors
+from console.accounts.models import ApiToken, Membership
+from console.accounts.roles import Capability
 
 if TYPE_CHECKING:
     from rest_framework.views import APIView
 
 
 class HasCapability(BasePermission):
-    """Asks the view's `capabilities` (HTTP method -> Capability) of the request's membership."""
+    """Checks the view's `capabilities` (HTTP method to Capability) against the request's membership."""
 
     def has_permission(self, request: Request, view: APIView) -> bool:
-        """Whether the member may use this method; HEAD and OPTIONS ask for what GET asks.
+        """Return whether the member may use this method; HEAD and OPTIONS need the capability of GET.
 
         A method that the view doesn't have is let through to its 405: it would do nothing for anybody.
         """
@@ -36,7 +40,35 @@ class HasCapability(BasePermission):
 
 
 def request_membership(request: Request) -> Membership | None:
-    """The membership a request acts with: its token's, or the one chosen in the session."""
+    """Return the request's membership: its token's, or the one chosen in the session."""
     if isinstance(request.auth, object) and hasattr(request.auth, "membership"):
         return request.auth.membership  # type: ignore[no-any-return]  # an ApiToken, by TokenAuthentication
     return getattr(request._request, "membership", None)  # noqa: SLF001  # DRF offers the wrapped request nowhere else
+
+
+def is_still_allowed(request: Request, capability: Capability) -> bool:
+    """Read again whether the member of a request that was allowed may still use `capability`.
+
+    False once the API token was revoked or has expired, the session ended, the password changed, the member was
+    removed or made inactive, or their role no longer allows it.
+    """
+    membership = request_membership(request)
+    if membership is None:
+        return False
+    if isinstance(request.auth, ApiToken):
+        if not selectors.valid_tokens().filter(pk=request.auth.pk).exists():
+            return False
+    elif not _is_session_valid(request._request):  # noqa: SLF001  # as above
+        return False
+    current = Membership.objects.filter(pk=membership.pk, user__is_active=True).first()
+    if current is None:
+        return False
+    current.scopes = membership.scopes
+    return current.allows(capability)
+
+
+def _is_session_valid(request: HttpRequest) -> bool:
+    """Return whether the stored session still belongs to the request's user."""
+    probe = HttpRequest()  # its session is read again from the store
+    probe.session = type(request.session)(request.session.session_key)
+    return bool(get_user(probe) == request.user)

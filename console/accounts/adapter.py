@@ -1,32 +1,119 @@
-"""Where allauth meets our accounts. The one rule: nobody signs up without getting an organization of their own."""
+"""The allauth adapter. Everyone who signs up joins an organization: the inviting one, or their own."""
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from allauth.account.adapter import DefaultAccountAdapter
+from allauth.core.exceptions import ImmediateHttpResponse
+from allauth.socialaccount.adapter import DefaultSocialAccountAdapter
+from django.conf import settings
+from django.core.cache import cache
 from django.db import transaction
 from django.forms import Form
 from django.http import HttpRequest
+from django.shortcuts import redirect
 from django.utils.translation import get_language
 
-from console.accounts import services
+from console.accounts import invitations, services
 from console.accounts.models import User
+from console.observability import addresses
+
+LOGIN_FAILURES, LOGIN_FAILURE_SECONDS = 5, 300
+"""How many log-ins to an account can fail from one address in this time. allauth counts by account alone, which would
+let anyone lock its owner out."""
 
 
 class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth publishes no types
-    """Saves the person and their first organization together."""
+    """Saves new users together with their first membership."""
 
     def save_user(self, request: HttpRequest, user: User, form: Form, commit: bool = True) -> User:
-        """Save a person who signs up; with `commit`, their organization in the same transaction."""
+        """Save a new user and, with `commit`, their membership in the same transaction."""
+        invitation = invitations.find(request.GET.get("invitation", ""))
         with transaction.atomic():
             saved: User = super().save_user(request, user, form, commit)
-            if commit:
-                given: Any = form.cleaned_data.get("organization")
-                services.create_organization(user=saved, name=given or saved.email.partition("@")[0])
+            if commit and invitation and invitation.email == saved.email.lower():
+                invitations.accept(invitation=invitation, user=saved)
+                self.stash_verified_email(request, saved.email)  # the invitation's link was sent to this address
+            elif commit:
+                name: Any = form.cleaned_data.get("organization")
+                services.create_organization(user=saved, name=name or saved.email.partition("@")[0])
+                services.request_approval(user=saved)
         return saved
 
+    def is_open_for_signup(self, request: HttpRequest) -> bool:
+        """Return whether this person may sign up: by the rule of the installation, or with an invitation."""
+        return settings.SIGNUP != "closed" or invitations.find(request.GET.get("invitation", "")) is not None
+
+    def pre_authenticate(self, request: HttpRequest, **credentials: Any) -> None:
+        """Count the attempt. Raises ValidationError after too many failures."""
+        super().pre_authenticate(request, **credentials)
+        key = self._attempts_key(credentials.get("email", ""))
+        cache.add(key, 0, LOGIN_FAILURE_SECONDS)
+        if cache.incr(key) > LOGIN_FAILURES:
+            raise self.validation_error("too_many_login_attempts")
+
+    def authenticate(self, request: HttpRequest, **credentials: Any) -> User | None:
+        """Return the user whose credentials these are, and forget their failed attempts; else None."""
+        user: User | None = super().authenticate(request, **credentials)
+        if user is not None:
+            cache.delete(self._attempts_key(user.email))
+        return user
+
+    def set_password(self, user: User, password: str) -> None:
+        """Set a password and clear the count of failed log-ins, so that the user can log in at once."""
+        super().set_password(user, password)
+        if self.request:
+            cache.delete(self._attempts_key(user.email))
+
+    def _attempts_key(self, email: str) -> str:
+        """Return the key of the attempts at one account from one address."""
+        address = addresses.rate_limit_key(self.get_client_ip(self.request))
+        return f"login_attempts:{hashlib.sha256(f'{email.lower()} {address}'.encode()).hexdigest()}"
+
+    def send_mail(self, template_prefix: str, email: str, context: dict[str, Any]) -> None:
+        """Send a mail whose links use TRAINYARD_URL, not the host of the request."""
+        request_url = str(self.request.build_absolute_uri("/")) if self.request else ""
+        rewritten = {
+            name: f"{settings.TRAINYARD_URL}/{value.removeprefix(request_url)}"
+            if request_url and isinstance(value, str) and value.startswith(request_url)
+            else value
+            for name, value in context.items()
+        }
+        site = {"name": "Trainyard", "domain": settings.TRAINYARD_URL}
+        super().send_mail(template_prefix, email, rewritten | {"current_site": site})
+
     def login(self, request: HttpRequest, user: User) -> None:
-        """Log a person in, and remember the language of their page for what is sent by mail."""
+        """Log a user in, and store the language of the page for later mails.
+
+        Every way in ends here, after the address was verified and the second factor checked. Whoever awaits approval
+        goes no further.
+        """
+        if user.awaits_approval:
+            raise ImmediateHttpResponse(redirect("account_approval"))
         super().login(request, user)
         services.remember_language(user=user, language=get_language())
+
+
+class SingleSignOnAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]  # allauth publishes no types
+    """Saves people who come by single sign-on together with their first membership."""
+
+    def pre_social_login(self, request: HttpRequest, sociallogin: Any) -> None:
+        """Take only `true` as a verified address: some providers send text, and the text "false" is true in Python."""
+        for address in sociallogin.email_addresses:
+            address.verified = address.verified in (True, "true")
+
+    def save_user(self, request: HttpRequest, sociallogin: Any, form: Form | None = None) -> User:
+        """Save a new user with their account at the provider. With a form, `AccountAdapter` saves the membership."""
+        with transaction.atomic():
+            user: User = super().save_user(request, sociallogin, form)
+            if form is None:
+                services.create_organization(user=user, name=user.email.partition("@")[0])
+                services.request_approval(user=user)
+        return user
+
+    def is_open_for_signup(self, request: HttpRequest, sociallogin: Any) -> bool:
+        """Return whether this person may sign up. Without a form, the address is checked here."""
+        email = sociallogin.user.email
+        return super().is_open_for_signup(request, sociallogin) and (not email or services.may_sign_up(email))

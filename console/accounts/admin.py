@@ -1,13 +1,13 @@
-"""Administrators' work on people and organizations.
-
-The one rule: roles and services change through `services`, so that the last owner stays and the trail is written.
-"""
+"""Admin pages of users and organizations. Changes go through `services`, which keeps owners and the audit log."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from allauth.mfa.models import Authenticator
+from allauth.socialaccount.models import SocialAccount, SocialApp, SocialToken
+from allauth.usersessions.models import UserSession
 from django.contrib import admin, messages
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
 from django.contrib.auth.models import Group
@@ -19,17 +19,28 @@ from django.utils.translation import gettext_lazy as _
 from unfold.admin import ModelAdmin, TabularInline
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
-from console.accounts import services
-from console.accounts.errors import CustomerError
-from console.accounts.models import ApiToken, AuditEvent, Membership, Organization, Quota, ServiceActivation, User
-from console.accounts.readonly import ReadOnly
+from console.accounts import emails, second_factors, services
+from console.accounts.models import (
+    ApiToken,
+    AuditEvent,
+    Invitation,
+    Membership,
+    Organization,
+    Quota,
+    ServiceActivation,
+    User,
+)
 from console.accounts.roles import Role
+from console.core.errors import CustomerError
+from console.core.readonly import ReadOnly
 
-admin.site.unregister(Group)
+# allauth's show the keys of second factors and sessions. Providers of single sign-on are set in the environment.
+for _model in (Group, Authenticator, UserSession, SocialAccount, SocialApp, SocialToken):
+    admin.site.unregister(_model)
 
 
 class NewUserForm(UserCreationForm):  # type: ignore[misc]  # unfold publishes no types
-    """A person, by e-mail address."""
+    """A user, identified by e-mail address."""
 
     class Meta:
         model = User
@@ -37,7 +48,7 @@ class NewUserForm(UserCreationForm):  # type: ignore[misc]  # unfold publishes n
 
 
 class EditedUserForm(UserChangeForm):  # type: ignore[misc]  # unfold publishes no types
-    """The same form as Django's, for our user."""
+    """Django's form for our user model."""
 
     class Meta:
         model = User
@@ -46,14 +57,14 @@ class EditedUserForm(UserChangeForm):  # type: ignore[misc]  # unfold publishes 
 
 @admin.register(User)
 class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[misc, type-arg]  # unfold publishes no types
-    """People. Whoever is added here gets an organization, as at sign-up."""
+    """Users. A user added here gets an organization, as at sign-up."""
 
     form = EditedUserForm
     add_form = NewUserForm
     change_password_form = AdminPasswordChangeForm
     ordering = ("email",)
-    list_display = ("email", "first_name", "last_name", "is_active", "is_staff", "last_login")
-    list_filter = ("is_active", "is_staff")
+    list_display = ("email", "first_name", "last_name", "is_active", "awaits_approval", "is_staff", "last_login")
+    list_filter = ("awaits_approval", "is_active", "is_staff")
     search_fields = ("email", "first_name", "last_name")
     filter_horizontal = ()
     readonly_fields = ("last_login", "date_joined")
@@ -63,21 +74,37 @@ class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[misc, type-arg]  #
         (_("Dates"), {"fields": ("last_login", "date_joined")}),
     )
     add_fieldsets = ((None, {"fields": ("email", "usable_password", "password1", "password2")}),)
+    actions = ("approve", "reset_second_factors")
+
+    @admin.action(description=_("Approve the chosen users"))
+    def approve(self, request: HttpRequest, queryset: QuerySet[User]) -> None:
+        """Let people log in who signed up and await approval, and tell them by mail."""
+        for user in queryset:
+            if services.approve_user(user=user, actor=_actor(request)) and not emails.send_approval(user):
+                self.message_user(request, _("No mail could be sent to %s.") % user.email, messages.WARNING)
+
+    @admin.action(description=_("Remove the second factors of the chosen users"))
+    def reset_second_factors(self, request: HttpRequest, queryset: QuerySet[User]) -> None:
+        """Let people who lost their second factors log in with the password alone."""
+        for user in queryset:
+            with transaction.atomic():
+                if second_factors.reset(user=user):
+                    services.record(organization=None, actor=_actor(request), action="factors.reset", target=user.email)
 
     def save_model(self, request: HttpRequest, obj: User, form: ModelForm[User], change: bool) -> None:
-        """Save, and make the first organization of a new person."""
+        """Save the user, and create the first organization of a new one."""
         with transaction.atomic():
             super().save_model(request, obj, form, change)
             if not change:
                 services.create_organization(user=obj, name=obj.email.partition("@")[0])
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Never: the trail names people. Make them inactive instead."""
+        """Never allowed: the audit log refers to users. Deactivate them instead."""
         return False
 
 
 class MembershipInline(ReadOnly, TabularInline):  # type: ignore[misc]  # unfold publishes no types
-    """Who belongs to an organization; roles are changed in the list of memberships."""
+    """The members of an organization. Roles are changed in the list of memberships."""
 
     model = Membership
     extra = 0
@@ -85,18 +112,18 @@ class MembershipInline(ReadOnly, TabularInline):  # type: ignore[misc]  # unfold
 
 
 class QuotaInline(TabularInline):  # type: ignore[misc]  # unfold publishes no types
-    """The organization's limits."""
+    """The organization's quotas."""
 
     model = Quota
     can_delete = False
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Never: each organization was made with one."""
+        """Never allowed: each organization already has one."""
         return False
 
 
 class ActivationInline(ReadOnly, TabularInline):  # type: ignore[misc]  # unfold publishes no types
-    """Who accepted which terms, and when."""
+    """Service activations with the accepted terms."""
 
     model = ServiceActivation
     extra = 0
@@ -105,7 +132,7 @@ class ActivationInline(ReadOnly, TabularInline):  # type: ignore[misc]  # unfold
 
 @admin.register(Organization)
 class OrganizationAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
-    """Customers: their limits, members and services."""
+    """Organizations with their quotas, members and services."""
 
     list_display = ("name", "slug", "created_at", "service_active")
     search_fields = ("name", "slug", "memberships__user__email")
@@ -114,43 +141,45 @@ class OrganizationAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes n
     actions = ("suspend_service",)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Organization]:
-        """With what the list shows of each."""
+        """Return the organizations with the data that the list shows."""
         return super().get_queryset(request).prefetch_related("activations")  # type: ignore[no-any-return]
 
     @admin.display(boolean=True, description=_("service active"))
     def service_active(self, organization: Organization) -> bool:
-        """Whether new orders are taken."""
+        """Return whether the service is active."""
         return any(activation.is_active for activation in organization.activations.all())
 
     @admin.action(description=_("Stop new orders of the chosen organizations"))
     def suspend_service(self, request: HttpRequest, queryset: QuerySet[Organization]) -> None:
-        """Deactivate the service; what runs goes on."""
+        """Deactivate the service. Running jobs continue."""
         for organization in queryset:
-            services.suspend_service(organization=organization, actor=_person(request))
+            services.suspend_service(organization=organization, actor=_actor(request))
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """Never: an organization is made by its owner."""
+        """Never allowed: organizations are created by their owners."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Never: its ledger stays."""
+        """Never allowed: its ledger must be kept."""
         return False
 
 
 def _role_action(role: Role) -> Callable[[Any, HttpRequest, QuerySet[Membership]], None]:
-    def act(self: MembershipAdmin, request: HttpRequest, queryset: QuerySet[Membership]) -> None:
+    def action(self: MembershipAdmin, request: HttpRequest, queryset: QuerySet[Membership]) -> None:
         self.apply(
-            request, queryset, lambda one: services.change_role(membership=one, role=role, actor=_person(request))
+            request,
+            queryset,
+            lambda membership: services.change_role(membership=membership, role=role, actor=_actor(request)),
         )
 
-    act.__name__ = f"make_{role}"
+    action.__name__ = f"make_{role}"
     label = _("Make the chosen members: %(role)s") % {"role": Membership.Roles(role).label}
-    return admin.action(description=label)(act)
+    return admin.action(description=label)(action)
 
 
 @admin.register(Membership)
 class MembershipAdmin(ReadOnly, ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
-    """Members and their roles, changed by actions."""
+    """Memberships. Roles are changed by actions."""
 
     list_display = ("user", "organization", "role", "created_at")
     list_filter = ("role",)
@@ -161,12 +190,14 @@ class MembershipAdmin(ReadOnly, ModelAdmin):  # type: ignore[misc]  # unfold pub
     @admin.action(description=_("Remove the chosen members"))
     def remove(self, request: HttpRequest, queryset: QuerySet[Membership]) -> None:
         """End the memberships."""
-        self.apply(request, queryset, lambda one: services.remove_member(membership=one, actor=_person(request)))
+        self.apply(
+            request, queryset, lambda membership: services.remove_member(membership=membership, actor=_actor(request))
+        )
 
     def apply(
         self, request: HttpRequest, queryset: QuerySet[Membership], change: Callable[[Membership], object]
     ) -> None:
-        """Change each, and say which could not be changed, and why."""
+        """Change the selected rows and report those that could not be changed."""
         for membership in queryset.select_related("user", "organization"):
             try:
                 change(membership)
@@ -174,11 +205,20 @@ class MembershipAdmin(ReadOnly, ModelAdmin):  # type: ignore[misc]  # unfold pub
                 self.message_user(request, f"{membership}: {error.message}", messages.ERROR)
 
 
+@admin.register(Invitation)
+class InvitationAdmin(ReadOnly, ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
+    """Invitations and their results."""
+
+    list_display = ("email", "organization", "role", "invited_by", "created_at", "accepted_at", "revoked_at")
+    list_select_related = ("organization", "invited_by")
+    search_fields = ("email", "organization__name", "invited_by__email")
+
+
 @admin.register(ApiToken)
 class ApiTokenAdmin(ReadOnly, ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
-    """API tokens: there is no secret to be seen."""
+    """API tokens, without their secrets."""
 
-    list_display = ("name", "prefix", "membership", "created_at", "last_used_at", "revoked_at")
+    list_display = ("name", "prefix", "membership", "scopes", "created_at", "expires_at", "last_used_at", "revoked_at")
     list_select_related = ("membership__user", "membership__organization")
     search_fields = ("prefix", "membership__user__email", "membership__organization__name")
     exclude = ("digest",)
@@ -186,21 +226,21 @@ class ApiTokenAdmin(ReadOnly, ModelAdmin):  # type: ignore[misc]  # unfold publi
 
     @admin.action(description=_("Revoke the chosen tokens"))
     def revoke(self, request: HttpRequest, queryset: QuerySet[ApiToken]) -> None:
-        """End them at once."""
+        """Revoke the selected tokens."""
         for token in queryset.select_related("membership__organization"):
-            services.revoke_token(token=token, actor=_person(request))
+            services.revoke_token(token=token, actor=_actor(request))
 
 
 @admin.register(AuditEvent)
 class AuditEventAdmin(ReadOnly, ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
-    """The trail."""
+    """The audit log."""
 
-    list_display = ("created_at", "actor", "action", "target", "organization")
+    list_display = ("created_at", "actor", "action", "target", "organization", "address")
     list_filter = ("action",)
     list_select_related = ("actor", "organization")
     search_fields = ("target", "actor__email", "organization__name")
     show_full_result_count = False
 
 
-def _person(request: HttpRequest) -> User | None:
+def _actor(request: HttpRequest) -> User | None:
     return request.user if isinstance(request.user, User) else None

@@ -1,8 +1,8 @@
-"""The API of accounts: who asks, API tokens, the organization and its members. Services do the work."""
+"""The REST API of accounts: the current member, API tokens, the organization, members, invitations."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from django.shortcuts import get_object_or_404
 from django.urls import path
@@ -11,12 +11,13 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from console.accounts import selectors, services
-from console.accounts.models import ApiToken, Membership, Organization
+from console.accounts import invitations, selectors, services
+from console.accounts.models import ApiToken, Invitation, Membership, Organization
 from console.accounts.permissions import TenantView
-from console.accounts.roles import CAPABILITIES, Capability, Role
+from console.accounts.roles import Capability, Role
+from console.core.schema import results_of
 
-# --- Shapes -----------------------------------------------------------------------------------------------------------
+# --- Serializers ------------------------------------------------------------------------------------------------------
 
 
 class OrganizationSerializer(serializers.ModelSerializer[Organization]):
@@ -35,7 +36,7 @@ class OrganizationSerializer(serializers.ModelSerializer[Organization]):
 
 
 class WhoAmISerializer(serializers.Serializer[Membership]):
-    """Who asks, for which organization, and what that member may do."""
+    """The current user, organization, role and capabilities."""
 
     email = serializers.EmailField(source="user.email")
     organization = OrganizationSerializer()
@@ -43,21 +44,38 @@ class WhoAmISerializer(serializers.Serializer[Membership]):
     capabilities = serializers.SerializerMethodField()
 
     def get_capabilities(self, membership: Membership) -> list[str]:
-        """The names of what the role allows."""
-        return sorted(CAPABILITIES[Role(membership.role)])
+        """The names of what the role, and the token if one is used, allows."""
+        return sorted(capability for capability in Capability if membership.allows(capability))
 
 
 class TokenSerializer(serializers.ModelSerializer[ApiToken]):
     """An API token, without its secret."""
 
+    scopes = serializers.ListField(
+        child=serializers.ChoiceField(choices=[capability.value for capability in Capability]),
+        required=False,
+        allow_null=True,
+        default=None,
+        help_text="What the token may do, besides reading (`view`). Null: all that the role allows, also later.",
+    )
+    days = serializers.IntegerField(
+        min_value=1,
+        max_value=services.MAX_TOKEN_DAYS,
+        required=False,
+        allow_null=True,
+        default=None,
+        write_only=True,
+        help_text="The token expires after this many days. Null: never.",
+    )
+
     class Meta:
         model = ApiToken
-        fields = ("id", "name", "prefix", "created_at", "last_used_at")
-        read_only_fields = ("prefix", "created_at", "last_used_at")
+        fields = ("id", "name", "prefix", "scopes", "days", "expires_at", "created_at", "last_used_at")
+        read_only_fields = ("prefix", "expires_at", "created_at", "last_used_at")
 
 
 class NewTokenSerializer(TokenSerializer):
-    """An API token just made: the only time that its secret is shown."""
+    """A new API token, with its secret. The secret is never shown again."""
 
     secret = serializers.CharField(read_only=True)
 
@@ -76,36 +94,30 @@ class MemberSerializer(serializers.ModelSerializer[Membership]):
         read_only_fields = ("created_at",)
 
 
-class TokenListSerializer(serializers.Serializer[Any]):
-    """Tokens, newest first."""
+class InvitationSerializer(serializers.ModelSerializer[Invitation]):
+    """An invitation. It does not reveal whether the address has an account."""
 
-    results = TokenSerializer(many=True)
-
-
-class MemberListSerializer(serializers.Serializer[Any]):
-    """Members, oldest first."""
-
-    results = MemberSerializer(many=True)
-
-
-class NewMemberSerializer(serializers.Serializer[Any]):
-    """Whom to add."""
-
-    email = serializers.EmailField()
     role = serializers.ChoiceField(choices=Membership.Roles.choices, default=Role.MEMBER)
+    invited_by = serializers.EmailField(source="invited_by.email", read_only=True, default=None, allow_null=True)
+    is_expired = serializers.BooleanField(read_only=True)
+
+    class Meta:
+        model = Invitation
+        fields = ("id", "email", "role", "invited_by", "created_at", "expires_at", "is_expired")
+        read_only_fields = ("created_at", "expires_at")
 
 
 # --- Views ------------------------------------------------------------------------------------------------------------
 
 
 class WhoAmIView(TenantView):
-    """Who the request acts for."""
+    """The current member."""
 
     capabilities: ClassVar = {"GET": Capability.VIEW}
 
     @extend_schema(operation_id="whoami", responses=WhoAmISerializer)
     def get(self, request: Request) -> Response:
-        """The member who asks, with the organization and what the role allows."""
+        """Return the current user, organization, role and capabilities."""
         return Response(WhoAmISerializer(self.membership).data)
 
 
@@ -114,22 +126,27 @@ class TokensView(TenantView):
 
     capabilities: ClassVar = {"GET": Capability.VIEW, "POST": Capability.VIEW}
 
-    @extend_schema(operation_id="tokens_list", responses=TokenListSerializer)
+    @extend_schema(operation_id="tokens_list", responses=results_of(TokenSerializer))
     def get(self, request: Request) -> Response:
-        """The tokens that work, newest first."""
-        return Response(TokenListSerializer({"results": selectors.tokens(membership=self.membership)}).data)
+        """List the tokens that were not revoked, newest first, including expired ones."""
+        tokens = selectors.tokens(membership=self.membership)
+        return Response({"results": TokenSerializer(tokens, many=True).data})
 
     @extend_schema(operation_id="tokens_create", request=TokenSerializer, responses={201: NewTokenSerializer})
     def post(self, request: Request) -> Response:
-        """Make a token. Its secret is in this answer only."""
-        shape = TokenSerializer(data=request.data)
-        shape.is_valid(raise_exception=True)
-        token, secret = services.create_token(membership=self.membership, name=shape.validated_data["name"])
+        """Create a token. Its secret is in this response only.
+
+        A token that a token creates may do no more and lives no longer than its maker.
+        """
+        serializer = TokenSerializer(data=request.data)
+        serializer.is_valid(raise_exception=True)
+        maker = request.auth if isinstance(request.auth, ApiToken) else None
+        token, secret = services.create_token(membership=self.membership, maker=maker, **serializer.validated_data)
         return Response({**TokenSerializer(token).data, "secret": secret}, status=201)
 
 
 class TokenView(TenantView):
-    """One of the member's own API tokens."""
+    """One of the member's API tokens."""
 
     capabilities: ClassVar = {"DELETE": Capability.VIEW}
 
@@ -142,43 +159,36 @@ class TokenView(TenantView):
 
 
 class OrganizationView(TenantView):
-    """The organization that the request acts for."""
+    """The current organization."""
 
     capabilities: ClassVar = {"GET": Capability.VIEW, "PATCH": Capability.MANAGE}
 
     @extend_schema(operation_id="organization_read", responses=OrganizationSerializer)
     def get(self, request: Request) -> Response:
-        """The organization."""
+        """Return the organization."""
         return Response(OrganizationSerializer(self.organization).data)
 
     @extend_schema(operation_id="organization_rename", request=OrganizationSerializer, responses=OrganizationSerializer)
     def patch(self, request: Request) -> Response:
         """Change the display name."""
-        shape = OrganizationSerializer(data=request.data)
-        shape.is_valid(raise_exception=True)
-        renamed = services.rename_organization(
-            organization=self.organization, name=shape.validated_data["name"], actor=self.membership.user
+        serializer = OrganizationSerializer(data=request.data)
+        serializer.is_valid(raise_exception=True)
+        organization = services.rename_organization(
+            organization=self.organization, name=serializer.validated_data["name"], actor=self.membership.user
         )
-        return Response(OrganizationSerializer(renamed).data)
+        return Response(OrganizationSerializer(organization).data)
 
 
 class MembersView(TenantView):
     """The organization's members."""
 
-    capabilities: ClassVar = {"GET": Capability.VIEW, "POST": Capability.MANAGE}
+    capabilities: ClassVar = {"GET": Capability.VIEW}
 
-    @extend_schema(operation_id="members_list", responses=MemberListSerializer)
+    @extend_schema(operation_id="members_list", responses=results_of(MemberSerializer))
     def get(self, request: Request) -> Response:
-        """Every member, oldest first."""
-        return Response(MemberListSerializer({"results": selectors.members(organization=self.organization)}).data)
-
-    @extend_schema(operation_id="members_add", request=NewMemberSerializer, responses={201: MemberSerializer})
-    def post(self, request: Request) -> Response:
-        """Add a person who has signed up."""
-        shape = NewMemberSerializer(data=request.data)
-        shape.is_valid(raise_exception=True)
-        added = services.add_member(organization=self.organization, actor=self.membership.user, **shape.validated_data)
-        return Response(MemberSerializer(added).data, status=201)
+        """List the members, oldest first."""
+        members = selectors.members(organization=self.organization)
+        return Response({"results": MemberSerializer(members, many=True).data})
 
 
 class MemberView(TenantView):
@@ -188,24 +198,59 @@ class MemberView(TenantView):
 
     @extend_schema(operation_id="members_change_role", request=MemberSerializer, responses=MemberSerializer)
     def patch(self, request: Request, pk: int) -> Response:
-        """Give the member another role."""
-        shape = MemberSerializer(data=request.data)
-        shape.is_valid(raise_exception=True)
-        changed = services.change_role(
-            membership=self._member(pk),
-            role=shape.validated_data.get("role", ""),
-            actor=self.membership.user,
+        """Change the member's role."""
+        serializer = MemberSerializer(data=request.data)
+        serializer.is_valid(raise_exception=True)
+        membership = services.change_role(
+            membership=self._member(pk), role=serializer.validated_data.get("role", ""), actor=self.membership.user
         )
-        return Response(MemberSerializer(changed).data)
+        return Response(MemberSerializer(membership).data)
 
     @extend_schema(operation_id="members_remove", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
-        """End the membership, and its API tokens with it."""
+        """Remove the member and revoke their API tokens."""
         services.remove_member(membership=self._member(pk), actor=self.membership.user)
         return Response(status=204)
 
     def _member(self, pk: int) -> Membership:
         return get_object_or_404(selectors.members(organization=self.organization), pk=pk)
+
+
+class InvitationsView(TenantView):
+    """The organization's open invitations."""
+
+    capabilities: ClassVar = {"GET": Capability.MANAGE, "POST": Capability.MANAGE}
+
+    @extend_schema(operation_id="invitations_list", responses=results_of(InvitationSerializer))
+    def get(self, request: Request) -> Response:
+        """List invitations that were not accepted, declined or revoked, newest first, including expired ones."""
+        open_invitations = selectors.open_invitations(organization=self.organization)
+        return Response({"results": InvitationSerializer(open_invitations, many=True).data})
+
+    @extend_schema(
+        operation_id="invitations_create", request=InvitationSerializer, responses={201: InvitationSerializer}
+    )
+    def post(self, request: Request) -> Response:
+        """Invite an address by mail. Accepting makes the person a member. Earlier invitations to it are revoked."""
+        serializer = InvitationSerializer(data=request.data)
+        serializer.is_valid(raise_exception=True)
+        invitation = invitations.invite(
+            organization=self.organization, actor=self.membership.user, **serializer.validated_data
+        )
+        return Response(InvitationSerializer(invitation).data, status=201)
+
+
+class InvitationView(TenantView):
+    """One open invitation."""
+
+    capabilities: ClassVar = {"DELETE": Capability.MANAGE}
+
+    @extend_schema(operation_id="invitations_revoke", responses={204: None})
+    def delete(self, request: Request, pk: int) -> Response:
+        """Revoke the invitation; its link stops working."""
+        open_invitations = selectors.open_invitations(organization=self.organization)
+        invitations.revoke(invitation=get_object_or_404(open_invitations, pk=pk), actor=self.membership.user)
+        return Response(status=204)
 
 
 urlpatterns = [
@@ -215,4 +260,6 @@ urlpatterns = [
     path("organization/", OrganizationView.as_view(), name="api_organization"),
     path("organization/members/", MembersView.as_view(), name="api_members"),
     path("organization/members/<int:pk>/", MemberView.as_view(), name="api_member"),
+    path("organization/invitations/", InvitationsView.as_view(), name="api_invitations"),
+    path("organization/invitations/<int:pk>/", InvitationView.as_view(), name="api_invitation"),
 ]

@@ -1,6 +1,7 @@
-"""The Django app of the floor."""
+"""The Django app of accounts."""
 
 from django.apps import AppConfig
+from django.utils.module_loading import autodiscover_modules
 from django.utils.translation import gettext_lazy as _
 
 
@@ -10,3 +11,7 @@ class AccountsConfig(AppConfig):
     name = "console.accounts"
     label = "accounts"
     verbose_name = _("Accounts")
+
+    def ready(self) -> None:
+        """Connect the receivers that write the audit log."""
+        autodiscover_modules("audit")  # models exist only now

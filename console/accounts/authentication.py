@@ -1,7 +1,4 @@
-"""Who an API request comes from: the token in its `Authorization` header.
-
-The one rule: a header that names a token either works or is refused with 401; it never falls back to a session.
-"""
+"""API authentication by the token in the `Authorization` header. An invalid token is a 401, never a session."""
 
 from __future__ import annotations
 
@@ -14,44 +11,44 @@ from rest_framework.authentication import BaseAuthentication, get_authorization_
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
 
+from console.accounts import selectors
 from console.accounts.models import ApiToken, User
 from console.accounts.services import token_digest
-from console.operations import context
-from console.operations.kept import Kept, given
+from console.observability import context
 
 USED_AT_PRECISION = timedelta(minutes=1)
-"""`last_used_at` is written at most this often: it says which tokens are in use, not when each request came."""
+"""Minimum interval between updates of `last_used_at`, which shows whether a token is in use."""
 SCHEMES = {b"token", b"bearer"}
-_TOKEN = Kept(
-    lambda: ApiToken.objects.select_related("membership__user", "membership__organization__quota").filter(
-        digest=given("digest"), revoked_at=None, membership__user__is_active=True
-    )
-)
 
 
 class TokenAuthentication(BaseAuthentication):
-    """`Authorization: Token ty_...` (or `Bearer`). `request.auth` is the ApiToken, its membership read with it."""
+    """Accepts `Authorization: Token ty_...` (or `Bearer`). `request.auth` is the ApiToken with its membership."""
 
     def authenticate(self, request: Request) -> tuple[User, ApiToken] | None:
-        """The token's user and the token; None when the header names no token. Raises AuthenticationFailed."""
-        words = get_authorization_header(request).split()
-        if not words or words[0].lower() not in SCHEMES:
+        """Return the token's user and the token, or None without a token header. Raises AuthenticationFailed."""
+        parts = get_authorization_header(request).split()
+        if not parts or parts[0].lower() not in SCHEMES:
             return None
-        if len(words) != 2:
-            raise AuthenticationFailed(_("Send the token as one word: Authorization: Token ty_..."))
-        token = _TOKEN.first(digest=token_digest(words[1].decode("latin-1")))
+        if len(parts) != 2:
+            raise AuthenticationFailed(_("The token must not contain spaces: Authorization: Token ty_..."))
+        valid = selectors.valid_tokens().filter(membership__user__is_active=True)
+        related = valid.select_related("membership__user", "membership__organization__quota")
+        token = related.filter(digest=token_digest(parts[1].decode("latin-1"))).first()
         if token is None:
-            raise AuthenticationFailed(_("This API token is unknown or was revoked. Make a new one in the console."))
-        self._note_use(token)
+            raise AuthenticationFailed(
+                _("This API token is unknown, expired or revoked. Create a new one in the console.")
+            )
+        token.membership.scopes = token.limits()
+        self._record_use(token)
         context.add(user=token.membership.user_id, organization=token.membership.organization_id)
         return token.membership.user, token
 
     def authenticate_header(self, request: Request) -> str:
-        """What a 401 says in WWW-Authenticate."""
+        """Return the WWW-Authenticate header of a 401."""
         return 'Token realm="trainyard"'
 
-    def _note_use(self, token: ApiToken) -> None:
+    def _record_use(self, token: ApiToken) -> None:
         now = timezone.now()
         if token.last_used_at is None or token.last_used_at < now - USED_AT_PRECISION:
-            stale = Q(last_used_at=None) | Q(last_used_at__lt=now - USED_AT_PRECISION)
-            ApiToken.objects.filter(stale, pk=token.pk).update(last_used_at=now)
+            is_outdated = Q(last_used_at=None) | Q(last_used_at__lt=now - USED_AT_PRECISION)
+            ApiToken.objects.filter(is_outdated, pk=token.pk).update(last_used_at=now)

@@ -1,4 +1,4 @@
-"""What sign-up asks besides an address and a password. Knows nothing of allauth, which mixes this into its own form."""
+"""The additional sign-up field. allauth mixes this form into its own, so it must not import allauth."""
 
 from __future__ import annotations
 
@@ -26,4 +26,4 @@ class SignUpForm(forms.Form):
     field_order = ("email", "organization", "password1", "password2")
 
     def signup(self, request: HttpRequest, user: User) -> None:
-        """Nothing more: the organization is made with the user, by `adapter.AccountAdapter`."""
+        """Do nothing: `adapter.AccountAdapter` creates the membership with the user."""

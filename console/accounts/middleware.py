@@ -1,50 +1,89 @@
-"""For which organization a page is asked, and what no request may ask. Hides the session's choice.
+"""Middleware: the request's organization and time zone, and a check of the query string.
 
-The one rule: the membership is read anew at every request, so a member who was removed loses access at once.
+The membership is read at each request, so a removed member loses access at once.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cache, cached_property
+from urllib.parse import unquote
 
+from django.conf import settings
 from django.core.exceptions import BadRequest
 from django.http import HttpRequest, HttpResponseBase
+from django.utils import timezone
 
-from console.accounts import selectors
-from console.accounts.models import Membership
-from console.operations import context
+from console.accounts import selectors, services, zones
+from console.accounts.models import Membership, User
+from console.observability import context
 
-SESSION_KEY = "organization"
-"""Where the session keeps the id of the organization that the person chose."""
+ORGANIZATION_SESSION_KEY = "organization"
+"""Session key of the chosen organization's id. A cookie of the same name survives the session."""
+COOKIE_SECONDS = 365 * 86400
 
 
 class QueryMiddleware:
-    """Refuses a query with a NUL byte: nothing has such a name, and the database can't even be asked for it.
+    """Refuses query strings with a NUL byte, which PostgreSQL rejects.
 
-    Forms, paths and the fields of the API refuse it where they are read; queries are read by the admin too.
+    Forms, paths and API fields are checked where they are parsed; the admin parses query strings itself.
     """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
-        """A 400, or what the others make of the request."""
+        """Return a 400, or pass the request on."""
         query = request.META.get("QUERY_STRING", "")
         if "%00" in query or "\0" in query:
-            raise BadRequest("The query has a NUL byte in it.")
+            raise BadRequest("The query string has a NUL byte.")
         return self.get_response(request)
 
 
+PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
+"""Paths that must answer without a session, and so without the database."""
+
+
+class TimeZoneMiddleware:
+    """Activates the reader's time zone: the chosen one, otherwise the browser's or the installation's."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        """Pass the request on in the reader's time zone."""
+        browser_zone = unquote(request.COOKIES.get(zones.COOKIE, ""))
+        has_session = settings.SESSION_COOKIE_NAME in request.COOKIES and request.path_info not in PROBES
+        user = request.user if has_session else None
+        if not isinstance(user, User) or not user.is_authenticated:
+            candidates = [browser_zone]
+        else:
+            if browser_zone:
+                services.remember_browser_time_zone(user=user, name=browser_zone)
+            candidates = [user.time_zone, browser_zone, user.browser_time_zone]
+        with timezone.override(zones.zone(*candidates)):
+            return self.get_response(request)
+
+
 class TenantRequest(HttpRequest):
-    """A request that knows its membership: None for a stranger, or for a person without an organization."""
+    """A request with its membership; None without a log-in or an organization."""
+
+    @cached_property
+    def memberships(self) -> list[Membership]:
+        """Return the user's memberships, oldest first. One query, on first use."""
+        return list(selectors.memberships(user=self.user)) if self.user.is_authenticated else []
 
     @cached_property
     def membership(self) -> Membership | None:
-        """The chosen membership, or else the first one. One query, at first use."""
+        """Return the chosen membership, that of the last session, or the first one."""
         if not self.user.is_authenticated:
             return None
-        chosen = selectors.membership_of(user=self.user, preferred_organization_id=self.session.get(SESSION_KEY))
+        cookie = self.COOKIES.get(ORGANIZATION_SESSION_KEY, "")
+        last_organization = int(cookie) if re.fullmatch(r"[0-9]{1,18}", cookie) else None
+        preferred = self.session.get(ORGANIZATION_SESSION_KEY, last_organization)
+        first = next(iter(self.memberships), None)
+        chosen = next((other for other in self.memberships if other.organization_id == preferred), first)
         context.add(user=self.user.pk)
         if chosen:
             context.add(organization=chosen.organization_id)
@@ -54,17 +93,27 @@ class TenantRequest(HttpRequest):
 class OrganizationMiddleware:
     """Gives every request its `membership`.
 
-    The class of the request is widened because an attribute must be lazy (health checks and token requests need no
-    session) and yet be None for nobody: a lazy object around None is not None.
+    The request's class is replaced because the attribute must be lazy (health checks and token requests need no
+    session) and may be None: a SimpleLazyObject around None is not None.
     """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
-        """Pass the request on, widened."""
+        """Pass the request on with its membership, and store the choice in a cookie."""
         request.__class__ = _tenant_class(type(request))  # type: ignore[arg-type]  # HttpRequest is hashable
-        return self.get_response(request)
+        response = self.get_response(request)
+        if request.session.modified and ORGANIZATION_SESSION_KEY in request.session:
+            response.set_cookie(
+                ORGANIZATION_SESSION_KEY,
+                str(request.session[ORGANIZATION_SESSION_KEY]),
+                max_age=COOKIE_SECONDS,
+                secure=settings.SESSION_COOKIE_SECURE,
+                httponly=True,
+                samesite="Lax",
+            )
+        return response
 
 
 @cache

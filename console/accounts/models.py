@@ -1,4 +1,4 @@
-"""Who acts: users, organizations, memberships, activated services, API tokens, and the trail of what was done."""
+"""Users, organizations, memberships, service activations, invitations, API tokens and the audit log."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from django.contrib.auth.base_user import BaseUserManager
 from django.contrib.auth.models import AbstractUser
 from django.db import models
+from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from console.accounts.roles import Capability, Role, allows
@@ -15,10 +16,10 @@ DISTRIBUTED_TRAINING = "distributed-training"
 
 
 class UserManager(BaseUserManager["User"]):
-    """Makes users who are known by their e-mail address."""
+    """Creates users, which are identified by e-mail address."""
 
     def create_user(self, email: str, password: str | None = None, **fields: Any) -> User:
-        """Make a user. Raises ValueError without an e-mail address."""
+        """Create a user. Raises ValueError without an e-mail address."""
         if not email:
             raise ValueError("A user needs an e-mail address.")
         user = self.model(email=self.normalize_email(email).lower(), **fields)
@@ -27,12 +28,12 @@ class UserManager(BaseUserManager["User"]):
         return user
 
     def create_superuser(self, email: str, password: str | None = None, **fields: Any) -> User:
-        """Make an administrator."""
+        """Create an administrator."""
         return self.create_user(email, password, is_staff=True, is_superuser=True, **fields)
 
 
 class User(AbstractUser):
-    """A person. There is no user name: the e-mail address is it."""
+    """A user, identified by e-mail address."""
 
     username = None  # type: ignore[assignment]  # the way Django documents for leaving a field of AbstractUser out
     email = models.EmailField(_("e-mail address"), unique=True)
@@ -42,7 +43,27 @@ class User(AbstractUser):
         blank=True,
         default="",
         db_default="",
-        help_text=_("Of mail; empty until the person has logged in."),
+        help_text=_("Language of e-mails. Empty until the user first logs in."),
+    )
+
+    time_zone = models.CharField(
+        _("time zone"),
+        max_length=64,
+        blank=True,
+        default="",
+        db_default="",
+        help_text=_("An IANA name such as Europe/Berlin. Leave empty to use the browser's time zone."),
+    )
+    browser_time_zone = models.CharField(
+        _("time zone of the browser"), max_length=64, blank=True, default="", db_default=""
+    )
+
+    awaits_approval = models.BooleanField(
+        _("awaits approval"),
+        default=False,
+        db_default=False,
+        editable=False,
+        help_text=_("The user signed up and cannot log in until an administrator approves."),
     )
 
     USERNAME_FIELD = "email"
@@ -59,7 +80,7 @@ class User(AbstractUser):
 
 
 class Organization(models.Model):
-    """A customer: owns wallets, datasets, workspaces, jobs. Everything a tenant sees is reached from here."""
+    """A tenant, which owns its wallet, datasets, workspaces and jobs."""
 
     name = models.CharField(_("name"), max_length=100)
     slug = models.SlugField(_("short name"), unique=True, max_length=60)
@@ -100,19 +121,70 @@ class Membership(models.Model):
     def __str__(self) -> str:
         return f"{self.user} · {self.organization} · {self.role}"
 
+    scopes: frozenset[str] | None = None
+    """The capabilities that the API token of this request is limited to. Not stored; None without a limit."""
+
     def allows(self, capability: Capability) -> bool:
-        """Whether this member may do `capability`."""
-        return allows(self.role, capability)
+        """Return whether the member's role, and the token if one is used, allows `capability`."""
+        return allows(self.role, capability) and (self.scopes is None or capability in self.scopes)
+
+
+class Invitation(models.Model):
+    """An invitation with a role, sent by mail. The recipient accepts or declines it."""
+
+    organization = models.ForeignKey(
+        Organization, models.CASCADE, related_name="invitations", verbose_name=_("organization")
+    )
+    email = models.EmailField(_("e-mail address"))
+    role = models.CharField(_("role"), max_length=16, choices=Membership.Roles.choices)
+    invited_by = models.ForeignKey(User, models.SET_NULL, null=True, related_name="+", verbose_name=_("invited by"))
+    created_at = models.DateTimeField(_("created"), auto_now_add=True)
+    expires_at = models.DateTimeField(_("expires"))
+    mailed_at = models.DateTimeField(_("mailed"), null=True, blank=True)
+    accepted_at = models.DateTimeField(_("accepted"), null=True, blank=True)
+    revoked_at = models.DateTimeField(_("revoked or declined"), null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("invitation")
+        verbose_name_plural = _("invitations")
+        constraints = (
+            models.UniqueConstraint(
+                fields=["organization", "email"],
+                condition=models.Q(accepted_at=None, revoked_at=None),
+                name="one_open_invitation_per_address",
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.email} · {self.organization}"
+
+    @property
+    def is_expired(self) -> bool:
+        """Return whether the invitation has expired."""
+        return self.expires_at <= timezone.now()
 
 
 class Quota(models.Model):
-    """The most an organization may use at once. One row each, made with the organization."""
+    """The quotas of an organization. The row is created with the organization."""
 
     organization = models.OneToOneField(Organization, models.CASCADE, related_name="quota")
-    max_running_nodes = models.PositiveIntegerField(_("nodes running at once"), default=8)
-    max_open_jobs = models.PositiveIntegerField(_("jobs queued or running at once"), default=100)
-    max_checks_per_day = models.PositiveIntegerField(_("free checks of an image a day"), default=20)
-    max_storage_bytes = models.PositiveBigIntegerField(_("bytes of storage"), default=100 * 1024**3)
+    max_running_nodes = models.PositiveIntegerField(_("maximum running nodes"), default=8)
+    max_open_jobs = models.PositiveIntegerField(_("maximum open jobs"), default=100)
+    max_checks_per_day = models.PositiveIntegerField(_("free image checks per day"), default=20)
+    max_storage_bytes = models.PositiveBigIntegerField(_("maximum storage (bytes)"), default=100 * 1024**3)
+    max_files = models.PositiveBigIntegerField(
+        _("maximum files"), default=5_000_000, db_default=5_000_000, help_text=_("Files, links and folders.")
+    )
+    max_datasets = models.PositiveIntegerField(_("maximum datasets"), default=1000, db_default=1000)
+    max_workspaces = models.PositiveIntegerField(_("maximum workspaces"), default=200, db_default=200)
+    stops_writes = models.BooleanField(
+        _("stops writes"),
+        default=False,
+        db_default=False,
+        editable=False,
+        help_text=_("Storage has been unpaid for too long, so nothing more can be stored."),
+    )
+    max_models = models.PositiveIntegerField(_("maximum models"), default=1000, db_default=1000)
 
     class Meta:
         verbose_name = _("quota")
@@ -123,7 +195,7 @@ class Quota(models.Model):
 
 
 class ServiceActivation(models.Model):
-    """Whether an organization has taken up a service, and who accepted which terms. The row outlives deactivation."""
+    """The activation of a service by an organization, with the accepted terms. Kept after deactivation."""
 
     organization = models.ForeignKey(Organization, models.CASCADE, related_name="activations")
     service = models.SlugField(_("service"), default=DISTRIBUTED_TRAINING)
@@ -142,18 +214,22 @@ class ServiceActivation(models.Model):
 
     @property
     def is_active(self) -> bool:
-        """Whether new orders are taken."""
+        """Return whether the service is active."""
         return self.deactivated_at is None
 
 
 class ApiToken(models.Model):
-    """A secret that acts for one member. Only its SHA-256 is stored; the secret is shown once, when made."""
+    """An API token of one member. Only its SHA-256 is stored; the secret is shown once, on creation."""
 
     membership = models.ForeignKey(Membership, models.CASCADE, related_name="tokens")
     name = models.CharField(_("name"), max_length=100)
-    prefix = models.CharField(_("begins with"), max_length=12)
+    prefix = models.CharField(_("prefix"), max_length=12)
     digest = models.CharField(max_length=64, unique=True)
     created_at = models.DateTimeField(_("created"), auto_now_add=True)
+    scopes = models.JSONField(
+        _("scopes"), null=True, blank=True, help_text=_("Capabilities of the token. Empty: all that the role allows.")
+    )
+    expires_at = models.DateTimeField(_("expires"), null=True, blank=True)
     last_used_at = models.DateTimeField(_("last used"), null=True, blank=True)
     revoked_at = models.DateTimeField(_("revoked"), null=True, blank=True)
 
@@ -164,21 +240,27 @@ class ApiToken(models.Model):
     def __str__(self) -> str:
         return f"{self.name} ({self.prefix}…)"
 
+    def limits(self) -> frozenset[str] | None:
+        """Return the capabilities that the token is limited to; None: all that the role allows."""
+        return None if self.scopes is None else frozenset(self.scopes)
+
 
 class AuditEvent(models.Model):
-    """One act that mattered: who did what to which object, when, from where. Written once, never changed."""
+    """An entry of the audit log: who did what to which object, when, from where. Never changed."""
 
     organization = models.ForeignKey(Organization, models.SET_NULL, null=True, blank=True, related_name="+")
     actor = models.ForeignKey(User, models.SET_NULL, null=True, blank=True, related_name="+")
     action = models.CharField(_("action"), max_length=64)
     target = models.CharField(_("object"), max_length=128, blank=True)
     data = models.JSONField(_("details"), default=dict, blank=True)
+    address = models.GenericIPAddressField(_("IP address"), null=True, blank=True)
     created_at = models.DateTimeField(_("when"), auto_now_add=True, db_index=True)
 
     class Meta:
         verbose_name = _("audit event")
         verbose_name_plural = _("audit events")
         ordering = ("-id",)
+        indexes = (models.Index(fields=["organization", "-id"], name="audit_of_organization"),)
 
     def __str__(self) -> str:
         return f"{self.action} {self.target}"

@@ -1,27 +1,30 @@
-"""The base of every API view that acts for an organization. The one rule: it sees that organization alone."""
+"""The base class of API views that act for an organization and access only its objects."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import AsyncIterator, Mapping
+from functools import partial
+from typing import Any, ClassVar
 
+from django.http import StreamingHttpResponse
 from rest_framework.views import APIView
 
-from console.accounts.access import HasCapability, request_membership
+from console.accounts.access import HasCapability, is_still_allowed, request_membership
 from console.accounts.models import Membership, Organization
 from console.accounts.roles import Capability
+from console.core import sse
 
 __all__ = ["HasCapability", "TenantView", "request_membership"]
 
 
 class TenantView(APIView):
-    """Base of every API view that acts for an organization."""
+    """Base class of API views that act for an organization."""
 
     capabilities: ClassVar[Mapping[str, Capability]] = {}
 
     @property
     def membership(self) -> Membership:
-        """Who asks. Only to be used after the permission check, which leaves none without."""
+        """Return the request's membership. Use it after the permission check, which requires one."""
         membership = request_membership(self.request)
         if membership is None:
             raise PermissionError("The permission check let a request without a membership through.")
@@ -29,5 +32,9 @@ class TenantView(APIView):
 
     @property
     def organization(self) -> Organization:
-        """Whose objects the request may see."""
+        """Return the organization whose objects the request may access."""
         return self.membership.organization
+
+    def event_stream(self, events: AsyncIterator[sse.Event | tuple[str, Any]]) -> StreamingHttpResponse:
+        """Return a response that streams `events` until they end or the member loses access."""
+        return sse.event_stream(events, is_allowed=partial(is_still_allowed, self.request, self.capabilities["GET"]))

@@ -1,4 +1,4 @@
-"""Reports of the admin: pages of figures and tables. The one rule: they show, and change nothing."""
+"""Read-only report pages of the admin: figures and tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django.shortcuts import render
 
 @dataclass(frozen=True)
 class Table:
-    """One table of a report; its cells are shown as they are."""
+    """A table of a report, with formatted cells."""
 
     title: str
     headers: Sequence[str]
@@ -22,7 +22,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Report:
-    """What a report shows. `figures` are names with values; `back` is where its last link leads."""
+    """A report. `figures` are (name, value) pairs; `back` is the URL of its back link."""
 
     title: str
     figures: Sequence[tuple[str, str]] = ()
@@ -32,5 +32,5 @@ class Report:
 
 
 def show(request: HttpRequest, admin: ModelAdmin[Any], report: Report) -> HttpResponse:
-    """A report in the frame of the admin."""
+    """Render a report in the admin's layout."""
     return render(request, "admin/report.html", {**admin.admin_site.each_context(request), **vars(report)})

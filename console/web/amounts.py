@@ -1,7 +1,4 @@
-"""Amounts of money, times and rows as people type them, or whoever it is that fills a form in.
-
-The one rule: a form gives minor units, seconds or a number of a row, or says what to type.
-"""
+"""Parse typed amounts, times and ids into minor units, seconds and integers, with a clear error otherwise."""
 
 from __future__ import annotations
 
@@ -10,41 +7,43 @@ from decimal import Decimal, InvalidOperation
 from django import forms
 from django.utils.translation import gettext as _
 
-from billing import wording
+from billing import messages
 
-LONGEST_NUMBER = 18
-"""Digits: what has more is no row's number, and no time."""
-
-
-def row_number(text: str) -> int | None:
-    """The number of a row, as an address or a form has it; None for what is none."""
-    return int(text) if text.isdecimal() and len(text) <= LONGEST_NUMBER else None
+MAX_DIGITS = 18
+"""Largest number of digits of an id or a time. PostgreSQL's bigint holds every number of 18 digits, but not of 19."""
 
 
-def seconds(text: str, unit: int) -> int:
-    """A time in units of so many seconds; a comma may stand for the decimal point. Raises ValueError."""
+def parse_row_id(text: str) -> int | None:
+    """Parse a row id from a URL or form. Returns None if it is invalid."""
+    return int(text) if text.isdecimal() and len(text) <= MAX_DIGITS else None
+
+
+def parse_seconds(text: str, unit: int) -> int:
+    """Parse a time in units of `unit` seconds, with a decimal point or comma, into seconds. Raises ValueError."""
     try:
         number = Decimal(text.replace(",", "."))
     except InvalidOperation as error:
         raise ValueError("This is no time.") from error
-    if not number.is_finite() or number.adjusted() >= LONGEST_NUMBER:
+    # Decimal also parses "NaN", "Infinity" and "1e999999", whose conversion to int would take very long.
+    if not number.is_finite() or number.adjusted() >= MAX_DIGITS:
         raise ValueError("This is no time.")
     return int(number * unit)
 
 
 class AmountField(forms.CharField):
-    """An amount in the currency's major unit; a comma may stand for the decimal point. `clean` gives minor units."""
+    """A field for an amount in major units, with a decimal point or comma. `clean` returns minor units."""
 
     currency = ""
+    """Set by the form when it is created, because decimals depend on the currency."""
 
     def __init__(self, *, label: object) -> None:
         widget = forms.TextInput(attrs={"inputmode": "decimal", "autocomplete": "off"})
         super().__init__(label=label, max_length=20, widget=widget)  # type: ignore[arg-type]  # a lazy text, too
 
     def clean(self, value: object) -> int:
-        """Minor units. Raises ValidationError."""
+        """Return minor units. Raises ValidationError."""
         try:
-            return wording.typed_minor(super().clean(value), self.currency)
+            return messages.parse_amount(super().clean(value), self.currency)
         except ValueError:
-            sentence = _("Give an amount such as 50 or 19.90, without marks between thousands.")
+            sentence = _("Enter an amount such as 50 or 19.90, without thousands separators.")
             raise forms.ValidationError(sentence) from None

@@ -1,4 +1,4 @@
-"""The Django app of the pages, for its template tags."""
+"""The Django app of the pages, which registers its template tags."""
 
 from django.apps import AppConfig
 

@@ -1,9 +1,8 @@
-"""Saved cards, and automatic top-ups from one of them.
-
-The one rule: card numbers are typed at the payment provider's pages alone; here are labels and ids.
-"""
+"""Pages of saved cards and automatic top-ups. Card numbers are typed on the payment provider's pages only."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from django import forms
 from django.contrib import messages
@@ -13,21 +12,22 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_http_methods, require_POST
 
-from billing import automatic, customers, selectors, wording
+from billing import auto_topup, customers, selectors
+from billing import messages as billing_messages
 from billing.customers import SavedCard
 from billing.errors import BillingError, NoWallet
 from billing.models import Account, AutoTopUp
 from console.accounts.roles import Capability
-from console.web.access import MemberRequest, member, refuse, tell
+from console.web.access import MemberRequest, add_errors, member, show_error
 from console.web.amounts import AmountField
-from console.web.wallet import picks
+from console.web.wallet import suggested_amounts
 
 
-class AutomaticForm(forms.Form):
-    """When, how much, and from which card; amounts are typed in the major unit and come out as minor."""
+class AutoTopUpForm(forms.Form):
+    """The form of automatic top-ups. Amounts are typed in major units and cleaned to minor units."""
 
-    threshold_minor = AmountField(label=gettext_lazy("When less is available than"))
-    amount_minor = AmountField(label=gettext_lazy("Pay in"))
+    threshold_minor = AmountField(label=gettext_lazy("When available funds fall below"))
+    amount_minor = AmountField(label=gettext_lazy("Top up by"))
     method = forms.CharField(max_length=255)
 
     def __init__(self, *args: object, currency: str, **kwargs: object) -> None:
@@ -39,18 +39,18 @@ class AutomaticForm(forms.Form):
 @require_http_methods(["GET", "POST"])
 @member(Capability.PAY)
 def card_list(request: MemberRequest) -> HttpResponse:
-    """The cards and the automatic top-up; a POST sets the latter."""
+    """Show the cards and the automatic top-up. POST saves the automatic top-up."""
     account = _account(request)
     setup = AutoTopUp.objects.filter(account=account).first()
     if request.method != "POST":
         return _page(
-            request, account, setup, AutomaticForm(currency=account.currency, initial=_initial(account, setup))
+            request, account, setup, AutoTopUpForm(currency=account.currency, initial=_initial(account, setup))
         )
-    form = AutomaticForm(request.POST, currency=account.currency)
+    form = AutoTopUpForm(request.POST, currency=account.currency)
     if not form.is_valid():
         return _page(request, account, setup, form)
     try:
-        automatic.switch_on(
+        auto_topup.switch_on(
             account=account,
             threshold_minor=form.cleaned_data["threshold_minor"],
             amount_minor=form.cleaned_data["amount_minor"],
@@ -58,7 +58,7 @@ def card_list(request: MemberRequest) -> HttpResponse:
             user=request.membership.user,
         )
     except BillingError as error:
-        refuse(form, error)
+        add_errors(form, error)
         return _page(request, account, setup, form)
     messages.success(request, _("Automatic top-ups are on."))
     return redirect("card_list")
@@ -67,8 +67,8 @@ def card_list(request: MemberRequest) -> HttpResponse:
 @require_POST
 @member(Capability.PAY)
 def card_automatic_off(request: MemberRequest) -> HttpResponse:
-    """No more automatic top-ups."""
-    automatic.switch_off(account=_account(request))
+    """Switch automatic top-ups off."""
+    auto_topup.switch_off(account=_account(request))
     messages.success(request, _("Automatic top-ups are off."))
     return redirect("card_list")
 
@@ -76,35 +76,36 @@ def card_automatic_off(request: MemberRequest) -> HttpResponse:
 @require_POST
 @member(Capability.PAY)
 def card_add(request: MemberRequest) -> HttpResponse:
-    """Go to the page where a card is saved."""
+    """Redirect to the provider's page that saves a card."""
     try:
         return redirect(customers.save_card_page(account=_account(request), email=request.membership.user.email))
     except BillingError as error:
-        tell(request, error)
+        show_error(request, error)
         return redirect("card_list")
 
 
 @require_POST
 @member(Capability.PAY)
 def card_default(request: MemberRequest) -> HttpResponse:
-    """Use a card first."""
-    return _change(request, customers.make_default, _("This card is used first now."))
+    """Make a card the default."""
+    return _change(request, customers.make_default, _("This is now the default card."))
 
 
 @require_POST
 @member(Capability.PAY)
 def card_remove(request: MemberRequest) -> HttpResponse:
-    """Forget a card."""
-    return _change(request, customers.remove_card, _("The card is removed."))
+    """Delete a card."""
+    return _change(request, customers.remove_card, _("The card was removed."))
 
 
-def _change(request: MemberRequest, act: object, done: str) -> HttpResponse:
+def _change(request: MemberRequest, change: Callable[..., object], success: str) -> HttpResponse:
+    """Change the chosen card, and show `success` or the error."""
     try:
-        act(organization=request.membership.organization, method_id=request.POST.get("method", ""))  # type: ignore[operator]  # one of two services
+        change(organization=request.membership.organization, method_id=request.POST.get("method", ""))
     except BillingError as error:
-        tell(request, error)
+        show_error(request, error)
     else:
-        messages.success(request, done)
+        messages.success(request, success)
     return redirect("card_list")
 
 
@@ -116,17 +117,18 @@ def _account(request: MemberRequest) -> Account:
 
 
 def _initial(account: Account, setup: AutoTopUp | None) -> dict[str, str]:
-    """The amounts as they are set, or a sensible beginning."""
+    """Return the current amounts, or defaults."""
     if setup is None:
-        threshold, amount, *_larger = picks(account.currency)
+        threshold, amount, *_larger = suggested_amounts(account.currency)  # the two smallest suggested amounts
         return {"threshold_minor": f"{threshold:f}", "amount_minor": f"{amount:f}"}
     return {
-        "threshold_minor": f"{wording.to_major(setup.threshold_minor, account.currency):f}",
-        "amount_minor": f"{wording.to_major(setup.amount_minor, account.currency):f}",
+        "threshold_minor": f"{billing_messages.to_major(setup.threshold_minor, account.currency):f}",
+        "amount_minor": f"{billing_messages.to_major(setup.amount_minor, account.currency):f}",
     }
 
 
-def _page(request: MemberRequest, account: Account, setup: AutoTopUp | None, form: AutomaticForm) -> HttpResponse:
+def _page(request: MemberRequest, account: Account, setup: AutoTopUp | None, form: AutoTopUpForm) -> HttpResponse:
+    # If the provider does not answer, the page is still shown, with the problem in place of the cards.
     cards: list[SavedCard] = []
     problem = ""
     try:
@@ -137,10 +139,12 @@ def _page(request: MemberRequest, account: Account, setup: AutoTopUp | None, for
         "account": account,
         "cards": cards,
         "problem": problem,
-        "were_lost": not cards and not problem and customers.were_lost(request.membership.organization),
+        "has_deleted_customer": not cards
+        and not problem
+        and customers.has_deleted_customer(request.membership.organization),
         "form": form,
         "setup": setup,
-        "failure": wording.failure_sentence(setup.last_failure) if setup and setup.last_failure else "",
+        "failure": billing_messages.failure_sentence(setup.last_failure) if setup and setup.last_failure else "",
         "chosen": form.data.get("method") or (setup.method_id if setup else ""),
     }
     return render(request, "billing/card_list.html", context, status=422 if form.errors else 200)

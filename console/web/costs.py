@@ -1,9 +1,10 @@
-"""Where the money goes: spend of a month told apart, what is held and why, the forecast, and the budgets."""
+"""Pages of costs: a month's spend by group, open holds, the forecast, budgets. Amounts are in minor units."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from django.conf import settings
 from django.contrib import messages
 from django.http import HttpResponse, StreamingHttpResponse
 from django.shortcuts import redirect, render
@@ -12,26 +13,28 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_GET, require_POST
 
-from billing import budgets, costs, exports, selectors, wording
+from billing import budgets, costs, exports, selectors
+from billing import messages as billing_messages
 from billing.models import Account
 from console.accounts import selectors as accounts
-from console.accounts.errors import CustomerError
-from console.accounts.models import Membership
+from console.accounts.models import Membership, User
 from console.accounts.roles import Capability
-from console.web.access import MemberRequest, member, tell
-from console.web.amounts import row_number
+from console.core.errors import CustomerError
+from console.web.access import MemberRequest, errors_as_message, member
+from console.web.amounts import parse_row_id
 
 TITLES = {
     "member": gettext_lazy("Member"),
     "workspace": gettext_lazy("Workspace"),
     "node_spec": gettext_lazy("Node spec"),
 }
+"""Column titles of `costs.DIMENSIONS`, by which costs are grouped."""
 
 
 @require_GET
 @member(Capability.VIEW)
 def cost_list(request: MemberRequest) -> HttpResponse:
-    """A month's costs. `?month=2026-11` chooses it, `?by=member` what the chart is told apart by."""
+    """Show a month's costs. `?month=2026-11` selects the month, `?by=member` the grouping."""
     organization = request.membership.organization
     account = selectors.wallet(organization)
     if account is None:
@@ -57,7 +60,8 @@ def cost_list(request: MemberRequest) -> HttpResponse:
             "chart": _chart(names, days, account.currency),
             "holds": costs.held(account).select_related("order__job"),
             "budgets": budgets.states(organization),
-            "balance": budgets.balance(account),
+            "balance": budgets.balance_of(account),
+            "accounting_zone": settings.TIME_ZONE,
             "members": accounts.members(organization=organization),
         },
     )
@@ -66,7 +70,7 @@ def cost_list(request: MemberRequest) -> HttpResponse:
 @require_GET
 @member(Capability.VIEW)
 def cost_export(request: MemberRequest) -> StreamingHttpResponse:
-    """A month's receipts, line by line, as CSV."""
+    """Return a month's receipt lines as CSV, read and sent 500 receipts at a time."""
     organization = request.membership.organization
     month = costs.month_named(request.GET.get("month", ""))
     receipts = costs.receipts(organization, month).select_related("hold__placed_by").iterator(chunk_size=500)
@@ -76,60 +80,61 @@ def cost_export(request: MemberRequest) -> StreamingHttpResponse:
 @require_POST
 @member(Capability.PAY)
 def budget_set(request: MemberRequest) -> HttpResponse:
-    """Set a budget; an empty amount takes it away."""
+    """Set a budget, or remove it if the amount is empty."""
     organization = request.membership.organization
     account = selectors.wallet(organization)
-    try:
+    with errors_as_message(request):
         amount = _amount(request.POST.get("amount", ""), account)
-        chosen = request.POST.get("member", "")
-        person = _person(request.membership, chosen)
-        budgets.set_budget(membership=request.membership, user=person, amount_minor=amount)
-        messages.success(request, _("The budget was set.") if amount else _("The budget was taken away."))
-    except CustomerError as error:
-        tell(request, error)
+        user = _budget_user(request.membership, request.POST.get("member", ""))
+        budgets.set_budget(membership=request.membership, user=user, amount_minor=amount)
+        messages.success(request, _("The budget was saved.") if amount else _("The budget was removed."))
     return redirect("cost_list")
 
 
 def csv_file(rows: Any, name: str) -> StreamingHttpResponse:
-    """Rows as a file to download; the mark at its beginning makes spreadsheets read UTF-8."""
-    response = StreamingHttpResponse(_marked(rows), content_type="text/csv; charset=utf-8")
+    """Return rows (CSV lines) as a download. A byte order mark comes first: without it Excel does not read UTF-8."""
+    response = StreamingHttpResponse(_with_byte_order_mark(rows), content_type="text/csv; charset=utf-8")
     response["Content-Disposition"] = content_disposition_header(True, name) or ""
     return response
 
 
-def _marked(rows: Any) -> Any:
+def _with_byte_order_mark(rows: Any) -> Any:
     yield "\ufeff"
     yield from rows
 
 
 def _chart(names: list[str], days: dict[Any, list[int]], currency: str) -> dict[str, Any]:
-    """What the page's module draws: days as texts, and for each name its amounts in the major unit."""
+    """Return the chart's data: days, and for each name the amounts in major units."""
     return {
         "names": [name or "–" for name in names],
         "days": [day.isoformat() for day in days],
         "amounts": [
-            [float(wording.to_major(amounts[place], currency)) for amounts in days.values()]
-            for place in range(len(names))
+            [float(billing_messages.to_major(amounts[index], currency)) for amounts in days.values()]
+            for index in range(len(names))
         ],
         "currency": currency,
     }
 
 
 def _amount(text: str, account: Account | None) -> int | None:
+    """Parse a budget in major units into minor units; None if it is empty. Raises CustomerError."""
     if not text.strip():
         return None
     currency = account.currency if account else selectors.default_currency()
     try:
-        return wording.typed_minor(text, currency)
+        return billing_messages.parse_amount(text, currency)
     except ValueError:
-        sentence = _("Give an amount such as 50 or 19.90, without marks between thousands.")
+        sentence = _("Enter an amount such as 50 or 19.90, without thousands separators.")
         raise CustomerError(sentence, fields={"amount": sentence}) from None
 
 
-def _person(membership: Membership, chosen: str) -> Any:
-    if not chosen:
+def _budget_user(membership: Membership, membership_id: str) -> User | None:
+    """Return the user of a membership; None for the organization's own budget. Raises CustomerError."""
+    if not membership_id:
         return None
-    found = membership.organization.memberships.filter(pk=row_number(chosen) or 0).first()
-    if found is None:
+    selected = membership.organization.memberships.filter(
+        pk=parse_row_id(membership_id) or 0
+    ).first()  # no row has id 0
+    if selected is None:
         raise CustomerError(_("Choose a member of your organization."))
-    return found.user
+    return selected.user

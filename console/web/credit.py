@@ -1,4 +1,4 @@
-"""Credit: what there is, until when, what became of it, and a voucher to enter."""
+"""The page of promotional credit: lots with amount, expiry and use, and a form to redeem a voucher."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_http_methods
 
-from billing import credit, selectors, wording
-from billing.errors import VoucherRefused
-from console.accounts.errors import NotAllowed
+from billing import credit, selectors
+from billing import messages as billing_messages
 from console.accounts.roles import Capability
-from console.web.access import MemberRequest, member, refuse
+from console.core.errors import NotAllowed
+from console.web.access import MemberRequest, errors_in_form, member
 
 
 class VoucherForm(forms.Form):
-    """A code to enter."""
+    """The form of a voucher code."""
 
     code = forms.CharField(
         label=gettext_lazy("Voucher code"),
@@ -31,7 +31,7 @@ class VoucherForm(forms.Form):
 @require_http_methods(["GET", "POST"])
 @member(Capability.VIEW)
 def credit_list(request: MemberRequest) -> HttpResponse:
-    """The credits in the order they are spent; posting a code enters a voucher."""
+    """List the credits in the order in which they are spent. POST redeems a voucher, which needs the capability PAY."""
     account = selectors.wallet(request.membership.organization)
     if account is None:
         return render(request, "billing/no_wallet.html")
@@ -40,13 +40,10 @@ def credit_list(request: MemberRequest) -> HttpResponse:
         if not request.membership.allows(Capability.PAY):
             raise NotAllowed
         if form.is_valid():
-            try:
+            with errors_in_form(form):
                 lot = credit.redeem(account=account, code=form.cleaned_data["code"], user=request.membership.user)
-            except VoucherRefused as error:
-                refuse(form, error)
-            else:
-                given = wording.money(lot.amount_minor, account.currency)
-                messages.success(request, _("%(amount)s of credit is in the wallet.") % {"amount": given})
+                amount = billing_messages.money(lot.amount_minor, account.currency)
+                messages.success(request, _("%(amount)s of credit was added to your wallet.") % {"amount": amount})
                 return redirect("credit_list")
     now = timezone.now()
     return render(
@@ -55,7 +52,7 @@ def credit_list(request: MemberRequest) -> HttpResponse:
         {
             "account": account,
             "form": form,
-            "lots": [
+            "lots": [  # (lot, whether it can still be spent)
                 (lot, lot.left_minor > 0 and (lot.expires_at is None or lot.expires_at > now))
                 for lot in credit.credits_for(request.membership.organization)
             ],

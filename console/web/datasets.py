@@ -1,31 +1,62 @@
-"""Datasets and their versions. Uploads go from the browser straight to the API, which `static/js/upload.js` calls."""
+"""Pages of datasets, their versions and the files in them. `static/js/upload.js` uploads files directly to the API."""
 
 from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass
+from typing import Any
 
 from django import forms
 from django.contrib import messages
 from django.core.paginator import Paginator
-from django.http import HttpResponse
+from django.http import HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from console.accounts.errors import CustomerError
 from console.accounts.roles import Capability
-from console.web.access import MemberRequest, member, refuse, tell
-from storage import catalog, selectors
+from console.core.errors import CustomerError, InvalidInput, NotFound
+from console.web.access import MemberRequest, errors_as_message, errors_in_form, member, show_error
+from console.web.amounts import parse_row_id
+from console.web.searching import searched
+from jobs import dataset_publishing
+from jobs import selectors as jobs
+from storage import (
+    bucket_import,
+    catalog,
+    dataset_files,
+    direct_uploads,
+    imports,
+    previews,
+    retention,
+    secret_store,
+    selectors,
+    sharing,
+)
+from storage.downloads import download, show_image
+from storage.errors import WrongKind
+from storage.models import Dataset, DatasetVersion
 
-PAGE = 50
+PAGE_SIZE = 50
+"""Datasets or workspaces per page of a list."""
+
+
+@dataclass(frozen=True)
+class Crumb:
+    """A folder in a breadcrumb, with its path below the top."""
+
+    name: str
+    path: str
 
 
 class NamedForm(forms.Form):
-    """What datasets and workspaces are made from. The services say what a good name is."""
+    """The form of a new dataset or workspace. The services validate the name."""
 
     name = forms.CharField(
         label=gettext_lazy("Name"),
         max_length=63,
-        help_text=gettext_lazy("Lower-case letters, digits, dashes and underscores."),
+        help_text=gettext_lazy("Lowercase letters, digits, hyphens and underscores."),
         widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "none", "spellcheck": "false"}),
     )
     description = forms.CharField(
@@ -36,36 +67,117 @@ class NamedForm(forms.Form):
 @require_GET
 @member(Capability.VIEW)
 def dataset_list(request: MemberRequest) -> HttpResponse:
-    """Every dataset with its latest version."""
-    page = Paginator(selectors.datasets_for(request.membership.organization), PAGE).get_page(request.GET.get("page"))
-    return render(request, "storage/dataset_list.html", {"page": page})
+    """List the datasets of a search with their latest versions."""
+    found, search = searched(request, selectors.datasets_for(request.membership.organization))
+    page = Paginator(found, PAGE_SIZE).get_page(request.GET.get("page"))
+    context = search | {"page": page, "borrowed": sharing.borrowed_datasets(request.membership.organization)}
+    return render(request, "storage/dataset_list.html", context)
 
 
 @require_http_methods(["GET", "POST"])
 @member(Capability.STORE)
 def dataset_new(request: MemberRequest) -> HttpResponse:
-    """Name a dataset; its files come on its own page."""
+    """Create a dataset. Its files are uploaded on its page."""
     form = NamedForm(request.POST if request.method == "POST" else None)
-    if request.method == "POST" and form.is_valid():
-        try:
-            made = catalog.create_dataset(
+    if form.is_valid():
+        with errors_in_form(form):
+            dataset = catalog.create_dataset(
                 organization=request.membership.organization, user=request.membership.user, **form.cleaned_data
             )
-        except CustomerError as error:
-            refuse(form, error)
-        else:
-            return redirect("dataset_detail", made.name)
+            return redirect("dataset_detail", dataset.name)
     return render(request, "storage/dataset_new.html", {"form": form})
 
 
 @require_GET
 @member(Capability.VIEW)
 def dataset_detail(request: MemberRequest, name: str) -> HttpResponse:
-    """One dataset: its versions, and where to send the next."""
+    """Show a dataset's versions, and to members of its organization the upload of the next one and its shares."""
+    return _detail(request, sharing.dataset_named(request.membership.organization, name))
+
+
+@require_POST
+@member(Capability.STORE)
+def dataset_copy(request: MemberRequest, name: str) -> HttpResponse:
+    """Publish files of a workspace or of a job as the next version."""
+    organization, user = request.membership.organization, request.membership.user
+    dataset = selectors.dataset_named(organization, name)
+    path, job_pk = request.POST.get("path", "").strip(), parse_row_id(request.POST.get("job", "").lstrip("#"))
+    with errors_as_message(request):
+        if "job" in request.POST:
+            if job_pk is None:
+                raise InvalidInput(fields={"job": _("Enter the number of a job.")})
+            job = jobs.job_for(organization, job_pk)
+            version = dataset_publishing.publish_job_files(dataset=dataset, user=user, job=job, path=path)
+        else:
+            workspace = selectors.workspace_named(organization, request.POST.get("workspace", ""))
+            version = dataset_publishing.publish_workspace_folder(
+                dataset=dataset, user=user, workspace=workspace, path=path
+            )
+        messages.success(request, _("%(version)s was published.") % {"version": version})
+    return redirect("dataset_detail", name)
+
+
+@require_http_methods(["GET", "POST"])
+@member(Capability.STORE)
+def dataset_import(request: MemberRequest, name: str) -> HttpResponse:
+    """Start an import (POST), or return the progress of imports for the dataset's page (GET)."""
     dataset = selectors.dataset_named(request.membership.organization, name)
-    return render(
-        request, "storage/dataset_detail.html", {"dataset": dataset, "versions": selectors.versions_of(dataset)}
-    )
+    if request.method == "GET":
+        response = render(request, "storage/_imports.html", {"dataset": dataset} | _imports(dataset))
+        if not imports.open_imports().filter(dataset=dataset).exists():
+            response["HX-Refresh"] = "true"  # the page shows the new version
+        return response
+    with errors_as_message(request):
+        names = ("url", "endpoint", "access_key_id_secret", "secret_access_key_secret")
+        values = {name: request.POST.get(name, "") for name in names}
+        imports.start_import(dataset=dataset, user=request.membership.user, **values)
+        messages.success(request, _("The import has started."))
+    return redirect("dataset_detail", name)
+
+
+@require_POST
+@member(Capability.STORE)
+def share_new(request: MemberRequest, name: str) -> HttpResponse:
+    """Create a share, and show its code once."""
+    dataset = selectors.dataset_named(request.membership.organization, name)
+    code = ""
+    with errors_as_message(request):
+        _share, code = sharing.create_share(
+            dataset=dataset, user=request.membership.user, label=request.POST.get("label", "")
+        )
+    return _detail(request, dataset, code) if code else redirect("dataset_detail", name)
+
+
+@require_POST
+@member(Capability.STORE)
+def share_revoke(request: MemberRequest, name: str, pk: int) -> HttpResponse:
+    """End a share."""
+    share = sharing.share_of(selectors.dataset_named(request.membership.organization, name), pk)
+    with errors_as_message(request):
+        sharing.revoke_share(share=share, user=request.membership.user)
+        messages.success(request, _("The share was revoked. Runs that were already ordered go on."))
+    return redirect("dataset_detail", name)
+
+
+@require_POST
+@member(Capability.STORE)
+def share_accept(request: MemberRequest) -> HttpResponse:
+    """Enter the code of a share."""
+    organization, user = request.membership.organization, request.membership.user
+    name = ""
+    with errors_as_message(request):
+        name = sharing.accept_share(organization=organization, user=user, code=request.POST.get("code", "")).name
+        messages.success(request, _("You can now use the dataset %(name)s.") % {"name": name})
+    return redirect("dataset_detail", name) if name else redirect("dataset_list")
+
+
+@require_POST
+@member(Capability.STORE)
+def share_leave(request: MemberRequest, name: str) -> HttpResponse:
+    """Give up a shared dataset."""
+    sharing.leave_share(organization=request.membership.organization, user=request.membership.user, name=name)
+    messages.success(request, _("You no longer use the shared dataset %(name)s.") % {"name": name})
+    return redirect("dataset_list")
 
 
 @require_POST
@@ -74,9 +186,135 @@ def dataset_delete(request: MemberRequest, name: str) -> HttpResponse:
     """Delete a dataset with all its versions."""
     dataset = selectors.dataset_named(request.membership.organization, name)
     try:
-        catalog.delete_dataset(dataset=dataset, user=request.membership.user)
+        retention.delete_dataset(dataset=dataset, user=request.membership.user)
     except CustomerError as error:
-        tell(request, error)
+        show_error(request, error)
         return redirect("dataset_detail", name)
     messages.success(request, _("The dataset %(name)s was deleted.") % {"name": name})
     return redirect("dataset_list")
+
+
+@require_POST
+@member(Capability.STORE)
+def version_delete(request: MemberRequest, name: str, number: int) -> HttpResponse:
+    """Delete one version of a dataset."""
+    version = selectors.version_numbered(selectors.dataset_named(request.membership.organization, name), number)
+    with errors_as_message(request):
+        retention.delete_version(version=version, user=request.membership.user)
+        messages.success(request, _("%(version)s was deleted.") % {"version": version})
+    return redirect("dataset_detail", name)
+
+
+@require_GET
+@member(Capability.VIEW)
+def version_detail(request: MemberRequest, name: str, number: int, path: str = "") -> HttpResponse:
+    """Show a folder of a version with its README. The path of a file redirects to its preview."""
+    version = _version(request, name, number)
+    try:
+        page = dataset_files.list_page(version=version, path=path, after=request.GET.get("after", ""))
+    except WrongKind:
+        return redirect("dataset_file", name, number, path)
+    except CustomerError as error:
+        if not path:  # the version itself: a redirect would lead here again
+            raise
+        show_error(request, error)
+        return redirect("dataset_version", name, number)
+    context = {
+        "dataset": version.dataset,
+        "version": version,
+        "path": path,
+        "crumbs": crumbs_of(path),
+        "page": page,
+        "readme": dataset_files.readme(version=version, folder=path),
+    }
+    return render(request, "storage/dataset_version.html", context)
+
+
+@require_GET
+@member(Capability.VIEW)
+def version_file(request: MemberRequest, name: str, number: int, path: str) -> HttpResponse:
+    """Show a preview of a file."""
+    version = _version(request, name, number)
+    try:
+        file = dataset_files.read(version=version, path=path)
+    except CustomerError as error:
+        show_error(request, error)
+        return redirect("dataset_version", name, number)
+    with file.stream:
+        preview = previews.preview(file, name=path)
+        lines = None if preview.text is None and not preview.rows else previews.line_count(file)
+    context = {
+        "dataset": version.dataset,
+        "version": version,
+        "path": path,
+        "crumbs": crumbs_of(path)[:-1],
+        "file_name": posixpath.basename(path),
+        "file": file,
+        "sha256": dataset_files.sha256(version=version, path=path),
+        "preview": preview,
+        "lines": lines,
+    }
+    return render(request, "storage/dataset_file.html", context)
+
+
+@require_GET
+@member(Capability.VIEW)
+def version_download(request: MemberRequest, name: str, number: int, path: str) -> HttpResponseBase:
+    """Download a file."""
+    version = _version(request, name, number)
+    try:
+        file = dataset_files.read(version=version, path=path)
+    except CustomerError as error:
+        show_error(request, error)
+        return redirect("dataset_version", name, number)
+    return download(request, file, name=posixpath.basename(path))
+
+
+@require_GET
+@member(Capability.VIEW)
+def version_image(request: MemberRequest, name: str, number: int, path: str) -> HttpResponseBase:
+    """Return a picture for the page of its file. Anything else is not found."""
+    version = _version(request, name, number)
+    try:
+        file = dataset_files.read(version=version, path=path)
+    except CustomerError as error:
+        raise NotFound(error.message) from error
+    return show_image(request, file)
+
+
+def crumbs_of(path: str) -> list[Crumb]:
+    """Return the folders of a path, from the top."""
+    parts = [part for part in path.split("/") if part]
+    return [Crumb(part, "/".join(parts[: index + 1])) for index, part in enumerate(parts)]
+
+
+def _imports(dataset: Dataset) -> dict[str, Any]:
+    """Return the context of `_imports.html`."""
+    rows = imports.shown_imports(dataset)
+    return {"imports": rows, "imports_open": any(row.ended_at is None for row in rows)}
+
+
+def _version(request: MemberRequest, name: str, number: int) -> DatasetVersion:
+    return selectors.version_numbered(sharing.dataset_named(request.membership.organization, name), number)
+
+
+def _detail(request: MemberRequest, dataset: Dataset, code: str = "") -> HttpResponse:
+    """Render a dataset's page. `code` is that of a share which was just created."""
+    is_own = dataset.organization_id == request.membership.organization_id
+    context = {
+        "dataset": dataset,
+        "versions": selectors.versions_of(dataset),
+        "workspaces": selectors.workspaces_for(request.membership.organization),
+        "is_own": is_own,
+        "may_store": is_own and request.membership.allows(Capability.STORE),
+        "shares": sharing.open_shares(dataset) if is_own else (),
+        "code": code,
+        "direct_from": direct_uploads.page_from_bytes(),
+        "offers_imports": imports.is_offered(),
+        "endpoints": bucket_import.endpoints(),
+        "secrets": secret_store.secrets_for(request.membership.organization) if bucket_import.endpoints() else (),
+    } | (_imports(dataset) if is_own else {})
+    response = render(request, "storage/dataset_detail.html", context)
+    if code:
+        response["Cache-Control"] = "private, no-store"
+    return response

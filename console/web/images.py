@@ -1,7 +1,8 @@
-"""Images: what runs can run in, built-in and the organization's own."""
+"""Pages of images, built-in and the organization's own."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from django import forms
@@ -16,15 +17,15 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from django_htmx.http import HttpResponseClientRedirect
 
 from billing import selectors as billing
-from console.accounts.errors import CustomerError
 from console.accounts.models import Membership
 from console.accounts.roles import Capability
 from console.accounts.services import is_active
-from console.web.access import MemberRequest, member, refuse, tell
-from jobs import checks
-from jobs import selectors as jobs
+from console.core.errors import CustomerError, NotFound
+from console.web.access import MemberRequest, errors_as_message, errors_in_form, member, show_error
+from jobs import checks, images
 from runtime.specs import Framework
-from storage import catalog, registries, selectors
+from storage import images as catalogue
+from storage import registries, selectors
 from storage.models import Image
 
 FRAMEWORK_TITLES = {
@@ -32,27 +33,29 @@ FRAMEWORK_TITLES = {
     Framework.HOROVOD.value: "Horovod",
     Framework.TENSORFLOW.value: "TensorFlow",
 }
-"""Names of products: the same in every language."""
-CHOICES = ("image", "framework", "workspace", "datasets", "node_spec", "nodes", "workers_per_node")
-"""What a check takes of the order's form; of the image page, what is there."""
+"""Product names, which are not translated."""
+CHECK_FIELDS = ("image", "framework", "workspace", "datasets", "node_spec", "nodes", "workers_per_node")
+"""Fields that the form of an image check sends; `jobs.checks` reads them."""
 
 
 class ImageForm(forms.Form):
-    """An image of the customer's own registry."""
+    """The form of an image from the customer's registry."""
 
     name = forms.CharField(label=gettext_lazy("Name"), max_length=63)
     title = forms.CharField(label=gettext_lazy("Title"), max_length=100)
     reference = forms.CharField(
         label=gettext_lazy("Registry reference"),
         max_length=500,
-        help_text=gettext_lazy("Host, name and tag, such as registry.example.com/team/train:1.2."),
+        help_text=gettext_lazy("Registry host, image name and tag, for example registry.example.com/team/train:1.2."),
     )
     username = forms.CharField(
         label=gettext_lazy("User name at the registry"),
         max_length=255,
         required=False,
         widget=forms.TextInput(attrs={"autocomplete": "off"}),
-        help_text=gettext_lazy("Empty: anybody may pull it. Kept for all images of this registry; the newest counts."),
+        help_text=gettext_lazy(
+            "Leave empty for public images. Used for all your images in this registry; the latest entry applies."
+        ),
     )
     password = forms.CharField(
         label=gettext_lazy("Password or access token"),
@@ -60,10 +63,10 @@ class ImageForm(forms.Form):
         required=False,
         strip=False,
         widget=forms.PasswordInput(attrs={"autocomplete": "new-password"}),
-        help_text=gettext_lazy("Stored encrypted, shown to nobody, and told to the cluster that pulls alone."),
+        help_text=gettext_lazy("Encrypted at rest. Shared only with the cluster that pulls the image."),
     )
     frameworks = forms.MultipleChoiceField(
-        label=gettext_lazy("Frameworks it carries"),
+        label=gettext_lazy("Included frameworks"),
         choices=list(FRAMEWORK_TITLES.items()),
         widget=forms.CheckboxSelectMultiple,
     )
@@ -75,17 +78,19 @@ class ImageForm(forms.Form):
 @require_GET
 @member(Capability.VIEW)
 def image_list(request: MemberRequest) -> HttpResponse:
-    """Every image on offer."""
+    """List the images."""
     organization = request.membership.organization
-    found = list(selectors.images_for(organization))
+    listed = list(selectors.images_for(organization))
     account = billing.wallet(organization)
     return render(
         request,
         "storage/image_list.html",
         {
-            "builtin": [image for image in found if image.is_builtin],
-            "own": [image for image in found if not image.is_builtin],
-            "runnable": [image for image in found if jobs.is_runnable(image)],
+            "builtin": [image for image in listed if image.is_builtin],
+            "own": [image for image in listed if not image.is_builtin],
+            "problems": images.problems(listed),
+            "contents": {image.pk: images.contents_of(image) for image in listed},
+            "runs_own_images": images.runs_own_images(),
             "framework_titles": FRAMEWORK_TITLES,
             "specs": billing.offered_specs(account.currency) if account and is_active(organization) else [],
         },
@@ -95,21 +100,21 @@ def image_list(request: MemberRequest) -> HttpResponse:
 @require_POST
 @member(Capability.RUN)
 def image_check(request: MemberRequest) -> HttpResponse:
-    """Start a free run that checks an image on the nodes chosen; htmx is told what is wrong where it asked."""
+    """Start a free run that checks an image on the chosen nodes. htmx gets errors as a fragment of the page."""
     try:
         order = checks.place_check(
-            membership=request.membership, data={name: request.POST.get(name) for name in CHOICES}
+            membership=request.membership, data={name: request.POST.get(name) for name in CHECK_FIELDS}
         )
     except CustomerError as error:
         if request.htmx:
             return render(
                 request, "jobs/_check_refused.html", {"sentences": list(error.fields.values()) or [error.message]}
             )
-        tell(request, error)
+        show_error(request, error)
         return redirect("image_list")
-    messages.success(request, _("The check is free. It starts as soon as there is room."))
-    address = reverse("job_detail", args=[order.job.pk])
-    return HttpResponseClientRedirect(address) if request.htmx else redirect(address)
+    messages.success(request, _("The check is queued. It is free and starts when nodes are available."))
+    url = reverse("job_detail", args=[order.job.pk])
+    return HttpResponseClientRedirect(url) if request.htmx else redirect(url)
 
 
 @require_http_methods(["GET", "POST"])
@@ -117,24 +122,79 @@ def image_check(request: MemberRequest) -> HttpResponse:
 def image_new(request: MemberRequest) -> HttpResponse:
     """Register an image."""
     form = ImageForm(request.POST if request.method == "POST" else None)
-    if request.method == "POST" and form.is_valid():
-        try:
-            made = _register(request.membership, dict(form.cleaned_data))
-        except CustomerError as error:
-            refuse(form, error)
-        else:
-            messages.success(request, _("The image %(name)s can be chosen now.") % {"name": made.name})
+    if form.is_valid():
+        with errors_in_form(form):
+            warning = _check(request.membership, form.cleaned_data)
+            image = _register(request.membership, dict(form.cleaned_data))
+            if warning:
+                messages.warning(request, warning)
+            if problem := images.problem(image):  # registered, but no cluster can run it
+                messages.warning(request, problem)
+            else:
+                messages.success(
+                    request, _("The image %(name)s was registered. You can now use it in runs.") % {"name": image.name}
+                )
             return redirect("image_list")
-    return render(request, "storage/image_new.html", {"form": form})
+    context = {"form": form, "runs_own_images": images.runs_own_images()}
+    return render(request, "storage/image_new.html", context)
 
 
-@transaction.atomic
-def _register(membership: Membership, fields: dict[str, Any]) -> Image:
-    """The image, and what it takes to pull it where that was given."""
+@require_http_methods(["GET", "POST"])
+@member(Capability.STORE)
+def image_edit(request: MemberRequest, name: str) -> HttpResponse:
+    """Edit one of the organization's images."""
+    image = _own_image(request, name)
+    current = {field: getattr(image, field) for field in ("name", "title", "reference", "frameworks", "description")}
+    form = ImageForm(request.POST if request.method == "POST" else None, initial=current)
+    form.fields["name"].disabled = True  # the name identifies the image; Django then ignores the submitted value
+    if form.is_valid():
+        with errors_in_form(form):
+            if warning := _check(request.membership, form.cleaned_data):
+                messages.warning(request, warning)
+            _register(request.membership, dict(form.cleaned_data), image)
+            messages.success(request, _("The changes to the image %(name)s were saved.") % {"name": image.name})
+            return redirect("image_list")
+    context = {"form": form, "image": image, "runs_own_images": images.runs_own_images()}
+    return render(request, "storage/image_new.html", context)
+
+
+@require_POST
+@member(Capability.STORE)
+def image_delete(request: MemberRequest, name: str) -> HttpResponse:
+    """Delete one of the organization's images."""
+    image = _own_image(request, name)
+    with errors_as_message(request):
+        catalogue.delete_image(image=image, user=request.membership.user)
+        messages.success(request, _("The image %(name)s was deleted.") % {"name": image.name})
+    return redirect("image_list")
+
+
+def _own_image(request: MemberRequest, name: str) -> Image:
+    image = selectors.image_named(request.membership.organization, name)
+    if image.is_builtin:
+        raise NotFound
+    return image
+
+
+def _check(membership: Membership, fields: Mapping[str, Any]) -> str:
+    """Check that the registry has the image; return a warning if it cannot be asked. Raises InvalidInput."""
+    values = {name: fields[name] for name in ("reference", "username", "password")}
+    return str(registries.check_image(organization=membership.organization, **values).warning)
+
+
+@transaction.atomic  # invalid credentials also undo the image
+def _register(membership: Membership, fields: dict[str, Any], image: Image | None = None) -> Image:
+    """Save an image, and its registry credentials if given."""
     username, password = fields.pop("username"), fields.pop("password")
     organization = membership.organization
-    made = catalog.create_image(organization=organization, user=membership.user, **fields)
-    if username:
-        host = made.reference.partition("/")[0]
-        registries.save_registry(organization=organization, host=host, username=username, password=password)
-    return made
+    if image is None:
+        image = catalogue.create_image(organization=organization, user=membership.user, **fields)
+    else:
+        fields.pop("name")
+        image = catalogue.update_image(image=image, user=membership.user, **fields)
+    if username:  # without one, stored credentials of the registry stay
+        host = image.reference.partition("/")[0]
+        registries.save_registry(
+            organization=organization, host=host, username=username, password=password, user=membership.user
+        )
+    return image

@@ -1,4 +1,4 @@
-"""Invoices and credit notes: the list, one as a page, its files, and whom they are for."""
+"""Pages of invoices and credit notes, their files, and billing details."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from django.utils.translation import get_language
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from billing import documents, exports, invoices, selectors
+from billing import exports, invoices, selectors
+from billing import invoice_pdf as billing_invoice_pdf
 from billing.errors import DocumentUnavailable
 from billing.models import BillingDetails
 from billing.taxes import tax_for
@@ -20,11 +21,12 @@ from console.accounts.roles import Capability
 from console.web.access import MemberRequest, member
 from console.web.costs import csv_file
 
-PAGE = 25
+PAGE_SIZE = 25
+"""Invoices and credit notes per page of the list."""
 
 
 class DetailsForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time it takes no parameters
-    """What a customer says of itself; its tax is an administrator's to set."""
+    """The form of billing details. The tax rate is not here: only the platform's administrators set it."""
 
     class Meta:
         model = BillingDetails
@@ -35,12 +37,12 @@ class DetailsForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time it 
 @require_GET
 @member(Capability.PAY)
 def invoice_list(request: MemberRequest) -> HttpResponse:
-    """Every invoice and credit note, and what is on none yet."""
+    """List invoices and credit notes, and the uninvoiced amount."""
     organization = request.membership.organization
     account = selectors.wallet(organization)
     if account is None:
         return render(request, "billing/no_wallet.html")
-    page = Paginator(invoices.invoices_for(organization), PAGE).get_page(request.GET.get("page"))
+    page = Paginator(invoices.invoices_for(organization), PAGE_SIZE).get_page(request.GET.get("page"))
     details = BillingDetails.objects.filter(organization=organization).first()
     return render(
         request,
@@ -58,29 +60,31 @@ def invoice_list(request: MemberRequest) -> HttpResponse:
 @require_POST
 @member(Capability.PAY)
 def invoice_new(request: MemberRequest) -> HttpResponse:
-    """Write an invoice of all that is on none yet."""
-    made = invoices.issue(organization=request.membership.organization, user=request.membership.user)
-    if made is None:
-        messages.info(request, _("Nothing was charged since the last invoice."))
+    """Issue an invoice for all uninvoiced charges."""
+    invoice = invoices.issue(organization=request.membership.organization, user=request.membership.user)
+    if invoice is None:
+        messages.info(request, _("There are no charges since the last invoice."))
         return redirect("invoice_list")
-    return redirect("invoice_detail", made.pk)
+    return redirect("invoice_detail", invoice.pk)
 
 
 @require_GET
 @member(Capability.PAY)
 def invoice_detail(request: MemberRequest, pk: int) -> HttpResponse:
-    """One document, as a page that can be printed."""
+    """Show an invoice as a printable page."""
     invoice = invoices.invoice_for(request.membership.organization, pk)
-    return render(request, "billing/invoice_detail.html", documents.context(invoice) | {"notes": invoice.notes.all()})
+    return render(
+        request, "billing/invoice_detail.html", billing_invoice_pdf.context(invoice) | {"notes": invoice.notes.all()}
+    )
 
 
 @require_GET
 @member(Capability.PAY)
 def invoice_pdf(request: MemberRequest, pk: int) -> HttpResponse:
-    """One document as a file, in the language of `?language=`, or of the page."""
+    """Return an invoice as PDF, in the language of `?language=` or of the page."""
     invoice = invoices.invoice_for(request.membership.organization, pk)
     try:
-        content = documents.pdf(invoice=invoice, language=request.GET.get("language", get_language() or "en"))
+        content = billing_invoice_pdf.pdf(invoice=invoice, language=request.GET.get("language", get_language() or "en"))
     except DocumentUnavailable as error:
         messages.error(request, str(error.message))
         return redirect("invoice_detail", pk)
@@ -92,7 +96,7 @@ def invoice_pdf(request: MemberRequest, pk: int) -> HttpResponse:
 @require_GET
 @member(Capability.PAY)
 def invoice_csv(request: MemberRequest, pk: int) -> StreamingHttpResponse:
-    """One document with every line of every receipt."""
+    """Return an invoice as CSV with all receipt lines."""
     invoice = invoices.invoice_for(request.membership.organization, pk)
     return csv_file(exports.invoice_csv(invoice), f"{invoice.number}.csv")
 
@@ -100,14 +104,14 @@ def invoice_csv(request: MemberRequest, pk: int) -> StreamingHttpResponse:
 @require_http_methods(["GET", "POST"])
 @member(Capability.PAY)
 def billing_details(request: MemberRequest) -> HttpResponse:
-    """Whom the next invoices are for; those that are written stay as they are."""
+    """Edit the billing details of future invoices."""
     organization = request.membership.organization
-    known = BillingDetails.objects.filter(organization=organization).first()
-    details = known or BillingDetails(organization=organization)
+    existing = BillingDetails.objects.filter(organization=organization).first()
+    details = existing or BillingDetails(organization=organization)
     form = DetailsForm(request.POST or None, instance=details)
-    form.fields["name"].widget.attrs["placeholder"] = organization.name
-    if request.method == "POST" and form.is_valid():
+    form.fields["name"].widget.attrs["placeholder"] = organization.name  # printed if the name is empty
+    if form.is_valid():
         form.save()
-        messages.success(request, _("The next invoice is written with these details."))
+        messages.success(request, _("The billing details were saved. The next invoice uses them."))
         return redirect("invoice_list")
     return render(request, "billing/details.html", {"form": form}, status=422 if form.errors else 200)

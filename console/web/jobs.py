@@ -1,180 +1,186 @@
-"""Jobs: the list, and everything there is to see about one.
-
-The page asks for `job_live` whenever the job's stream has news, so that words and money come in the reader's language.
-"""
+"""Pages of jobs: the list, a job's configuration, and the forms of the job page (`console.web.job_page`)."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import date, datetime, time
 from typing import Any
+from urllib.parse import parse_qsl
 
 from django.contrib import messages
-from django.core.paginator import Paginator
-from django.db.models import Count
-from django.http import HttpResponse
+from django.http import HttpResponse, StreamingHttpResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils import timezone
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import ngettext
 from django.views.decorators.http import require_GET, require_POST
 
-from console.accounts.errors import CustomerError
+from billing.models import NodeSpec
+from console.accounts import selectors as accounts
 from console.accounts.models import Organization
 from console.accounts.roles import Capability
-from console.web.access import MemberRequest, member, tell
-from jobs import calibration, checks, orders, selectors
+from console.core.errors import InvalidInput
+from console.web.access import MemberRequest, errors_as_message, member
+from console.web.amounts import parse_row_id
+from console.web.costs import csv_file
+from jobs import exports, free_runs, job_search, orders, reruns, rows, selectors, snapshots
+from jobs.details import update_details
+from jobs.job_search import JobSearch
 from jobs.models import Job
-from jobs.states import ENDED, JobState
+from storage import selectors as storage
 
-PAGE = 25
-OPEN = tuple(sorted(set(JobState) - ENDED))
-FILTERS = {
-    "": (gettext_lazy("All"), tuple(JobState)),
-    "open": (gettext_lazy("Open"), OPEN),
-    "succeeded": (gettext_lazy("Succeeded"), (JobState.SUCCEEDED,)),
-    "failed": (gettext_lazy("Failed"), (JobState.FAILED,)),
-    "cancelled": (gettext_lazy("Cancelled"), (JobState.CANCELLED,)),
-}
-"""A choice of the list -> its title and the states it shows."""
+MAX_SELECTED = 100
+"""Jobs that one form may cancel."""
 
 
 @require_GET
 @member(Capability.VIEW)
 def job_list(request: MemberRequest) -> HttpResponse:
-    """Every job, newest first. `?state=` is one of FILTERS. htmx asks for the rows alone while something moves."""
+    """List the jobs of a search. htmx polls the rows alone while a job is open.
+
+    The parameters are those of `JobSearch`; `?after=` or `?before=` names the job at the edge of the page, and
+    `?filters=1` shows all filters.
+    """
     organization = request.membership.organization
-    chosen = request.GET.get("state", "")
-    chosen = chosen if chosen in FILTERS else ""
-    found = selectors.jobs_for(organization).filter(state__in=FILTERS[chosen][1])
-    page = Paginator(found, PAGE).get_page(request.GET.get("page"))
-    context = {"page": page, "rows": rows(page), "moving": any(not job.is_ended for job in page)}
+    search = JobSearch.parse(request.GET.dict())
+    edges = {name: parse_row_id(request.GET.get(name, "")) for name in ("after", "before")}
+    page = job_search.page(organization, search, **edges)
+    context: dict[str, Any] = {
+        "search": search,
+        "page": page,
+        "rows": [rows.row(job) for job in page.jobs],
+        "moving": any(not job.is_ended for job in page.jobs),
+    }
     if request.htmx:
         return render(request, "jobs/_job_rows.html", context)
-    counts = _counts(organization)
-    filters = [
-        {
-            "value": value,
-            "title": title,
-            "count": sum(counts.get(state, 0) for state in states),
-            "is_chosen": value == chosen,
-        }
-        for value, (title, states) in FILTERS.items()
-    ]
-    return render(request, "jobs/job_list.html", context | {"filters": filters, "chosen": chosen})
-
-
-def rows(jobs: Any) -> list[dict[str, Any]]:
-    """Jobs as a list shows them. No query for each."""
-    return [
-        {
-            "job": job,
-            "progress": selectors.progress(job),
-            "cost_minor": selectors.cost_minor(job),
-            "quote": job.order.quote,
-        }
-        for job in jobs
-    ]
-
-
-@require_GET
-@member(Capability.VIEW)
-def job_detail(request: MemberRequest, pk: int) -> HttpResponse:
-    """One job, with all its tabs."""
-    job = selectors.job_for(request.membership.organization, pk)
-    context = _live(job) | {
-        "ranks": range(job.nodes * job.workers_per_node),
-        "environment": _environment(job),
-        "attempt_numbers": [attempt["number"] for attempt in selectors.summary(job)["attempts"]],
+    counts = {} if search.is_filtered else job_search.counts(organization)
+    context |= {
+        "tabs": [_tab(search, state, counts) for state in ("", *job_search.STATES)],
+        "orders": {name: title for name, (title, _columns) in job_search.ORDERS.items()},
+        "views": job_search.views(request.membership),
+        "is_partial": job_search.is_partial(organization, search),
     }
-    return render(request, "jobs/job_detail.html", context)
+    if search.is_filtered or "filters" in request.GET:
+        context |= _filter_choices(organization)
+    return render(request, "jobs/job_list.html", context)
+
+
+def _tab(search: JobSearch, state: str, counts: dict[str, int]) -> dict[str, Any]:
+    """Return a tab of the list; its count is None where it is not known."""
+    count = (counts.get(state) if state else sum(counts.values())) if counts else None
+    is_capped = count is not None and max(counts.values() if not state else [count]) > job_search.COUNT_LIMIT
+    return {
+        "title": job_search.STATES[state][0] if state else _("All"),
+        "query": search.in_state(state).query_string,
+        "count": job_search.COUNT_LIMIT if is_capped else count,
+        "is_capped": is_capped,
+        "is_chosen": search.state == state,
+    }
+
+
+def _filter_choices(organization: Organization) -> dict[str, list[str]]:
+    """Return the choices of the filters: names of workspaces and node specs, addresses of members."""
+    return {
+        "workspaces": list(storage.workspaces_for(organization).order_by("name").values_list("name", flat=True)),
+        "node_specs": list(NodeSpec.objects.order_by("name").values_list("name", flat=True)),
+        "members": list(accounts.members(organization=organization).values_list("user__email", flat=True)),
+    }
 
 
 @require_GET
 @member(Capability.VIEW)
-def job_live(request: MemberRequest, pk: int) -> HttpResponse:
-    """The parts that change: the header, and out of band the overview, nodes, events and cost."""
-    return render(request, "jobs/_live.html", _live(selectors.job_for(request.membership.organization, pk)))
+def job_export(request: MemberRequest) -> StreamingHttpResponse:
+    """Return the jobs of a search as CSV. The parameters are those of the list."""
+    organization = request.membership.organization
+    jobs = job_search.export(organization, JobSearch.parse(request.GET.dict()))
+    return csv_file(exports.jobs_csv(jobs), f"trainyard-{organization.slug}-jobs.csv")
+
+
+@require_POST
+@member(Capability.RUN)
+def job_cancel_selected(request: MemberRequest) -> HttpResponse:
+    """Cancel the open jobs of those that the form names. Jobs of other organizations are left out."""
+    selected = [pk for pk in map(parse_row_id, request.POST.getlist("job")[:MAX_SELECTED]) if pk]
+    jobs = Job.objects.filter(organization=request.membership.organization, pk__in=selected).order_by("pk")
+    cancelled = orders.cancel_jobs(membership=request.membership, jobs=jobs)
+    messages.success(
+        request,
+        ngettext("%(count)d job is being cancelled.", "%(count)d jobs are being cancelled.", cancelled)
+        % {"count": cancelled},
+    )
+    return _back_to_list(request.POST.get("query", ""))
+
+
+@require_POST
+@member(Capability.VIEW)
+def job_view_save(request: MemberRequest) -> HttpResponse:
+    """Save the search that the form names under a name."""
+    search = JobSearch.parse(dict(parse_qsl(request.POST.get("query", ""))))
+    with errors_as_message(request):
+        view = job_search.save_view(membership=request.membership, name=request.POST.get("name", ""), search=search)
+        messages.success(request, _("The view %(name)s was saved.") % {"name": view})
+    return _back_to_list(search.query_string)
+
+
+@require_POST
+@member(Capability.VIEW)
+def job_view_delete(request: MemberRequest, pk: int) -> HttpResponse:
+    """Delete one of the member's saved views."""
+    job_search.delete_view(membership=request.membership, pk=pk)
+    messages.success(request, _("The view was deleted."))
+    return redirect("job_list")
+
+
+def _back_to_list(query: str) -> HttpResponse:
+    """Redirect to the list with the search of a query string."""
+    search = JobSearch.parse(dict(parse_qsl(query)))
+    return redirect(f"{reverse('job_list')}?{search.query_string}")
 
 
 @require_GET
 @member(Capability.VIEW)
-def job_stacks(request: MemberRequest, pk: int, attempt: int) -> HttpResponse:
-    """Where the ranks of a hung attempt stood: alike ones told together, then each in full."""
-    stacks = selectors.stacks(selectors.job_for(request.membership.organization, pk), attempt)
-    places: dict[str, list[int]] = {}
-    for stack in stacks:
-        places.setdefault(_innermost(stack["text"]), []).append(stack["rank"])
-    frames = [{"place": place, "ranks": ranks} for place, ranks in places.items() if place]
-    return render(request, "jobs/_job_stacks.html", {"stacks": stacks, "frames": frames})
+def job_configuration(request: MemberRequest, pk: int) -> HttpResponse:
+    """Show what a job was ordered with, and what changed since."""
+    job = selectors.job_for(request.membership.organization, pk)
+    context = {
+        "job": job,
+        "title": free_runs.title(job),
+        "configuration": reruns.configuration(job),
+        "script_path": snapshots.script_path(job),
+    }
+    return render(request, "jobs/configuration.html", context)
+
+
+@require_POST
+@member(Capability.STORE)
+def job_edit(request: MemberRequest, pk: int) -> HttpResponse:
+    """Change name, tags and notes of a job, or how long its files are kept. The fields of the form decide."""
+    job = selectors.job_for(request.membership.organization, pk)
+    data: dict[str, Any] = {name: request.POST[name] for name in ("name", "tags", "notes") if name in request.POST}
+    with errors_as_message(request):
+        if "keep_until" in request.POST:
+            data["keep_until"] = _end_of_day(request.POST["keep_until"])
+        update_details(job=job, user=request.membership.user, data=data)
+        messages.success(request, _("The changes were saved."))
+    return redirect("job_detail", pk)
 
 
 @require_POST
 @member(Capability.RUN)
 def job_cancel(request: MemberRequest, pk: int) -> HttpResponse:
-    """End a job."""
+    """Stop a job."""
     job = selectors.job_for(request.membership.organization, pk)
-    try:
+    with errors_as_message(request):
         orders.cancel_job(membership=request.membership, job=job)
-        messages.success(request, _("Cancelling. Your code gets a moment to write a checkpoint."))
-    except CustomerError as error:
-        tell(request, error)
+        messages.success(request, _("Cancelling. Your code has a short time to write a checkpoint."))
     return redirect("job_detail", pk)
 
 
-def _live(job: Job) -> dict[str, Any]:
-    summary = selectors.summary(job)
-    summary["attempts"] = [_attempt(attempt) for attempt in summary["attempts"]]
-    failures = [attempt for attempt in summary["attempts"] if attempt["failure"]]
-    return {
-        "job": job,
-        "summary": summary,
-        "quote": job.order.quote,
-        "nodes": [_node(node) for node in selectors.nodes(job)],
-        "events": selectors.events(job),
-        "receipt": selectors.receipt(job),
-        "outcome": calibration.outcome(job),
-        "failure": failures[-1]["failure"] if failures and job.state == JobState.FAILED else None,
-        "datasets": [row.version for row in job.job_datasets.select_related("version__dataset")],
-        "checklist": checks.checklist(job) if job.builtin_script else [],
-        "may_cancel": not job.is_ended and job.state != JobState.STOPPING,
-    }
-
-
-def _attempt(attempt: dict[str, Any]) -> dict[str, Any]:
-    """An attempt with what its row shows besides."""
-    seconds = [(span["finished_at"] - span["started_at"]).total_seconds() for span in attempt["spans"]]
-    spans = [span | {"seconds": length} for span, length in zip(attempt["spans"], seconds, strict=True)]
-    began, saved = attempt["started_at"], attempt["checkpoint_at"]
-    return attempt | {
-        "reason_title": Job.Reasons(attempt["reason"]).label if attempt["reason"] else "",
-        "ran_seconds": sum(seconds) if seconds else None,
-        "spans": spans,
-        "has_checkpoint": bool(began and saved and saved >= began),
-    }
-
-
-def _node(node: dict[str, Any]) -> dict[str, Any]:
-    """A node with its times as moments; the backend gives Unix seconds."""
-    times = ("started_at", "finished_at")
-    return node | {
-        name: datetime.fromtimestamp(node[name], tz=UTC) if node.get(name) is not None else None for name in times
-    }
-
-
-def _innermost(text: str) -> str:
-    """The first frame of faulthandler's word for the main thread: the call that it is in."""
-    _before, current, after = text.partition("Current thread")
-    lines = (after if current else text).splitlines()
-    return next((line.strip() for line in lines if line.lstrip().startswith("File ")), "")
-
-
-def _environment(job: Job) -> dict[str, str]:
+def _end_of_day(text: str) -> datetime | None:
+    """Return the last minute of a day in the reader's time zone; None for an empty text. Raises InvalidInput."""
+    if not text:
+        return None
     try:
-        return selectors.environment(job)
-    except CustomerError:
-        return {}
-
-
-def _counts(organization: Organization) -> dict[str, int]:
-    return dict(
-        Job.objects.filter(organization=organization).order_by().values_list("state").annotate(found=Count("pk"))
-    )
+        return timezone.make_aware(datetime.combine(date.fromisoformat(text), time(23, 59)))
+    except (ValueError, OverflowError):
+        raise InvalidInput(fields={"keep_until": _("Enter a date, for example 2027-01-31.")}) from None

@@ -1,12 +1,8 @@
-"""What every page's frame shows: the sections, the organization, the wallet.
-
-The one rule: nothing here asks the database before a template needs it.
-"""
+"""Context of every page's frame: sidebar, organization, wallet. Queries run only when a template needs them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -15,15 +11,13 @@ from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
 from billing import selectors as billing
-from billing.models import Account
-from console.accounts import selectors as accounts
 from console.accounts.models import Membership
 from console.accounts.roles import Capability
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the sidebar; `areas` are the URL names that it stands for."""
+    """An entry of the sidebar. It is active on pages whose URL names start with one of `areas`."""
 
     title: str | Promise
     url_name: str
@@ -34,7 +28,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Section:
-    """A group of the sidebar."""
+    """A group of entries in the sidebar; the first group has no title."""
 
     title: str | Promise
     entries: tuple[Entry, ...]
@@ -54,8 +48,11 @@ SECTIONS = (
         _("Storage"),
         (
             Entry(_("Datasets"), "dataset_list", "database", ("dataset_",)),
+            Entry(_("Models"), "model_list", "cube", ("model_",)),
             Entry(_("Workspaces"), "workspace_list", "folders", ("workspace_",)),
-            Entry(_("Images"), "image_list", "package", ("image_",)),
+            Entry(_("Images"), "image_list", "package", ("image_", "registry_")),
+            Entry(_("Secrets"), "secret_list", "lock", ("secret_",)),
+            Entry(_("Usage"), "storage_usage", "server-2", ("storage_",)),
         ),
     ),
     Section(
@@ -64,49 +61,71 @@ SECTIONS = (
             Entry(_("Wallet"), "wallet", "wallet", ("wallet", "receipt_", "credit_", "card_")),
             Entry(_("Costs"), "cost_list", "chart-line", ("cost_", "budget_")),
             Entry(_("Invoices"), "invoice_list", "file-text", ("invoice_", "billing_details")),
-            Entry(_("Organization"), "organization", "building", ("organization",)),
+            Entry(_("Organization"), "organization", "building", ("organization", "audit_log")),
+            Entry(_("Notifications"), "notification_list", "info-circle", ("notification_", "webhook_")),
             Entry(_("API tokens"), "tokens", "key", ("token",)),
             Entry(_("Service"), "activation", "shield-check", ("activation",)),
         ),
     ),
+    Section(_("Help"), (Entry(_("Documentation"), "docs", "book", ("docs",)),)),
 )
 
-NEEDED = {"training_new": Capability.RUN, "invoice_list": Capability.PAY}
-"""What an entry is of use for, where not every member may."""
+REQUIRED_CAPABILITIES = {"training_new": Capability.RUN, "invoice_list": Capability.PAY}
+"""The capability that an entry needs, if not every member has it."""
+HELP = {
+    "overview": ("user-guide", "get-started"),
+    "training_new": ("user-guide", "understand-the-price"),
+    "job_list": ("user-guide", "find-and-compare-jobs"),
+    "dataset_list": ("user-guide", "use-datasets"),
+    "model_list": ("user-guide", "publish-and-use-models"),
+    "workspace_list": ("user-guide", "work-in-a-workspace"),
+    "image_list": ("user-guide", "use-your-own-image"),
+    "secret_list": ("user-guide", "set-variables-and-secrets"),
+    "storage_usage": ("user-guide", "manage-storage"),
+    "wallet": ("user-guide", "pay"),
+    "cost_list": ("pricing", ""),
+    "tokens": ("user-guide", "use-the-api"),
+    "activation": ("user-guide", "leave"),
+}
+"""The guide and section about the pages of an entry, which the button in their header opens."""
 
 
 def context(request: HttpRequest) -> dict[str, Any]:
-    """For every template: `membership`, `may`, and as callables `sections`, `wallet`, `memberships`."""
+    """Return `membership`, `memberships`, `may`, `active_entry`, `help` and the callables `sections` and `wallet`."""
     membership: Membership | None = getattr(request, "membership", None)
     if membership is None:
         return {"membership": None}
     match = request.resolver_match
-    here = (match.url_name or "") if match else ""
+    active = _active_entry((match.url_name or "") if match else "")
     return {
         "membership": membership,
         "may": {capability.value: membership.allows(capability) for capability in Capability},
-        "sections": lambda: _sections(membership, here),
-        "wallet": _once(lambda: billing.wallet(membership.organization)),
-        "memberships": _once(lambda: list(accounts.memberships(user=membership.user))),
+        "active_entry": active,
+        "help": HELP.get(active),
+        "sections": lambda: _sections(membership, active),
+        # Cached for this request: a template may call it several times.
+        "wallet": cache(lambda: billing.wallet(membership.organization)),
+        "memberships": getattr(request, "memberships", []),
     }
 
 
-def _sections(membership: Membership, here: str) -> list[Section]:
-    """The sections that this role has a use for, the present one marked."""
-    hidden = {name for name, needed in NEEDED.items() if not membership.allows(needed)}
+def _active_entry(url_name: str) -> str:
+    """Return the URL name of the entry that a page belongs to, or an empty string."""
+    entries = (entry for section in SECTIONS for entry in section.entries)
+    return next((entry.url_name for entry in entries if url_name.startswith(entry.areas)), "")
+
+
+def _sections(membership: Membership, active: str) -> list[Section]:
+    """Return the sections with the entries that the member's role allows, and the active entry marked."""
+    hidden = {name for name, capability in REQUIRED_CAPABILITIES.items() if not membership.allows(capability)}
     return [
         Section(
             section.title,
             tuple(
-                Entry(entry.title, entry.url_name, entry.icon, entry.areas, is_active=here.startswith(entry.areas))
+                replace(entry, is_active=entry.url_name == active)
                 for entry in section.entries
                 if entry.url_name not in hidden
             ),
         )
         for section in SECTIONS
     ]
-
-
-def _once(load: Callable[[], Account | list[Membership] | None]) -> Callable[[], Account | list[Membership] | None]:
-    """`load`, asked at most once for one page."""
-    return cache(load)

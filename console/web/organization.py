@@ -1,35 +1,72 @@
-"""The organization: its name, members and roles, which one is shown, and API tokens."""
+"""Pages of the organization: name, members, roles, switching, API tokens."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from django import forms
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
+from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views import i18n
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from console.accounts import selectors, services
-from console.accounts.errors import CustomerError
-from console.accounts.middleware import SESSION_KEY
+from console.accounts import invitations, selectors, services
+from console.accounts.middleware import ORGANIZATION_SESSION_KEY
 from console.accounts.models import Membership, User
 from console.accounts.roles import Capability
-from console.web.access import MemberRequest, member, refuse, tell
-from console.web.amounts import row_number
+from console.web.access import MemberRequest, errors_as_message, errors_in_form, member
+from console.web.amounts import parse_row_id
 
 
 class NameForm(forms.Form):
-    """A name for an organization or a token."""
+    """The form of a name."""
 
     name = forms.CharField(label=gettext_lazy("Name"), max_length=100)
 
 
-class MemberForm(forms.Form):
-    """A person to add, with a role."""
+class TokenForm(NameForm):
+    """The form of an API token. Reading is always allowed."""
+
+    LABELS = {
+        Capability.STORE: gettext_lazy("Change datasets, workspaces, models, images and secrets"),
+        Capability.RUN: gettext_lazy("Quote, buy, cancel and rerun"),
+        Capability.PAY: gettext_lazy("Top up, see payments and invoices"),
+        Capability.MANAGE: gettext_lazy("Manage members and the organization"),
+    }
+    scopes = forms.MultipleChoiceField(
+        label=gettext_lazy("Besides reading, the token may"), required=False, widget=forms.CheckboxSelectMultiple
+    )
+    days = forms.TypedChoiceField(
+        label=gettext_lazy("Expires"),
+        coerce=int,
+        empty_value=None,
+        required=False,
+        choices=[
+            (30, gettext_lazy("in 30 days")),
+            (90, gettext_lazy("in 90 days")),
+            (365, gettext_lazy("in a year")),
+            ("", gettext_lazy("never")),
+        ],
+        initial=90,
+    )
+
+    def __init__(self, membership: Membership, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        allowed = [(each.value, label) for each, label in self.LABELS.items() if membership.allows(each)]
+        scopes = self.fields["scopes"]
+        assert isinstance(scopes, forms.MultipleChoiceField)  # noqa: S101  # for types
+        scopes.choices = allowed
+        scopes.initial = [value for value, _label in allowed if value in {Capability.STORE, Capability.RUN}]
+
+
+class InvitationForm(forms.Form):
+    """The form of an invitation."""
 
     email = forms.EmailField(label=gettext_lazy("E-mail address"))
     role = forms.ChoiceField(
@@ -39,25 +76,26 @@ class MemberForm(forms.Form):
 
 @require_POST
 def set_language(request: HttpRequest) -> HttpResponse:
-    """Show pages in another language; whoever is logged in gets mail in it, too."""
+    """Set the language of pages, and of mails if the person is logged in."""
     if isinstance(request.user, User):
         services.remember_language(user=request.user, language=request.POST.get("language"))
-    answer: HttpResponse = i18n.set_language(request)
-    return answer
+    response: HttpResponse = i18n.set_language(request)
+    return response
 
 
-def _page(request: MemberRequest, *, name: NameForm, person: MemberForm) -> HttpResponse:
+def _page(request: MemberRequest, *, name_form: NameForm, invitation_form: InvitationForm) -> HttpResponse:
     organization = request.membership.organization
     return render(
         request,
         "accounts/organization.html",
         {
-            "name_form": name,
-            "member_form": person,
+            "name_form": name_form,
+            "invitation_form": invitation_form,
+            "invitations": selectors.open_invitations(organization=organization),
             "members": selectors.members(organization=organization),
             "roles": Membership.Roles,
             "quota": organization.quota,
-            "audit_events": selectors.audit_events(organization=organization)[:15],
+            "audit_events": selectors.activity(organization=organization)[:15],
         },
     )
 
@@ -65,99 +103,108 @@ def _page(request: MemberRequest, *, name: NameForm, person: MemberForm) -> Http
 @require_GET
 @member(Capability.VIEW)
 def organization(request: MemberRequest) -> HttpResponse:
-    """Who belongs to the organization, and what it may use."""
-    return _page(request, name=NameForm(initial={"name": request.membership.organization.name}), person=MemberForm())
+    """Show the members and quotas of the organization."""
+    return _page(
+        request,
+        name_form=NameForm(initial={"name": request.membership.organization.name}),
+        invitation_form=InvitationForm(),
+    )
 
 
 @require_POST
 @member(Capability.MANAGE)
 def rename(request: MemberRequest) -> HttpResponse:
-    """Change the organization's name."""
+    """Rename the organization."""
     form = NameForm(request.POST)
     if form.is_valid():
-        try:
+        with errors_in_form(form):
             services.rename_organization(
                 organization=request.membership.organization, actor=request.membership.user, **form.cleaned_data
             )
-            messages.success(request, _("The name was changed."))
+            messages.success(request, _("The organization was renamed."))
             return redirect("organization")
-        except CustomerError as error:
-            refuse(form, error)
-    return _page(request, name=form, person=MemberForm())
+    return _page(request, name_form=form, invitation_form=InvitationForm())
 
 
 @require_POST
 @member(Capability.MANAGE)
-def add_member(request: MemberRequest) -> HttpResponse:
-    """Add a person who has signed up."""
-    form = MemberForm(request.POST)
+def invite(request: MemberRequest) -> HttpResponse:
+    """Invite a person by mail."""
+    form = InvitationForm(request.POST)
     if form.is_valid():
-        try:
-            added = services.add_member(
+        with errors_in_form(form):
+            invitation = invitations.invite(
                 organization=request.membership.organization, actor=request.membership.user, **form.cleaned_data
             )
-            messages.success(request, _("%(email)s is a member now.") % {"email": added.user.email})
+            messages.success(request, _("An invitation was sent to %(email)s.") % {"email": invitation.email})
             return redirect("organization")
-        except CustomerError as error:
-            refuse(form, error)
-    return _page(request, name=NameForm(initial={"name": request.membership.organization.name}), person=form)
+    return _page(
+        request, name_form=NameForm(initial={"name": request.membership.organization.name}), invitation_form=form
+    )
 
 
-def _other(request: MemberRequest, pk: int) -> Membership:
+@require_POST
+@member(Capability.MANAGE)
+def revoke_invitation(request: MemberRequest, pk: int) -> HttpResponse:
+    """Withdraw an invitation."""
+    open_invitations = selectors.open_invitations(organization=request.membership.organization)
+    invitations.revoke(invitation=get_object_or_404(open_invitations, pk=pk), actor=request.membership.user)
+    messages.success(request, _("The invitation was revoked. Its link no longer works."))
+    return redirect("organization")
+
+
+def _colleague(request: MemberRequest, pk: int) -> Membership:
+    """Return a membership of the same organization. Raises Http404."""
     return get_object_or_404(selectors.members(organization=request.membership.organization), pk=pk)
 
 
 @require_POST
 @member(Capability.MANAGE)
 def change_role(request: MemberRequest, pk: int) -> HttpResponse:
-    """Give a member another role."""
-    try:
+    """Change a member's role."""
+    with errors_as_message(request):
         services.change_role(
-            membership=_other(request, pk), role=request.POST.get("role", ""), actor=request.membership.user
+            membership=_colleague(request, pk), role=request.POST.get("role", ""), actor=request.membership.user
         )
         messages.success(request, _("The role was changed."))
-    except CustomerError as error:
-        tell(request, error)
     return redirect("organization")
 
 
 @require_POST
 @member(Capability.MANAGE)
 def remove_member(request: MemberRequest, pk: int) -> HttpResponse:
-    """End a membership."""
-    try:
-        services.remove_member(membership=_other(request, pk), actor=request.membership.user)
-        messages.success(request, _("The member was removed; their API tokens no longer work."))
-    except CustomerError as error:
-        tell(request, error)
+    """Remove a member."""
+    with errors_as_message(request):
+        services.remove_member(membership=_colleague(request, pk), actor=request.membership.user)
+        messages.success(request, _("The member was removed. Their API tokens no longer work."))
     return redirect("organization")
 
 
 @require_POST
 @login_required
 def switch(request: HttpRequest) -> HttpResponse:
-    """Show the pages of another organization of this person's."""
+    """Switch to another of the person's organizations."""
     assert isinstance(request.user, User)  # noqa: S101  # login_required; for types
-    wanted = row_number(request.POST.get("organization", ""))
-    if wanted is None or not selectors.memberships(user=request.user).filter(organization=wanted).exists():
+    organization_id = parse_row_id(request.POST.get("organization", ""))
+    if (
+        organization_id is None
+        or not selectors.memberships(user=request.user).filter(organization=organization_id).exists()
+    ):
         raise Http404
-    request.session[SESSION_KEY] = wanted
+    request.session[ORGANIZATION_SESSION_KEY] = organization_id
     return redirect("overview")
 
 
 @require_http_methods(["GET", "POST"])
 @login_required
 def new(request: HttpRequest) -> HttpResponse:
-    """Make an organization: for people who have none, or want another."""
+    """Create an organization."""
     assert isinstance(request.user, User)  # noqa: S101  # login_required; for types
     form = NameForm(request.POST if request.method == "POST" else None)
-    if request.method == "POST" and form.is_valid():
-        try:
-            made = services.create_organization(user=request.user, **form.cleaned_data)
-        except CustomerError as error:
-            refuse(form, error)
-        else:
-            request.session[SESSION_KEY] = made.organization_id
+    if form.is_valid():
+        with errors_in_form(form):
+            membership = services.create_organization(user=request.user, **form.cleaned_data)
+            request.session[ORGANIZATION_SESSION_KEY] = membership.organization_id
             return redirect("overview")
     return render(request, "accounts/organization_new.html", {"form": form})
 
@@ -166,23 +213,22 @@ def new(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "POST"])
 @member(Capability.VIEW)
 def tokens(request: MemberRequest) -> HttpResponse:
-    """This member's API tokens. POST makes one and shows its secret, this once."""
-    form, secret = NameForm(request.POST if request.method == "POST" else None), ""
-    if request.method == "POST" and form.is_valid():
-        try:
+    """List the member's API tokens. POST creates one and shows its secret once, because only a hash is stored."""
+    form, secret = TokenForm(request.membership, request.POST if request.method == "POST" else None), ""
+    if form.is_valid():
+        with errors_in_form(form):
             secret = services.create_token(membership=request.membership, **form.cleaned_data)[1]
-            form = NameForm()
-        except CustomerError as error:
-            refuse(form, error)
-    found = selectors.tokens(membership=request.membership)
-    return render(request, "accounts/tokens.html", {"form": form, "tokens": found, "secret": secret})
+            form = TokenForm(request.membership)
+    rows = selectors.tokens(membership=request.membership)
+    context = {"form": form, "tokens": rows, "secret": secret, "now": timezone.now()}
+    return render(request, "accounts/tokens.html", context)
 
 
 @require_POST
 @member(Capability.VIEW)
 def revoke_token(request: MemberRequest, pk: int) -> HttpResponse:
-    """End one of this member's tokens."""
+    """Revoke one of the member's tokens."""
     token = get_object_or_404(selectors.tokens(membership=request.membership), pk=pk)
     services.revoke_token(token=token, actor=request.membership.user)
-    messages.success(request, _("The token no longer works."))
+    messages.success(request, _("The token was revoked."))
     return redirect("tokens")

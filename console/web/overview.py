@@ -1,8 +1,9 @@
-"""The first page: where one stands, and what to do next."""
+"""The overview page: current state and next steps."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from django.http import HttpResponse
 from django.shortcuts import render
@@ -11,27 +12,28 @@ from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_GET
 
-from billing import budgets
+from billing import budgets, costs
 from billing import selectors as billing
 from billing.models import Account
 from console.accounts.models import Organization
 from console.accounts.roles import Capability
 from console.accounts.services import is_active
+from console.web import attention
 from console.web.access import MemberRequest, member
-from console.web.jobs import rows
 from console.web.training import has_script
-from jobs import clusters
-from jobs import selectors as jobs
-from jobs.backend import cluster_names
-from jobs.states import ENDED
+from jobs import clusters, rows, selectors
+from jobs.clusters import cluster_names
+from jobs.models import Job
+from jobs.states import ENDED, JobState
 from storage import selectors as storage
 
-SHOWN = 6
+MAX_ROWS = 6
+"""Rows in each of the two lists of jobs."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step from sign-up to the first run; `capability` is what it takes."""
+    """A step from sign-up to the first run. A member needs `capability` to take it."""
 
     title: str | Promise
     text: str | Promise
@@ -43,22 +45,40 @@ class Step:
 @require_GET
 @member(Capability.VIEW)
 def overview(request: MemberRequest) -> HttpResponse:
-    """Wallet, open jobs, last runs, the cluster's capacity; until the first run, the steps to it."""
+    """Show what runs and waits, spend, storage, capacity and what needs attention.
+
+    Until a first run has ended, also show the first steps.
+    """
     organization = request.membership.organization
     account = billing.wallet(organization)
-    last = list(jobs.jobs_for(organization).filter(state__in=ENDED)[:SHOWN])
-    running = list(jobs.open_jobs(organization)[:SHOWN])
-    steps = [] if last else _steps(organization, account, has_job=bool(running))
+    ended_jobs = list(rows.listed(organization).filter(state__in=ENDED)[:MAX_ROWS])
+    open_jobs = list(rows.listed(organization).exclude(state__in=ENDED)[:MAX_ROWS])
+    steps = [] if ended_jobs else _steps(organization, account, has_job=bool(open_jobs))
+    usage, quota_bytes = storage.usage(organization), organization.quota.max_storage_bytes
+    budget_states, totals = budgets.states(organization), _cluster_totals()
+    situation = attention.Situation(
+        membership=request.membership,
+        account=account,
+        balance=budgets.balance_of(account) if account else None,
+        budgets=budget_states,
+        usage=usage,
+        silent_clusters=[name for name, capacity in totals.items() if capacity is None],
+    )
     return render(
         request,
         "overview.html",
         {
             "account": account,
-            "budgets": budgets.states(organization),
-            "balance": budgets.balance(account) if account else None,
-            "open_rows": rows(running),
-            "last_rows": rows(last),
-            "clusters": _rooms(),
+            "notices": attention.notices(situation),
+            "open": selectors.open_totals(organization),
+            "budget": next((state for state in budget_states if state.budget.user is None), None),
+            "spent_minor": costs.spent_minor(organization, costs.month_of()) if account else None,
+            "usage": usage,
+            "quota_bytes": quota_bytes,
+            "storage_fraction": usage.counted_bytes / quota_bytes if quota_bytes else 1,
+            "open_rows": _open_rows(organization, open_jobs),
+            "last_rows": [rows.row(job) for job in ended_jobs],
+            "clusters": totals,
             "steps": steps,
             "next_step": next((step for step in steps if not step.is_done), None),
             "done_count": sum(step.is_done for step in steps),
@@ -66,46 +86,57 @@ def overview(request: MemberRequest) -> HttpResponse:
     )
 
 
-def _rooms() -> dict[str, clusters.Sums | None]:
-    """What each cluster has; None for one that does not answer."""
-    answered = jobs.capacities_now()
-    return {name: clusters.sums(answered[name]) if name in answered else None for name in cluster_names()}
+def _open_rows(organization: Organization, jobs: list[Job]) -> list[dict[str, Any]]:
+    """Return the rows of open jobs, those that wait or start with the reason."""
+    waiting = [job.pk for job in jobs if job.state in {JobState.QUEUED, JobState.STARTING}]
+    reasons = {
+        job.pk: selectors.waiting_for(job)
+        for job in (selectors.jobs_for(organization).filter(pk__in=waiting) if waiting else ())
+    }
+    return [rows.row(job) | {"waiting_for": reasons.get(job.pk, "")} for job in jobs]
+
+
+def _cluster_totals() -> dict[str, clusters.ClusterTotals | None]:
+    """Return the total and free capacity by cluster name; None for clusters that do not answer."""
+    capacities = selectors.capacities_now()
+    return {name: clusters.totals(capacities[name]) if name in capacities else None for name in cluster_names()}
 
 
 def _steps(organization: Organization, account: Account | None, *, has_job: bool) -> list[Step]:
+    """Return the steps in order. `has_job`: the organization has an open job."""
     workspace = storage.workspaces_for(organization).first()
     return [
         Step(
             _("Activate the service"),
-            _("Read the terms and accept them. That makes your wallet and a first workspace."),
+            _("Read and accept the terms. This creates your wallet and a first workspace."),
             reverse("activation"),
             Capability.MANAGE,
             is_active(organization),
         ),
         Step(
             _("Top up the wallet"),
-            _("Runs are paid in advance; what a run does not use is yours again."),
+            _("Runs are paid in advance; unused funds are returned."),
             reverse("wallet"),
             Capability.PAY,
             bool(account and account.posted_minor > 0),
         ),
         Step(
             _("Upload a dataset"),
-            _("An archive or a folder. Your code finds it at $DATASETS_PATH/<name>."),
+            _("Upload an archive or a folder. Your code reads it from $DATASETS_PATH/<name>."),
             reverse("dataset_list"),
             Capability.STORE,
             storage.datasets_for(organization).filter(latest__isnull=False).exists(),
         ),
         Step(
-            _("Put a script in the workspace"),
-            _("Upload it, or write it in the editor."),
+            _("Add a script to the workspace"),
+            _("Upload a script or write one in the editor."),
             reverse("workspace_detail", args=[workspace.name]) if workspace else reverse("workspace_list"),
             Capability.STORE,
             bool(workspace and has_script(workspace)),
         ),
         Step(
-            _("Buy the first run"),
-            _("Choose nodes and settings; the price and its ceiling stand beside them."),
+            _("Buy your first run"),
+            _("Choose nodes and settings. The price and the ceiling update as you type."),
             reverse("training_new"),
             Capability.RUN,
             has_job,

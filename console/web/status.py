@@ -1,4 +1,4 @@
-"""Which clusters answer, and how many wait for each: for every member; what is amiss with them, for administrators."""
+"""The status page: clusters and their queues for every member, their problems for administrators."""
 
 from __future__ import annotations
 
@@ -12,42 +12,41 @@ from billing.models import NodeSpec
 from console.accounts.roles import Capability
 from console.web.access import MemberRequest, member
 from jobs import clusters, selectors
-from jobs.backend import cluster_named
-from jobs.clusters import ClusterRow, Sums
+from jobs.clusters import ClusterRow, ClusterTotals, cluster_named
 
 
 @dataclass(frozen=True)
 class Card:
-    """A cluster as the page shows it."""
+    """A cluster on the status page."""
 
     row: ClusterRow
-    room: Sums | None
-    """What it has and what is free; None where it does not answer."""
+    totals: ClusterTotals | None
+    """Its total and free capacity; None if it does not answer."""
     specs: tuple[str, ...]
-    """What is sold there."""
+    """The node specs on offer there."""
 
 
 @require_GET
 @member(Capability.VIEW)
 def status(request: MemberRequest) -> HttpResponse:
-    """Every cluster. htmx asks for the cards alone, again and again."""
+    """Show all clusters. htmx polls the cards alone."""
     is_administrator = request.user.is_staff
-    rows = clusters.rows(with_gaps=is_administrator)
+    rows = clusters.status_rows(with_gaps=is_administrator)  # isolation gaps, which each cluster is asked for
     capacities = selectors.capacities_now()
-    sold: dict[str, list[str]] = {}
+    specs_by_cluster: dict[str, list[str]] = {}
     for spec in NodeSpec.objects.filter(is_active=True):
-        sold.setdefault(cluster_named(spec.cluster), []).append(spec.title)
+        specs_by_cluster.setdefault(cluster_named(spec.cluster), []).append(spec.title)
     cards = [
         Card(
             row,
-            clusters.sums(capacities[row.name]) if row.name in capacities else None,
-            tuple(sold.get(row.name, ())),
+            clusters.totals(capacities[row.name]) if row.name in capacities else None,
+            tuple(specs_by_cluster.get(row.name, ())),
         )
         for row in rows
     ]
     context = {
         "cards": cards,
-        "away": sum(row.answers is False for row in rows),
+        "away": sum(row.answers is False for row in rows),  # None means: not checked yet
         "is_administrator": is_administrator,
     }
     return render(request, "jobs/_clusters.html" if request.htmx else "jobs/status.html", context)

@@ -1,14 +1,13 @@
-"""New training: what is bought, with a live quote beside it, and the order.
-
-The one rule: the fields have the API's names, and `jobs.orders` says what is wrong with each; nothing is checked twice.
-"""
+"""The *New training* form, its live quote and the order. Fields have the API's names; `jobs.orders` validates them."""
 
 from __future__ import annotations
 
+import json
+import math
 import posixpath
 import shlex
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -19,30 +18,35 @@ from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_GET, require_POST
 from django_htmx.http import HttpResponseClientRedirect
 
-from billing import payments, receivables, wording
+from billing import messages as billing_messages
+from billing import payments, receivables
 from billing import selectors as billing
 from billing.errors import BudgetExceeded, InsufficientFunds
 from billing.models import Quote
 from billing.quotes import quote_for, require_valid
 from billing.taxes import tax_for
-from console.accounts.errors import CustomerError, NotFound
-from console.accounts.models import Organization
 from console.accounts.roles import Capability
 from console.accounts.services import is_active
-from console.web.access import MemberRequest, member
-from console.web.amounts import row_number, seconds
+from console.core.errors import CustomerError, NotFound
+from console.web.access import MemberRequest, error_text, member
+from console.web.amounts import parse_row_id, parse_seconds
 from console.web.images import FRAMEWORK_TITLES
-from jobs import orders, paid, probes
+from jobs import checkout, comparison, orders, packages, probes, reruns, script_data
 from jobs import selectors as jobs
-from jobs.backend import cluster_named, resources_of
+from jobs.clusters import cluster_named, resources_of
+from jobs.environment import code_settings, lines_of
+from jobs.fault_tolerance import MAX_RETRIES
+from jobs.images import default_image, problems, runs_own_images
+from jobs.launch_preview import launch_preview
+from jobs.messages import terms_sentences
 from jobs.models import Job
-from jobs.resilience import MOST_RETRIES
-from jobs.sentences import terms_sentences
-from storage import files
+from jobs.purchase import stored
+from storage import files, previews, secret_store, sharing
 from storage import selectors as storage
 from storage.models import Image, Workspace
 from storage.paths import Kind
@@ -54,9 +58,16 @@ FIELDS = (
     "workspace",
     "code_path",
     "arguments",
+    "requirements",
+    "environment",
+    "secrets",
     "datasets",
+    "models",
+    "from_checkpoint",
     "epochs",
     "lr",
+    "lr_scaling",
+    "warmup_epochs",
     "batch_size",
     "node_spec",
     "nodes",
@@ -68,10 +79,15 @@ FIELDS = (
     "controller",
     "collective_timeout_seconds",
     "stall_check_seconds",
+    "local_rank_argument",
+    "name",
+    "tags",
+    "notes",
 )
-"""What goes to the quote as it was typed. The limits are typed in other units: `_data` turns them."""
-LIMITS = ("max_seconds", "ceiling_minor")
-ADVANCED: dict[str, Any] = {
+"""Fields passed to the quote unchanged."""
+LIMIT_FIELDS = ("max_seconds", "ceiling_minor")
+"""Fields that `_data` converts: they are typed in minutes or hours, and in major units."""
+ADVANCED_DEFAULTS: dict[str, Any] = {
     "retries": 0,
     "retry_backoff_seconds": "",
     "on_hang": "stop",
@@ -79,27 +95,54 @@ ADVANCED: dict[str, Any] = {
     "controller": "gloo",
     "collective_timeout_seconds": "",
     "stall_check_seconds": "",
+    "local_rank_argument": "auto",
 }
-"""What stands in the fold of the form, and means nothing special."""
-UNITS = {"minutes": 60, "hours": 3600}
-SCRIPTS_SHOWN = 300
-FOLDERS_SEARCHED = 200
+"""The fields of the form's advanced section, with their default values."""
+TIME_UNITS = {"minutes": 60, "hours": 3600}
+"""Seconds per unit of the time limit."""
+MAX_SCRIPTS = 300
+"""Scripts offered in the form. The path of any other script can be typed."""
+MAX_CHECKPOINTED = 20
+"""Earlier jobs that the form offers to start from. Links on job pages lead to it with any job."""
+MAX_FOLDERS = 200
+"""Folders searched for scripts, because the form waits for the search."""
 SKIPPED_FOLDERS = {"__pycache__", "node_modules"}
+
+
+@dataclass
+class ScriptFolder:
+    """A folder of a workspace with the scripts that the form offers. `path` is relative to the workspace."""
+
+    path: str
+    folders: list[ScriptFolder] = field(default_factory=list)
+    scripts: list[tuple[str, str]] = field(default_factory=list)
+    """The name and the path of each."""
+
+    @property
+    def name(self) -> str:
+        """Return the folder's own name."""
+        return posixpath.basename(self.path)
 
 
 @dataclass(frozen=True)
 class SpecChoice:
-    """A node spec on offer: its price for one node and hour, and how many of it could start now and ever."""
+    """A node spec on offer with its price per node-hour, its free nodes and its nodes in total.
+
+    `free` and `total` are None if the cluster does not answer, or is elastic and can add nodes.
+    """
 
     offer: billing.OfferedSpec
     free: int | None
-    most: int | None
+    total: int | None
 
 
 @require_GET
 @member(Capability.RUN)
 def training_new(request: MemberRequest) -> HttpResponse:
-    """The page. `?rerun=<job>` fills it as that job was bought; any field can be given by its name."""
+    """Show the form. `?rerun=<job>` prefills it from a job; other parameters prefill fields by name.
+
+    `&exact=1` repeats the job exactly: the fields that may not change are then disabled.
+    """
     organization = request.membership.organization
     account = billing.wallet(organization)
     if account is None or not is_active(organization):
@@ -107,30 +150,53 @@ def training_new(request: MemberRequest) -> HttpResponse:
     images = list(storage.images_for(organization))
     workspaces = list(storage.workspaces_for(organization))
     specs = _specs(account.currency)
-    values = _defaults(images, workspaces, specs) | _rerun(organization, request.GET.get("rerun", ""))
+    not_ready = problems(images)
+    ready = [image for image in images if image.pk not in not_ready]
+    job_id = parse_row_id(request.GET.get("rerun", ""))
+    job = None if job_id is None else jobs.job_for(organization, job_id)
+    is_exact = job is not None and request.GET.get("exact") == "1"
+    values = _defaults(ready, workspaces, specs) | _rerun_values(job)
     values |= {name: request.GET[name] for name in FIELDS if name in request.GET}
-    workspace = next((each for each in workspaces if each.name == values["workspace"]), None)
+    values["secrets"] = request.GET.getlist("secrets") or values["secrets"]
+    values["models"] = request.GET.getlist("models") or values["models"]
+    values["from_checkpoint"] = parse_row_id(str(values["from_checkpoint"])) or ""
+    checkpointed = list(jobs.jobs_with_files(organization, MAX_CHECKPOINTED))
+    workspace = next((candidate for candidate in workspaces if candidate.name == values["workspace"]), None)
     scripts = _scripts(workspace) if workspace else []
-    if len(scripts) == 1:
+    if len(scripts) == 1:  # no choice to make
         values["code_path"] = values["code_path"] or scripts[0]
     return render(
         request,
         "jobs/training_new.html",
         {
             "values": values,
+            "earlier": job,
+            "earlier_values": json.dumps(_earlier_values(job)),
+            "is_exact": is_exact,
+            "changes": reruns.changes(job) if job and not job.builtin_script else [],
             "products": jobs.products(),
             "framework_titles": FRAMEWORK_TITLES,
             "images": images,
+            "not_ready": not_ready,
+            "runs_own_images": runs_own_images(),
             "workspaces": workspaces,
             "scripts": scripts,
-            "datasets": storage.datasets_for(organization),
+            "script_tree": _script_tree(scripts),
+            "datasets": sharing.by_name(storage.with_published(sharing.usable_datasets(organization))),
+            "models": storage.with_model_versions(storage.models_for(organization)),
+            "checkpointed": checkpointed,
+            "checkpointed_ids": [each.pk for each in checkpointed],
+            "secrets": secret_store.secrets_for(organization),
             "specs": specs,
             "account": account,
-            "units": UNITS,
-            "retry_counts": range(MOST_RETRIES + 1),
+            "units": TIME_UNITS,
+            "lr_scalings": Job.LrScalings.choices,
+            "retry_counts": range(MAX_RETRIES + 1),
             "hang_policies": Job.HangPolicies.choices,
             "controllers": Job.Controllers.choices,
-            "advanced": any(values[name] != usual for name, usual in ADVANCED.items()),
+            "local_rank_arguments": Job.LocalRankArguments.choices,
+            # Opens the section if a prefilled field there differs from its default.
+            "advanced": any(values[name] != default for name, default in ADVANCED_DEFAULTS.items()),
         },
     )
 
@@ -138,70 +204,131 @@ def training_new(request: MemberRequest) -> HttpResponse:
 @require_GET
 @member(Capability.RUN)
 def training_scripts(request: MemberRequest) -> HttpResponse:
-    """The scripts of a workspace, as options."""
+    """Return the scripts of a workspace as `<option>` elements and, out of band, as a tree."""
     try:
         workspace = storage.workspace_named(request.membership.organization, request.GET.get("workspace", ""))
     except NotFound:
-        return HttpResponse("")
-    return render(request, "jobs/_scripts.html", {"scripts": _scripts(workspace)})
+        return HttpResponse("")  # no options
+    scripts = _scripts(workspace)
+    return render(
+        request, "jobs/_scripts.html", {"scripts": scripts, "script_tree": _script_tree(scripts), "oob": True}
+    )
+
+
+@require_GET
+@member(Capability.RUN)
+def training_script(request: MemberRequest) -> HttpResponse:
+    """Return the beginning of a workspace's script, and which variables of the environment contract it reads."""
+    name, path = request.GET.get("workspace", ""), request.GET.get("code_path", "").strip()
+    if not path:
+        return render(request, "jobs/_script_preview.html", {})
+    try:
+        workspace = storage.workspace_named(request.membership.organization, name)
+        file = files.read(root=storage.workspace_folder(workspace), path=path)
+    except CustomerError as error:
+        return render(request, "jobs/_script_preview.html", {"path": path, "problem": error.message})
+    with file.stream:
+        shown = previews.preview(file, name="script.py")  # as text, whatever its name says
+    return render(
+        request,
+        "jobs/_script_preview.html",
+        {
+            "path": path,
+            "workspace": workspace,
+            "text": shown.text,
+            "is_complete": shown.is_complete,
+            "size_bytes": file.size,
+            "variables": script_data.contract_variables(shown.text or ""),
+        },
+    )
 
 
 @require_POST
 @member(Capability.RUN)
 def training_quote(request: MemberRequest) -> HttpResponse:
-    """The card beside the form: a quote for what is in it now, or what is still wrong with it."""
+    """Return the quote card for the current values, or their errors."""
     account = billing.wallet(request.membership.organization)
     currency = account.currency if account else billing.default_currency()
-    data, faults = _data(request.POST, currency)
+    data, limit_errors = _data(request.POST, currency)
+    # Quote even with faulty limits: the answer then shows the errors of all fields together.
     try:
         quote = orders.quote_order(membership=request.membership, data=data)
     except CustomerError as error:
-        return _refusal(request, error, faults)
-    if faults:
-        return _refusal(request, CustomerError(fields=faults), {})
-    return _card(request, quote)
+        return _quote_errors(request, error, limit_errors)
+    if limit_errors:
+        return _quote_errors(request, CustomerError(fields=limit_errors), {})
+    return _quote_card(request, quote)
+
+
+@require_GET
+@member(Capability.RUN)
+def training_comparison(request: MemberRequest, quote_id: UUID) -> HttpResponse:
+    """Return a quote's alternatives; nothing if it can't be compared because what it names no longer exists."""
+    quote = quote_for(organization=request.membership.organization, quote_id=quote_id)
+    try:
+        compared = comparison.compare(quote)
+    except CustomerError:
+        return HttpResponse("")  # the order says what is missing
+    return render(request, "jobs/_comparison.html", {"comparison": compared})
+
+
+@require_GET
+@member(Capability.RUN)
+def training_environment(request: MemberRequest, quote_id: UUID) -> HttpResponse:
+    """Return what rank 0 of a quoted run will get; nothing if the quote names something that no longer exists."""
+    quote = quote_for(organization=request.membership.organization, quote_id=quote_id)
+    try:
+        preview = launch_preview(quote)
+    except CustomerError:
+        return HttpResponse("")
+    command = shlex.join(["python", str(quote.purchase["code_path"]), *preview.arguments])
+    return render(request, "jobs/_launch_preview.html", {"environment": preview.environment, "command": command})
 
 
 @require_POST
 @member(Capability.RUN)
 def training_order(request: MemberRequest) -> HttpResponse:
-    """Buy the quote that was shown. The same card sent twice buys once."""
+    """Buy the displayed quote. Submitting it twice buys once."""
     quote = quote_for(organization=request.membership.organization, quote_id=request.POST.get("quote", ""))
     try:
         order = orders.place_order(
             membership=request.membership,
             quote=quote,
+            # PostgreSQL cannot store NUL, and the column has 255 characters.
             idempotency_key=request.POST.get("idempotency_key", "").replace("\0", "")[:255],
         )
-    except (InsufficientFunds, BudgetExceeded) as error:
-        return _card(request, quote, problem=str(error.message))
+    except (InsufficientFunds, BudgetExceeded) as error:  # the quote stays valid and can be bought later
+        return _quote_card(request, quote, problem=str(error.message))
     except CustomerError as error:
-        sentences = [str(sentence) for sentence in error.fields.values()] or [str(error.message)]
-        return _card(request, quote, problem=" ".join(sentences), stale=True)
-    messages.success(request, _("Bought. The ceiling is held in your wallet; the run starts as soon as there is room."))
+        return _quote_card(request, quote, problem=error_text(error), stale=True)
+    messages.success(
+        request, _("Order placed. The ceiling is held in your wallet. The run starts when nodes are available.")
+    )
     return HttpResponseClientRedirect(reverse("job_detail", args=[order.job.pk]))
 
 
 @require_POST
 @member(Capability.RUN)
 def training_probe(request: MemberRequest) -> HttpResponse:
-    """Run what was quoted for a minute on one node, free, so that the next quote is measured."""
+    """Start a free probe: at most a minute on one node. The next quote then has a measured estimate."""
     quote = quote_for(organization=request.membership.organization, quote_id=request.POST.get("quote", ""))
     try:
         order = probes.place_probe(
-            membership=request.membership, data=quote.purchase, idempotency_key=f"probe:{quote.pk}"
+            membership=request.membership, data=stored(quote.purchase), idempotency_key=f"probe:{quote.pk}"
         )
     except CustomerError as error:
-        sentences = [str(sentence) for sentence in error.fields.values()] or [str(error.message)]
-        return _card(request, quote, problem=" ".join(sentences))
-    messages.success(request, _("The probe runs for a minute at most and costs nothing. Then ask for a new quote."))
+        return _quote_card(request, quote, problem=error_text(error))
+    messages.success(
+        request,
+        _("The probe is queued. It is free and runs for at most one minute. Request a new quote when it has ended."),
+    )
     return HttpResponseClientRedirect(reverse("job_detail", args=[order.job.pk]))
 
 
 @require_POST
 @member(Capability.RUN)
 def training_pay(request: MemberRequest) -> HttpResponse:
-    """Pay what the wallet lacks for the quote that was shown; it is bought when the money has come in."""
+    """Redirect to the payment of the amount that the wallet lacks. `jobs.checkout` buys the quote when it is paid."""
     organization = request.membership.organization
     quote = quote_for(organization=organization, quote_id=request.POST.get("quote", ""))
     account = billing.wallet(organization)
@@ -209,111 +336,127 @@ def training_pay(request: MemberRequest) -> HttpResponse:
         raise PermissionDenied
     try:
         require_valid(quote)
-        started = payments.pay_for(
+        top_up = payments.pay_for(
             quote=quote,
             account=account,
             user=request.membership.user,
             return_path=reverse("training_paid", args=[quote.pk]),
         )
     except CustomerError as error:
-        return _card(request, quote, problem=str(error.message), stale=quote.is_expired)
-    return HttpResponseClientRedirect(started.checkout_url)
+        return _quote_card(request, quote, problem=str(error.message), stale=quote.is_expired)
+    return HttpResponseClientRedirect(top_up.checkout_url)
 
 
 @require_GET
 @member(Capability.RUN)
 def training_paid(request: MemberRequest, quote_id: UUID) -> HttpResponse:
-    """Where a customer comes back to from paying for a quote: waits for the money, then shows the job."""
+    """Show the page after a payment for a quote. htmx polls it until the payment arrives; then it opens the job."""
     quote = quote_for(organization=request.membership.organization, quote_id=str(quote_id))
     top_up = quote.top_ups.select_related("quote", "created_by").order_by("-created_at").first()
     if top_up is None:
         raise Http404
-    order = paid.buy(top_up=top_up)
+    order = checkout.buy(top_up=top_up)  # None if it is not paid, or cannot be bought
     if order is not None:
-        messages.success(request, _("Paid and bought. The run starts as soon as there is room."))
-        where = reverse("job_detail", args=[order.job.pk])
-        return HttpResponseClientRedirect(where) if request.htmx else redirect(where)
+        messages.success(request, _("Payment received and order placed. The run starts when nodes are available."))
+        url = reverse("job_detail", args=[order.job.pk])
+        return HttpResponseClientRedirect(url) if request.htmx else redirect(url)
     template = "jobs/_training_paid.html" if request.htmx else "jobs/training_paid.html"
-    waits = top_up.state in payments.OPEN and "paid" in request.GET
-    return render(request, template, {"top_up": top_up, "quote": quote, "waits": waits})
+    is_waiting = top_up.state in payments.OPEN and "paid" in request.GET
+    return render(request, template, {"top_up": top_up, "quote": quote, "waits": is_waiting})
 
 
 def has_script(workspace: Workspace) -> bool:
-    """Whether there is anything in a workspace that could be run."""
+    """Return whether a workspace contains a script."""
     return bool(_scripts(workspace))
 
 
-def _card(request: MemberRequest, quote: Quote, *, problem: str = "", stale: bool = False) -> HttpResponse:
+def _quote_card(request: MemberRequest, quote: Quote, *, problem: str = "", stale: bool = False) -> HttpResponse:
+    """Render the quote card. A `stale` quote cannot be bought any more, so the card offers a new quote."""
     account = billing.wallet(request.membership.organization)
     available = account.available_minor if account else 0
+    refusal = orders.refusal(quote, request.membership.user)
     return render(
         request,
         "jobs/_quote.html",
         {
             "quote": quote,
+            "code": code_settings(quote.purchase),
             "available_minor": available,
             "remaining_minor": available - quote.ceiling_minor,
             "missing_minor": max(0, quote.ceiling_minor - available),
             "owed_minor": receivables.owed_minor(account) if account else 0,
             "to_pay_minor": payments.shortfall_minor(quote, account=account) if account else 0,
             "notes": terms_sentences(quote.purchase),
+            "warnings": script_data.warnings(request.membership.organization, quote.purchase),
+            "requirements_found": packages.unchosen_file(request.membership.organization, quote.purchase),
             "idempotency_key": uuid4(),
-            "problem": problem,
+            "problem": problem or refusal,
+            "is_refused": bool(refusal),
             "stale": stale,
-            "may_probe": probes.is_worthwhile(quote),
+            "seconds_left": max(0, math.ceil((quote.expires_at - timezone.now()).total_seconds())),
+            # A probe would run the script in the workspace, not the stored one.
+            "may_probe": not quote.purchase.get("exact") and probes.is_worthwhile(quote),
             "tax": tax_for(request.membership.organization),
-            "errors": _slots({}, request.POST),
+            "errors": _error_slots({}, request.POST),
         },
     )
 
 
-def _refusal(request: MemberRequest, error: CustomerError, faults: dict[str, Any]) -> HttpResponse:
-    """What is wrong: at the fields the customer has been to, and as a list in the card for those still to come."""
-    fields = dict(error.fields) | faults
-    touched = set(request.POST.get("touched", "").split(","))
-    shown = {name: sentence for name, sentence in fields.items() if name in touched}
-    missing = {name: sentence for name, sentence in fields.items() if name not in touched}
+def _quote_errors(request: MemberRequest, error: CustomerError, limit_errors: dict[str, Any]) -> HttpResponse:
+    """Return the errors: beside fields that the user has visited, and as a list in the card for all other fields.
+
+    `limit_errors` are errors of the limits, from `_data`.
+    """
+    fields = dict(error.fields) | limit_errors
+    visited = set(request.POST.get("touched", "").split(","))
+    beside_fields = {name: sentence for name, sentence in fields.items() if name in visited}
+    in_card = {name: sentence for name, sentence in fields.items() if name not in visited}
     return render(
         request,
         "jobs/_quote_refused.html",
         {
             "message": "" if fields else error.message,
-            "missing": missing,
-            "wrong": shown,
-            "errors": _slots(shown, request.POST),
+            "missing": in_card,
+            "wrong": beside_fields,
+            "errors": _error_slots(beside_fields, request.POST),
         },
     )
 
 
-def _slots(errors: dict[str, Any], sent: QueryDict) -> list[tuple[str, Any]]:
-    """Every field's place for an error, empty where there is none; nothing when the order was sent, not the form."""
-    return [(name, errors.get(name, "")) for name in (*FIELDS, *LIMITS)] if "touched" in sent else []
+def _error_slots(errors: dict[str, Any], posted: QueryDict) -> list[tuple[str, Any]]:
+    """Return (field, error) for every field, to update its error element; "" clears it.
+
+    Only the form sends `touched`. Orders come from the card and change no error elements.
+    """
+    return [(name, errors.get(name, "")) for name in (*FIELDS, *LIMIT_FIELDS)] if "touched" in posted else []
 
 
-def _data(sent: QueryDict, currency: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The form as the API's fields, and what is wrong with the limits, which people type in hours and major units."""
-    data: dict[str, Any] = {name: sent.get(name, "") for name in FIELDS}
-    faults: dict[str, Any] = {}
-    unit = UNITS.get(str(sent.get("max_time_unit")), 60)
-    turns: dict[str, tuple[str, Callable[[str], int]]] = {
-        "max_seconds": ("max_time", lambda text: seconds(text, unit)),
-        "ceiling_minor": ("ceiling", lambda text: wording.typed_minor(text, currency)),
+def _data(posted: QueryDict, currency: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the form as the API's fields, and the errors of the limits by field."""
+    data: dict[str, Any] = {name: posted.get(name, "") for name in FIELDS}
+    data["secrets"] = posted.getlist("secrets")
+    data["models"] = [each for each in posted.getlist("models") if each]  # one control for each model
+    limit_errors: dict[str, Any] = {}
+    unit = TIME_UNITS.get(str(posted.get("max_time_unit")), 60)
+    parsers: dict[str, tuple[str, Callable[[str], int]]] = {
+        "max_seconds": ("max_time", lambda text: parse_seconds(text, unit)),
+        "ceiling_minor": ("ceiling", lambda text: billing_messages.parse_amount(text, currency)),
     }
-    for name, (typed, turn) in turns.items():
-        text = str(sent.get(typed, "")).strip()
+    for name, (input_name, parse) in parsers.items():
+        text = str(posted.get(input_name, "")).strip()
         try:
-            data[name] = turn(text) if text else ""
+            data[name] = parse(text) if text else ""
         except ValueError:
-            faults[name] = _("Give a number, or leave it empty.")
-    if (again := row_number(str(sent.get("rerun_of", "")))) is not None:
-        data["rerun_of"] = again
-    return data, faults
+            limit_errors[name] = _("Enter a number or leave the field empty.")
+    if (rerun_of := parse_row_id(str(posted.get("rerun_of", "")))) is not None:
+        data |= {"rerun_of": rerun_of, "exact": "exact" in posted}
+    return data, limit_errors
 
 
 def _defaults(images: list[Image], workspaces: list[Workspace], specs: list[SpecChoice]) -> dict[str, Any]:
-    """A form that is nearly right at once: two of the smallest nodes."""
+    """Return the fields' defaults: two nodes of the first node spec. `images` are those that can run."""
     product = jobs.products().first()
-    image = next((image for image in images if image.frameworks[:1] == ["pytorch"]), images[0] if images else None)
+    image = default_image(images)
     return {
         "product": product.name if product else "",
         "framework": image.frameworks[0] if image else "",
@@ -321,73 +464,112 @@ def _defaults(images: list[Image], workspaces: list[Workspace], specs: list[Spec
         "workspace": workspaces[0].name if workspaces else "",
         "code_path": "",
         "arguments": "",
+        "requirements": "",
+        "environment": "",
+        "secrets": [],
         "datasets": "",
+        "models": [],
+        "from_checkpoint": "",
         "epochs": 5,
         "lr": "0.01",
+        "lr_scaling": "none",
+        "warmup_epochs": "",
         "batch_size": 64,
         "node_spec": specs[0].offer.spec.name if specs else "",
-        "nodes": 2 if specs and (specs[0].most is None or specs[0].most >= 2) else 1,
+        "nodes": 2 if specs and (specs[0].total is None or specs[0].total >= 2) else 1,
         "workers_per_node": (specs[0].offer.spec.gpus or 1) if specs else 1,
-        **ADVANCED,
+        **ADVANCED_DEFAULTS,
         "max_time": "",
         "max_time_unit": "minutes",
         "ceiling": "",
         "rerun_of": "",
+        "name": "",
+        "tags": "",
+        "notes": "",
     }
 
 
-def _rerun(organization: Organization, asked: str) -> dict[str, Any]:
-    """The fields as an earlier job was bought."""
-    if (earlier := row_number(asked)) is None:
+def _rerun_values(job: Job | None) -> dict[str, Any]:
+    """Return the form's fields of an earlier job."""
+    if job is None:
         return {}
-    job = jobs.job_for(organization, earlier)
-    bought = dict(job.order.quote.purchase)
-    ceiling, seconds = bought.get("ceiling_minor"), bought.get("max_seconds")
-    # Nothing and 0 are the same there, and an earlier purchase may know nothing of it.
-    advanced = {name: bought.get(name) or usual for name, usual in ADVANCED.items()}
+    purchase = {"environment": {}, "secrets": []} | stored(job.order.quote.purchase)
+    ceiling, max_seconds = purchase.get("ceiling_minor"), purchase.get("max_seconds")
+    # Missing in older purchases, where 0 means the same.
+    advanced = {name: purchase.get(name) or default for name, default in ADVANCED_DEFAULTS.items()}
     return (
-        {name: bought[name] for name in FIELDS if name not in ADVANCED}
+        # Older purchases lack the fields that were added since.
+        {name: purchase[name] for name in FIELDS if name not in ADVANCED_DEFAULTS and name in purchase}
         | advanced
         | {
-            "arguments": shlex.join(bought["arguments"]),
-            "datasets": ",".join(bought["datasets"]),
-            "ceiling": f"{wording.to_major(ceiling, job.order.quote.currency):f}" if ceiling else "",
-            "max_time": f"{Decimal(seconds) / 60:f}" if seconds else "",
+            "arguments": shlex.join(purchase["arguments"]),
+            "environment": lines_of(purchase["environment"]),
+            "lr_scaling": purchase.get("lr_scaling", "none"),
+            "warmup_epochs": purchase.get("warmup_epochs") or "",
+            "notes": purchase.get("notes", ""),
+            "datasets": ",".join(purchase["datasets"]),
+            "models": purchase.get("models", []),
+            "from_checkpoint": purchase.get("from_checkpoint") or "",
+            "ceiling": f"{billing_messages.to_major(ceiling, job.order.quote.currency):f}" if ceiling else "",
+            "max_time": f"{Decimal(max_seconds) / 60:f}" if max_seconds else "",
             "rerun_of": job.pk,
+            "tags": ", ".join(job.tags),
         }
     )
 
 
+def _earlier_values(job: Job | None) -> dict[str, list[str]]:
+    """Return what the form's controls have for an earlier job, each as a list of texts: changes to it are marked."""
+    values = {name: value if isinstance(value, list) else [value] for name, value in _rerun_values(job).items()}
+    return {name: [str(each) for each in value if each != ""] for name, value in values.items() if name != "rerun_of"}
+
+
 def _specs(currency: str) -> list[SpecChoice]:
+    """Return the node specs on offer."""
     capacities = jobs.capacities_now()
-    return [
-        SpecChoice(
-            offer,
-            capacity.nodes_now(resources_of(offer.spec), offer.spec.name) if capacity else None,
-            capacity.nodes_ever(resources_of(offer.spec), offer.spec.name) if capacity else None,
-        )
-        for offer in billing.offered_specs(currency)
-        for known in [capacities.get(cluster_named(offer.spec.cluster))]
-        for capacity in [known if known and not known.elastic else None]
-    ]
+    choices = []
+    for offer in billing.offered_specs(currency):
+        capacity = capacities.get(cluster_named(offer.spec.cluster))
+        node = resources_of(offer.spec), offer.spec.name
+        if capacity is None or capacity.elastic:
+            choices.append(SpecChoice(offer, free=None, total=None))
+        else:
+            choices.append(SpecChoice(offer, capacity.nodes_now(*node), capacity.nodes_ever(*node)))
+    return choices
 
 
 def _scripts(workspace: Workspace) -> list[str]:
-    """Python files of a workspace, nearest first; a large tree is not searched to its end."""
+    """Return the paths of a workspace's Python files, breadth first. The search of large trees is limited."""
     root: Path = storage.workspace_folder(workspace)
-    found: list[str] = []
+    scripts: list[str] = []
     folders = [""]
-    for folder in folders:
-        if len(folders) > FOLDERS_SEARCHED or len(found) >= SCRIPTS_SHOWN:
+    for folder in folders:  # the list grows while it is read
+        if len(folders) > MAX_FOLDERS or len(scripts) >= MAX_SCRIPTS:
             break
         try:
             entries = files.list_folder(root=root, path=folder).entries
         except CustomerError:
-            continue  # gone, or closed to us, since it was listed
+            continue  # deleted or made unreadable since it was listed
         for entry in entries:
             path = posixpath.join(folder, entry.name)
             if entry.kind == Kind.FILE and entry.name.endswith(".py"):
-                found.append(path)
+                scripts.append(path)
             elif entry.kind == Kind.FOLDER and not entry.name.startswith(".") and entry.name not in SKIPPED_FOLDERS:
                 folders.append(path)
-    return found[:SCRIPTS_SHOWN]
+    return scripts[:MAX_SCRIPTS]
+
+
+def _script_tree(scripts: Iterable[str]) -> ScriptFolder:
+    """Return the scripts by folder, folders and scripts sorted by name."""
+    folders = {"": ScriptFolder("")}
+    for script in sorted(scripts):
+        path = posixpath.dirname(script)
+        missing = []
+        while path not in folders:
+            missing.append(path)
+            path = posixpath.dirname(path)
+        for each in reversed(missing):
+            folders[each] = ScriptFolder(each)
+            folders[posixpath.dirname(each)].folders.append(folders[each])
+        folders[posixpath.dirname(script)].scripts.append((posixpath.basename(script), script))
+    return folders[""]

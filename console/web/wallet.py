@@ -1,4 +1,4 @@
-"""The wallet: what is in it, what is held and why, paying in, what moved, and receipts."""
+"""Pages of the wallet: balance, holds, top-ups, transactions, receipts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from django import forms
 from django.conf import settings
 from django.contrib import messages
 from django.core.paginator import Paginator
+from django.db.models import QuerySet
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -16,20 +17,23 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_GET, require_http_methods
 from django_htmx.http import HttpResponseClientRedirect
 
-from billing import budgets, credit, currencies, payments, receivables, selectors, wording
+from billing import budgets, credit, currencies, payments, receivables, selectors, storage_charges
+from billing import messages as billing_messages
 from billing.errors import BillingError
-from billing.models import Account, AutoTopUp, TopUp
+from billing.models import Account, AutoTopUp, Receipt, TopUp
+from console.accounts.models import Organization
 from console.accounts.roles import Capability
 from console.web.access import MemberRequest, member
 from console.web.amounts import AmountField
 
-QUICK_PICKS = (4, 10, 20, 100)
-"""Amounts offered at one click: so many times the least one."""
-PAGE = 25
+SUGGESTED_MULTIPLES = (4, 10, 20, 100)
+"""Top-up amounts offered as buttons, as multiples of the minimum."""
+PAGE_SIZE = 25
+"""Transactions or receipts per page."""
 
 
 class TopUpForm(forms.Form):
-    """An amount to pay in: typed in the currency's major unit, in minor units when it is valid."""
+    """The form of a top-up, typed in major units and cleaned to minor units."""
 
     amount = AmountField(label=gettext_lazy("Amount"))
 
@@ -41,22 +45,24 @@ class TopUpForm(forms.Form):
 @require_GET
 @member(Capability.VIEW)
 def wallet(request: MemberRequest) -> HttpResponse:
-    """The wallet's page. `?amount=` fills the top-up form, in minor units."""
+    """Show the wallet. `?amount=` (minor units) prefills the top-up form."""
     account = selectors.wallet(request.membership.organization)
     if account is None:
         return render(request, "billing/no_wallet.html")
-    asked = request.GET.get("amount", "")
-    wanted = max(int(asked), settings.TOP_UP_MINIMUM_MINOR) if asked.isdecimal() and len(asked) < 12 else None
-    start = picks(account.currency)[1]
-    if wanted is not None:
-        start = wording.to_major(currencies.payable(wanted, account.currency), account.currency)
-    return _page(request, account, TopUpForm(currency=account.currency, initial={"amount": f"{start:f}"}))
+    requested = request.GET.get("amount", "")
+    # Any reasonable amount has fewer than 12 digits.
+    if requested.isdecimal() and len(requested) < 12:
+        minor = max(int(requested), settings.TOP_UP_MINIMUM_MINOR)
+        amount = billing_messages.to_major(currencies.round_up_for_payment(minor, account.currency), account.currency)
+    else:
+        amount = suggested_amounts(account.currency)[1]  # the second smallest is preselected
+    return _page(request, account, TopUpForm(currency=account.currency, initial={"amount": f"{amount:f}"}))
 
 
 @require_http_methods(["GET", "POST"])
 @member(Capability.PAY)
 def top_up(request: MemberRequest) -> HttpResponse:
-    """Go to the payment page for an amount."""
+    """Redirect to the payment page. A GET, as after signing in again, shows the wallet instead."""
     account = selectors.wallet(request.membership.organization)
     if account is None or request.method == "GET":
         return redirect("wallet")
@@ -64,7 +70,7 @@ def top_up(request: MemberRequest) -> HttpResponse:
     if not form.is_valid():
         return _page(request, account, form)
     try:
-        started = payments.start_top_up(
+        top_up = payments.start_top_up(
             account=account,
             amount_minor=form.cleaned_data["amount"],
             user=request.membership.user,
@@ -73,34 +79,34 @@ def top_up(request: MemberRequest) -> HttpResponse:
     except BillingError as error:
         form.add_error("amount", str(error.message))
         return _page(request, account, form)
-    return redirect(started.checkout_url)
+    return redirect(top_up.checkout_url)
 
 
 @require_GET
 @member(Capability.VIEW)
 def arrival(request: MemberRequest) -> HttpResponse:
-    """Asked again and again after a payment: goes to the fresh wallet once the newest top-up has come in."""
+    """Answer htmx, which polls after a payment. Once the newest top-up is paid or failed, reload the wallet."""
     account = selectors.wallet(request.membership.organization)
     newest = account.top_ups.first() if account else None
     if newest is not None and newest.state == TopUp.States.PENDING:
         return render(request, "billing/_arrival.html", {"top_up": newest})
     if newest is not None and newest.state == TopUp.States.PAID:
-        messages.success(request, _("The payment has come in."))
+        messages.success(request, _("Payment received."))
     return HttpResponseClientRedirect(reverse("wallet"))
 
 
 @require_GET
 @member(Capability.VIEW)
 def receipt_list(request: MemberRequest) -> HttpResponse:
-    """Every receipt."""
-    page = Paginator(selectors.receipts_for(request.membership.organization), PAGE).get_page(request.GET.get("page"))
+    """List the receipts."""
+    page = Paginator(_receipts(request.membership.organization), PAGE_SIZE).get_page(request.GET.get("page"))
     return render(request, "billing/receipt_list.html", {"page": page})
 
 
 @require_GET
 @member(Capability.VIEW)
 def receipt_detail(request: MemberRequest, pk: int) -> HttpResponse:
-    """One receipt, made to be printed."""
+    """Show a receipt as a printable page."""
     receipt = selectors.receipt_for(request.membership.organization, pk)
     return render(
         request,
@@ -108,43 +114,57 @@ def receipt_detail(request: MemberRequest, pk: int) -> HttpResponse:
         {
             "receipt": receipt,
             "released_minor": receipt.ceiling_minor - receipt.total_minor,
-            "job": receipt.hold.order.job,
+            "job": receipt.hold.order.job if hasattr(receipt.hold, "order") else None,
         },
+    )
+
+
+def _receipts(organization: Organization) -> QuerySet[Receipt]:
+    """Return an organization's receipts with the related rows that their titles need."""
+    return selectors.receipts_for(organization).select_related(
+        "hold__quote", "hold__order__quote", "hold__order__job__image"
     )
 
 
 def _page(request: MemberRequest, account: Account, form: TopUpForm) -> HttpResponse:
     organization = request.membership.organization
-    page = Paginator(selectors.movements(organization), PAGE).get_page(request.GET.get("page"))
+    arriving = None
+    if "paid" in request.GET:  # the payment page returns to `?paid`
+        arriving = _pending_top_up(account)
+        # If the payment arrived after the view read the wallet, nothing is pending and the page does not poll for the
+        # new balance. So it is read again.
+        account.refresh_from_db()
+    page = Paginator(selectors.movements(organization), PAGE_SIZE).get_page(request.GET.get("page"))
     return render(
         request,
         "billing/wallet.html",
         {
             "account": account,
             "form": form,
-            "quick_picks": picks(account.currency),
+            "quick_picks": suggested_amounts(account.currency),
             "page": page,
             "holds": selectors.open_holds(organization).select_related("order__job"),
-            "receipts": selectors.receipts_for(organization)[:6],
+            "receipts": _receipts(organization)[:6],
             "credit_minor": credit.credit_minor(account),
             "owed_minor": receivables.owed_minor(account),
+            "storage_unpaid_minor": storage_charges.unpaid_minor(account),
             "automatic": AutoTopUp.objects.filter(account=account).first(),
             "budgets": budgets.states(organization),
-            "balance": budgets.balance(account),
-            "arriving": _arriving(account) if "paid" in request.GET else None,
+            "balance": budgets.balance_of(account),
+            "arriving": arriving,
         },
         status=200 if not form.errors else 422,
     )
 
 
-def picks(currency: str) -> list[Decimal]:
-    """Amounts to begin with, in the major unit, as they are typed."""
-    least = currencies.payable(settings.TOP_UP_MINIMUM_MINOR, currency)
-    amounts = [wording.to_major(least * times, currency) for times in QUICK_PICKS]
+def suggested_amounts(currency: str) -> list[Decimal]:
+    """Return the suggested amounts in major units, the smallest first, and whole amounts without `.00`."""
+    minimum = currencies.round_up_for_payment(settings.TOP_UP_MINIMUM_MINOR, currency)
+    amounts = [billing_messages.to_major(minimum * multiple, currency) for multiple in SUGGESTED_MULTIPLES]
     return [amount.to_integral_value() if amount == amount.to_integral_value() else amount for amount in amounts]
 
 
-def _arriving(account: Account) -> TopUp | None:
-    """The top-up a customer has just paid, until the payment provider's word of it has come."""
+def _pending_top_up(account: Account) -> TopUp | None:
+    """Return the top-up that the customer just paid, until the provider confirms it."""
     newest = account.top_ups.first()
     return newest if newest is not None and newest.state == TopUp.States.PENDING else None

@@ -1,6 +1,6 @@
-"""Workspaces: their files in the browser, and the editor. Uploads go from the browser straight to the API.
+"""Pages of workspaces: file browser and editor.
 
-The one rule: a path is never touched here; `storage.files` says what it means and what is safe.
+The browser uploads directly to the API. `storage.files` resolves all paths, so no view checks them.
 """
 
 from __future__ import annotations
@@ -8,29 +8,42 @@ from __future__ import annotations
 import io
 import json
 import posixpath
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
+from django import forms
 from django.contrib import messages
 from django.core.paginator import Paginator
-from django.http import HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
+from django.http import HttpResponse, HttpResponseBase, JsonResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
-from django.utils.http import content_disposition_header
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from console.accounts.errors import CustomerError
+from console.accounts.models import Organization
 from console.accounts.roles import Capability
-from console.web.access import MemberRequest, member, refuse, tell
-from console.web.datasets import PAGE, NamedForm
-from storage import catalog, files, selectors
-from storage.errors import FileMissing, NotText, WrongKind
+from console.core.errors import CustomerError, NotFound
+from console.web.access import MemberRequest, errors_as_message, errors_in_form, member, show_error
+from console.web.datasets import PAGE_SIZE, NamedForm
+from console.web.searching import searched
+from storage import catalog, copies, direct_uploads, files, recycle_bin, retention, search, secret_store, selectors
+from storage.diffs import line_diff
+from storage.downloads import download, show_image
+from storage.errors import FileChanged, FileMissing, NotText, WrongKind
 from storage.models import Workspace
-from storage.paths import Kind
+from storage.notebooks import read_notebook
+from storage.previews import IMAGE_BYTES, image_type
+from storage.workspace_sources import start_workspace
+from storage.workspace_templates import templates
 
-ROWS_SHOWN = 1000
-MODES = {
+PAGE_ROWS = 500
+"""Entries of a folder that one page shows. Longer tables are slow in browsers."""
+MAGIC_BYTES = 16
+"""How much of a file tells whether it is a picture."""
+EDITOR_MODES = {
     ".py": "python",
     ".sh": "shell",
     ".yaml": "yaml",
@@ -39,12 +52,44 @@ MODES = {
     ".js": "javascript",
     ".md": "markdown",
 }
-"""File name's ending -> CodeMirror's mode."""
+"""CodeMirror mode by file extension."""
+
+
+class WorkspaceForm(NamedForm):
+    """The form of a new workspace. The services validate what it starts with."""
+
+    template = forms.ChoiceField(label=gettext_lazy("Start with an example"), required=False)
+    copy_of = forms.ChoiceField(label=gettext_lazy("Or with a copy of a workspace"), required=False)
+    git_url = forms.CharField(
+        label=gettext_lazy("Or with a git repository"),
+        required=False,
+        max_length=500,
+        help_text=gettext_lazy("Its https address. The files of one commit are copied, without the history."),
+        widget=forms.URLInput(attrs={"placeholder": "https://github.com/name/repository.git"}),
+    )
+    git_branch = forms.CharField(label=gettext_lazy("Branch or tag"), required=False, max_length=200)
+    git_secret = forms.ChoiceField(
+        label=gettext_lazy("Access token"),
+        required=False,
+        help_text=gettext_lazy("For a private repository: a secret that contains a token with read access."),
+    )
+
+    def __init__(self, *args: Any, organization: Organization, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        names = selectors.workspaces_for(organization).values_list("name", flat=True)
+        secrets = [(secret.name, secret.name) for secret in secret_store.secrets_for(organization)]
+        cast("forms.ChoiceField", self.fields["git_secret"]).choices = [("", _("None")), *secrets]
+        examples = [(each.name, f"{each.name}: {each.title}") for each in templates().values()]
+        cast("forms.ChoiceField", self.fields["template"]).choices = [("", _("No example")), *examples]
+        cast("forms.ChoiceField", self.fields["copy_of"]).choices = [
+            ("", _("No copy")),
+            *((name, name) for name in names),
+        ]
 
 
 @dataclass(frozen=True)
 class Crumb:
-    """One folder on the way to where one is."""
+    """A folder in the breadcrumb, with its path below the workspace."""
 
     name: str
     path: str
@@ -53,43 +98,46 @@ class Crumb:
 @require_GET
 @member(Capability.VIEW)
 def workspace_list(request: MemberRequest) -> HttpResponse:
-    """Every workspace."""
-    page = Paginator(selectors.workspaces_for(request.membership.organization), PAGE).get_page(request.GET.get("page"))
-    return render(request, "storage/workspace_list.html", {"page": page})
+    """List the workspaces of a search."""
+    found, search = searched(request, selectors.workspaces_for(request.membership.organization))
+    page = Paginator(found, PAGE_SIZE).get_page(request.GET.get("page"))
+    return render(request, "storage/workspace_list.html", {"page": page, **search})
 
 
 @require_http_methods(["GET", "POST"])
 @member(Capability.STORE)
 def workspace_new(request: MemberRequest) -> HttpResponse:
-    """Make an empty workspace."""
-    form = NamedForm(request.POST if request.method == "POST" else None)
-    if request.method == "POST" and form.is_valid():
-        try:
-            made = catalog.create_workspace(
-                organization=request.membership.organization, user=request.membership.user, **form.cleaned_data
-            )
-        except CustomerError as error:
-            refuse(form, error)
-        else:
-            return redirect("workspace_detail", made.name)
+    """Create a workspace: empty, with an example, as a copy, or with the files of a git repository."""
+    organization = request.membership.organization
+    form = WorkspaceForm(
+        request.POST if request.method == "POST" else None,
+        organization=organization,
+        initial={"template": request.GET.get("template", ""), "copy_of": request.GET.get("copy_of", "")},
+    )
+    if form.is_valid():
+        with errors_in_form(form):
+            workspace = start_workspace(organization=organization, user=request.membership.user, **form.cleaned_data)
+            return redirect("workspace_detail", workspace.name)
     return render(request, "storage/workspace_new.html", {"form": form})
 
 
 @require_GET
 @member(Capability.VIEW)
 def workspace_detail(request: MemberRequest, name: str, path: str = "") -> HttpResponse:
-    """A folder of a workspace."""
+    """Show a page of a folder of a workspace, folders first. The path of a file redirects to the editor."""
     workspace = _workspace(request, name)
+    organization, after = request.membership.organization, request.GET.get("after", "")
     try:
-        listing = files.list_folder(root=selectors.workspace_folder(workspace), path=path, limit=ROWS_SHOWN)
+        listing = files.list_folder(
+            root=selectors.workspace_folder(workspace), path=path, limit=PAGE_ROWS, after=after, folders_first=True
+        )
     except WrongKind:
         return redirect("workspace_file", name, path)
     except CustomerError as error:
-        if not path:
+        if not path and not after:  # the workspace itself: a redirect would lead here again
             raise
-        tell(request, error)
+        show_error(request, error)
         return redirect("workspace_detail", name)
-    entries = sorted(listing.entries, key=lambda entry: (entry.kind != Kind.FOLDER, entry.name.lower()))
     return render(
         request,
         "storage/workspace_detail.html",
@@ -97,8 +145,12 @@ def workspace_detail(request: MemberRequest, name: str, path: str = "") -> HttpR
             "workspace": workspace,
             "path": path,
             "crumbs": _crumbs(path),
-            "rows": [(entry, posixpath.join(path, entry.name)) for entry in entries],
-            "truncated": listing.truncated,
+            "rows": [(entry, posixpath.join(path, entry.name)) for entry in listing.entries],
+            "after": after,
+            "next": listing.next,
+            "used_bytes": selectors.storage_used(organization),
+            "quota_bytes": organization.quota.max_storage_bytes,
+            "direct_from": direct_uploads.page_from_bytes(),
         },
     )
 
@@ -106,10 +158,10 @@ def workspace_detail(request: MemberRequest, name: str, path: str = "") -> HttpR
 @require_GET
 @member(Capability.VIEW)
 def workspace_file(request: MemberRequest, name: str, path: str) -> HttpResponse:
-    """One file in the editor; a sentence where it can't be shown as text. `?new=1` opens one that is not there yet."""
+    """Open a file in the editor, or show why the editor cannot open it. `?new=1` opens a new file."""
     workspace = _workspace(request, name)
     root = selectors.workspace_folder(workspace)
-    mode = MODES.get(posixpath.splitext(path)[1].lower(), "")
+    mode = EDITOR_MODES.get(posixpath.splitext(path)[1].lower(), "")
     context: dict[str, Any] = {
         "workspace": workspace,
         "path": path,
@@ -120,73 +172,124 @@ def workspace_file(request: MemberRequest, name: str, path: str) -> HttpResponse
         "text_limit": files.TEXT_LIMIT,
     }
     try:
-        context["text"] = files.read_text(root=root, path=path)
+        file = files.read_versioned_text(root=root, path=path)
+        if path.lower().endswith(".ipynb") and "source" not in request.GET:
+            with suppress(NotText):
+                return render(request, "storage/workspace_notebook.html", context | _notebook(root, path))
+        context |= {"text": file.text, "version": file.version}
         context["entry"] = files.stat(root=root, path=path)
     except FileMissing as error:
         if "new" not in request.GET:
-            tell(request, error)
+            show_error(request, error)
             return redirect("workspace_detail", name)
         context |= {"text": "", "is_new": True}
     except NotText as error:
         context |= {"refusal": error.message, "entry": files.stat(root=root, path=path)}
+        with suppress(CustomerError):
+            context |= _viewer(root, path)
     except WrongKind:
         return redirect("workspace_folder", name, path)
     except CustomerError as error:
-        tell(request, error)
+        show_error(request, error)
         return redirect("workspace_detail", name)
     return render(request, "storage/workspace_file.html", context)
+
+
+def _viewer(root: Path, path: str) -> dict[str, Any]:
+    """Return what shows a file that the editor cannot open."""
+    if path.lower().endswith(".ipynb"):
+        return _notebook(root, path)
+    file = files.read(root=root, path=path)
+    with file.stream as stream:
+        return {"is_picture": bool(image_type(stream.read(MAGIC_BYTES))) and file.size <= IMAGE_BYTES}
+
+
+def _notebook(root: Path, path: str) -> dict[str, Any]:
+    file = files.read(root=root, path=path)
+    with file.stream:
+        return {"notebook": read_notebook(file), "entry": files.stat(root=root, path=path)}
+
+
+@require_GET
+@member(Capability.VIEW)
+def workspace_picture(request: MemberRequest, name: str, path: str) -> HttpResponseBase:
+    """Return a picture for the page of its file. Anything else is not found."""
+    try:
+        file = files.read(root=selectors.workspace_folder(_workspace(request, name)), path=path)
+    except CustomerError as error:
+        raise NotFound(error.message) from error
+    return show_image(request, file)
 
 
 @require_POST
 @member(Capability.STORE)
 def workspace_save(request: MemberRequest, name: str, path: str) -> JsonResponse:
-    """Write a file's text, sent as JSON `{text}`, so that its line ends come as they are."""
+    """Save a file's text, sent as JSON `{"text", "version"}`: a form would change line ends to CRLF.
+
+    `version` is the one that the editor loaded, empty for a new file. If the file has another version now, nothing is
+    saved: the answer is 409 with the file's text and version, and a diff from that text to the one that was sent.
+    """
     workspace = _workspace(request, name)
     try:
-        text = str(json.loads(request.body)["text"])
+        body = json.loads(request.body)
+        text, version = str(body["text"]), str(body["version"])
         if len(text.encode()) > files.TEXT_LIMIT:
-            raise NotText(_("This is larger than the editor may save. Upload the file instead."))
-        catalog.write_file(workspace=workspace, path=path, stream=io.BytesIO(text.encode()))
+            raise NotText(_("This file is too large for the editor. Upload it instead."))
+        written = catalog.write_file(
+            workspace=workspace, path=path, stream=io.BytesIO(text.encode()), expected=[version] if version else []
+        )
     except (ValueError, KeyError, TypeError):
-        return JsonResponse({"message": _("The text did not come whole. Save again.")}, status=400)
+        return JsonResponse({"message": _("The upload was incomplete. Save again.")}, status=400)
+    except FileChanged:
+        return _conflict(workspace, path, text)
     except CustomerError as error:
         return JsonResponse({"message": str(error.message)}, status=400)
-    return JsonResponse({"message": _("Saved.")})
+    return JsonResponse({"message": _("Saved."), "version": written.version})
+
+
+def _conflict(workspace: Workspace, path: str, text: str) -> JsonResponse:
+    """Answer a save that would overwrite another one."""
+    try:
+        theirs = files.read_versioned_text(root=selectors.workspace_folder(workspace), path=path)
+        message = _("This file changed after you opened it. Nothing was saved.")
+    except FileMissing:
+        theirs = files.TextFile("", "")
+        message = _("This file was deleted or moved after you opened it. Nothing was saved.")
+    except CustomerError as error:  # the file is no text any more
+        return JsonResponse({"message": str(error.message)}, status=400)
+    lines = [[line.sign, line.text] for line in line_diff(old=theirs.text, new=text)]
+    return JsonResponse({"message": message, "text": theirs.text, "version": theirs.version, "diff": lines}, status=409)
 
 
 @require_GET
 @member(Capability.VIEW)
 def workspace_download(request: MemberRequest, name: str, path: str) -> HttpResponseBase:
-    """A file as it is, to be saved."""
+    """Download a file."""
     workspace = _workspace(request, name)
     try:
-        opened = files.read(root=selectors.workspace_folder(workspace), path=path)
+        content = files.read(root=selectors.workspace_folder(workspace), path=path)
     except CustomerError as error:
-        tell(request, error)
+        show_error(request, error)
         return redirect("workspace_detail", name)
-    headers = {
-        "Content-Disposition": content_disposition_header(as_attachment=True, filename=posixpath.basename(path)) or "",
-        "Content-Length": str(opened.size),
-    }
-    return StreamingHttpResponse(opened, content_type="application/octet-stream", headers=headers)
+    return download(request, content, name=posixpath.basename(path))
 
 
 @require_POST
 @member(Capability.STORE)
 def workspace_new_entry(request: MemberRequest, name: str) -> HttpResponse:
-    """Make a folder, or open a new file in the editor."""
+    """Create a folder, or open a new file in the editor."""
     workspace = _workspace(request, name)
     folder, entry = request.POST.get("folder", ""), request.POST.get("name", "").strip()
     path = posixpath.join(folder, entry.strip("/"))
     if not entry:
-        messages.error(request, _("Give a name."))
+        messages.error(request, _("Enter a name."))
         return _to_folder(name, folder)
     if request.POST.get("kind") == "file":
         return redirect(f"{_file_url(name, path)}?new=1")
     try:
-        files.make_folder(root=selectors.workspace_folder(workspace), path=path)
+        catalog.make_folder(workspace=workspace, path=path)
     except CustomerError as error:
-        tell(request, error)
+        show_error(request, error)
         return _to_folder(name, folder)
     return redirect("workspace_folder", name, path)
 
@@ -197,26 +300,99 @@ def workspace_move(request: MemberRequest, name: str) -> HttpResponse:
     """Rename or move a file or folder."""
     workspace = _workspace(request, name)
     source, target = request.POST.get("source", ""), request.POST.get("target", "").strip().strip("/")
-    try:
-        files.move(root=selectors.workspace_folder(workspace), source=source, target=target)
-        messages.success(request, _("It is at %(path)s now.") % {"path": target})
-    except CustomerError as error:
-        tell(request, error)
+    with errors_as_message(request):
+        catalog.move_file(workspace=workspace, source=source, target=target)
+        messages.success(request, _("Moved to %(path)s.") % {"path": target})
+    return _to_folder(name, posixpath.dirname(source))
+
+
+@require_POST
+@member(Capability.STORE)
+def workspace_copy_entry(request: MemberRequest, name: str) -> HttpResponse:
+    """Copy a file or folder."""
+    workspace = _workspace(request, name)
+    source, target = request.POST.get("source", ""), request.POST.get("target", "").strip().strip("/")
+    with errors_as_message(request):
+        skipped = copies.copy_entry(workspace=workspace, source=source, target=target)
+        messages.success(request, _("Copied to %(path)s.") % {"path": target})
+        if skipped:
+            messages.info(request, _("%(count)d links, pipes or devices were not copied.") % {"count": skipped})
     return _to_folder(name, posixpath.dirname(source))
 
 
 @require_POST
 @member(Capability.STORE)
 def workspace_delete_entry(request: MemberRequest, name: str) -> HttpResponse:
-    """Delete a file, or a folder with all in it."""
+    """Move a file, or a folder with its contents, to the recycle bin."""
     workspace = _workspace(request, name)
     path = request.POST.get("path", "")
-    try:
-        catalog.delete_file(workspace=workspace, path=path)
-        messages.success(request, _("%(path)s was deleted.") % {"path": path})
-    except CustomerError as error:
-        tell(request, error)
+    with errors_as_message(request):
+        if recycle_bin.delete(workspace=workspace, path=path, user=request.membership.user):
+            messages.success(request, _("%(path)s was moved to the recycle bin.") % {"path": path})
+        else:
+            messages.success(request, _("%(path)s was deleted.") % {"path": path})
     return _to_folder(name, posixpath.dirname(path))
+
+
+@require_GET
+@member(Capability.VIEW)
+def workspace_search(request: MemberRequest, name: str) -> HttpResponse:
+    """Show the files and folders below a folder whose names contain a text."""
+    workspace = _workspace(request, name)
+    text, path = request.GET.get("q", ""), request.GET.get("path", "")
+    context: dict[str, Any] = {"workspace": workspace, "path": path, "crumbs": _crumbs(path), "text": text}
+    if text:
+        try:
+            found = search.find(root=selectors.workspace_folder(workspace), text=text, path=path)
+        except CustomerError as error:
+            show_error(request, error)
+            return redirect("workspace_detail", name)
+        context |= {"found": found, "max_matches": search.MAX_MATCHES, "max_entries": search.MAX_ENTRIES}
+    return render(request, "storage/workspace_search.html", context)
+
+
+@require_GET
+@member(Capability.VIEW)
+def workspace_bin(request: MemberRequest, name: str) -> HttpResponse:
+    """Show the recycle bin."""
+    workspace = _workspace(request, name)
+    page = Paginator(recycle_bin.items_of(workspace).select_related("deleted_by"), PAGE_SIZE).get_page(
+        request.GET.get("page")
+    )
+    return render(request, "storage/workspace_bin.html", {"workspace": workspace, "page": page})
+
+
+@require_POST
+@member(Capability.STORE)
+def workspace_bin_restore(request: MemberRequest, name: str, pk: int) -> HttpResponse:
+    """Restore a deleted file or folder."""
+    item = recycle_bin.item_of(_workspace(request, name), pk)
+    with errors_as_message(request):
+        path = recycle_bin.restore(item=item)
+        messages.success(request, _("Restored as %(path)s.") % {"path": path})
+    return redirect("workspace_bin", name)
+
+
+@require_POST
+@member(Capability.STORE)
+def workspace_bin_remove(request: MemberRequest, name: str, pk: int) -> HttpResponse:
+    """Remove a deleted file or folder permanently."""
+    item = recycle_bin.item_of(_workspace(request, name), pk)
+    with errors_as_message(request):
+        recycle_bin.remove(item=item)
+        messages.success(request, _("%(name)s was permanently deleted.") % {"name": item})
+    return redirect("workspace_bin", name)
+
+
+@require_POST
+@member(Capability.STORE)
+def workspace_bin_empty(request: MemberRequest, name: str) -> HttpResponse:
+    """Remove everything in the recycle bin permanently."""
+    workspace = _workspace(request, name)
+    with errors_as_message(request):
+        recycle_bin.empty(workspace=workspace)
+        messages.success(request, _("The recycle bin of %(name)s is empty.") % {"name": name})
+    return redirect("workspace_bin", name)
 
 
 @require_POST
@@ -225,9 +401,9 @@ def workspace_delete(request: MemberRequest, name: str) -> HttpResponse:
     """Delete a workspace with all its files."""
     workspace = _workspace(request, name)
     try:
-        catalog.delete_workspace(workspace=workspace, user=request.membership.user)
+        retention.delete_workspace(workspace=workspace, user=request.membership.user)
     except CustomerError as error:
-        tell(request, error)
+        show_error(request, error)
         return redirect("workspace_detail", name)
     messages.success(request, _("The workspace %(name)s was deleted.") % {"name": name})
     return redirect("workspace_list")
@@ -239,7 +415,7 @@ def _workspace(request: MemberRequest, name: str) -> Workspace:
 
 def _crumbs(path: str) -> list[Crumb]:
     parts = [part for part in path.split("/") if part]
-    return [Crumb(part, "/".join(parts[: at + 1])) for at, part in enumerate(parts)]
+    return [Crumb(part, "/".join(parts[: index + 1])) for index, part in enumerate(parts)]
 
 
 def _to_folder(name: str, folder: str) -> HttpResponse:

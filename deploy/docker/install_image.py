@@ -1,14 +1,15 @@
-"""`python install_image.py NAME FOLDER`: a recipe of deploy/images installed into FOLDER, for a container image.
+"""`python install_image.py NAME FOLDER FLAVOUR`: install a recipe of deploy/images into FOLDER, for a container image.
 
-The one rule: the very code that builds the local backend's images does it. What it adds there, a real run of two
-sandboxed processes, can't be done while a container image is built: a free check of the image, in the console, does it.
+FLAVOUR is cpu or cuda. The code that builds the local backend's images does the work. It leaves out the real run of two
+sandboxed processes, which a container build cannot do: start a free check of the image in the console.
 """
 
 import sys
 from pathlib import Path
 
-from runtime.backends import builder
 from runtime.errors import RuntimeFault
+from runtime.images import builder
+from runtime.specs import Flavour
 
 
 class Lines:
@@ -24,8 +25,8 @@ class Lines:
 
 
 if __name__ == "__main__":
-    name, folder = sys.argv[1:]
+    name, folder, flavour = sys.argv[1:]
     try:
-        builder.install(Path(folder), name, progress=Lines())
+        builder.install(Path(folder), name, flavour=Flavour(flavour), progress=Lines())
     except RuntimeFault as fault:
         sys.exit(str(fault))

@@ -1,1 +1,1 @@
-"""The backends behind one protocol; see `base`."""
+"""The backends, behind the protocol in `base`."""

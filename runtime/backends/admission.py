@@ -1,7 +1,6 @@
-"""Whether a spec can run here at all.
+"""Check whether a spec can run on a cluster, before it is submitted.
 
-The one rule: what can be known before a start is refused before it, with the field at fault and a sentence that says
-what to do.
+A refusal names the field at fault and says how to fix it.
 """
 
 from __future__ import annotations
@@ -11,19 +10,23 @@ import os
 import re
 from pathlib import Path, PurePosixPath
 
-from runtime.backends import images
+from runtime import environment
 from runtime.errors import InvalidSpec
-from runtime.specs import NAME_PATTERN, Controller, Image, Mount, RunSpec
+from runtime.images import venvs
+from runtime.images.recipes import can_use_gpus
+from runtime.specs import NAME_PATTERN, Controller, Flavour, Image, Mount, RunSpec
 
 _KEY_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
-_BUILTIN_SCRIPTS = frozenset({"hello", "smoke"})
-_RESERVED = frozenset(
+"""Checkpoint keys, which name folders."""
+_BUILTIN_SCRIPTS = frozenset({"hello", "install", "smoke"})
+_RESERVED_FOLDERS = frozenset(
     ["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "proc", "dev", "sys", "tmp", "opt", "trainyard"]
 )
+"""Top folders that the sandbox itself provides; a mount there would replace the system, the launcher or RUN_DIR."""
 
 
 def check_name(name: str) -> None:
-    """Raises InvalidSpec for what cannot be a run's name, and so no folder's either."""
+    """Check a run's name, which is also a folder's name. Raises InvalidSpec."""
     if not NAME_PATTERN.match(name):
         raise InvalidSpec(
             f"'{name}' cannot name a run: use lower-case letters, digits and dashes, 52 at most.", field="name"
@@ -31,39 +34,46 @@ def check_name(name: str) -> None:
 
 
 def check(spec: RunSpec, images_root: Path) -> RunSpec:
-    """The spec with the sources of its mounts resolved. Raises InvalidSpec."""
+    """Check a spec for the local backend; return it with the sources of its mounts resolved. Raises InvalidSpec."""
     check_shape(spec)
-    check_image(spec.image, images_root, spec.controller)
+    check_image(spec.image, images_root, spec.controller, gpus=spec.resources.gpus)
     return check_folders(spec)
 
 
 def check_shape(spec: RunSpec) -> RunSpec:
-    """The spec, if it makes sense in itself. Raises InvalidSpec."""
+    """Check the parts that do not depend on this machine; return the spec unchanged. Raises InvalidSpec."""
     check_name(spec.name)
     _check_numbers(spec)
     if spec.checkpoint_key and not _KEY_PATTERN.match(spec.checkpoint_key):
         raise InvalidSpec("The checkpoint key may hold letters, digits, '.', '_' and '-'.", field="checkpoint_key")
-    for target in (spec.workspace_target, spec.datasets_target, *(mount.target for mount in spec.mounts)):
+    for target in (*_roots(spec), *(mount.target for mount in spec.mounts)):
         _check_target(target)
+    for name in (*spec.environment, *spec.secrets):
+        if not environment.is_name(name) or environment.is_reserved(name):
+            raise InvalidSpec(f"The variable '{name}' cannot be set.", field="environment")
     return spec
 
 
 def check_folders(spec: RunSpec) -> RunSpec:
-    """The spec with the sources of its mounts resolved, where they can be seen from here. Raises InvalidSpec."""
+    """Check the mounted folders and the script; return the spec with the mounts' sources resolved.
+
+    Raises InvalidSpec.
+    """
     resolved = dataclasses.replace(spec, mounts=tuple(_resolve(spec, mount) for mount in spec.mounts))
+    _check_packages(spec)
     _check_script(resolved)
     return resolved
 
 
 def _check_numbers(spec: RunSpec) -> None:
-    least = {
+    minimums = {
         "nodes": (spec.nodes, 1),
         "workers_per_node": (spec.workers_per_node, 1),
         "deadline_seconds": (spec.deadline_seconds, 1),
         "grace_seconds": (spec.grace_seconds, 0),
         "log_limit_bytes": (spec.log_limit_bytes, 1),
     }
-    for field, (value, minimum) in least.items():
+    for field, (value, minimum) in minimums.items():
         if value < minimum:
             raise InvalidSpec(f"{field} is {value}, and must be at least {minimum}.", field=field)
     resources = spec.resources
@@ -71,33 +81,51 @@ def _check_numbers(spec: RunSpec) -> None:
         raise InvalidSpec("A node needs some CPU and some memory.", field="resources")
 
 
-def check_image(image: Image, images_root: Path, controller: Controller = Controller.GLOO) -> None:
-    """Raises InvalidSpec for an image that this machine can't run now (so), with what would mend it."""
+def check_image(image: Image, images_root: Path, controller: Controller = Controller.GLOO, *, gpus: int = 0) -> None:
+    """Check that this machine can run the image now, with this controller and these GPUs. Raises InvalidSpec."""
     name = image.builtin
     if not name or image.reference:
         raise InvalidSpec(
             "This cluster runs built-in images only. Choose one of them, or ask your administrator for Kubernetes.",
             field="image",
         )
-    if not images.is_ready(images_root, name):
+    if not venvs.is_ready(images_root, name):
         raise InvalidSpec(
             f"The image '{name}' is not built on this machine yet. Run 'python manage.py build_image {name}'.",
             field="image",
         )
     if controller is Controller.MPI and not (images_root / name / "bin" / "mpirun").exists():
         raise InvalidSpec(f"The image '{name}' has no mpirun. Choose gloo, or an image with MPI.", field="controller")
+    check_gpus(image, venvs.flavour(images_root, name), gpus)
+
+
+def check_gpus(image: Image, flavour: Flavour | None, gpus: int) -> None:
+    """Check that a built-in image can use its node's `gpus` GPUs. Raises InvalidSpec with the field `gpus`."""
+    if gpus and image.builtin and not can_use_gpus(image.builtin, flavour):
+        raise InvalidSpec(
+            f"The image '{image.builtin}' cannot use GPUs. Choose nodes without GPUs, another image, or ask your "
+            "administrator for its CUDA flavour.",
+            field="gpus",
+        )
 
 
 def _check_target(target: str) -> None:
+    """Check a path at which a run sees a mount. Raises InvalidSpec."""
     path = PurePosixPath(target)
-    if not path.is_absolute() or ".." in path.parts or len(path.parts) < 2 or path.parts[1] in _RESERVED:
+    if not path.is_absolute() or ".." in path.parts or len(path.parts) < 2 or path.parts[1] in _RESERVED_FOLDERS:
         raise InvalidSpec(f"Nothing can be mounted at '{target}'.", field="mounts")
 
 
+def _roots(spec: RunSpec) -> tuple[str, str, str]:
+    """Return the folders in which mounts may appear."""
+    return spec.workspace_target, spec.datasets_target, spec.models_target
+
+
 def _resolve(spec: RunSpec, mount: Mount) -> Mount:
+    """Return the mount with its source's links resolved, after checking both of its paths. Raises InvalidSpec."""
     _check_target(mount.target)
     target = PurePosixPath(mount.target)
-    if not any(target.is_relative_to(allowed) for allowed in (spec.workspace_target, spec.datasets_target)):
+    if not any(target.is_relative_to(allowed) for allowed in _roots(spec)):
         raise InvalidSpec(f"Nothing can be mounted at '{mount.target}'.", field="mounts")
     source = Path(mount.source)
     try:
@@ -107,6 +135,13 @@ def _resolve(spec: RunSpec, mount: Mount) -> Mount:
     if not source.is_absolute() or not resolved.is_dir():
         raise InvalidSpec(f"What is to be mounted at '{mount.target}' is not a folder.", field="mounts")
     return dataclasses.replace(mount, source=str(resolved))
+
+
+def _check_packages(spec: RunSpec) -> None:
+    folder = Path(spec.packages)
+    # Not a link: the code of a package was run beside this folder.
+    if spec.packages and (not folder.is_absolute() or folder.is_symlink() or not folder.is_dir()):
+        raise InvalidSpec("The packages of the run are not installed.", field="packages")
 
 
 def _check_script(spec: RunSpec) -> None:
@@ -122,10 +157,10 @@ def _check_script(spec: RunSpec) -> None:
         raise InvalidSpec("The script must be a path inside the workspace.", field="script")
     root = Path(workspace.source)
     try:
-        found = (root / script).resolve(strict=True)
-    except (OSError, RuntimeError) as error:
+        path = (root / script).resolve(strict=True)
+    except (OSError, RuntimeError) as error:  # RuntimeError: Python 3.11 and 3.12 raise it for a loop of links
         raise InvalidSpec(f"There is no file '{spec.script}' in the workspace.", field="script") from error
-    if not found.is_relative_to(root):
+    if not path.is_relative_to(root):
         raise InvalidSpec(f"'{spec.script}' is a link that leaves the workspace.", field="script")
-    if not found.is_file() or not os.access(found, os.R_OK):
+    if not path.is_file() or not os.access(path, os.R_OK):
         raise InvalidSpec(f"'{spec.script}' is not a file that can be read.", field="script")

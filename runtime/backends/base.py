@@ -1,23 +1,23 @@
-"""What every backend can do. The one rule: each call is idempotent, keyed on the run's name.
+"""The protocol of all backends, and `create`, which returns one by its kind.
 
-`create` is the only way to one; who calls it names it in settings and imports no backend itself.
+Every call is idempotent and keyed on the run's name.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from runtime.backends.local import LocalBackend
+from runtime.backends.local.backend import LocalBackend
 from runtime.specs import Capacity, Controller, Image, LogChunk, RunSpec, RunStatus
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of what was looked at in a cluster: whether it is as it should be, and if not, what to do."""
+    """The result of one check of a cluster: whether it passed, and how to fix it if not."""
 
     name: str
     ok: bool
@@ -28,98 +28,133 @@ class Check:
 class Backend(Protocol):
     """A cluster that runs RunSpecs."""
 
+    shares_storage: bool
+    """Whether the console can read and write the runs' files."""
     submits_at_once: int
-    """How many submissions it is sensibly asked for at once, by one process: 1 where they wait for nothing."""
+    """How many submissions one process should make in parallel; 1 where more would not be faster."""
 
     def submit(self, spec: RunSpec) -> None:
-        """Start the run, or adopt the one of this name that exists already (whatever its phase).
+        """Start the run. If a run of this name exists, do nothing: the caller adopts it, in any phase.
 
-        Returns once the run is on record, not once it runs. Raises InvalidSpec, NoCapacity, BackendUnavailable; after
-        any of them nothing of the run is left.
+        Returns once the run is recorded, before its nodes run. Raises InvalidSpec, NoCapacity, BackendUnavailable.
+        After any of them nothing of the run is left.
         """
 
     def describe(self, name: str) -> RunStatus:
-        """How the run goes now. Raises RunNotFound, BackendUnavailable."""
+        """Return the run's status. Raises RunNotFound, BackendUnavailable."""
 
-    def logs(self, name: str, rank: int, offset: int = 0, limit: int = 65536) -> LogChunk:
-        """Up to `limit` bytes of one rank's output from byte `offset`. Raises RunNotFound."""
+    def logs(self, name: str, rank: int, offset: int = 0, limit: int = 65536, *, at_line: bool = False) -> LogChunk:
+        """Return up to `limit` bytes of one rank's output, from byte `offset` on. Raises RunNotFound.
+
+        A negative `offset` counts from the end. A cluster that does not know the size then begins at the start.
+        `at_line`: leave out an incomplete line at the beginning.
+        """
 
     def samples(self, name: str, node: int, offset: int = 0, limit: int = 65536) -> LogChunk:
-        """What one node used over time, as JSON lines (`runtime.launcher.sampling` says what is in one), whole ones.
+        """Return a node's resource usage over time, as JSON lines. Raises RunNotFound.
 
-        Raises RunNotFound.
+        `runtime.launcher.telemetry.sampling` defines their fields.
         """
 
     def stacks(self, name: str) -> dict[int, str]:
-        """Where each rank stood when the run was found hung: rank to text; empty where none was. Raises RunNotFound."""
+        """Return each rank's stacks at the time the run was found hung; empty if it was not. Raises RunNotFound."""
 
     def stop(self, name: str, grace_seconds: int) -> None:
-        """Ask the run to end: SIGTERM to every rank, SIGKILL after the grace.
+        """Ask the run to end: SIGTERM to every rank, SIGKILL after the grace period.
 
-        Returns at once; ended or unknown is fine. A second, sooner end counts.
+        Returns at once, also for an unknown or ended run. Of several requests, the one with the earliest end counts.
         """
 
     def delete(self, name: str) -> None:
-        """Remove every trace of the run, killing what still runs. Unknown is fine.
+        """Remove every trace of the run, killing its processes. An unknown run is fine.
 
-        Checkpoints shared under a key stay: later attempts need them.
+        Checkpoints and outputs that attempts share under a key stay for later attempts.
         """
 
-    def delete_checkpoints(self, key: str) -> None:
-        """Remove the checkpoints that attempts share under this key. Unknown is fine."""
+    def delete_shared(self, key: str) -> None:
+        """Remove the checkpoints and outputs that attempts share under this key. An unknown key is fine."""
 
     def names(self, *, live: bool = False) -> list[str]:
-        """Every run the backend holds: what a sweep compares with the jobs' rows.
+        """Return the names of all runs that the backend holds. Reconciliation compares them with the jobs.
 
-        `live`: only those that may still have processes; this is cheap, however many have ended.
+        `live`: only the runs that may still have processes. That stays cheap as ended runs accumulate.
         """
 
     def capacity(self) -> Capacity:
-        """What the cluster has and what is free. Raises BackendUnavailable."""
+        """Return the cluster's machines with their total and free resources. Raises BackendUnavailable."""
+
+    def answers(self) -> bool:
+        """Whether the cluster answers within two seconds. Asks the cluster even if earlier calls failed."""
 
     def changes(self, stop_after: float | None = None) -> Iterator[set[str]]:
-        """Names of runs whose status or output changed, as soon as it is known; blocks between changes.
+        """Yield the names of runs whose status or output changed; block between changes.
 
-        An empty set is a heartbeat (at least every second). Ends after `stop_after` seconds, never where None. A hint,
-        not a record: after a restart the caller describes what it knows.
+        An empty set is a heartbeat, sent at least every second. Ends after `stop_after` seconds; None: never. Changes
+        are lost while no caller listens. So a caller first describes all runs that it knows.
         """
 
-    def check_image(self, image: Image, controller: Controller = Controller.GLOO) -> None:
-        """Raises InvalidSpec where runs of this image can't start on this cluster as it is.
+    def check_image(self, image: Image, controller: Controller = Controller.GLOO, *, gpus: int = 0) -> None:
+        """Check that runs of this image can start on this cluster now. Raises InvalidSpec.
 
-        Its field is `image`, or `controller` where the image lacks what this controller needs.
+        The error's field is `controller` if the image lacks the controller's programs, `gpus` if nodes have GPUs that
+        the image cannot use, and else `image`.
+        """
+
+    def image_identity(self, image: Image) -> str:
+        """Return what identifies the content of an image on this cluster; empty if that is not known.
+
+        That is the digest of a built image, or a registry reference, which has a digest only if it was written with
+        one. Asks neither the cluster nor the registry.
         """
 
     def prepare(self, image: Image) -> None:
-        """Get ready for runs of this image, so that they start sooner; returns at once. Only a hint."""
+        """Prepare for runs of this image so that they start sooner. A hint; returns at once."""
 
     def retire(self) -> None:
-        """The console goes: end what `prepare` keeps ready. Runs go on."""
+        """End the processes that `prepare` has started. Called when the console stops; runs continue."""
 
     def isolation_gaps(self) -> list[str]:
-        """What this cluster as it is cannot keep apart or limit as it should, an English sentence each."""
+        """Return one English sentence for each resource that this cluster cannot isolate or limit."""
 
     def environment(self, spec: RunSpec, rank: int) -> dict[str, str]:
-        """What a rank of such a run is told, by the environment contract. Ports, chosen at submit, are shown as 0."""
+        """Return a rank's environment by `docs/environment.md`. Ports are 0, since they are chosen at submission."""
 
     def run_folder(self, name: str) -> Path:
-        """The run's folder on shared storage, as the console sees it: what the code wrote to RUN_DIR is in `run/`.
+        """Return the run's folder on shared storage; RUN_DIR is its `run/`.
 
-        Hostile: written by the customer's code. Read it without following links.
+        Customer code writes there, so treat the contents as hostile: read them without following links.
+        """
+
+    def checkpoint_folder(self, key: str) -> Path:
+        """Return the checkpoint folder that attempts share under this key.
+
+        Its contents are hostile, as in `run_folder`.
+        """
+
+    def fill_checkpoints(self, key: str, copy: Callable[[Path], None]) -> None:
+        """Replace the checkpoints under this key by those that `copy` writes into the empty folder it is given.
+
+        Only for a key that no run has used. The runs may change what was written. After an error of `copy`, which is
+        passed on, the folder does not exist. Raises InvalidSpec (from_checkpoint) if storage is not shared.
+        """
+
+    def output_folder(self, key: str) -> Path:
+        """Return the output folder (OUTPUT_DIR) that attempts share under this key.
+
+        Its contents are hostile, as in `run_folder`.
         """
 
 
 def create(kind: str, **options: Any) -> Backend:
-    """The backend of this kind. Raises ValueError for an unknown kind.
+    """Return a backend of this kind. Raises ValueError for an unknown kind.
 
-    `local`: `root` (Path of the runs), `images_root` (Path), and what else `LocalBackend` takes.
-    `kubernetes`: `config` (a `kubernetes_config.ClusterConfig`) and `root` (Path of this cluster's runs, inside the
-    config's volume).
+    `local` takes `root` (the folder of runs), `images_root` and the other arguments of `LocalBackend`. `kubernetes`
+    takes `config` (a `ClusterConfig`) and `root`, the folder of this cluster's runs inside the config's volume.
     """
     if kind == "local":
         return LocalBackend(**options)
     if kind == "kubernetes":
-        # Imported here for speed alone: its client takes as long to import as a console without clusters to start.
-        module = importlib.import_module("runtime.backends.kubernetes")
+        # Imported here because the Kubernetes client takes longer to import than all of a console without clusters.
+        module = importlib.import_module("runtime.backends.kubernetes.backend")
         return cast("Backend", module.KubernetesBackend(**options))
     raise ValueError(f"There is no runtime backend '{kind}'. There are: kubernetes, local.")

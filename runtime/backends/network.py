@@ -1,7 +1,7 @@
-"""The network of a run: a namespace of its own that leads nowhere, where the kernel lets us.
+"""A private network namespace for each run, with a loopback interface only, where the kernel allows it.
 
-The one rule: whoever calls `enter` is in it from then on, with all that it starts. The namespace has no name and no
-mount: it lives as long as a process in it does, so nothing of it can be left behind. Standard library only.
+A process that calls `enter` moves into the namespace, and its later children start there. The namespace has no name and
+no mount, so it disappears with its last process. Standard library only: the warm pool's starter imports this.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 
 ADDRESS = "127.0.0.1"
 INTERFACE = "lo"
+# From <sched.h>, <linux/sockios.h> and <linux/if.h> (IFF_UP | IFF_RUNNING).
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNET = 0x40000000
 _SIOCSIFFLAGS = 0x8914
@@ -24,81 +25,94 @@ _SIOCSIFADDR = 0x8916
 _SIOCBRADDBR = 0x89A0
 _UP_AND_RUNNING = 0x1 | 0x40
 _unshare = ctypes.CDLL(None, use_errno=True).unshare
+"""unshare(2), which returns 0 on success. Python has `os.unshare` only from 3.12 on."""
 _BRIDGE = "mpi0"
 _BRIDGE_ADDRESS = "169.254.77.1"
+"""Any address that is not a loopback address; this one is link-local. No other namespace sees it."""
 
 
 def enter() -> str:
-    """Move this process, which must have one thread, into a new network. Returns why that is not to be had, or "".
+    """Move this process into a new network namespace; return "", or an English sentence that says why it cannot.
 
-    An ordinary user may do that only in a user namespace of his own, in which he stays who he is. Whoever holds no
-    right outside gains none by it: it owns this network and what is nested in it, nothing else.
+    An unprivileged user needs a new user namespace as well. That one maps only this user, and gives rights over the new
+    network namespace alone. The kernel creates it only for a process with a single thread.
     """
+    # Succeeds for root, which needs no user namespace.
     if not _unshare(_CLONE_NEWNET):
-        _raise(INTERFACE)
+        _set_interface_up(INTERFACE)
         return ""
-    # There is no way back from half of this, so somebody else tries first.
+    # The unshare cannot be undone if a later step fails, so a child tries all steps first.
     child = os.fork()
     if not child:
         try:
             _enter_as_user()
         except OSError as error:
-            os._exit(error.errno or errno.EPERM)
+            os._exit(error.errno or errno.EPERM)  # the exit code carries the errno to the parent
         os._exit(0)
-    number = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if number:
-        return f"The kernel gives no network namespace: {os.strerror(number)}."
+    error_number = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if error_number:
+        return f"The kernel gives no network namespace: {os.strerror(error_number)}."
     _enter_as_user()
     return ""
 
 
 def add_bridge() -> str:
-    """Give the network a second interface, which leads nowhere. Returns why that is not to be had, or "".
+    """Add an interface that leads nowhere; return "", or an English sentence that says why it cannot.
 
-    Open MPI's daemons take no address of loopback for one that they could be reached at, even where there is no other.
+    Runs with MPI need it: Open MPI's daemons never connect to each other by a loopback address, even if they have no
+    other address.
     """
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
             fcntl.ioctl(control, _SIOCBRADDBR, _BRIDGE.encode() + b"\0")
+            # struct ifreq: the name, then a sockaddr_in (family, port, address, padding).
             address = struct.pack("16sHH4s8x", _BRIDGE.encode(), socket.AF_INET, 0, socket.inet_aton(_BRIDGE_ADDRESS))
             fcntl.ioctl(control, _SIOCSIFADDR, address)
-        _raise(_BRIDGE)
+        _set_interface_up(_BRIDGE)
     except OSError as error:
         return f"The kernel gives no bridge: {error.strerror}."
     return ""
 
 
 def _enter_as_user() -> None:
+    """Enter a new user namespace and a network namespace in it. Raises OSError."""
     user, group = os.geteuid(), os.getegid()
     if _unshare(_CLONE_NEWUSER | _CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), "no namespaces")
+    # An unprivileged process may write its gid_map only after it has given up setgroups(2); see user_namespaces(7).
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
-    _raise(INTERFACE)
+    _set_interface_up(INTERFACE)
 
 
-def _raise(interface: str) -> None:
+def _set_interface_up(interface: str) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        # struct ifreq: the name, then the flags and padding.
         fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sh14x", interface.encode(), _UP_AND_RUNNING))
 
 
 def main() -> None:
-    """Try it, in a process that ends with that, and print why it is not to be had."""
+    """Try to enter a network and print why it is impossible; print nothing on success.
+
+    The entry point of a short-lived process: `warm_pool.client.network_gap` starts it to probe the kernel.
+    """
     sys.stdout.write(enter())
 
 
 def listen() -> socket.socket:
-    """A listener for the launchers, on a port of this network that is free."""
+    """Return a listening socket on a free port, at which node 0's launcher accepts the other launchers."""
     return socket.create_server((ADDRESS, 0), backlog=128)
 
 
 def reserve_port() -> socket.socket:
-    """A port that nobody else is given while the socket is held, and that the code inside can still listen on.
+    """Reserve a free port for the run's code: no other process gets it while the socket is open.
 
-    Bound with SO_REUSEADDR but not listening: the kernel hands it to nobody, and lets one listener with that option in.
+    The socket is bound with SO_REUSEADDR but does not listen, so a listener with the same option can still bind the
+    port.
     """
-    holder = socket.socket()
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    holder.bind(("", 0))
-    return holder
+    # The kernel chooses a free port for the number 0. On all addresses, because the code may bind any of them.
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("", 0))
+    return reserved

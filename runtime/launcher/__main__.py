@@ -1,101 +1,111 @@
-"""The launcher's entry: `start`, with `--socket FD`. Reads its order from the supervisor and runs one node.
+"""The launcher's entry point: `start`, with `--socket FD`. Reads its launch plan from the supervisor and runs one node.
 
-The order is one JSON line: the plan, a token shared by the run's launchers, and descriptors that this process inherits.
-Whoever calls `start` (`runtime.backends.orders`, and the `__main__.py` of `runtime.backends.zipapp`'s archive) has
-imported this package as `launcher`. With `--pod` this process is the first of a pod instead, and starts a launcher
-itself: see `pod`.
-The one rule: before any customer code runs, nothing of the order is left where that code could read it.
+The launch plan is one JSON line (`topology.LaunchPlan`). Two places call `start`, and both import this package as
+`launcher`: the command line of `runtime.backends.launch_plan`, and the `__main__.py` of the archive that
+`runtime.backends.kubernetes.launcher_archive` builds. With `--pod` this process is the first of a pod, and starts a
+launcher itself: see `pod.main`.
+
+The launch plan holds the run's token. It arrives over a socket, so that customer code can never read it.
 """
 
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import stat
 import sys
+from typing import Iterator, List, Optional, cast
 
 from .agent import Agent
-from .bare import socket
-from .report import Link, shield
-from .topology import Plan, imported_names, local_rank_flag
-from .warm import Warm, import_folders, unfit
+from .protocol import Link, make_undumpable
+from .topology import LaunchPlan, Plan, imported_names, local_rank_flag
+from .variables import need_cold_start
+from .warm.client import WarmRanks, import_folders, is_warm_start_useful, python_path
 
-TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
-if TYPE_CHECKING:
-    from typing import Any, Dict, Iterator, List, Optional
-
-_LARGEST_SOURCE = 1 << 20
-_MOST_SOURCES = 64
+_MAX_SOURCE_BYTES = 1 << 20
+"""Only this much of a source is searched for flags and imports. Larger files are generated and have no parser."""
+_MAX_MODULES = 64
+"""Maximum number of modules beside the script that are searched. Reading so many takes milliseconds."""
 
 
 def main(arguments: List[str]) -> int:
-    """Run this node to its end; returns its exit code."""
-    _prefer_for_oom()
-    shield()
-    channel = socket(fileno=int(arguments[arguments.index("--socket") + 1]))
-    supervisor = Link(channel)
-    order = _read_order(supervisor)
-    os.umask(order.get("umask", 0o022))
-    warm = socket(fileno=order["warm"]) if order.get("warm") is not None else None
-    if warm is not None:
-        os.set_inheritable(warm.fileno(), False)
-        Warm(warm).join()
-    listener = order.get("listener")
-    for descriptor in [channel.fileno(), *order["outputs"], *([] if listener is None else [listener])]:
-        os.set_inheritable(descriptor, False)
-    plan = Plan.from_data(order["plan"])
-    order["folder"] = os.path.dirname(plan.script)
-    sources = list(_sources(plan, order["folder"]))
-    order["flag"] = local_rank_flag(sources)
-    order["import_folders"] = import_folders(sources, order["folder"], plan.workspace)
-    order["warm"] = Warm(None if warm is None or unfit(sources) else warm)
-    order["environment"] = dict(order["environment"])
-    return Agent(plan, order, supervisor).run(listener)
+    """Run this node to its end; return its exit code."""
+    _raise_oom_score()
+    make_undumpable()
+    # Python's own handler would let any process in the sandbox end this one by SIGINT. Without a handler, the first
+    # process of a pid namespace does not receive the signal.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    supervisor_socket = socket.socket(fileno=int(arguments[arguments.index("--socket") + 1]))
+    supervisor = Link(supervisor_socket)
+    launch_plan = _read_launch_plan(supervisor)
+    os.umask(launch_plan.get("umask", 0o022))
+    listener_fd = launch_plan.get("listener")
+    warm_fd = launch_plan.get("warm")
+    for descriptor in (supervisor_socket.fileno(), listener_fd, warm_fd, *launch_plan["outputs"]):
+        if descriptor is not None:
+            os.set_inheritable(descriptor, False)
+    plan = Plan.from_data(launch_plan["plan"])
+    script_folder = os.path.dirname(plan.script)
+    sources = list(_read_sources(plan, script_folder))
+    warm_ranks = WarmRanks(None if warm_fd is None else socket.socket(fileno=warm_fd))
+    own_variables = [*launch_plan.get("variables", {}), *launch_plan.get("secrets", {})]
+    if is_warm_start_useful(sources, script_folder) and not need_cold_start(own_variables):
+        warm_ranks.enter_sandbox()
+    else:
+        warm_ranks.close()
+    launch_plan["folder"] = script_folder
+    launch_plan["local_rank_flag"] = local_rank_flag(sources, plan.local_rank_argument)
+    launch_plan["import_folders"] = [
+        *import_folders(sources, script_folder, plan.workspace),
+        *python_path(launch_plan["environment"]),
+    ]
+    return Agent(plan, launch_plan, supervisor, warm_ranks).run(listener_fd)
 
 
-def _read_order(supervisor: Link) -> Dict[str, Any]:
+def _read_launch_plan(supervisor: Link) -> LaunchPlan:
     while True:
         for message in supervisor.receive():
-            return message
+            return cast("LaunchPlan", message)
 
 
-def _prefer_for_oom() -> None:
-    """Where the machine runs out of memory, a run is to die before the console does. Must precede `shield`."""
+def _raise_oom_score() -> None:
+    """Let the kernel kill a run before the console when memory runs out. `make_undumpable` then hides /proc."""
     try:
-        score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        oom_score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
     except OSError:
         return
     try:
-        os.write(score, b"500")
+        os.write(oom_score, b"500")
     finally:
-        os.close(score)
+        os.close(oom_score)
 
 
-def _sources(plan: Plan, folder: str) -> Iterator[str]:
-    """The script and the modules beside it that it imports, for a look at their argument parsers.
+def _read_sources(plan: Plan, script_folder: str) -> Iterator[str]:
+    """Yield the source of the script and of the modules beside it that it imports.
 
-    One that runs others (`runpy`) brings along the scripts that its arguments name.
+    For a script that runs others (`runpy`), that includes the scripts that its arguments name.
     """
-    waiting = [plan.script]
-    seen = set(waiting)
-    while waiting and len(seen) <= _MOST_SOURCES:
-        path = waiting.pop(0)
-        source = _text_of(path)
+    pending = [plan.script]
+    found_modules = set(pending)
+    while pending and len(found_modules) <= _MAX_MODULES:
+        source = _read_text(pending.pop(0))
         if source is None:
             continue
         yield source
         names = imported_names(source)
-        modules = [name + ".py" for name in names]
+        file_names = [name + ".py" for name in names]
         if "runpy" in names:
-            modules.extend(word for word in plan.arguments if word.endswith(".py"))
-        for name in modules:
-            module = os.path.join(folder, name)
-            if module not in seen and os.path.isfile(module):
-                seen.add(module)
-                waiting.append(module)
+            file_names.extend(argument for argument in plan.arguments if argument.endswith(".py"))
+        for file_name in file_names:
+            path = os.path.join(script_folder, file_name)
+            if path not in found_modules and os.path.isfile(path):
+                found_modules.add(path)
+                pending.append(path)
 
 
-def _text_of(path: str) -> Optional[str]:
-    """A file's text; None where there is none. What lies there may be a pipe by now, which keeps who reads waiting."""
+def _read_text(path: str) -> Optional[str]:
+    """Return the start of a file's text; None where it is not a regular file: reading a pipe could block."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -103,7 +113,7 @@ def _text_of(path: str) -> Optional[str]:
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return None
-        return os.read(descriptor, _LARGEST_SOURCE).decode("utf-8", "replace")
+        return os.read(descriptor, _MAX_SOURCE_BYTES).decode("utf-8", "replace")
     except OSError:
         return None
     finally:
@@ -111,15 +121,15 @@ def _text_of(path: str) -> Optional[str]:
 
 
 def start() -> None:
-    """Do what the command line says, and leave."""
+    """Run a launcher, or with `--pod` the first process of a pod, and end this process with its exit code."""
     if "--pod" in sys.argv[1:]:
-        # Imported here for speed alone: on one machine nobody needs it.
-        from .pod import main as be_pod  # noqa: PLC0415
+        # Imported here because a local launcher does not need it, and starts faster without it.
+        from .pod.main import main as run_pod  # noqa: PLC0415
 
-        code = be_pod()
+        exit_code = run_pod()
     else:
-        code = main(sys.argv[1:])
-    # Nothing is left to tidy up, and an interpreter's own shutdown takes a while.
+        exit_code = main(sys.argv[1:])
+    # Everything is closed or written by now; the interpreter's own shutdown would only take time.
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    os._exit(exit_code)

@@ -1,297 +1,361 @@
-"""One node of a run: starts its ranks when all nodes are there, watches them, and ends with the first failure.
+"""The launcher of one node: starts the ranks once all nodes have met, watches them, and ends at the first failure.
 
-The one rule: one loop, one thread. Whatever happens (a rank's end, a word from a peer or the supervisor, the clock)
-is handled to its end before the next thing, so there is no state in between.
+One loop on one thread handles events: a rank's end, a message, a timer. It completes each before the next.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import signal
+import socket
 import time
+from selectors import EVENT_READ, PollSelector
+from typing import Any, List, Optional, Tuple
 
-from .bare import EVENT_READ, Selector, signal
-from .elastic import told
-from .peers import BEAT_SECONDS, Peers
+from .elastic import node_list
 from .processes import Exit, reap
-from .ranks import Rank, Ranks
-from .report import ConnectionLost, Link, Message, cause
-from .rounds import Rounds
-from .topology import Plan
-
-TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
-if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Tuple
+from .protocol import ConnectionLost, Link, Message, cause, first_cause
+from .rendezvous.peers import HEARTBEAT_SECONDS, Peers
+from .rendezvous.rounds import Rounds
+from .topology import LaunchPlan, Plan
+from .warm.client import WarmRanks
+from .worker_group import Rank, WorkerGroup
 
 START_SECONDS = 60.0
-VERDICT_SECONDS = 1.0
-"""A rank of an elastic run may fail because a node was lost, and before that is known: so long its failure waits."""
+"""How long the nodes may take to meet, unless the launch plan says otherwise. An idle machine needs under a second."""
+EXPLANATION_SECONDS = 1.0
+"""How long an elastic run delays a failure. If a node was lost, that news arrives within this time and explains it."""
+ECHO_SECONDS = 5.0
+"""How long a failure by a lost peer is delayed. The peer that failed first may still shut down before it reports."""
 WATCH_SECONDS = 1.0
-"""So long after their start nobody looks at the ranks: starting is to cost nothing besides."""
-_TICK_SECONDS = 0.5
+"""How long after the ranks' start watching begins, so that it does not slow the start."""
+_POLL_SECONDS = 0.5
+"""Maximum interval between two checks of the timers: half of a heartbeat's interval."""
 
 
 class Agent:
-    """The node's launcher. `run` returns the exit code of the node: 0 when every rank succeeded."""
+    """The node's launcher. `run` returns the node's exit code: 0 if every rank succeeded."""
 
-    def __init__(self, plan: Plan, order: Dict[str, Any], supervisor: Link) -> None:
+    def __init__(
+        self, plan: Plan, launch_plan: LaunchPlan, supervisor: Link, warm_ranks: Optional[WarmRanks] = None
+    ) -> None:
         self._plan = plan
         self._supervisor = supervisor
-        self._selector = Selector()
-        self._peers = Peers(self._selector, plan.node, plan.nodes, order["token"])
-        self._hub_address = (plan.addresses[0], int(order["control_port"]))
-        self._ranks = Ranks(self._selector, plan, order)
-        self._rounds = Rounds(plan, self._peers, self._ranks, self._report, self._round_began)
+        # poll(2) returns files in the order of registration. The supervisor and SIGCHLD come before the peers, so this
+        # node's ended ranks are known before a peer's message is handled.
+        self._selector = PollSelector()
+        self._peers = Peers(self._selector, plan.node, plan.nodes, launch_plan["token"], plan.addresses[plan.node])
+        self._hub_address = (plan.addresses[0], int(launch_plan["control_port"]))
+        self._worker_group = WorkerGroup(self._selector, plan, launch_plan, warm_ranks or WarmRanks(None))
+        self._rounds = Rounds(plan, self._peers, self._worker_group, self._report, self._reset_failures)
         if plan.controller == "mpi":
-            # Imported here for speed alone: few runs need it.
+            # Imported here because few runs need it.
             from .mpi import Mpi  # noqa: PLC0415
 
-            ready = self._rounds.all_started
-            self._rounds.mpi = Mpi(self._selector, self._ranks, order, tell=self._peers.tell, ready=ready)
-        visible = order["environment"].get("CUDA_VISIBLE_DEVICES", "").split(",")
-        self._devices = [name for name in order.get("devices") or visible if name]
-        self._start_seconds = float(order.get("start_seconds") or START_SECONDS)
-        self._watch: Any = None
-        self._suspects: List[Message] = []
-        self._verdict_at: Optional[float] = None
-        self._ending = False
-        self._failed = False
-        self._done_told = False
-        self._released = False
-        self._beat_at = 0.0
-        self._wakeup: Tuple[int, int] = (-1, -1)
+            self._rounds.mpi = Mpi(
+                self._selector,
+                self._worker_group,
+                launch_plan,
+                send=self._peers.send,
+                on_all_started=self._rounds.note_all_started,
+            )
+        # A pod's launch plan names the GPUs; a local run's environment does.
+        visible = launch_plan["environment"].get("CUDA_VISIBLE_DEVICES", "").split(",")
+        self._devices = [name for name in launch_plan.get("devices") or visible if name]
+        self._start_seconds = float(launch_plan.get("start_seconds") or START_SECONDS)
+        self._node_watch: Any = None  # `telemetry.node_watch.NodeWatch`, once ranks run
+        # Causes that this node's ranks have produced but not reported yet, and when to decide on them (monotonic).
+        self._failures: List[Message] = []
+        self._decide_at: Optional[float] = None
+        self._is_ending = False  # the run ends, by a failure or on request: later failures are effects
+        self._has_failed = False  # a cause was found on this node
+        # On nodes other than the hub: "all ranks succeeded" was sent to the hub, and the hub has ended since.
+        self._has_reported_done = False
+        self._hub_has_ended = False
+        self._next_heartbeat_at = 0.0
+        self._wakeup: Tuple[int, int] = (-1, -1)  # reading and writing end of a pipe that SIGCHLD makes readable
 
     @property
-    def _hub(self) -> bool:
+    def _is_hub(self) -> bool:
         return not self._plan.node
 
     def run(self, listener: Optional[int]) -> int:
-        """Live from the first connection, which comes to this descriptor, to the last rank's end."""
-        self._selector.register(self._supervisor, EVENT_READ, self._supervisor)
-        self._wake_on_children()
-        if listener is not None and self._plan.nodes > 1:
-            # Imported here for speed alone: a run of one node meets nobody.
-            import socket  # noqa: PLC0415
+        """Run the node to its last rank's end; return its exit code.
 
+        `listener` is the descriptor on which the hub accepts the other launchers; None on other nodes.
+        """
+        self._selector.register(self._supervisor, EVENT_READ, self._supervisor)
+        self._catch_sigchld()
+        if listener is not None and self._plan.nodes > 1:
             self._peers.listen(socket.socket(fileno=listener))
         elif listener is not None:
-            os.close(listener)
-        elif not self._hub:
+            os.close(listener)  # a run with one node has no other launchers
+        elif not self._is_hub:
             self._peers.join(self._hub_address)
         self._give_up_at = time.monotonic() + self._start_seconds
-        while not self._over():
-            if self._hub and self._rounds.waiting and not self._ending and self._peers.complete:
-                self._rounds.open()
-            for key, _events in self._selector.select(self._patience()):
+        while not self._is_over():
+            if self._is_hub and self._rounds.is_waiting and not self._is_ending and self._peers.is_complete:
+                self._rounds.begin_round()
+            for key, _events in self._selector.select(self._timeout()):
                 self._handle(key.data)
-            self._from_peers(None)
-            self._keep_time(time.monotonic())
-        if self._watch is not None:
-            self._watch.finish(self._ranks.all)
+            self._handle_peers(None)  # timers of the connections
+            self._handle_timers(time.monotonic())
+        if self._node_watch is not None:
+            self._node_watch.finish(self._worker_group.ranks)
         self._report({"type": "ended"})
-        return 1 if self._failed or self._ending else 0
+        return 1 if self._has_failed or self._is_ending else 0
 
-    def _patience(self) -> float:
-        patience = self._ranks.patience(_TICK_SECONDS)
-        if self._verdict_at is not None:
-            patience = max(0.0, min(patience, self._verdict_at - time.monotonic()))
-        return patience if self._watch is None else float(self._watch.patience(patience))
+    def _timeout(self) -> float:
+        """Return the seconds until the next timer, `_POLL_SECONDS` at most."""
+        seconds = self._worker_group.timeout(_POLL_SECONDS)
+        if self._decide_at is not None:
+            seconds = max(0.0, min(seconds, self._decide_at - time.monotonic()))
+        return seconds if self._node_watch is None else float(self._node_watch.timeout(seconds))
 
-    def _wake_on_children(self) -> None:
+    def _catch_sigchld(self) -> None:
+        # Python writes to the pipe only for signals with a handler, so SIGCHLD gets one that does nothing. A full pipe
+        # wakes up the loop as well, so it needs no warning.
         self._wakeup = os.pipe()
         for end in self._wakeup:
             os.set_blocking(end, False)
         signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
-        self._selector.register(self._wakeup[0], EVENT_READ, self._children_ended)
+        self._selector.register(self._wakeup[0], EVENT_READ, self._handle_ended_children)
 
-    def _handle(self, ready: Any) -> None:
-        if ready is self._supervisor:
-            self._from_supervisor()
-        elif isinstance(ready, Rank):
-            self._ranks.listen(ready)
-            if ready.raised_at is not None:
-                self._rounds.rank_raised()
-        elif callable(ready):
-            ready()
+    def _handle(self, source: Any) -> None:
+        """Handle one ready file, by the data that was registered with it.
+
+        The data is the supervisor's Link, a Rank (for its reports), a function to call, or an object of `Peers`.
+        """
+        if source is self._supervisor:
+            self._handle_supervisor()
+        elif isinstance(source, Rank):
+            self._worker_group.read_reports(source)
+            if source.script_failed_at is not None:
+                self._rounds.note_script_failed()
+        elif callable(source):
+            source()
         else:
-            self._from_peers(ready)
+            self._handle_peers(source)
 
-    def _children_ended(self) -> None:
-        os.read(self._wakeup[0], 4096)
-        for gone in reap():
-            self._rank_ended(gone)
-        # Only now, so that ranks which died together all name their own cause.
-        if self._suspects and not self._plan.elastic:
-            self._judge()
+    def _handle_ended_children(self) -> None:
+        os.read(self._wakeup[0], 4096)  # one byte per signal, whose number does not matter
+        for ended in reap():
+            self._note_rank_exit(ended)
+        # Only after all ends are collected: ranks that died together each report their own cause.
+        if self._failures:
+            self._schedule_decision(time.monotonic())
 
-    def _keep_time(self, now: float) -> None:
-        if now >= self._beat_at:
-            self._beat_at = now + BEAT_SECONDS
-            self._report({"type": "beat"})
-        self._ranks.keep_time()
-        if self._verdict_at is not None and now >= self._verdict_at:
-            self._judge()
-        if self._ending:
+    def _schedule_decision(self, now: float) -> None:
+        """Decide on the failures now, or set a timer if another node or rank may still report what caused them."""
+        # An abort may be an effect too: gloo and NCCL abort the process if they cannot raise an error in the script.
+        may_be_effects = all(failure.get("echo") or failure["signal"] == "SIGABRT" for failure in self._failures)
+        other_ranks_may_report = self._plan.nodes > 1 or bool(self._worker_group.live_ranks)
+        seconds = EXPLANATION_SECONDS if self._plan.elastic else 0.0
+        if may_be_effects and other_ranks_may_report:
+            seconds = ECHO_SECONDS
+        # A failure that is its own explanation shortens the wait for the others.
+        if self._decide_at is None or now + seconds < self._decide_at:
+            self._decide_at = now + seconds
+        if now >= self._decide_at and not self._is_ending:
+            self._fail_by_own_ranks()
+
+    def _handle_timers(self, now: float) -> None:
+        if now >= self._next_heartbeat_at:
+            self._next_heartbeat_at = now + HEARTBEAT_SECONDS
+            self._report({"type": "heartbeat"})
+        self._worker_group.handle_timers()
+        if self._decide_at is not None and now >= self._decide_at:
+            self._fail_by_own_ranks()
+        if self._is_ending:
             return
-        if self._rounds.waiting and now >= self._give_up_at:
-            missing = self._peers.missing if self._hub else [0]
-            sentence = "Nodes {} did not come in time.".format(told(missing))
-            self._fail(cause("platform_error", "nodes_not_met", self._plan.node, message=sentence))
-        late = self._rounds.keep_time(now)
-        if late is not None:
-            self._fail(late)
+        if self._rounds.is_waiting and now >= self._give_up_at:
+            missing = self._peers.missing if self._is_hub else [0]  # other nodes are connected to the hub only
+            message = "Nodes {} did not come in time.".format(node_list(missing))
+            self._fail(cause("platform_error", "nodes_not_met", self._plan.node, message=message))
+        round_failure = self._rounds.handle_timers(now)
+        if round_failure is not None:
+            self._fail(round_failure)
         if self._rounds.started_at is not None and now >= self._rounds.started_at + WATCH_SECONDS:
-            hung = self._watching().keep_time(self._rounds.number, self._rounds.members, self._ranks.living)
-            if hung is not None:
-                self._fail(hung)
+            node_watch, ranks = self._ensure_node_watch(), self._worker_group.live_ranks
+            hang = node_watch.handle_timers(self._rounds.number, self._rounds.members, ranks)
+            if hang is not None:
+                self._fail(hang)
 
-    def _watching(self) -> Any:
-        if self._watch is None:
-            # Imported here for speed alone: no rank waits for it.
-            from .watch import Watch  # noqa: PLC0415
+    def _ensure_node_watch(self) -> Any:
+        """Return this node's watch, created at the first call."""
+        if self._node_watch is None:
+            # Imported here because no rank's start needs it. The local backend starts launchers with the garbage
+            # collector off. From now on it is needed, but it can skip the objects of the start.
+            from .telemetry.node_watch import NodeWatch  # noqa: PLC0415
 
             gc.freeze()
             gc.enable()
-            self._watch = Watch(self._plan, self._devices, report=self._report, tell=self._peers.tell)
-        return self._watch
+            self._node_watch = NodeWatch(self._plan, self._devices, report=self._report, send=self._peers.send)
+        return self._node_watch
 
-    def _over(self) -> bool:
-        """Whether nothing is left to do on this node; tells the hub when its own ranks have succeeded."""
-        if self._ending:
-            return not self._ranks.alive
-        if self._rounds.started_at is None or self._ranks.alive or self._suspects:
+    def _is_over(self) -> bool:
+        """Whether this node is done. Once its own ranks have succeeded, it also reports that to the hub."""
+        if self._is_ending:
+            return not self._worker_group.live_ranks
+        if self._rounds.started_at is None or self._worker_group.live_ranks or self._failures:
             return False
         if len(self._rounds.members) == 1:
-            return True
-        if self._hub:
-            return self._peers.have_finished(self._rounds.members)
-        if not self._done_told:
-            self._done_told = True
-            self._peers.tell({"type": "done"})
-        # mpirun would take the end of its daemon here for a failure: it goes when the hub has gone.
-        return self._rounds.mpi is None or self._released
+            return True  # there is no other node to wait for
+        if self._is_hub:
+            return self._peers.all_finished(self._rounds.members)
+        if not self._has_reported_done:
+            self._has_reported_done = True
+            self._peers.send({"type": "done"})
+        # With MPI this node ends after the hub, because mpirun takes an earlier end of its daemon here for a failure.
+        return self._rounds.mpi is None or self._hub_has_ended
 
-    # What others say
+    # Messages
 
-    def _from_supervisor(self) -> None:
+    def _handle_supervisor(self) -> None:
         try:
             messages = self._supervisor.receive()
         except ConnectionLost:
-            # Nobody enforces the limits of this run any more; with this process the whole sandbox goes.
+            # Nothing enforces the run's limits without a supervisor. This process's end also ends the sandbox.
             os._exit(1)
         for message in messages:
             kind = message.get("type")
             if kind == "end":
-                self._ending = True
-                self._ranks.signal(signal.SIGTERM)
+                self._is_ending = True
+                self._worker_group.signal(signal.SIGTERM)
             elif kind == "output":
-                self._watching().printed()
-            elif kind == "working":
-                self._watching().worked()
+                self._ensure_node_watch().note_output()
+            elif kind == "cpu_use":
+                if message["is_working"]:
+                    self._ensure_node_watch().note_cpu_work()
+                self._ensure_node_watch().add_cpu_seconds(float(message["seconds"]))
+            elif kind == "hub_address":
+                self._peers.join((str(message["address"]), self._hub_address[1]))
             elif kind == "abort":
-                self._peers.tell({"type": "abort"})
+                self._peers.send({"type": "abort", "cause": message.get("cause")})
                 self._report({"type": "ended"})
-                self._fall()
+                self._end_ranks()
 
-    def _from_peers(self, ready: Any) -> None:
-        for node, message in self._peers.events(ready):
+    def _handle_peers(self, source: Any) -> None:
+        for node, message in self._peers.events(source):
             kind = message.get("type")
             if kind == "lost":
-                self._lost(node, bool(message.get("silent")))
-            elif kind == "abort":
-                self._confess()
-                self._peers.tell({"type": "abort"})
-                self._fall()
+                self._handle_lost_node(node, bool(message.get("silent")))
+            elif kind == "abort" and not self._is_ending:
+                self._abort(message.get("cause"))
             elif kind == "done":
-                self._peers.finished(node)
-                self._watching().left(node)
-            elif self._ending or self._rounds.heard(node, message):
+                self._peers.note_finished(node)
+                self._ensure_node_watch().note_finished(node)
+            elif self._is_ending or self._rounds.handle_message(node, message):
                 continue
-            elif self._watch is not None:
-                self._watch.heard(node, message)
+            elif self._node_watch is not None:
+                self._node_watch.handle_message(node, message)
 
-    def _lost(self, node: int, silent: bool) -> None:
-        if self._ending:
+    def _handle_lost_node(self, node: int, silent: bool) -> None:
+        if self._is_ending:
             return
-        if self._done_told:
-            self._released = True
+        if self._has_reported_done:
+            # Only nodes other than the hub report this, and their only peer is the hub: it has ended first.
+            self._hub_has_ended = True
             return
-        why = self._rounds.lose(node)
-        if why is None:
+        reason = self._rounds.continue_without(node)
+        if reason is None:
             return
-        sentence = "Node {} {}{}.".format(node, "stopped answering" if silent else "was lost", why)
-        self._fail(cause("node_lost", "node_silent" if silent else "node_lost", node, message=sentence))
+        message = "Node {} {}{}.".format(node, "stopped answering" if silent else "was lost", reason)
+        self._fail(cause("node_lost", "node_silent" if silent else "node_lost", node, message=message))
 
-    def _round_began(self) -> None:
-        """What failed in the round before follows from the node that was lost."""
-        self._suspects = []
-        self._verdict_at = None
+    def _reset_failures(self) -> None:
+        """Drop the failures of the previous round: they were effects of the lost node."""
+        self._failures = []
+        self._decide_at = None
 
     # Ending
 
-    def _rank_ended(self, gone: Exit) -> None:
-        rank = self._ranks.ended(gone)
+    def _note_rank_exit(self, ended: Exit) -> None:
+        rank = self._worker_group.note_exit(ended)
         if rank is None or rank.exit is None:
             if self._rounds.mpi is not None:
-                self._rounds.mpi.ended(gone)
+                self._rounds.mpi.note_exit(ended)
             return
-        gone = rank.exit
         self._report(
             {
                 "type": "rank_ended",
                 "rank": rank.seat,
-                "exit_code": gone.exit_code,
-                "signal": gone.signal,
+                "exit_code": rank.exit.exit_code,
+                "signal": rank.exit.signal,
                 "aborted_late": rank.aborted_late,
                 "round": self._rounds.number,
             }
         )
-        if self._ending:
+        if self._is_ending:
             return
-        if not self._rounds.rank_ended(rank) and not rank.succeeded:
-            self._suspect(rank, gone)
+        if not self._rounds.note_rank_ended(rank) and not rank.succeeded:
+            self._failures.append(self._cause_of(rank))
 
-    def _suspect(self, rank: Rank, gone: Exit) -> None:
-        code = "rank_killed" if gone.signal else "rank_exited"
-        found = cause("code_failed", code, self._plan.node, at=rank.failed_at, rank=rank.seat)
-        found.update(exit_code=gone.exit_code, signal=gone.signal)
-        self._suspects.append(found)
-        if self._verdict_at is None and self._plan.elastic:
-            self._verdict_at = time.monotonic() + VERDICT_SECONDS
+    def _cause_of(self, rank: Rank) -> Message:
+        """Return a rank's failure as a cause. The rank's process may still run."""
+        script_failure = rank.script_failure
+        code = "rank_raised" if script_failure.exception else "rank_killed" if rank.failed_by_signal else "rank_exited"
+        failure = cause("code_failed", code, self._plan.node, at=rank.failed_at, rank=rank.seat)
+        # A rank that still runs or was killed after its exception has no exit code of its own. Use the reported one.
+        exit_code = script_failure.exit_code if rank.exit is None or script_failure.exception else rank.exit.exit_code
+        failure.update(exit_code=None if rank.failed_by_signal else exit_code, signal=rank.failed_by_signal)
+        if script_failure.exception:
+            fields = ("exception", "message", "file", "line", "function")
+            failure["data"] = {name: getattr(script_failure, name) for name in fields}
+        if script_failure.echo and self._plan.world_size > 1:
+            failure["echo"] = True
+        return failure
 
-    def _judge(self) -> None:
-        """Nothing else explains what ended here: the run falls by it."""
-        if self._confess():
-            self._peers.tell({"type": "abort"})
-            self._fall()
+    def _fail_by_own_ranks(self) -> None:
+        """Fail the run because of this node's failures. Nothing else has explained them in time."""
+        failures = self._report_failures()
+        if failures:
+            self._peers.send({"type": "abort", "cause": first_cause(failures)})
+            self._end_ranks()
 
-    def _confess(self) -> bool:
-        # Who has died by now died by itself, though the word of its death may be behind the one that makes us fall.
-        for gone in reap():
-            self._rank_ended(gone)
-        for found in self._suspects:
-            self._report({"type": "cause", "cause": found})
-        failed = bool(self._suspects)
-        self._failed |= failed
-        self._suspects = []
-        self._verdict_at = None
-        return failed
+    def _report_failures(self) -> List[Message]:
+        """Report the failures of this node's ranks to the supervisor, and return their causes."""
+        # Read all reports so far. These ranks failed before this node ends its ranks, so their failures are causes.
+        for rank in self._worker_group.live_ranks:
+            self._worker_group.read_reports(rank)
+        for ended in reap():
+            self._note_rank_exit(ended)
+        failures = self._failures
+        if not self._is_ending:
+            failures = failures + [self._cause_of(rank) for rank in self._worker_group.live_ranks if rank.is_failing]
+        for failure in failures:
+            self._report({"type": "cause", "cause": failure})
+        self._has_failed |= bool(failures)
+        self._failures = []
+        self._decide_at = None
+        return failures
 
-    def _fail(self, found: Message) -> None:
-        if not self._ending:
-            self._confess()
-            self._report({"type": "cause", "cause": found})
-            self._failed = True
-            self._peers.tell({"type": "abort"})
-        self._fall()
+    def _abort(self, reported: Any) -> None:
+        """End the run because another node has failed; `reported` is its cause, if it sent one."""
+        self._report_failures()
+        if isinstance(reported, dict):
+            self._report({"type": "cause", "cause": {**reported, "heard": True}})
+        # The hub passes it on: other nodes are connected to the hub only. The sender ends already and ignores it.
+        self._peers.send({"type": "abort", "cause": reported})
+        self._end_ranks()
 
-    def _fall(self) -> None:
-        """End what is left on this node. What ends from here on is no cause."""
-        if self._ending:
+    def _fail(self, failure: Message) -> None:
+        """Fail the run for this cause, or for an earlier failure of this node's ranks."""
+        if not self._is_ending:
+            rank_failures = self._report_failures()
+            self._report({"type": "cause", "cause": failure})
+            self._has_failed = True
+            self._peers.send({"type": "abort", "cause": first_cause([*rank_failures, failure])})
+        self._end_ranks()
+
+    def _end_ranks(self) -> None:
+        """End the ranks that are left on this node. Failures from now on are effects, not causes."""
+        if self._is_ending:
             return
-        self._ending = True
-        self._ranks.fall()
+        self._is_ending = True
+        self._worker_group.terminate()
 
     def _report(self, message: Message) -> None:
         try:

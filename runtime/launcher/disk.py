@@ -1,7 +1,7 @@
-"""How much a run has written, and how much the disk under it still takes.
+"""Measure how much a run has written, and how much space its disk has.
 
-The one rule: folders that hostile code writes to are walked by descriptors, never following a link, in small steps, so
-that no tree of files, however large, keeps a supervisor from its clock.
+Hostile code may write to these folders. A measurement therefore opens each folder relative to its parent's descriptor
+and follows no links. It proceeds in small steps, so that no tree of files delays a supervisor's timers.
 """
 
 from __future__ import annotations
@@ -14,83 +14,96 @@ from typing import Any, Callable, Dict, Generator, Iterator, List, Mapping, Name
 
 from .record import Record, Verdict
 
-DEEPEST = 200
-"""Folders nested deeper than this cannot be measured; a run that makes them is over its limit."""
+MAX_DEPTH = 200
+"""Maximum depth of folders, since measuring keeps two descriptors open per level. Deeper ones exceed the limit."""
 RESERVE_BYTES = 256 << 20
-"""Below this much free space the disk counts as full."""
-_ENTRY_BYTES = 512
-_STEP_ENTRIES = 128
+"""If less space is free, the disk counts as full."""
+_MIN_ENTRY_BYTES = 4096
+"""How much each entry counts at least in addition to its data, as in the storage quota: its inode uses disk too."""
+_ENTRIES_PER_STEP = 128
+"""Entries between two checks of the clock. They take far less than `_STEP_SECONDS`."""
 _STEP_SECONDS = 0.005
-_SURVEY_SECONDS = 2.0
-_SURVEY_SHARE = 50
-"""A walk over the run's files is followed by a pause this many times as long as it worked."""
-_BLOCK = 512
-_LAST_SECONDS = 10.0
-_MARGIN = 0.9
-"""A run that has come so near to what it may write has filled the disk itself, if it is full."""
+"""How long one step of a measurement may take. The supervisor does nothing else meanwhile."""
+_MIN_PAUSE_SECONDS = 2.0
+"""Minimum pause between two measurements. A run can hardly fill a disk's reserve in this time."""
+_PAUSE_FACTOR = 50
+"""Minimum pause after a measurement, in multiples of its duration: measuring uses 2 % of a core at most."""
+_BLOCK_BYTES = 512
+"""The unit of `st_blocks`."""
+_FINAL_SECONDS = 10.0
+"""How long measuring one folder may take after the run. Beyond that, the run counts as having filled the disk."""
+_FILLED_SHARE = 0.9
+"""A run that used this share of its limit counts as having filled the disk."""
 
 
-class Measured(NamedTuple):
-    """What lies in a few folders: bytes on disk, the newest change of a regular file (Unix seconds; 0: no file)."""
+class FolderUsage(NamedTuple):
+    """The contents of some folders. `newest_mtime` is the latest modification of a file (Unix seconds; 0: no file).
+
+    `bytes` are on disk. `too_deep`: there are folders deeper than `MAX_DEPTH`, so the other values are incomplete.
+    """
 
     bytes: int
-    newest: float
+    newest_mtime: float
     too_deep: bool = False
 
 
-class _Walk:
-    """A look at what lies on a disk, in steps. `result` is there once `step` has returned True."""
+class _Measurement:
+    """A measurement in steps. `usage` is set once `step` has returned True.
 
-    def __init__(self, walk: Generator[None, None, None]) -> None:
+    `steps` is a generator that adds to the sums and yields wherever it may pause.
+    """
+
+    def __init__(self, steps: Generator[None, None, None]) -> None:
         self._bytes = 0
-        self._newest = 0.0
+        self._newest_mtime = 0.0
         self._too_deep = False
-        self._walk = walk
-        self.result: Optional[Measured] = None
+        self._steps = steps
+        self.usage: Optional[FolderUsage] = None
 
     def step(self, seconds: float) -> bool:
-        """Go on for about so long; True when the walk is done."""
+        """Continue for about `seconds`; return whether the measurement is complete."""
         give_up_at = time.monotonic() + seconds
-        for _pause in self._walk:
+        for _pause in self._steps:
             if time.monotonic() >= give_up_at:
                 return False
-        if self.result is None:
-            self.result = Measured(self._bytes, self._newest, self._too_deep)
+        if self.usage is None:
+            self.usage = FolderUsage(self._bytes, self._newest_mtime, self._too_deep)
         return True
 
     def close(self) -> None:
-        """Let go of what the walk holds open."""
-        self._walk.close()
+        """Close the descriptors that the measurement has open."""
+        self._steps.close()
 
 
-class Survey(_Walk):
-    """One walk over some folders."""
+class FolderMeasurement(_Measurement):
+    """The size of everything below some folders."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
-        super().__init__(self._over(folders))
+        super().__init__(self._measure_in_steps(folders))
 
-    def _over(self, folders: Sequence[Path]) -> Generator[None, None, None]:
+    def _measure_in_steps(self, folders: Sequence[Path]) -> Generator[None, None, None]:
         count = 0
         for folder in folders:
-            each = entry_bytes(folder)
-            for state in _entries(folder):
-                if state is None:
+            bytes_per_entry = entry_bytes(folder)
+            for status in _entries(folder):
+                if status is None:
                     self._too_deep = True
                     continue
-                self._bytes += state.st_blocks * _BLOCK + each
-                if stat.S_ISREG(state.st_mode):
-                    self._newest = max(self._newest, state.st_mtime)
+                self._bytes += status.st_blocks * _BLOCK_BYTES + bytes_per_entry
+                if stat.S_ISREG(status.st_mode):
+                    self._newest_mtime = max(self._newest_mtime, status.st_mtime)
                 count += 1
-                if count % _STEP_ENTRIES == 0:
+                if count % _ENTRIES_PER_STEP == 0:
                     yield
 
 
-class Gauge:
-    """What the run has added to its folders, measured again and again; node 0 does that for all.
+class DiskLimit:
+    """The limit of what the run may add to its folders. Node 0 measures repeatedly, for all nodes.
 
-    Folders go by `run`, `checkpoints` and perhaps `workspace`; `run` was empty at the run's begin. `room_bytes` is what
-    the disk had room for then: a run that takes all of that is over its limit as well. `held` gives the descriptors, in
-    /proc, of files that may have no name any more. `again` False: nothing is measured but the begin and the end.
+    `folders` are named `run` (empty at the start), `checkpoints` and perhaps `workspace`. `available_bytes` is the free
+    space at the start. If it is smaller than `limit_bytes`, it is the limit. `open_files` yields the run's open files
+    as paths like /proc/<pid>/fd/<number>; some may have been deleted. Without `repeats`, only the start and the end are
+    measured. `by_quota`: the limit is the rest of the organization's storage quota.
     """
 
     def __init__(
@@ -98,115 +111,135 @@ class Gauge:
         limit_bytes: int,
         folders: Mapping[str, str],
         *,
-        room_bytes: int = 0,
-        held: Optional[Callable[[], Iterator[str]]] = None,
-        again: bool = True,
+        available_bytes: int = 0,
+        open_files: Optional[Callable[[], Iterator[str]]] = None,
+        repeats: bool = True,
+        by_quota: bool = False,
     ) -> None:
-        self._limit = min(limit_bytes, room_bytes) if room_bytes > 0 else limit_bytes
-        self._held = held
-        self._again = again
+        self._limit_bytes = min(limit_bytes, available_bytes) if available_bytes > 0 else limit_bytes
+        self._open_files = open_files
+        self._repeats = repeats
+        self._by_quota = by_quota
         self._folders = {name: Path(folder) for name, folder in folders.items()}
-        self._surveys: Dict[str, _Walk] = {}
-        self._before: Dict[str, int] = {"run": 0}
-        self._added: Dict[str, int] = {}
-        self._worked = 0.0
-        self._next_at = 0.0
+        # By the folder's name; empty between two measurements.
+        self._measurements: Dict[str, _Measurement] = {}
+        # Bytes in each folder at its first measurement, and bytes added until the last one.
+        self._initial_bytes: Dict[str, int] = {"run": 0}
+        self._added_bytes: Dict[str, int] = {}
+        self._measuring_seconds = 0.0  # how long the current measurement has taken so far
+        self._measure_at = 0.0
 
     @property
-    def surveying(self) -> bool:
-        """Whether `look` is in the middle of measuring."""
-        return bool(self._surveys)
+    def is_measuring(self) -> bool:
+        """Whether a measurement is under way."""
+        return bool(self._measurements)
 
-    def look(self, now: float, record: Record) -> Optional[Verdict]:
-        """Go on measuring, for a moment; what is wrong, if anything. The newest checkpoint goes to the record."""
-        if not self._surveys:
-            if now < self._next_at:
+    def check(self, now: float, record: Record) -> Optional[Verdict]:
+        """Measure for one step at the monotonic time `now`; return a verdict if the run is over its limit.
+
+        Records the newest checkpoint's time.
+        """
+        if not self._measurements:
+            if now < self._measure_at:
                 return None
-            if self._before_is_known and not self._again:
-                return None
-            self._worked = 0.0
-            self._surveys = {name: Survey([folder]) for name, folder in self._folders.items()}
-            if self._held is not None:
-                self._surveys["unlinked"] = Unlinked(self._held(), list(self._folders.values()))
-        begun = time.monotonic()
-        done = True
-        for survey in self._surveys.values():
-            done &= survey.step(_STEP_SECONDS)
-        self._worked += time.monotonic() - begun
-        if not done:
+            if self._has_initial_sizes and not self._repeats:
+                return None  # this node needs the initial sizes only, for `has_filled_the_disk`
+            self._measuring_seconds = 0.0
+            self._measurements = {name: FolderMeasurement([folder]) for name, folder in self._folders.items()}
+            if self._open_files is not None:
+                self._measurements["unlinked"] = DeletedFileMeasurement(
+                    self._open_files(), list(self._folders.values())
+                )
+        step_started_at = time.monotonic()
+        is_complete = True
+        for measurement in self._measurements.values():
+            is_complete &= measurement.step(_STEP_SECONDS)
+        self._measuring_seconds += time.monotonic() - step_started_at
+        if not is_complete:
             return None
-        verdict = self._take_in(record)
-        self._surveys = {}
-        self._next_at = now + max(_SURVEY_SECONDS, self._worked * _SURVEY_SHARE)
+        verdict = self._evaluate(record)
+        self._measurements = {}
+        self._measure_at = now + max(_MIN_PAUSE_SECONDS, self._measuring_seconds * _PAUSE_FACTOR)
         return verdict
 
     @property
-    def _before_is_known(self) -> bool:
-        return set(self._folders) <= set(self._before)
+    def _has_initial_sizes(self) -> bool:
+        return set(self._folders) <= set(self._initial_bytes)
 
     def has_filled_the_disk(self) -> bool:
-        """Of a run that has ended, on a disk that is full: whether it took all that it may. In doubt it did."""
-        if not self._before_is_known:
+        """Whether the run itself filled the disk: it wrote about as much as its limit. True in case of doubt.
+
+        Call after the run's end, if the disk is full.
+        """
+        if not self._has_initial_sizes:
             return True
-        added = 0
+        added_bytes = 0
         for name, folder in self._folders.items():
-            result = measure([folder], _LAST_SECONDS)
-            if result is None or result.too_deep:
+            usage = measure([folder], _FINAL_SECONDS)
+            if usage is None or usage.too_deep:
                 return True
-            added += result.bytes - self._before[name]
-        return added >= self._limit * _MARGIN
+            added_bytes += usage.bytes - self._initial_bytes[name]
+        return added_bytes >= self._limit_bytes * _FILLED_SHARE
 
     def finish(self, record: Record) -> None:
-        """A last word about the checkpoints: the next attempt begins with them."""
-        for survey in self._surveys.values():
-            survey.close()
-        last = measure([self._folders["checkpoints"]], 1.0)
-        if last is not None:
-            record.checkpoint(last.newest)
+        """Record the newest checkpoint's time, which the next attempt needs."""
+        for measurement in self._measurements.values():
+            measurement.close()
+        # Within a second: if that is too short, the record keeps the time of the last complete measurement.
+        usage = measure([self._folders["checkpoints"]], 1.0)
+        if usage is not None:
+            record.note_checkpoint(usage.newest_mtime)
 
-    def _take_in(self, record: Record) -> Optional[Verdict]:
+    def _evaluate(self, record: Record) -> Optional[Verdict]:
+        """Return a verdict by the complete measurement if the run is over its limit."""
         too_deep = False
-        for name, survey in self._surveys.items():
-            result = survey.result
-            if result is None:
+        for name, measurement in self._measurements.items():
+            usage = measurement.usage
+            if usage is None:
                 continue
-            before = self._before.setdefault(name, 0 if name == "unlinked" else result.bytes)
-            self._added[name] = result.bytes - before
-            too_deep |= result.too_deep
+            # The first measurement sets the size before the run, except for deleted files: those are the run's own.
+            initial_bytes = self._initial_bytes.setdefault(name, 0 if name == "unlinked" else usage.bytes)
+            self._added_bytes[name] = usage.bytes - initial_bytes
+            too_deep |= usage.too_deep
             if name == "checkpoints":
-                record.checkpoint(result.newest)
-        added = max(0, sum(self._added.values()))
-        if added <= self._limit and not too_deep:
+                record.note_checkpoint(usage.newest_mtime)
+        added_bytes = max(0, sum(self._added_bytes.values()))  # negative if the run deleted older files
+        if added_bytes <= self._limit_bytes and not too_deep:
             return None
-        limit = self._limit >> 20
+        used_mib, limit_mib = added_bytes >> 20, self._limit_bytes >> 20
         if too_deep:
-            sentence = "There are folders nested deeper than {}, which cannot be measured.".format(DEEPEST)
+            message = "There are folders nested deeper than {}, which cannot be measured.".format(MAX_DEPTH)
         else:
-            sentence = "The run wrote {} MiB to its folders, more than the {} MiB it may.".format(added >> 20, limit)
-        return Verdict("disk_full", "disk_full", sentence, data={"used_mib": added >> 20, "limit_mib": limit})
+            message = "The run wrote {} MiB to its folders, more than the {} MiB it may.".format(used_mib, limit_mib)
+        data = {"used_mib": used_mib, "limit_mib": limit_mib, **({"by_quota": True} if self._by_quota else {})}
+        return Verdict("disk_full", "disk_full", message, data=data)
 
 
-class Unlinked(_Walk):
-    """What open files take that have no name any more: no walk over folders finds those."""
+class DeletedFileMeasurement(_Measurement):
+    """The size of deleted files that are still open, which are in no folder any more.
+
+    `paths` are open files, as for `DiskLimit`. Only files on the disks of `folders` count.
+    """
 
     def __init__(self, paths: Iterator[str], folders: Sequence[Path]) -> None:
-        super().__init__(self._over(paths))
-        self._devices = {state.st_dev for state in map(_state, map(str, folders)) if state is not None}
-        self._seen: Set[Tuple[int, int]] = set()
+        super().__init__(self._measure_in_steps(paths))
+        self._devices = {status.st_dev for status in map(_status, map(str, folders)) if status is not None}
+        # Device and inode of each file: several descriptors of one file count once.
+        self._counted_files: Set[Tuple[int, int]] = set()
 
-    def _over(self, paths: Iterator[str]) -> Generator[None, None, None]:
+    def _measure_in_steps(self, paths: Iterator[str]) -> Generator[None, None, None]:
         for count, path in enumerate(paths, 1):
-            state = _state(path)
-            if state is not None and not state.st_nlink and stat.S_ISREG(state.st_mode):
-                file = (state.st_dev, state.st_ino)
-                if state.st_dev in self._devices and file not in self._seen:
-                    self._seen.add(file)
-                    self._bytes += state.st_blocks * _BLOCK
-            if count % _STEP_ENTRIES == 0:
+            status = _status(path)
+            if status is not None and not status.st_nlink and stat.S_ISREG(status.st_mode):
+                inode = (status.st_dev, status.st_ino)
+                if status.st_dev in self._devices and inode not in self._counted_files:
+                    self._counted_files.add(inode)
+                    self._bytes += status.st_blocks * _BLOCK_BYTES
+            if count % _ENTRIES_PER_STEP == 0:
                 yield
 
 
-def _state(path: str) -> Optional[os.stat_result]:
+def _status(path: str) -> Optional[os.stat_result]:
     try:
         return os.stat(path)
     except OSError:
@@ -214,36 +247,46 @@ def _state(path: str) -> Optional[os.stat_result]:
 
 
 def entry_bytes(folder: Path) -> int:
-    """What a name costs: where a disk has only so many, its part of the disk, so that nobody takes all of them."""
+    """Return how many bytes each entry of this folder counts in addition to its data.
+
+    A file system with a fixed number of inodes is full once they are used. Each entry therefore counts as one inode's
+    share of the disk, if that is more than the minimum.
+    """
     try:
-        state = os.statvfs(folder)
+        status = os.statvfs(folder)
     except OSError:
-        return _ENTRY_BYTES
-    return max(_ENTRY_BYTES, state.f_blocks * state.f_frsize // state.f_files) if state.f_files else _ENTRY_BYTES
+        return _MIN_ENTRY_BYTES
+    if not status.f_files:
+        return _MIN_ENTRY_BYTES
+    return max(_MIN_ENTRY_BYTES, status.f_blocks * status.f_frsize // status.f_files)
 
 
-def measure(folders: Sequence[Path], seconds: float) -> Optional[Measured]:
-    """All of it at once; None where that takes too long."""
-    survey = Survey(folders)
-    survey.step(seconds)
-    survey.close()
-    return survey.result
+def measure(folders: Sequence[Path], seconds: float) -> Optional[FolderUsage]:
+    """Measure some folders in one step; None if that takes longer than `seconds`."""
+    measurement = FolderMeasurement(folders)
+    measurement.step(seconds)
+    measurement.close()
+    return measurement.usage
 
 
 def free_bytes(folder: Path) -> Optional[int]:
-    """What the disk under the folder still takes from us; None where it does not say."""
+    """Return the free space of the disk under the folder; None where it is not known."""
     try:
-        state = os.statvfs(folder)
+        status = os.statvfs(folder)
     except OSError:
         return None
-    return state.f_bavail * state.f_frsize
+    return status.f_bavail * status.f_frsize  # without the blocks that are reserved for root
 
 
 def _entries(folder: Path) -> Iterator[Optional[os.stat_result]]:
-    """Everything below the folder; None stands for what is too deep."""
+    """Yield the status of everything below the folder; None stands for a folder that is too deep.
+
+    Entries that are deleted meanwhile and folders that cannot be opened are left out.
+    """
+    # The path from `folder` to the current folder: each one's descriptor, and the entries that are left in it.
     open_folders: List[Tuple[int, Any]] = []
     try:
-        _descend(open_folders, str(folder), None)
+        _open_folder(open_folders, str(folder), None)
         while open_folders:
             descriptor, entries = open_folders[-1]
             entry = next(entries, None)
@@ -252,22 +295,23 @@ def _entries(folder: Path) -> Iterator[Optional[os.stat_result]]:
                 os.close(open_folders.pop()[0])
                 continue
             try:
-                state = entry.stat(follow_symlinks=False)
+                status = entry.stat(follow_symlinks=False)
             except OSError:
                 continue
-            yield state
-            if stat.S_ISDIR(state.st_mode):
-                if len(open_folders) >= DEEPEST:
+            yield status
+            if stat.S_ISDIR(status.st_mode):
+                if len(open_folders) >= MAX_DEPTH:
                     yield None
                 else:
-                    _descend(open_folders, entry.name, descriptor)
+                    _open_folder(open_folders, entry.name, descriptor)
     finally:
         for descriptor, entries in open_folders:
             entries.close()
             os.close(descriptor)
 
 
-def _descend(open_folders: List[Tuple[int, Any]], name: str, parent: Optional[int]) -> None:
+def _open_folder(open_folders: List[Tuple[int, Any]], name: str, parent: Optional[int]) -> None:
+    """Append a folder to the path; leave it out if it was deleted, replaced by a link, or may not be read."""
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     except OSError:

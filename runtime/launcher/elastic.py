@@ -1,59 +1,57 @@
-"""Elastic runs: who takes part in which round, and what a round changes in the plan. PURE.
+"""The rounds of an elastic run: which nodes take part, and how a round changes the plan. Pure.
 
-The one rule: node 0 decides. A *round* is a stretch of the run with one set of nodes; the first is 0 and has them all.
-Nodes go by their number at submission everywhere but in the plan of a round, where numbers are dense again.
+A *round* is a period of the run with one set of nodes; round 0 has all of them. Node 0 decides on rounds. Nodes are
+identified by their number at submission, except in a round's plan, where the numbers are consecutive.
 """
 
 from __future__ import annotations
 
-from .topology import Plan
+from typing import Dict, List, NamedTuple, Sequence
 
-TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
-if TYPE_CHECKING:
-    from typing import Dict, List, NamedTuple, Sequence
-else:
-    from .plain import NamedTuple
+from .topology import Plan
 
 
 class Round(NamedTuple):
-    """Who takes part, in order; a soft round leaves the ranks alive, and they find each other again (Horovod)."""
+    """One round and its nodes. In a soft round the ranks stay alive and reconnect by themselves (Horovod)."""
 
     number: int
     members: List[int]
     soft: bool = False
 
     def without(self, plan: Plan, node: int) -> "Round":
-        """The round that follows when this node is lost."""
-        return Round(self.number + 1, [member for member in self.members if member != node], reforms(plan))
+        """Return the round that follows the loss of this node."""
+        return Round(self.number + 1, [member for member in self.members if member != node], can_reconnect(plan))
 
-    def again(self) -> "Round":
-        """The round that follows when ranks could not find each other softly: the same nodes, from the start."""
+    def restarted(self) -> "Round":
+        """Return the round that follows if ranks could not reconnect: the same nodes, with new ranks."""
         return Round(self.number + 1, self.members)
 
 
 def first_round(plan: Plan) -> Round:
-    """Every node."""
+    """Return round 0, with every node."""
     return Round(0, list(range(plan.nodes)))
 
 
-def reforms(plan: Plan) -> bool:
-    """Whether ranks of such a run can find each other anew while they live."""
+def can_reconnect(plan: Plan) -> bool:
+    """Whether the ranks of this run can reconnect without being restarted."""
     return plan.elastic and plan.framework == "horovod" and plan.controller == "gloo"
 
 
 def can_lose(plan: Plan, current: Round, node: int) -> bool:
-    """Whether the run goes on without this node. Node 0 holds it together and cannot be spared."""
-    left = len(current.members) - (node in current.members)
-    return plan.elastic and bool(node) and left >= plan.min_nodes
+    """Whether the run can go on without this node. It can never lose node 0, which coordinates it."""
+    remaining_nodes = len(current.members) - (node in current.members)
+    return plan.elastic and bool(node) and remaining_nodes >= plan.min_nodes
 
 
-def plan_of(plan: Plan, current: Round) -> Plan:
-    """What the launcher's plan is in this round; `plan` is the one of the submission."""
+def round_plan(plan: Plan, current: Round) -> Plan:
+    """Return the launcher's plan in this round; `plan` is the one at submission."""
     if not current.number:
         return plan._replace(homes=current.members)
-    per_round = max(1, len(plan.worker_ports))
-    spare = [plan.spare_ports[at : at + per_round] for at in range(0, len(plan.spare_ports), per_round)]
-    ports = list(spare[(current.number - 1) % len(spare)]) if spare else [plan.master_port]
+    ports_per_round = max(1, len(plan.worker_ports))
+    ports_by_round = [
+        plan.spare_ports[start : start + ports_per_round] for start in range(0, len(plan.spare_ports), ports_per_round)
+    ]
+    ports = list(ports_by_round[(current.number - 1) % len(ports_by_round)]) if ports_by_round else [plan.master_port]
     return plan._replace(
         node=current.members.index(plan.node),
         nodes=len(current.members),
@@ -66,13 +64,16 @@ def plan_of(plan: Plan, current: Round) -> Plan:
     )
 
 
-def horovod_slots(plan: Plan, current: Round) -> Dict[str, str]:
-    """What each Horovod worker is told when it asks for its new place: {"<host>:<local rank>": "rank,size,..."}."""
+def horovod_places(plan: Plan, current: Round) -> Dict[str, str]:
+    """Return each Horovod worker's place in the round.
+
+    The result is {"<host>:<local rank>": "rank,size,local rank,local size,cross rank,cross size"}.
+    """
     size = len(current.members) * plan.workers
-    slots = {}
+    places = {}
     for cross_rank, member in enumerate(current.members):
         for local_rank in range(plan.workers):
-            place = (
+            fields = (
                 cross_rank * plan.workers + local_rank,
                 size,
                 local_rank,
@@ -80,10 +81,10 @@ def horovod_slots(plan: Plan, current: Round) -> Dict[str, str]:
                 cross_rank,
                 len(current.members),
             )
-            slots["{}:{}".format(plan.host(member), local_rank)] = ",".join(map(str, place))
-    return slots
+            places["{}:{}".format(plan.host(member), local_rank)] = ",".join(map(str, fields))
+    return places
 
 
-def told(nodes: Sequence[int]) -> str:
-    """Nodes by number, for a sentence."""
+def node_list(nodes: Sequence[int]) -> str:
+    """Return node numbers as text."""
     return ", ".join(map(str, nodes))

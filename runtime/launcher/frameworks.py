@@ -1,33 +1,31 @@
-"""What each framework wants to find in a rank's environment. PURE: a plan in, plain data out.
+"""The environment variables that each framework needs. Pure.
 
-The one rule: a framework starts from its own variables alone, with no agent, ssh or mpirun in between.
+They replace the framework's own agent, ssh and mpirun.
 """
 
 from __future__ import annotations
 
-from .plain import dumps
+import json
+from typing import Callable, Dict
+
 from .topology import Plan, common_environment
 
-TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
-if TYPE_CHECKING:
-    from typing import Callable, Dict
-
 _STALL_WARNING_SECONDS = 60
-"""After how long Horovod warns of ranks that are missing in a collective, unless told otherwise."""
+"""After how long Horovod warns, by default, that ranks are missing in a collective."""
 
 
 def rank_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
-    """Everything one rank is told: the common contract and its framework's own."""
+    """Return all variables of one rank: the common ones and its framework's."""
     environment = common_environment(plan, local_rank)
-    environment.update(_FRAMEWORKS[plan.framework](plan, local_rank))
+    environment.update(_VARIABLES_BY_FRAMEWORK[plan.framework](plan, local_rank))
     return environment
 
 
 def pytorch_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
-    """What torchrun sets besides the common part.
+    """Return the variables that torchrun sets besides the common ones.
 
-    `TORCHELASTIC_USE_AGENT_STORE` is False: no agent holds a store for the ranks, so rank 0 must serve it itself.
-    Restarts are those of earlier attempts and those inside this run, of which there can be one for each spare node.
+    `TORCHELASTIC_USE_AGENT_STORE` is False because rank 0 serves the store, not an agent. The restart count includes
+    earlier attempts and rounds. The maximum allows one restart for each node that this run can lose.
     """
     rank = str(plan.rank(local_rank))
     environment = {
@@ -50,29 +48,33 @@ def pytorch_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
 
 
 def tensorflow_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
-    """`TF_CONFIG` with every process as a worker, at a port of its own."""
+    """Return `TF_CONFIG`, in which every process is a worker with a port of its own."""
     hosts = ["[{}]".format(address) if ":" in address else address for address in plan.addresses]
     workers = ["{}:{}".format(hosts[rank // plan.workers], plan.worker_ports[rank]) for rank in range(plan.world_size)]
     config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": plan.rank(local_rank)}}
-    return {"TF_CONFIG": dumps(config)}
+    return {"TF_CONFIG": json.dumps(config)}
 
 
 def horovod_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
-    """What `hvd.init()` needs; with the Gloo controller the key-value server is `rendezvous`, on node 0.
+    """Return the variables for `hvd.init()`.
 
-    Host names must differ between nodes: Horovod groups ranks into nodes by them. With MPI, mpirun's own variables say
-    who is who.
+    With the Gloo controller, `horovod_store` on node 0 is the key-value server.
+
+    Host names must differ between nodes, since Horovod groups ranks into nodes by them. With MPI, mpirun's own
+    variables assign ranks.
     """
     environment = pytorch_environment(plan, local_rank)
-    values = _horovod_limits(plan)
+    values = _timeout_variables(plan)
     values.update(
-        {"CONTROLLER": "mpi", "CPU_OPERATIONS": "mpi"} if plan.controller == "mpi" else _gloo(plan, local_rank)
+        {"CONTROLLER": "mpi", "CPU_OPERATIONS": "mpi"}
+        if plan.controller == "mpi"
+        else _gloo_variables(plan, local_rank)
     )
     environment.update({"HOROVOD_" + name: value for name, value in values.items()})
     return environment
 
 
-def _gloo(plan: Plan, local_rank: int) -> Dict[str, str]:
+def _gloo_variables(plan: Plan, local_rank: int) -> Dict[str, str]:
     values = {
         "HOSTNAME": plan.host(plan.node if plan.home < 0 else plan.home),
         "RANK": str(plan.rank(local_rank)),
@@ -93,8 +95,11 @@ def _gloo(plan: Plan, local_rank: int) -> Dict[str, str]:
     return values
 
 
-def _horovod_limits(plan: Plan) -> Dict[str, str]:
-    """How long Horovod waits, where the order says so. It gives up on a stall only after it has warned of it."""
+def _timeout_variables(plan: Plan) -> Dict[str, str]:
+    """Return Horovod's time-outs, where the run sets them.
+
+    Horovod gives up on a stall only after it has warned of it, so the warning must not come later.
+    """
     values = {}
     timeout, warning = plan.collective_timeout_seconds, plan.stall_check_seconds
     if timeout:
@@ -105,7 +110,7 @@ def _horovod_limits(plan: Plan) -> Dict[str, str]:
     return values
 
 
-_FRAMEWORKS: Dict[str, Callable[[Plan, int], Dict[str, str]]] = {
+_VARIABLES_BY_FRAMEWORK: Dict[str, Callable[[Plan, int], Dict[str, str]]] = {
     "pytorch": pytorch_environment,
     "tensorflow": tensorflow_environment,
     "horovod": horovod_environment,

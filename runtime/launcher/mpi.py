@@ -1,12 +1,14 @@
-"""Starts the ranks through the image's `mpirun`, and keeps them as much ours as any others.
+"""Start the ranks through the image's `mpirun`, as children of the launcher.
 
-mpirun starts, where each rank is to be, only a stub (`mpi_stub.py`). The stub hands its environment to the launcher of
-its node and waits; the launcher starts the rank with it, as its own child, with the whole contract, log and first
-cause. When the rank has ended, the stub ends in the same way, so that mpirun knows. To reach other nodes, mpirun needs
-no ssh: what it takes for ssh is the stub again, which asks the launcher of node 0, which asks that node's launcher.
+In place of each rank, mpirun starts a stub (`mpi_stub.py`). The stub sends its environment to the launcher of its node.
+The launcher starts the rank as its own child, with the same environment contract, log and causes as any other rank.
+When the rank ends, the stub ends in the same way.
 
-The one rule: mpirun's end is an echo. What counts is how the ranks end; only where they never came is it the cause.
-Its socket lies in the sandbox's own /tmp: code of the run may reach it, and can do there what it can do anyway.
+The stub also replaces ssh. mpirun starts a daemon (`orted`, `prted`) on each other node. The stub passes the daemon's
+command to node 0's launcher, which sends it to the launcher of that node.
+
+mpirun ends because the ranks end, so its end is a cause only before it has started all ranks. The run's code can reach
+the socket, which is in the sandbox's /tmp. It can do nothing through it that it could not do anyway.
 """
 
 from __future__ import annotations
@@ -16,129 +18,140 @@ import selectors
 import socket
 import sys
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, Set
+from typing import Callable, Dict, List, Optional, Set
 
-from .carried import as_file
+from .extract import extract_file
 from .processes import Exit, spawn
-from .ranks import Rank, Ranks
-from .report import ConnectionLost, Link, Message, cause
-from .topology import Plan
+from .protocol import ConnectionLost, Link, Message, cause
+from .topology import LaunchPlan, Plan
+from .worker_group import Rank, WorkerGroup
 
 START_SECONDS = 60.0
-OWN_END_SECONDS = 1.0
-"""A rank whose stub mpirun has ended may be about to end by itself, and then says more (MPI_Abort); so long it may."""
-_SPARE_CONNECTIONS = 16
-"""So many more than there can be stubs may be open at once: the run's code can reach the socket too."""
-_LONGEST_COMMAND = 1 << 16
-"""Far more than a daemon's. One that the run's code makes up must not outgrow the launchers' own lines on its way."""
+"""How long mpirun may take to start its stubs on every node."""
+RANK_EXIT_SECONDS = 1.0
+"""How long to wait after mpirun has ended a stub before its rank is ended. After MPI_Abort the rank ends by itself, and
+its own exit code says more than a SIGTERM."""
+_EXTRA_CONNECTIONS = 16
+"""Connections that are accepted beyond one per rank and node, since the run's code can connect as well."""
+_MAX_COMMAND_BYTES = 1 << 16
+"""Maximum length of a daemon's command. Real ones are far shorter; each must fit into one line of `protocol`."""
 _FOLDER = "/tmp/.trainyard-mpi"  # noqa: S108 - the sandbox's own
-_SAME_NODE = "self,sm,tcp"
+_SAME_MACHINE_TRANSPORTS = "self,sm,tcp"
+"""Open MPI's transports where all nodes are on one machine: to itself, shared memory, TCP."""
 
 
 class Mpi:
-    """MPI on one node. `tell` reaches the other launchers, `ready` is called once every rank of this node runs."""
+    """MPI on one node. `send` sends to the other launchers.
+
+    `on_all_started` is called once every rank of this node runs.
+    """
 
     def __init__(
         self,
         selector: selectors.BaseSelector,
-        ranks: Ranks,
-        order: Mapping[str, Any],
+        worker_group: WorkerGroup,
+        launch_plan: LaunchPlan,
         *,
-        tell: Callable[[Message], None],
-        ready: Callable[[], None],
+        send: Callable[[Message], None],
+        on_all_started: Callable[[], None],
     ) -> None:
         self._selector = selector
-        self._ranks = ranks
-        self._python: str = order["python"]
-        self._environment: Dict[str, str] = dict(order["environment"])
-        self._tell = tell
-        self._ready = ready
-        self._node = int(order["plan"]["node"])
+        self._worker_group = worker_group
+        self._python: str = launch_plan["python"]
+        self._environment: Dict[str, str] = dict(launch_plan["environment"])
+        self._send = send
+        self._on_all_started = on_all_started
+        self._node = int(launch_plan["plan"]["node"])
         self._listener: Optional[socket.socket] = None
-        self._path = ""
+        self._socket_path = ""
         self._plan: Optional[Plan] = None
         self._give_up_at = 0.0
-        self._mpirun = 0
+        self._mpirun_pid = 0  # on node 0
         self._mpirun_exit: Optional[Exit] = None
-        # Of the ranks that run: their stubs, by process. Of the daemons: who waits for them, and what they are.
-        self._stubs: Dict[int, Link] = {}
-        self._placed: Set[int] = set()
-        self._open = 0
-        self._asked = 0
-        self._forsaken: Dict[int, float] = {}
-        self._asking: Dict[int, Link] = {}
-        self._daemons: Dict[int, int] = {}
+        self._stubs: Dict[int, Link] = {}  # the connection of each rank's stub, by the rank's pid
+        self._started_local_ranks: Set[int] = set()  # in this round
+        self._open_connections = 0
+        self._last_daemon_id = 0
+        # When mpirun ended a stub whose rank still runs (monotonic), by the rank's pid.
+        self._ended_stubs: Dict[int, float] = {}
+        # On node 0: the stub that waits for a daemon on another node, by the daemon's id.
+        self._daemon_waiters: Dict[int, Link] = {}
+        self._daemons: Dict[int, int] = {}  # the daemons that run on this node: {pid: id}
 
-    def open(self, plan: Plan) -> None:
-        """Begin a round: wait for stubs here; on node 0 start mpirun, which sends them."""
+    def begin_round(self, plan: Plan) -> None:
+        """Begin a round: wait for stubs, and on node 0 start mpirun, which starts them."""
         self._plan = plan
-        self._placed = set()
+        self._started_local_ranks = set()
         self._stubs = {}
-        self._forsaken = {}
-        self._asking = {}
+        self._ended_stubs = {}
+        self._daemon_waiters = {}
         self._mpirun_exit = None
         self._give_up_at = time.monotonic() + START_SECONDS
-        self._ranks.clear()
+        self._worker_group.clear()
         if self._listener is None:
             os.makedirs(_FOLDER, mode=0o700, exist_ok=True)
-            # The same on every node: each has a /tmp of its own.
-            self._path = "{}/{}".format(_FOLDER, plan.run_id)
+            # mpirun runs one command line on all nodes, so the path is the same everywhere. Each node has its own /tmp.
+            self._socket_path = "{}/{}".format(_FOLDER, plan.run_id)
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._listener.bind(self._path)
+            self._listener.bind(self._socket_path)
             self._listener.listen(128)
             self._listener.setblocking(False)
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         if not plan.node:
-            program = find_mpirun(self._python, self._environment.get("PATH", ""))
-            self._mpirun = self._spawn(mpirun(plan, program, self._stub("slot")))
+            path = find_mpirun(self._python, self._environment.get("PATH", ""))
+            self._mpirun_pid = self._spawn(mpirun_command(plan, path, self._stub_command("slot")))
 
     @property
-    def starting(self) -> bool:
-        """Whether ranks of this node are still to come."""
-        return self._plan is not None and len(self._placed) < self._plan.workers
+    def is_starting(self) -> bool:
+        """Whether this node still waits for its ranks."""
+        return self._plan is not None and len(self._started_local_ranks) < self._plan.workers
 
-    def keep_time(self, now: float) -> Optional[Message]:
-        """The cause, where the ranks of this node do not come; ends those that mpirun wants ended."""
-        for pid in [pid for pid, since in self._forsaken.items() if now >= since + OWN_END_SECONDS]:
-            del self._forsaken[pid]
-            self._ranks.end_one(pid)
-        if not self.starting or self._ranks.some_ended:
+    def handle_timers(self, now: float) -> Optional[Message]:
+        """End ranks whose stubs mpirun has ended; return a cause if mpirun did not start this node's ranks."""
+        for pid in [pid for pid, since in self._ended_stubs.items() if now >= since + RANK_EXIT_SECONDS]:
+            del self._ended_stubs[pid]
+            self._worker_group.terminate_rank(pid)
+        if not self.is_starting or self._worker_group.has_ended_ranks:
             return None
         if self._mpirun_exit is not None:
-            how = self._mpirun_exit.signal or "code {}".format(self._mpirun_exit.exit_code)
-            sentence = "mpirun ended ({}) before it had started the ranks.".format(how)
+            exit_text = self._mpirun_exit.signal or "code {}".format(self._mpirun_exit.exit_code)
+            text = "mpirun ended ({}) before it had started the ranks.".format(exit_text)
         elif now >= self._give_up_at:
-            sentence = "mpirun did not start the ranks of node {} within a minute.".format(self._node)
+            text = "mpirun did not start the ranks of node {} within a minute.".format(self._node)
         else:
             return None
-        return cause("platform_error", "node_not_started", self._node, message=sentence)
+        return cause("platform_error", "node_not_started", self._node, message=text)
 
-    def heard(self, message: Message) -> bool:
-        """Take what another launcher said, if it is about MPI."""
+    def handle_message(self, message: Message) -> bool:
+        """Handle another launcher's message; return whether it was about MPI.
+
+        Node 0 sends `id`, `node` and `command` to start a daemon. The node answers with `id` and `ended`, the daemon's
+        exit code.
+        """
         if message.get("type") != "mpi":
             return False
-        number = int(message["id"])
+        daemon_id = int(message["id"])
         if "command" in message and message.get("node") == self._node:
             try:
                 pid = self._spawn(["/bin/sh", "-c", str(message["command"])])
-            except OSError:  # the code has left no process for it
-                self._tell({"type": "mpi", "id": number, "ended": 1})
+            except OSError:  # the run's code has used up the process limit
+                self._send({"type": "mpi", "id": daemon_id, "ended": 1})
                 return True
-            self._daemons[pid] = number
-        elif "ended" in message and number in self._asking:
-            self._answer(self._asking.pop(number), {"exit_code": message["ended"], "signal": ""})
+            self._daemons[pid] = daemon_id
+        elif "ended" in message and daemon_id in self._daemon_waiters:
+            self._answer(self._daemon_waiters.pop(daemon_id), {"exit_code": message["ended"], "signal": ""})
         return True
 
-    def ended(self, gone: Exit) -> None:
-        """A process of this node ended: perhaps mpirun, or a daemon."""
-        if gone.pid == self._mpirun:
-            self._mpirun_exit = gone
-        elif gone.pid in self._daemons:
-            code = 1 if gone.exit_code is None else gone.exit_code
-            self._tell({"type": "mpi", "id": self._daemons.pop(gone.pid), "ended": code})
+    def note_exit(self, ended: Exit) -> None:
+        """Note that a process of this node ended, perhaps mpirun or a daemon."""
+        if ended.pid == self._mpirun_pid:
+            self._mpirun_exit = ended
+        elif ended.pid in self._daemons:
+            code = 1 if ended.exit_code is None else ended.exit_code  # None: ended by a signal
+            self._send({"type": "mpi", "id": self._daemons.pop(ended.pid), "ended": code})
 
-    def rank_ended(self, rank: Rank) -> None:
-        """Let the rank's stub end as the rank did."""
+    def end_stub(self, rank: Rank) -> None:
+        """Make the rank's stub end as the rank did. A rank that aborted late counts as successful."""
         stub = self._stubs.pop(rank.pid, None)
         if stub is not None and rank.exit is not None:
             exit_code = 0 if rank.aborted_late else rank.exit.exit_code
@@ -146,13 +159,14 @@ class Mpi:
 
     # Stubs
 
-    def _stub(self, task: str) -> List[str]:
-        return [self._python, "-I", "-S", as_file("mpi_stub.py"), self._path, task]
+    def _stub_command(self, task: str) -> List[str]:
+        """Return the stub's command line; `task` is `slot` for a rank, `remote` for a daemon on another node."""
+        return [self._python, "-I", "-S", extract_file("mpi_stub.py"), self._socket_path, task]
 
     def _spawn(self, arguments: List[str]) -> int:
         environment = dict(self._environment)
         if self._plan is not None:
-            environment.update(parameters(self._plan, " ".join(self._stub("remote"))))
+            environment.update(mpirun_environment(self._plan, " ".join(self._stub_command("remote"))))
         return spawn(arguments, environment, output=sys.stderr.fileno(), new_session=True)
 
     def _accept(self) -> None:
@@ -162,98 +176,112 @@ class Mpi:
             connection, _address = self._listener.accept()
         except OSError:
             return
-        if self._plan is None or self._open >= _SPARE_CONNECTIONS + self._plan.workers + self._plan.nodes:
+        if self._plan is None or self._open_connections >= _EXTRA_CONNECTIONS + self._plan.workers + self._plan.nodes:
             connection.close()
             return
-        self._open += 1
+        self._open_connections += 1
         connection.setblocking(False)
         link = Link(connection)
-        self._selector.register(link, selectors.EVENT_READ, lambda: self._listen(link))
+        self._selector.register(link, selectors.EVENT_READ, lambda: self._read_stub(link))
 
-    def _listen(self, link: Link) -> None:
+    def _read_stub(self, link: Link) -> None:
         try:
             messages = link.receive()
         except ConnectionLost:
-            self._lose(link)
+            self._remove_stub(link)
             return
         for message in messages:
             if "host" in message:
                 self._send_daemon(link, str(message["host"]), str(message.get("command")))
             elif isinstance(message.get("environment"), dict):
-                self._place(link, message["environment"])
+                self._start_rank(link, message["environment"])
 
-    def _place(self, link: Link, environment: Dict[str, str]) -> None:
-        """Start the rank that this stub stands for."""
+    def _start_rank(self, link: Link, environment: Dict[str, str]) -> None:
+        """Start the rank that this stub stands for.
+
+        Invalid requests are ignored: the run's own code may have sent them.
+        """
         plan = self._plan
         try:
             local_rank = int(environment["OMPI_COMM_WORLD_LOCAL_RANK"])
             rank = int(environment["OMPI_COMM_WORLD_RANK"])
         except (KeyError, TypeError, ValueError):
             return
-        if plan is None or local_rank in self._placed or not 0 <= local_rank < plan.workers:
+        if plan is None or local_rank in self._started_local_ranks or not 0 <= local_rank < plan.workers:
             return
+        # Outputs and logs were opened for the ranks of `plan`, so another placement cannot be used.
         if plan.rank(local_rank) != rank:
             sys.stderr.write("mpirun put rank {} on node {}, process {}\n".format(rank, plan.node, local_rank))
             return
         try:
-            started = self._ranks.start_one(plan, local_rank, {str(key): str(environment[key]) for key in environment})
-        except OSError:  # ranks that run already have left no process for it
+            variables = {str(name): str(value) for name, value in environment.items()}
+            started = self._worker_group.start_rank(plan, local_rank, variables)
+        except OSError:  # the ranks that run already have used up the process limit
             self._answer(link, {"exit_code": 1, "signal": ""})
             return
-        self._placed.add(local_rank)
+        self._started_local_ranks.add(local_rank)
         self._stubs[started.pid] = link
-        if not self.starting:
-            self._ranks.seal()
-            self._ready()
+        if not self.is_starting:
+            self._worker_group.finish_starting()
+            self._on_all_started()
 
     def _send_daemon(self, link: Link, host: str, command: str) -> None:
+        """On node 0, have the launcher of `host` run the daemon's command."""
         plan = self._plan
+        # The nodes of this round by host name; `home` is a node's number at submission.
         members = {} if plan is None else {plan.run_id + "-" + str(home): home for home in plan.homes}
-        if host not in members or len(command) > _LONGEST_COMMAND:
+        if host not in members or len(command) > _MAX_COMMAND_BYTES:
             self._answer(link, {"exit_code": 1, "signal": ""})
             return
-        # Never used again: a daemon of an earlier round may still end.
-        self._asked += 1
-        number = self._asked
-        self._asking[number] = link
-        self._tell({"type": "mpi", "id": number, "node": members[host], "command": command})
+        # Ids are never reused, because a daemon of an earlier round may still report its end.
+        self._last_daemon_id += 1
+        daemon_id = self._last_daemon_id
+        self._daemon_waiters[daemon_id] = link
+        self._send({"type": "mpi", "id": daemon_id, "node": members[host], "command": command})
 
     def _answer(self, link: Link, message: Message) -> None:
         try:
             link.send(message)
         except ConnectionLost:
-            return
+            return  # the stub has ended already; `_read_stub` handles it
 
-    def _lose(self, link: Link) -> None:
-        """A stub is gone; where its rank lives, mpirun has ended it, and means the rank."""
+    def _remove_stub(self, link: Link) -> None:
+        """Forget a stub that has ended. If its rank still runs, mpirun ended the stub in order to end the rank."""
         self._selector.unregister(link)
-        self._open -= 1
-        self._asking = {number: other for number, other in self._asking.items() if other is not link}
+        self._open_connections -= 1
+        self._daemon_waiters = {daemon_id: stub for daemon_id, stub in self._daemon_waiters.items() if stub is not link}
         for pid, stub in list(self._stubs.items()):
             if stub is link:
                 del self._stubs[pid]
-                self._forsaken[pid] = time.monotonic()
+                self._ended_stubs[pid] = time.monotonic()
         link.close()
 
 
-def find_mpirun(python: str, path: str) -> str:
-    """The image's mpirun: beside its interpreter, or the first one of its PATH."""
-    folders = [os.path.dirname(python), *path.split(":")]
-    programs = [os.path.join(folder, "mpirun") for folder in folders if folder]
-    return next((program for program in programs if os.access(program, os.X_OK)), programs[0])
+def find_mpirun(python: str, search_path: str) -> str:
+    """Return the path of mpirun: beside the image's interpreter, else the first in `search_path`.
+
+    If there is none, starting the returned path fails, and the error names it.
+    """
+    folders = [os.path.dirname(python), *search_path.split(":")]
+    candidates = [os.path.join(folder, "mpirun") for folder in folders if folder]
+    return next((path for path in candidates if os.access(path, os.X_OK)), candidates[0])
 
 
-def mpirun(plan: Plan, program: str, stub: List[str]) -> List[str]:
-    """The command line. PURE. Ranks fill the nodes one after another, as they do everywhere else."""
+def mpirun_command(plan: Plan, path: str, stub: List[str]) -> List[str]:
+    """Return mpirun's command line. Pure.
+
+    Ranks fill the nodes one after another and are not bound to cores, as without MPI. The run's user may be root.
+    """
     hosts = ",".join("{}-{}:{}".format(plan.run_id, home, plan.workers) for home in plan.homes)
     options = ["--allow-run-as-root", "--bind-to", "none", "--map-by", "slot", "--host", hosts]
-    return [program, *options, "-np", str(plan.world_size), *stub]
+    return [path, *options, "-np", str(plan.world_size), *stub]
 
 
-def parameters(plan: Plan, agent: str) -> Dict[str, str]:
-    """What MPI is told besides, for Open MPI 4 (ORTE) and 5 (PRRTE). PURE.
+def mpirun_environment(plan: Plan, agent: str) -> Dict[str, str]:
+    """Return the environment of mpirun, for Open MPI 4 (ORTE) and 5 (PRRTE). Pure.
 
-    Daemons stay attached, so that their end is known; none starts another.
+    `agent` is the command that replaces ssh. Daemons stay attached, so that launchers notice their end. Node 0 starts
+    all daemons. A node may have more ranks than cores.
     """
     values = {
         "OMPI_MCA_plm_rsh_agent": agent,
@@ -267,8 +295,8 @@ def parameters(plan: Plan, agent: str) -> Dict[str, str]:
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }
     if plan.interface == "lo":
-        # All on one machine. Loopback itself is refused for other hosts: what else there is will do.
-        values.update({"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": _SAME_NODE})
+        # All nodes are on one machine. Open MPI refuses loopback between hosts, so it must choose another interface.
+        values.update({"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": _SAME_MACHINE_TRANSPORTS})
     elif plan.interface:
         values.update({"OMPI_MCA_btl_tcp_if_include": plan.interface, "PRTE_MCA_prte_if_include": plan.interface})
     return values

@@ -1,7 +1,9 @@
-"""What mpirun starts in a rank's place, and takes for ssh: asks the launcher of its node, and ends as that one says.
+"""The stub that mpirun starts in place of a rank and of ssh. It ends as the process that it stands for.
 
-`mpi_stub.py SOCKET slot` stands for a rank; `mpi_stub.py SOCKET remote HOST COMMAND...` for a command on another node.
-The one rule: the standard library alone, and as little of it as will do: every rank waits for it.
+    mpi_stub.py SOCKET slot                       stands for a rank
+    mpi_stub.py SOCKET remote HOST COMMAND...     runs a command on another node
+
+SOCKET is the Unix socket of this node's launcher (`mpi`). The stub imports few modules, since every rank waits for it.
 """
 
 import json
@@ -9,36 +11,35 @@ import os
 import signal
 import socket
 import sys
+from typing import List
 
-TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
-if TYPE_CHECKING:
-    from typing import List
-
-_CARRIED = ("OMPI_", "OPAL_", "ORTE_", "PMIX_", "PMI_", "PRTE_")
+# Prefixes of the variables with which mpirun places a rank; the stub passes only these on.
+_FORWARDED_PREFIXES = ("OMPI_", "OPAL_", "ORTE_", "PMIX_", "PMI_", "PRTE_")
 
 
 def main(path: str, task: str, arguments: "List[str]") -> int:
-    """Say what is wanted, wait for its end, and end in the same way."""
-    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    link.connect(path)
+    """Send the request, wait until the process has ended, and end in the same way."""
+    launcher = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    launcher.connect(path)
     if task == "remote":
-        wanted: "dict[str, object]" = {"host": arguments[0], "command": " ".join(arguments[1:])}
+        request: "dict[str, object]" = {"host": arguments[0], "command": " ".join(arguments[1:])}
     else:
-        wanted = {"environment": {name: value for name, value in os.environ.items() if name.startswith(_CARRIED)}}
-    link.sendall(json.dumps(wanted).encode() + b"\n")
-    said = b""
-    while not said.endswith(b"\n"):
-        data = link.recv(4096)
+        forwarded = {name: value for name, value in os.environ.items() if name.startswith(_FORWARDED_PREFIXES)}
+        request = {"environment": forwarded}
+    launcher.sendall(json.dumps(request).encode() + b"\n")
+    response = b""
+    while not response.endswith(b"\n"):
+        data = launcher.recv(4096)
         if not data:
-            return 1
-        said += data
-    end = json.loads(said)
-    if end["signal"]:
-        number = getattr(signal, end["signal"], signal.SIGKILL)
-        if number != signal.SIGKILL:
+            return 1  # the launcher has ended
+        response += data
+    rank_exit = json.loads(response)
+    if rank_exit["signal"]:
+        number = getattr(signal, rank_exit["signal"], signal.SIGKILL)  # real-time signals have no name in `signal`
+        if number != signal.SIGKILL:  # its handler cannot be set
             signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
-    return int(end["exit_code"] or 0)
+    return int(rank_exit["exit_code"] or 0)
 
 
 if __name__ == "__main__":

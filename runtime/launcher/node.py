@@ -1,8 +1,7 @@
-"""One node of a run as its keeper sees it, wherever it runs: what the launcher says, time, output, first to last word.
+"""The supervision of one node, for local nodes and pods alike: start, messages, output, limits, end.
 
-It hides the selector, and what is the same for a local node (`runtime.backends.supervisor`) and a pod (`pod_node`). The
-one rule: one loop, one thread; whatever happens (a word of the launcher's, output, a signal, the clock) is handled to
-its end before the next thing.
+`runtime.backends.local.supervisor` and `pod.node` derive from `Node`. One loop on one thread handles events: a message
+of the launcher, output, a signal, a timer. It completes each event before the next.
 """
 
 from __future__ import annotations
@@ -12,181 +11,198 @@ import os
 import selectors
 import socket
 import time
+from typing import Any, Dict, Mapping, Optional, Protocol, Sequence
 
-from .node_limits import SILENCE_SECONDS
+from .echoes import is_echo_in_output
+from .masking import Mask
+from .node_limits import SILENCE_SECONDS, NodeLimits, NodePlan
+from .output import Output
+from .processes import Exit
+from .protocol import ConnectionLost, Link, Message, first_cause
 from .ranklog import RankLog
-from .record import Verdict
-from .report import ConnectionLost, Link, first_cause
+from .record import Record, Verdict
+from .topology import LaunchPlan
 
-TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
-if TYPE_CHECKING:
-    from typing import Any, Dict, Mapping, Optional, Protocol, Sequence
 
-    from .node_limits import NodeLimits
-    from .output import Output
-    from .processes import Exit
-    from .record import Record
-    from .report import Message
+class ProcessTree(Protocol):
+    """The node's processes. `exit` is how the launcher ended; None while it runs."""
 
-    class Tree(Protocol):
-        """All processes of the node. `exit` says how the launcher ended, None before."""
+    exit: Optional[Exit]
 
-        exit: Optional[Exit]
-
-        def kill(self) -> None:
-            """End everything, now."""
+    def kill(self) -> None:
+        """Kill every process of the node."""
 
 
 _DRAIN_SECONDS = 5.0
+"""How long the pipes of an ended node are read. The limit is needed because an orphan may keep a pipe open."""
 _OUTPUT_SECONDS = 1.0
-_START_SECONDS = 0.1
-"""The start of the ranks is told this much later, with what they have done by then: many have ended."""
+"""Minimum interval between reports of output to the launcher."""
+_START_NOTIFICATION_SECONDS = 0.1
+"""How long the notification of the ranks' start is delayed. A short run ends within this time and wakes readers once.
+"""
 _ABORT_SECONDS = 0.5
+"""How long a launcher may take to notify the other nodes before it is killed."""
 
 
 class Node:
-    """The node, from its launcher's start to the last line of its record.
+    """One node, from its launcher's start to the last write of its record.
 
-    `order` is what it is held to, `plan` what its launcher is told of the run, `metrics` the file that its code reports
-    numbers to.
+    `plan` holds the node's limits, and `launcher_plan` the fields of `topology.Plan`. `metrics_path` is the path of
+    METRICS_FILE, to which the code reports metrics.
     """
 
-    _beat_seconds = 0.0
+    # Minimum intervals between two heartbeats and between two checks of the metrics; 0: at each check of the limits.
+    _heartbeat_seconds = 0.0
     _metrics_seconds = 0.0
 
     def __init__(
         self,
-        order: Mapping[str, Any],
-        plan: Mapping[str, Any],
+        plan: NodePlan,
+        launcher_plan: Mapping[str, Any],
         *,
         record: Record,
         limits: NodeLimits,
-        tree: Tree,
+        tree: ProcessTree,
         output: Output,
-        metrics: str,
+        metrics_path: str,
     ) -> None:
-        self._order = order
-        self._elastic = 0 < int(plan.get("min_nodes", 0)) < int(plan["nodes"])
+        self._plan = plan
+        # The same as `Plan.elastic`. `_has_peers`: another rank can fail first, so an error may be an echo (`echoes`).
+        self._is_elastic = 0 < int(launcher_plan.get("min_nodes", 0)) < int(launcher_plan["nodes"])
+        self._has_peers = int(launcher_plan["nodes"]) * int(launcher_plan["workers"]) > 1
         self._node = record.node
         self._record = record
         self._limits = limits
         self._tree = tree
         self._output = output
         self._selector = output.selector
+        self._mask = Mask()  # replaces the values of the run's secrets
         self._link: Optional[Link] = None
-        self._told_end = False
-        self._aborting = False
-        self._beat_at = 0.0
-        self._output_at: Optional[float] = None
-        self._output_told_at = 0.0
-        self._metrics_path = metrics
+        self._has_reported_end = False  # the launcher has sent `ended`
+        self._is_aborting = False  # the launcher was asked to end the whole run
+        self._heartbeat_at = 0.0  # the next heartbeat (monotonic)
+        self._output_at: Optional[float] = None  # the last output that is not reported yet (Unix seconds)
+        self._output_reported_at = 0.0  # monotonic
+        self._metrics_path = metrics_path
         self._metrics_at = 0.0
-        self._metrics_seen = (0, 0)
+        self._metrics_state = (0, 0)  # modification time (ns) and size at the last check
 
     @property
-    def _over(self) -> bool:
+    def _is_over(self) -> bool:
         return self._tree.exit is not None
 
-    def _live(self) -> None:
-        """To the end of the launcher, and of all that it started."""
-        while not self._over:
-            for key, _events in self._selector.select(self._patience()):
+    def _run_loop(self) -> None:
+        """Handle events until the launcher has ended. The processes that it started end with it."""
+        while not self._is_over:
+            for key, _events in self._selector.select(self._timeout()):
                 self._handle(key.data)
-            self._keep_time()
+            self._handle_timers()
 
     # Starting
 
-    def _launch(self, ranks: Sequence[int], listener: Optional[int], told: Message) -> None:
-        """Start the launcher. It is told `told`, and where its ranks write; `listener` is the hub's, on node 0."""
-        ours, theirs = socket.socketpair()
-        ours.settimeout(SILENCE_SECONDS)
-        limit = int(self._order["log_limit_bytes"])
+    def _start(self, ranks: Sequence[int], listener: Optional[int], launch_plan: LaunchPlan) -> None:
+        """Start the launcher and send it this plan, with the descriptors of its outputs and `listener` added.
+
+        `ranks` are the global ranks of this node. `listener` is the hub's listening socket; None on other nodes.
+        """
+        self._output.mask = self._mask = Mask(launch_plan.get("secrets", {}).values())
+        supervisor_end, launcher_end = socket.socketpair()
+        # A launcher that reads nothing for so long counts as silent, so sending need not block longer.
+        supervisor_end.settimeout(SILENCE_SECONDS)
+        limit = int(self._plan["log_limit_bytes"])
         outputs = [self._output.open_rank(rank, limit) for rank in ranks]
-        writing = self._output.open_platform(self._node)
-        given = outputs if listener is None else [*outputs, listener]
-        more = self._start_launcher(theirs.fileno(), writing, given)
-        for descriptor in [writing, *given]:
+        launcher_output = self._output.open_launcher(self._node)
+        inherited = outputs if listener is None else [*outputs, listener]
+        extra_fields = self._start_launcher(launcher_end.fileno(), launcher_output, inherited)
+        # Only the launcher's side keeps these open. A pipe thus reaches its end once all of the node's processes ended.
+        for descriptor in [launcher_output, *inherited]:
             os.close(descriptor)
-        theirs.close()
-        self._link = Link(ours)
+        launcher_end.close()
+        self._link = Link(supervisor_end)
         self._selector.register(self._link, selectors.EVENT_READ, self._link)
-        self._say({**told, "outputs": outputs, "listener": listener, **more})
+        self._send({**launch_plan, "outputs": outputs, "listener": listener, **extra_fields})
 
-    def _start_launcher(self, order_on: int, output: int, inherit: Sequence[int]) -> Message:
-        """Start its process; what it is to be told besides. Raises OSError."""
+    def _start_launcher(self, launch_plan_fd: int, output: int, inherit: Sequence[int]) -> Message:
+        """Start the launcher's process; return fields to add to its launch plan. Raises OSError.
+
+        The launcher reads its plan from the socket `launch_plan_fd`, prints to `output`, and inherits `inherit`.
+        """
         raise NotImplementedError
 
-    # What happens
+    # Events
 
-    def _handle(self, ready: Any) -> None:
-        if isinstance(ready, RankLog):
-            if self._output.pump(ready):
-                self._record.news()
-            if self._output.is_of_a_rank(ready):
+    def _handle(self, source: Any) -> None:
+        if isinstance(source, RankLog):
+            if self._output.pump(source):
+                self._record.note_change()
+            if self._output.is_live_rank(source):
                 self._output_at = time.time()
-        elif isinstance(ready, Link):
-            self._listen(ready)
+        elif isinstance(source, Link):
+            self._read_launcher(source)
         else:
-            self._hear(ready)
+            self._handle_own_event(source)
 
-    def _hear(self, ready: Any) -> None:
-        """What else was registered with the selector has something to say."""
+    def _handle_own_event(self, source: Any) -> None:
+        """Handle an event of a file that a subclass has registered with the selector."""
         raise NotImplementedError
 
-    def _listen(self, link: Link) -> None:
+    def _read_launcher(self, link: Link) -> None:
         try:
             messages = link.receive()
         except ConnectionLost:
             self._selector.unregister(link)
             return
-        self._limits.heard()
+        self._limits.note_message()
         for message in messages:
-            self._take(message)
+            self._handle_message(message)
 
-    def _take(self, message: Message) -> None:
-        """One word of the launcher's; `report` says what there is."""
+    def _handle_message(self, message: Message) -> None:
+        """Handle one message of the launcher; `protocol` lists them."""
         kind = message.get("type")
-        if kind == "running":
-            self._running(message)
+        if kind == "starting":
+            self._limits.note_code_started()
+        elif kind == "running":
+            self._note_running(message)
         elif kind == "cause":
-            self._take_cause(message["cause"])
+            self._add_cause(self._mask.message(message["cause"]))
         elif kind == "rank_ended" and message["aborted_late"]:
-            self._forgive(message["rank"])
+            self._accept_late_abort(message["rank"])
         elif kind == "members":
             self._record.data["members"].append({name: message[name] for name in ("nodes", "round", "at")})
             self._record.save()
         elif kind == "sample":
             self._record.add_sample(message)
         elif kind == "progress":
-            self._record.progress(float(message["at"]))
+            self._record.note_progress(float(message["at"]))
         elif kind == "stacks":
-            self._record.add_stacks(int(message["rank"]), str(message["text"]))
+            self._record.add_stacks(int(message["rank"]), self._mask.text(str(message["text"])))
         elif kind == "ended":
-            self._told_end = True
-            if self._aborting:
-                self._kill()
+            self._has_reported_end = True
+            if self._is_aborting:
+                self._kill()  # the other nodes know now
 
-    def _running(self, message: Message) -> None:
-        self._limits.running({int(pid): rank for pid, rank in message["pids"].items()})
+    def _note_running(self, message: Message) -> None:
+        self._limits.note_running({int(pid): rank for pid, rank in message["pids"].items()})
         self._record.data["round"] = message.get("round", 0)
         if not self._record.started:
             now = time.time()
             self._record.data.update(phase="running", started_at=now, progress_at=now)
-            self._record.rest_the_bell(_START_SECONDS)
+            self._record.delay_notification(_START_NOTIFICATION_SECONDS)
         self._record.save()
 
-    def _take_cause(self, found: Message) -> None:
-        """A rank that failed, or a node that others lost, may have met one of its limits: then that is the cause."""
-        verdict = self._limits.explain(found, time.monotonic())
+    def _add_cause(self, failure: Message) -> None:
+        """Record a cause. If a limit explains a rank's failure or a lost node, that limit becomes the cause."""
+        # A cause that another node reported is about its limits, which that node checks itself.
+        verdict = None if failure.get("heard") else self._limits.explain_failure(failure, time.monotonic())
         if verdict is not None:
-            told: Dict[str, Any] = {"kind": verdict.kind, "code": verdict.code, "message": verdict.message}
-            told["data"] = dict(verdict.data)
-            if found["kind"] == "node_lost":
-                told["node"] = self._node
-            found = {**found, **told}
-        self._record.data["causes"].append(found)
+            limit: Dict[str, Any] = {"kind": verdict.kind, "code": verdict.code, "message": verdict.message}
+            limit["data"] = dict(verdict.data)
+            if failure["kind"] == "node_lost":
+                limit["node"] = self._node  # this node exceeded the limit, so the other one only seemed lost
+            failure = {**failure, **limit}
+        self._record.data["causes"].append(failure)
 
-    def _forgive(self, rank: int) -> None:
+    def _accept_late_abort(self, rank: int) -> None:
         sentence = (
             "Rank {}: the script returned from its last line, then its process aborted (SIGABRT) while the "
             "interpreter was shutting down. The run counts as completed."
@@ -196,82 +212,86 @@ class Node:
 
     # Time and limits
 
-    def _patience(self) -> float:
+    def _timeout(self) -> float:
         now = time.monotonic()
-        return self._output.patience(now, min(self._limits.patience(now), self._record.patience(now)))
+        return self._output.timeout(now, min(self._limits.timeout(now), self._record.timeout(now)))
 
-    def _keep_time(self) -> None:
+    def _handle_timers(self) -> None:
         now = time.monotonic()
-        self._output.keep_time(now)
+        self._output.handle_timers(now)
         if self._limits.term_at is not None and now >= self._limits.term_at:
-            self._end(self._limits.time_is_up())
+            self._end(self._limits.time_limit_verdict())
         if self._limits.kill_at is not None and now >= self._limits.kill_at:
             self._kill()
-        if not self._over and self._limits.due(now):
-            self._look(now)
-        self._record.ring_if_due(now)
+        if not self._is_over and self._limits.is_due(now):
+            self._check(now)
+        self._record.notify_if_due(now)
 
-    def _look(self, now: float) -> None:
-        """A few times a second: show that this process lives, and look whether something is wrong."""
-        if now >= self._beat_at:
-            self._beat_at = now + self._beat_seconds
-            self._record.beat()
-        self._look_at_metrics(now)
-        self._tell_of_output(now)
-        verdict = None if self._aborting else self._limits.look(now)
+    def _check(self, now: float) -> None:
+        """Write the heartbeat and check the limits."""
+        if now >= self._heartbeat_at:
+            self._heartbeat_at = now + self._heartbeat_seconds
+            self._record.heartbeat()
+        self._check_metrics(now)
+        self._report_output(now)
+        verdict = None if self._is_aborting else self._limits.check(now)
         if verdict is not None:
-            self._blame(verdict)
+            self._fail(verdict)
 
-    def _look_at_metrics(self, now: float) -> None:
-        """Metrics go past us, from the code into its own file: only whether they changed is looked at."""
+    def _check_metrics(self, now: float) -> None:
+        """Detect new metrics by their file's size and time, since the code writes the file itself. On node 0 only."""
         if self._node or now < self._metrics_at:
             return
         self._metrics_at = now + self._metrics_seconds
         with contextlib.suppress(OSError):
-            state = os.lstat(self._metrics_path)
-            seen = (state.st_mtime_ns, state.st_size)
-            if seen != self._metrics_seen:
-                self._metrics_seen = seen
+            status = os.lstat(self._metrics_path)
+            metrics_state = (status.st_mtime_ns, status.st_size)
+            if metrics_state != self._metrics_state:
+                self._metrics_state = metrics_state
                 self._output_at = time.time()
-                self._record.news()
+                self._record.note_change()
 
-    def _tell_of_output(self, now: float) -> None:
-        """Output is a sign of progress, which the launcher, whose ranks write past it, cannot see."""
-        if self._output_at is None or now - self._output_told_at < _OUTPUT_SECONDS:
+    def _report_output(self, now: float) -> None:
+        """Report output to the launcher as progress. The launcher cannot see it: ranks write it to the supervisor."""
+        if self._output_at is None or now - self._output_reported_at < _OUTPUT_SECONDS:
             return
-        self._record.progress(self._output_at)
+        self._record.note_progress(self._output_at)
         self._output_at = None
-        self._output_told_at = now
-        self._say({"type": "output"})
+        self._output_reported_at = now
+        self._send({"type": "output"})
 
     # Ending
 
     def _end(self, verdict: Verdict) -> None:
-        """Ask the ranks to end; the first reason given stays the reason."""
+        """Ask the ranks to end, for the reason in `verdict`. A second call changes nothing."""
         self._limits.term_at = None
         if self._record.phase == "stopping":
             return
         if self._record.phase == "starting":
-            self._blame(verdict)
+            self._fail(verdict)  # there are no ranks that could save their work
             return
-        if self._told_end:
-            return
+        if self._has_reported_end:
+            return  # the ranks have ended by themselves
         self._record.add_cause(verdict)
         self._record.data["phase"] = "stopping"
         self._record.save()
-        self._say({"type": "end"})
+        self._send({"type": "end"})
 
-    def _blame(self, verdict: Verdict) -> None:
-        """End the node at once, for this reason. A run that could go on without this node hears of it first."""
+    def _fail(self, verdict: Verdict) -> None:
+        """End the node at once for this reason.
+
+        An elastic run could take the node for lost and go on without it. Its launcher first reports the failure to the
+        other nodes, unless the node itself counts as lost.
+        """
         self._record.add_cause(verdict)
-        if self._elastic and self._record.started and verdict.kind != "node_lost":
-            self._say({"type": "abort"})
-            self._aborting = True
+        if self._is_elastic and self._record.started and verdict.kind != "node_lost":
+            self._send({"type": "abort", "cause": self._record.causes[-1]})
+            self._is_aborting = True
             self._limits.kill_by(time.monotonic() + _ABORT_SECONDS)
         else:
             self._kill()
 
-    def _say(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         if self._link is not None:
             with contextlib.suppress(ConnectionLost):
                 self._link.send(message)
@@ -280,28 +300,37 @@ class Node:
         self._limits.kill_at = self._limits.term_at = None
         self._tree.kill()
 
-    def _sum_up(self) -> None:
-        """Nothing runs any more: empty the pipes, and bring all that is known into the record."""
+    def _finish_record(self) -> None:
+        """After the end of all processes, read the rest of the pipes and complete the record."""
         give_up_at = time.monotonic() + _DRAIN_SECONDS
         while self._link is not None and self._link in self._selector.get_map() and time.monotonic() < give_up_at:
-            self._listen(self._link)
+            self._read_launcher(self._link)
         self._output.drain(give_up_at)
         if self._output_at is not None:
-            self._record.progress(self._output_at)
+            self._record.note_progress(self._output_at)
         ended = self._tree.exit
-        if ended is not None and not self._told_end and not self._record.causes:
-            self._explain(ended)
-        self._look_back()
+        if ended is not None and not self._has_reported_end and not self._record.causes:
+            self._explain_exit(ended)
+        self._check_after_end()
         for problem in self._output.problems:
             self._record.add_detail(problem)
-        cause = first_cause([cause for cause in self._record.causes if cause.get("rank") in self._output.ranks])
-        if cause is not None:
+        own_causes = [cause for cause in self._record.causes if cause.get("rank") in self._output.ranks]
+        for cause in own_causes:
             cause["last_lines"] = self._output.ranks[cause["rank"]].last_lines()
+            # These ranks reported no exception, so only their output can show that the failure is an echo.
+            silent = cause["code"] == "rank_exited" or cause.get("signal") == "SIGABRT"
+            if self._has_peers and silent and is_echo_in_output(cause["last_lines"]):
+                cause["echo"] = True
+        # Only the first cause is shown with its output.
+        first = first_cause(own_causes)
+        for cause in own_causes:
+            if cause is not first:
+                del cause["last_lines"]
 
-    def _explain(self, ended: Exit) -> None:
-        """The launcher went without a word: put down why."""
+    def _explain_exit(self, ended: Exit) -> None:
+        """Add a cause for the end of a launcher that reported neither a cause nor `ended`."""
         raise NotImplementedError
 
-    def _look_back(self) -> None:
-        """A last look at what the node was held to."""
+    def _check_after_end(self) -> None:
+        """Check the limits for the last time."""
         raise NotImplementedError

@@ -1,110 +1,162 @@
-"""What every node of a run is held to, wherever it runs: its deadline, that its launcher speaks, its memory.
+"""Limits of every node: its deadline, whether its launcher answers, and its memory.
 
-The one rule: limits say what is wrong and act on nothing; who keeps the node (`node`) asks a few times a second, and
-does. All moments are this process's own monotonic clock.
+This module only detects violations. The supervisor (`node`) checks several times a second and acts. Times are of this
+process's monotonic clock.
+
+If the launcher dies or stops answering, who pays depends on whether customer code has started. If it has, the customer
+pays: the code shares the launcher's user and node, and the supervisor still runs, so the machine works. Otherwise the
+platform pays. Two observations override this: the supervisor was itself stopped for a while, or the kernel has counted
+OOM kills.
 """
 
 from __future__ import annotations
 
 import time
+from typing import Any, Dict, Mapping, Optional, TypedDict
 
-from .kernel import Counter
+from .cgroup_events import Counter
 from .record import Record, Verdict
 
-TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
-if TYPE_CHECKING:
-    from typing import Any, Dict, Mapping, Optional
-
 SILENCE_SECONDS = 12.0
+"""How long a launcher may send no message. It sends a heartbeat every second; ten may be late under load."""
 KILL_MARGIN_SECONDS = 0.25
-"""SIGKILL goes out this long before the deadline, so that nothing is left when it is there."""
-TICK_SECONDS = 0.25
-AFTERMATH_SECONDS = 30.0
-"""A rank that fails this soon after the kernel has killed for want of memory fails of it: a killed helper, an echo."""
+"""SIGKILL is sent this long before the deadline, so that no process is left at the deadline."""
+CHECK_SECONDS = 0.25
+"""How often limits are checked where the kernel does not enforce them."""
+STOPPED_SECONDS = 5.0
+"""If two checks are this far apart, this process was stopped, perhaps with the whole machine. Normally they are 0.25 to
+1 s apart."""
+OOM_EFFECT_SECONDS = 30.0
+"""An OOM kill explains failures of ranks for so long. Such a rank lost a helper process, or waited for a killed peer.
+"""
+
+
+class NodePlan(TypedDict, total=False):
+    """The limits of a node that all backends share."""
+
+    deadline_seconds: float
+    """Counted from the start of the ranks; 0: no deadline."""
+    grace_seconds: float
+    """How long before the deadline the ranks get SIGTERM."""
+    log_limit_bytes: int
+    """The limit of each rank's log."""
+    memory_bytes: int
+    disk_bytes: int
+    """The disk limit: how much the run may add to its folders."""
+    disk_by_quota: bool
+    """Whether the organization's storage quota, not the run's own limit, sets `disk_bytes`."""
+    written: Dict[str, str]
+    """The folders that the run may write to, by name."""
 
 
 class NodeLimits:
-    """The node's limits, as its order gives them.
+    """The limits of one node.
 
-    `term_at` is when the ranks are to be asked to end, `kill_at` when nothing may run any more; None: not known yet.
+    `term_at` is when the ranks get SIGTERM, `kill_at` when everything is killed; None while not known.
     """
 
-    def __init__(self, order: Mapping[str, Any], record: Record) -> None:
-        self._order = order
+    def __init__(self, plan: NodePlan, record: Record) -> None:
+        self._plan = plan
         self._record = record
-        self._begun = self._heard = time.monotonic()
-        self._looked_at = float("-inf")
+        self._created_at = self._last_message_at = self._last_poll_at = time.monotonic()
+        self._has_code_started = False  # the launcher has sent `starting`
+        self._checked_at = float("-inf")
         self._oom = Counter()
         self.term_at: Optional[float] = None
         self.kill_at: Optional[float] = None
 
     # Time
 
-    def running(self, ranks_by_pid: Mapping[int, int]) -> None:
-        """These ranks run, perhaps again; with the first time the deadline is set."""
-        del ranks_by_pid  # for those who look at single processes
-        deadline = float(self._order["deadline_seconds"])
+    def note_running(self, ranks_by_pid: Mapping[int, int]) -> None:
+        """Note that these ranks run; the first call starts the deadline."""
+        del ranks_by_pid  # for subclasses that measure each process
+        deadline = float(self._plan["deadline_seconds"])
         if self._record.started or not deadline:
             return
         now = time.monotonic()
-        grace = min(float(self._order["grace_seconds"]), deadline / 2)
+        # A short run must not spend most of its time ending.
+        grace = min(float(self._plan["grace_seconds"]), deadline / 2)
         self.term_at = now + max(0.0, deadline - grace)
         self.kill_by(now + max(0.0, deadline - KILL_MARGIN_SECONDS))
 
-    def heard(self) -> None:
-        """The launcher has spoken."""
-        self._heard = time.monotonic()
-
-    def silent(self, now: float) -> bool:
-        """Whether the launcher has not spoken for too long."""
-        return now - self._heard > SILENCE_SECONDS
-
-    def kill_by(self, moment: float) -> None:
-        """Nothing may run past this moment; an earlier one stays."""
-        if self.kill_at is None or moment < self.kill_at:
-            self.kill_at = moment
+    def note_code_started(self) -> None:
+        """Note that customer code may run from now on."""
+        self._has_code_started = True
 
     @property
-    def tick_seconds(self) -> float:
-        """How long after a look the next one is due."""
-        return TICK_SECONDS
+    def code_has_started(self) -> bool:
+        """Whether customer code may have run."""
+        return self._has_code_started or self._record.started
 
-    def patience(self, now: float) -> float:
-        """Seconds until something has to be looked at."""
-        look_at = self._looked_at + self.tick_seconds
-        moments = [moment for moment in (self.term_at, self.kill_at, look_at) if moment is not None]
-        return max(0.0, min([self.tick_seconds, *(moment - now for moment in moments)]))
+    def note_message(self) -> None:
+        """Note that the launcher has sent a message."""
+        self._last_message_at = time.monotonic()
 
-    def due(self, now: float) -> bool:
-        """Whether it is time for another `look`."""
-        if now < self._looked_at + self.tick_seconds:
+    def is_silent(self, now: float) -> bool:
+        """Whether the launcher has sent no message for too long. Must be called at every check.
+
+        The time between two calls shows whether this process itself was stopped.
+        """
+        last_poll_at, self._last_poll_at = self._last_poll_at, now
+        if now - last_poll_at > STOPPED_SECONDS:
+            # The launcher was stopped together with this process.
+            self._last_message_at = now
+        return now - self._last_message_at > SILENCE_SECONDS
+
+    def kill_by(self, at: float) -> None:
+        """Kill everything at this time, unless it is due earlier already."""
+        if self.kill_at is None or at < self.kill_at:
+            self.kill_at = at
+
+    @property
+    def check_interval(self) -> float:
+        """How long to wait between two checks."""
+        return CHECK_SECONDS
+
+    def timeout(self, now: float) -> float:
+        """Return the seconds until the next timer is due."""
+        check_at = self._checked_at + self.check_interval
+        timers = [at for at in (self.term_at, self.kill_at, check_at) if at is not None]
+        return max(0.0, min([self.check_interval, *(at - now for at in timers)]))
+
+    def is_due(self, now: float) -> bool:
+        """Whether the next `check` is due."""
+        if now < self._checked_at + self.check_interval:
             return False
-        self._looked_at = now
+        self._checked_at = now
         return True
 
-    def time_is_up(self) -> Verdict:
-        """What the deadline says."""
-        data = {"limit_seconds": self._order["deadline_seconds"]}
+    def time_limit_verdict(self) -> Verdict:
+        """Return the verdict of the deadline."""
+        data = {"limit_seconds": self._plan["deadline_seconds"]}
         return Verdict("time_limit", "time_limit", "The run reached its time limit.", data=data)
 
-    # What is wrong
+    # Verdicts
 
-    def look(self, now: float) -> Optional[Verdict]:
-        """What is wrong now, if anything."""
+    def check(self, now: float) -> Optional[Verdict]:
+        """Return a verdict if a limit is exceeded, else None."""
         raise NotImplementedError
 
-    def explain(self, found: Mapping[str, Any], now: float) -> Optional[Verdict]:
-        """What the kernel's limits have to do with a rank that failed; None where nothing."""
+    def explain_failure(self, failure: Mapping[str, Any], now: float) -> Optional[Verdict]:
+        """Return the limit that explains a failed rank; None if none does."""
         raise NotImplementedError
+
+    def launcher_killed(self, event: str) -> Verdict:
+        """Return the verdict for a launcher that died or fell silent; `event` completes "The launcher of node 0"."""
+        node = self._record.node
+        message = "The launcher of node {} {}: the run's own processes stopped it or kept it from its work.".format(
+            node, event
+        )
+        return Verdict("code_failed", "launcher_killed", message)
 
     @staticmethod
-    def recent(counted: Counter, now: float) -> bool:
-        """Whether the kernel did that so lately that a rank which fails now may fail of it."""
-        return counted.at is not None and now - counted.at <= AFTERMATH_SECONDS
+    def is_recent(counter: Counter, now: float) -> bool:
+        """Whether the kernel counted such an event so recently that it explains a rank that fails now."""
+        return counter.increased_at is not None and now - counter.increased_at <= OOM_EFFECT_SECONDS
 
     def out_of_memory(self, rank: Optional[int], used_bytes: Optional[int] = None) -> Verdict:
-        """The node, and where it is known which of its ranks, used more than there is."""
-        node, limit = self._record.node, int(self._order.get("memory_bytes", 0)) >> 20
+        """Return the verdict for a node that used too much memory; `rank` where one can be blamed."""
+        node, limit = self._record.node, int(self._plan.get("memory_bytes", 0)) >> 20
         data: Dict[str, Any] = {"limit_mib": limit}
         message = "Node {} used more than the {} MiB of memory it has.".format(node, limit)
         if used_bytes is not None:
@@ -115,7 +167,7 @@ class NodeLimits:
         return Verdict("out_of_memory", "out_of_memory", message, rank=rank, data=data)
 
     def too_many_processes(self, rank: Optional[int], limit: Optional[int]) -> Verdict:
-        """The node was refused a process or thread; `limit` is how many it may have, where that is known."""
+        """Return the verdict for a refused process or thread; `limit` where it is known."""
         message = "Node {} was refused another process.".format(self._record.node)
         if limit:
             message = "Node {} ran more than {} processes at once.".format(self._record.node, limit)

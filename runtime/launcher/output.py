@@ -1,111 +1,115 @@
-"""All that comes out of the processes of one node: each rank's output and the platform's own, into files.
-
-The one rule: what was printed before a process ended is kept before its end is told.
-"""
+"""The output of one node's processes: that of each rank and of the launcher, written to files."""
 
 from __future__ import annotations
 
 import os
 import selectors
 import time
+from pathlib import Path
+from typing import Callable, Dict, List, Optional
 
+from .masking import Mask
 from .ranklog import RankLog
 
-TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
-if TYPE_CHECKING:
-    from pathlib import Path
-    from typing import Callable, Dict, List, Optional
-
-PLATFORM = -1
-"""In place of a rank: what the launcher itself prints."""
-_PLATFORM_LOG_BYTES = 1 << 20
+LAUNCHER = -1
+"""Stands for the launcher's own output in place of a rank."""
+_LAUNCHER_LOG_BYTES = 1 << 20
+"""Maximum size of the launcher's own log. It normally prints nothing."""
 
 
 class Output:
-    """The logs of the ranks of one node, and of its launcher. Their files go to `folder`."""
+    """The logs of one node's ranks and of its launcher, in `folder`."""
 
     def __init__(self, selector: selectors.BaseSelector, folder: Path) -> None:
         self.selector = selector
         self._folder = folder
         self.ranks: Dict[int, RankLog] = {}
-        self._platform: Optional[RankLog] = None
-        self._resting: List[RankLog] = []
+        self._launcher: Optional[RankLog] = None
+        self._paused_logs: List[RankLog] = []
+        self.mask = Mask()
+        """Replaces the values of secrets in the logs that are opened from now on."""
 
     @property
-    def full(self) -> bool:
-        """Whether nothing more is taken in for a while."""
+    def is_full(self) -> bool:
+        """Whether reading must pause: never here; in a subclass, while its copy for a slow reader has no room."""
         return False
 
     def open_rank(self, rank: int, limit_bytes: int) -> int:
-        """Where the rank is to write. Raises OSError."""
-        reading, writing = os.pipe()
-        self.ranks[rank] = self._open("rank-{}.log".format(rank), reading, limit_bytes, rank)
-        return writing
+        """Create a rank's log and return the descriptor that the rank writes to. Raises OSError."""
+        pipe, write_end = os.pipe()
+        self.ranks[rank] = self._open("rank-{}.log".format(rank), pipe, limit_bytes, rank)
+        return write_end
 
-    def open_platform(self, node: int) -> int:
-        """Where the launcher is to write. Raises OSError."""
-        reading, writing = os.pipe()
-        self._platform = self._open("node-{}.log".format(node), reading, _PLATFORM_LOG_BYTES, PLATFORM)
-        return writing
+    def open_launcher(self, node: int) -> int:
+        """Create the launcher's log and return the descriptor that it writes to. Raises OSError."""
+        pipe, write_end = os.pipe()
+        self._launcher = self._open("node-{}.log".format(node), pipe, _LAUNCHER_LOG_BYTES, LAUNCHER)
+        return write_end
 
-    def _open(self, name: str, reading: int, limit_bytes: int, rank: int) -> RankLog:
-        log = RankLog(self._folder / name, reading, limit_bytes, self._echo(rank))
+    def _open(self, name: str, pipe: int, limit_bytes: int, rank: int) -> RankLog:
+        log = RankLog(self._folder / name, pipe, limit_bytes, self._listener_of(rank), self.mask.stream())
         self.selector.register(log, selectors.EVENT_READ, log)
         return log
 
-    def _echo(self, rank: int) -> Optional[Callable[[bytes], None]]:
-        """What else takes this rank's output, besides its file."""
+    def _listener_of(self, rank: int) -> Optional[Callable[[bytes], None]]:
+        """Return a function that also receives this rank's output; None without one. For subclasses."""
         del rank
         return None
 
     def pump(self, log: RankLog) -> bool:
-        """Take in what a log's pipe holds; whether its file changed."""
+        """Move the contents of a log's pipe to its file; return whether the file changed."""
         changed = log.pump()
-        if log.open and log.rest_until is None and self.full:
-            log.rest_until = time.monotonic()
-        if not log.open or log.rest_until is not None:
+        if log.open and log.paused_until is None and self.is_full:
+            log.paused_until = time.monotonic()  # due at once, but `handle_timers` waits while `is_full`
+        if not log.open or log.paused_until is not None:
             self.selector.unregister(log)
-        if log.open and log.rest_until is not None:
-            self._resting.append(log)
+        if log.open and log.paused_until is not None:
+            self._paused_logs.append(log)
         return changed
 
-    def is_of_a_rank(self, log: RankLog) -> bool:
-        """Whether what came last came from a rank that still writes."""
-        return log.open and log is not self._platform
+    def is_live_rank(self, log: RankLog) -> bool:
+        """Whether this is the log of a rank that still writes."""
+        return log.open and log is not self._launcher
 
-    def keep_time(self, now: float) -> None:
-        """What is due: pipes that were left alone."""
-        if self.full:
+    def handle_timers(self, now: float) -> None:
+        """Resume reading from pipes whose pause has ended."""
+        if self.is_full:
             return
-        for log in [log for log in self._resting if log.rest_until is None or log.rest_until <= now]:
-            self._resting.remove(log)
+        for log in [log for log in self._paused_logs if log.paused_until is None or log.paused_until <= now]:
+            self._paused_logs.remove(log)
             self.selector.register(log, selectors.EVENT_READ, log)
 
-    def patience(self, now: float, longest: float) -> float:
-        """How long to wait, at most `longest` seconds, until `keep_time` has something to do."""
-        if self.full:
-            return longest
-        return max(0.0, min([longest, *(log.rest_until - now for log in self._resting if log.rest_until is not None)]))
+    def timeout(self, now: float, max_seconds: float) -> float:
+        """Return how long to wait, `max_seconds` at most, until `handle_timers` has something to do."""
+        if self.is_full:
+            return max_seconds
+        return max(
+            0.0,
+            min([max_seconds, *(log.paused_until - now for log in self._paused_logs if log.paused_until is not None)]),
+        )
 
     def drain(self, give_up_at: float) -> None:
-        """Every process has ended: take in all that is left, until that moment."""
-        waiting = [log for log in [*self.ranks.values(), self._platform] if log is not None and log.open]
-        while waiting and time.monotonic() < give_up_at:
-            for log in waiting:
-                log.pump()
-            if self.full:
-                self._make_room(give_up_at - time.monotonic())
-            waiting = [log for log in waiting if log.open]
+        """After the end of all processes, read the rest of the pipes, until `give_up_at` (monotonic) at most.
 
-    def _make_room(self, seconds: float) -> None:
-        """For what is `full` now and then."""
+        Ignores pauses: the processes have ended, so what is left is at most the contents of the pipes.
+        """
+        open_logs = [log for log in [*self.ranks.values(), self._launcher] if log is not None and log.open]
+        while open_logs and time.monotonic() < give_up_at:
+            for log in open_logs:
+                log.pump()
+            if self.is_full:
+                self._flush(give_up_at - time.monotonic())
+            open_logs = [log for log in open_logs if log.open]
+
+    def _flush(self, seconds: float) -> None:
+        """Make room within `seconds`, in a subclass whose `is_full` may be true."""
 
     @property
-    def platform_lines(self) -> List[str]:
-        """The last lines of the launcher's own."""
-        return [] if self._platform is None else self._platform.last_lines()
+    def launcher_lines(self) -> List[str]:
+        """The last lines of the launcher's output."""
+        return [] if self._launcher is None else self._launcher.last_lines()
 
     @property
     def problems(self) -> List[str]:
-        """What kept output from its files, a sentence each."""
+        """Sentences about output that could not be written."""
         return sorted({log.problem for log in self.ranks.values() if log.problem})

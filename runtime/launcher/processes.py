@@ -1,24 +1,18 @@
-"""Starting a process and hearing of its end. The one rule: a child inherits what it is given and nothing else.
+"""Start processes and collect their ends. A child inherits only the descriptors that it is given.
 
-By hand instead of `subprocess`, whose import alone takes as long as the rest of the launcher's start.
+This replaces `subprocess`, whose import takes as long as the rest of the launcher's start.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import time
-
-from .bare import signal
-
-TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
-if TYPE_CHECKING:
-    from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence
-else:
-    from .plain import NamedTuple
+from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence
 
 
 class Exit(NamedTuple):
-    """How a process ended: an exit code, or the name of the signal that ended it (the other is None or empty)."""
+    """How a process ended: an exit code, or the name of a signal; the other is None or empty."""
 
     pid: int
     exit_code: Optional[int]
@@ -36,10 +30,10 @@ def spawn(
     delay_seconds: float = 0.0,
     prepare: Optional[Callable[[], None]] = None,
 ) -> int:
-    """Start a program with `output` as its stdout and stderr and nothing on its stdin; returns the pid at once.
+    """Start a program with `output` as its stdout and stderr and an empty stdin; return its pid at once.
 
-    The program itself begins `delay_seconds` later. `prepare` is called in the new process before that.
-    A program that cannot be started exits with 127 and says why on its own output.
+    The program begins after `delay_seconds`. Before that, `prepare` is called in the new process, which then changes to
+    `folder`. If the program cannot be started, the new process writes the reason to `output` and exits with 127.
     """
     pid = os.fork()
     if pid:
@@ -47,12 +41,12 @@ def spawn(
     try:
         if new_session:
             os.setsid()
-        signal.set_wakeup_fd(-1)
-        # Python ignores these; a program expects them as they come.
+        signal.set_wakeup_fd(-1)  # a signal here must not write to the parent's pipe
+        # Python ignores these signals; a program expects the defaults.
         for name in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(name, signal.SIG_DFL)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
+        dev_null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(dev_null, 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
         if prepare is not None:
@@ -62,7 +56,7 @@ def spawn(
         if folder is not None:
             os.chdir(folder)
         if delay_seconds:
-            time.sleep(delay_seconds)  # the wait is the purpose: a head start for another
+            time.sleep(delay_seconds)  # gives another process a head start
         os.execve(arguments[0], list(arguments), dict(environment))  # noqa: S606 - no shell is wanted
     except BaseException as error:  # the child must never return into the parent's code
         os.write(2, "cannot start {}: {}\n".format(arguments[0], error).encode())
@@ -71,7 +65,7 @@ def spawn(
 
 
 def reap() -> List[Exit]:
-    """Collect every child that has ended, adopted ones too."""
+    """Collect all children that have ended, adopted ones included."""
     exits: List[Exit] = []
     while True:
         try:
@@ -87,18 +81,15 @@ def reap() -> List[Exit]:
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL` for 9; real-time signals by number."""
+    """Return a signal's name; real-time signals are named by number."""
     try:
-        # Imported here for speed alone: few processes are ended by one.
-        from signal import Signals  # noqa: PLC0415
-
-        return Signals(number).name
+        return signal.Signals(number).name
     except ValueError:
         return "signal {}".format(number)
 
 
 def send_signal(pid: int, number: int) -> None:
-    """Signal a child that is not reaped yet; one that has just ended is fine."""
+    """Send a signal to a child that is not reaped yet, whether or not it has ended."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:

@@ -1,25 +1,45 @@
-"""What a rank's interpreter runs first: the customer's script, as `python script.py` would, and two words about it.
+"""The first module that a rank's interpreter runs: it runs the customer's script, as `python script.py` would.
 
-The launcher is told `finished` when the script's last line has returned and `raised` when an exception leaves it, both
-before the interpreter shuts down: gloo may abort there although the script succeeded, and a failing rank's peers may
-die before it has gone. On a signal of the launcher's, every thread's stack goes to the same descriptor; and once the
-script imports a framework, `steps` counts its steps. pathlib is not used, since the script would find it imported and
-pay for it.
-The one rule: the script cannot tell it from a plain interpreter (`__main__`, `sys.argv`, `sys.path`, tracebacks), and
-nothing here can make it fail.
+When the script's last line has returned, it reports `finished` to the launcher. When an exception leaves the script, it
+reports `raised`, with the exception and its place, and then shows the exception with the customer's frames only. Both
+reports precede the interpreter's shutdown. During shutdown gloo may abort although the script succeeded, and the peers
+of a failing rank may fail before it has ended.
+
+On STACK_SIGNAL from the launcher, the stacks of all threads are written to the same pipe. When the script imports a
+framework, `step_timer` begins to count its steps.
+
+A script cannot distinguish this from a plain interpreter (`__main__`, `sys.argv`, `sys.path`, tracebacks), and nothing
+here can make it fail. Few modules are imported, since the script would find them in `sys.modules`.
 """
 
 import os
 import sys
 import time
 
-TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
+TYPE_CHECKING = False  # type checkers take it for True; `typing` would take time to import
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, List, Tuple
 
+PLATFORM_FILE_NAME = "<trainyard>"
+"""The file name of the platform's code in customers' tracebacks, where its frames cannot be removed."""
+IMAGE_LINKS = "/opt/trainyard/images"
+"""The folder of links to the image and its interpreter, in a sandbox of the local backend."""
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+_PLATFORM_FILES = (os.path.join(_FOLDER, "rank.py"), os.path.join(_FOLDER, "warm", "forkserver.py"))
+_MAX_REPORT_BYTES = 4000
+"""Maximum bytes of a report. A write of up to 4096 bytes to a pipe is atomic, so stacks cannot be mixed into it."""
+_MAX_TEXT_BYTES = 400
+"""How much of the beginning of an exception's text is reported."""
+_MAX_TEXT_END_BYTES = 200
+"""How much of the end of a longer text is reported too."""
+_MAX_NAME_BYTES = 120
+"""Maximum length of the name of a type, file or function."""
+_MAX_CHAIN_LENGTH = 4
+"""Maximum number of exceptions of a chain that are reported: the first ones and the last."""
 STACK_SIGNAL = 50
-"""A real-time signal that no library is known to use. Where nobody handles it, it kills: see `stacks`."""
-_WATCHED = frozenset(
+"""A real-time signal that no known library uses. It kills a process that does not handle it: see `telemetry.stacks`."""
+# Modules whose import starts the counting of steps; `step_timer` has a function for each.
+_COUNTED_MODULES = frozenset(
     (
         "torch.optim.optimizer",
         "torch.distributed.distributed_c10d",
@@ -27,22 +47,23 @@ _WATCHED = frozenset(
         "horovod.torch.mpi_ops",
     )
 )
-_STEPS = "_trainyard_steps"
+_STEP_TIMER_MODULE = "_trainyard_steps"
 
 
-def run(channel: int, script: str, record: int = -1) -> None:
-    """Run the script as `__main__`; leaves by SystemExit where the script fails.
+def run(report_fd: int, script: str, counts_fd: int = -1) -> None:
+    """Run the script as `__main__`; raises SystemExit if the script fails.
 
-    `channel` is a pipe to the launcher, `record` the file that steps are counted in (see `steps`); -1 for none.
+    `report_fd` is the pipe to the launcher, `counts_fd` the file of `step_timer` (-1: none).
     """
-    os.set_inheritable(channel, False)
-    show_stacks(channel)
-    count_steps(record)
+    os.set_inheritable(report_fd, False)
+    show_stacks(report_fd)
+    count_steps(counts_fd)
 
-    def tell(word: str) -> None:
+    def report(kind: str, fields: str = "") -> None:
+        line = "{} {:.6f}{}".format(kind, time.time(), fields)
         try:
-            os.write(channel, "{} {:.6f}\n".format(word, time.time()).encode())
-        except OSError:  # The script closed descriptors that were not its own: the exit code must do.
+            os.write(report_fd, line.encode("utf-8", "replace")[:_MAX_REPORT_BYTES] + b"\n")
+        except OSError:  # the script has closed the pipe, so the launcher knows only the exit code
             return
 
     sys.path[0] = os.path.dirname(script)
@@ -54,102 +75,278 @@ def run(channel: int, script: str, record: int = -1) -> None:
         with open(script, "rb") as file:
             source = file.read()
         exec(compile(source, script, "exec"), module.__dict__)  # noqa: S102 - running the script is the purpose
-    except SystemExit as leave:
-        tell("finished" if leave.code in (None, 0) else "raised")
+    except SystemExit as exit_request:
+        if exit_request.code in (None, 0):
+            report("finished")
+        else:
+            report("raised", _describe_exception(exit_request))
         raise
     except KeyboardInterrupt:
-        tell("raised")
+        report("raised")
+        # Only the interpreter itself can show it, shut down, and then end by SIGINT.
+        sys.excepthook = _Excepthook(sys.excepthook)
         raise
-    except BaseException as error:  # whatever leaves the script is shown as an interpreter shows it
-        tell("raised")
-        # Without this frame: a traceback is to start in the script.
-        trace = error.__traceback__.tb_next if error.__traceback__ is not None else None
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
+    except BaseException as error:  # anything that leaves the script is shown as an interpreter shows it
+        report("raised", _describe_exception(error))
+        _Excepthook(sys.excepthook)(type(error), error, None)
         raise SystemExit(1) from None
-    tell("finished")
+    report("finished")
 
 
-def show_stacks(channel: int) -> None:
-    """From now on STACK_SIGNAL makes the interpreter write where each of its threads stands."""
+def _describe_exception(error: BaseException) -> str:
+    """Return the fields of the report `raised` about an exception, each after a tab.
+
+    The fields are its type, the most informative line of its text, and the file, line and function of the customer's
+    innermost frame. The type and text of each exception in its chain follow. For a SystemExit the text is the exit
+    code.
+    """
+    try:
+        text = _text(error)
+        if isinstance(error, SystemExit):
+            text = str(error.code & 255 if isinstance(error.code, int) else 1)
+        elif isinstance(error, SyntaxError):
+            text = str(error.msg)  # its place is reported separately
+        fields = [_type_name(error), _shorten(_most_informative_line(text), _MAX_TEXT_BYTES, 0), *_find_place(error)]
+        chain = _chain(error)
+        for chained in chain if len(chain) <= _MAX_CHAIN_LENGTH else [*chain[: _MAX_CHAIN_LENGTH - 1], chain[-1]]:
+            fields += [_type_name(chained), _shorten(_text(chained), _MAX_TEXT_BYTES, _MAX_TEXT_END_BYTES)]
+        return "".join("\t" + " ".join(field.split()) for field in fields)
+    except BaseException:  # the methods of a customer's exception may raise anything
+        return ""
+
+
+def _most_informative_line(text: str) -> str:
+    """Return the most informative line of an exception's text: the first that does not only introduce others."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines or not lines[0].endswith(":"):
+        return lines[0] if lines else ""
+    if any(line.endswith("Traceback (most recent call last):") for line in lines):
+        return lines[-1]
+    return next((line for line in lines if not line.endswith(":") and not line.startswith('File "')), lines[0])
+
+
+def _type_name(error: BaseException) -> str:
+    kind = type(error)
+    module = "" if kind.__module__ in ("builtins", "__main__") else kind.__module__ + "."
+    return _shorten(module + kind.__qualname__, _MAX_NAME_BYTES, 0)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # an exception without a text; the interpreter shows it without one
+        return ""
+
+
+def _shorten(text: str, start_bytes: int, end_bytes: int) -> str:
+    """Return the text, or its beginning and its end; lengths are in bytes."""
+    data = text.encode("utf-8", "replace")
+    if len(data) <= start_bytes + end_bytes:
+        return data.decode()
+    return (data[:start_bytes] + b" " + data[len(data) - end_bytes :]).decode("utf-8", "ignore")
+
+
+def _find_place(error: BaseException) -> "List[str]":
+    """Return the file, line and function of the innermost frame that is neither the platform's nor a library's."""
+    place = ["", "", ""]
+    if isinstance(error, SyntaxError) and error.filename:
+        place = [os.path.basename(error.filename), str(error.lineno or ""), ""]
+    trace = error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        library = "/site-packages/" in file or "/dist-packages/" in file or "/lib/python" in file
+        if not (library or file.startswith("<") or _is_platform_file(file)):
+            name = trace.tb_frame.f_code.co_name
+            place = [os.path.basename(file), str(trace.tb_lineno), "" if name == "<module>" else name]
+        trace = trace.tb_next
+    return [_shorten(part, _MAX_NAME_BYTES, 0) for part in place]
+
+
+def _chain(error: BaseException) -> "List[BaseException]":
+    """Return an exception, its causes and contexts, and the members of groups; the outermost first."""
+    chain: "List[BaseException]" = []
+    seen = set()
+    pending: "List[Any]" = [error]
+    while pending:
+        chained = pending.pop(0)
+        if not isinstance(chained, BaseException) or id(chained) in seen:
+            continue
+        seen.add(id(chained))
+        chain.append(chained)
+        pending.append(chained.__cause__)
+        if not chained.__suppress_context__:
+            pending.append(chained.__context__)
+        group = getattr(chained, "exceptions", ())
+        pending.extend(group if isinstance(group, tuple) else ())
+    return chain
+
+
+def _is_platform_file(file: str) -> bool:
+    return file == PLATFORM_FILE_NAME or file in _PLATFORM_FILES
+
+
+class _Excepthook:
+    """Shows an exception by the given hook, without the platform's frames and with the image's paths as in the run."""
+
+    def __init__(self, hook: "Any") -> None:
+        self._hook = hook
+
+    def __call__(self, kind: "Any", error: BaseException, trace: "Any") -> None:
+        for chained in _chain(error):
+            chained.__traceback__ = _without_platform_frames(chained.__traceback__)
+        stderr = sys.stderr
+        if stderr is not None:
+            sys.stderr = _Stderr(stderr, displayed_paths())
+        try:
+            self._hook(kind, error, error.__traceback__)
+        finally:
+            sys.stderr = stderr
+
+
+class _Stderr:
+    """Standard error, with paths and frames replaced in the text that is written.
+
+    TensorFlow, for example, puts a traceback into the text of its exceptions.
+    """
+
+    def __init__(self, stderr: "Any", paths: "List[Tuple[str, str]]") -> None:
+        self._stderr = stderr
+        self._paths = paths
+
+    def write(self, text: str) -> "Any":
+        return self._stderr.write(with_displayed_paths(_without_platform_lines(text), self._paths))
+
+    def __getattr__(self, name: str) -> "Any":
+        return getattr(self._stderr, name)
+
+
+def _without_platform_frames(trace: "Any") -> "Any":
+    """Return the traceback without the platform's frames: those below the script's, and those of `step_timer`."""
+    while trace is not None and _is_platform_file(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    entry = trace
+    while entry is not None and entry.tb_next is not None:
+        if _is_platform_file(entry.tb_next.tb_frame.f_code.co_filename):
+            entry.tb_next = entry.tb_next.tb_next
+        else:
+            entry = entry.tb_next
+    return trace
+
+
+def _without_platform_lines(text: str) -> str:
+    """Return the text without lines about the platform's frames and the source lines that follow them."""
+    platform_frames = ['File "{}"'.format(file) for file in (PLATFORM_FILE_NAME, *_PLATFORM_FILES)]
+    if not any(frame in text for frame in platform_frames):
+        return text
+    remaining = []
+    lines = iter(text.splitlines(True))
+    for line in lines:
+        if line.lstrip().startswith(tuple(platform_frames)):
+            source_line = next(lines, "")
+            if source_line.strip() and not source_line.startswith("    "):
+                remaining.append(source_line)
+        else:
+            remaining.append(line)
+    return "".join(remaining)
+
+
+def displayed_paths() -> "List[Tuple[str, str]]":
+    """Return the host's paths of the image, each with the name that it has in a run: a link in IMAGE_LINKS."""
+    try:
+        with os.scandir(IMAGE_LINKS) as entries:
+            links = [entry.path for entry in entries if entry.is_symlink()]
+        return sorted(((os.readlink(link), link) for link in links), reverse=True)
+    except OSError:
+        return []
+
+
+def with_displayed_paths(text: str, paths: "List[Tuple[str, str]]") -> str:
+    """Return the text with the paths of `displayed_paths` replaced."""
+    for path, link in paths:
+        text = text.replace(path + "/", link + "/")
+    return text
+
+
+def show_stacks(report_fd: int) -> None:
+    """Write the stacks of all threads to the channel on STACK_SIGNAL."""
     try:
         import faulthandler  # noqa: PLC0415 - an interpreter may be built without it
 
-        faulthandler.register(STACK_SIGNAL, file=channel, all_threads=True)
+        faulthandler.register(STACK_SIGNAL, file=report_fd, all_threads=True)
     except (ImportError, AttributeError, OSError, RuntimeError, ValueError):
         return
 
 
-def count_steps(record: int) -> None:
-    """From now on a framework that is imported (or is already: this process may be a fork) has its steps counted."""
-    if record < 0:
+def count_steps(counts_fd: int) -> None:
+    """Count steps of a framework when it is imported, or now if it is already (in a forked rank)."""
+    if counts_fd < 0:
         return
     try:
-        os.set_inheritable(record, False)
-        sys.meta_path.insert(0, _Onlooker(record))
-        for name in _WATCHED.intersection(sys.modules):
-            _imported(sys.modules[name], record)
-    except Exception:  # whatever it is, it is not the script's concern
+        os.set_inheritable(counts_fd, False)
+        sys.meta_path.insert(0, _ImportObserver(counts_fd))
+        for name in _COUNTED_MODULES.intersection(sys.modules):
+            _count_steps_of(sys.modules[name], counts_fd)
+    except Exception:  # an error here must not reach the script
         return
 
 
-class _Onlooker:
-    """Stands first among the finders, finds nothing itself, and learns when a watched module has been imported."""
+class _ImportObserver:
+    """An import finder that stands first. It delegates to the others, and learns when a watched module was imported."""
 
-    def __init__(self, record: int) -> None:
-        self._record = record
+    def __init__(self, counts_fd: int) -> None:
+        self._counts_fd = counts_fd
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        if name not in _WATCHED:
+        if name not in _COUNTED_MODULES:
             return None
         for finder in sys.meta_path:
             find = None if finder is self else getattr(finder, "find_spec", None)
             spec = None if find is None else find(name, path, target)
             if spec is not None:
-                self._follow(spec.loader)
+                self._observe(spec.loader)
                 return spec
         return None
 
-    def _follow(self, loader: "Any") -> None:
+    def _observe(self, loader: "Any") -> None:
         try:
             execute = loader.exec_module
 
-            def execute_and_tell(module: "Any") -> None:
+            def execute_and_count(module: "Any") -> None:
                 del loader.exec_module
                 execute(module)
-                _imported(module, self._record)
+                _count_steps_of(module, self._counts_fd)
 
-            # On this loader alone, and only until it has done its work.
-            loader.exec_module = execute_and_tell
+            # Set on this one loader, and removed when it runs.
+            loader.exec_module = execute_and_count
         except Exception:  # a loader of another kind: its steps are not counted
             return
 
 
 def preload() -> None:
-    """Load what counts steps now: for an interpreter that will be forked to where this folder cannot be seen."""
-    _steps()
+    """Load `step_timer` now, because a forked rank cannot see this folder from inside its sandbox."""
+    _load_step_timer()
 
 
-def _steps() -> "Any":
-    """The module `steps`, under a name that no module of the script's can have."""
-    if _STEPS not in sys.modules:
-        import importlib.util  # noqa: PLC0415 - whoever imports a framework has it already; others need not pay
+def _load_step_timer() -> "Any":
+    """Return the module `step_timer`, loaded under a name that no module of the script can have."""
+    if _STEP_TIMER_MODULE not in sys.modules:
+        path = os.path.join(_FOLDER, "step_timer.py")
+        with open(path, "rb") as file:
+            source = file.read()
+        module = type(sys)(_STEP_TIMER_MODULE)
+        exec(compile(source, PLATFORM_FILE_NAME, "exec"), module.__dict__)  # noqa: S102 - it is our own
+        sys.modules[_STEP_TIMER_MODULE] = module
+    return sys.modules[_STEP_TIMER_MODULE]
 
-        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "steps.py")
-        spec = importlib.util.spec_from_file_location(_STEPS, path)
-        module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]  # there is a spec for every path
-        spec.loader.exec_module(module)  # type: ignore[union-attr]  # as above
-        sys.modules[_STEPS] = module
-    return sys.modules[_STEPS]
 
-
-def _imported(module: "Any", record: int) -> None:
+def _count_steps_of(module: "Any", counts_fd: int) -> None:
     try:
-        _steps().watch(module, record)
-    except Exception:  # a version of the framework that we do not know: its steps are not counted
+        _load_step_timer().watch(module, counts_fd)
+    except Exception:  # an unknown version of the framework: its steps are not counted
         return
 
 
 if __name__ == "__main__":
-    _channel, _, _record = sys.argv[1].partition(",")
+    _report_fd, _, _counts_fd = sys.argv[1].partition(",")
     del sys.argv[:2]
-    run(int(_channel), sys.argv[0], int(_record or -1))
+    run(int(_report_fd), sys.argv[0], int(_counts_fd or -1))

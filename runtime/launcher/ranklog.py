@@ -1,8 +1,7 @@
-"""One rank's output: from its pipe into its file, capped. The one rule: the pipe is always drained.
+"""One rank's output, from its pipe to a file of limited size. The pipe is always read, so that the rank never blocks.
 
-A rank that prints without end costs no more disk than its limit, and hardly any time: nothing is done for each line,
-the kernel throws away what is over the limit, and a pipe that is read more often than it fills is left alone for a
-moment.
+A rank that prints without end uses no more disk than the limit, and little CPU time here. No work is done per line. The
+kernel discards output beyond the limit. A pipe that fills slowly is read less often.
 """
 
 from __future__ import annotations
@@ -10,136 +9,156 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import struct
 import termios
 import time
 from pathlib import Path
 from typing import Callable, List, Optional
 
+from .masking import MaskedStream
 from .record import open_file
 
 _SET_PIPE_SIZE = 1031
-"""`fcntl.F_SETPIPE_SZ`, which Python 3.8 does not name."""
-_PIPE = 1 << 20
-_PIECE = 1 << 18
-_REST_SECONDS = 0.005
-_TAIL = 4096
+"""`fcntl.F_SETPIPE_SZ`, which Python 3.8 lacks."""
+_PIPE_BYTES = 1 << 20
+"""The size of a rank's pipe: the most that Linux allows every user by default."""
+_READ_BYTES = 1 << 18
+"""Maximum bytes that one call reads."""
+_PAUSE_SECONDS = 0.005
+"""How long reading a slowly filling pipe pauses, so that each call reads more."""
+_TAIL_BYTES = 4096
+"""How much of the end of the output is kept in memory for `last_lines`."""
 _LAST_LINES = 20
+"""Maximum number of lines that a failure shows."""
+_MARKERS = re.compile(r"(\[rank\d+\]:)? +[~^]+$")
+"""The marker lines that Python 3.11 prints below lines of a traceback; PyTorch prefixes them with the rank."""
 
 
 class RankLog:
-    """The reading end of a pipe and the file it goes to; the end of what was printed is kept, cap or not.
+    """A pipe and the file that its data goes to. The end of the output is kept in memory, also beyond the limit.
 
-    `echo` is given what the file is, whether or not the file takes it.
+    `listener` receives the file's data, even if the file cannot be written. `mask` replaces the values of secrets in
+    the data. An end that may be the beginning of a value waits for the next output.
     """
 
     def __init__(
-        self, path: Path, reading: int, limit_bytes: int, echo: Optional[Callable[[bytes], None]] = None
+        self,
+        path: Path,
+        pipe: int,
+        limit_bytes: int,
+        listener: Optional[Callable[[bytes], None]] = None,
+        mask: Optional[MaskedStream] = None,
     ) -> None:
-        self.reading = reading
+        self.pipe = pipe
+        self._mask = mask
         self.open = True
         self.problem = ""
-        self._room = limit_bytes
-        self._limit = limit_bytes
-        self._capped = False
+        self._remaining_bytes = limit_bytes
+        self._limit_bytes = limit_bytes
+        self._is_full = False  # the limit is reached
         self._tail = b""
-        self._echo = echo
+        self._listener = listener
         self._file = -1
-        self._nowhere = -1
+        self._dev_null = -1  # /dev/null, once output is discarded
         self._pumped_at = 0.0
-        self.rest_until: Optional[float] = None
+        self.paused_until: Optional[float] = None
         try:
             self._file = open_file(path, os.O_CREAT | os.O_APPEND)
         except OSError as error:
-            self._refused(error)
-        os.set_blocking(reading, False)
-        # Where the user's share of pipes is used up, it stays as small as it was made.
+            self._note_error(error)
+        os.set_blocking(pipe, False)
+        # The pipe keeps its default size where the user's limit of pipe memory is reached.
         with contextlib.suppress(OSError):
-            fcntl.fcntl(reading, _SET_PIPE_SIZE, _PIPE)
+            fcntl.fcntl(pipe, _SET_PIPE_SIZE, _PIPE_BYTES)
 
     def fileno(self) -> int:
-        """The pipe, for a selector."""
-        return self.reading
+        """The pipe's descriptor, for a selector."""
+        return self.pipe
 
     def pump(self) -> bool:
-        """Move what the pipe holds now. True when the file changed; `open` turns False at the pipe's end.
+        """Move the pipe's present contents to the file; return whether the file changed.
 
-        Sets `rest_until` (monotonic) where little came soon after the last time: until then nobody need look.
+        Sets `open` to False at the pipe's end. Sets `paused_until` (monotonic) if little data came soon after the last
+        call: the caller need not read the pipe before then.
         """
         now = time.monotonic()
-        waiting = self._waiting()
-        quick = now - self._pumped_at < _REST_SECONDS and waiting < _PIPE // 2
+        pipe_bytes = self._bytes_waiting()
+        fills_slowly = now - self._pumped_at < _PAUSE_SECONDS and pipe_bytes < _PIPE_BYTES // 2
         self._pumped_at = now
-        self.rest_until = now + _REST_SECONDS if quick else None
-        if self._capped and waiting > _TAIL:
-            self._throw_away(waiting - _TAIL)
+        self.paused_until = now + _PAUSE_SECONDS if fills_slowly else None
+        if self._is_full and pipe_bytes > _TAIL_BYTES:
+            self._discard(pipe_bytes - _TAIL_BYTES)
         try:
-            data = os.read(self.reading, _PIECE)
+            data = os.read(self.pipe, _READ_BYTES)
         except BlockingIOError:
             return False
+        self.open = bool(data)
+        if self._mask is not None:
+            data = self._mask.feed(data) if data else self._mask.finish()
         if not data:
-            self.open = False
             return False
-        self._tail = data[-_TAIL:] if len(data) >= _TAIL else (self._tail + data)[-_TAIL:]
+        self._tail = data[-_TAIL_BYTES:] if len(data) >= _TAIL_BYTES else (self._tail + data)[-_TAIL_BYTES:]
         return self._store(data)
 
-    def _waiting(self) -> int:
-        """How many bytes the pipe holds."""
-        return int(struct.unpack("i", fcntl.ioctl(self.reading, termios.FIONREAD, bytes(4)))[0])
+    def _bytes_waiting(self) -> int:
+        """Return the number of bytes in the pipe."""
+        return int(struct.unpack("i", fcntl.ioctl(self.pipe, termios.FIONREAD, bytes(4)))[0])
 
-    def _throw_away(self, count: int) -> None:
-        """Without seeing it. A kernel or a Python that does not do that leaves it to be read.
+    def _discard(self, byte_count: int) -> None:
+        """Discard `byte_count` bytes in the kernel.
 
-        The code can read from this pipe too (`/proc/self/fd/1`), and so there may be less in it by now than there was:
-        what is not there is not waited for.
+        The run's code can read from this pipe too (`/proc/self/fd/1`). It may hold fewer bytes by now, so this must not
+        block.
         """
         if not hasattr(os, "splice"):
-            return
-        if self._nowhere < 0:
-            self._nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            return  # before Python 3.10: `pump` reads the bytes and drops them
+        if self._dev_null < 0:
+            self._dev_null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         with contextlib.suppress(OSError):
-            while count > 0:
-                thrown = os.splice(self.reading, self._nowhere, count, flags=os.SPLICE_F_NONBLOCK)
-                if not thrown:
+            while byte_count > 0:
+                discarded = os.splice(self.pipe, self._dev_null, byte_count, flags=os.SPLICE_F_NONBLOCK)
+                if not discarded:
                     return
-                count -= thrown
+                byte_count -= discarded
 
     def note(self, text: str) -> None:
-        """Add a line of the platform's own, over the cap if need be."""
+        """Add a line of the platform's own, even beyond the limit."""
         start = "" if not self._tail or self._tail.endswith(b"\n") else "\n"
         self._append(f"{start}[trainyard] {text}\n".encode())
 
     def last_lines(self) -> List[str]:
-        """The last lines of the output, as text."""
-        return self._tail.decode("utf-8", "replace").splitlines()[-_LAST_LINES:]
+        """Return the last lines of the output as text, without the marker lines of tracebacks."""
+        lines = self._tail.decode("utf-8", "replace").splitlines()
+        return [line for line in lines if not _MARKERS.match(line)][-_LAST_LINES:]
 
     def close(self) -> None:
-        """Let go of pipe and file."""
-        for descriptor in (self.reading, self._file, self._nowhere):
+        """Close the pipe and the file."""
+        for descriptor in (self.pipe, self._file, self._dev_null):
             if descriptor >= 0:
                 os.close(descriptor)
 
     def _store(self, data: bytes) -> bool:
-        if self._capped:
+        if self._is_full:
             return False
-        self._append(data[: self._room])
-        self._room -= len(data)
-        if self._room < 0:
-            self._capped = True
+        self._append(data[: self._remaining_bytes])
+        self._remaining_bytes -= len(data)
+        if self._remaining_bytes < 0:
+            self._is_full = True
             self._append(
-                f"\n[trainyard] This rank's log has reached its limit of {self._limit} bytes. "
+                f"\n[trainyard] This rank's log has reached its limit of {self._limit_bytes} bytes. "
                 "The run goes on; further output is not kept.\n".encode()
             )
         return True
 
     def _append(self, data: bytes) -> None:
-        if self._echo is not None:
-            self._echo(data)
+        if self._listener is not None:
+            self._listener(data)
         try:
             while data and self._file >= 0:
                 data = data[os.write(self._file, data) :]
         except OSError as error:
-            self._refused(error)
+            self._note_error(error)
 
-    def _refused(self, error: OSError) -> None:
+    def _note_error(self, error: OSError) -> None:
         self.problem = "The log could not be written: {}.".format(error.strerror or error)

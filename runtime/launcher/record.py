@@ -1,8 +1,8 @@
-"""What a node's supervisor writes down: its record (`nodes/<node>.json`), its samples, and the bell that tells of both.
+"""The files that a node's supervisor writes: its record (`nodes/<node>.json`), samples, stacks, and the change file.
 
-The one rule: the record on disk is the node's only word to the world. It is replaced whole, and its time of change is
-the node's last sign of life. In a pod the customer's code can put anything in place of these files: nothing that is
-found there, a pipe least of all, keeps the supervisor waiting.
+Other processes know the node's state only from the record. The record is replaced as a whole, and its modification time
+is the node's heartbeat. In a pod, customer code can replace these files. They are therefore opened without following
+links, and without waiting for a pipe's reader.
 """
 
 from __future__ import annotations
@@ -15,13 +15,23 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional
 
 SAMPLES_LIMIT_BYTES = 16 << 20
+"""Maximum size of a node's file of samples; later samples are dropped."""
 STACKS_LIMIT_BYTES = 256 << 10
-_BELL_SECONDS = 0.02
-LAST_TRIES = 60
+"""Maximum size of a rank's stacks."""
+_MIN_NOTIFY_SECONDS = 0.02
+"""Minimum interval between notifications, so that an event of several parts wakes readers once."""
+FINAL_WRITE_TRIES = 60
+"""Tries to write the last record, one each second."""
+RESERVED_BYTES = 256 << 10
+"""Disk space that is reserved for the last record. No record needs as much, even with all its last lines."""
 
 
 class Verdict(NamedTuple):
-    """What is wrong: an Outcome, a FailureCode, a sentence for logs, and what it is about (its own node: None)."""
+    """Why a node must end.
+
+    `kind` is the value of an Outcome, `code` that of a FailureCode, and `message` a sentence for logs. `node` is the
+    node that it is about (None: this one), `rank` the rank, if one is to blame.
+    """
 
     kind: str
     code: str
@@ -32,33 +42,35 @@ class Verdict(NamedTuple):
 
 
 class Record:
-    """The record of one node of a run. `data` is what readers get; change it by the methods below, or `save` after.
+    """The record of one node. Change `data` by the methods below, or call `save` afterwards.
 
-    `about` comes first in it; `encode` makes of it what is written; `bell` is the file that is written to wake readers.
+    `folder` is the run's. `encode` converts the data to bytes. Each write to `change_file`, if there is one, wakes the
+    readers.
     """
 
     def __init__(
         self,
         folder: Path,
-        bell: Optional[Path],
+        change_file: Optional[Path],
         *,
         node: int,
         address: str,
-        about: Optional[Mapping[str, Any]] = None,
+        first_fields: Optional[Mapping[str, Any]] = None,
         encode: Optional[Callable[[Dict[str, Any]], bytes]] = None,
     ) -> None:
         self.folder = folder
-        self._bell = bell
+        self._change_file = change_file
         self._encode = encode or _as_json
         self._path = folder / "nodes" / f"{node}.json"
+        self._reserved_path = folder / "nodes" / f".{node}.spare"
         self._samples_path = folder / "nodes" / f"{node}.samples.jsonl"
-        self._samples_room = SAMPLES_LIMIT_BYTES
-        self._news = False
-        self._ring_at = 0.0
-        self._unsaved = False
+        self._samples_free_bytes = SAMPLES_LIMIT_BYTES
+        self._has_changed = False  # since the last notification
+        self._notify_at = 0.0  # the earliest time of the next one (monotonic)
+        self._is_unsaved = False  # since the last write
         self.node = node
         self.data: Dict[str, Any] = {
-            **(about or {}),
+            **(first_fields or {}),
             "node": node,
             "phase": "starting",
             "address": address,
@@ -73,11 +85,11 @@ class Record:
             "checkpoint_at": None,
         }
 
-    # What happened
+    # Contents
 
     @property
     def phase(self) -> str:
-        """starting, running, stopping or ended."""
+        """`starting`, `running`, `stopping` or `ended`."""
         return str(self.data["phase"])
 
     @property
@@ -87,11 +99,11 @@ class Record:
 
     @property
     def causes(self) -> List[Dict[str, Any]]:
-        """Everything that went wrong as this node knows it; `runtime.launcher.report.first_cause` finds the first."""
+        """The causes that this node knows; `runtime.launcher.protocol.first_cause` finds the first."""
         return list(self.data["causes"])
 
     def add_cause(self, verdict: Verdict) -> None:
-        """One more thing that went wrong, now."""
+        """Add a cause, with the current time."""
         self.data["causes"].append(
             {
                 "kind": verdict.kind,
@@ -105,103 +117,128 @@ class Record:
         )
 
     def add_detail(self, sentence: str) -> None:
-        """Something worth knowing that is no cause."""
+        """Add a sentence that helps to understand the end but is no cause."""
         self.data["detail"] = f"{self.data['detail']} {sentence}".strip()
 
-    def progress(self, at: float) -> None:
-        """A sign of progress. Nobody is woken for it: it is read with the next thing that happens."""
+    def note_progress(self, at: float) -> None:
+        """Note a sign of progress. Readers see it with the next write."""
         at = min(at, time.time())
         if at > (self.data["progress_at"] or 0.0):
             self.data["progress_at"] = at
-            self._unsaved = True
+            self._is_unsaved = True
 
-    def checkpoint(self, at: float) -> None:
-        """The newest file among the checkpoints is from this moment."""
+    def note_checkpoint(self, at: float) -> None:
+        """Note the modification time of the newest checkpoint file."""
         if at and at != self.data["checkpoint_at"]:
             self.data["checkpoint_at"] = min(at, time.time())
-            self._unsaved = True
+            self._is_unsaved = True
 
-    # Telling
+    # Writing and notifying
 
-    def begin(self) -> None:
-        """The first record: that there is a supervisor is no news to anybody."""
+    def create(self) -> None:
+        """Write the first record, without notifying readers."""
         self._write()
+
+    def reserve_space(self) -> None:
+        """Reserve the disk space of the last record, so that it can be written even if the code fills the disk."""
+        with contextlib.suppress(OSError):
+            _write_all(self._reserved_path, os.O_CREAT | os.O_EXCL, bytes(RESERVED_BYTES))
 
     def save(self) -> None:
-        """Write the record, and tell of it. A disk that refuses is asked again at the next `beat`."""
+        """Write the record and notify readers. If the disk refuses, the next `heartbeat` tries again."""
         self._write()
-        self._news = True
+        self._has_changed = True
 
-    def beat(self) -> None:
-        """A sign of life: the record's time of change."""
-        if self._unsaved:
+    def heartbeat(self) -> None:
+        """Update the record's modification time, even if the disk accepts no data."""
+        if self._is_unsaved:
             self._write()
-            return
         with contextlib.suppress(OSError):
             os.utime(self._path)
 
-    def finish(self, tries: int = LAST_TRIES, **last: Any) -> None:
-        """The last record. Tried for a minute where the disk refuses: without it a local node counts as lost."""
-        self.data.update(phase="ended", **last)
-        for attempt in range(tries):
+    def finish(self, max_tries: int = FINAL_WRITE_TRIES, **last_fields: Any) -> None:
+        """Write the last record. If the disk refuses, try for a minute: a node without a last record counts as lost."""
+        self.data.update(phase="ended", **last_fields)
+        for attempt in range(max_tries):
             if attempt:
-                time.sleep(1)  # nobody tells when a disk takes something again
+                time.sleep(1)  # there is no event for free disk space
             self._write()
-            if not self._unsaved:
+            if self._is_unsaved:
+                self._write_into_reserved()
+            if not self._is_unsaved:
                 break
-        self.ring()
+            self.heartbeat()
+        with contextlib.suppress(OSError):
+            os.unlink(self._reserved_path)
+        self.notify()
 
     def add_sample(self, sample: Dict[str, Any]) -> None:
-        """One more line of `samples`, while there is room for it."""
+        """Append a sample, up to the limit of the file."""
         line = json.dumps({name: value for name, value in sample.items() if name != "type"}).encode() + b"\n"
-        self._samples_room -= len(line)
-        if self._samples_room < 0:
+        self._samples_free_bytes -= len(line)
+        if self._samples_free_bytes < 0:
             return
         with contextlib.suppress(OSError):
             _write_all(self._samples_path, os.O_CREAT | os.O_APPEND, line)
-        self._news = True
+        self._has_changed = True
 
     def add_stacks(self, rank: int, text: str) -> None:
-        """Where a rank stood when the run was found hung."""
+        """Write a rank's stacks, as of when the run was found to hang."""
         with contextlib.suppress(OSError):
             path = self.folder / "logs" / f"stacks-{rank}.txt"
             _write_all(path, os.O_CREAT | os.O_TRUNC, text.encode("utf-8", "replace")[:STACKS_LIMIT_BYTES])
 
-    def news(self) -> None:
-        """Something changed that readers may want to see soon."""
-        self._news = True
+    def note_change(self) -> None:
+        """Note that readers should be notified soon."""
+        self._has_changed = True
 
-    def rest_the_bell(self, seconds: float) -> None:
-        """Ring for nothing but the end for so long: a run that ends at once is then told of once."""
-        self._ring_at = max(self._ring_at, time.monotonic() + seconds)
+    def delay_notification(self, seconds: float) -> None:
+        """Delay notifications for `seconds`, except that of the end. A short run then wakes readers only once."""
+        self._notify_at = max(self._notify_at, time.monotonic() + seconds)
 
-    def patience(self, now: float) -> float:
-        """Seconds until the bell wants to be rung; a long time where there is nothing to tell."""
-        return self._ring_at - now if self._news and self._bell is not None else 60.0
+    def timeout(self, now: float) -> float:
+        """Return the seconds until the next notification is due."""
+        return self._notify_at - now if self._has_changed and self._change_file is not None else 60.0
 
-    def ring_if_due(self, now: float) -> None:
-        """Ring for what has happened since, a few times a second at most."""
-        if self._news and now >= self._ring_at:
-            self.ring()
+    def notify_if_due(self, now: float) -> None:
+        """Notify readers of changes since the last notification, if one is due."""
+        if self._has_changed and now >= self._notify_at:
+            self.notify()
 
-    def ring(self) -> None:
-        """Wake those who watch."""
-        self._news = False
-        self._ring_at = time.monotonic() + _BELL_SECONDS
-        if self._bell is not None:
+    def notify(self) -> None:
+        """Wake the readers."""
+        self._has_changed = False
+        self._notify_at = time.monotonic() + _MIN_NOTIFY_SECONDS
+        if self._change_file is not None:
             with contextlib.suppress(OSError):
-                self._bell.write_bytes(b"!")
+                self._change_file.write_bytes(b"!")
 
     def _write(self) -> None:
         temporary = self._path.with_name(".{}.{}".format(self.node, os.urandom(4).hex()))
         try:
             _write_all(temporary, os.O_CREAT | os.O_EXCL, self._encode(self.data))
             os.replace(temporary, self._path)
-            self._unsaved = False
+            self._is_unsaved = False
         except OSError:
-            self._unsaved = True
+            self._is_unsaved = True
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
+
+    def _write_into_reserved(self) -> None:
+        """Write the record into the reserved file, which needs no free disk space."""
+        data = self._encode(self.data)
+        if len(data) > RESERVED_BYTES:
+            return
+        with contextlib.suppress(OSError):
+            descriptor = open_file(self._reserved_path, 0)
+            try:
+                if os.write(descriptor, data) != len(data):
+                    return
+                os.ftruncate(descriptor, len(data))
+            finally:
+                os.close(descriptor)
+            os.replace(self._reserved_path, self._path)
+            self._is_unsaved = False
 
 
 def _as_json(data: Dict[str, Any]) -> bytes:
@@ -209,7 +246,7 @@ def _as_json(data: Dict[str, Any]) -> bytes:
 
 
 def open_file(path: Path, flags: int) -> int:
-    """Open a file for writing, without following a link or waiting for a pipe's reader. Raises OSError."""
+    """Open a file for writing without following a link or waiting for a pipe's reader. Raises OSError."""
     return os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | flags, 0o660)
 
 

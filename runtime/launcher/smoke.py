@@ -1,8 +1,7 @@
-"""The platform's own script: what a run on this image and these nodes would meet, checked and told rank by rank.
+"""The platform's test script: every rank checks its environment, its folders and the framework's collectives.
 
-It runs as any customer's script does, on every rank. Each finding goes to the output, in words, and as JSON to
-`RUN_DIR/check/rank-<rank>.json`, written again after each step, so that what was found before a crash is there too. The
-one rule: it changes nothing that stays: whatever it writes elsewhere it removes again.
+It runs like a customer's script. After each check it prints the result and rewrites `RUN_DIR/check/rank-<rank>.json`,
+so a crash loses no result. `jobs.checks` reads these files. The script removes all other files that it writes.
 """
 
 import functools
@@ -14,265 +13,294 @@ import shutil
 import socket
 import sys
 import time
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, TypeVar
 
-VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "BACKEND", "RUN_DIR")
-MOST_FILES = 100_000
-ELEMENTS = 1 << 20
-"""Of a collective that is timed: 4 MiB."""
-ROUNDS = 5
+CONTRACT_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "NODE_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "BACKEND",
+    "RUN_DIR",
+)
+"""Variables of the environment contract that are never empty."""
+MAX_COUNTED_FILES = 100_000
+"""Counting a dataset stops at the end of the folder in which it reaches this number: more could take minutes."""
+ALL_REDUCE_ELEMENTS = 1 << 20
+"""Numbers that the timed all-reduce sums: 4 MiB of 32-bit floats, about the size of one of DDP's buckets."""
+ALL_REDUCE_REPETITIONS = 5
+"""Timed repetitions of the all-reduce. The report has the shortest, which other load on the machine disturbs least."""
 
-Framework = Tuple[Dict[str, Any], Callable[[], "Collectives"]]
-Finding = Dict[str, Any]
-Collectives = Tuple[Callable[[List[float]], List[float]], Callable[[], None]]
-"""`sum` over all ranks of a list of numbers, and `barrier`."""
+Result = TypeVar("Result")
 
 
-class Wrong(Exception):
-    """A check that went through and found something amiss."""
+class Collectives(NamedTuple):
+    """A framework's collectives.
 
-    def __init__(self, text: str, *values: object) -> None:
-        super().__init__(text.format(*values))
+    `all_reduce` sums a list of numbers over all ranks and returns the first two sums; no check needs more.
+    """
+
+    all_reduce: Callable[[List[float]], List[float]]
+    barrier: Callable[[], None]
 
 
-def say(line: str) -> None:
-    """A line for who reads the output, at once."""
+class Framework(NamedTuple):
+    """An imported framework: its name, version and device for the report, and a function that connects the ranks."""
+
+    description: Dict[str, Any]
+    connect: Callable[[], Collectives]
+
+
+class CheckFailed(Exception):
+    """A check that completed and found a problem."""
+
+
+class Report:
+    """The results of one rank's checks, written to `folder` after each check."""
+
+    def __init__(self, folder: str, rank: int, node: int) -> None:
+        self.findings: List[Dict[str, Any]] = []
+        self._path = os.path.join(folder, "rank-{}.json".format(rank))
+        self._rank = rank
+        self._node = node
+        os.makedirs(folder, exist_ok=True)
+
+    def run(
+        self, name: str, check: Callable[[], Result], describe: Callable[[Result], Dict[str, Any]]
+    ) -> Optional[Result]:
+        """Run one check, add its finding and return its result. If it raises an exception, it has failed: return None.
+
+        `describe` returns the finding's data from the result.
+        """
+        started_at = time.monotonic()
+        result: Optional[Result] = None
+        data: Dict[str, Any] = {}
+        error = ""
+        try:
+            result = check()
+            data = describe(result)
+        except CheckFailed as failure:
+            error = str(failure)
+        except Exception as failure:  # any error of the image or the node is a result to report
+            error = "{}: {}".format(type(failure).__name__, failure)[:500]
+        seconds = round(time.monotonic() - started_at, 4)
+        self.findings.append({"name": name, "ok": not error, "data": data, "error": error, "seconds": seconds})
+        self._write()
+        details = ", ".join("{} {}".format(key, value) for key, value in data.items())
+        print_line("[{}] {:<14} {}".format("FAIL" if error else "ok  ", name, error or details))
+        return result
+
+    def _write(self) -> None:
+        # Replaced as a whole, so that a reader never sees half a file.
+        temporary = self._path + ".new"
+        with open(temporary, "w") as file:
+            json.dump({"rank": self._rank, "node": self._node, "findings": self.findings}, file)
+        os.replace(temporary, self._path)
+
+
+def print_line(line: str) -> None:
+    """Print a line at once."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
-class Report:
-    """What one rank has found so far; on disk after each step."""
-
-    def __init__(self, folder: str, rank: int, node: int) -> None:
-        self.findings: List[Finding] = []
-        self._path = os.path.join(folder, "rank-{}.json".format(rank))
-        self._head = {"rank": rank, "node": node}
-        os.makedirs(folder, exist_ok=True)
-
-    def step(self, name: str, check: Callable[[], Dict[str, Any]]) -> None:
-        """Run one check: what it gives is kept, what it raises is a finding that is not ok."""
-        began = time.monotonic()
-        data: Dict[str, Any] = {}
-        fault = ""
-        try:
-            data = check()
-        except Wrong as error:
-            fault = str(error)
-        except Exception as error:  # whatever is wrong is what is looked for
-            fault = "{}: {}".format(type(error).__name__, error)[:500]
-        finding: Finding = {"name": name, "ok": not fault, "data": data, "error": fault}
-        finding["seconds"] = round(time.monotonic() - began, 4)
-        self.findings.append(finding)
-        self._write()
-        mark = "ok  " if finding["ok"] else "FAIL"
-        told = ", ".join("{} {}".format(key, value) for key, value in data.items())
-        say("[{}] {:<14} {}".format(mark, name, fault or told))
-
-    def _write(self) -> None:
-        temporary = self._path + ".new"
-        with open(temporary, "w") as file:
-            json.dump({**self._head, "findings": self.findings}, file)
-        os.replace(temporary, self._path)
-
-
 def check_environment() -> Dict[str, Any]:
-    """Every variable that the contract promises."""
-    missing = [name for name in VARIABLES if not os.environ.get(name)]
+    """Check that every variable of the contract is set."""
+    missing = [name for name in CONTRACT_VARIABLES if not os.environ.get(name)]
     if missing:
-        raise Wrong("missing: {}", ", ".join(missing))
+        raise CheckFailed(f"missing: {', '.join(missing)}")
     return {"variables": len(os.environ), "hostname": socket.gethostname()}
 
 
 def check_python() -> Dict[str, Any]:
-    """Which interpreter, on how many cores."""
+    """Report the interpreter and the number of cores."""
     return {"version": platform.python_version(), "cpus": len(os.sched_getaffinity(0))}
 
 
-def check_folder(path: str) -> Dict[str, Any]:
-    """That a file can be written, read and removed there, and how much room there is."""
-    mine = os.path.join(path, ".trainyard-check-{}".format(os.environ.get("RANK", "0")))
-    with open(mine, "w") as file:
+def check_folder(folder: str) -> Dict[str, Any]:
+    """Check that a file can be written, read and removed in a folder, and report its free space."""
+    # All ranks test the same folder at the same time, so each has its own file.
+    path = os.path.join(folder, ".trainyard-check-{}".format(os.environ.get("RANK", "0")))
+    with open(path, "w") as file:
         file.write("checked")
     try:
-        with open(mine) as file:
+        with open(path) as file:
             if file.read() != "checked":
-                raise Wrong("what was written could not be read again")
+                raise CheckFailed("a file's contents differ from what was written")
     finally:
-        os.unlink(mine)
-    return {"path": path, "free_bytes": shutil.disk_usage(path).free}
+        os.unlink(path)
+    return {"path": folder, "free_bytes": shutil.disk_usage(folder).free}
 
 
-def check_dataset(path: str) -> Dict[str, Any]:
-    """That a dataset is there, can be read and cannot be written."""
-    files = total = 0
-    first = ""
-    for folder, _folders, names in os.walk(path):
+def check_dataset(dataset: str) -> Dict[str, Any]:
+    """Check that the files in a dataset's folder can be read and none can be written."""
+    files = total_bytes = 0
+    first_path = ""
+    for folder, _folders, names in os.walk(dataset):
         for name in names:
+            path = os.path.join(folder, name)
             files += 1
-            total += os.stat(os.path.join(folder, name)).st_size
-            first = first or os.path.join(folder, name)
-        if files >= MOST_FILES:
+            total_bytes += os.stat(path).st_size
+            first_path = first_path or path
+        if files >= MAX_COUNTED_FILES:
             break
     if not files:
-        raise Wrong("it holds no file, or is not there")
-    with open(first, "rb") as file:
-        file.read(65536)
+        raise CheckFailed("it holds no file, or is not there")
+    with open(first_path, "rb") as file:
+        file.read(65536)  # listing a dataset does not show that its files can be read
+    new_path = os.path.join(dataset, ".trainyard-check")
     try:
-        with open(os.path.join(path, ".trainyard-check"), "w"):
+        with open(new_path, "w"):
             pass
     except OSError:
-        return {"name": os.path.basename(path), "files": files, "bytes": total}
-    os.unlink(os.path.join(path, ".trainyard-check"))
-    raise Wrong("it can be written, and should not")
+        return {"name": os.path.basename(dataset), "files": files, "bytes": total_bytes}
+    os.unlink(new_path)
+    raise CheckFailed("it can be written, and should not")
 
 
-def check_names() -> Dict[str, Any]:
-    """That this node and the first one have an address."""
+def check_host_names() -> Dict[str, Any]:
+    """Check that the host names of this node and of node 0 resolve."""
     return {"own": socket.gethostbyname(socket.gethostname()), "first": socket.gethostbyname(os.environ["MASTER_ADDR"])}
 
 
 def load_framework() -> Framework:
-    """Import what the run is for; gives what it is, and how to begin its collectives."""
+    """Import the run's framework, which the launcher's variables identify (`frameworks`)."""
     if "TF_CONFIG" in os.environ:
-        return _tensorflow()
-    return _horovod() if "HOROVOD_CONTROLLER" in os.environ else _pytorch()
+        return _load_tensorflow()
+    return _load_horovod() if "HOROVOD_CONTROLLER" in os.environ else _load_pytorch()
 
 
-def _pytorch() -> Framework:
+def _load_pytorch() -> Framework:
     torch, dist = importlib.import_module("torch"), importlib.import_module("torch.distributed")
-    cuda = torch.cuda.is_available()
-    device = "cuda:{}".format(os.environ["LOCAL_RANK"]) if cuda else "cpu"
-    name = torch.cuda.get_device_name(int(os.environ["LOCAL_RANK"])) if cuda else "cpu"
+    has_gpu = torch.cuda.is_available()
+    gpu = int(os.environ["LOCAL_RANK"])
+    device = "cuda:{}".format(gpu) if has_gpu else "cpu"
+    device_name = torch.cuda.get_device_name(gpu) if has_gpu else "cpu"
 
-    def begin() -> Collectives:
-        if cuda:
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    def connect() -> Collectives:
+        if has_gpu:
+            torch.cuda.set_device(gpu)
         dist.init_process_group(os.environ["BACKEND"])
 
-        def total(values: List[float]) -> List[float]:
-            given = torch.tensor(values, device=device)
-            dist.all_reduce(given)
-            return list(given[:2].tolist())
+        def all_reduce(values: List[float]) -> List[float]:
+            tensor = torch.tensor(values, device=device)
+            dist.all_reduce(tensor)
+            # `tolist` also waits for the GPU, so the caller times the whole collective.
+            return list(tensor[:2].tolist())
 
-        return total, dist.barrier
+        return Collectives(all_reduce, dist.barrier)
 
-    return {"framework": "torch", "version": torch.__version__, "device": name}, begin
+    return Framework({"framework": "torch", "version": torch.__version__, "device": device_name}, connect)
 
 
-def _horovod() -> Framework:
+def _load_horovod() -> Framework:
     try:
         hvd, tensor = importlib.import_module("horovod.torch"), importlib.import_module("torch").tensor
     except ImportError:
         hvd, tensor = importlib.import_module("horovod.tensorflow"), importlib.import_module("tensorflow").constant
     version = importlib.import_module("horovod").__version__
 
-    def begin() -> Collectives:
+    def connect() -> Collectives:
         hvd.init()
 
-        def total(values: List[float]) -> List[float]:
-            summed = hvd.allreduce(tensor(values), op=hvd.Sum, name="check-{}".format(len(values)))
-            return [float(number) for number in summed[:2]]
+        def all_reduce(values: List[float]) -> List[float]:
+            # Horovod matches the ranks' tensors by name, so each length gets a name of its own.
+            sums = hvd.allreduce(tensor(values), op=hvd.Sum, name="check-{}".format(len(values)))
+            return [float(number) for number in sums[:2]]
 
-        return total, lambda: (total([0.0, 0.0]), None)[1]
+        return Collectives(all_reduce, functools.partial(_barrier_by_all_reduce, all_reduce))
 
-    return {"framework": "horovod", "version": version, "device": "cpu"}, begin
+    return Framework({"framework": "horovod", "version": version, "device": "cpu"}, connect)
 
 
-def _tensorflow() -> Framework:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+def _load_tensorflow() -> Framework:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only: neither information nor warnings
     tf = importlib.import_module("tensorflow")
-    # The strategy has to be there before anything else of TensorFlow is used.
+    # TensorFlow requires the strategy before any other operation, so `connect` would be too late.
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
-    def begin() -> Collectives:
+    def connect() -> Collectives:
         @tf.function  # type: ignore[untyped-decorator]  # the launcher knows no framework's types
-        def everywhere(values: Any) -> Any:
-            return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(lambda given: given, (values,)), axis=None)
+        def sum_over_ranks(values: Any) -> Any:
+            per_rank = strategy.run(lambda tensor: tensor, (values,))
+            return strategy.reduce(tf.distribute.ReduceOp.SUM, per_rank, axis=None)
 
-        def total(values: List[float]) -> List[float]:
-            return [float(number) for number in everywhere(tf.constant(values))[:2]]
+        def all_reduce(values: List[float]) -> List[float]:
+            return [float(number) for number in sum_over_ranks(tf.constant(values))[:2]]
 
-        return total, lambda: (total([0.0, 0.0]), None)[1]
+        return Collectives(all_reduce, functools.partial(_barrier_by_all_reduce, all_reduce))
 
-    devices = tf.config.list_physical_devices("GPU")
-    return {
-        "framework": "tensorflow",
-        "version": tf.__version__,
-        "device": devices[0].name if devices else "cpu",
-    }, begin
+    gpus = tf.config.list_physical_devices("GPU")
+    device_name = gpus[0].name if gpus else "cpu"
+    return Framework({"framework": "tensorflow", "version": tf.__version__, "device": device_name}, connect)
 
 
-def check_sum(total: Callable[[List[float]], List[float]], rank: int, size: int) -> Dict[str, Any]:
-    """That all ranks' numbers add up, and how long 4 MiB take (the best of a few rounds)."""
-    wanted = size * (size + 1) / 2
-    found = total([rank + 1.0, 0.0])[0]
-    if found != wanted:
-        raise Wrong("the ranks' numbers add up to {}, not to {}", found, wanted)
-    values = [1.0] * ELEMENTS
-    best = float("inf")
-    for _round in range(ROUNDS):
-        began = time.monotonic()
-        if total(values)[0] != size:
-            raise Wrong("a large sum came out wrong")
-        best = min(best, time.monotonic() - began)
-    return {"ranks": size, "milliseconds": round(best * 1000, 2)}
+def _barrier_by_all_reduce(all_reduce: Callable[[List[float]], List[float]]) -> None:
+    """Wait for all ranks: a sum is complete only after every rank has joined it."""
+    all_reduce([0.0, 0.0])
 
 
-def check_broadcast(total: Callable[[List[float]], List[float]], rank: int) -> Dict[str, Any]:
-    """That what rank 0 alone says reaches every rank."""
-    found = total([42.0 if rank == 0 else 0.0, 0.0])[0]
-    if found != 42.0:
-        raise Wrong("rank 0 said 42, and {} arrived", found)
+def check_all_reduce(collectives: Collectives, rank: int, world_size: int) -> Dict[str, Any]:
+    """Check that a sum over all ranks is right; report the shortest time for 4 MiB."""
+    # Every rank adds its number plus one: 1 + 2 + ... + world_size.
+    expected = world_size * (world_size + 1) / 2
+    total = collectives.all_reduce([rank + 1.0, 0.0])[0]
+    if total != expected:
+        raise CheckFailed(f"the ranks' numbers add up to {total}, not to {expected}")
+    values = [1.0] * ALL_REDUCE_ELEMENTS
+    shortest_seconds = float("inf")
+    for _repetition in range(ALL_REDUCE_REPETITIONS):
+        started_at = time.monotonic()
+        if collectives.all_reduce(values)[0] != world_size:
+            raise CheckFailed("a large sum came out wrong")
+        shortest_seconds = min(shortest_seconds, time.monotonic() - started_at)
+    return {"ranks": world_size, "milliseconds": round(shortest_seconds * 1000, 2)}
+
+
+def check_broadcast(collectives: Collectives, rank: int) -> Dict[str, Any]:
+    """Check that a value of rank 0 reaches every rank, by a sum to which the other ranks add 0."""
+    received = collectives.all_reduce([42.0 if rank == 0 else 0.0, 0.0])[0]
+    if received != 42.0:
+        raise CheckFailed(f"rank 0 sent 42, and {received} arrived")
     return {}
 
 
-def check_clock(barrier: Callable[[], None]) -> Dict[str, Any]:
-    """When all ranks left the same barrier, by this node's clock: the reader compares."""
-    barrier()
-    barrier()
+def check_clock(collectives: Collectives) -> Dict[str, Any]:
+    """Report the Unix time at which this rank left a barrier. Differences between nodes show how far clocks differ."""
+    # After the first barrier all ranks are in step, so they leave the second one at nearly the same moment.
+    collectives.barrier()
+    collectives.barrier()
     return {"at": time.time()}
 
 
 def main() -> int:
-    """Every check in turn; 1 where one failed on this rank."""
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    """Run every check; return 1 if one failed on this rank."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     report = Report(os.path.join(os.environ["RUN_DIR"], "check"), rank, int(os.environ["NODE_RANK"]))
-    os.chdir(os.environ["WORKSPACE"])
-    report.step("environment", check_environment)
-    report.step("python", check_python)
-    report.step("names", check_names)
-    for name in ("WORKSPACE", "CHECKPOINT_DIR", "RUN_DIR"):
-        report.step(name.lower(), functools.partial(check_folder, os.environ[name]))
+    os.chdir(os.environ["WORKSPACE"])  # a script starts in its own folder, and this one is not in the workspace
+    report.run("environment", check_environment, dict)
+    report.run("python", check_python, dict)
+    report.run("names", check_host_names, dict)
+    for name in ("WORKSPACE", "CHECKPOINT_DIR", "OUTPUT_DIR", "RUN_DIR"):
+        report.run(name.lower(), functools.partial(check_folder, os.environ[name]), dict)
     for name in filter(None, os.environ.get("DATASETS", "").split(",")):
-        path = os.path.join(os.environ["DATASETS_PATH"], name)
-        report.step("dataset", functools.partial(check_dataset, path))
-    begins: List[Callable[[], Collectives]] = []
-    ready: List[Collectives] = []
-
-    def load() -> Dict[str, Any]:
-        found, begin = load_framework()
-        begins.append(begin)
-        return found
-
-    def meet() -> Dict[str, Any]:
-        ready.append(begins[0]())
-        return {}
-
-    report.step("framework", load)
-    if begins:
-        report.step("meeting", meet)
-    if ready:
-        total, barrier = ready[0]
-        report.step("sum", lambda: check_sum(total, rank, size))
-        report.step("broadcast", lambda: check_broadcast(total, rank))
-        report.step("clock", lambda: check_clock(barrier))
+        dataset = os.path.join(os.environ["DATASETS_PATH"], name)
+        report.run("dataset", functools.partial(check_dataset, dataset), dict)
+    framework = report.run("framework", load_framework, lambda framework: framework.description)
+    collectives = framework and report.run("meeting", framework.connect, lambda _collectives: {})
+    if collectives:
+        report.run("sum", functools.partial(check_all_reduce, collectives, rank, world_size), dict)
+        report.run("broadcast", functools.partial(check_broadcast, collectives, rank), dict)
+        report.run("clock", functools.partial(check_clock, collectives), dict)
     failed = [finding["name"] for finding in report.findings if not finding["ok"]]
-    say("rank {}: {}".format(rank, "failed: " + ", ".join(failed) if failed else "everything works"))
+    print_line("rank {}: {}".format(rank, "failed: " + ", ".join(failed) if failed else "everything works"))
     return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    # The launcher's own modules are not to be found in place of the image's.
-    sys.path[:] = [place for place in sys.path if place != os.path.dirname(os.path.abspath(__file__))]
+    # This script is in the launcher's folder, whose modules must not hide the image's (`agent`, `disk`, `dns`).
+    own_folder = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [folder for folder in sys.path if folder != own_folder]
     sys.exit(main())

@@ -1,29 +1,71 @@
-"""Which rank sits where and what it is told. PURE: a plan in, plain data out.
+"""The plan of a node's launcher, and the environment and arguments of its ranks. Pure.
 
-The one rule: every variable of the environment contract that does not depend on a framework is named here and
-nowhere else (the frameworks' own are in `frameworks`).
+All variables of the environment contract are named here, except the frameworks' own (`frameworks`).
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # as `typing` has it, without the time that importing it takes
-if TYPE_CHECKING:
-    from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
-else:
-    from .plain import NamedTuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, TypedDict
+
+from .variables import expand
 
 LOCAL_RANK_FLAGS = ("--local_rank", "--local-rank")
+_ABSL_PREFIX = "DEFINE_"
+_FLAGS_BY_CHOICE = {"underscore": "--local_rank", "dash": "--local-rank", "none": None}
+
+
+class LaunchPlan(TypedDict, total=False):
+    """The JSON that a supervisor sends to its node's launcher. Descriptors are numbers that the launcher inherits."""
+
+    plan: Dict[str, Any]
+    """The fields of `Plan`."""
+    token: str
+    """A secret that the launchers of one run share."""
+    control_port: int
+    """Where the launcher of node 0 listens for the others."""
+    listener: Optional[int]
+    """Descriptor of that listening socket; None on every other node, and where the supervisor could not open it."""
+    outputs: List[int]
+    """A descriptor for the output of each local rank."""
+    warm: Optional[int]
+    """Descriptor of the socket from which forked ranks read; None if every rank starts cold."""
+    python: str
+    environment: Dict[str, str]
+    variables: Dict[str, str]
+    """The order's own environment variables, which only the ranks get."""
+    secrets: Dict[str, str]
+    """Further variables of the ranks. The supervisor replaces their values in all that it stores (`masking`)."""
+    devices: List[str]
+    """GPUs of this node, by the names that the container runtime gave them."""
+    umask: int
+    start_seconds: float
+    """How long to wait for the launchers of the other nodes; if absent, `agent.START_SECONDS`."""
+    owns_pid_namespace: bool
+    """Whether no other process runs in this pid namespace besides the supervisor and what this launcher starts."""
+    folder: str
+    """The script's folder. The launcher sets this and the next two itself, from the script's source."""
+    local_rank_flag: Optional[str]
+    """The flag by which the script expects its local rank; None for none."""
+    import_folders: List[str]
+    """The folders where the script's imports may find its own modules; see `warm.client.import_folders`."""
 
 
 class Plan(NamedTuple):
-    """What the launcher of one node is told. The same on every node but for `node`.
+    """The plan of one node's launcher, the same on every node except for `node`.
 
-    Paths are as seen inside the sandbox. `worker_ports` holds one free port per global rank where the framework needs
-    them (TensorFlow), else nothing; `spare_ports` as many again for every round that an elastic run may come to.
-    `interface` is the network interface that collectives use; empty: their choice. 0 seconds: the framework's own.
-    In a round, `home` is this node's number at submission, and `homes` those of all nodes that take part.
-    `hang_seconds` is how long a run may show no sign of progress (0: not watched), `cpus` the cores of one node (0: not
-    known). `own_network` says that this node's network namespace carries no traffic of others.
+    Paths are as seen inside the sandbox. `workers` is the number of ranks per node. `worker_ports` holds one free port
+    per global rank for TensorFlow, else none. `spare_ports` holds the ports of all further rounds of an elastic run.
+    `interface` is the network interface for collectives; if empty, the framework chooses. 0 seconds means the
+    framework's default time-out. `hang_seconds` is how long a run may show no progress (0: not watched). `cpus` is the
+    number of cores of one node (0: not known). `own_network`: this node's network namespace carries only its own
+    traffic.
+
+    Nodes have new numbers in each round. `home` is this node's number at submission (-1: in no round yet), and `homes`
+    has those of all nodes that take part.
+
+    `lr` is the learning rate as ordered; with `lr_scaling` "linear" the ranks get it times the number of processes.
+
+    `expands_arguments`: replace references to variables in the arguments (`variables.expand`).
     """
 
     run_id: str
@@ -60,15 +102,22 @@ class Plan(NamedTuple):
     cpus: float = 0.0
     own_network: bool = False
     traceparent: str = ""
+    local_rank_argument: str = "auto"
+    models: Sequence[str] = ()
+    models_path: str = "/models"
+    output_dir: str = ""
+    expands_arguments: bool = False
+    lr_scaling: str = "none"
+    warmup_epochs: int = 0
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Plan:
-        """Read a plan from a JSON object that has its fields and perhaps others."""
+        """Read a plan from a JSON object; other fields are ignored."""
         return cls(**{name: data[name] for name in cls._fields if name in data})
 
     @property
     def world_size(self) -> int:
-        """All processes of the run."""
+        """The number of processes of the run."""
         return self.nodes * self.workers
 
     @property
@@ -77,23 +126,27 @@ class Plan(NamedTuple):
         return 0 < self.min_nodes < self.nodes
 
     def host(self, node: int) -> str:
-        """The name that frameworks know a node by, from its number at submission: one that stays and is its own."""
+        """Return the host name that frameworks see for a node, by its number at submission: unique and stable."""
         return "{}-{}".format(self.run_id, node)
 
     def rank(self, local_rank: int) -> int:
-        """The global rank of a local one on this node: nodes are filled one after another."""
+        """Return the global rank of a local one; ranks fill the nodes one after another."""
         return self.node * self.workers + local_rank
 
 
 def common_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
-    """The part of the contract that every framework shares."""
+    """Return the variables that all frameworks share."""
     run_dir = plan.run_dir.rstrip("/")
     environment = {
         "DATASETS_PATH": plan.datasets_path,
         "DATASETS": ",".join(plan.datasets),
+        "MODELS_PATH": plan.models_path,
+        "MODELS": ",".join(plan.models),
         "WORKSPACE": plan.workspace,
         "EPOCHS": str(plan.epochs),
-        "LR": plan.lr,
+        "LR": scaled_lr(plan.lr, plan.world_size) if plan.lr_scaling == "linear" else plan.lr,
+        "LR_BASE": plan.lr,
+        "LR_WARMUP_EPOCHS": str(plan.warmup_epochs),
         "BATCH_SIZE": str(plan.batch_size),
         "BACKEND": plan.backend,
         "MASTER_ADDR": plan.addresses[0],
@@ -111,6 +164,8 @@ def common_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
         "OMP_NUM_THREADS": str(plan.omp_threads),
         "PYTHONUNBUFFERED": "1",
     }
+    if plan.output_dir:  # the plan of a run that was submitted by an earlier version has none
+        environment["OUTPUT_DIR"] = plan.output_dir
     if plan.collective_timeout_seconds:
         environment["COLLECTIVE_TIMEOUT_SECONDS"] = str(plan.collective_timeout_seconds)
     if plan.traceparent:
@@ -118,34 +173,47 @@ def common_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
     return environment
 
 
+def scaled_lr(lr: str, world_size: int) -> str:
+    """Return a learning rate times the number of processes, without the rounding errors of binary numbers."""
+    # Imported here because few runs need it.
+    from decimal import Decimal  # noqa: PLC0415
+
+    return str(Decimal(lr) * world_size)
+
+
 def imported_names(source: str) -> List[str]:
-    """Top-level names of the modules that a source imports, by a cheap look at its lines."""
+    """Return the top-level names of the modules that a source imports, found by a quick scan of its lines."""
     names: List[str] = []
-    # Without regular expressions, whose import takes longer than this.
+    # Without regular expressions, for speed: this reads every line of every source before the ranks start.
     for line in source.splitlines():
-        word, _, rest = line.replace("\t", " ").strip(" ").partition(" ")
-        if word == "from":
+        keyword, _, rest = line.replace("\t", " ").strip(" ").partition(" ")
+        if keyword == "from":
             rest = rest.lstrip(" ")
             names.append(_identifier(rest[1:] if rest.startswith(".") else rest))
-        elif word == "import":
+        elif keyword == "import":
             names.extend(_identifier(part.lstrip(" ")) for part in rest.split("#")[0].split(";")[0].split(","))
     return [name for name in names if name]
 
 
 def _identifier(text: str) -> str:
-    """The name that a text begins with."""
-    end = next((at for at, letter in enumerate(text) if letter != "_" and not letter.isalnum()), len(text))
+    """Return the identifier at the beginning of a text, or ""."""
+    end = next(
+        (index for index, character in enumerate(text) if character != "_" and not character.isalnum()), len(text)
+    )
     return text[:end] if text[:end].isidentifier() else ""
 
 
-def local_rank_flag(sources: Iterable[str]) -> Optional[str]:
-    """The spelling of the local-rank flag that an argument parser in one of the sources declares; None for none.
+def local_rank_flag(sources: Iterable[str], choice: str = "auto") -> Optional[str]:
+    """Return the flag by which the script wants its local rank; None for none.
 
-    PyTorch 2 renamed the flag, and a strict parser fails on the spelling it does not know: only what the script itself
-    declares is ever passed. A source that does not parse declares nothing.
+    If `choice` is `auto`, it is the flag that an argument parser in one of the sources declares. PyTorch 2 renamed the
+    flag, and a parser rejects a spelling that it does not know, so only a declared flag is passed. A source that cannot
+    be parsed declares none.
     """
+    if choice in _FLAGS_BY_CHOICE:
+        return _FLAGS_BY_CHOICE[choice]
     for source in sources:
-        if any(flag in source for flag in LOCAL_RANK_FLAGS):
+        if any(flag in source for flag in (*LOCAL_RANK_FLAGS, _ABSL_PREFIX)):
             flag = _declared_flag(source)
             if flag:
                 return flag
@@ -153,7 +221,7 @@ def local_rank_flag(sources: Iterable[str]) -> Optional[str]:
 
 
 def _declared_flag(source: str) -> Optional[str]:
-    # Imported here for speed alone: parsing is needed by few scripts, and `ast` is a fifth of the launcher's start.
+    # Imported here because few scripts need it, and importing `ast` takes a fifth of the launcher's start.
     import ast  # noqa: PLC0415
 
     try:
@@ -164,17 +232,22 @@ def _declared_flag(source: str) -> Optional[str]:
         if not isinstance(call, ast.Call):
             continue
         name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-        if name not in ("add_argument", "option"):
-            continue
-        for argument in call.args:
-            if isinstance(argument, ast.Constant) and argument.value in LOCAL_RANK_FLAGS:
-                return str(argument.value)
+        values = [argument.value for argument in call.args if isinstance(argument, ast.Constant)]
+        if name in ("add_argument", "add_option", "option"):
+            for value in values:
+                if value in LOCAL_RANK_FLAGS:
+                    return str(value)
+        elif name.startswith(_ABSL_PREFIX) and values[:1] == ["local_rank"]:
+            return "--local_rank"
     return None
 
 
-def rank_arguments(plan: Plan, local_rank: int, flag: Optional[str]) -> List[str]:
-    """The script's arguments: what was bought, and the local-rank flag where it is declared and not given already."""
-    arguments = list(plan.arguments)
+def rank_arguments(plan: Plan, local_rank: int, flag: Optional[str], environment: Mapping[str, str]) -> List[str]:
+    """Return the script's arguments, with the local-rank flag if it is declared and not given already.
+
+    `environment` has the variables that the arguments may refer to.
+    """
+    arguments = [expand(each, environment) for each in plan.arguments] if plan.expands_arguments else [*plan.arguments]
     if flag and not any(argument.split("=")[0] in LOCAL_RANK_FLAGS for argument in arguments):
         arguments.append("{}={}".format(flag, local_rank))
     return arguments

@@ -1,6 +1,13 @@
 // What every page does: theme buttons, toasts, copy buttons, questions before dangerous acts, forms that are sent once,
 // controls that send their form. All by data attributes; there are no inline handlers.
 
+// The server writes times in the reader's zone: the next page is in this one.
+const zone = encodeURIComponent(Intl.DateTimeFormat().resolvedOptions().timeZone ?? "");
+if (zone && !document.cookie.split("; ").includes(`time_zone=${zone}`)) {
+  const secure = location.protocol === "https:" ? "; secure" : "";
+  document.cookie = `time_zone=${zone}; path=/; max-age=31536000; samesite=lax${secure}`;
+}
+
 const copy = async (button) => {
   try {
     await navigator.clipboard.writeText(button.dataset.copy);
@@ -25,17 +32,43 @@ document.addEventListener("change", (event) => {
   if (event.target.matches("[data-autosubmit]")) event.target.form.requestSubmit();
 });
 
-/** Ask before sending; the form is sent once the person agrees. */
+// A search's URL names only what was chosen.
+document.addEventListener("submit", (event) => {
+  if (!event.target.matches("[data-omit-empty]")) return;
+  for (const control of event.target.elements) {
+    if (control.name && !control.value) control.disabled = true;
+  }
+});
+
+/** Ask before sending; the form is sent once the person agrees, even if a refresh has replaced that part of the page. */
 const confirmThen = (form, submitter) => {
   const dialog = document.getElementById("confirm");
   dialog.querySelector("#confirm-question").textContent = form.dataset.confirm;
   dialog.querySelector("[data-confirm-detail]").textContent = form.dataset.confirmDetail ?? "";
+  const names = form.dataset.confirmNames ? [...document.querySelectorAll(form.dataset.confirmNames)] : [];
+  dialog.querySelector("[data-confirm-names]").replaceChildren(
+    ...names.map((box) => Object.assign(document.createElement("li"), { textContent: box.getAttribute("aria-label") })),
+  );
   const yes = dialog.querySelector("[data-confirm-yes]");
   yes.textContent = form.dataset.confirmYes;
+  const word = form.dataset.confirmType;
+  const typed = dialog.querySelector("[data-confirm-type]");
+  const field = typed.querySelector("input");
+  typed.hidden = !word;
+  typed.querySelector("[data-confirm-word]").textContent = word ?? "";
+  field.value = "";
+  yes.disabled = Boolean(word);
+  field.oninput = () => { yes.disabled = field.value.trim() !== word; };
+  field.onkeydown = (event) => { if (event.key === "Enter" && !yes.disabled) yes.click(); };
+  dialog.addEventListener("shown.bs.modal", () => { if (word) field.focus(); }, { once: true });
   const modal = window.tabler.bootstrap.Modal.getOrCreateInstance(dialog);
   yes.onclick = () => {
     form.dataset.confirmed = "";
     modal.hide();
+    if (!form.isConnected) {
+      form.hidden = true;
+      document.body.append(form); // a form outside the document is never sent
+    }
     form.requestSubmit(submitter);
   };
   modal.show();
@@ -57,9 +90,22 @@ document.addEventListener("submit", (event) => {
   event.submitter?.classList.add("btn-loading");
 });
 
+// Rows that refresh themselves keep the boxes that were ticked.
+document.addEventListener("htmx:beforeSwap", (event) => {
+  if (event.detail.target?.id !== "job-rows") return;
+  const ticked = [...event.detail.target.querySelectorAll("input[name=job]:checked")].map((box) => box.id);
+  document.addEventListener("htmx:afterSwap", () => {
+    for (const id of ticked) {
+      const box = document.getElementById(id);
+      if (box) box.checked = true;
+    }
+  }, { once: true });
+});
+
 // A page that comes back from the browser's memory can be used again.
 addEventListener("pageshow", (event) => {
   if (!event.persisted) return;
+  document.querySelectorAll("[data-omit-empty] :disabled").forEach((control) => { control.disabled = false; });
   document.querySelectorAll("form[data-sent]").forEach((form) => delete form.dataset.sent);
   document.querySelectorAll(".btn-loading").forEach((button) => button.classList.remove("btn-loading"));
 });
@@ -75,3 +121,42 @@ document.addEventListener("click", (event) => {
   field.dispatchEvent(new Event("input", { bubbles: true }));
   field.focus();
 });
+
+// A session that ended while its page was open: what was typed into forms with data-keep outlives signing in again, in
+// this tab and for the same person alone.
+const KEPT = "trainyard-kept";
+const place = location.pathname + location.search;
+
+const askToSignIn = () => {
+  const forms = Object.fromEntries([...document.querySelectorAll("form[data-keep]")].map((form) => [form.id, [...new FormData(form)]]));
+  sessionStorage.setItem(KEPT, JSON.stringify({ place, person: document.body.dataset.person, forms }));
+  const dialog = document.getElementById("signed-out");
+  const link = dialog.querySelector("[data-sign-in]");
+  link.search = new URLSearchParams({ next: place });
+  window.tabler.bootstrap.Modal.getOrCreateInstance(dialog).show();
+};
+
+document.addEventListener("htmx:responseError", (event) => {
+  if (event.detail.xhr.status === 401) askToSignIn();
+});
+document.addEventListener("trainyard:signed-out", askToSignIn);
+
+const fill = (form, entries) => {
+  for (const [name, value] of entries) {
+    const control = form.elements.namedItem(name);
+    const box = form.querySelector(`input[type="checkbox"][name="${CSS.escape(name)}"][value="${CSS.escape(value)}"]`);
+    if (box) box.checked = true;
+    else if (control) control.value = value;
+  }
+};
+
+const kept = JSON.parse(sessionStorage.getItem(KEPT) ?? "null");
+if (kept && kept.place === place) {
+  sessionStorage.removeItem(KEPT);
+  if (kept.person === document.body.dataset.person) {
+    for (const [id, entries] of Object.entries(kept.forms)) {
+      const form = document.getElementById(id);
+      if (form) fill(form, entries);
+    }
+  }
+}

@@ -11,8 +11,16 @@ export const colour = (name) => {
   return resolved;
 };
 
+/** The reader's time zone, which the page was written in; and a moment in it, as uPlot wants one. */
+export const zone = document.documentElement.dataset.timeZone;
+export const inZone = (seconds) => window.uPlot.tzDate(new Date(seconds * 1000), zone);
+
 /** An axis in the colours of now. */
 export const axes = () => {
   const grid = { stroke: colour("--tblr-border-color"), width: 1 };
   return { stroke: colour("--tblr-secondary"), grid, ticks: grid, font: `11px ${style("--tblr-font-sans-serif")}` };
 };
+
+const COLOURS = ["--tblr-primary", "--tblr-orange", "--tblr-green", "--tblr-purple", "--tblr-red", "--tblr-cyan", "--tblr-yellow", "--tblr-pink"];
+/** The colour of the run or node at a place, the same in every chart. Each is readable in both themes. */
+export const hue = (place) => colour(COLOURS[place % COLOURS.length]);

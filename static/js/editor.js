@@ -1,5 +1,6 @@
 // The editor of one file: CodeMirror, saving with Ctrl-S, and a warning before unsaved text is left.
-// The one rule: text is saved as it came, line ends included.
+// The one rule: text is saved as it came, line ends included. When the session has ended, app.js keeps the text in
+// the form over signing in again.
 import { csrf, toast } from "./shared.js";
 
 const area = document.getElementById("editor");
@@ -8,6 +9,7 @@ const button = document.getElementById("save");
 const original = JSON.parse(document.getElementById("editor-text").textContent);
 const lineEnd = original.includes("\r\n") ? "\r\n" : "\n";
 
+const kept = area.value; // empty, but for what app.js brought back
 area.value = original;
 const editor = window.CodeMirror.fromTextArea(area, {
   mode: area.dataset.mode || null,
@@ -26,10 +28,51 @@ const editor = window.CodeMirror.fromTextArea(area, {
   },
 });
 editor.getInputField().setAttribute("aria-label", area.getAttribute("aria-label"));
+// A link of a failed job leads to a line.
+const asked = /^#L(\d{1,9})$/.exec(location.hash);
+if (asked) {
+  editor.setCursor(Number(asked[1]) - 1, 0);
+  editor.scrollIntoView(null, 200);
+  editor.focus();
+}
 let saved = editor.changeGeneration();
+let isKept = false;
 let isNew = Boolean(area.dataset.new);
+// The version of the file that the text was loaded from, empty while it is new. It is kept with the text.
+const version = area.form.elements.namedItem("version");
+const conflict = document.getElementById("conflict");
 
 const dirty = () => isNew || !editor.isClean(saved);
+
+/** Show how the file's text now differs from the one in the editor. Nothing is saved until the user decides. */
+const showConflict = (current) => {
+  state.textContent = area.dataset.saysChanged;
+  document.getElementById("conflict-title").textContent = current.message;
+  document.getElementById("conflict-text").value = current.text;
+  document.getElementById("conflict-diff").replaceChildren(
+    ...current.diff.map(([sign, text]) => {
+      const line = document.createElement("span");
+      line.className = { "+": "diff-new", "-": "diff-old", "@": "diff-gap" }[sign] ?? "";
+      line.textContent = sign === "@" ? "⋯" : `${sign === "-" ? "−" : sign} ${text}`;
+      return line;
+    }),
+  );
+  conflict.querySelector("[data-resolve=theirs]").onclick = () => {
+    editor.setValue(current.text);
+    version.value = current.version;
+    isNew = !version.value;
+    saved = editor.changeGeneration();
+    state.textContent = "";
+    conflict.hidden = true;
+    editor.focus();
+  };
+  conflict.querySelector("[data-resolve=mine]").onclick = () => {
+    version.value = current.version;
+    save();
+  };
+  conflict.hidden = false;
+  conflict.focus();
+};
 
 const save = async () => {
   if (!area.dataset.writable) return;
@@ -40,14 +83,26 @@ const save = async () => {
   try {
     const answer = await fetch(area.dataset.save, {
       method: "POST",
-      headers: { "Content-Type": "application/json", "X-CSRFToken": csrf() },
-      body: JSON.stringify({ text }),
+      // As htmx asks: where the session has ended, the answer is a 401 and not the login page.
+      headers: { "Content-Type": "application/json", "X-CSRFToken": csrf(), "HX-Request": "true" },
+      body: JSON.stringify({ text, version: version.value }),
     });
-    const { message } = await answer.json();
-    if (!answer.ok) throw new Error(message);
+    if (answer.status === 401) {
+      area.value = text;
+      isKept = true;
+      state.textContent = area.dataset.saysChanged;
+      document.dispatchEvent(new Event("trainyard:signed-out"));
+      return;
+    }
+    const result = await answer.json();
+    if (answer.status === 409) return showConflict(result);
+    if (!answer.ok) throw new Error(result.message);
+    conflict.hidden = true;
+    version.value = result.version;
     saved = generation;
     isNew = false;
-    state.textContent = editor.isClean(saved) ? message : area.dataset.saysChanged;
+    for (const link of ["download", "train"]) document.getElementById(link)?.removeAttribute("hidden");
+    state.textContent = editor.isClean(saved) ? result.message : area.dataset.saysChanged;
     const here = new URL(location.href);
     here.searchParams.delete("new");
     history.replaceState(null, "", here);
@@ -58,6 +113,7 @@ const save = async () => {
 };
 
 editor.on("change", () => (state.textContent = dirty() ? area.dataset.saysChanged : ""));
+if (kept) editor.setValue(kept);
 button?.addEventListener("click", save);
 document.addEventListener("keydown", (event) => {
   if ((event.ctrlKey || event.metaKey) && event.key === "s") {
@@ -65,4 +121,4 @@ document.addEventListener("keydown", (event) => {
     save();
   }
 });
-addEventListener("beforeunload", (event) => area.dataset.writable && !editor.isClean(saved) && event.preventDefault());
+addEventListener("beforeunload", (event) => area.dataset.writable && !isKept && !editor.isClean(saved) && event.preventDefault());

@@ -1,6 +1,6 @@
 // What the nodes and ranks of a job use: charts with a line for each node, and a table of ranks. Asked for when the tab is
 // opened, and again every few seconds while the job runs and the tab is seen.
-import { axes, colour } from "./charts.js";
+import { axes, hue, inZone, zone } from "./charts.js";
 
 const pane = document.getElementById("telemetry");
 const holder = document.getElementById("telemetry-charts");
@@ -10,7 +10,6 @@ const ORDER = ["cpu", "memory", "gpu", "gpu_memory", "net_rx", "net_tx", "disk_r
 const BYTES = new Set(ORDER.filter((name) => !["cpu", "gpu"].includes(name)));
 const RATES = new Set(["net_rx", "net_tx", "disk_read", "disk_write"]);
 const POWERS = Array.from({ length: 50 }, (_each, power) => 2 ** power);
-const COLOURS = ["--tblr-blue", "--tblr-orange", "--tblr-green", "--tblr-purple", "--tblr-red", "--tblr-cyan", "--tblr-yellow", "--tblr-pink"];
 const charts = [];
 let told = null;
 let timer = 0;
@@ -34,8 +33,8 @@ const draw = (name) => {
   if (!nodes.length) return;
   const place = document.createElement("div");
   place.className = "col-md-6";
-  place.innerHTML = '<div class="chart"><h3 class="card-title mb-1"></h3><div></div></div>';
-  place.querySelector("h3").textContent = holder.dataset[name] + (RATES.has(name) ? ` ${holder.dataset.rates}` : "");
+  place.innerHTML = '<div class="chart"><h2 class="card-title mb-1"></h2><div></div></div>';
+  place.querySelector("h2").textContent = holder.dataset[name] + (RATES.has(name) ? ` ${holder.dataset.rates}` : "");
   holder.append(place);
   const shown = BYTES.has(name) ? size : number;
   const axis = axes();
@@ -44,13 +43,14 @@ const draw = (name) => {
       {
         width: place.clientWidth - 16,
         height: 200,
+        tzDate: inZone,
         cursor: { sync: { key: "telemetry" }, points: { size: 6 } },
         scales: { y: { range: (_chart, _low, high) => [0, high > 0 ? high * 1.1 : 1] } },
         series: [
-          {},
+          { label: zone },
           ...nodes.map((node) => ({
             label: `${holder.dataset.node} ${node.node}`,
-            stroke: colour(COLOURS[node.node % COLOURS.length]),
+            stroke: hue(node.node),
             width: 1.5,
             spanGaps: true,
             points: { show: node.at.length < 3 },

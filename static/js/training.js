@@ -5,7 +5,8 @@ const field = (name) => form.elements.namedItem(name);
 
 const touched = new Set(field("touched").value.split(",").filter(Boolean));
 const touch = (event) => {
-  const name = event.target.dataset.dataset ? "datasets" : event.target.dataset.field ?? event.target.name;
+  const { dataset, versionOf } = event.target.dataset;
+  const name = dataset || versionOf ? "datasets" : event.target.dataset.field ?? event.target.name;
   if (name) touched.add(name);
   field("touched").value = [...touched].join(",");
 };
@@ -14,9 +15,17 @@ form.addEventListener("input", touch, true);
 
 const datasets = field("datasets");
 const boxes = [...form.querySelectorAll("[data-dataset]")];
-const chosen = () => datasets.value.split(",").filter(Boolean);
+const versions = [...form.querySelectorAll("[data-version-of]")];
+// Each as "name", the latest version, or as "name@3".
+const chosen = () => datasets.value.split(",").map((each) => each.trim()).filter(Boolean);
+const nameOf = (each) => each.split("@")[0];
 const showDatasets = () => {
-  const order = chosen();
+  const order = chosen().map(nameOf);
+  for (const select of versions) {
+    select.hidden = !order.includes(select.dataset.versionOf);
+    const [, number = ""] = chosen().find((each) => nameOf(each) === select.dataset.versionOf)?.split("@") ?? [];
+    if ([...select.options].some((option) => option.value === number)) select.value = number;
+  }
   for (const box of boxes) {
     const place = order.indexOf(box.dataset.dataset);
     const badge = box.parentElement.querySelector("[data-place]");
@@ -26,9 +35,14 @@ const showDatasets = () => {
   }
 };
 form.addEventListener("change", (event) => {
-  const name = event.target.dataset.dataset;
-  if (!name) return;
-  datasets.value = [...chosen().filter((each) => each !== name), ...(event.target.checked ? [name] : [])].join(",");
+  const { dataset, versionOf } = event.target.dataset;
+  if (dataset) {
+    const others = chosen().filter((each) => nameOf(each) !== dataset);
+    datasets.value = [...others, ...(event.target.checked ? [dataset] : [])].join(",");
+  } else if (versionOf) {
+    const text = event.target.value ? `${versionOf}@${event.target.value}` : versionOf;
+    datasets.value = chosen().map((each) => (nameOf(each) === versionOf ? text : each)).join(",");
+  } else return;
   showDatasets();
 }, true);
 
@@ -36,7 +50,8 @@ const image = document.getElementById("image");
 const framework = document.getElementById("framework");
 const showImages = () => {
   for (const option of image.options) option.disabled = option.hidden = !option.dataset.frameworks.split(" ").includes(framework.value);
-  const fitting = [...image.options].find((option) => !option.disabled);
+  const usable = [...image.options].filter((option) => !option.disabled);
+  const fitting = usable.find((option) => option.dataset.notReady === undefined) ?? usable[0];
   if (image.selectedOptions[0]?.disabled && fitting) fitting.selected = true;
 };
 // What a framework does not have is neither shown nor sent.
@@ -73,6 +88,116 @@ document.addEventListener("click", (event) => {
   if (event.target.closest("[data-requote]")) window.htmx.trigger(form, "requote");
 });
 
+// Buttons that set a field: scripts of the tree, and a requirements file that the quote has found.
+document.addEventListener("click", (event) => {
+  const { setField, value } = event.target.closest("[data-set-field]")?.dataset ?? {};
+  if (!setField) return;
+  field(setField).value = value;
+  field(setField).dispatchEvent(new Event("change", { bubbles: true }));
+});
+
+// In the tree of scripts, the chosen one is marked, and its folders are open.
+const showScript = () => {
+  for (const button of form.querySelectorAll("#script-tree button")) {
+    const isChosen = button.dataset.value === field("code_path").value;
+    button.removeAttribute("aria-current");
+    if (!isChosen) continue;
+    button.setAttribute("aria-current", "true");
+    for (let place = button.closest("details"); place?.closest("#script-tree"); place = place.parentElement.closest("details")) place.open = true;
+  }
+};
+field("code_path").addEventListener("change", showScript);
+document.addEventListener("htmx:oobAfterSwap", showScript);
+
+// The environment is asked for when its section is open, and again with each quote.
+const preview = document.getElementById("launch-preview");
+const showPreview = () => {
+  const quote = document.querySelector("#quote [data-quote]")?.dataset.quote;
+  if (preview.open && quote) window.htmx.ajax("GET", preview.dataset.url.replace(/[0-9a-f-]{36}/, quote), { target: "#launch-preview-rows", source: preview });
+};
+preview.addEventListener("toggle", showPreview);
+
+// In a rerun, what differs from the earlier job is marked.
+const earlier = JSON.parse(form.dataset.earlier ?? "{}");
+const valuesOf = (name) =>
+  [...form.elements]
+    .filter((control) => control.name === name && (!["radio", "checkbox"].includes(control.type) || control.checked))
+    .map((control) => control.value)
+    .filter((value) => value !== "");
+const showChanges = () => {
+  const changed = [];
+  for (const [name, before] of Object.entries(earlier)) {
+    const control = [...form.elements].find((each) => each.name === name);
+    const place = control?.closest('[id^="field-"]');
+    if (!place) continue;
+    place.querySelector(".changed-mark")?.remove();
+    const isChanged = JSON.stringify([...valuesOf(name)].sort()) !== JSON.stringify([...before].sort());
+    place.classList.toggle("is-changed", isChanged);
+    if (!isChanged) continue;
+    changed.push(place.dataset.title ?? place.querySelector("label, legend").firstChild.textContent.trim());
+    const mark = document.getElementById("changed-mark").content.cloneNode(true);
+    const code = mark.querySelector("code");
+    const title = (value) => [...(control.options ?? [])].find((option) => option.value === value)?.text ?? value;
+    code.textContent = before.map(title).join(", ") || code.dataset.empty;
+    place.append(mark);
+  }
+  const line = document.getElementById("changed-fields");
+  if (!line) return;
+  line.hidden = !changed.length;
+  line.querySelector("output").textContent = changed.join(", ");
+};
+form.addEventListener("input", showChanges);
+form.addEventListener("change", showChanges);
+
+// An alternative of the comparison: its nodes become those of the form, which gets a quote for them.
+document.addEventListener("click", (event) => {
+  const { chooseSpec, chooseNodes, chooseWorkers } = event.target.closest("[data-choose-spec]")?.dataset ?? {};
+  if (!chooseSpec) return;
+  const spec = form.querySelector(`[name="node_spec"][value="${CSS.escape(chooseSpec)}"]`);
+  if (!spec.checked) {
+    spec.checked = true;
+    spec.dispatchEvent(new Event("change", { bubbles: true }));
+  }
+  field("workers_per_node").value = chooseWorkers;
+  field("nodes").value = chooseNodes;
+  field("nodes").dispatchEvent(new Event("change", { bubbles: true }));
+});
+
+// While an order is being placed its quote stays: a new one would offer another Buy to a double click.
+let isOrdering = false;
+const isOrder = (element) => Boolean(element.closest?.("#order, #pay"));
+document.addEventListener("htmx:beforeRequest", (event) => {
+  const { elt } = event.detail;
+  if (isOrdering && (elt === form || isOrder(elt))) event.preventDefault();
+  else if (isOrder(elt)) isOrdering = true;
+});
+document.addEventListener("htmx:beforeSwap", (event) => {
+  if (isOrdering && event.detail.requestConfig.elt === form) event.detail.shouldSwap = false;
+});
+document.addEventListener("htmx:afterRequest", (event) => {
+  const { elt, xhr } = event.detail;
+  if (isOrder(elt) && !xhr.getResponseHeader("HX-Redirect")) isOrdering = false;
+});
+
+// A quote that has expired can't be bought: it says so, and offers a new one.
+let expires = Infinity;
+const showExpiry = () => {
+  const isOver = Date.now() >= expires;
+  for (const button of document.querySelectorAll("#quote [data-while-valid]")) button.disabled = button.disabled || isOver;
+  for (const element of document.querySelectorAll("#quote [data-until-expired]")) element.hidden = isOver;
+  for (const element of document.querySelectorAll("#quote [data-once-expired]")) element.hidden = !isOver;
+};
+document.addEventListener("htmx:afterSwap", (event) => {
+  if (event.target.id !== "quote") return;
+  showPreview();
+  const seconds = event.target.querySelector("[data-seconds-left]")?.dataset.secondsLeft;
+  expires = seconds === undefined ? Infinity : Date.now() + Number(seconds) * 1000;
+  showExpiry();
+});
+setInterval(showExpiry, 1000);
+
+showScript();
+showChanges();
 showDatasets();
 showImages();
 showFrameworkFields();

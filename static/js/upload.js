@@ -1,43 +1,25 @@
-// Sends files from the browser to the API: a dataset's archive, or a workspace's files one after the other.
+// Uploads files with Uppy: a dataset's archive, or files of a workspace. They go by the tus protocol, or, if they are
+// large and the operator has configured a bucket, directly to the bucket.
 // The one rule: bytes are never read into memory here; several files become one tar, a Blob made of the files themselves.
+// The same files always become the same tar, so that an upload continues after a reload once they are chosen again.
+import { Tus, Uppy } from "../vendor/uppy/uppy.min.js";
+import { Direct, memoryOf } from "./direct_upload.js";
 import { csrf, toast } from "./shared.js";
 
 const ARCHIVE = /\.(tar|tar\.gz|tgz|zip)$/i;
 const BLOCK = 512;
 const encoder = new TextEncoder();
 
-/** Send `body` by PUT; `progress` gets a fraction. Rejects with a sentence to show. */
-const put = (url, body, { progress, broken }) =>
-  new Promise((resolve, reject) => {
-    const request = new XMLHttpRequest();
-    request.open("PUT", url);
-    request.setRequestHeader("X-CSRFToken", csrf());
-    request.setRequestHeader("Content-Type", "application/octet-stream");
-    request.setRequestHeader("Accept", "application/json");
-    request.upload.onprogress = (event) => event.lengthComputable && progress(event.loaded / event.total);
-    request.onload = () => {
-      if (request.status < 300) return resolve();
-      try {
-        const answer = JSON.parse(request.responseText);
-        reject(Object.values(answer.fields ?? {}).flat().join(" ") || answer.message);
-      } catch {
-        reject(broken);
-      }
-    };
-    request.onerror = () => reject(broken);
-    request.send(body);
-  });
-
 const field = (block, text, offset, length) => block.set(encoder.encode(text).subarray(0, length), offset);
 
-const header = (name, size, type) => {
+const header = (name, size, type, modified) => {
   const block = new Uint8Array(BLOCK);
   field(block, name, 0, 100);
   field(block, "0000644\0", 100, 8);
   field(block, "0000000\0", 108, 8);
   field(block, "0000000\0", 116, 8);
   field(block, size.toString(8).padStart(11, "0") + "\0", 124, 12);
-  field(block, Math.floor(Date.now() / 1000).toString(8).padStart(11, "0") + "\0", 136, 12);
+  field(block, Math.floor(modified / 1000).toString(8).padStart(11, "0") + "\0", 136, 12);
   field(block, "        " + type + "", 148, 9);
   field(block, "ustar\0" + "00", 257, 8);
   const sum = block.reduce((total, byte) => total + byte, 0);
@@ -63,8 +45,8 @@ const tar = (files) => {
     if (encoder.encode(name).length > 100) records.push(pax("path", name));
     if (file.size >= 8 ** 11) records.push(pax("size", String(file.size)));
     const extra = new Blob(records);
-    if (records.length) parts.push(header("pax", extra.size, "x"), extra, padding(extra.size));
-    parts.push(header(name, file.size < 8 ** 11 ? file.size : 0, "0"), file, padding(file.size));
+    if (records.length) parts.push(header("pax", extra.size, "x", file.lastModified), extra, padding(extra.size));
+    parts.push(header(name, file.size < 8 ** 11 ? file.size : 0, "0", file.lastModified), file, padding(file.size));
   }
   parts.push(new Uint8Array(2 * BLOCK));
   return new Blob(parts);
@@ -95,65 +77,197 @@ const picked = (input) =>
     file,
   }));
 
-const meter = (zone) => {
-  const holder = zone.querySelector("[data-upload-state]");
-  const bar = holder.querySelector("progress");
+const RETRY_DELAYS = [0, 1000, 3000, 5000, 10000, 20000, 30000];
+const ENDPOINT = new URL("/api/v1/uploads/", location.href).href;
+/** Errors are shown to the person, so Uppy need not log them. */
+const SILENT = { debug: () => {}, warn: () => {}, error: () => {} };
+/** How often the state of an upload that the server publishes is asked for, in milliseconds. */
+const POLL = 1000;
+/** The weight of the newest measurement in the shown speed. */
+const NEWEST = 0.2;
+
+const language = document.documentElement.lang;
+const unit = (value, name) =>
+  new Intl.NumberFormat(language, { style: "unit", unit: name, maximumFractionDigits: value < 10 ? 1 : 0 }).format(value);
+const speedText = (bytes) => (bytes < 1e6 ? unit(bytes / 1e3, "kilobyte-per-second") : unit(bytes / 1e6, "megabyte-per-second"));
+const timeText = (seconds) => {
+  if (seconds < 60) return unit(Math.max(1, Math.round(seconds)), "second");
+  return seconds < 3600 ? unit(Math.round(seconds / 60), "minute") : unit(seconds / 3600, "hour");
+};
+
+/** Gives bytes per second, smoothed, from the bytes sent so far. `restart` forgets a pause. */
+const speedometer = () => {
+  let last = null;
+  let speed = null;
   return {
+    restart: () => (last = null),
+    add: (bytes) => {
+      const now = performance.now();
+      if (last && now - last.at < 250) return speed;
+      if (last) {
+        const current = ((bytes - last.bytes) * 1000) / (now - last.at);
+        speed = speed === null ? current : NEWEST * current + (1 - NEWEST) * speed;
+      }
+      last = { at: now, bytes };
+      return speed;
+    },
+  };
+};
+
+/** The progress, and the buttons, of one zone. */
+const display = (zone) => {
+  const holder = zone.querySelector("[data-upload-state]");
+  const part = (name) => holder.querySelector(`[data-upload-${name}]`);
+  return {
+    pause: part("pause"),
+    cancel: part("cancel"),
     show: (text, fraction) => {
       holder.hidden = false;
-      holder.querySelector("[data-upload-text]").textContent = text;
-      bar.value = fraction;
+      part("text").textContent = text;
+      holder.querySelector("progress").value = fraction;
     },
+    paused: (is) => (part("pause").textContent = is ? zone.dataset.resume : zone.dataset.pause),
+    buttons: (are) => [part("pause"), part("cancel")].forEach((button) => (button.hidden = !are)),
     hide: () => (holder.hidden = true),
   };
 };
 
-const sendDataset = async (zone, files) => {
-  const { show } = meter(zone);
-  const single = files.length === 1 && ARCHIVE.test(files[0].name);
-  const body = single ? files[0].file : tar(files);
-  const label = `${zone.dataset.sending} · ${files.length === 1 ? files[0].name : files.length}`;
-  show(label, 0);
-  await put(zone.dataset.datasetUpload, body, {
-    broken: zone.dataset.broken,
-    progress: (fraction) => show(fraction < 1 ? `${label} · ${Math.round(fraction * 100)} %` : zone.dataset.publishing, fraction),
-  });
-};
+/** The sentences of an error of the API. */
+const sentences = (answer) => Object.values(answer.fields ?? {}).flat().join(" ") || answer.message;
 
-const sendWorkspace = async (zone, files) => {
-  const { show } = meter(zone);
-  const total = files.reduce((sum, { file }) => sum + file.size, 0) || 1;
-  let before = 0;
-  for (const [at, { name, file }] of files.entries()) {
-    const path = [zone.dataset.folder, name].filter(Boolean).join("/");
-    const label = `${zone.dataset.sending} · ${name} · ${at + 1}/${files.length}`;
-    show(label, before / total);
-    await put(zone.dataset.workspaceUpload + path.split("/").map(encodeURIComponent).join("/"), file, {
-      broken: zone.dataset.broken,
-      progress: (fraction) => show(label, (before + fraction * file.size) / total),
-    });
-    before += file.size;
+/** Wait until the server has used the bytes. Rejects with a sentence if it can't. */
+const result = async (url, broken) => {
+  for (;;) {
+    const response = await fetch(url, { headers: { Accept: "application/json" } }).catch(() => null);
+    const upload = response?.ok ? await response.json() : null;
+    if (upload?.state === "complete") return;
+    if (upload?.state === "failed") throw upload.error.message;
+    if (response && !response.ok) throw broken;
+    await new Promise((resolve) => setTimeout(resolve, POLL));
   }
 };
 
-document.querySelectorAll("[data-dataset-upload], [data-workspace-upload]").forEach((zone) => {
-  const send = async (files) => {
+/** What is sent for the chosen files: {body, name, unpack}. */
+const prepare = (zone, files) => {
+  const [{ name, file }] = files;
+  const isDataset = zone.dataset.upload === "dataset";
+  if (files.length === 1 && (!isDataset || ARCHIVE.test(name))) return { body: file, name, unpack: false };
+  const lastModified = Math.max(...files.map((each) => each.file.lastModified));
+  return { body: new File([tar(files)], "files.tar", { lastModified }), name: files.length === 1 ? name : String(files.length), unpack: !isDataset };
+};
+
+const target = (zone) => ["upload", zone.dataset.upload, zone.dataset.name, zone.dataset.folder].filter(Boolean).join("-");
+
+const metadata = (zone, { name, unpack }) => ({
+  purpose: zone.dataset.upload,
+  name: zone.dataset.name,
+  filename: unpack ? "files.tar" : name.split("/").pop(),
+  ...(zone.dataset.upload === "workspace" && { path: [zone.dataset.folder, unpack ? "" : name].filter(Boolean).join("/") }),
+  ...(unpack && { unpack: "" }),
+});
+
+/** Upload files into a zone; resolves when the server has used them, and to false if the person cancelled. */
+const send = async (zone, files) => {
+  const prepared = prepare(zone, files);
+  const label = `${zone.dataset.sending} · ${prepared.name}`;
+  const shown = display(zone);
+  const speed = speedometer();
+  const meta = metadata(zone, prepared);
+  const uppy = new Uppy({ id: target(zone), autoProceed: false, logger: SILENT });
+  if (prepared.body.size >= Number(zone.dataset.directFrom ?? Infinity))
+    uppy.use(Direct, { endpoint: ENDPOINT, target: target(zone), retryDelays: RETRY_DELAYS });
+  else
+    uppy.use(Tus, {
+      endpoint: ENDPOINT,
+      headers: { "X-CSRFToken": csrf(), Accept: "application/json" },
+      retryDelays: RETRY_DELAYS,
+      removeFingerprintOnSuccess: true,
+      allowedMetaFields: Object.keys(meta),
+    });
+  const id = uppy.addFile({ name: meta.filename, type: "application/octet-stream", data: prepared.body, source: "local" });
+  uppy.setFileMeta(id, meta);
+  let isPaused = false;
+  let isCancelled = false;
+  const onPause = () => {
+    isPaused = uppy.pauseResume(id);
+    shown.paused(isPaused);
+    speed.restart();
+    if (isPaused) shown.show(`${label} · ${zone.dataset.paused}`, zone.querySelector("progress").value);
+  };
+  const onCancel = () => {
+    isCancelled = true;
+    uppy.cancelAll();
+  };
+  uppy.on("upload-progress", (_file, { bytesUploaded, bytesTotal }) => {
+    if (isPaused) return;
+    if (bytesUploaded >= bytesTotal) return shown.show(zone.dataset.publishing, 1);
+    const rate = speed.add(bytesUploaded);
+    const fraction = bytesUploaded / bytesTotal;
+    const left = rate > 0 ? [speedText(rate), zone.dataset.left.replace("{time}", timeText((bytesTotal - bytesUploaded) / rate))] : [];
+    shown.show([label, `${Math.round(fraction * 100)} %`, ...left].join(" · "), fraction);
+  });
+  shown.pause.addEventListener("click", onPause);
+  shown.cancel.addEventListener("click", onCancel);
+  shown.paused(false);
+  shown.buttons(true);
+  shown.show(label, 0);
+  try {
+    let failure = null;
+    uppy.on("upload-error", (_file, error, response) => {
+      try {
+        failure = sentences(error.answer ?? JSON.parse(response.body.xhr.responseText));
+        remembered(zone).forEach((key) => localStorage.removeItem(key)); // the server ended it
+      } catch {
+        failure = zone.dataset.broken;
+      }
+    });
+    const done = await uppy.upload();
+    if (isCancelled) return false;
+    if (failure !== null || !done?.successful?.length) throw failure ?? zone.dataset.broken;
+    shown.buttons(false);
+    shown.show(zone.dataset.publishing, 1);
+    await result(done.successful[0].uploadURL, zone.dataset.broken);
+    return true;
+  } finally {
+    shown.pause.removeEventListener("click", onPause);
+    shown.cancel.removeEventListener("click", onCancel);
+    uppy.destroy();
+  }
+};
+
+/** The keys under which the browser remembers unfinished uploads into a zone. */
+const remembered = (zone) =>
+  Object.keys(localStorage).filter((name) => name.startsWith(`tus::tus-${target(zone)}-`) || name === memoryOf(target(zone)));
+
+/** Say which upload was left unfinished, so that the same file is chosen again. */
+const remind = (zone) => {
+  const [key] = remembered(zone);
+  if (!key) return;
+  const shown = display(zone);
+  shown.buttons(false);
+  shown.show(zone.dataset.unfinished.replace("{name}", JSON.parse(localStorage.getItem(key)).metadata.filename), 0);
+};
+
+document.querySelectorAll("[data-upload]").forEach((zone) => {
+  const start = async (files) => {
     if (!files.length || "busy" in zone.dataset) return;
     zone.dataset.busy = "";
     try {
-      await ("datasetUpload" in zone.dataset ? sendDataset : sendWorkspace)(zone, files);
+      const isDone = await send(zone, files);
       delete zone.dataset.busy;
-      location.reload();
+      if (isDone) location.reload();
+      else display(zone).hide();
     } catch (sentence) {
-      meter(zone).hide();
+      display(zone).hide();
       toast(String(sentence));
     } finally {
       delete zone.dataset.busy;
     }
   };
+  remind(zone);
   zone.addEventListener("change", (event) => {
     if (!event.target.matches("[data-pick]")) return;
-    send(picked(event.target)).finally(() => (event.target.value = ""));
+    start(picked(event.target)).finally(() => (event.target.value = ""));
   });
   zone.addEventListener("dragover", (event) => {
     if (![...event.dataTransfer.types].includes("Files")) return;
@@ -164,7 +278,7 @@ document.querySelectorAll("[data-dataset-upload], [data-workspace-upload]").forE
   zone.addEventListener("drop", async (event) => {
     event.preventDefault();
     zone.classList.remove("is-over");
-    send(await dropped(event.dataTransfer));
+    start(await dropped(event.dataTransfer));
   });
   addEventListener("beforeunload", (event) => "busy" in zone.dataset && event.preventDefault());
 });

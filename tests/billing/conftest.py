@@ -18,9 +18,9 @@ hypothesis.load_profile("billing")
 
 @pytest.fixture
 def console():
-    made = Console()
-    with serving(made.server):
-        yield made
+    webhook_target = Console()
+    with serving(webhook_target.server):
+        yield webhook_target
 
 
 @pytest.fixture
@@ -38,8 +38,8 @@ def start(tmp_path, console, settings):
 
 @pytest.fixture
 def served(start):
-    with start() as made:
-        yield made
+    with start() as provider:
+        yield provider
 
 
 @pytest.fixture

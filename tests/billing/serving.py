@@ -16,7 +16,7 @@ PATIENCE = 20
 
 
 class Console:
-    """Where webhooks go: answers as told, and hands each body and signature on."""
+    """Where webhooks go: answers as `answers` says, and queues each body and signature."""
 
     def __init__(self):
         self.answers: list[int] = []
@@ -39,7 +39,7 @@ class Console:
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}/webhooks/stripe/"
 
     def event(self, kind):
-        """The next event of a type that was taken, its signature checked."""
+        """Return the next accepted event of a type, with its signature verified."""
         while True:
             status, body, signature = self.received.get(timeout=PATIENCE)
             if status == 200 and (event := gateway.verify(body, signature))["type"] == kind:
@@ -84,16 +84,5 @@ def page(customer, reference="top-up-1", **changes):
     )
 
 
-def pay(made, card=GOOD, **form):
-    return httpx.post(made.url, data={"card": card} | form)
-
-
-def saved_card(customer, card=GOOD):
-    pay(page(customer, f"save-{card}", save_card=True), card)
-    return gateway.cards(customer)[0].method_id
-
-
-def charge(customer, method, reference="1", amount=700):
-    return gateway.charge_card(
-        reference=reference, customer=customer, method_id=method, amount_minor=amount, currency="USD", title="T"
-    )
+def pay(checkout, card=GOOD, **form):
+    return httpx.post(checkout.url, data={"card": card} | form)

@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import date, timedelta
 from decimal import Decimal
 from typing import Any
 
 import pytest
-from django.core.cache import cache
 from django.utils import timezone
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from billing import charges, credit, invoices, ledger, receivables
+from billing import charges, credit, invoices, ledger, receivables, storage_charges
 from billing.errors import InsufficientFunds, InvoiceRefused, VoucherRefused
 from billing.models import Account, BillingPolicy, CreditGrant, Hold, Invoice, Voucher
 from billing.pricing import Usage
 from tests.books import BROKEN_BOOKS, broken
+from tests.caching import clear_cache
 from tests.factories.accounts import MembershipFactory
 from tests.factories.billing import book, quote, wallet
 from tests.racing import raised, together
@@ -62,6 +62,11 @@ BROKEN_ACCOUNTS = {
         SELECT i.id FROM billing_invoice i JOIN billing_invoice n ON n.corrects_id = i.id
         GROUP BY i.id HAVING i.subtotal_minor + sum(n.subtotal_minor) = 0
             AND (i.tax_minor + sum(n.tax_minor) <> 0 OR i.total_minor + sum(n.total_minor) <> 0)""",
+    "storage that is due is not its cost less what was charged": """
+        SELECT b.id FROM billing_storagebalance b WHERE b.due_minor <>
+            (SELECT coalesce(sum(d.cost_minor), 0) FROM billing_storageday d WHERE d.account_id = b.account_id)
+            - (SELECT coalesce(sum(h.charged_minor), 0) FROM billing_hold h
+               WHERE h.account_id = b.account_id AND h.reference LIKE 'storage:%')""",
     "the tax we owe is not that of the documents": """
         SELECT a.id FROM billing_account a WHERE a.kind = 'tax'
             AND a.posted_minor <> (SELECT coalesce(sum(tax_minor), 0) FROM billing_invoice)""",
@@ -78,8 +83,8 @@ class Office(RuleBasedStateMachine):
 
     @initialize(tax=st.sampled_from(TAXES))
     def open(self, tax: tuple[Decimal, bool]) -> None:
-        cache.clear()
-        book(minimum="3")
+        clear_cache()
+        book(minimum="3", storage="33.3")
         BillingPolicy.objects.update_or_create(id=1, defaults={"tax_percent": tax[0], "tax_inclusive": tax[1]})
         self.members = [MembershipFactory() for _ in range(2)]
         self.vouchers = [
@@ -135,12 +140,12 @@ class Office(RuleBasedStateMachine):
             )
             for customer in (0, 1)
         ]
-        cache.clear()
+        clear_cache()
         self.all_well(*calls * threads, but=(VoucherRefused,))
 
     @rule(customer=customers, amount=st.integers(1, 900))
     def the_provider_takes_back(self, customer: int, amount: int) -> None:
-        receivables.take_back(
+        receivables.withdraw(
             account=self.account(customer), amount_minor=amount, reference=f"refund:{uuid.uuid4()}", kind="test",
             description="x",
         )  # fmt: skip
@@ -150,8 +155,8 @@ class Office(RuleBasedStateMachine):
     @rule(customer=customers, ceiling=st.integers(3, 900))
     def buy(self, customer: int, ceiling: int) -> None:
         account = self.account(customer)
-        made = quote(account, seconds=ceiling * 10, member=self.members[customer])
-        self.all_well(lambda: charges.hold(quote=made, reference=f"order:{made.pk}"), but=(InsufficientFunds,))
+        offer = quote(account, seconds=ceiling * 10, member=self.members[customer])
+        self.all_well(lambda: charges.hold(quote=offer, reference=f"order:{offer.pk}"), but=(InsufficientFunds,))
 
     @rule(which=which, used=st.integers(0, 900), threads=threads)
     def settle(self, which: int, used: int, threads: int) -> None:
@@ -186,25 +191,40 @@ class Office(RuleBasedStateMachine):
 
     @rule(threads=threads)
     def the_sweep_comes(self, threads: int) -> None:
-        self.all_well(*[credit.sweep_expired] * threads)
+        self.all_well(*[credit.remove_all_expired] * threads)
         for lot in CreditGrant.objects.filter(expires_at__lte=timezone.now()):
             assert lot.free_minor == 0
+
+    @rule(customer=customers, day=st.integers(1, 28), gigabytes=st.integers(0, 200), threads=threads)
+    def store(self, customer: int, day: int, gigabytes: int, threads: int) -> None:
+        """A day of storage is charged by several workers: the wallet pays what it can, once."""
+        account = self.account(customer)
+        options = {"account": account, "day": date(2026, 2, day), "size_bytes": gigabytes * storage_charges.GB}
+        rated = self.all_well(*[lambda: storage_charges.charge_day(**options)] * threads)
+        assert len({row.pk for row in rated}) == 1
+
+    @rule(customer=customers, threads=threads)
+    def collect(self, customer: int, threads: int) -> None:
+        account = self.account(customer)
+        self.all_well(*[lambda: storage_charges.collect(account=account)] * threads)
+        account.refresh_from_db()
+        assert storage_charges.unpaid_minor(account) == 0 or account.available_minor == 0
 
     # Documents
 
     @rule(customer=customers, threads=threads)
     def invoice(self, customer: int, threads: int) -> None:
         organization = self.members[customer].organization
-        made = self.all_well(*[lambda: invoices.issue(organization=organization)] * threads)
-        assert sum(one is not None for one in made) <= 1
+        issued = self.all_well(*[lambda: invoices.issue(organization=organization)] * threads)
+        assert sum(one is not None for one in issued) <= 1
         assert invoices.uninvoiced_minor(organization) == 0
 
     @rule(which=which, line=which, share=st.integers(1, 100), threads=threads)
     def give_back(self, which: int, line: int, share: int, threads: int) -> None:
-        made = list(Invoice.objects.filter(kind="invoice").order_by("pk"))
-        if not made:
+        issued = list(Invoice.objects.filter(kind="invoice").order_by("pk"))
+        if not issued:
             return
-        invoice = made[which % len(made)]
+        invoice = issued[which % len(issued)]
         lines = [(each, left) for each, left in invoices.correctable(invoice) if left]
         if not lines:
             return
@@ -228,7 +248,7 @@ class Office(RuleBasedStateMachine):
         for hold in Hold.objects.filter(state=Hold.States.HELD):
             charges.settle(hold=hold, usage=Usage(10, completed=False), title="The end")
         CreditGrant.objects.update(expires_at=timezone.now())
-        credit.sweep_expired()
+        credit.remove_all_expired()
         for customer in (0, 1):
             account = self.account(customer)
             assert account.held_minor == 0

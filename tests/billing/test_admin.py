@@ -1,297 +1,416 @@
-"""Administrators' work on money: it calls services, and the ledger can't be edited."""
+"""Administrators' work on money: it goes through services, and the ledger cannot be edited."""
 
 from __future__ import annotations
 
 import re
 import uuid
 from datetime import timedelta
+from decimal import Decimal
 
 import pytest
+from django.contrib.auth.models import Permission
 from django.urls import reverse
 from django.utils import timezone
 
-from billing import charges, credit, events, ledger, pricebooks, receivables
+from billing import credit, events, ledger, pricebooks, receivables, refunds
 from billing.admin.ledger import WriteOffForm
 from billing.models import (
     Account,
+    BillingPolicy,
+    Budget,
     CreditGrant,
-    Dispute,
+    Invoice,
     NodeSpec,
     PriceBook,
     Refund,
     StripeEvent,
     Transaction,
+    Voucher,
     WriteOff,
 )
-from billing.pricing import Usage
+from tests.billing.paying import balance
+from tests.billing.runs import give, issue, run
 from tests.factories.accounts import OrganizationFactory, UserFactory
-from tests.factories.billing import NodeSpecFactory, TopUpFactory, book, paid_top_up, quote, session_event, wallet
-from tests.provider import DISPUTED, apply, lost, receive
+from tests.factories.billing import NodeSpecFactory, TopUpFactory, book, paid_top_up, session_event, wallet
+from tests.provider import DISPUTED, receive
+from tests.rendered import form_of
 
 pytestmark = pytest.mark.django_db
-
-READ_ONLY = ["account", "transaction", "hold", "receipt", "quote", "topup", "stripeevent"]
 
 
 @pytest.fixture
 def admin(client):
-    user = UserFactory(is_staff=True, is_superuser=True)
-    client.force_login(user)
-    client.user = user
+    client.user = UserFactory(is_staff=True, is_superuser=True)
+    client.force_login(client.user)
     return client
 
 
-@pytest.fixture
-def history():
-    """One of everything that the ledger can hold."""
-    book()
-    account = wallet(balance_minor=1000)
-    hold = charges.hold(quote=quote(account), reference="order:1")
-    charges.settle(hold=hold, usage=Usage(100, completed=True), title="#1")
-    apply(session_event(TopUpFactory(account=account)))
-    return account
+def address(model, page, *arguments):
+    return reverse(f"admin:billing_{model}_{page}", args=arguments)
+
+
+def text(answer):
+    return answer.content.decode()
 
 
 def act(admin, model, action, *rows):
     data = {"action": action, "_selected_action": [row.pk for row in rows]}
-    return admin.post(reverse(f"admin:billing_{model}_changelist"), data, follow=True)
+    return text(admin.post(address(model, "changelist"), data, follow=True))
 
 
-@pytest.mark.parametrize("model", [*READ_ONLY, "nodespec", "pricebook", "creditgrant"])
-def test_every_list_and_page_is_shown(admin, history, model):
-    if model == "creditgrant":
-        grant = CreditGrant(organization=history.organization, amount_minor=1, reason="A test")
-        credit.grant(credit=grant, user=admin.user, account=history)
-    listing = admin.get(reverse(f"admin:billing_{model}_changelist"))
-    assert listing.status_code == 200
-    row = listing.context["cl"].queryset.first()
-    assert row is not None
-    assert admin.get(reverse(f"admin:billing_{model}_change", args=[row.pk])).status_code == 200
-
-
-@pytest.mark.parametrize("model", READ_ONLY)
-def test_the_ledger_is_there_to_be_read(admin, history, model):
-    row = admin.get(reverse(f"admin:billing_{model}_changelist")).context["cl"].queryset.first()
-    assert admin.get(reverse(f"admin:billing_{model}_add")).status_code == 403
-    assert admin.post(reverse(f"admin:billing_{model}_add"), {}).status_code == 403
-    assert admin.post(reverse(f"admin:billing_{model}_change", args=[row.pk]), {"posted_minor": 1}).status_code == 403
-    assert admin.post(reverse(f"admin:billing_{model}_delete", args=[row.pk]), {"post": "yes"}).status_code == 403
+def assert_locked(admin, row, **data):
+    """A row can be shown, but neither changed nor deleted."""
+    model = type(row).__name__.lower()
+    assert admin.get(address(model, "change", row.pk)).status_code == 200
+    assert admin.post(address(model, "change", row.pk), data).status_code == 403
+    assert admin.post(address(model, "delete", row.pk), {"post": "yes"}).status_code == 403
     act(admin, model, "delete_selected", row)
     assert type(row).objects.filter(pk=row.pk).exists()
 
 
-def test_a_grant_moves_money_once(admin):
-    organization = OrganizationFactory()
-    shown = admin.get(reverse("admin:billing_creditgrant_add")).content.decode()
-    (key,) = re.findall(r'<input type="hidden" name="key" value="([^"]+)"', shown)
-    data = {"organization": organization.pk, "amount_minor": 700, "reason": "For the outage", "key": key}
-    for _ in range(3):  # a click too many
-        assert admin.post(reverse("admin:billing_creditgrant_add"), data).status_code == 302
-    other = admin.post(reverse("admin:billing_creditgrant_add"), data | {"amount_minor": 800})
-    assert "sent before, with other values" in other.content.decode()
-    grant = CreditGrant.objects.get()
-    assert grant.granted_by == admin.user
-    assert Account.objects.get(organization=organization).posted_minor == 700
-    assert Transaction.objects.get().reference == f"grant:{grant.pk}"
-    again = admin.post(reverse("admin:billing_creditgrant_change", args=[grant.pk]), data | {"amount_minor": 900})
-    assert again.status_code == 403
-    assert admin.post(reverse("admin:billing_creditgrant_delete", args=[grant.pk]), {"post": "yes"}).status_code == 403
-    assert Account.objects.get(organization=organization).posted_minor == 700
+@pytest.mark.parametrize(
+    "model", ["account", "transaction", "hold", "receipt", "quote", "topup", "stripeevent", "dispute", "invoice"]
+)
+def test_rows_of_money_can_only_be_read(admin, account, provider, model):
+    run(account, 100)
+    issue(account)
+    paid_top_up(provider, card=DISPUTED)
+    listing = admin.get(address(model, "changelist"))
+    assert listing.status_code == 200
+    assert_locked(admin, listing.context["cl"].queryset.first(), posted_minor=1)
+    assert admin.get(address(model, "add")).status_code == 403
+    assert admin.post(address(model, "add"), {}).status_code == 403
 
 
-@pytest.mark.parametrize("amount", ["0", "-5", "abc", "1.5", str(10**30)])
-def test_a_grant_of_no_amount(admin, amount):
-    data = {"organization": OrganizationFactory().pk, "amount_minor": amount, "reason": "A slip", "key": uuid.uuid4()}
-    assert admin.post(reverse("admin:billing_creditgrant_add"), data).status_code == 200
-    assert not CreditGrant.objects.exists()
-    assert not Transaction.objects.exists()
+class TestGrant:
+    def test_moves_money_once(self, admin):
+        organization = OrganizationFactory()
+        (key,) = re.findall(r'<input type="hidden" name="key" value="([^"]+)"', text(admin.get(self.add)))
+        data = {"organization": organization.pk, "amount": "7", "reason": "For the outage", "key": key}
+        for _ in range(3):  # a click too many
+            assert admin.post(self.add, data).status_code == 302
+        other = admin.post(self.add, data | {"amount": "8"})
+        assert "already submitted with different values" in text(other)
+        grant = CreditGrant.objects.get()
+        assert grant.granted_by == admin.user
+        assert_locked(admin, grant, **data | {"amount": "9"})
+        assert admin.get(address("creditgrant", "changelist")).status_code == 200
+        assert Account.objects.get(organization=organization).posted_minor == 700
+        assert Transaction.objects.get().reference == f"grant:{grant.pk}"
+
+    @property
+    def add(self):
+        return address("creditgrant", "add")
+
+    @pytest.mark.parametrize("amount", ["0", "-5", "abc", "1.505", str(10**30)])
+    def test_of_an_invalid_amount_is_refused(self, admin, amount):
+        data = {"organization": OrganizationFactory().pk, "amount": amount, "reason": "A slip", "key": uuid.uuid4()}
+        assert admin.post(self.add, data).status_code == 200
+        assert not CreditGrant.objects.exists()
+        assert not Transaction.objects.exists()
 
 
-class TestPriceBooks:
-    def test_publish(self, admin):
-        draft = pricebooks.copy(book=book())
-        answer = act(admin, "pricebook", "publish", draft)
-        assert f"{draft} is published." in answer.content.decode()
+class TestPriceBook:
+    @pytest.fixture
+    def published(self, db):
+        return book()
+
+    @pytest.fixture
+    def draft(self, published):
+        return pricebooks.copy(book=published)
+
+    def form(self, admin, draft):
+        """Return the draft's page, its form, and the field of the hourly price."""
+        page = address("pricebook", "change", draft.pk)
+        form = form_of(text(admin.get(page)))
+        (hourly,) = (name for name, value in form.items() if name.endswith("-amount") and value == ["3.60"])
+        return page, form, hourly
+
+    @pytest.mark.parametrize("days", [None, 3])
+    def test_is_published_from_now_or_from_its_date(self, admin, draft, days):
+        starts = timezone.now() + timedelta(days=days) if days else None
+        PriceBook.objects.filter(pk=draft.pk).update(effective_from=starts)
+        assert f"{draft} is published." in act(admin, "pricebook", "publish", draft)
         draft.refresh_from_db()
         assert draft.published_at is not None
+        assert days is None or draft.effective_from == starts
 
-    def test_publish_from_its_date(self, admin):
-        draft = pricebooks.copy(book=book())
-        starts = timezone.now() + timedelta(days=3)
-        PriceBook.objects.filter(pk=draft.pk).update(effective_from=starts)
-        act(admin, "pricebook", "publish", draft)
-        draft.refresh_from_db()
-        assert (draft.effective_from, draft.published_at is not None) == (starts, True)
-
-    def test_a_refusal_is_told(self, admin):
-        draft = pricebooks.copy(book=book())
+    def test_says_why_it_is_not_published(self, admin, draft):
         NodeSpecFactory(name="unpriced")
-        assert "unpriced" in act(admin, "pricebook", "publish", draft).content.decode()
+        assert "unpriced" in act(admin, "pricebook", "publish", draft)
         draft.refresh_from_db()
         assert draft.published_at is None
 
-    def test_copy(self, admin):
-        first = book()
-        act(admin, "pricebook", "copy", first)
+    def test_is_copied(self, admin, published):
+        act(admin, "pricebook", "copy", published)
         draft = PriceBook.objects.get(published_at=None)
-        assert pricebooks.price_rows(draft) == pricebooks.price_rows(first)
+        assert pricebooks.price_rows(draft) == pricebooks.price_rows(published)
+        assert_locked(admin, published, name="Cheaper")
 
-    def test_a_published_book_is_shown_and_not_edited(self, admin):
-        made = book()
-        address = reverse("admin:billing_pricebook_change", args=[made.pk])
-        assert admin.get(address).status_code == 200
-        assert admin.post(address, {"name": "Cheaper"}).status_code == 403
-        assert admin.post(reverse("admin:billing_pricebook_delete", args=[made.pk]), {"post": "yes"}).status_code == 403
-        act(admin, "pricebook", "delete_selected", made)
-        made.refresh_from_db()
-        assert made.name != "Cheaper"
+    def test_is_edited_in_the_major_unit(self, admin, draft):
+        before = pricebooks.price_rows(draft)
+        page, form, hourly = self.form(admin, draft)
+        assert admin.post(page, form).status_code == 302
+        assert pricebooks.price_rows(draft) == before
+        admin.post(page, form | {hourly: ["3.605"]})
+        assert Decimal("360.5") in {row.amount for row in pricebooks.price_rows(draft)}
+        act(admin, "pricebook", "publish", draft)
+        assert "$3.605" in text(admin.get(page))
+
+    @pytest.mark.parametrize(("hourly", "asks"), [("1.81", False), ("1.79", True), ("0.036", True), ("5.41", True)])
+    def test_asks_about_a_price_that_changes_by_more_than_half(self, admin, draft, hourly, asks):
+        page, form, name = self.form(admin, draft)
+        saved = text(admin.post(page, form | {name: [hourly]}, follow=True))
+        assert ("Large change from the current price" in saved) == asks
+        question = act(admin, "pricebook", "publish", draft)
+        draft.refresh_from_db()
+        assert (draft.published_at is None) == asks
+        if asks:
+            assert "$3.60 →" in question
+            draft.prices.update(amount=Decimal(2))  # the question was about another price
+            admin.post(address("pricebook", "changelist"), form_of(question))
+            draft.refresh_from_db()
+            assert draft.published_at is None
+            admin.post(address("pricebook", "changelist"), form_of(act(admin, "pricebook", "publish", draft)))
+            draft.refresh_from_db()
+            assert draft.published_at is not None
+
+    def test_names_a_duplicate_price(self, admin, draft):
+        price = draft.prices.get()
+        row = {"kind": "node_hour", "product": "", "node_spec": price.node_spec_id, "nodes_from": 1, "amount": "1"}
+        forms = {"prices-TOTAL_FORMS": 2, "prices-INITIAL_FORMS": 1, "prices-0-id": price.pk, "prices-0-book": draft.pk,
+                 "prices-1-book": draft.pk, "name": draft.name, "currency": "USD"}  # fmt: skip
+        forms |= {f"prices-{number}-{name}": value for number in (0, 1) for name, value in row.items()}
+        answer = admin.post(address("pricebook", "change", draft.pk), forms)
+        assert answer.status_code == 200
+        assert "Duplicate price: per node and hour, small, every product. Remove one." in text(answer)
+
+    def test_is_previewed_and_compared(self, admin, account):
+        run(account, 100, node_spec="small", product="metered")
+        draft = pricebooks.copy(book=PriceBook.objects.get())
+        draft.prices.update(amount=Decimal(378))
+        assert "With this price book" in text(admin.get(address("pricebook", "preview", draft.pk)))
+        changes = text(admin.get(address("pricebook", "changes", draft.pk)))
+        for shown in ("per node and hour, small, every product", "+5.0%"):
+            assert shown in changes
+        assert "+5.0%" in act(admin, "pricebook", "compare", *PriceBook.objects.all())
+        assert "Choose two price books." in act(admin, "pricebook", "compare", draft)
 
 
-def test_a_spec_keeps_what_was_sold_under_its_name(admin):
+def test_a_node_spec_keeps_what_was_sold_under_its_name(admin):
     book()
     spec = NodeSpec.objects.get()
-    data = {
-        "name": "other",
-        "title": "Renamed",
-        "cpus": "64",
-        "memory_mib": 1,
-        "gpus": 8,
-        "position": 5,
-        "description": "",
-    }
-    assert admin.post(reverse("admin:billing_nodespec_change", args=[spec.pk]), data).status_code == 302
+    changes = {"name": "other", "title": "Renamed", "cpus": "64", "memory_mib": 1, "gpus": 8, "position": 5}
+    assert admin.get(address("nodespec", "changelist")).status_code == 200
+    assert admin.post(address("nodespec", "change", spec.pk), changes | {"description": ""}).status_code == 302
     spec.refresh_from_db()
     assert (spec.title, spec.position, spec.is_active) == ("Renamed", 5, False)
     assert (spec.name, spec.cpus, spec.memory_mib, spec.gpus) == ("small", 1, 1024, 0)
 
 
-def test_apply_again_is_safe(admin):
+def test_an_event_that_is_processed_again_credits_once(admin):
     top_up = TopUpFactory(session_id="cs_typo")
     stored = receive(session_event(top_up, id="cs_right"))
     events.apply(event_pk=stored.pk)
     top_up.session_id = "cs_right"
     top_up.save()
     for _ in range(3):
-        assert act(admin, "stripeevent", "apply_again", stored).status_code == 200
+        act(admin, "stripeevent", "apply_again", stored)
     stored.refresh_from_db()
-    top_up.account.refresh_from_db()
-    assert stored.state == StripeEvent.States.APPLIED
-    assert top_up.account.posted_minor == 5000
+    assert (stored.state, balance(top_up)) == (StripeEvent.States.APPLIED, 5000)
 
 
-class TestRefunds:
-    def form(self, top_up, amount):
-        return {"top_up": top_up.pk, "amount_minor": amount, "reason": "Asked for", "key": str(uuid.uuid4())}
+class TestRefund:
+    @pytest.fixture
+    def form(self, provider):
+        key = str(uuid.uuid4())
+        return {"top_up": paid_top_up(provider).pk, "amount": "20.00", "reason": "Asked for", "key": key}
 
-    def test_begin_at_the_top_up(self, admin, provider):
-        top_up = paid_top_up(provider)
-        page = admin.get(reverse("admin:billing_topup_change", args=[top_up.pk])).content.decode()
-        assert "Refund up to $50.00" in page
-        address = f"{reverse('admin:billing_refund_add')}?top_up={top_up.pk}&amount_minor=5000"
-        assert admin.get(address).status_code == 200
+    def add(self, admin, form, **changes):
+        return text(admin.post(address("refund", "add"), form | changes, follow=True))
 
-    def test_go_through_the_service(self, admin, provider):
-        top_up = paid_top_up(provider)
-        admin.post(reverse("admin:billing_refund_add"), self.form(top_up, 2000))
-        made = Refund.objects.get()
-        assert (made.state, made.requested_by, made.amount_minor) == (Refund.States.SUCCEEDED, admin.user, 2000)
-        assert provider.held() == 3000
-        assert admin.get(reverse("admin:billing_refund_change", args=[made.pk])).status_code == 200
-        assert admin.post(reverse("admin:billing_refund_change", args=[made.pk]), {}).status_code == 403
+    def test_begins_at_the_top_up(self, admin, form):
+        assert "Refund up to $50.00" in text(admin.get(address("topup", "change", form["top_up"])))
+        link = f"{address('refund', 'add')}?top_up={form['top_up']}&amount=50.00"
+        assert admin.get(link).status_code == 200
 
-    def test_sent_twice_are_one(self, admin, provider):
-        """A click too many while the provider takes its time."""
-        top_up = paid_top_up(provider)
-        form = self.form(top_up, 2000)
+    def test_submitted_repeatedly_is_made_once(self, admin, form, provider):
         for _ in range(3):
-            assert admin.post(reverse("admin:billing_refund_add"), form).status_code == 302
+            self.add(admin, form)
+        refund = Refund.objects.get()
+        assert (refund.state, refund.requested_by, refund.amount_minor) == ("succeeded", admin.user, 2000)
         assert provider.held() == 3000
-        answer = admin.post(reverse("admin:billing_refund_add"), form | {"amount_minor": 100})
-        assert "sent before, with other values" in answer.content.decode()
+        assert "already submitted with different values" in self.add(admin, form, amount="1")
+        assert_locked(admin, refund)
         assert Refund.objects.get().amount_minor == 2000
 
-    def test_of_too_much_are_refused_at_the_field(self, admin, provider):
-        answer = admin.post(reverse("admin:billing_refund_add"), self.form(paid_top_up(provider), 5001))
-        assert "At most $50.00" in answer.content.decode()
+    def test_of_too_much_is_refused_at_the_field(self, admin, form):
+        assert "at most $50.00" in self.add(admin, form, amount="50.01")
         assert not Refund.objects.exists()
 
-    def test_say_when_the_provider_did_not_answer(self, admin, provider):
-        top_up = paid_top_up(provider)
-        provider.wire.before = lost
-        answer = admin.post(reverse("admin:billing_refund_add"), self.form(top_up, 2000), follow=True)
-        assert "asked again every minute" in answer.content.decode()
+    def test_says_that_it_is_retried_when_the_provider_does_not_answer(self, admin, form, provider):
+        with provider.network_failing():
+            assert "retried every minute" in self.add(admin, form)
         assert Refund.objects.get().state == Refund.States.CREATED
-
-
-def test_disputes_are_there_to_be_read(admin, provider):
-    paid_top_up(provider, card=DISPUTED)
-    row = Dispute.objects.get()
-    assert admin.get(reverse("admin:billing_dispute_changelist")).status_code == 200
-    assert admin.get(reverse("admin:billing_dispute_change", args=[row.pk])).status_code == 200
-    assert admin.get(reverse("admin:billing_dispute_add")).status_code == 403
 
 
 class TestWriteOff:
     @pytest.fixture
-    def debt(self):
+    def debt(self, db):
         account = wallet()
-        receivables.take_back(
+        receivables.withdraw(
             account=account, amount_minor=3000, reference="out", kind="dispute", description="Taken back"
         )
         return ledger.receivable_account(account)
 
     def add(self, admin, debt, **changes):
-        data = {"account": debt.pk, "amount_minor": 3000, "reason": "The company is no more"} | changes
-        return admin.post(reverse("admin:billing_writeoff_add"), data)
+        data = {"account": debt.pk, "amount": "30", "reason": "The company closed"} | changes
+        return admin.post(address("writeoff", "add"), data)
 
     def test_begins_at_the_debt(self, admin, debt):
-        page = admin.get(reverse("admin:billing_account_change", args=[debt.pk])).content.decode()
-        link = f"{reverse('admin:billing_writeoff_add')}?account={debt.pk}&amp;amount_minor=3000"
+        page = text(admin.get(address("account", "change", debt.pk)))
+        link = f"{address('writeoff', 'add')}?account={debt.pk}&amp;amount=30.00"
         assert link in page
         assert "Write off up to $30.00" in page
-        form = admin.get(link.replace("&amp;", "&")).content.decode()
-        assert 'value="3000"' in form
+        assert 'value="30.00"' in text(admin.get(link.replace("&amp;", "&")))
 
-    def test_is_made_once_and_then_only_read(self, admin, debt):
+    def test_is_made_once(self, admin, debt):
         assert self.add(admin, debt).status_code == 302
-        made = WriteOff.objects.get()
-        assert (made.amount_minor, made.written_by, made.reason) == (3000, admin.user, "The company is no more")
+        row = WriteOff.objects.get()
+        assert (row.amount_minor, row.written_by, row.reason) == (3000, admin.user, "The company closed")
         debt.refresh_from_db()
         assert debt.posted_minor == 0
-        assert self.add(admin, debt).status_code == 200  # nothing is owed any more: no such choice
-        change = reverse("admin:billing_writeoff_change", args=[made.pk])
-        assert admin.get(change).status_code == 200
-        assert admin.post(change, {"amount_minor": 1}).status_code == 403
-        assert admin.post(reverse("admin:billing_writeoff_delete", args=[made.pk]), {"post": "yes"}).status_code == 403
+        assert self.add(admin, debt).status_code == 200  # nothing is owed, so the account is no choice
+        assert_locked(admin, row, amount_minor=1)
         assert WriteOff.objects.count() == 1
-        page = admin.get(reverse("admin:billing_account_change", args=[debt.pk])).content.decode()
-        assert "Nothing is owed here." in page
+        assert "Nothing is owed on this account." in text(admin.get(address("account", "change", debt.pk)))
 
-    def test_of_more_than_is_owed_is_refused_at_its_field(self, admin, debt):
-        answer = self.add(admin, debt, amount_minor=3001)
-        assert "At most $30.00 is owed" in answer.content.decode()
+    def test_of_more_than_is_owed_is_refused_at_the_field(self, admin, debt):
+        assert "at most $30.00" in text(self.add(admin, debt, amount="30.01"))
         assert not WriteOff.objects.exists()
 
-    def test_that_another_administrator_was_faster_with(self, admin, debt, monkeypatch):
+    def test_is_limited_again_when_another_administrator_was_faster(self, admin, debt, monkeypatch):
         other = UserFactory(is_superuser=True)
         clean = WriteOffForm.clean
 
-        def meanwhile(form):
+        def clean_slowly(form):
             data = clean(form)
             receivables.write_off(account=debt, amount_minor=2000, reason="The other one", user=other)
             return data
 
-        monkeypatch.setattr(WriteOffForm, "clean", meanwhile)
-        page = admin.post(
-            reverse("admin:billing_writeoff_add"),
-            {"account": debt.pk, "amount_minor": 3000, "reason": "Too late"},
-            follow=True,
-        )
-        assert "At most $10.00 is owed" in page.content.decode()
+        monkeypatch.setattr(WriteOffForm, "clean", clean_slowly)
+        self.add(admin, debt)
+        assert "at most $10.00" in text(admin.get(address("writeoff", "changelist")))
         assert WriteOff.objects.get().written_by == other
 
-    def test_of_staff_without_the_permission(self, client, debt):
+    def test_takes_a_permission(self, client, debt):
         client.force_login(UserFactory(is_staff=True))
-        assert client.get(reverse("admin:billing_writeoff_add")).status_code == 403
+        assert client.get(address("writeoff", "add")).status_code == 403
         assert self.add(client, debt).status_code == 403
         assert not WriteOff.objects.exists()
+
+
+MINOR = re.compile(r"minor unit|\bminor\b", re.IGNORECASE)
+
+
+@pytest.mark.parametrize("given", [("USD", "$50.00", "0.05"), ("JPY", "¥5,000", "5")])
+def test_amounts_are_shown_and_typed_in_the_major_unit(admin, provider, settings, given):
+    """Each list and page with an amount, and the forms that take one."""
+    currency, shown, typed = given
+    settings.CURRENCY = currency
+    account = wallet(currency=currency)
+    grant = give(account, 5000)
+    voucher = Voucher.objects.create(code="SUMMER", reason="x", amount_minor=5000, currency=currency, uses=1)
+    budget = Budget.objects.create(organization=account.organization, amount_minor=5000)
+    top_up = paid_top_up(provider, currency=currency)
+    refund = refunds.refund(top_up=top_up, amount_minor=5000, reason="Asked for", user=admin.user)
+    for row in (account, grant, voucher, budget, top_up, refund):
+        model = type(row).__name__.lower()
+        for page in (admin.get(address(model, "changelist")), admin.get(address(model, "change", row.pk))):
+            assert (model, shown in text(page), MINOR.findall(re.sub(r"<[^>]*>", "", text(page)))) == (model, True, [])
+    form = form_of(text(admin.get(address("creditgrant", "add"))))
+    changes = {"organization": account.organization.pk, "amount": typed, "reason": "Five of the smallest"}
+    admin.post(address("creditgrant", "add"), form | changes)
+    assert CreditGrant.objects.get(reason="Five of the smallest").amount_minor == 5
+    policy = form_of(text(admin.get(address("billingpolicy", "add"))))
+    assert admin.post(address("billingpolicy", "add"), policy | {"amount": typed}).status_code == 302
+    assert BillingPolicy.objects.get().trial_credit_minor == 5
+    assert admin.get(address("billingpolicy", "add")).status_code == 403  # there is one policy
+    assert admin.get(address("billingpolicy", "change", 1)).status_code == 200
+
+
+class TestVoucher:
+    FORM = {
+        "code": "", "reason": "Welcome", "amount": "5", "currency": "usd", "max_uses": 3, "max_uses_each": 1,
+        "is_active": "on",
+    }  # fmt: skip
+
+    def test_gets_a_code_and_the_wallets_spelling_of_its_currency(self, admin, account):
+        assert admin.post(address("voucher", "add"), self.FORM).status_code == 302
+        voucher = Voucher.objects.get()
+        assert (len(voucher.code), voucher.created_by) == (16, admin.user)
+        assert credit.redeem(account=account, code=voucher.code, user=admin.user).amount_minor == 500
+
+    def test_with_an_invalid_code_is_refused(self, admin):
+        assert admin.post(address("voucher", "add"), self.FORM | {"code": "no spaces!"}).status_code == 200
+        assert not Voucher.objects.exists()
+
+    def test_keeps_its_code_and_amount_and_can_be_ended(self, admin):
+        voucher = Voucher.objects.create(
+            code="SUMMER", reason="x", amount_minor=500, currency="USD", max_uses=3, uses=1
+        )
+        changes = {"code": "WINTER", "amount": "0.01", "reason": "Now so"}
+        none = {"grants-TOTAL_FORMS": 0, "grants-INITIAL_FORMS": 0}
+        admin.post(address("voucher", "change", voucher.pk), self.FORM | changes | none)
+        voucher.refresh_from_db()
+        assert (voucher.code, voucher.amount_minor, voucher.reason) == ("SUMMER", 500, "Now so")
+        assert admin.post(address("voucher", "delete", voucher.pk), {"post": "yes"}).status_code == 403
+        act(admin, "voucher", "end", voucher)
+        voucher.refresh_from_db()
+        assert not voucher.is_active
+
+
+class TestCreditNote:
+    @pytest.fixture
+    def invoice(self, account):
+        run(account, 100)
+        run(account, 50, "#2 other.py")
+        return issue(account)
+
+    def correct(self, admin, invoice, amount, **data):
+        sent = {"after": invoice.notes.count(), f"line-{invoice.lines.first().pk}": amount, "reason": "A slip"} | data
+        return admin.post(address("invoice", "correct", invoice.pk), sent, follow=True)
+
+    def test_is_written_once_and_moves_money(self, admin, account, invoice):
+        form = text(admin.get(address("invoice", "correct", invoice.pk)))
+        for shown in ("$1.00", "$0.50", '<input type="hidden" name="after" value="0">'):
+            assert shown in form
+        answer = self.correct(admin, invoice, "0.4")
+        note = Invoice.objects.get(kind="note")
+        assert f"{note.number} was issued." in text(answer)
+        assert (note.total_minor, note.reason, note.issued_by) == (-40, "A slip", admin.user.email)
+        repeated = self.correct(admin, invoice, "0.4", after=0)
+        assert "Another credit note was issued in the meantime" in text(repeated)
+        assert Invoice.objects.filter(kind="note").count() == 1
+        account.refresh_from_db()
+        assert account.posted_minor == 10_000 - 150 + 40
+
+    @pytest.mark.parametrize(
+        ("amount", "reason"),
+        [("2", "A slip"), ("x", "A slip"), ("NaN", "A slip"), ("0.001", "A slip"), ("1", " "), ("", "x")],
+    )
+    def test_is_refused(self, admin, invoice, amount, reason):
+        assert 'role="alert"' in text(self.correct(admin, invoice, amount, reason=reason))
+        assert not Invoice.objects.filter(kind="note").exists()
+
+    def test_takes_a_permission_of_its_own(self, client, invoice):
+        user = UserFactory(is_staff=True)
+        user.user_permissions.add(Permission.objects.get(codename="view_invoice"))
+        client.force_login(user)
+        assert client.get(address("invoice", "change", invoice.pk)).status_code == 200
+        assert self.correct(client, invoice, "1").status_code == 403
+        assert not Invoice.objects.filter(kind="note").exists()
+
+
+def test_the_accuracy_of_estimates(admin):
+    assert "Estimate accuracy" in text(admin.get(reverse("admin:jobs_job_calibration")))

@@ -1,4 +1,4 @@
-"""An organization's record at the provider: deleted there by somebody, it is made again, once; its cards are gone."""
+"""An organization's customer at the provider: deleted there, a new one is created once, without its cards."""
 
 from __future__ import annotations
 
@@ -8,274 +8,227 @@ import pytest
 from django.core import mail
 from django.utils import timezone
 
-from billing import automatic, customers, gateway, payment_mails, payments
-from billing.errors import CustomerGone, NoSavedCard, PaymentRefused
+from billing import auto_topup, customers, gateway, payment_emails, payments
+from billing.errors import CustomerGone, NoSavedCard, PaymentRefused, PaymentUnavailable
 from billing.models import AutoTopUp, PaymentCustomer, StripeEvent, TopUp
-from console.accounts.models import User
+from tests.billing.paying import balance
 from tests.factories.accounts import MembershipFactory
 from tests.factories.billing import paid_top_up
-from tests.provider import apply, lost
+from tests.provider import apply
 from tests.racing import raised, together
 
 pytestmark = pytest.mark.django_db
 
 
-def theirs(top_up):
+@pytest.fixture
+def top_up(provider):
+    """A paid top-up of $50 whose card was saved."""
+    return paid_top_up(provider)
+
+
+def customer_id(top_up):
     return PaymentCustomer.objects.get(organization=top_up.account.organization).customer_id
 
 
-def living(provider):
-    return provider.ask("GET", "customers")["data"]
+def existing(provider):
+    return [each["id"] for each in provider.ask("GET", "customers")["data"]]
 
 
 def delete(provider, top_up):
-    """Somebody deletes the record at the Dashboard."""
-    gone = theirs(top_up)
-    provider.ask("DELETE", f"customers/{gone}")
-    return gone
+    """Delete the customer as somebody would at the Dashboard; returns its id."""
+    deleted = customer_id(top_up)
+    provider.ask("DELETE", f"customers/{deleted}")
+    return deleted
 
 
-def pay_again(provider, top_up):
-    """A payment by page, after whatever happened."""
-    account = top_up.account
-    fresh = payments.start_top_up(account=account, amount_minor=700, user=top_up.created_by, save_card=True)
+def pay(provider, top_up):
+    """Pay $7 by the payment page, and save the card."""
+    user = top_up.created_by
+    fresh = payments.start_top_up(account=top_up.account, amount_minor=700, user=user, save_card=True)
     provider.pay(fresh.session_id)
     provider.deliver()
     fresh.refresh_from_db()
     return fresh
 
 
-def standing_order(top_up, threshold=6000):
+def switch_on(top_up, threshold=6000):
     (saved,) = customers.saved_cards(top_up.account.organization)
-    return automatic.switch_on(
+    return auto_topup.switch_on(
         account=top_up.account, threshold_minor=threshold, amount_minor=2000,
         method_id=saved.card.method_id, user=top_up.created_by,
     )  # fmt: skip
 
 
 class TestDeleted:
-    def test_blocks_no_payment(self, provider):
-        top_up = paid_top_up(provider)
-        gone = delete(provider, top_up)
-        provider.fresh()  # what was told of it is lost
-        assert pay_again(provider, top_up).state == TopUp.States.PAID
-        assert theirs(top_up) != gone
-        top_up.account.refresh_from_db()
-        assert top_up.account.posted_minor == 5700
-        assert [each["id"] for each in living(provider)] == [theirs(top_up)]
-
-    def test_again_and_again(self, provider):
-        """Within a day of each other: no key may give back the record that is gone."""
-        top_up = paid_top_up(provider)
-        seen = {theirs(top_up)}
+    def test_repeatedly_blocks_no_payment(self, provider, top_up):
+        """Within a day no idempotency key may return a customer that was deleted."""
+        seen = {customer_id(top_up)}
         for _ in range(3):
             delete(provider, top_up)
-            assert pay_again(provider, top_up).state == TopUp.States.PAID
-            seen.add(theirs(top_up))
+            provider.fresh()  # the events of it are lost
+            assert pay(provider, top_up).state == TopUp.States.PAID
+            seen.add(customer_id(top_up))
+            assert existing(provider) == [customer_id(top_up)]
         assert len(seen) == 4
+        assert balance(top_up) == 7100
 
-    def test_before_it_was_ever_used(self, provider):
-        """The answer of the making was lost, and the record deleted: the same key gives what is gone."""
+    def test_before_its_first_use(self, provider):
+        """The answer to its creation was lost, and the same key returns the deleted customer."""
         member = MembershipFactory()
-        provider.wire.after = lost
-        with pytest.raises(Exception, match="did not answer"):
-            customers.customer_of(organization=member.organization, email=member.user.email)
-        provider.wire.after = lambda *_call: None
-        (made,) = living(provider)
-        provider.ask("DELETE", f"customers/{made['id']}")
-        cards = customers.for_customer(organization=member.organization, email=member.user.email, act=gateway.cards)
-        assert cards == []
-        (fresh,) = living(provider)
-        assert PaymentCustomer.objects.get().customer_id == fresh["id"] != made["id"]
+        ours = {"organization": member.organization, "email": member.user.email}
+        with provider.network_failing("after"), pytest.raises(PaymentUnavailable):
+            customers.customer_of(**ours)
+        (created,) = existing(provider)
+        provider.ask("DELETE", f"customers/{created}")
+        assert customers.with_customer(**ours, call=gateway.cards) == []
+        (fresh,) = existing(provider)
+        assert PaymentCustomer.objects.get().customer_id == fresh != created
 
-    def test_saves_cards_again(self, provider):
-        top_up = paid_top_up(provider)
-        delete(provider, top_up)
-        page = customers.save_card_page(account=top_up.account, email="a@example.com")
-        provider.pay(page.rsplit("/", 1)[1])
+    def test_has_no_cards_until_one_is_saved(self, provider, top_up):
         organization = top_up.account.organization
-        assert [each.card.last4 for each in customers.saved_cards(organization)] == ["4242"]
-
-    def test_has_no_cards_and_says_so(self, provider):
-        top_up = paid_top_up(provider)
-        organization = top_up.account.organization
-        assert not customers.were_lost(organization)
+        assert not customers.has_deleted_customer(organization)
         (saved,) = customers.saved_cards(organization)
         customers.make_default(organization=organization, method_id=saved.card.method_id)
         delete(provider, top_up)
         assert customers.saved_cards(organization) == []
-        assert customers.were_lost(organization)
+        assert customers.has_deleted_customer(organization)
         for act in (customers.make_default, customers.remove_card):
             with pytest.raises(NoSavedCard):
                 act(organization=organization, method_id=saved.card.method_id)
         assert PaymentCustomer.objects.get().default_method == ""
-        assert living(provider) == []  # looking makes no record
+        assert existing(provider) == []  # reading creates no customer
+        page = customers.save_card_page(account=top_up.account, email="a@example.com")
+        provider.pay(page.rsplit("/", 1)[1])
+        assert [each.card.last4 for each in customers.saved_cards(organization)] == ["4242"]
 
-    def test_switches_automatic_top_ups_off_and_tells_by_mail_once(self, provider):
-        top_up = paid_top_up(provider)
-        standing_order(top_up)
+    def test_switches_automatic_top_ups_off_with_one_mail(self, provider, top_up):
+        switch_on(top_up)
         delete(provider, top_up)
         for _ in range(2):
-            automatic.sweep()
-            payment_mails.send_due()
+            auto_topup.run_due()
+            payment_emails.send_due()
         setup = AutoTopUp.objects.get()
         assert (setup.is_on, setup.last_failure) == (False, "customer_gone")
-        (letter,) = mail.outbox
-        assert "switched off" in letter.body
-        assert "Save a card again" in letter.body
-        assert "/wallet/cards/" in letter.body
+        (message,) = mail.outbox
+        for words in ("switched off", "Add a card again", "/wallet/cards/"):
+            assert words in message.body
         assert not TopUp.objects.filter(state=TopUp.States.CREATED).exists()
 
-    def test_one_that_was_off_is_told_of_nothing(self, provider):
-        top_up = paid_top_up(provider)
-        standing_order(top_up)
-        automatic.switch_off(account=top_up.account)
+    @pytest.mark.parametrize("case", ["already off", "too long ago"])
+    def test_sends_no_mail(self, provider, top_up, case):
+        switch_on(top_up)
+        if case == "already off":
+            auto_topup.switch_off(account=top_up.account)
         delete(provider, top_up)
         provider.deliver()
-        payment_mails.send_due()
-        assert mail.outbox == []
+        if case == "too long ago":
+            AutoTopUp.objects.update(updated_at=timezone.now() - payment_emails.MAX_AGE - timedelta(minutes=1))
+        assert payment_emails.send_due() == 0
 
-    def test_a_new_standing_order_is_told_of_again(self, provider):
-        top_up = paid_top_up(provider)
+    def test_sends_another_mail_after_automatic_top_ups_were_set_up_anew(self, provider, top_up):
         for count in (1, 2):
-            standing_order(top_up, threshold=10)
+            switch_on(top_up, threshold=10)
             delete(provider, top_up)
             provider.deliver()
-            payment_mails.send_due()
+            payment_emails.send_due()
             assert len(mail.outbox) == count
-            pay_again(provider, top_up)
+            pay(provider, top_up)
         assert AutoTopUp.objects.get().is_on is False
 
-    def test_an_answer_that_was_lost_before_is_credited_all_the_same(self, provider):
-        """The card was charged, nobody here heard, and the record was deleted: the money comes in once."""
-        top_up = paid_top_up(provider)
-        standing_order(top_up)
-        provider.wire.after = lost
-        automatic.sweep()
-        provider.wire.after = lambda *_call: None
+    def test_after_a_charge_whose_answer_was_lost_credits_it_once(self, provider, top_up):
+        switch_on(top_up)
+        with provider.network_failing("after"):
+            auto_topup.run_due()
         delete(provider, top_up)
-        told = provider.fresh()
-        automatic.sweep()
-        provider.deliver(*told)
-        automatic.sweep()
-        top_up.account.refresh_from_db()
-        assert top_up.account.posted_minor == provider.held() == 7000
+        events = provider.fresh()
+        auto_topup.run_due()
+        provider.deliver(*events)
+        auto_topup.run_due()
+        assert balance(top_up) == provider.held() == 7000
         assert not AutoTopUp.objects.get().is_on
 
-    def test_what_is_refused_for_another_reason_makes_no_record(self, provider):
-        top_up = paid_top_up(provider)
-        with pytest.raises(PaymentRefused) as caught:
-            customers.for_customer(
-                organization=top_up.account.organization,
-                email="a@example.com",
-                act=lambda customer: gateway.charge_card(
-                    reference="1",
-                    customer=customer,
-                    method_id="pm_unknown",
-                    amount_minor=500,
-                    currency="USD",
-                    title="x",
-                ),
-            )
-        assert not isinstance(caught.value, CustomerGone)
-        assert len(living(provider)) == 1
+
+def test_another_refusal_creates_no_customer(provider, top_up):
+    charge = {"reference": "1", "method_id": "pm_unknown", "amount_minor": 500, "currency": "USD", "title": "x"}
+    with pytest.raises(PaymentRefused) as caught:
+        customers.with_customer(
+            organization=top_up.account.organization,
+            email="a@example.com",
+            call=lambda customer: gateway.charge_card(customer=customer, **charge),
+        )
+    assert not isinstance(caught.value, CustomerGone)
+    assert len(existing(provider)) == 1
 
 
-class TestCardGone:
-    def test_switches_its_standing_order_off_at_once(self, provider):
-        """Removed at the Dashboard: to ask three times would say the same."""
-        top_up = paid_top_up(provider)
-        setup = standing_order(top_up)
-        provider.ask("POST", f"payment_methods/{setup.method_id}/detach")
-        automatic.sweep()
-        setup.refresh_from_db()
-        assert (setup.is_on, setup.last_failure) == (False, "card_gone")
-        payment_mails.send_due()
-        (letter,) = mail.outbox
-        assert "not saved any more" in letter.body
+def test_a_card_removed_at_the_dashboard_switches_automatic_top_ups_off_at_once(provider, top_up):
+    setup = switch_on(top_up)
+    provider.ask("POST", f"payment_methods/{setup.method_id}/detach")
+    auto_topup.run_due()
+    setup.refresh_from_db()
+    assert (setup.is_on, setup.last_failure) == (False, "card_gone")
+    payment_emails.send_due()
+    assert "no longer saved" in mail.outbox[0].body
 
 
 class TestEvent:
-    def test_is_taken_in(self, provider):
-        top_up = paid_top_up(provider)
-        standing_order(top_up)
-        gone = delete(provider, top_up)
-        (row,) = [row for row in provider.deliver() if row.type == "customer.deleted"]
-        assert row.state == StripeEvent.States.APPLIED
+    def test_is_applied_in_its_own_mode_only(self, provider, top_up):
+        switch_on(top_up)
+        deleted = delete(provider, top_up)
+        (event,) = [event for event in provider.fresh() if event["type"] == "customer.deleted"]
+        assert apply(event | {"id": "evt_live", "livemode": True}).state == StripeEvent.States.QUARANTINED
+        assert customer_id(top_up) == deleted
+        assert apply(event).state == StripeEvent.States.APPLIED
         customer = PaymentCustomer.objects.get()
-        assert (customer.customer_id, customer.lost_id) == ("", gone)
+        assert (customer.customer_id, customer.lost_id) == ("", deleted)
         assert not AutoTopUp.objects.get().is_on
 
-    def test_that_comes_late_or_twice_takes_nothing_of_the_new_one(self, provider):
-        top_up = paid_top_up(provider)
+    def test_that_comes_late_or_twice_leaves_the_new_customer_alone(self, provider, top_up):
         delete(provider, top_up)
-        (told,) = [event for event in provider.fresh() if event["type"] == "customer.deleted"]
-        pay_again(provider, top_up)
-        standing_order(top_up, threshold=10)
-        known = theirs(top_up)
-        for again in (False, True):
-            assert apply(told | {"id": f"evt_{again}"}).state == StripeEvent.States.IGNORED
-        assert theirs(top_up) == known
+        (event,) = [event for event in provider.fresh() if event["type"] == "customer.deleted"]
+        pay(provider, top_up)
+        switch_on(top_up, threshold=10)
+        known = customer_id(top_up)
+        for number in range(2):
+            assert apply(event | {"id": f"evt_{number}"}).state == StripeEvent.States.IGNORED
+        assert customer_id(top_up) == known
         assert AutoTopUp.objects.get().is_on
 
-    def test_is_believed_only_when_the_provider_says_so_too(self, provider):
-        top_up = paid_top_up(provider)
-        known = theirs(top_up)
-        forged = {"id": "evt_1", "type": "customer.deleted", "livemode": False}
-        event = forged | {"data": {"object": {"id": known, "object": "customer"}}}
-        assert apply(event).state == StripeEvent.States.IGNORED
-        assert theirs(top_up) == known
+    def test_that_the_provider_does_not_confirm_is_ignored(self, provider, top_up):
+        known = customer_id(top_up)
+        event = {"id": "evt_1", "type": "customer.deleted", "livemode": False}
+        assert apply(event | {"data": {"object": {"id": known, "object": "customer"}}}).state == "ignored"
+        assert customer_id(top_up) == known
 
     @pytest.mark.parametrize(
         "thing", [{"object": "customer", "id": "cus_unknown"}, {"object": "charge", "id": "x"}, {}]
     )
-    def test_of_nobody_we_know(self, provider, thing):
+    @pytest.mark.usefixtures("provider")
+    def test_of_an_unknown_object_changes_nothing(self, thing):
         row = apply({"id": "evt_1", "type": "customer.deleted", "livemode": False, "data": {"object": thing}})
         assert row.state in {StripeEvent.States.IGNORED, StripeEvent.States.QUARANTINED}
 
-    def test_of_another_mode_takes_nothing(self, provider):
-        top_up = paid_top_up(provider)
-        delete(provider, top_up)
-        (told,) = [event for event in provider.fresh() if event["type"] == "customer.deleted"]
-        assert apply(told | {"livemode": True}).state == StripeEvent.States.QUARANTINED
-        assert theirs(top_up)
-
 
 @pytest.mark.django_db(transaction=True)
-def test_two_payments_at_once_after_it_make_one_record(provider):
+@pytest.mark.parametrize("is_one_member", [True, False])
+def test_payments_at_once_use_one_customer(provider, is_one_member):
+    """Members have different addresses, so the provider may create several; all pay into the one that is stored."""
     top_up = paid_top_up(provider)
     delete(provider, top_up)
-    begin = lambda: payments.start_top_up(account=top_up.account, amount_minor=700, user=top_up.created_by)
-    made = together(*[begin] * 4)
-    assert raised(made) == []
-    assert [each["id"] for each in living(provider)] == [theirs(top_up)]
-    for each in made:
+    organization = top_up.account.organization
+    users = [
+        top_up.created_by if is_one_member else MembershipFactory(organization=organization).user for _ in range(3)
+    ]
+    started = together(
+        *[
+            lambda user=user: payments.start_top_up(account=top_up.account, amount_minor=700, user=user)
+            for user in users
+        ]
+    )
+    assert raised(started) == []
+    sessions = [provider.provider.session(each.session_id) for each in started]
+    assert {session["customer"] for session in sessions} == {customer_id(top_up)}
+    assert not is_one_member or existing(provider) == [customer_id(top_up)]
+    for each in started:
         provider.pay(each.session_id)
     provider.deliver()
-    top_up.account.refresh_from_db()
-    assert top_up.account.posted_minor == provider.held() == 5000 + 4 * 700
-
-
-@pytest.mark.django_db(transaction=True)
-def test_two_members_at_once_end_with_one_record(provider):
-    """Their addresses differ, so the provider may make two; both pay into the one that counts."""
-    top_up = paid_top_up(provider)
-    delete(provider, top_up)
-    members = [MembershipFactory(organization=top_up.account.organization).user for _ in range(3)]
-    calls = [
-        lambda user=user: payments.start_top_up(account=top_up.account, amount_minor=700, user=user) for user in members
-    ]
-    made = together(*calls)
-    assert raised(made) == []
-    sessions = [provider.provider.session(each.session_id) for each in made]
-    assert {session["customer"] for session in sessions} == {theirs(top_up)}
-
-
-def test_an_old_mail_is_no_news(provider):
-    top_up = paid_top_up(provider)
-    standing_order(top_up)
-    delete(provider, top_up)
-    provider.deliver()
-    AutoTopUp.objects.update(updated_at=timezone.now() - payment_mails.LATEST - timedelta(minutes=1))
-    assert payment_mails.send_due() == 0
-    assert User.objects.exists()
+    assert balance(top_up) == provider.held() == 5000 + 3 * 700

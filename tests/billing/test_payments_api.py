@@ -1,4 +1,4 @@
-"""The API of paying: cards are named and never typed, automatic top-ups are set whole, quotes are paid for once."""
+"""The API of payments: cards without their numbers, automatic top-ups set as a whole, quotes paid for once."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from billing import automatic, receivables
+from billing import auto_topup, receivables
 from billing.models import AutoTopUp, Quote, TopUp
 from tests.factories.billing import book, quote, wallet
-from tests.provider import GOOD, lost
+from tests.provider import GOOD
 
 pytestmark = pytest.mark.django_db
 
@@ -25,11 +25,11 @@ def account(owner):
 
 @pytest.fixture
 def client(api, owner):
-    """As `api(owner)`, by what comes after the version."""
-    made = api(owner)
+    """`client(method, path, body)` calls the API as the owner."""
+    inner = api(owner)
 
     def ask(method, path, body=None):
-        return getattr(made, method)(f"/api/v1/{path}", *([] if method == "get" else [body]))
+        return getattr(inner, method)(f"/api/v1/{path}", *([] if method == "get" else [body]))
 
     return ask
 
@@ -53,40 +53,36 @@ def listed(client):
     return client("get", "wallet/cards/").json()["results"]
 
 
-def switch_on(client, its_card, **changes):
-    wanted = {"is_on": True, "threshold_minor": 6000, "amount_minor": 2000, "card": its_card} | changes
+def switch_on(client, card, /, **changes):
+    wanted = {"is_on": True, "threshold_minor": 6000, "amount_minor": 2000, "card": card} | changes
     return client("put", "wallet/automatic/", {name: value for name, value in wanted.items() if value is not ...})
 
 
 class TestCards:
-    def test_are_listed_without_their_numbers(self, client, card):
-        assert listed(client) == [
-            {"id": card, "brand": "Visa", "last4": "4242", "expires": "12/34", "is_default": True},
-        ]
-
-    def test_none_is_asked_for_before_the_first(self, client, account, provider):
+    def test_need_a_wallet_and_no_call_before_the_first(self, client, owner, provider):
+        assert client("post", "wallet/cards/").json()["code"] == "service_inactive"
+        wallet(owner.organization)
         assert listed(client) == []
         assert provider.wire.calls == []
 
-    def test_another_is_made_the_default(self, client, card, provider):
+    def test_are_listed_without_their_numbers_the_default_first(self, client, card, provider):
+        visa = {"id": card, "brand": "Visa", "last4": "4242", "expires": "12/34", "is_default": True}
+        assert listed(client) == [visa]
         other = save(client, provider, MASTERCARD)
         second = next(each["id"] for each in listed(client) if not each["is_default"])
         answer = client("post", f"wallet/cards/{second}/default/")
-        assert answer.status_code == 200
-        assert answer.json()["results"] == listed(client)
-        assert [(each["id"], each["is_default"]) for each in listed(client)] == [
-            (second, True),
-            (({card, other} - {second}).pop(), False),
-        ]
+        assert (answer.status_code, answer.json()["results"]) == (200, listed(client))
+        first = ({card, other} - {second}).pop()
+        assert [(each["id"], each["is_default"]) for each in listed(client)] == [(second, True), (first, False)]
 
-    def test_one_is_removed_with_what_uses_it(self, client, card):
+    def test_switch_off_what_uses_them_when_they_are_removed(self, client, card):
         switch_on(client, card)
         assert client("delete", f"wallet/cards/{card}/").status_code == 204
         assert listed(client) == []
         assert client("get", "wallet/automatic/").json()["is_on"] is False
         assert client("delete", f"wallet/cards/{card}/").status_code == 404
 
-    def test_of_another_organization_are_not_there(self, api, client, card, stranger):
+    def test_of_another_organization_do_not_exist(self, api, client, card, stranger):
         wallet(stranger.organization)
         theirs = api(stranger)
         assert theirs.get("/api/v1/wallet/cards/").json() == {"results": []}
@@ -94,116 +90,87 @@ class TestCards:
         assert theirs.post(f"/api/v1/wallet/cards/{card}/default/").status_code == 404
         assert [each["id"] for each in listed(client)] == [card]
 
-    @pytest.mark.parametrize(("method", "path"), [("get", "wallet/cards/"), ("post", "wallet/cards/")])
-    def test_of_a_provider_that_is_away(self, client, card, provider, method, path):
-        provider.wire.before = lost
-        answer = client(method, path)
+    @pytest.mark.parametrize("method", ["get", "post"])
+    def test_while_the_provider_does_not_answer(self, client, card, provider, method):
+        with provider.network_failing():
+            answer = client(method, "wallet/cards/")
         assert (answer.status_code, answer.json()["code"]) == (503, "payments_unavailable")
-
-    def test_before_there_is_a_wallet(self, client, owner):
-        assert client("post", "wallet/cards/").json()["code"] == "service_inactive"
-
-    def test_a_top_up_can_save_one(self, client, account, provider):
-        answer = client("post", "wallet/top-ups/", {"amount_minor": 5000, "save_card": True})
-        provider.pay(answer.json()["checkout_url"].rsplit("/", 1)[1])
-        assert [each["last4"] for each in listed(client)] == ["4242"]
 
 
 class TestAutomatic:
-    def test_was_never_set(self, client, account):
+    def test_is_empty_until_it_is_set_up(self, client, account):
         assert client("get", "wallet/automatic/").status_code == 204
         assert client("put", "wallet/automatic/", {"is_on": False}).status_code == 204
         assert not AutoTopUp.objects.exists()
 
-    def test_is_set_read_and_charged(self, client, card, provider, account):
+    def test_is_charged_and_keeps_its_settings_when_it_is_switched_off(self, client, card, provider, account):
         answer = switch_on(client, card)
         assert answer.status_code == 200
         assert answer.json() == client("get", "wallet/automatic/").json() == {
             "is_on": True, "threshold_minor": 6000, "amount_minor": 2000, "card": card,
             "card_label": "Visa •••• 4242", "failures": 0, "last_failure": "", "retry_at": None,
         }  # fmt: skip
-        assert automatic.sweep() == 1
+        assert auto_topup.run_due() == 1
         provider.deliver()
         account.refresh_from_db()
         assert account.posted_minor == 2100
-
-    def test_is_switched_off_and_keeps_what_was_set(self, client, card):
-        switch_on(client, card)
-        told = client("put", "wallet/automatic/", {"is_on": False}).json()
-        assert (told["is_on"], told["threshold_minor"], told["card"]) == (False, 6000, card)
-        assert automatic.sweep() == 0
+        body = client("put", "wallet/automatic/", {"is_on": False}).json()
+        assert (body["is_on"], body["threshold_minor"], body["card"]) == (False, 6000, card)
+        assert auto_topup.run_due() == 0
 
     @pytest.mark.parametrize(
-        ("changes", "field"),
+        ("field", "value"),
         [
-            ({"threshold_minor": 0}, "threshold_minor"),
-            ({"threshold_minor": 20_001}, "threshold_minor"),
-            ({"threshold_minor": 10**40}, "threshold_minor"),
-            ({"threshold_minor": "much"}, "threshold_minor"),
-            ({"threshold_minor": ...}, "threshold_minor"),
-            ({"amount_minor": 499}, "amount_minor"),
-            ({"amount_minor": -2000}, "amount_minor"),
-            ({"amount_minor": ...}, "amount_minor"),
-            ({"card": "pm_of_somebody"}, "card"),
-            ({"card": ""}, "card"),
-            ({"card": ...}, "card"),
-            ({"is_on": ...}, "is_on"),
-            ({"is_on": "perhaps"}, "is_on"),
+            *(("threshold_minor", value) for value in (0, 20_001, 10**40, "much", ...)),
+            *(("amount_minor", value) for value in (499, -2000, ...)),
+            *(("card", value) for value in ("pm_of_somebody", "", ...)),
+            *(("is_on", value) for value in ("perhaps", ...)),
         ],
     )
-    def test_what_makes_no_sense_changes_nothing(self, client, card, changes, field):
-        answer = switch_on(client, card, **changes)
+    def test_is_refused_at_the_field(self, client, card, field, value):
+        answer = switch_on(client, card, **{field: value})
         assert (answer.status_code, answer.json()["code"]) == (400, "invalid")
         assert set(answer.json()["fields"]) == {field}
         assert not AutoTopUp.objects.exists()
 
-    def test_says_why_a_payment_failed(self, client, card):
+    def test_names_the_reason_of_a_failure(self, client, card):
         switch_on(client, card)
         AutoTopUp.objects.update(failures=1, last_failure="insufficient_funds", retry_at=timezone.now())
-        told = client("get", "wallet/automatic/").json()
-        assert (told["failures"], told["last_failure"]) == (1, "The card has insufficient funds.")
-        assert told["retry_at"] is not None
+        body = client("get", "wallet/automatic/").json()
+        assert (body["failures"], body["last_failure"]) == (1, "The card has insufficient funds.")
+        assert body["retry_at"] is not None
 
 
-class TestAQuoteThatIsPaidFor:
-    def test_asks_for_what_the_wallet_lacks(self, client, owner, account, provider):
-        offer = quote(account, member=owner, seconds=7 * 3600)
+class TestPayingForAQuote:
+    @pytest.mark.parametrize(
+        "case",
+        [(7, 0, 7 * 360 - 100), (1, 0, 500), (1, 1000, 1000 + 360)],
+        ids=["what the wallet lacks", "at least the smallest payment", "and what is owed, which is paid first"],
+    )
+    def test_asks_for(self, client, owner, account, provider, case):
+        hours, owed, due = case
+        if owed:
+            receivables.withdraw(
+                account=account, amount_minor=owed + 100, reference="out", kind="dispute", description="Taken back"
+            )
+        offer = quote(account, member=owner, seconds=hours * 3600)
         answer = client("post", f"quotes/{offer.pk}/pay/")
         assert answer.status_code == 201
         top_up = TopUp.objects.get()
-        assert (top_up.quote, top_up.amount_minor, top_up.created_by) == (offer, 7 * 360 - 100, owner.user)
+        assert (top_up.quote, top_up.amount_minor, top_up.created_by) == (offer, due, owner.user)
         body = answer.json()
-        assert (body["id"], body["amount_minor"], body["state"]) == (str(top_up.pk), 7 * 360 - 100, "pending")
+        assert (body["id"], body["amount_minor"], body["state"]) == (str(top_up.pk), due, "pending")
         session = provider.ask("GET", f"checkout/sessions/{top_up.session_id}")
         assert session["cancel_url"].endswith(f"/training/paid/{offer.pk}/")
         provider.pay(top_up.session_id)
         provider.deliver()
         account.refresh_from_db()
-        assert account.posted_minor == offer.ceiling_minor
+        assert account.posted_minor == (0 if owed else 100) + due - owed >= offer.ceiling_minor
+        assert receivables.owed_minor(account) == 0
 
-    def test_asks_for_no_less_than_one_payments_least(self, client, owner, account, provider):
-        offer = quote(account, member=owner)
-        assert client("post", f"quotes/{offer.pk}/pay/").json()["amount_minor"] == 500
-
-    def test_asks_for_what_is_owed_too_as_that_is_paid_first(self, client, owner, account, provider):
-        take = {"reference": "out", "kind": "dispute", "description": "Taken back"}
-        receivables.take_back(account=account, amount_minor=1100, **take)
-        offer = quote(account, member=owner)
-        assert client("post", f"quotes/{offer.pk}/pay/").json()["amount_minor"] == 1000 + 360
-        provider.pay(TopUp.objects.get().session_id)
-        provider.deliver()
-        account.refresh_from_db()
-        assert (account.posted_minor, receivables.owed_minor(account)) == (offer.ceiling_minor, 0)
-
-    def test_has_expired(self, client, owner, account, provider):
+    def test_is_refused_after_it_expired(self, client, owner, account, provider):
         offer = quote(account, member=owner)
         Quote.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
         answer = client("post", f"quotes/{offer.pk}/pay/")
         assert (answer.status_code, answer.json()["code"]) == (409, "quote_expired")
-        assert not TopUp.objects.exists()
-
-    def test_is_of_another_organization(self, api, owner, account, provider, stranger):
-        wallet(stranger.organization)
-        offer = quote(account, member=owner)
-        assert api(stranger).post(f"/api/v1/quotes/{offer.pk}/pay/").status_code == 404
         assert not TopUp.objects.exists()

@@ -1,4 +1,4 @@
-"""Which prices hold when, and that published ones stay."""
+"""Price books: which prices hold when, that published ones stay, what they would have cost, how two differ."""
 
 from __future__ import annotations
 
@@ -9,126 +9,123 @@ import pytest
 from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
-from billing import pricebooks
+from billing import charges, costs, price_simulation, pricebooks
 from billing.errors import BookRefused, NotPriced
-from billing.models import NodeSpec, Price, PriceBook
+from billing.models import Account, NodeSpec, Price, PriceBook, Receipt
 from billing.pricing import PriceKind, PriceRow
-from tests.factories.billing import NodeSpecFactory, PriceBookFactory, PriceFactory, book
+from billing.usage import Range, Usage
+from tests.factories.billing import NodeSpecFactory, PriceBookFactory, PriceFactory, book, quote, wallet
 from tests.racing import raised, together
 
-
-def draft_of(published):
-    return pricebooks.copy(book=published)
+pytestmark = pytest.mark.django_db
 
 
-@pytest.mark.django_db
-class TestCurrentBook:
-    def test_the_latest_that_has_begun(self):
-        now = timezone.now()
-        first = book()
-        later = pricebooks.publish(book=draft_of(first), effective_from=now + timedelta(days=2))
-        draft_of(first)  # a draft never holds
-        assert pricebooks.current_book(currency="USD") == first
-        assert pricebooks.current_book(currency="USD", at=now + timedelta(days=2, seconds=-1)) == first
-        assert pricebooks.current_book(currency="USD", at=later.effective_from) == later
-        assert pricebooks.current_book(currency="USD", at=now + timedelta(days=99)) == later
-
-    def test_none_yet(self):
-        book("USD")
-        for currency, at in [("EUR", None), ("USD", timezone.now() - timedelta(days=1))]:
-            with pytest.raises(NotPriced, match=f"no prices in {currency}"):
-                pricebooks.current_book(currency=currency, at=at)
+@pytest.fixture
+def published(db) -> PriceBook:
+    """The current prices: small nodes at 360 an hour, at least 5 a run."""
+    return book(minimum="5")
 
 
-@pytest.mark.django_db
-def test_prices_as_plain_data():
-    made = book(hourly="90", minimum="5")
-    assert sorted(pricebooks.price_rows(made), key=lambda row: row.kind) == [
-        PriceRow(PriceKind.MINIMUM, Decimal(5)),
-        PriceRow(PriceKind.NODE_HOUR, Decimal(90), node_spec="small"),
-    ]
+@pytest.fixture
+def small(published) -> NodeSpec:
+    return NodeSpec.objects.get(name="small")
 
 
-@pytest.mark.django_db
+def draft_of(original: PriceBook, **amounts: str) -> PriceBook:
+    """Copy a book and change the amounts of its kinds of price."""
+    draft = pricebooks.copy(book=original)
+    for kind, amount in amounts.items():
+        draft.prices.filter(kind=kind).update(amount=Decimal(amount))
+    return draft
+
+
+def refusal(draft: PriceBook, **options) -> str:
+    with pytest.raises(BookRefused) as refused:
+        pricebooks.publish(book=draft, **options)
+    return str(refused.value.message)
+
+
+def test_the_latest_book_that_has_begun_is_current(published):
+    now = timezone.now()
+    later = pricebooks.publish(book=draft_of(published), effective_from=now + timedelta(days=2))
+    draft_of(published)  # a draft is never current
+    current = lambda at=None: pricebooks.current_book(currency="USD", at=at)
+    assert current() == current(now + timedelta(days=2, seconds=-1)) == published
+    assert current(later.effective_from) == current(now + timedelta(days=99)) == later
+    for currency, at in [("EUR", None), ("USD", now - timedelta(days=1))]:
+        with pytest.raises(NotPriced, match=f"no prices in {currency}"):
+            pricebooks.current_book(currency=currency, at=at)
+
+
+def test_a_copy_is_a_draft_with_the_same_prices(published):
+    draft = draft_of(published)
+    assert (draft.published_at, draft.effective_from) == (None, None)
+    rows = [PriceRow(PriceKind.MINIMUM, Decimal(5)), PriceRow(PriceKind.NODE_HOUR, Decimal(360), node_spec="small")]
+    for each in (draft, published):
+        assert sorted(pricebooks.price_rows(each), key=lambda row: row.kind) == rows
+    Price.objects.filter(book=draft).update(amount=1)
+    assert {row.amount for row in pricebooks.price_rows(published)} == {Decimal(360), Decimal(5)}
+    for _ in range(20):
+        draft = draft_of(draft)
+    assert draft.name.startswith("Copy of Copy of")
+
+
 class TestPublish:
-    def test_from_now_on(self):
-        before = timezone.now()
-        made = book()
-        assert before <= made.effective_from <= timezone.now()
-        assert made.published_at is not None
-
-    def test_twice(self):
-        with pytest.raises(BookRefused, match="published already"):
-            pricebooks.publish(book=book())
-
-    def test_for_the_past(self):
-        with pytest.raises(BookRefused, match="date to come"):
-            pricebooks.publish(book=draft_of(book()), effective_from=timezone.now() - timedelta(seconds=1))
-
-    def test_a_drafts_own_date_that_has_passed_means_now(self):
-        draft = draft_of(book())
+    def test_begins_now_unless_its_own_date_is_later(self, published):
+        assert published.published_at is not None
+        assert timezone.now() - published.effective_from < timedelta(minutes=1)
+        draft = draft_of(published)
         PriceBook.objects.filter(pk=draft.pk).update(effective_from=timezone.now() - timedelta(days=30))
         assert timezone.now() - pricebooks.publish(book=draft).effective_from < timedelta(minutes=1)
 
-    def test_at_the_moment_of_another_book(self):
-        first = book()
-        starts = timezone.now() + timedelta(days=1)
-        pricebooks.publish(book=draft_of(first), effective_from=starts)
-        with pytest.raises(BookRefused, match="same moment"):
-            pricebooks.publish(book=draft_of(first), effective_from=starts)
-        pricebooks.publish(book=book_in("EUR"), effective_from=starts)  # another currency's moment is its own
+    def test_is_refused_twice_in_the_past_or_at_the_time_of_another_book(self, published):
+        now, starts = timezone.now(), timezone.now() + timedelta(days=1)
+        assert "already published" in refusal(published)
+        assert "date in the future" in refusal(draft_of(published), effective_from=now - timedelta(seconds=1))
+        pricebooks.publish(book=draft_of(published), effective_from=starts)
+        assert "same time" in refusal(draft_of(published), effective_from=starts)
+        euros = PriceBookFactory(currency="EUR")
+        PriceFactory(book=euros, node_spec=NodeSpec.objects.get())
+        pricebooks.publish(book=euros, effective_from=starts)  # another currency's time is its own
 
-    def test_without_a_price_for_a_spec_on_offer(self):
-        draft = draft_of(book())
-        NodeSpecFactory(name="new")
-        with pytest.raises(BookRefused, match="new"):
-            pricebooks.publish(book=draft)
-        NodeSpec.objects.filter(name="new").update(is_active=False)
+    def test_needs_an_hourly_price_for_each_spec_on_offer(self, published):
+        NodeSpecFactory(name="large")
+        draft = draft_of(published)
+        assert refusal(draft) == "A price is missing: per node and hour, large, every product. Add it."
+        NodeSpec.objects.filter(name="large").update(is_active=False)
         assert pricebooks.publish(book=draft).published_at
 
-    def test_a_price_of_another_book_or_kind_or_tier_does_not_count(self):
-        """Each of these is a price of the spec, and none is the price of an hour of one node in this book."""
-        first = book()
-        spec = NodeSpec.objects.get()
+    def test_counts_no_price_of_another_book_kind_tier_or_product_as_the_hourly_price(self, published, small):
         draft = PriceBookFactory()
-        PriceFactory(book=draft, node_spec=spec, kind=PriceKind.FIXED_EPOCH)
-        PriceFactory(book=draft, node_spec=spec, nodes_from=4)
-        PriceFactory(book=draft, node_spec=spec, product="special")
-        assert first.prices.filter(node_spec=spec, kind=PriceKind.NODE_HOUR, product="", nodes_from=1).exists()
-        with pytest.raises(BookRefused, match="small"):
-            pricebooks.publish(book=draft)
+        PriceFactory(book=draft, node_spec=small, kind=PriceKind.FIXED_EPOCH)
+        PriceFactory(book=draft, node_spec=small, nodes_from=4)
+        PriceFactory(book=draft, node_spec=small, product="special")
+        assert "small" in refusal(draft)
 
+    def test_needs_a_fixed_price_for_each_spec_from_one_node_on(self, published, small):
+        large = NodeSpecFactory(name="large")
+        draft = draft_of(published)
+        PriceFactory(book=draft, node_spec=large)
+        PriceFactory(book=draft, kind=PriceKind.FIXED_EPOCH, node_spec=large, product="fixed")
+        missing = "A price is missing: fixed, per epoch and node, small, product fixed. Add it."
+        assert refusal(draft) == missing
+        PriceFactory(book=draft, node_spec=small, product="fixed", nodes_from=4)  # the general price covers fewer nodes
+        tier = PriceFactory(book=draft, kind=PriceKind.FIXED_EPOCH, node_spec=small, product="fixed", nodes_from=4)
+        assert refusal(draft) == missing
+        Price.objects.filter(pk=tier.pk).update(nodes_from=1)
+        assert pricebooks.publish(book=draft).published_at
 
-def book_in(currency):
-    made = PriceBookFactory(currency=currency)
-    for spec in NodeSpec.objects.all():
-        PriceFactory(book=made, node_spec=spec)
-    return made
-
-
-@pytest.mark.django_db
-def test_a_copy_is_a_draft_with_the_same_prices():
-    first = book(hourly="90", minimum="5")
-    draft = draft_of(first)
-    assert draft.published_at is None
-    assert draft.effective_from is None
-    assert pricebooks.price_rows(draft) == pricebooks.price_rows(first)
-    Price.objects.filter(book=draft, kind=PriceKind.NODE_HOUR).update(amount=1)
-    assert {row.amount for row in pricebooks.price_rows(first)} == {Decimal(90), Decimal(5)}
-
-
-@pytest.mark.django_db
-def test_a_copy_of_a_copy_of_a_copy():
-    made = book()
-    for _ in range(20):
-        made = draft_of(made)
-    assert made.name.startswith("Copy of Copy of")
+    def test_keeps_the_price_of_what_is_sold_by_the_epoch(self, published, small):
+        draft = draft_of(published)
+        fixed = PriceFactory(book=draft, kind=PriceKind.FIXED_EPOCH, node_spec=small, product="fixed")
+        pricebooks.publish(book=draft)
+        other = draft_of(draft)
+        other.prices.filter(kind=PriceKind.FIXED_EPOCH).delete()
+        assert refusal(other) == f"A price is missing: {pricebooks.price_name(fixed)}. Add it."
 
 
 @pytest.mark.django_db(transaction=True)
-class TestPublishedStays:
-    """In raw SQL, since whoever has a console has a way around Python."""
-
+class TestPublishedBook:
     @pytest.mark.parametrize(
         "statement",
         [
@@ -138,7 +135,7 @@ class TestPublishedStays:
             "DELETE FROM billing_price WHERE book_id = {published}",
             (
                 "INSERT INTO billing_price (book_id, kind, product, nodes_from, amount) "
-                "VALUES ({published}, 'minimum', '', 1, 1)"
+                "VALUES ({published}, 'epoch', '', 1, 1)"
             ),
             "UPDATE billing_pricebook SET published_at = NULL WHERE id = {published}",
             "UPDATE billing_pricebook SET effective_from = now() WHERE id = {published}",
@@ -146,8 +143,7 @@ class TestPublishedStays:
             "DELETE FROM billing_pricebook WHERE id = {published}",
         ],
     )
-    def test_whichever_way_it_is_edited(self, statement):
-        published = book()
+    def test_is_not_edited_by_raw_sql(self, published, statement):
         draft = draft_of(published)
         rows = pricebooks.price_rows(published)
         with (
@@ -156,28 +152,98 @@ class TestPublishedStays:
         ):
             cursor.execute(statement.format(published=published.pk, draft=draft.pk))
         assert pricebooks.price_rows(published) == rows
-
-    def test_a_draft_is_edited_and_deleted(self):
-        draft = draft_of(book())
         draft.prices.update(amount=1)
         draft.delete()
         assert PriceBook.objects.count() == 1
 
-    def test_a_price_that_comes_while_the_book_is_published(self):
-        """Whichever of the two is first, the other sees it: the price is in the book before, or not at all."""
-        published = book()
+    def test_has_a_price_added_meanwhile_or_refuses_it(self, published):
         for _ in range(5):
             draft = draft_of(published)
 
             def add(draft=draft):
                 with transaction.atomic():
-                    PriceFactory(book=draft, node_spec=None, kind=PriceKind.MINIMUM)
+                    PriceFactory(book=draft, node_spec=None, kind=PriceKind.EPOCH)
                     return timezone.now()
 
-            added, made = together(add, lambda draft=draft: pricebooks.publish(book=draft))
-            assert raised([made]) == []
+            added, result = together(add, lambda draft=draft: pricebooks.publish(book=draft))
+            assert raised([result]) == []
             if isinstance(added, IntegrityError):
-                assert not made.prices.filter(kind=PriceKind.MINIMUM).exists()
+                assert not result.prices.filter(kind=PriceKind.EPOCH).exists()
             else:
-                assert added <= made.published_at + timedelta(seconds=5)
-                assert made.prices.filter(kind=PriceKind.MINIMUM).exists()
+                assert added <= result.published_at + timedelta(seconds=5)
+                assert result.prices.filter(kind=PriceKind.EPOCH).exists()
+
+
+class TestPreview:
+    """A month at the prices of a draft."""
+
+    def run(self, account: Account, seconds: float, *, usage: Usage | None = None, labels: bool = True) -> Receipt:
+        offer = quote(account, seconds=3600, nodes=2)
+        names = {"node_spec": "small", "product": "metered"} if labels else {}
+        hold = charges.hold(quote=offer, reference=f"order:{offer.pk}", labels=names)
+        return charges.settle(hold=hold, usage=usage or Usage(seconds, completed=True), title="A run")
+
+    def preview(self, draft: PriceBook) -> price_simulation.Preview:
+        return price_simulation.preview(book=draft, month=costs.month_of())
+
+    @pytest.fixture
+    def account(self, published):
+        return wallet(balance_minor=100_000)
+
+    def test_at_the_same_prices_costs_the_same(self, published, account):
+        for seconds in (0, 1, 7.5, 1799.95, 3600, 9999):
+            self.run(account, seconds)
+        preview = self.preview(draft_of(published))
+        assert preview.runs == 6
+        assert preview.charged_minor == preview.simulated_minor > 0
+        assert (preview.change_minor, preview.change, preview.unpriced, preview.unknown) == (0, 0, {}, 0)
+
+    def test_is_for_each_customer_and_all(self, published, account):
+        other = wallet(balance_minor=10_000)
+        self.run(account, 1800)  # half an hour on two nodes: 360
+        self.run(account, 1)  # the minimum charge
+        self.run(other, 3600)  # 720
+        preview = self.preview(draft_of(published, node_hour="180", minimum="7"))
+        assert [(row.organization, row.charged_minor, row.simulated_minor) for row in preview.customers] == [
+            (other.organization, 720, 360),
+            (account.organization, 365, 187),
+        ]
+        assert (preview.charged_minor, preview.simulated_minor, preview.change_minor) == (1085, 547, -538)
+        assert preview.customers[0].change == pytest.approx(-0.5)
+
+    @pytest.mark.parametrize(
+        ("usage", "charged"),
+        [(Usage(9999, completed=True), 720), (Usage.of([Range(600, 2), Range(600, 1)], completed=True), 180)],
+        ids=["the ceiling is that of the same deadline", "ranges of fewer nodes count as they were"],
+    )
+    def test_rates_the_usage_as_it_was(self, published, account, usage, charged):
+        assert self.run(account, 0, usage=usage).total_minor == charged
+        assert self.preview(draft_of(published, node_hour="720")).simulated_minor == 2 * charged
+
+    def test_names_what_it_cannot_price(self, published, account):
+        self.run(account, 1800)
+        preview = self.preview(PriceBookFactory())
+        assert preview.unpriced == {"metered · small · 2": 1}
+        assert preview.simulated_minor == preview.charged_minor == 360
+        self.run(account, 1800, labels=False)
+        preview = self.preview(draft_of(published, node_hour="720"))
+        assert (preview.unknown, preview.simulated_minor) == (1, 720 + 360)
+
+    def test_leaves_out_another_month_and_currency(self, published, account):
+        self.run(account, 1800)
+        assert price_simulation.preview(book=draft_of(published), month=costs.month_of().before).runs == 0
+        assert self.preview(PriceBookFactory(currency="CNY")).runs == 0
+
+
+def test_the_difference_of_two_books(published):
+    new = draft_of(published, node_hour="300")
+    PriceFactory(book=new, kind=PriceKind.FIXED_EPOCH, product="fixed", amount=Decimal(2))
+    new.prices.filter(kind=PriceKind.MINIMUM).delete()
+    changes = {
+        change.name: (change.old, change.new, change.fraction)
+        for change in price_simulation.diff(old=published, new=new)
+    }
+    assert [value[:2] for value in changes.values()] == [(None, 2), (5, None), (360, 300)]
+    assert list(changes)[2] == "per node and hour, small, every product"
+    assert changes["per node and hour, small, every product"][2] == pytest.approx(-1 / 6)
+    assert price_simulation.diff(old=published, new=draft_of(published)) == []

@@ -1,4 +1,4 @@
-"""Prices, in worked numbers and by properties. No database."""
+"""Prices, in worked numbers and by properties. No database. `test_pricing_docs.py` has more worked numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fractions import Fraction
 from math import floor
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from billing.pricing import (
@@ -20,12 +20,12 @@ from billing.pricing import (
     PricingError,
     Purchase,
     Terms,
-    Usage,
     affordable_seconds,
     quote,
     rate,
     round_minor,
 )
+from billing.usage import Range, Usage
 
 ESTIMATE = Estimate(600, 900, "reference")
 PRICES = [
@@ -50,17 +50,19 @@ def offer(
     estimate: Estimate = ESTIMATE,
     max_seconds: int | None = None,
     ceiling_minor: int | None = None,
-    most_seconds: int = 7 * 24 * 3600,
+    max_deadline_seconds: int = 7 * 24 * 3600,
+    included_seconds: int | None = None,
 ) -> Offer:
     return quote(
         prices,
         Purchase(product, mode, spec, nodes, epochs),
         estimate,
         headroom=Decimal(2),
-        least_seconds=300,
-        most_seconds=most_seconds,
+        min_deadline_seconds=300,
+        max_deadline_seconds=max_deadline_seconds,
         max_seconds=max_seconds,
         ceiling_minor=ceiling_minor,
+        included_seconds=included_seconds,
     )
 
 
@@ -74,47 +76,49 @@ def test_round_half_up(amount, minor):
     assert round_minor(Decimal(amount)) == minor
 
 
-def test_a_metered_quote_is_the_deadline_at_the_hourly_price():
-    made = offer()  # p90 of 900 s, doubled, and the second that a fraction may need: 1801 s at 90 an hour = 45.025
-    assert (made.deadline_seconds, made.ceiling_minor) == (1801, 45)
-    assert (made.p50_minor, made.p90_minor) == (15, 23)  # 600 s = 15.0, 900 s = 22.5
-    assert [(line.rule, line.quantity, line.unit_minor, line.amount_minor) for line in made.lines] == [
-        ("time_used", "0.500278", "90", 45)
-    ]
+@pytest.mark.parametrize(
+    ("choices", "hourly"),
+    [
+        ({"nodes": 3}, 90),
+        ({"nodes": 4}, 81),
+        ({"nodes": 64}, 81),
+        ({"product": "cheap", "nodes": 4}, 60),
+    ],
+    ids=["below the tier", "from the tier on", "far above it", "a product's own price goes before the tier"],
+)
+def test_the_price_of_an_hour(choices, hourly):
+    assert offer(**choices, max_seconds=3600).ceiling_minor == choices["nodes"] * hourly
 
 
-def test_tiers_by_node_count():
-    assert offer(nodes=3, max_seconds=3600).ceiling_minor == 3 * 90
-    assert offer(nodes=4, max_seconds=3600).ceiling_minor == 4 * 81
-    assert offer(nodes=64, max_seconds=3600).ceiling_minor == 64 * 81
-
-
-def test_a_products_own_price_goes_before_everyones_tier():
-    assert offer("cheap", nodes=4, max_seconds=3600).ceiling_minor == 4 * 60
-
-
-def test_a_price_of_another_spec_or_product_is_never_used():
+@pytest.mark.parametrize(
+    ("choices", "error"),
+    [
+        ({"spec": "large"}, ("not_priced", "node_spec", 0)),
+        ({"mode": Mode.FIXED}, ("not_priced", "node_spec", 0)),  # only the product `fixed` has a fixed price
+        ({"max_seconds": 3601, "max_deadline_seconds": 3600}, ("max_seconds_too_large", "max_seconds", 3600)),
+        ({"ceiling_minor": 4}, ("ceiling_too_small", "ceiling_minor", 5)),
+        ({"product": "coached", "ceiling_minor": 26}, ("ceiling_too_small", "ceiling_minor", 27)),
+        (
+            {"product": "fixed", "mode": Mode.FIXED, "nodes": 4, "ceiling_minor": 31},
+            ("ceiling_too_small", "ceiling_minor", 32),
+        ),
+    ],
+)
+def test_a_refusal_names_the_field_and_a_value_that_works(choices, error):
     with pytest.raises(PricingError) as caught:
-        offer(spec="large")
-    assert (caught.value.code, caught.value.field) == ("not_priced", "node_spec")
-    with pytest.raises(PricingError) as caught:
-        offer("metered", mode=Mode.FIXED)  # only the product `fixed` has a fixed price
-    assert (caught.value.code, caught.value.field) == ("not_priced", "node_spec")
+        offer(**choices)
+    assert (caught.value.code, caught.value.field, caught.value.minimum) == error
+    if error[0] != "not_priced":
+        assert offer(**choices | {error[1]: error[2]}).deadline_seconds >= 60
 
 
-def test_epochs_are_charged_when_the_run_completes():
-    made = offer("coached", max_seconds=3600)  # 90 for the hour, 10 epochs at 2.5
-    assert [line.amount_minor for line in made.lines] == [90, 25]
-    assert rate(Usage(3600, completed=True), made.terms).total_minor == 115
-    assert rate(Usage(3600, completed=False), made.terms).total_minor == 90
-
-
-def test_the_least_charge_is_a_line_of_its_own():
-    made = offer(max_seconds=60)  # 1.5, rounded to 2, raised to 5
-    assert [(line.rule, line.amount_minor) for line in made.lines] == [("time_used", 2), ("minimum", 3)]
-    charge = rate(Usage(1, completed=False), made.terms)
-    assert [(line.rule, line.amount_minor) for line in charge.lines] == [("time_used", 0), ("minimum", 5)]
-    assert charge.total_minor == 5
+def test_the_estimate_is_priced_at_p50_and_p90():
+    offered = offer()  # p90 of 900 s, doubled: 1800 s at 90 an hour
+    assert (offered.deadline_seconds, offered.ceiling_minor) == (1800, 45)
+    assert (offered.p50_minor, offered.p90_minor) == (15, 23)  # 600 s = 15.0, 900 s = 22.5
+    assert [(line.rule, line.quantity, line.unit_minor) for line in offered.lines] == [("time_used", "0.5", "90")]
+    longer = offer("fixed", mode=Mode.FIXED, included_seconds=600)  # 1200 s extra at 90 an hour
+    assert (longer.p50_minor, longer.p90_minor, longer.ceiling_minor) == (8, 16, 38)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, -0.001])
@@ -123,75 +127,59 @@ def test_no_time_costs_nothing(seconds):
     assert rate(Usage(seconds, completed=True), offer().terms).total_minor == 0
 
 
-def test_what_is_above_the_ceiling_is_shown_and_not_charged():
-    made = offer(max_seconds=3600)
-    charge = rate(Usage(7200, completed=False), made.terms)
-    assert [(line.rule, line.amount_minor) for line in charge.lines] == [("time_used", 180), ("above_ceiling", -90)]
-    assert charge.total_minor == 90
+@pytest.mark.parametrize(
+    ("choices", "seconds"),
+    [
+        ({"max_seconds": 120}, 120),  # below the minimum of an unlimited run
+        ({"estimate": Estimate(1, 2, "reference")}, 300),
+        ({"max_deadline_seconds": 1000}, 1000),
+        ({"estimate": Estimate(600, 900.0001, "reference")}, 1800),
+        ({"estimate": Estimate(600, 900.2, "reference")}, 1801),
+        ({"ceiling_minor": 10**9}, 1800),  # a ceiling is no wish to pay more
+        ({"ceiling_minor": 20}, 800),  # 20 at 90 an hour
+        (
+            {
+                "prices": [PriceRow(PriceKind.NODE_HOUR, Decimal(100), node_spec="nano")],
+                "ceiling_minor": 100,
+                "max_seconds": 7200,
+            },
+            3600,  # not 3599: 100/3600 recurs
+        ),
+        ({"product": "fixed", "mode": Mode.FIXED, "included_seconds": 3600}, 3600),
+        ({"product": "fixed", "mode": Mode.FIXED, "included_seconds": 600, "ceiling_minor": 20}, 600 + 480),
+    ],
+)
+def test_the_deadline(choices, seconds):
+    assert offer(**choices).deadline_seconds == seconds
 
 
-def test_a_fixed_price_is_the_price():
-    made = offer("fixed", mode=Mode.FIXED, nodes=4, epochs=10)  # 10 epochs x 4 nodes x 0.8
-    assert (made.ceiling_minor, made.p50_minor, made.p90_minor) == (32, 32, 32)
-    for seconds in (1, 600, 1801, 10**6):
-        assert rate(Usage(seconds, completed=True), made.terms).total_minor == 32
-    assert rate(Usage(200, completed=False), made.terms).total_minor == 18  # 4 x 200 s at 81 an hour
-    assert rate(Usage(10**6, completed=False), made.terms).total_minor == 32
+def test_included_time_is_not_a_second_short():
+    exact = offer(
+        "fixed", mode=Mode.FIXED, estimate=Estimate(33.4 * 10, 33.4 * 10 * 1.5, "reference"), included_seconds=1002
+    )
+    assert (exact.deadline_seconds, [line.rule for line in exact.lines]) == (1002, ["fixed_price"])
 
 
-def test_a_fixed_price_under_the_least_charge():
-    made = offer("fixed", mode=Mode.FIXED, epochs=1)
-    assert [(line.rule, line.amount_minor) for line in made.lines] == [("fixed_price", 1), ("minimum", 4)]
-    assert rate(Usage(10, completed=True), made.terms).total_minor == made.ceiling_minor == 5
+def test_a_fixed_price_includes_node_time():
+    """Fewer nodes make the same node time last longer."""
+    terms = offer("fixed", mode=Mode.FIXED, included_seconds=600).terms
+    fewer = Usage.of([Range(300, 2), Range(600, 1)], completed=True)
+    assert rate(fewer, dataclasses.replace(terms, nodes=2)).total_minor == 8
 
 
-def test_a_customers_time_limit():
-    assert offer(max_seconds=120).deadline_seconds == 120  # under the least that a silent customer gets
-    with pytest.raises(PricingError) as caught:
-        offer(max_seconds=3601, most_seconds=3600)
-    error = caught.value
-    assert (error.code, error.field, error.minimum) == ("max_seconds_too_large", "max_seconds", 3600)
-
-
-def test_the_deadline_keeps_to_the_products_bounds():
-    assert offer(estimate=Estimate(1, 2, "reference")).deadline_seconds == 300
-    assert offer(most_seconds=1000).deadline_seconds == 1000
-
-
-def test_a_customers_ceiling_shortens_the_run():
-    made = offer(ceiling_minor=20)
-    assert made.deadline_seconds == 800  # 20 at 90 an hour
-    assert made.ceiling_minor == 20
-    assert offer(ceiling_minor=10**9).ceiling_minor == 45  # a ceiling is no wish to pay more
-    hour = [PriceRow(PriceKind.NODE_HOUR, Decimal(100), node_spec="nano")]
-    assert offer(prices=hour, ceiling_minor=100, max_seconds=7200).deadline_seconds == 3600  # not 3599: 100/3600 recurs
-
-
-@pytest.mark.parametrize(("product", "least"), [("metered", 5), ("coached", 27)])
-def test_the_least_ceiling_that_is_named_works_and_buys_a_minute(product, least):
-    with pytest.raises(PricingError) as caught:
-        offer(product, ceiling_minor=least - 1)
-    error = caught.value
-    assert (error.code, error.field, error.minimum) == ("ceiling_too_small", "ceiling_minor", least)
-    assert offer(product, ceiling_minor=least).deadline_seconds >= 60
-
-
-def test_a_fixed_price_over_the_customers_ceiling():
-    with pytest.raises(PricingError) as caught:
-        offer("fixed", mode=Mode.FIXED, nodes=4, ceiling_minor=31)
-    assert (caught.value.code, caught.value.minimum) == ("ceiling_too_small", 32)
-    assert offer("fixed", mode=Mode.FIXED, nodes=4, ceiling_minor=32).ceiling_minor == 32
-
-
-def test_a_half_stays_a_half_where_the_hours_recur():
-    """1200 s are a third of an hour: 16.5 x 0.333... must be 5.5, which is 6, and not 5.4999... ."""
-    terms = Terms(Mode.METERED, 1, 1, Decimal("16.5"), Decimal(0), 0, 100)
-    assert rate(Usage(1200, completed=False), terms).total_minor == 6
-
-
-def test_terms_survive_json():
-    for terms in (offer("coached").terms, offer("fixed", mode=Mode.FIXED).terms):
-        assert Terms.from_json(terms.to_json()) == terms
+@pytest.mark.parametrize("is_stored_by_an_earlier_version", [False, True])
+def test_a_fixed_price_without_included_time_is_the_price(is_stored_by_an_earlier_version):
+    offered = offer("fixed", mode=Mode.FIXED, nodes=4, epochs=10)  # 10 epochs x 4 nodes x 0.8
+    assert (offered.ceiling_minor, offered.p50_minor, offered.p90_minor) == (32, 32, 32)
+    stored = offered.terms.to_json()
+    if is_stored_by_an_earlier_version:
+        del stored["included_seconds"]
+    terms = Terms.from_json(stored)
+    assert is_stored_by_an_earlier_version or terms == offered.terms
+    for seconds in (1, 600, 10**6):
+        assert rate(Usage(seconds, completed=True), terms).total_minor == 32
+    assert rate(Usage(200, completed=False), terms).total_minor == 18  # 4 x 200 s at 81 an hour
+    assert rate(Usage(10**6, completed=False), terms).total_minor == 32
 
 
 # --- Properties -------------------------------------------------------------------------------------------------------
@@ -217,6 +205,7 @@ def offers(draw: st.DrawFn) -> Offer:
         "prices": prices,
         "estimate": Estimate(p50, p50 * draw(st.floats(1, 3)), "reference"),
         "max_seconds": draw(st.none() | st.integers(60, 7 * 24 * 3600)),
+        "included_seconds": draw(st.none() | st.integers(60, 7 * 24 * 3600)),
     }
     try:
         return offer(**choices, ceiling_minor=draw(st.none() | st.integers(1, 10**9)))
@@ -227,27 +216,46 @@ def offers(draw: st.DrawFn) -> Offer:
 
 
 @given(offers(), SECONDS, st.booleans())
-def test_no_usage_costs_more_than_the_ceiling(made, seconds, completed):
-    charge = rate(Usage(seconds, completed=completed), made.terms)
-    assert 0 <= charge.total_minor <= made.ceiling_minor
+def test_no_usage_costs_more_than_the_ceiling(offered, seconds, completed):
+    charge = rate(Usage(seconds, completed=completed), offered.terms)
+    assert 0 <= charge.total_minor <= offered.ceiling_minor
     assert sum(line.amount_minor for line in charge.lines) == charge.total_minor
-    assert all(line.amount_minor >= 0 for line in charge.lines if line.rule != "above_ceiling")
+    assert all(line.amount_minor >= 0 for line in charge.lines if not line.rule.startswith("above_"))
 
 
 @given(offers())
-def test_the_ceiling_pays_for_the_whole_deadline(made):
+def test_the_ceiling_pays_for_the_whole_deadline(offered):
     """No run is cut short by money before its deadline: at the deadline nothing is above the ceiling."""
-    assert made.deadline_seconds >= 60
-    charge = rate(Usage(made.deadline_seconds, completed=True), made.terms)
+    assert offered.deadline_seconds >= 60
+    charge = rate(Usage(offered.deadline_seconds, completed=True), offered.terms)
     assert "above_ceiling" not in [line.rule for line in charge.lines]
-    assert sum(line.amount_minor for line in made.lines) == made.ceiling_minor == made.terms.ceiling_minor
-    assert made.p50_minor <= made.p90_minor <= made.ceiling_minor
+    assert sum(line.amount_minor for line in offered.lines) == offered.ceiling_minor == offered.terms.ceiling_minor
+    assert offered.p50_minor <= offered.p90_minor <= offered.ceiling_minor
+
+
+@given(offers(), st.booleans())
+def test_a_fixed_price_buys_no_more_than_the_time_it_includes(offered, completed):
+    """Every node-second past it is paid at the node-hour price, in the ceiling and in the charge."""
+    terms = offered.terms
+    assume(terms.mode is Mode.FIXED)
+    past = offered.deadline_seconds - terms.included_seconds
+    assert past >= 0
+    extra = round_minor(Fraction(terms.hourly) * terms.nodes * past / 3600)
+    assert offered.ceiling_minor == max(terms.minimum_minor, round_minor(terms.per_epoch * terms.epochs) + extra)
+    charge = rate(Usage(offered.deadline_seconds, completed=completed), terms)
+    assert charge.total_minor >= extra
+
+
+@given(offers(), SECONDS)
+def test_a_run_that_fails_never_costs_more_than_one_that_completes(offered, seconds):
+    failed, completed = (rate(Usage(seconds, completed=each), offered.terms).total_minor for each in (False, True))
+    assert failed <= completed
 
 
 @given(offers(), SECONDS, SECONDS)
-def test_more_time_never_costs_less(made, one, other):
+def test_more_time_never_costs_less(offered, one, other):
     less, more = sorted([one, other])
-    totals = [rate(Usage(seconds, completed=False), made.terms).total_minor for seconds in (less, more)]
+    totals = [rate(Usage(seconds, completed=False), offered.terms).total_minor for seconds in (less, more)]
     assert totals[0] <= totals[1]
 
 

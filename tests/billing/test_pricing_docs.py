@@ -1,4 +1,4 @@
-"""`docs/pricing.md` says what the code does: its numbers are computed again. No database."""
+"""The examples of `docs/pricing.md`, computed. No database."""
 
 from __future__ import annotations
 
@@ -10,28 +10,16 @@ import pytest
 
 from billing import costs
 from billing.models import Price
-from billing.pricing import (
-    Estimate,
-    Line,
-    Mode,
-    Offer,
-    PriceKind,
-    PriceRow,
-    Purchase,
-    Range,
-    Terms,
-    Usage,
-    quote,
-    rate,
-)
+from billing.pricing import Estimate, Line, Mode, Offer, PriceKind, PriceRow, Purchase, Terms, quote, rate
 from billing.taxes import Tax
-from jobs import calibration, catalogue, probes
+from billing.usage import Range, Usage
+from jobs import catalogue, estimates, probes
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "pricing.md").read_text()
 
 
 def table(first_column: str) -> list[dict[str, str]]:
-    """The rows of the table whose first column has this heading."""
+    """Return the rows of the table whose first column has this heading."""
     lines = iter(PAGE.splitlines())
     for line in lines:
         if line.startswith(f"| {first_column} |"):
@@ -50,7 +38,7 @@ def cells(row: str) -> list[str]:
 
 
 def amounts(lines: tuple[Line, ...]) -> str:
-    """As the page writes them: 90 + 25, 180 - 90."""
+    """Format amounts as the page does: 90 + 25, 180 - 90."""
     first, *others = [line.amount_minor for line in lines] or ["–"]
     return str(first) + "".join(f" {'-' if amount < 0 else '+'} {abs(amount)}" for amount in others)
 
@@ -77,10 +65,11 @@ def offer(row: dict[str, str]) -> Offer:
         Purchase("any", mode, "any", nodes, int(row["epochs"])),
         Estimate(600, 900, "reference"),
         headroom=Decimal(2),
-        least_seconds=300,
-        most_seconds=7 * 24 * 3600,
+        min_deadline_seconds=300,
+        max_deadline_seconds=7 * 24 * 3600,
         max_seconds=int(asked[1]) if asked[2] == "s" else None,
         ceiling_minor=int(asked[1]) if asked[2] == "c" else None,
+        included_seconds=None if row["includes"] == "–" else int(row["includes"]),
     )
 
 
@@ -104,29 +93,29 @@ def test_a_charge(row):
     assert str(made.ceiling_minor - charge.total_minor) == row["released"]
 
 
-def test_there_are_examples_of_both_modes_and_every_rule():
-    assert len(QUOTES) == 9
-    assert len(CHARGES) == 13
+def test_there_is_an_example_of_every_rule():
+    assert (len(QUOTES), len(CHARGES)) == (11, 16)
     offers = {name: offer(row) for name, row in QUOTES.items()}
-    rules = {line.rule for made in offers.values() for line in made.lines}
+    lines = [line for made in offers.values() for line in made.lines]
     for row in CHARGES:
         usage = Usage(float(row["seconds used"]), completed=row["completed"] == "yes")
-        rules |= {line.rule for line in rate(usage, offers[row["quote"]].terms).lines}
-    assert rules == {"time_used", "epochs_completed", "fixed_price", "minimum", "above_ceiling"}
+        lines += rate(usage, offers[row["quote"]].terms).lines
+    charged = {"time_used", "epochs_completed", "fixed_price", "extra_time", "minimum"}
+    assert {line.rule for line in lines} == charged | {"above_ceiling", "above_fixed_price"}
 
 
 def test_every_kind_of_price_is_named():
     assert {row["kind"].strip("`") for row in table("kind")} == set(Price.Kinds.values)
 
 
-def test_what_a_new_installation_sells():
+def test_the_prices_of_a_new_installation():
     rows = {row["node spec"]: row for row in table("node spec")}
     assert list(rows) == [spec[0] for spec in catalogue.SPECS]
     for name, *_words, hourly in catalogue.SPECS:
-        told = [Decimal(value) for value in list(rows[name].values())[1:]]
-        assert told == [hourly, hourly * catalogue.MANY_NODES_DISCOUNT, catalogue.FIXED_EPOCH[name]]
-    assert f"from {catalogue.MANY_NODES} nodes on" in PAGE
-    assert f"The least charge of a run is {catalogue.LEAST_CHARGE}." in PAGE
+        prices = [Decimal(value) for value in list(rows[name].values())[1:]]
+        assert prices == [hourly, hourly * catalogue.DISCOUNT_FACTOR, catalogue.FIXED_EPOCH_PRICE[name]]
+    assert f"from {catalogue.DISCOUNT_FROM_NODES} nodes on" in PAGE
+    assert f"The minimum charge of a run is {catalogue.MIN_CHARGE}." in PAGE
 
 
 @pytest.mark.parametrize("row", table("ranges"), ids=lambda row: row["ranges"])
@@ -163,17 +152,18 @@ def test_a_credit_note(row):
     assert (str(given_credit), str(tax.of(paid) - tax.of(left))) == (row["as credit"], row["tax back"])
 
 
-def test_the_figures_of_estimates():
+def test_the_limits_of_estimates():
     for figure in (
-        f"last {calibration.RUNS_LEARNT_FROM} runs",
-        f"from {calibration.LEAST_RUNS_FOR_A_START} runs",
-        f"{calibration.FEW_RUNS_SPREAD} times p50 at least while they are fewer than {calibration.FEW_RUNS}",
-        f"{2**calibration.USUAL_SCALING:.2f} times as fast",
-        f"wider by {calibration.SCALED_SPREAD}, or {calibration.UNMEASURED_SPREAD} where",
-        f"{calibration.OTHER_BATCH_SPREAD} (another batch size) or {calibration.OTHER_DATA_SPREAD} (other data)",
+        f"last {estimates.MAX_RUNS} runs",
+        f"from {estimates.MIN_RUNS_FOR_START_UP} runs",
+        f"{estimates.FEW_RUNS_SPREAD} times p50 at least while they are fewer than {estimates.FEW_RUNS}",
+        f"{2**estimates.ASSUMED_SCALING:.2f} times as fast",
+        f"wider by {estimates.SCALED_SPREAD}, or {estimates.UNMEASURED_SPREAD} where",
+        f"{estimates.OTHER_BATCH_SPREAD} (another batch size) or {estimates.OTHER_DATA_SPREAD} (other data)",
         f"{probes.PROBE_SECONDS} seconds at most",
     ):
         assert figure in PAGE.replace("\n", " ")
-    assert f"{calibration.PROBE_SPREAD} times p50" in PAGE
-    assert calibration.PROBE_SPREAD == calibration.REFERENCE_SPREAD
+    assert f"{estimates.PROBE_SPREAD} times p50" in PAGE
+    assert f"times {estimates.REFERENCE_SPREAD} times the product's headroom" in PAGE.replace("\n", " ")
+    assert estimates.PROBE_SPREAD == estimates.REFERENCE_SPREAD
     assert f"average day of the last {costs.FORECAST_DAYS}" in PAGE

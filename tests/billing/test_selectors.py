@@ -1,4 +1,4 @@
-"""Reads: each organization's own, newest first."""
+"""Selectors: each organization's own rows, newest first, and the node specs on offer."""
 
 from __future__ import annotations
 
@@ -6,50 +6,42 @@ from decimal import Decimal
 
 import pytest
 
-from billing import charges, selectors
+from billing import pricebooks, selectors
 from billing.models import NodeSpec
-from billing.pricing import Usage
-from console.accounts.errors import NotFound
+from console.core.errors import NotFound
+from tests.billing.runs import buy, settle
 from tests.factories.accounts import OrganizationFactory
-from tests.factories.billing import NodeSpecFactory, PriceBookFactory, PriceFactory, book, quote, wallet
+from tests.factories.billing import NodeSpecFactory, PriceBookFactory, PriceFactory, book, wallet
 
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def account():
-    book()
-    return wallet(balance_minor=1000)
-
-
-def test_the_wallet(account):
-    assert selectors.wallet(account.organization) == account
+def test_rows_of_money_are_the_organizations_own(account):
+    ours, theirs = account.organization, wallet(balance_minor=1000).organization
+    assert selectors.wallet(ours) == account
     assert selectors.wallet(OrganizationFactory()) is None
-
-
-def test_movements_holds_and_receipts_are_the_organizations_own(account):
-    other = wallet(balance_minor=1000)
-    hold = charges.hold(quote=quote(account), reference="order:1")
-    assert list(selectors.open_holds(account.organization)) == [hold]
-    receipt = charges.settle(hold=hold, usage=Usage(100, completed=True), title="#1")
-    assert list(selectors.open_holds(account.organization)) == []
-    assert [entry.amount_minor for entry in selectors.movements(account.organization)] == [-10, 1000]
-    assert list(selectors.receipts_for(account.organization)) == [receipt]
-    assert selectors.receipt_for(account.organization, receipt.pk) == receipt
-    assert [entry.amount_minor for entry in selectors.movements(other.organization)] == [1000]
-    assert not selectors.receipts_for(other.organization).exists()
+    hold = buy(account, 10)
+    assert list(selectors.open_holds(ours)) == [hold]
+    receipt = settle(hold, 10)
+    assert list(selectors.open_holds(ours)) == []
+    assert [entry.amount_minor for entry in selectors.movements(ours)] == [-10, 10_000]
+    assert [entry.amount_minor for entry in selectors.movements(theirs)] == [1000]
+    assert list(selectors.receipts_for(ours)) == [receipt] == [selectors.receipt_for(ours, receipt.pk)]
+    assert not selectors.receipts_for(theirs).exists()
     with pytest.raises(NotFound):
-        selectors.receipt_for(other.organization, receipt.pk)
+        selectors.receipt_for(theirs, receipt.pk)
 
 
-def test_specs_are_offered_at_the_price_of_one_node():
+def test_node_specs_are_offered_at_the_price_of_one_node():
     small = NodeSpecFactory(name="small", position=1)
     draft = PriceBookFactory()
-    PriceFactory(book=draft, node_spec=small, nodes_from=1, amount=Decimal(90))
-    PriceFactory(book=draft, node_spec=small, nodes_from=4, amount=Decimal(80))
-    PriceFactory(book=draft, node_spec=small, product="special", amount=Decimal(1))
+    for options in ({"amount": Decimal(90)}, {"nodes_from": 4, "amount": Decimal(80)}, {"product": "special"}):
+        PriceFactory(book=draft, node_spec=small, **options)
     assert [(offer.spec, offer.hourly_minor) for offer in selectors.offered_specs("USD")] == [(small, None)]
-    selectors_book = book(hourly="100")
-    assert [offer.hourly_minor for offer in selectors.offered_specs("USD")] == [Decimal(100)]
+    pricebooks.publish(book=draft)
+    (offer,) = selectors.offered_specs("USD")
+    assert (offer.hourly_minor, offer.discounts) == (90, (selectors.Discount(4, Decimal(80)),))
+    book(hourly="100")
+    assert [offer.hourly_minor for offer in selectors.offered_specs("USD")] == [100]
     NodeSpec.objects.update(is_active=False)
-    assert selectors.offered_specs(selectors_book.currency) == []
+    assert selectors.offered_specs("USD") == []

@@ -1,4 +1,4 @@
-"""The same calls with the same client against two doubles of Stripe's that know nothing of each other.
+"""The same calls with the same client against two doubles of Stripe that were written independently.
 
 Ours, and `localstripe` (a process of its own; GPL, for tests alone). What both can do must look alike: customers, saved
 cards, payment intents captured by hand, refunds, the list of events, signed webhooks. localstripe has no Checkout and
@@ -16,7 +16,7 @@ import pytest
 import stripe
 
 from billing import gateway
-from tests.billing.serving import Console, running, serving
+from tests.billing.serving import running
 from tests.console.processes import free_port, wait_for
 
 LOCALSTRIPE = """
@@ -26,13 +26,7 @@ from localstripe.server import app
 web.run_app(app, host="127.0.0.1", port=int(sys.argv[1]), print=None, access_log=None)
 """
 """Its own command listens on every interface."""
-
-
-@pytest.fixture
-def console():
-    made = Console()
-    with serving(made.server):
-        yield made
+CARD = {"type": "card", "card": {"number": "4242424242424242", "exp_month": 12, "exp_year": 2034, "cvc": "123"}}
 
 
 @pytest.fixture
@@ -73,49 +67,46 @@ def _answers(url):
         return False
 
 
-def card(number="4242424242424242"):
-    return {"type": "card", "card": {"number": number, "exp_month": 12, "exp_year": 2034, "cvc": "123"}}
-
-
-def set_aside(v1, customer, amount=1000):
-    """A payment intent that waits for its capture."""
-    method = v1.payment_methods.create(card())
-    v1.payment_methods.attach(method.id, {"customer": customer})
-    return v1.payment_intents.create(
-        {
-            "amount": amount,
-            "currency": "usd",
-            "customer": customer,
-            "payment_method": method.id,
-            "capture_method": "manual",
-            "confirm": True,
-            "metadata": {"top_up": "1"},
-        }
-    )
-
-
 @pytest.fixture
 def customer(v1):
     return v1.customers.create({"name": "Acme", "email": "a@example.com", "metadata": {"organization": "1"}}).id
 
 
-def test_customers(v1, customer):
-    found = v1.customers.retrieve(customer)
-    assert found.object == "customer"
-    assert found.id.startswith("cus_")
-    assert (found.name, found.email, found.metadata["organization"]) == ("Acme", "a@example.com", "1")
+def attached_method(v1, customer, number="4242424242424242"):
+    method = v1.payment_methods.create(CARD | {"card": CARD["card"] | {"number": number}})
+    v1.payment_methods.attach(method.id, {"customer": customer})
+    return method.id
+
+
+def uncaptured_intent(v1, customer):
+    wanted = {"amount": 1000, "currency": "usd", "customer": customer, "payment_method": attached_method(v1, customer)}
+    return v1.payment_intents.create(
+        wanted | {"capture_method": "manual", "confirm": True, "metadata": {"top_up": "1"}}
+    )
+
+
+def test_customers_events_and_signed_webhooks(v1, customer, console):
+    stored = v1.customers.retrieve(customer)
+    assert stored.object == "customer"
+    assert stored.id.startswith("cus_")
+    assert (stored.name, stored.email, stored.metadata["organization"]) == ("Acme", "a@example.com", "1")
     assert v1.customers.update(customer, {"name": "Acme & Sons"}).name == "Acme & Sons"
     with pytest.raises(stripe.InvalidRequestError) as caught:
         v1.customers.retrieve("cus_unknown")
     assert caught.value.http_status == 404
+    listed = v1.events.list({"created": {"gte": int(time.time()) - 60}, "limit": 100})
+    event = next(event for event in listed.data if event.type == "customer.created")
+    assert event.id.startswith("evt_")
+    assert event.to_dict()["data"]["object"]["id"] == customer
+    assert v1.events.list({"created": {"gte": 2**33}}).data == []
+    assert console.event("customer.created")["data"]["object"]["id"] == customer
 
 
 def test_a_deleted_customer(v1, customer, console):
     assert v1.customers.delete(customer).to_dict() == {"id": customer, "object": "customer", "deleted": True}
     assert console.event("customer.deleted")["data"]["object"]["id"] == customer
-    method = v1.payment_methods.create(card())
     for call in (
-        lambda: v1.payment_methods.attach(method.id, {"customer": customer}),
+        lambda: attached_method(v1, customer),
         lambda: v1.payment_intents.create({"amount": 500, "currency": "usd", "customer": customer}),
     ):
         with pytest.raises(stripe.InvalidRequestError) as caught:
@@ -124,7 +115,7 @@ def test_a_deleted_customer(v1, customer, console):
 
 
 def test_saved_cards(v1, customer):
-    method = v1.payment_methods.create(card())
+    method = v1.payment_methods.create(CARD)
     assert method.id.startswith("pm_")
     assert (method.type, method.card.brand, method.card.last4, method.customer) == ("card", "visa", "4242", None)
     assert v1.payment_methods.attach(method.id, {"customer": customer}).customer == customer
@@ -135,40 +126,20 @@ def test_saved_cards(v1, customer):
 
 
 def test_a_declined_card(v1, customer):
-    method = v1.payment_methods.create(card("4000000000000341"))
-    v1.payment_methods.attach(method.id, {"customer": customer})
+    method = attached_method(v1, customer, "4000000000000341")
+    wanted = {"amount": 1000, "currency": "usd", "customer": customer, "payment_method": method}
     with pytest.raises(stripe.CardError) as caught:
-        v1.payment_intents.create(
-            {
-                "amount": 1000,
-                "currency": "usd",
-                "customer": customer,
-                "payment_method": method.id,
-                "off_session": True,
-                "confirm": True,
-            }
-        )
+        v1.payment_intents.create(wanted | {"off_session": True, "confirm": True})
     assert (caught.value.http_status, caught.value.code) == (402, "card_declined")
 
 
-def test_set_aside_and_captured(v1, customer):
-    intent = set_aside(v1, customer)
+def test_a_payment_that_is_captured_and_refunded_in_parts(v1, customer):
+    intent = uncaptured_intent(v1, customer)
     assert intent.id.startswith("pi_")
     assert (intent.status, intent.amount, intent.currency) == ("requires_capture", 1000, "usd")
-    taken = v1.payment_intents.capture(intent.id)
-    assert (taken.status, taken.metadata["top_up"]) == ("succeeded", "1")
+    captured = v1.payment_intents.capture(intent.id)
+    assert (captured.status, captured.metadata["top_up"]) == ("succeeded", "1")
     assert v1.payment_intents.retrieve(intent.id).status == "succeeded"
-
-
-def test_set_aside_and_given_up(v1, customer):
-    intent = set_aside(v1, customer)
-    assert v1.payment_intents.cancel(intent.id).status == "canceled"
-    assert v1.payment_intents.retrieve(intent.id).status == "canceled"
-
-
-def test_refunds_in_parts(v1, customer):
-    intent = set_aside(v1, customer)
-    v1.payment_intents.capture(intent.id)
     first = v1.refunds.create({"payment_intent": intent.id, "amount": 400, "metadata": {"refund": "1"}})
     assert first.id.startswith("re_")
     assert (first.status, first.amount, first.metadata["refund"]) == ("succeeded", 400, "1")
@@ -176,15 +147,7 @@ def test_refunds_in_parts(v1, customer):
     assert (rest.status, rest.amount) == ("succeeded", 600)
 
 
-def test_events_are_listed(v1, customer):
-    before = int(time.time()) - 60
-    told = v1.events.list({"created": {"gte": before}, "limit": 100})
-    event = next(event for event in told.data if event.type == "customer.created")
-    assert event.id.startswith("evt_")
-    assert event.to_dict()["data"]["object"]["id"] == customer
-    assert v1.events.list({"created": {"gte": 2**33}}).data == []
-
-
-def test_webhooks_are_signed_as_ours_are_checked(v1, customer, console):
-    event = console.event("customer.created")
-    assert event["data"]["object"]["id"] == customer
+def test_a_payment_that_is_cancelled(v1, customer):
+    intent = uncaptured_intent(v1, customer)
+    assert v1.payment_intents.cancel(intent.id).status == "canceled"
+    assert v1.payment_intents.retrieve(intent.id).status == "canceled"

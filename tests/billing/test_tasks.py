@@ -1,70 +1,59 @@
-"""The sweeps."""
+"""Periodic tasks: each calls its services, and the check of the books finds errors."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
 import pytest
+from django.conf import settings
+from django.core import mail
+from django.db import connection
+from django.db.models import F
 from django.utils import timezone
 
-from billing import automatic, charges, events, payment_mails, payments, reversals, tasks
-from billing.models import Quote, StripeEvent, TopUp
-from tests.factories.accounts import MembershipFactory
-from tests.factories.billing import TopUpFactory, book, quote, session_event, wallet
-from tests.provider import lost, receive
+from billing import auto_topup, budgets, charges, events, invoices, payment_emails, reconciliation, refunds, tasks
+from billing.models import Account, CreditGrant, Entry, Quote
+from console.celery import app
+from console.observability import heartbeats
+from tests.billing.runs import buy, check_constraints, give
+from tests.factories.billing import book, quote, wallet
 
 pytestmark = pytest.mark.django_db
+CORRECT = {"transactions": 0, "balances": 0, "holds": 0}
 
 
-def test_apply_events_takes_all_that_waits(monkeypatch):
+@pytest.mark.parametrize("name", ["watch-money", "write-invoices"])
+def test_beat_knows_the_task(name):
+    app.loader.import_default_modules()
+    assert settings.CELERY_BEAT_SCHEDULE[name]["task"] in app.tasks
+
+
+def test_apply_events_repeats_until_no_event_waits(monkeypatch):
     waiting = iter([1000, 3, 0])
     monkeypatch.setattr(events, "apply_waiting", lambda: next(waiting))
     tasks.apply_events()
     assert list(waiting) == []
 
 
-def test_apply_events_makes_up_for_lost_messages():
-    rows = [receive(session_event(TopUpFactory())) for _ in range(3)]
-    tasks.apply_events()
-    assert {event.state for event in StripeEvent.objects.all()} == {StripeEvent.States.APPLIED}
-    assert all(StripeEvent.objects.get(pk=row.pk).applied_at for row in rows)
+@pytest.mark.parametrize(
+    ("task", "services"),
+    [
+        (
+            tasks.move_money,
+            [(auto_topup, "run_due"), (refunds, "submit_waiting"), (payment_emails, "send_due")],
+        ),
+        (tasks.write_invoices, [(invoices, "issue_due")]),
+    ],
+)
+def test_a_task_calls_its_services_in_order(monkeypatch, task, services):
+    called = []
+    for module, name in services:
+        monkeypatch.setattr(module, name, lambda name=name: called.append(name))
+    task()
+    assert called == [name for _module, name in services]
 
 
-def test_quarantined_events_wait_for_a_person():
-    event = receive(session_event(TopUpFactory(), amount_total=1))
-    tasks.apply_events()
-    before = StripeEvent.objects.get(pk=event.pk)
-    tasks.apply_events()
-    assert before.state == StripeEvent.States.QUARANTINED
-    assert StripeEvent.objects.get(pk=event.pk).applied_at == before.applied_at
-
-
-def test_fetch_events_fetches_and_applies(provider):
-    member = MembershipFactory()
-    account = wallet(member.organization)
-    top_up = payments.start_top_up(account=account, amount_minor=5000, user=member.user)
-    provider.pay(top_up.session_id)
-    tasks.fetch_events()
-    top_up.refresh_from_db()
-    assert top_up.state == TopUp.States.PAID
-
-
-def test_fetch_events_survives_a_provider_that_is_away(provider, caplog):
-    provider.wire.before = lost
-    tasks.fetch_events()
-    assert "did not answer" in caplog.text
-
-
-def test_move_money_does_all_three(monkeypatch):
-    done = []
-    monkeypatch.setattr(automatic, "sweep", lambda: done.append("automatic"))
-    monkeypatch.setattr(reversals, "tell_waiting", lambda: done.append("refunds"))
-    monkeypatch.setattr(payment_mails, "send_due", lambda: done.append("mails"))
-    tasks.move_money()
-    assert done == ["automatic", "refunds", "mails"]
-
-
-def test_expire_quotes_forgets_what_nobody_bought():
+def test_expire_quotes_deletes_old_ones_that_nobody_bought():
     book()
     account = wallet(balance_minor=1000)
     fresh, stale, bought = (quote(account) for _ in range(3))
@@ -73,3 +62,46 @@ def test_expire_quotes_forgets_what_nobody_bought():
     Quote.objects.filter(pk__in=[stale.pk, bought.pk]).update(expires_at=long_ago)
     tasks.expire_quotes()
     assert set(Quote.objects.all()) == {fresh, bought}
+
+
+def test_watch_money_takes_back_expired_credit_and_mails_budgets_once(account, owner):
+    ours = wallet(owner.organization, balance_minor=1000)
+    give(ours, 50, days=1)
+    CreditGrant.objects.update(expires_at=timezone.now())
+    budgets.set_budget(membership=owner, user=None, amount_minor=100)
+    buy(ours, 60, member=owner)
+    for _ in range(2):
+        tasks.watch_money()
+    ours.refresh_from_db()
+    assert ours.posted_minor == 1000
+    assert len(mail.outbox) == 1
+
+
+class TestCheckBooks:
+    @pytest.fixture(autouse=True)
+    def _held(self, account):
+        buy(account, 100)
+
+    def test_finds_nothing_wrong_and_reports_it(self, embedded):
+        heartbeats._next_at.clear()
+        tasks.check_books()
+        assert heartbeats.latest(heartbeats.recent(), heartbeats.BOOKS)[""].details == {"wrong": CORRECT}
+
+    @pytest.mark.parametrize(
+        ("change", "wrong"),
+        [({"posted_minor": F("posted_minor") + 1}, "balances"), ({"held_minor": F("held_minor") - 1}, "holds")],
+    )
+    def test_finds_a_wrong_account(self, account, caplog, change, wrong):
+        Account.objects.filter(pk=account.pk).update(**change)
+        assert reconciliation.check_books() == CORRECT | {wrong: 1}
+        assert "The ledger is inconsistent" in caplog.text
+
+    def test_finds_a_transaction_that_does_not_sum_to_zero(self, account):
+        check_constraints()
+        with connection.cursor() as cursor:
+            cursor.execute("SET LOCAL session_replication_role = replica")  # no trigger fires
+            entry = Entry.objects.filter(account=account).latest("id")
+            Entry.objects.create(transaction=entry.transaction, account=account, amount_minor=5)
+            cursor.execute("SET LOCAL session_replication_role = origin")
+        Account.objects.filter(pk=account.pk).update(posted_minor=F("posted_minor") + 5)
+        assert reconciliation.check_books() == CORRECT | {"transactions": 1}

@@ -1,163 +1,186 @@
-"""The provider's way in."""
+"""Webhooks: only a signed, recent event is believed; it is stored once and answered before it is applied."""
 
 from __future__ import annotations
 
-import threading
-from queue import Empty, Queue
+import time
+import uuid
 
-import psycopg
 import pytest
-from django.db import connection
+import redis
 from kombu.exceptions import OperationalError
 
-from billing import events, tasks, webhooks
+from billing import events, gateway, tasks
+from billing.errors import BadSignature
 from billing.models import StripeEvent, TopUp
+from console.observability import redis_client
+from tests.billing.paying import balance
 from tests.factories.billing import TopUpFactory, session_event, signed
 from tests.racing import raised, together
 
+EVENT = {"id": "evt_1", "type": "checkout.session.completed", "object": "event"}
+
 
 @pytest.fixture
-def rings(monkeypatch):
-    """How often the bell was rung."""
-    rung = []
-    monkeypatch.setattr(webhooks.bell, "ring", lambda: rung.append(True))
-    return rung
+def keys(settings):
+    """Stripe's own keys instead of the sandbox; returns the signing secrets."""
+    settings.PAYMENTS_SANDBOX = False
+    settings.STRIPE_WEBHOOK_SECRETS = ["whsec_old", "whsec_new"]
+    return settings.STRIPE_WEBHOOK_SECRETS
+
+
+class TestSignature:
+    @pytest.mark.parametrize("age", [-299, 0, 299])
+    def test_of_a_recent_event_is_accepted(self, age):
+        assert gateway.verify(*signed(EVENT, at=time.time() - age)) == EVENT
+
+    @pytest.mark.parametrize("age", [-100_000, -310, 310, 100_000], ids=["far future", "future", "stale", "very stale"])
+    def test_of_another_time_is_refused(self, age):
+        with pytest.raises(BadSignature):
+            gateway.verify(*signed(EVENT, at=time.time() - age))
+
+    def test_by_another_secret_or_of_another_body_is_refused(self):
+        body, header = signed(EVENT)
+        for given in (signed(EVENT, secret="whsec_another"), (body + b" ", header), (b"\xff\xfe", header)):
+            with pytest.raises(BadSignature):
+                gateway.verify(*given)
+
+    def test_by_either_secret_is_accepted_during_a_rotation(self, keys):
+        for secret in keys:
+            assert gateway.verify(*signed(EVENT, secret=secret)) == EVENT
+        with pytest.raises(BadSignature):
+            gateway.verify(*signed(EVENT, secret=gateway.sandbox_secret()))
+        keys.clear()
+        with pytest.raises(BadSignature):
+            gateway.verify(*signed(EVENT, secret="whsec_old"))
+
+    @pytest.mark.parametrize(
+        "header",
+        [
+            "",
+            "t=,v1=",
+            "t=1",
+            "v1=abc",
+            "t=abc,v1=abc",
+            "t=1=2,v1=3",
+            f"t={'9' * 5000},v1=abc",
+            "t=NOW,v1=\xe9\xff",
+            "t=NOW,v1=",
+        ],
+        ids=range(9),  # one is thousands of characters long
+    )
+    def test_that_cannot_be_read_is_refused(self, header):
+        with pytest.raises(BadSignature):
+            gateway.verify(b"{}", header.replace("NOW", str(int(time.time()))))
+
+    @pytest.mark.parametrize("body", ["[]", "1", "null", "no json", "{}", '{"id": 1, "type": "x"}', '{"id": "evt_1"}'])
+    def test_of_a_body_that_is_no_event_is_refused(self, body):
+        with pytest.raises(BadSignature):
+            gateway.verify(*signed(body))
+
+
+def test_the_sandboxs_secrets_are_this_installations_own(settings):
+    mine = gateway.sandbox_secret(), gateway.sandbox_key()
+    settings.SECRET_KEY = "another installation"
+    others = gateway.sandbox_secret(), gateway.sandbox_key()
+    assert [secret.split("_")[0] for secret in mine] == ["whsec", "sk"]
+    assert len({secret.rsplit("_", 1)[1] for secret in mine + others}) == 4
+
+
+@pytest.mark.parametrize(
+    ("key", "live"), [("", False), ("sk_test_1", False), ("sk_live_1", True), ("rk_live_1", True), ("rk_test_1", False)]
+)
+def test_live_keys(settings, key, live):
+    settings.STRIPE_SECRET_KEY = key
+    assert gateway.is_live() is live
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """The Celery tasks that were sent; none is pending."""
+    redis_client.client().delete(redis_client.key(tasks.APPLY_PENDING))
+    tasks_sent = []
+    monkeypatch.setattr(tasks, "send", tasks_sent.append)
+    return tasks_sent
 
 
 def deliver(client, event, **options):
-    body, header = signed(event, **options)
-    return client.post(
-        "/webhooks/stripe/", data=body, content_type="application/json", headers={"Stripe-Signature": header}
-    )
+    return post(client, *signed(event, **options))
+
+
+def post(client, body, header):
+    headers = {"Stripe-Signature": header} if header else {}
+    return client.post("/webhooks/stripe/", data=body, content_type="application/json", headers=headers)
 
 
 @pytest.mark.django_db(transaction=True)
 class TestDelivery:
-    def test_is_stored_answered_and_hinted(self, client, rings):
-        event = session_event(TopUpFactory())
-        assert deliver(client, event).status_code == 200
+    @pytest.mark.parametrize("changes", [{}, {"livemode": True, "amount_total": 1}, {"kind": "invoice.finalized"}])
+    def test_stores_any_signed_event_once_and_sends_a_task(self, client, sent, changes):
+        event = session_event(TopUpFactory(), **changes)
+        assert [deliver(client, event).status_code for _ in range(3)] == [200] * 3
         stored = StripeEvent.objects.get()
         assert (stored.event_id, stored.payload, stored.state) == (event["id"], event, StripeEvent.States.RECEIVED)
-        assert len(rings) == 1
+        assert sent == [tasks.apply_events]
 
-    def test_again_is_the_same_event(self, client, rings):
-        event = session_event(TopUpFactory())
-        assert [deliver(client, event).status_code for _ in range(3)] == [200, 200, 200]
-        assert StripeEvent.objects.count() == 1
-        assert len(rings) == 1  # the second and the third are no news
-
-    def test_again_with_another_body_is_the_first_one(self, client, rings):
-        """Whoever holds a secret of ours can't make an event say more than it said."""
+    def test_with_another_body_does_not_change_a_stored_event(self, client, sent):
+        """Someone who knows a secret must not make an event mean more than it did."""
         top_up = TopUpFactory()
         first = session_event(top_up, payment_status="unpaid")
-        dearer = {**first, "data": {"object": first["data"]["object"] | {"payment_status": "paid"}}}
-        assert [deliver(client, event).status_code for event in (first, dearer)] == [200, 200]
-        stored = StripeEvent.objects.get()
-        assert stored.payload == first
-        events.apply(event_pk=stored.pk)
-        assert deliver(client, dearer).status_code == 200
-        events.apply_waiting()
+        forged = {**first, "data": {"object": first["data"]["object"] | {"payment_status": "paid"}}}
+        for event in (first, forged):
+            assert deliver(client, event).status_code == 200
+            events.apply_waiting()
+        assert StripeEvent.objects.get().payload == first
         top_up.refresh_from_db()
         assert top_up.state == TopUp.States.PENDING
 
-    def test_of_an_unknown_type_is_stored(self, client, rings):
-        assert deliver(client, {"id": "evt_1", "type": "invoice.finalized"}).status_code == 200
-        assert StripeEvent.objects.get().type == "invoice.finalized"
-
-    def test_of_what_nobody_signed_stores_nothing(self, client, rings):
+    def test_of_an_event_that_is_not_signed_stores_nothing(self, client, sent):
         answer = deliver(client, session_event(TopUpFactory()), secret="whsec_forged")
-        assert answer.status_code == 400
-        assert answer.json()["code"] == "bad_signature"
+        assert (answer.status_code, answer.json()["code"]) == (400, "bad_signature")
         assert answer.json()["message"]
-        assert not StripeEvent.objects.exists()
-        assert rings == []
-
-    def test_without_a_signature(self, client):
-        assert client.post("/webhooks/stripe/", data=b"{}", content_type="application/json").status_code == 400
-
-    def test_with_a_signature_that_is_no_ascii(self, client):
-        answer = client.post(
-            "/webhooks/stripe/",
-            data=b"{}",
-            content_type="application/json",
-            headers={"Stripe-Signature": "t=1,v1=\xe9"},
-        )
-        assert answer.status_code == 400
-
-    def test_only_by_post(self, client):
+        assert [post(client, b"{}", header).status_code for header in ("", "t=1,v1=\xe9")] == [400, 400]
         assert client.get("/webhooks/stripe/").status_code == 405
+        assert not StripeEvent.objects.exists()
+        assert sent == []
 
-    def test_whoever_it_is_about_is_looked_at_later(self, client, rings):
-        """What is stored is stored, be it for the wrong mode or amount: judging it is not the view's work."""
-        event = session_event(TopUpFactory(), livemode=True, amount_total=1)
-        assert deliver(client, event).status_code == 200
-
-
-class TestTheBell:
-    def test_one_hint_tells_of_all_that_came_meanwhile(self, monkeypatch):
-        sent, free = Queue(), threading.Event()
-
-        def send(task):
-            sent.put(task)
-            free.wait(20)
-
-        monkeypatch.setattr(webhooks, "send", send)
-        bell = webhooks.Bell()
-        bell.ring()
-        assert sent.get(timeout=20) is tasks.apply_events
-        for _ in range(50):
-            bell.ring()
-        free.set()
-        assert sent.get(timeout=20) is tasks.apply_events
-        with pytest.raises(Empty):
-            sent.get(timeout=10 * webhooks.GAP_SECONDS)
-
-    def test_a_broker_that_is_away_does_not_end_it(self, monkeypatch, caplog):
-        tried = Queue()
-
-        def away(*_arguments, **_options):
-            tried.put(True)
-            raise OperationalError("Redis is away.")
-
-        monkeypatch.setattr(tasks.apply_events, "apply_async", away)
-        bell = webhooks.Bell()
+    def test_sends_one_task_until_a_worker_begins(self, client, sent):
         for _ in range(3):
-            bell.ring()
-            assert tried.get(timeout=20)
+            assert deliver(client, session_event(TopUpFactory()) | {"id": f"evt_{uuid.uuid4()}"}).status_code == 200
+        assert sent == [tasks.apply_events]
+        tasks.apply_events()
+        assert not StripeEvent.objects.filter(state=StripeEvent.States.RECEIVED).exists()
+        deliver(client, session_event(TopUpFactory()) | {"id": "evt_later"})
+        assert sent == [tasks.apply_events] * 2
 
+    @pytest.mark.parametrize("does_redis_answer", [True, False])
+    def test_needs_no_broker(self, client, monkeypatch, does_redis_answer):
+        def no_broker(*_arguments, **_options):
+            raise OperationalError("Redis does not answer.")
 
-@pytest.mark.django_db(transaction=True)
-def test_two_hundred_deliveries_at_once_credit_once(client, rings):
-    """Through the view, and the task, on 20 threads, each of which also applies what waits."""
-    top_up = TopUpFactory()
-    event = session_event(top_up)
+        def no_redis(*_arguments, **_options):
+            raise redis.ConnectionError
 
-    def deliver_and_work():
-        answers = []
-        for _ in range(10):
-            answers.append(deliver(client, event).status_code)
-            tasks.apply_events()
-        return answers
+        redis_client.client().delete(redis_client.key(tasks.APPLY_PENDING))
+        monkeypatch.setattr(tasks.apply_events, "apply_async", no_broker)
+        if not does_redis_answer:
+            monkeypatch.setattr(redis_client.client(), "set", no_redis)
+        assert deliver(client, session_event(TopUpFactory())).status_code == 200
+        assert StripeEvent.objects.count() == 1
 
-    answers = together(*[deliver_and_work] * 20)
-    assert raised(answers) == []
-    assert [status for each in answers for status in each] == [200] * 200
-    assert StripeEvent.objects.count() == 1
-    assert len(rings) == 1
-    top_up.refresh_from_db()
-    assert top_up.state == TopUp.States.PAID
-    top_up.account.refresh_from_db()
-    assert top_up.account.posted_minor == 5000
+    def test_two_hundred_times_at_once_credits_once(self, client, sent):
+        """Through the view and the task, on 20 threads that all apply what waits."""
+        top_up = TopUpFactory()
+        event = session_event(top_up)
 
+        def deliver_and_work():
+            answers = []
+            for _ in range(10):
+                answers.append(deliver(client, event).status_code)
+                tasks.apply_events()
+            return answers
 
-@pytest.mark.django_db(transaction=True)
-def test_a_connection_that_broke_costs_no_event(client, rings):
-    """The database was restarted since this connection's last request: nothing asks it first, nothing is lost."""
-    connection.ensure_connection()
-    event = session_event(TopUpFactory())
-    address = {name: connection.settings_dict[name.upper()] for name in ("host", "user")}
-    with psycopg.connect(**address, dbname=connection.settings_dict["NAME"], autocommit=True) as other:
-        other.execute("SELECT pg_terminate_backend(%s)", (connection.connection.info.backend_pid,))
-    answer = deliver(client, event)
-    assert answer.status_code == 200
-    assert StripeEvent.objects.get().event_id == event["id"]
+        answers = together(*[deliver_and_work] * 20)
+        assert raised(answers) == []
+        assert [status for each in answers for status in each] == [200] * 200
+        assert StripeEvent.objects.count() == 1
+        assert (balance(top_up), top_up.state) == (5000, TopUp.States.PAID)

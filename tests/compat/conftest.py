@@ -1,15 +1,11 @@
 """A yard for foreign scripts: the digits as data set, and a node with room for any framework."""
 
-from __future__ import annotations
-
-import tarfile
-from pathlib import Path
-from typing import Any
+import shutil
 
 import pytest
 
-from runtime.specs import Framework, Outcome, Resources, RunStatus
-from tests.runtime.conftest import Yard, bare_images, yard
+from runtime.specs import Framework, Outcome, Resources
+from tests.runtime.conftest import bare_images, yard
 from tests.runtime.images_of_ours import use_image
 from tests.runtime.test_examples import load
 
@@ -20,14 +16,14 @@ SIDE = 28
 
 
 @pytest.fixture(scope="session")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def digits(tmp_path_factory):
     """The digits, as an archive."""
     archive = tmp_path_factory.mktemp("digits") / "digits.tar.gz"
     load("make_digits").write_archive(archive)
     return archive
 
 
-def write_images(folder: Path) -> None:
+def write_images(folder):
     """A few of the digits in `folder` once more, as torchvision's ImageFolder reads them."""
     raw = folder / "MNIST" / "raw"
     for part, name, count in (("train", "train", 16), ("t10k", "val", 8)):
@@ -43,19 +39,19 @@ def write_images(folder: Path) -> None:
 class Stage:
     """Runs scripts in the built images, those that lie in the workspace already too."""
 
-    def __init__(self, yard: Yard) -> None:
+    def __init__(self, yard):
         self.workspace = yard.workspace
         self.log = yard.log
         self._yard = yard
 
-    def end(self, framework: str, source: str = "", **changes: Any) -> RunStatus:
+    def end(self, framework, source="", *, image="", **changes):
         """Run the source, or the `script` in the workspace; gives the run's last status."""
-        yard = use_image(self._yard, framework)
+        yard = use_image(self._yard, image or framework)
         spec = yard.spec(source, framework=Framework(framework), **{"deadline_seconds": 240, **changes})
         yard.backend.submit(spec)
         return yard.wait(spec.name, lambda status: status.outcome is not None, seconds=300)
 
-    def run(self, framework: str, script: str, **changes: Any) -> list[str]:
+    def run(self, framework, script, **changes):
         """Run a script of the workspace to its good end; gives every rank's output."""
         status = self.end(framework, script=script, **changes)
         assert status.outcome is Outcome.COMPLETED, f"{status}\n{self._yard.all_logs(status.name)}"
@@ -64,15 +60,14 @@ class Stage:
 
 
 @pytest.fixture
-def stage(yard: Yard, digits: Path) -> Stage:
+def stage(yard, digits):
     """The yard, with the digits."""
-    with tarfile.open(digits) as archive:
-        archive.extractall(yard.dataset, filter="data")
+    shutil.unpack_archive(digits, yard.dataset)
     write_images(yard.dataset)
     return Stage(yard)
 
 
 @pytest.fixture
-def node() -> Resources:
+def node():
     """Two cores, for importing a framework is most of a run's time, and 3 GiB."""
     return Resources(cpus=2, memory_mib=3072)

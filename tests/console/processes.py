@@ -1,4 +1,4 @@
-"""What tests of real processes need."""
+"""Helpers for tests of real processes."""
 
 import socket
 import time
@@ -7,17 +7,17 @@ import pytest
 
 
 def wait_for(condition, seconds=30.0):
-    """Wait until `condition()` is true, and give its value."""
+    """Wait until `condition()` is true, and return its value."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if found := condition():
-            return found
+        if value := condition():
+            return value
         time.sleep(0.05)
-    return pytest.fail(f"waited {seconds} s in vain for {condition}")
+    return pytest.fail(f"waited {seconds} s for {condition}, which did not become true")
 
 
 def free_port():
-    """A port that nobody listens on now."""
+    """Return a port that no process listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -3,17 +3,17 @@
 import logging
 
 import pytest
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import FieldDoesNotExist, PermissionDenied
 from django.http import Http404
-from django.test import Client, override_settings
+from django.test import Client
 from django.urls import path
 from rest_framework import exceptions, serializers
 from rest_framework.test import APIRequestFactory
 
 from console import api as roof
-from console.accounts.errors import CustomerError, InvalidInput, LastOwner, ServiceInactive
 from console.accounts.permissions import TenantView
-from console.accounts.sse import EventStreamRenderer
+from console.core.errors import CustomerError, InvalidInput
+from console.core.sse import EventStreamRenderer
 
 
 class Coded(CustomerError):
@@ -42,12 +42,6 @@ def test_a_customer_error_has_the_status_of_its_code(code, status):
     assert response.data == {"code": code, "message": "Say what to do."}
 
 
-def test_fields_are_named():
-    response = answer(InvalidInput(fields={"lr": "Give a number."}))
-    assert response.data["fields"] == {"lr": "Give a number."}
-    assert response.data["code"] == "invalid"
-
-
 @pytest.mark.parametrize(
     ("error", "status", "code"),
     [
@@ -60,46 +54,85 @@ def test_fields_are_named():
         (exceptions.UnsupportedMediaType("text/x"), 415, "unsupported_media_type"),
         (exceptions.Throttled(wait=3), 429, "throttled"),
         (exceptions.APIException(), 500, "error"),
-        (ServiceInactive(), 403, "service_inactive"),
-        (LastOwner(), 409, "last_owner"),
     ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
 )
-def test_what_frameworks_refuse(error, status, code):
+def test_an_error_of_a_framework_has_a_code_and_a_message(error, status, code):
     response = answer(error)
     assert (response.status_code, response.data["code"]) == (status, code)
     assert response.data["message"]
 
 
-def test_throttled_says_when():
+@pytest.mark.parametrize(
+    ("errors", "data"),
+    [
+        ({"lr": ["Give a number."]}, {"fields": {"lr": "Give a number."}}),
+        (
+            {"lines": [{}, {"count": ["Too few."]}], "names": {1: ["Too long."]}, "tags": {"a": ["No number."]}},
+            {"fields": {"lines.1.count": "Too few.", "names.1": "Too long.", "tags.a": "No number."}},
+        ),
+        ({"non_field_errors": ["These two exclude each other."]}, {"message": "These two exclude each other."}),
+    ],
+    ids=["a field", "nested fields", "the whole form"],
+)
+def test_errors_of_a_form_are_named_by_field(errors, data):
+    response = answer(exceptions.ValidationError(errors))
+    assert (response.status_code, response.data["code"]) == (400, "invalid")
+    assert response.data.items() >= data.items()
+    assert ("fields" in response.data) == ("fields" in data)
+
+
+def test_a_services_invalid_input_is_named_by_field():
+    assert answer(InvalidInput(fields={"lr": "Give a number."})).data["fields"] == {"lr": "Give a number."}
+
+
+def test_a_temporary_error_says_when_to_retry():
+    assert int(answer(Coded("backend_unavailable"))["Retry-After"]) > 0
     assert answer(exceptions.Throttled(wait=3))["Retry-After"] == "3"
+    assert "Retry-After" not in answer(Coded("in_use"))
 
 
-def test_nested_sentences_are_flattened():
-    class Line(serializers.Serializer):
-        count = serializers.IntegerField(min_value=1)
-
-    class Shape(serializers.Serializer):
-        lines = Line(many=True)
-        names = serializers.ListField(child=serializers.CharField(max_length=2))
-        tags = serializers.DictField(child=serializers.IntegerField())
-
-        def validate(self, attrs):
-            raise serializers.ValidationError("never reached")
-
-    shape = Shape(data={"lines": [{"count": 1}, {"count": 0}], "names": ["ok", "long"], "tags": {"a": "x"}})
-    assert not shape.is_valid()
-    response = answer(exceptions.ValidationError(shape.errors))
-    assert set(response.data["fields"]) == {"lines.1.count", "names.1", "tags.a"}
+def test_an_error_of_a_stream_is_json():
+    assert answer(Http404(), accept="text/event-stream")["Content-Type"] == "application/json"
 
 
-def test_a_sentence_about_the_whole_becomes_the_message():
-    response = answer(exceptions.ValidationError({"non_field_errors": ["These two exclude each other."]}))
-    assert response.data == {"code": "invalid", "message": "These two exclude each other."}
+@pytest.mark.django_db
+def test_json_that_is_nested_too_deeply_is_refused(api, owner):
+    body = "[" * 100_000 + "]" * 100_000
+    response = api(owner).post("/api/v1/datasets/", body, content_type="application/json")
+    assert (response.status_code, response.json()["code"]) == (400, "malformed")
 
 
-def test_errors_of_streams_are_json():
-    response = answer(Http404(), accept="text/event-stream")
-    assert response["Content-Type"] == "application/json"
+def _serializers(base=serializers.ModelSerializer):
+    for kind in base.__subclasses__():
+        yield from _serializers(kind)
+        if kind.__module__.startswith(("console.", "billing.", "jobs.", "storage.")):
+            yield kind
+
+
+def _is_nullable(model, source):
+    """Whether a column on the way to a read-only field's value is nullable."""
+    for name in source.split("."):
+        try:
+            column = model._meta.get_field(name)
+        except FieldDoesNotExist:
+            return False
+        if column.one_to_many or column.many_to_many:
+            return False
+        if column.null:
+            return True
+        model = column.related_model
+    return False
+
+
+def test_the_schema_names_nullable_fields():
+    wrong = [
+        f"{kind.__name__}.{name}"
+        for kind in _serializers()
+        for name, field in kind().fields.items()
+        if field.read_only and not field.allow_null and _is_nullable(kind.Meta.model, field.source)
+    ]
+    assert wrong == []
 
 
 def broken(request):
@@ -110,18 +143,14 @@ def forbidden(request):
     raise PermissionDenied
 
 
-urlpatterns = [
-    path("api/v1/broken/", broken),
-    path("broken", broken),
-    path("api/v1/forbidden/", forbidden),
-]
+urlpatterns = [path("api/v1/broken/", broken), path("api/v1/forbidden/", forbidden)]
 handler400, handler403, handler404, handler500 = (
     roof.bad_request, roof.permission_denied, roof.page_not_found, roof.server_error,
 )  # fmt: skip
 
 
-@override_settings(ROOT_URLCONF=__name__)
-def test_unforeseen_errors_are_logged_and_tell_nothing(caplog):
+@pytest.mark.urls(__name__)
+def test_an_unexpected_error_is_logged_and_hides_its_detail(caplog):
     client = Client(raise_request_exception=False)
     with caplog.at_level(logging.ERROR, "django.request"):
         response = client.get("/api/v1/broken/")
@@ -130,11 +159,15 @@ def test_unforeseen_errors_are_logged_and_tell_nothing(caplog):
     assert "the detail" in caplog.text
 
 
-@override_settings(ROOT_URLCONF=__name__)
-def test_under_the_api_django_answers_in_json_too():
-    client = Client(raise_request_exception=False)
-    assert client.get("/api/v1/forbidden/").json()["code"] == "not_allowed"
-    missing = client.get("/api/v1/nowhere/")
-    assert (missing.status_code, missing.json()["code"]) == (404, "not_found")
-    odd_host = client.get("/api/v1/broken/", headers={"host": "evil.example"})
-    assert (odd_host.status_code, odd_host.json()["code"]) == (400, "malformed")
+@pytest.mark.urls(__name__)
+@pytest.mark.parametrize(
+    ("path", "host", "status", "code"),
+    [
+        ("forbidden", "testserver", 403, "not_allowed"),
+        ("nowhere", "testserver", 404, "not_found"),
+        ("broken", "evil.example", 400, "malformed"),
+    ],
+)
+def test_djangos_own_errors_under_the_api_are_json(client, path, host, status, code):
+    answer = client.get(f"/api/v1/{path}/", headers={"host": host})
+    assert (answer.status_code, answer.json()["code"]) == (status, code)

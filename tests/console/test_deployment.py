@@ -1,4 +1,4 @@
-"""`check_deployment`, `prepare` and `serve`: what a deployment is refused for; containers run what `up` runs."""
+"""Settings of clusters and deployments: `check_deployment`, `prepare` and `serve`."""
 
 import json
 import os
@@ -7,19 +7,62 @@ import sys
 from pathlib import Path
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 
-from console import deployment, supervision
+from console import deployment
+from console.clusters import parse
 from console.management.commands import serve
-from runtime.backends.kubernetes_config import ClusterConfig
+from console.supervision import supervisor
+from runtime.backends.kubernetes.config import ClusterConfig
 
 ROOT = Path(__file__).resolve().parents[2]
-CLUSTER = {"in_cluster": True, "volume": {"claim": "data", "root": "/srv/trainyard"}}
+WEST = {"backend": "kubernetes", "volume": {"claim": "runs", "root": "/srv/trainyard"}}
+UNFINISHED = WEST | {"images": {"pytorch": "CHANGE-ME.example.com/pytorch:1"}}
+
+
+@pytest.mark.parametrize("text", ["", "  \n"])
+def test_without_a_setting_the_cluster_is_this_machine(text):
+    assert parse(text) == {"default": None}
+
+
+def test_clusters_keep_their_order_and_names():
+    clusters = parse(json.dumps({"west": WEST, "here": {"backend": "local"}}))
+    assert list(clusters) == ["west", "here"]
+    assert clusters["west"].volume.claim == "runs"
+    assert clusters["here"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "TRAINYARD_CLUSTERS is no JSON: Expecting property name"),
+        ("[]", "must be a JSON object that names a cluster"),
+        ("{}", "must be a JSON object that names a cluster"),
+        ('{"a": {"backend": "local"}, "b": {"backend": "local"}}', "only one cluster can be local"),
+        ('{"a": {"backend": "local", "cpus": 3}}', "'cpus' of the cluster 'a' is not known: .* LOCAL_CPUS"),
+        ('{"a": {"backend": "slurm"}}', "'a' has the backend 'slurm'. There are: kubernetes, local"),
+        ('{"a": 3}', "'a' must be a JSON object"),
+        ('{"a": {}}', "'volume' must be"),
+        (json.dumps({"a": WEST | {"namespace": "No Good"}}), "'namespace' is 'No Good'"),
+        (json.dumps({"a": WEST | {"gang_second": 3}}), "'gang_second' is not a setting"),
+        (json.dumps({"A_b": WEST}), "'A_b' cannot name a cluster"),
+        (json.dumps({"a" * 33: WEST}), "longer than 32"),
+    ],
+)
+def test_an_invalid_cluster_is_explained_in_one_sentence(text, sentence):
+    with pytest.raises(ImproperlyConfigured, match=sentence):
+        parse(text)
+
+
+def test_another_backend_needs_named_clusters():
+    with pytest.raises(ImproperlyConfigured, match="RUNTIME_BACKEND is 'kubernetes': without TRAINYARD_CLUSTERS"):
+        parse("", backend="kubernetes")
 
 
 @pytest.fixture
 def deployed(settings, tmp_path):
-    """Settings that are fit for customers."""
+    """Settings that are ready for customers."""
     settings.VAR_DIR = tmp_path
     settings.SECRET_KEY = "k" * 64
     settings.DEBUG = False
@@ -29,17 +72,21 @@ def deployed(settings, tmp_path):
     settings.PAYMENTS_SANDBOX = False
     settings.STRIPE_SECRET_KEY, settings.STRIPE_WEBHOOK_SECRETS = "sk_live_1", ["whsec_1"]
     settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
+    settings.ACCOUNT_EMAIL_VERIFICATION = "mandatory"
     settings.DEFAULT_FROM_EMAIL = "Trainyard <noreply@trainyard.example.com>"
-    cluster = {"in_cluster": True, "volume": {"claim": "data", "root": str(tmp_path)}}
-    settings.TRAINYARD_CLUSTERS = {"default": ClusterConfig.from_data("default", cluster)}
+    settings.TRAINYARD_CLUSTERS = {
+        "default": ClusterConfig.from_data(
+            "default", {"in_cluster": True, "volume": {"claim": "data", "root": str(tmp_path)}}
+        )
+    }
     return settings
 
 
-def found():
+def not_ready():
     return {finding.setting for finding in deployment.findings()}
 
 
-def test_a_deployment_that_is_ready_is_told_so(deployed, capsys):
+def test_ready_settings_are_confirmed(deployed, capsys):
     call_command("check_deployment")
     assert capsys.readouterr().out == "The settings are ready for a deployment.\n"
 
@@ -53,77 +100,67 @@ def test_a_deployment_that_is_ready_is_told_so(deployed, capsys):
         ("EMBEDDED_DATABASE", True, "DATABASE_URL"),
         ("EMBEDDED_REDIS", True, "REDIS_URL"),
         ("REDIS_URL", "redis://:CHANGE-ME@host/0", "REDIS_URL"),
+        ("UPLOAD_BUCKET", "bucket", "UPLOAD_BUCKET_ENDPOINT"),
         ("HTTPS", False, "TRAINYARD_URL"),
         ("TRAINYARD_URL", "https://CHANGE-ME.example.com", "TRAINYARD_URL"),
         ("PAYMENTS_SANDBOX", True, "STRIPE_SECRET_KEY"),
         ("STRIPE_WEBHOOK_SECRETS", [], "STRIPE_WEBHOOK_SECRETS"),
         ("EMAIL_BACKEND", "django.core.mail.backends.console.EmailBackend", "EMAIL_URL"),
+        ("ACCOUNT_EMAIL_VERIFICATION", "optional", "EMAIL_VERIFICATION"),
         ("DEFAULT_FROM_EMAIL", "Trainyard <noreply@localhost>", "DEFAULT_FROM_EMAIL"),
         ("TRAINYARD_CLUSTERS", {"default": None}, "TRAINYARD_CLUSTERS"),
+        ("TRAINYARD_CLUSTERS", parse(json.dumps({"default": UNFINISHED | {"in_cluster": True}})), "TRAINYARD_CLUSTERS"),
     ],
 )
-def test_each_setting_that_is_not_is_named_with_its_remedy(deployed, capsys, setting, value, named):
+def test_a_setting_that_is_not_ready_is_named_with_its_remedy(deployed, capsys, setting, value, named):
     setattr(deployed, setting, value)
-    assert found() == {named}
+    assert not_ready() == {named}
     with pytest.raises(CommandError, match=r"1 settings are not ready"):
         call_command("check_deployment")
     assert capsys.readouterr().out.startswith(f"{named}: ")
 
 
-def test_a_database_that_is_still_the_examples_is_noticed(deployed, monkeypatch):
+def test_the_examples_password_and_a_generated_key_are_not_ready(deployed, monkeypatch):
     monkeypatch.setitem(deployed.DATABASES["default"], "PASSWORD", "CHANGE-ME")
-    assert found() == {"DATABASE_URL"}
-
-
-def test_a_key_made_on_the_spot_is_nobody_elses(deployed):
     (deployed.VAR_DIR / "secret_key").write_text(deployed.SECRET_KEY)
-    assert found() == {"SECRET_KEY"}
+    assert not_ready() == {"DATABASE_URL", "SECRET_KEY"}
 
 
-def test_what_the_examples_leave_open_is_noticed(deployed):
-    config = CLUSTER | {"images": {"pytorch": "CHANGE-ME.example.com/pytorch:1"}}
-    deployed.TRAINYARD_CLUSTERS = {"default": ClusterConfig.from_data("default", config)}
-    assert found() == {"TRAINYARD_CLUSTERS"}
+def test_prepare_refuses_before_it_changes_anything(deployed, capsys):
+    deployed.EMBEDDED_DATABASE = True
+    with pytest.raises(CommandError, match="not ready"):
+        call_command("prepare", "--trial")
+    assert "DATABASE_URL" in capsys.readouterr().err
 
 
-class TestPrepare:
-    @pytest.mark.django_db(transaction=True)
-    def test_it_may_run_any_number_of_times(self, deployed):
+@pytest.mark.django_db(transaction=True)
+def test_prepare_may_be_repeated_and_a_trial_needs_neither_payments_nor_email(deployed):
+    call_command("prepare", verbosity=0)
+    deployed.PAYMENTS_SANDBOX, deployed.HTTPS = True, False
+    deployed.EMAIL_BACKEND = "django.core.mail.backends.console.EmailBackend"
+    call_command("prepare", "--trial", verbosity=0)
+    with pytest.raises(CommandError, match="3 settings"):
         call_command("prepare", verbosity=0)
-        call_command("prepare", verbosity=0)
-
-    def test_it_refuses_before_it_touches_anything(self, deployed, capsys):
-        deployed.EMBEDDED_DATABASE = True
-        with pytest.raises(CommandError, match="not ready"):
-            call_command("prepare", "--trial")
-        assert "DATABASE_URL" in capsys.readouterr().err
-
-    @pytest.mark.django_db(transaction=True)
-    def test_a_trial_may_have_play_money_and_no_mail(self, deployed):
-        deployed.PAYMENTS_SANDBOX, deployed.HTTPS = True, False
-        deployed.EMAIL_BACKEND = "django.core.mail.backends.console.EmailBackend"
-        call_command("prepare", "--trial", verbosity=0)
-        with pytest.raises(CommandError, match="3 settings"):
-            call_command("prepare", verbosity=0)
 
 
-def test_serve_becomes_the_very_program_that_up_runs(monkeypatch, settings, tmp_path):
+def test_serve_executes_the_program_that_up_runs(monkeypatch, settings, tmp_path):
     settings.VAR_DIR = tmp_path / "var"
-    became = []
-    monkeypatch.setattr(serve.os, "execv", lambda *words: became.append(words))
+    executed = []
+    monkeypatch.setattr(serve.os, "execv", lambda *command: executed.append(command))
     monkeypatch.chdir(tmp_path)
-    for program in supervision.programs():
+    for program in supervisor.programs():
         call_command("serve", program.name)
-        assert became.pop() == (sys.executable, [sys.executable, *program.arguments])
+        assert executed.pop() == (sys.executable, [sys.executable, *program.arguments])
         assert Path.cwd() == settings.BASE_DIR
     assert settings.VAR_DIR.is_dir()
 
 
-def test_serve_knows_no_other_program(tmp_path):
+def test_serve_refuses_another_program(tmp_path):
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TRAINYARD_")}
-    told = clean | {"TRAINYARD_VAR": str(tmp_path), "TRAINYARD_CLUSTERS": json.dumps({"default": {"backend": "local"}})}
+    cluster = {"TRAINYARD_VAR": str(tmp_path), "TRAINYARD_CLUSTERS": json.dumps({"default": {"backend": "local"}})}
     done = subprocess.run(
-        [sys.executable, "manage.py", "serve", "shell"], cwd=ROOT, env=told, capture_output=True, text=True, check=False
-    )
+        [sys.executable, "manage.py", "serve", "shell"],
+        cwd=ROOT, env=clean | cluster, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert done.returncode == 2
     assert "invalid choice: 'shell'" in done.stderr

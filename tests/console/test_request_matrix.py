@@ -6,25 +6,29 @@ A route that isn't in `ROUTES` fails here: whoever adds one says who may use it.
 from __future__ import annotations
 
 import io
+import re
 import zipfile
+from base64 import b64encode
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from django.db import transaction
-from django.urls import URLPattern, URLResolver, get_resolver
+from django.urls import URLPattern, get_resolver
 
-from billing import charges, documents
+from billing import charges, invoice_pdf
 from billing.credit import grant
 from billing.ledger import wallet_account
 from billing.models import CreditGrant, Voucher
 from billing.pricing import Usage
-from console.accounts.models import ApiToken, Membership
+from console.accounts.models import ApiToken
 from console.accounts.roles import Capability, Role, allows
-from jobs import activation, catalogue
+from jobs import activation, catalogue, clusters, results
+from storage import recycle_bin, selectors, sharing, uploads
+from storage.models import DeletedFile, Upload, Workspace
 from tests.factories.accounts import MembershipFactory, UserFactory
 from tests.factories.billing import quote
-from tests.provider import Stripe
+from tests.factories.storage import DatasetFactory, ModelVersionFactory
 
 pytestmark = pytest.mark.django_db
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -35,7 +39,7 @@ VIEW, STORE, RUN, PAY, MANAGE = (
 
 @dataclass(frozen=True)
 class Ask:
-    """What a method needs, what a member who may gets, and what another organization's owner gets."""
+    """The capability that a method needs, the status for a member who has it, and for another organization's owner."""
 
     capability: Capability
     status: int = 200
@@ -44,7 +48,8 @@ class Ask:
     own: bool = False
     """The object is the owner's own: nobody else of the organization sees it either."""
     also: Capability = Capability.VIEW
-    """What else it takes."""
+    """A further capability that the method needs."""
+    query: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,45 +57,96 @@ class Raw:
     """A body that is no JSON."""
 
     content: bytes = field(repr=False)
+    headers: dict[str, str] = field(default_factory=dict)
+    content_type: str = "application/octet-stream"
 
 
-def archive() -> bytes:
+def archive():
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as file:
         file.writestr("train.csv", "1,2\n")
+        file.writestr("train.py", "print(1)\n")
     return packed.getvalue()
 
 
-def listing(capability: Capability = VIEW) -> Ask:
+UPLOADED = {"purpose": "workspace", "name": "matrix", "path": "uploaded.bin"}
+
+
+def tus(content=b"", *, length=None, metadata=None, offset=None, method=None):
+    """A request of a tus client."""
+    packed = [f"{name} {b64encode(value.encode()).decode()}" for name, value in (metadata or {}).items()]
+    values = {
+        "Tus-Resumable": "1.0.0", "Upload-Length": length, "Upload-Offset": offset, "X-HTTP-Method-Override": method,
+        "Upload-Metadata": ",".join(packed),
+    }  # fmt: skip
+    headers = {name: str(value) for name, value in values.items() if value is not None}
+    return Raw(content, headers, "application/offset+octet-stream")
+
+
+def listing(capability=VIEW):
     """A list is there for every organization: its own."""
     return Ask(capability, foreign=200)
 
 
-PUBLIC: dict[str, Ask] = {}
+PUBLIC = {}
 QUOTE = {
     "product": "metered", "framework": "pytorch", "image": "pytorch", "workspace": "matrix", "code_path": "train.py",
     "arguments": [], "datasets": ["digits"], "epochs": 1, "lr": 0.1, "batch_size": 8, "node_spec": "nano", "nodes": 1,
     "workers_per_node": 1,
 }  # fmt: skip
-ROUTES: dict[str, dict[str, Ask]] = {
+IMAGE = {"name": "fresh", "title": "Fresh", "reference": "registry.example.com/x:1", "frameworks": ["pytorch"]}
+INSTALLATION_WIDE = "workspace-templates/"
+"""A list that is the same for everyone."""
+ROUTES = {
     "schema/": PUBLIC,
     "docs/": PUBLIC,
     "whoami/": {"GET": listing()},
     "tokens/": {"GET": listing(), "POST": Ask(VIEW, 201, 201, {"name": "another"})},
     "tokens/<int:pk>/": {"DELETE": Ask(VIEW, 204, own=True)},
     "organization/": {"GET": listing(), "PATCH": Ask(MANAGE, 200, 200, {"name": "Renamed"})},
-    "organization/members/": {
-        "GET": listing(),
-        "POST": Ask(MANAGE, 201, 201, {"email": "homeless@example.com", "role": "viewer"}),
-    },
+    "organization/members/": {"GET": listing()},
     "organization/members/<int:pk>/": {
         "PATCH": Ask(MANAGE, 200, body={"role": "billing"}),
         "DELETE": Ask(MANAGE, 204),
     },
-    "images/": {"GET": listing()},
+    "organization/invitations/": {
+        "GET": listing(MANAGE),
+        "POST": Ask(MANAGE, 201, 201, {"email": "homeless@example.com", "role": "viewer"}),
+    },
+    "organization/invitations/<int:pk>/": {"DELETE": Ask(MANAGE, 204)},
+    "images/": {"GET": listing(), "POST": Ask(STORE, 201, 201, IMAGE)},
+    "images/<str:name>/": {"GET": Ask(VIEW), "PATCH": Ask(STORE, body={"title": "Renamed"}), "DELETE": Ask(STORE, 204)},
     "datasets/": {"GET": listing(), "POST": Ask(STORE, 201, 201, {"name": "fresh"})},
     "datasets/<str:name>/": {"GET": Ask(VIEW), "DELETE": Ask(STORE, 204)},
     "datasets/<str:name>/archive/": {"PUT": Ask(STORE, 201, body=Raw(archive()))},
+    "datasets/<str:name>/files/": {"GET": Ask(VIEW)},
+    "datasets/<str:name>/files/<file:path>": {"GET": Ask(VIEW)},
+    # imports are turned off by default
+    "datasets/<str:name>/imports/": {"GET": Ask(VIEW), "POST": Ask(STORE, 400, body={"url": "https://example.com/f"})},
+    "datasets/<str:name>/shares/": {"GET": Ask(STORE), "POST": Ask(STORE, 201, body={"label": "Acme"})},
+    "datasets/<str:name>/shares/<int:pk>/": {"DELETE": Ask(STORE, 204)},
+    "shared-datasets/": {"GET": listing(), "POST": Ask(STORE, 201, 201, {"code": "<code>"})},
+    "shared-datasets/<str:name>/": {"DELETE": Ask(STORE, 204)},
+    "datasets/<str:name>/versions/": {"POST": Ask(STORE, 201, body={"workspace": "matrix", "path": "train.py"})},
+    "datasets/<str:name>/versions/<int:number>/": {"DELETE": Ask(STORE, 409)},  # an open job reads it
+    "uploads/": {"GET": listing(), "POST": Ask(STORE, 201, body=tus(length=4, metadata=UPLOADED))},
+    "uploads/<uuid:key>/": {
+        "GET": Ask(VIEW),
+        "POST": Ask(STORE, 204, body=tus(b"1", offset=0, method="PATCH")),
+        "PATCH": Ask(STORE, 204, body=tus(b"1", offset=0)),
+        "DELETE": Ask(STORE, 204, body=tus()),
+    },
+    # no bucket is configured, and the upload is one by tus
+    "uploads/direct/": {"POST": Ask(STORE, 400, 400, {"size_bytes": 4} | UPLOADED)},
+    "uploads/<uuid:key>/parts/": {"GET": Ask(VIEW, 400), "POST": Ask(STORE, 400, body={"numbers": [1]})},
+    "uploads/<uuid:key>/complete/": {"POST": Ask(STORE, 400)},
+    "models/": {"GET": listing(), "POST": Ask(STORE, 201, body={"name": "net", "job": "<job>", "path": "outputs"})},
+    "models/<str:name>/": {"GET": Ask(VIEW), "DELETE": Ask(STORE, 204)},
+    "models/<str:name>/archive/": {"GET": Ask(VIEW)},
+    "models/<str:name>/versions/<int:number>/": {"DELETE": Ask(STORE, 204)},
+    "storage/": {"GET": listing()},
+    "storage/deleted/<str:kind>/<int:pk>/": {"DELETE": Ask(STORE, 204)},
+    "storage/deleted/<str:kind>/<int:pk>/restore/": {"POST": Ask(STORE, 204)},
     "workspaces/": {"GET": listing(), "POST": Ask(STORE, 201, 201, {"name": "fresh"})},
     "workspaces/<str:name>/": {"GET": Ask(VIEW), "DELETE": Ask(STORE, 204)},
     "workspaces/<str:name>/files/": {"GET": Ask(VIEW)},
@@ -99,6 +155,24 @@ ROUTES: dict[str, dict[str, Ask]] = {
         "PUT": Ask(STORE, 200, body=Raw(b"print(2)")),
         "DELETE": Ask(STORE, 204),
     },
+    "registries/": {"GET": listing()},
+    "registries/<str:host>/": {
+        "PUT": Ask(STORE, 200, 200, {"username": "me", "password": "of-the-matrix"}),
+        "DELETE": Ask(STORE, 204),
+    },
+    "secrets/": {"GET": listing()},
+    "secrets/<str:name>": {
+        "PUT": Ask(STORE, 200, 201, {"value": "of-the-matrix"}),  # the other organization creates its own
+        "DELETE": Ask(STORE, 204),
+    },
+    INSTALLATION_WIDE: {"GET": listing()},
+    "workspaces/<str:name>/archive/": {"GET": Ask(VIEW)},
+    "workspaces/<str:name>/compare/": {"POST": Ask(VIEW, body={"files": []})},
+    "workspaces/<str:name>/copy/": {"POST": Ask(STORE, 201, body={"path": "train.py", "target": "copy.py"})},
+    "workspaces/<str:name>/search/": {"GET": Ask(VIEW, query="?q=train")},
+    "workspaces/<str:name>/bin/": {"GET": Ask(VIEW), "DELETE": Ask(STORE, 204)},
+    "workspaces/<str:name>/bin/<int:pk>/": {"DELETE": Ask(STORE, 204)},
+    "workspaces/<str:name>/bin/<int:pk>/restore/": {"POST": Ask(STORE, 200)},
     "wallet/": {"GET": listing()},
     "wallet/top-ups/": {"GET": listing(PAY), "POST": Ask(PAY, 201, 201, {"amount_minor": 500})},
     "wallet/cards/": {"GET": listing(PAY), "POST": Ask(PAY, 201, 201)},
@@ -120,40 +194,50 @@ ROUTES: dict[str, dict[str, Ask]] = {
     "invoices/": {"GET": listing(PAY), "POST": Ask(PAY, 201, 204)},
     "invoices/<int:pk>/": {"GET": Ask(PAY)},
     # without Pango there is no PDF, and the answer says so
-    "invoices/<int:pk>/pdf/": {"GET": Ask(PAY, 200 if documents.is_available() else 503)},
+    "invoices/<int:pk>/pdf/": {"GET": Ask(PAY, 200 if invoice_pdf.is_available() else 503)},
     "invoices/<int:pk>/csv/": {"GET": Ask(PAY)},
+    "search/": {"GET": listing()},
     "products/": {"GET": listing()},
     "services/distributed-training/activate/": {"POST": Ask(MANAGE, 200, 200, {"accept_terms": True})},
     "services/distributed-training/deactivate/": {"POST": Ask(MANAGE, 204, 204)},
     "quotes/": {"POST": Ask(RUN, 201, 400, QUOTE)},
     "quotes/<uuid:quote_id>/": {"GET": Ask(VIEW)},
+    "quotes/<uuid:quote_id>/comparison/": {"GET": Ask(VIEW)},
+    "quotes/<uuid:quote_id>/environment/": {"GET": Ask(VIEW)},
     "quotes/<uuid:quote_id>/pay/": {"POST": Ask(PAY, 201, also=RUN)},
     "orders/": {"POST": Ask(RUN, 201, 404, {"quote": "<quote>"})},
     "probes/": {"POST": Ask(RUN, 201, 400, QUOTE)},
     "jobs/": {"GET": listing()},
-    "jobs/<int:pk>/": {"GET": Ask(VIEW)},
+    "jobs/<int:pk>/": {"GET": Ask(VIEW), "PATCH": Ask(STORE, body={"notes": "x"})},
     "jobs/<int:pk>/cancel/": {"POST": Ask(RUN)},
     "jobs/<int:pk>/rerun/": {"POST": Ask(RUN, 201)},
     "jobs/<int:pk>/logs/": {"GET": Ask(VIEW)},
+    "jobs/<int:pk>/logs/search/": {"GET": Ask(VIEW)},
     "jobs/<int:pk>/stream/": {"GET": Ask(VIEW)},
     "jobs/<int:pk>/metrics/": {"GET": Ask(VIEW)},
+    "jobs/<int:pk>/curves/": {"GET": Ask(VIEW)},
     "jobs/<int:pk>/telemetry/": {"GET": Ask(VIEW)},
     "jobs/<int:pk>/stacks/": {"GET": Ask(VIEW)},
     "jobs/<int:pk>/check/": {"GET": Ask(VIEW)},
     "images/<str:name>/check/": {"POST": Ask(RUN, 201, 201, {"node_spec": "nano", "nodes": 1})},
+    "jobs/<int:pk>/packages/": {"GET": Ask(VIEW, 404)},
+    "jobs/<int:pk>/diagnosis/": {"GET": Ask(VIEW, 404)},  # the job has not failed
     "jobs/<int:pk>/events/": {"GET": Ask(VIEW)},
     "jobs/<int:pk>/environment/": {"GET": Ask(VIEW)},
-    # the job has not ended: there is no receipt yet
+    "jobs/<int:pk>/configuration/": {"GET": Ask(VIEW)},
+    # the job has not ended: there is no receipt yet, and its results stay
+    "jobs/<int:pk>/files/": {"GET": Ask(VIEW)},
+    "jobs/<int:pk>/files/<file:path>": {"GET": Ask(VIEW)},
+    "jobs/<int:pk>/archive/": {"GET": Ask(VIEW)},
+    "jobs/<int:pk>/results/": {"DELETE": Ask(STORE, 409)},
     "jobs/<int:pk>/receipt/": {"GET": Ask(VIEW, 404)},
 }
 
 
-def routes_of(resolver: URLResolver) -> list[str]:
-    found = []
+def routes_of(resolver, prefix=""):
     for entry in resolver.url_patterns:
-        inner = [str(entry.pattern)] if isinstance(entry, URLPattern) else routes_of(entry)
-        found += inner if isinstance(entry, URLPattern) else [f"{entry.pattern}{route}" for route in inner]
-    return found
+        route = prefix + str(entry.pattern)
+        yield from [route] if isinstance(entry, URLPattern) else routes_of(entry, route)
 
 
 def test_every_route_is_in_the_table():
@@ -161,34 +245,24 @@ def test_every_route_is_in_the_table():
     assert served == set(ROUTES)
 
 
-OPERATIONS: dict[str, dict[str, int]] = {
-    "healthz": {"nobody": 200, "customer": 200, "staff": 200, "operator": 200},
-    "readyz": {"nobody": 200, "customer": 200, "staff": 200, "operator": 200},
-    "metrics": {"nobody": 404, "customer": 404, "staff": 404, "operator": 200},
-}
-"""Addresses of operators, outside the API: the staff has a session, the operator METRICS_TOKEN."""
-
-
-@pytest.mark.parametrize("route", OPERATIONS)
-def test_operators_addresses(client, owner, settings, route):
+@pytest.mark.parametrize("route", ["healthz", "readyz", "metrics"])
+def test_operators_alone_read_metrics_and_everyone_the_health(client, owner, settings, route):
     settings.METRICS_TOKEN = "of-the-operator"
-    asked = {"nobody": client.get(f"/{route}")}
-    client.force_login(owner.user)
-    asked["customer"] = client.get(f"/{route}")
-    client.force_login(UserFactory(is_staff=True, is_superuser=True))
-    asked["staff"] = client.get(f"/{route}")
+    get = lambda **headers: client.get(f"/{route}", headers=headers).status_code
+    statuses = [get()]
+    for user in (owner.user, UserFactory(is_staff=True, is_superuser=True)):
+        client.force_login(user)
+        statuses.append(get())
     client.logout()
-    asked["operator"] = client.get(f"/{route}", headers={"Authorization": "Bearer of-the-operator"})
-    assert {who: answer.status_code for who, answer in asked.items()} == OPERATIONS[route]
-    assert {method: client.generic(method, f"/{route}").status_code for method in METHODS[1:]} == dict.fromkeys(
-        METHODS[1:], 405
-    )
+    assert statuses == [404 if route == "metrics" else 200] * 3
+    assert get(Authorization="Bearer of-the-operator") == 200
+    assert {client.generic(method, f"/{route}").status_code for method in METHODS[1:]} == {405}
 
 
 class World:
     """Two customers; the first has one of everything, and one member of each role."""
 
-    def __init__(self, api, owner: Membership, stranger: Membership, provider: Stripe) -> None:
+    def __init__(self, api, owner, stranger, provider):
         self.api, self.owner, self.provider = api, owner, provider
         catalogue.seed()
         for membership in (owner, stranger):
@@ -202,19 +276,39 @@ class World:
         MembershipFactory(user__email="homeless@example.com")
         self.fill()
 
-    def member_of(self, role: Role) -> Membership:
+    def member_of(self, role):
         return self.owner if role == Role.OWNER else MembershipFactory(organization=self.owner.organization, role=role)
 
-    def fill(self) -> None:
+    def fill(self):
         self.make("POST", "datasets/", {"name": "digits"})
+        self.make("PUT", "secrets/MATRIX", {"value": "of-the-matrix"})
+        self.make("PUT", "registries/matrix.example.com/", {"username": "me", "password": "of-the-matrix"})
+        self.make("POST", "images/", IMAGE | {"name": "own"})
         self.make("PUT", "datasets/digits/archive/", Raw(archive()))
         self.make("POST", "datasets/", {"name": "spare"})
+        ModelVersionFactory(model__organization=self.owner.organization, model__name="net", number=1)
+        self.share = self.make("POST", "datasets/digits/shares/", {"label": "Acme"}).data["id"]
+        self.make("POST", "shared-datasets/", {"code": self.code_of("lent")})
+        self.code = self.code_of("offered")
         self.make("POST", "workspaces/", {"name": "matrix"})
         self.make("POST", "workspaces/", {"name": "spare"})
+        invited = {"email": "invited@example.com", "role": "viewer"}
+        self.invitation = self.make("POST", "organization/invitations/", invited).data["id"]
+        self.make("POST", "uploads/", tus(length=4, metadata=UPLOADED))
+        self.upload = Upload.objects.get().key
+        self.make("POST", "workspaces/", {"name": "gone"})
+        self.deleted = Workspace.objects.get(name="gone").pk
+        assert self.send("owner", "DELETE", "workspaces/gone/", None).status_code == 204
         self.save_card()
+        self.make("PUT", "workspaces/spare/files/deleted.txt", Raw(b"deleted"))
+        assert self.send("owner", "DELETE", "workspaces/spare/files/deleted.txt", None).status_code == 204
+        self.binned = DeletedFile.objects.get()
         self.restore_files()
         bought = self.make("POST", "quotes/", QUOTE).data["id"]
         self.job = self.make("POST", "orders/", {"quote": bought}).data["job"]
+        outputs = clusters.cluster().output_folder(results.checkpoint_key(self.job))
+        outputs.mkdir(parents=True)
+        (outputs / "train.py").write_text("result")
         self.quote = self.make("POST", "quotes/", QUOTE).data["id"]
         Voucher.objects.create(
             code="MATRIX25", reason="test", amount_minor=25, currency="USD", max_uses=99, max_uses_each=99
@@ -223,13 +317,17 @@ class World:
         self.invoice = self.make("POST", "invoices/", None).data["id"]
         self.charge("second")
 
-    def charge(self, reference: str) -> None:
+    def code_of(self, name):
+        """The code of a dataset that a third organization shares."""
+        return sharing.create_share(dataset=DatasetFactory(name=name), user=None, label="Matrix")[1]
+
+    def charge(self, reference):
         """A receipt that stands on no invoice yet."""
         account = wallet_account(organization_id=self.owner.organization_id, currency="USD")
         hold = charges.hold(quote=quote(account, member=self.owner), reference=reference)
         charges.settle(hold=hold, usage=Usage(600, completed=True), title=reference)
 
-    def save_card(self) -> None:
+    def save_card(self):
         """A saved card, and an automatic top-up from it."""
         self.provider.pay(self.make("POST", "wallet/cards/", None).data["url"].rsplit("/", 1)[1])
         (saved,) = self.send("owner", "GET", "wallet/cards/", None).data["results"]
@@ -238,58 +336,76 @@ class World:
         wanted = {"is_on": True, "threshold_minor": 500, "amount_minor": 500, "card": self.card}
         self.make("PUT", "wallet/automatic/", wanted)
 
-    def restore_card(self) -> None:
+    def restore_card(self):
         """What the payment provider did is not rolled back with our database."""
         self.provider.ask("POST", f"payment_methods/{self.card}/attach", customer=self.customer)
 
-    def restore_files(self) -> None:
+    def restore_files(self):
+        (uploads.folder() / self.upload.hex).write_bytes(b"")
+        recycle_bin.folder_of(self.binned).write_text("deleted")
+        (selectors.workspace_folder(Workspace.objects.get(name="spare")) / "copy.py").unlink(missing_ok=True)
         for workspace in ("matrix", "spare"):
             self.make("PUT", f"workspaces/{workspace}/files/train.py", Raw(b"print(1)"))
 
-    def make(self, method: str, path: str, body: Any):
+    def make(self, method, path, body):
         answer = self.send("owner", method, path, body)
         assert answer.status_code in {200, 201}, (path, answer.data)
         return answer
 
-    def send(self, actor: str, method: str, path: str, body: Any):
+    def send(self, actor, method, path, body):
         if isinstance(body, Raw):
-            extra = {"data": body.content, "content_type": "application/octet-stream"}
+            extra = {"data": body.content, "content_type": body.content_type, "headers": body.headers}
         else:
             extra = {"data": self.filled(body), "format": "json"}
         if method == "GET":
             extra = {}
         return getattr(self.clients[actor], method.lower())(f"/api/v1/{path}", **extra)
 
-    def filled(self, body: Any) -> Any:
+    def filled(self, body):
         """The body with our own objects' ids."""
-        ours = {"<quote>": lambda: self.quote, "<card>": lambda: self.card}
+        ours = {
+            "<quote>": lambda: self.quote,
+            "<card>": lambda: self.card,
+            "<job>": lambda: self.job,
+            "<code>": lambda: self.code,
+        }
         if not isinstance(body, dict):
             return body
         return {name: ours[value]() if str(value) in ours else value for name, value in body.items()}
 
-    def path_of(self, route: str) -> str:
-        pk = {"tokens": self.token_pk, "organization": self.other.pk, "invoices": self.invoice}.get(
-            route.split("/", maxsplit=1)[0], self.job
-        )
-        name = "spare" if route.startswith("workspaces") else "digits"
-        if route == "datasets/<str:name>/":
-            name = "spare"
-        if route.startswith("images"):
-            name = "pytorch"
-        filled = route.replace("<int:pk>", str(pk)).replace("<uuid:quote_id>", str(self.quote))
-        filled = filled.replace("<str:card>", self.card)
-        return filled.replace("<str:name>", name).replace("<file:path>", "train.py")
+    def path_of(self, route):
+        section = route.split("/", maxsplit=1)[0]
+        pks = {
+            "organization": self.other.pk,
+            "invoices": self.invoice,
+            "storage": self.deleted,
+            "workspaces": self.binned.pk,
+            "datasets": self.share,
+        }
+        pks["tokens"] = ApiToken.objects.filter(membership=self.owner).latest("id").pk
+        pk = self.invitation if route.startswith("organization/invitations") else pks.get(section, self.job)
+        names = {
+            "workspaces": "spare",
+            "images": "pytorch",
+            "models": "net",
+            "secrets": "MATRIX",
+            "shared-datasets": "lent",
+        }
+        name = {"datasets/<str:name>/": "spare", "images/<str:name>/": "own"}.get(route, names.get(section, "digits"))
+        file = "outputs/train.py" if section == "jobs" else "train.py"
+        parts = {
+            "<int:pk>": pk, "<uuid:quote_id>": self.quote, "<str:card>": self.card, "<str:kind>": "workspaces",
+            "<str:host>": "matrix.example.com",
+            "<uuid:key>": self.upload, "<int:number>": 1, "<str:name>": name, "<file:path>": file,
+        }  # fmt: skip
+        return re.sub(r"<\w+:\w+>", lambda match: str(parts[match[0]]), route)
 
-    @property
-    def token_pk(self) -> int:
-        return ApiToken.objects.filter(membership=self.owner).latest("id").pk
-
-    def status(self, actor: str, method: str, route: str, body: Any = None) -> int:
+    def status(self, actor, method, route, body=None, query=""):
         """The status that `actor` gets; whatever was changed is taken back."""
         self.restore_files()
         self.restore_card()
         with transaction.atomic():
-            answer = self.send(actor, method, self.path_of(route), body)
+            answer = self.send(actor, method, self.path_of(route) + query, body)
             transaction.set_rollback(True)
         if answer.status_code >= 400:
             assert set(answer.data) <= {"code", "message", "fields"}, answer.data
@@ -305,7 +421,7 @@ def world(api, owner, stranger, provider):
     return World(api, owner, stranger, provider)
 
 
-def expected(ask: Ask | None, actor: str) -> int:
+def expected(ask, actor):
     if actor == "nobody":
         return 401
     if ask is None:
@@ -317,25 +433,28 @@ def expected(ask: Ask | None, actor: str) -> int:
     return 404 if ask.own and actor != "owner" else ask.status
 
 
-@pytest.mark.parametrize("route", [route for route, asks in ROUTES.items() if asks])
-def test_everybody_gets_what_the_role_allows(world, route):
+@pytest.mark.parametrize("section", dict.fromkeys(route.split("/")[0] for route, asks in ROUTES.items() if asks))
+def test_everyone_gets_what_their_role_allows(world, section):
     actors = ["nobody", "stranger", *(str(role) for role in Role)]
-    got, due = {}, {}
-    for method in METHODS:
-        ask = ROUTES[route].get(method)
-        for actor in actors if ask else ("nobody", "owner"):
-            got[method, actor] = world.status(actor, method, route, ask.body if ask else None)
-            due[method, actor] = expected(ask, actor)
-    assert got == due
+    actual, due = {}, {}
+    for route in (route for route in ROUTES if route.split("/")[0] == section):
+        for method in METHODS:
+            ask = ROUTES[route].get(method)
+            for actor in actors if ask else ("nobody", "owner"):
+                key = (method, route, actor)
+                actual[key] = world.status(actor, method, route, *((ask.body, ask.query) if ask else ()))
+                due[key] = expected(ask, actor)
+    assert actual == due
 
 
 @pytest.mark.parametrize("route", [route for route, asks in ROUTES.items() if not asks])
-def test_public_routes_are_open_to_nobody(client, route):
+def test_public_routes_are_open_to_everyone(client, route):
     assert client.get(f"/api/v1/{route}").status_code == 200
 
 
-@pytest.mark.parametrize("route", [route for route, asks in ROUTES.items() if asks.get("GET") == listing()])
-def test_lists_of_another_organization_show_nothing_of_ours(world, route):
-    text = world.send("stranger", "GET", world.path_of(route), None).getvalue().decode()
-    for ours in ("matrix", "digits", world.owner.user.email, world.owner.organization.slug):
-        assert ours not in text
+def test_lists_show_nothing_of_another_organization(world):
+    lists = {route for route, asks in ROUTES.items() if asks.get("GET") == listing()}
+    for route in lists - {INSTALLATION_WIDE}:
+        text = world.send("stranger", "GET", world.path_of(route), None).getvalue().decode()
+        for ours in ("matrix", "digits", world.owner.user.email, world.owner.organization.slug):
+            assert ours not in text, route

@@ -1,24 +1,38 @@
-"""What the overlays render is valid, and every name in it leads to something."""
+"""The rendered overlays are valid and restricted, and every object that they name exists."""
 
 import json
 import re
+import socket
+import subprocess
+import sys
 
 import kubernetes_validate
 import pytest
 from django.conf import settings
 from django.core.management import get_commands
 
-from console import supervision
-from console.management.commands.serve import Command as Serve
-from runtime.backends.kubernetes_access import rbac
-from runtime.backends.kubernetes_config import ClusterConfig
-from runtime.backends.kubernetes_names import MANAGED_BY, MANAGER, namespace_of
-from runtime.backends.manifests import organization_objects
+from console.supervision import supervisor
+from runtime.backends.kubernetes.config import ClusterConfig
+from runtime.backends.kubernetes.manifests import organization_objects
+from runtime.backends.kubernetes.names import MANAGED_BY_LABEL, MANAGER, namespace_for
+from runtime.backends.kubernetes.rbac import rbac
 from runtime.specs import Framework, Image, Resources, RunSpec
 from tests.deploy.conftest import KUBERNETES, OVERLAYS, by_hand, containers, env_file, objects, pods
 
-MINORS = ("1.34", "1.35", "1.36", "1.37")
 OURS = re.compile(r"(trainyard/console|console:)")
+PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
+POD_FIELDS = {
+    "automountServiceAccountToken", "containers", "enableServiceLinks", "initContainers", "priorityClassName",
+    "restartPolicy", "securityContext", "serviceAccountName", "terminationGracePeriodSeconds",
+    "topologySpreadConstraints", "volumes",
+}  # fmt: skip
+"""Fields that a pod's spec may set. Everything else, such as hostNetwork, needs a reason."""
+POD_SECURITY = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+CONTAINER_SECURITY = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+}
 
 
 @pytest.fixture(params=OVERLAYS)
@@ -27,206 +41,212 @@ def overlay(request):
 
 
 def of_kind(manifests, kind):
-    return [one for one in manifests if one["kind"] == kind]
+    return [each for each in manifests if each["kind"] == kind]
+
+
+def name_of(each):
+    return each["metadata"]["name"]
+
+
+def names(manifests, kind):
+    return {name_of(each) for each in of_kind(manifests, kind)}
+
+
+def namespace(each):
+    return each["metadata"].get("namespace")
+
+
+def claims_of(manifests):
+    return {(namespace(each), name_of(each)) for each in of_kind(manifests, "PersistentVolumeClaim")}
+
+
+def variables_of(manifests):
+    return {key: value for each in of_kind(manifests, "ConfigMap") for key, value in each["data"].items()}
+
+
+def clusters_of(manifests):
+    clusters = json.loads(variables_of(manifests)["TRAINYARD_CLUSTERS"])
+    return [ClusterConfig.from_data(name, data) for name, data in clusters.items()]
+
+
+def containers_of(manifests):
+    return [(name, container) for name, _metadata, spec in pods(manifests) for container in containers(spec)]
 
 
 def selects(selector, labels):
     return all(labels.get(key) == value for key, value in (selector.get("matchLabels") or selector or {}).items())
 
 
-def namespace(one):
-    return one["metadata"].get("namespace")
-
-
-@pytest.mark.parametrize("minor", MINORS)
+@pytest.mark.parametrize("minor", ["1.34", "1.37"], ids="Kubernetes {}".format)
 def test_every_object_is_valid(overlay, minor):
-    for one in [*objects(overlay), *by_hand()]:
-        kubernetes_validate.validate(one, minor, strict=True)
+    for each in [*objects(overlay), *by_hand()]:
+        kubernetes_validate.validate(each, minor, strict=True)
 
 
-def test_the_validator_would_notice(overlay):
-    (web,) = [
-        one for one in objects(overlay) if one["metadata"]["name"] == "trainyard-web" and "template" in one["spec"]
-    ]
-    broken = json.loads(json.dumps(web))
-    broken["spec"]["template"]["spec"]["containers"][0]["readinesProbe"] = {}
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(broken, MINORS[-1], strict=True)
+def test_every_pod_meets_the_restricted_pod_security_standard(overlay):
+    manifests = [*objects(overlay), *by_hand()]
+    for name, metadata, spec in pods(manifests):
+        assert set(spec) <= POD_FIELDS, name
+        assert not [key for key in metadata.get("annotations", ()) if "apparmor" in key], name
+        assert isinstance(spec["automountServiceAccountToken"], bool), name
+        assert spec["enableServiceLinks"] is False, name
+        security = dict(spec["securityContext"])
+        assert security.pop("runAsUser") > 0, name
+        for group in ("runAsGroup", "fsGroup", "fsGroupChangePolicy"):
+            security.pop(group, None)
+        assert security == POD_SECURITY, name
+        kinds = {kind for volume in spec.get("volumes", ()) for kind in volume}
+        assert kinds <= {"name", "persistentVolumeClaim", "emptyDir"}, name
+    for name, container in containers_of(manifests):
+        assert container["securityContext"] == CONTAINER_SECURITY, name
+        assert {key for port in container.get("ports", ()) for key in port} <= {"name", "containerPort"}, name
+        assert '"host":' not in json.dumps([container.get(probe) for probe in (*PROBES, "lifecycle")]), name
+        assert container["resources"]["requests"]["cpu"], name
+        assert container["resources"]["limits"]["memory"], name
+    manifests = objects(overlay)
+    assert names(manifests, "Namespace") == {namespace(each) for each in manifests} - {None}
+    for each in of_kind(manifests, "Namespace"):
+        assert each["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
 
 
 def test_every_program_of_the_console_runs_once(overlay):
-    told = [
-        container["args"][1]
-        for _name, _metadata, spec in pods(objects(overlay))
-        for container in spec["containers"]
-        if container.get("args", [""])[0] == "serve"
-    ]
-    wanted = {program.name for program in supervision.programs()} - {"services"}
-    assert sorted(told) == sorted(wanted if overlay == "trial" else wanted - {"sandbox"})
+    arguments = [container.get("args", [""]) for _name, container in containers_of(objects(overlay))]
+    programs = {program.name for program in supervisor.programs()} - {"services"}
+    expected = programs if overlay == "trial" else programs - {"sandbox"}
+    assert sorted(each[1] for each in arguments if each[0] == "serve") == sorted(expected)
 
 
-def test_every_command_exists():
-    for manifests in (*map(objects, OVERLAYS), by_hand()):
-        for name, _metadata, spec in pods(manifests):
-            for container in containers(spec):
-                if OURS.search(container["image"]):
-                    words = container.get("args") or container["command"]
-                    found = re.findall(r"manage\.py (\w+)", " ".join(words)) or [words[0]]
-                    assert set(found) <= set(get_commands()), name
-    assert Serve().help
+def test_every_command_exists_and_every_image_has_one_tag(overlay):
+    """An image without a tag is `latest`, which is never built; the console's containers are all of one version."""
+    tags = set()
+    for name, container in containers_of([*objects(overlay), *by_hand()]):
+        image = container["image"]
+        assert re.search(r"(:[\w.-]+|@sha256:[0-9a-f]{64})$", image), name
+        if OURS.search(image):
+            tags.add(image.rpartition(":")[2])
+            words = container.get("args") or container["command"]
+            assert set(re.findall(r"manage\.py (\w+)", " ".join(words)) or words[:1]) <= set(get_commands()), name
+    assert len(tags) == 1
 
 
-def test_a_pod_uses_what_is_there(overlay):
+def test_the_tag_of_an_overlay_is_set_in_one_file():
+    files = (path for path in KUBERNETES.rglob("kustomization.yaml") if "newTag" in path.read_text())
+    assert sorted(path.relative_to(KUBERNETES).as_posix() for path in files) == [
+        "overlays/production/console/kustomization.yaml", "overlays/trial/kustomization.yaml",
+    ]  # fmt: skip
+
+
+def test_the_payments_sandbox_is_ready_once_it_listens(monkeypatch):
+    (sandbox,) = (each for _name, each in containers_of(objects("trial")) if each["name"] == "sandbox")
+    _python, *arguments = sandbox["readinessProbe"]["exec"]["command"]
+    probe = lambda: subprocess.run([sys.executable, *arguments], capture_output=True, check=False).returncode
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("SANDBOX_PORT", str(server.getsockname()[1]))
+        assert probe() == 0
+    assert probe() == 1
+
+
+def test_a_pod_uses_objects_that_exist(overlay):
     manifests = objects(overlay)
-    claims = {(namespace(one), one["metadata"]["name"]) for one in of_kind(manifests, "PersistentVolumeClaim")}
-    maps = {one["metadata"]["name"] for one in of_kind(manifests, "ConfigMap")}
-    accounts = {one["metadata"]["name"] for one in of_kind(manifests, "ServiceAccount")} | {"default"}
-    classes = {one["metadata"]["name"] for one in of_kind(manifests, "PriorityClass")} | {None}
+    maps = names(manifests, "ConfigMap") | {"trainyard-secrets"}
+    templates = {
+        f"StatefulSet/{name_of(each)}": {name_of(claim): {} for claim in each["spec"]["volumeClaimTemplates"]}
+        for each in of_kind(manifests, "StatefulSet")
+    }
     for name, _metadata, spec in pods(manifests):
-        volumes = {volume["name"]: volume for volume in spec.get("volumes", ())}
-        for one in of_kind(manifests, "StatefulSet"):
-            if name == f"StatefulSet/{one['metadata']['name']}":
-                volumes |= {claim["metadata"]["name"]: {} for claim in one["spec"]["volumeClaimTemplates"]}
-        wanted = {
-            volume["persistentVolumeClaim"]["claimName"]
-            for volume in volumes.values()
-            if "persistentVolumeClaim" in volume
-        }
-        assert {("trainyard", claim) for claim in wanted} <= claims, name
-        assert spec.get("serviceAccountName", "default") in accounts, name
-        assert spec.get("priorityClassName") in classes, name
-        used = set()
-        for container in containers(spec):
-            mounts = {mount["name"] for mount in container.get("volumeMounts", ())}
-            assert mounts <= set(volumes), (name, container["name"])
-            used |= mounts
-            for source in container.get("envFrom", ()):
-                told = source.get("configMapRef") or source["secretRef"]
-                assert told["name"] in maps | {"trainyard-secrets"}, name
-        assert used == set(volumes), name
+        volumes = {volume["name"]: volume for volume in spec.get("volumes", ())} | templates.get(name, {})
+        wanted = [each["persistentVolumeClaim"] for each in volumes.values() if "persistentVolumeClaim" in each]
+        assert {("trainyard", claim["claimName"]) for claim in wanted} <= claims_of(manifests), name
+        assert spec.get("serviceAccountName", "default") in names(manifests, "ServiceAccount") | {"default"}, name
+        assert spec.get("priorityClassName") in names(manifests, "PriorityClass") | {None}, name
+        mounts = [mount["name"] for each in containers(spec) for mount in each.get("volumeMounts", ())]
+        assert set(mounts) == set(volumes), name
+        sources = [source for each in containers(spec) for source in each.get("envFrom", ())]
+        assert {(source.get("configMapRef") or source["secretRef"])["name"] for source in sources} <= maps, name
 
 
-def test_selectors_find_their_pods(overlay):
+def test_selectors_match_their_pods(overlay):
     manifests = objects(overlay)
-    made = {name: metadata["labels"] for name, metadata, _spec in pods(manifests)}
-    for one in manifests:
-        name = f"{one['kind']}/{one['metadata']['name']}"
-        if one["kind"] in {"Deployment", "StatefulSet"}:
-            assert selects(one["spec"]["selector"], made[name]), name
-            others = [other for other, labels in made.items() if selects(one["spec"]["selector"], labels)]
-            assert others == [name]
-        elif one["kind"] in {"Service", "PodDisruptionBudget"}:
-            assert any(selects(one["spec"]["selector"], labels) for labels in made.values()), name
-        elif one["kind"] == "HorizontalPodAutoscaler":
-            target = one["spec"]["scaleTargetRef"]
-            assert f"{target['kind']}/{target['name']}" in made
-            (scaled,) = [
-                other for other in of_kind(manifests, target["kind"]) if other["metadata"]["name"] == target["name"]
-            ]
-            assert "replicas" not in scaled["spec"], "whoever applies it again would undo what the autoscaler did"
+    labels_of = {name: metadata["labels"] for name, metadata, _spec in pods(manifests)}
+    for each in manifests:
+        name = f"{each['kind']}/{name_of(each)}"
+        if each["kind"] in {"Deployment", "StatefulSet"}:
+            assert [pod for pod, labels in labels_of.items() if selects(each["spec"]["selector"], labels)] == [name]
+        elif each["kind"] in {"Service", "PodDisruptionBudget"}:
+            assert any(selects(each["spec"]["selector"], labels) for labels in labels_of.values()), name
+        elif each["kind"] == "HorizontalPodAutoscaler":
+            target = each["spec"]["scaleTargetRef"]
+            (scaled,) = (one for one in of_kind(manifests, target["kind"]) if name_of(one) == target["name"])
+            assert "replicas" not in scaled["spec"], "applying it again would undo what the autoscaler did"
 
 
 def test_services_and_the_ingress_reach_a_port(overlay):
     manifests = objects(overlay)
-    services = {one["metadata"]["name"]: one for one in of_kind(manifests, "Service")}
+    services = {name_of(each): each["spec"] for each in of_kind(manifests, "Service")}
     for name, service in services.items():
-        ports = {
-            port.get("name")
-            for _pod, metadata, spec in pods(manifests)
-            if selects(service["spec"]["selector"], metadata["labels"])
-            for container in spec["containers"]
-            for port in container.get("ports", ())
-        }
-        for port in service["spec"]["ports"]:
-            assert port.get("targetPort", port["name"]) in ports, name
+        selected = [
+            spec for _pod, metadata, spec in pods(manifests) if selects(service["selector"], metadata["labels"])
+        ]
+        ports = {port.get("name") for spec in selected for each in spec["containers"] for port in each.get("ports", ())}
+        assert {port.get("targetPort", port["name"]) for port in service["ports"]} <= ports, name
     for ingress in of_kind(manifests, "Ingress"):
-        assert ingress["spec"]["tls"][0]["hosts"] == [rule["host"] for rule in ingress["spec"]["rules"]]
-        for rule in ingress["spec"]["rules"]:
-            for path in rule["http"]["paths"]:
-                service = services[path["backend"]["service"]["name"]]
-                assert path["backend"]["service"]["port"]["name"] in {port["name"] for port in service["spec"]["ports"]}
+        rules = ingress["spec"]["rules"]
+        assert ingress["spec"]["tls"][0]["hosts"] == [rule["host"] for rule in rules]
+        for backend in (path["backend"]["service"] for rule in rules for path in rule["http"]["paths"]):
+            assert backend["port"]["name"] in {port["name"] for port in services[backend["name"]]["ports"]}
 
 
-def test_probes_ask_as_a_host_that_the_console_answers(overlay):
-    seen = 0
-    for name, _metadata, spec in pods(objects(overlay)):
-        for container in containers(spec):
-            for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
-                asked = container.get(kind, {}).get("httpGet")
-                if asked:
-                    seen += 1
-                    assert asked["path"] in {"/healthz", "/readyz"}
-                    hosts = [header["value"] for header in asked["httpHeaders"] if header["name"] == "Host"]
-                    assert set(hosts) & {"localhost", "127.0.0.1"}, name
-    assert seen == 3
+def test_probes_use_a_host_and_a_liveness_file_that_exist(overlay):
+    requests, files = [], {}
+    for name, container in containers_of(objects(overlay)):
+        for probe in (container.get(kind, {}) for kind in PROBES):
+            if request := probe.get("httpGet"):
+                requests.append(request["path"])
+                hosts = {header["value"] for header in request["httpHeaders"] if header["name"] == "Host"}
+                assert hosts & {"localhost", "127.0.0.1"}, name
+        command = " ".join(container.get("livenessProbe", {}).get("exec", {}).get("command", ()))
+        if match := re.search(r"pulse/(\w+)", command):
+            files[container["name"]] = match[1]
+    assert len(requests) == 3
+    assert set(requests) <= {"/healthz", "/readyz"}
     assert "localhost" in settings.ALLOWED_HOSTS
+    assert files == {name: name for name in ("worker", "dispatcher", "beat", "watcher")}
 
 
-def test_pulses_are_those_that_processes_show(overlay):
-    asked = {}
-    for _name, _metadata, spec in pods(objects(overlay)):
-        for container in spec["containers"]:
-            words = " ".join(container.get("livenessProbe", {}).get("exec", {}).get("command", ()))
-            if found := re.search(r"pulse/(\w+)", words):
-                asked[container["name"]] = found[1]
-    assert asked == {"worker": "worker", "beat": "beat", "watcher": "watcher"}
+def test_an_upgrade_never_runs_two_beats_or_watchers_and_always_a_web_process():
+    for each in of_kind(objects("production"), "Deployment"):
+        strategy = each["spec"]["strategy"]
+        if name_of(each) in {"trainyard-beat", "trainyard-watcher"}:
+            assert (each["spec"]["replicas"], strategy["type"]) == (1, "Recreate")
+        else:
+            assert ("replicas" in each["spec"], strategy["type"]) == (False, "RollingUpdate")
+            assert strategy["rollingUpdate"]["maxUnavailable"] == 0
 
 
-def test_one_beat_and_one_watcher_and_never_two_at_an_upgrade():
-    for one in of_kind(objects("production"), "Deployment"):
-        single = one["metadata"]["name"] in {"trainyard-beat", "trainyard-watcher"}
-        assert one["spec"].get("replicas") == (1 if single else None)
-        assert one["spec"]["strategy"]["type"] == ("Recreate" if single else "RollingUpdate")
-        if not single:
-            assert one["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
-
-
-def test_nothing_is_open_that_no_policy_opens(overlay):
-    manifests = objects(overlay)
-    policies = of_kind(manifests, "NetworkPolicy")
-    closed = [
-        one for one in policies if one["spec"]["podSelector"] == {} and not {"ingress", "egress"} & set(one["spec"])
-    ]
-    assert {namespace(one) for one in closed if set(one["spec"]["policyTypes"]) == {"Ingress", "Egress"}} == {
-        "trainyard"
-    }
+def test_network_policies_deny_by_default_and_name_peers_and_ports(overlay):
+    policies = of_kind(objects(overlay), "NetworkPolicy")
+    denying = [each for each in policies if each["spec"].keys() == {"podSelector", "policyTypes"}]
+    closed = [each for each in denying if each["spec"]["podSelector"] == {}]
+    assert {namespace(each) for each in closed if len(each["spec"]["policyTypes"]) == 2} == {"trainyard"}
     for policy in policies:
-        for rule in policy["spec"].get("ingress", ()):
-            assert rule.get("from"), "an ingress rule without `from` lets everybody in"
-            assert rule.get("ports")
-        for rule in policy["spec"].get("egress", ()):
-            assert rule.get("ports"), "an egress rule without ports lets everything out"
-
-
-def test_a_run_gets_nothing_of_what_is_open_to_the_console(overlay):
-    run = {MANAGED_BY: MANAGER, "trainyard.dev/run": "job-1-1", "job-name": "job-1-1"}
-    found = [one for one in of_kind(objects(overlay), "NetworkPolicy") if selects(one["spec"]["podSelector"], run)]
-    assert any(one["metadata"]["name"] == "trainyard-runs-default-deny" for one in found)
-    for policy in found:
-        assert not policy["spec"].get("ingress")
-        assert not policy["spec"].get("egress")
-
-
-def test_namespaces_enforce_the_restricted_standard(overlay):
-    made = of_kind(objects(overlay), "Namespace")
-    assert {one["metadata"]["name"] for one in made} == {namespace(one) for one in objects(overlay)} - {None}
-    for one in made:
-        assert one["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+        assert all(rule.get("from") and rule.get("ports") for rule in policy["spec"].get("ingress", ()))
+        assert all(rule.get("ports") for rule in policy["spec"].get("egress", ()))
+    run = {MANAGED_BY_LABEL: MANAGER, "trainyard.dev/run": "job-1-1", "job-name": "job-1-1"}
+    of_runs = [each for each in policies if selects(each["spec"]["podSelector"], run)]
+    assert "trainyard-runs-default-deny" in map(name_of, of_runs)
+    assert not [each for each in of_runs if each["spec"].get("ingress") or each["spec"].get("egress")]
 
 
 def test_the_clusters_setting_fits_what_is_applied(overlay):
     manifests = objects(overlay)
-    told = {key: value for one in of_kind(manifests, "ConfigMap") for key, value in one["data"].items()}
-    for name, data in json.loads(told["TRAINYARD_CLUSTERS"]).items():
-        config = ClusterConfig.from_data(name, data)
+    for config in clusters_of(manifests):
         assert config.in_cluster
-        claims = {(namespace(one), one["metadata"]["name"]) for one in of_kind(manifests, "PersistentVolumeClaim")}
-        assert (config.namespace, config.volume.claim) in claims
-        assert config.priority_class in {one["metadata"]["name"] for one in of_kind(manifests, "PriorityClass")}
+        assert (config.namespace, config.volume.claim) in claims_of(manifests)
+        assert config.priority_class in names(manifests, "PriorityClass")
         assert config.volume.root == "/srv/trainyard"
         for root in ("TRAINYARD_STORAGE_ROOT", "TRAINYARD_RUNS_ROOT"):
-            assert told[root].startswith(config.volume.root + "/")
-        for _pod, _metadata, spec in pods(manifests):
+            assert variables_of(manifests)[root].startswith(config.volume.root + "/")
+        for _name, _metadata, spec in pods(manifests):
             for container in containers(spec):
                 for mount in container.get("volumeMounts", ()):
                     if mount["name"] == "data" and OURS.search(container["image"]) and "subPath" not in mount:
@@ -234,75 +254,53 @@ def test_the_clusters_setting_fits_what_is_applied(overlay):
                         assert config.uid == spec["securityContext"]["runAsUser"]
 
 
-@pytest.mark.parametrize(("name", "sides"), [("production", 2), ("organizations", 3)])
-def test_all_sides_of_the_share_are_one_share(name, sides):
+@pytest.mark.parametrize(("name", "count"), [("production", 2), ("organizations", 3)])
+def test_the_volumes_of_all_namespaces_are_one_share(name, count):
     manifests = objects(name)
     volumes = of_kind(manifests, "PersistentVolume")
-    assert len(volumes) == sides
-    for each in volumes:
-        assert all(each["spec"][key] == volumes[0]["spec"][key] for key in ("nfs", "accessModes", "mountOptions"))
-    claims = {(namespace(one), one["spec"].get("volumeName")) for one in of_kind(manifests, "PersistentVolumeClaim")}
+    assert len(volumes) == count
+    claims = {(namespace(each), each["spec"].get("volumeName")) for each in of_kind(manifests, "PersistentVolumeClaim")}
     for volume in volumes:
+        assert all(volume["spec"][key] == volumes[0]["spec"][key] for key in ("nfs", "accessModes", "mountOptions"))
         assert volume["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
-        assert (volume["spec"]["claimRef"]["namespace"], volume["metadata"]["name"]) in claims
+        assert (volume["spec"]["claimRef"]["namespace"], name_of(volume)) in claims
 
 
-def test_the_restoring_pod_sees_what_the_backing_up_one_sees():
-    by_name = {name: spec for name, _metadata, spec in pods(objects("production"))}
-    backup = by_name["CronJob/trainyard-backup"]
+def test_the_restoring_pod_has_the_backups_volumes_and_settings():
+    backup = next(spec for name, _metadata, spec in pods(objects("production")) if name == "CronJob/trainyard-backup")
     ((_name, _metadata, restore),) = pods(by_hand())
     assert {volume["name"] for volume in backup["volumes"]} == {volume["name"] for volume in restore["volumes"]}
-    told = {one["name"]: one["value"] for one in restore["containers"][0]["env"]}
-    base = env_file(KUBERNETES / "base" / "settings.env")
-    assert told == {name: base[name] for name in told}
-    assert len(told) == 3
+    variables = {each["name"]: each["value"] for each in restore["containers"][0]["env"]}
+    assert len(variables) == 3
+    assert variables.items() <= env_file(KUBERNETES / "base" / "settings.env").items()
 
 
-def test_the_console_may_do_what_kubernetes_rbac_prints_and_no_more(overlay):
+def test_the_console_may_do_what_its_clusters_need_and_no_more(overlay):
     manifests = objects(overlay)
-    told = {key: value for one in of_kind(manifests, "ConfigMap") for key, value in one["data"].items()}
-    wanted = [
-        one
-        for name, data in json.loads(told["TRAINYARD_CLUSTERS"]).items()
-        for one in rbac(ClusterConfig.from_data(name, data))
-        if one["kind"] != "ServiceAccount"
-    ]
-    found = [one for one in manifests if one["apiVersion"].startswith("rbac.authorization.k8s.io/")]
-    by_name = {(one["kind"], one["metadata"]["name"]): one for one in found}
-    assert by_name == {(one["kind"], one["metadata"]["name"]): one for one in wanted}
+    by_name = lambda roles: {(each["kind"], name_of(each)): each for each in roles if each["kind"] != "ServiceAccount"}
+    applied = [each for each in manifests if each["apiVersion"].startswith("rbac.authorization.k8s.io/")]
+    assert by_name(applied) == by_name(role for config in clusters_of(manifests) for role in rbac(config))
     (account,) = of_kind(manifests, "ServiceAccount")
-    subjects = [subject for one in found for subject in one.get("subjects", ())]
-    assert {(subject["name"], subject["namespace"]) for subject in subjects} == {
-        (account["metadata"]["name"], namespace(account))
-    }
+    subjects = {(each["name"], each["namespace"]) for role in applied for each in role.get("subjects", ())}
+    assert subjects == {(name_of(account), namespace(account))}
 
 
-def test_an_organizations_namespace_is_the_one_that_the_console_makes():
-    """What is applied beforehand takes nothing away, and the console's own objects change none of it."""
+def test_an_organizations_namespace_is_compatible_with_the_consoles_objects():
     manifests = objects("organizations")
-    (data,) = (one["data"] for one in of_kind(manifests, "ConfigMap"))
-    config = ClusterConfig.from_data("default", json.loads(data["TRAINYARD_CLUSTERS"])["default"])
+    (config,) = clusters_of(manifests)
     assert config.namespace_per_organization
-    where = namespace_of(config, "acme")
-    claims = {(namespace(one), one["metadata"]["name"]) for one in of_kind(manifests, "PersistentVolumeClaim")}
-    assert (where, config.volume.claim) in claims
-    applied = next(one for one in of_kind(manifests, "Namespace") if one["metadata"]["name"] == where)
+    where = namespace_for(config, "acme")
+    assert (where, config.volume.claim) in claims_of(manifests)
+    applied = next(each for each in of_kind(manifests, "Namespace") if name_of(each) == where)
     run = RunSpec(
-        name="job-1-1",
-        framework=Framework.PYTORCH,
-        image=Image(builtin="pytorch"),
-        nodes=1,
-        workers_per_node=1,
-        resources=Resources(1, 1024),
-        script="train.py",
-        deadline_seconds=60,
-        labels={"organization": "acme"},
+        name="job-1-1", framework=Framework.PYTORCH, image=Image(builtin="pytorch"), nodes=1, workers_per_node=1,
+        resources=Resources(1, 1024), script="train.py", deadline_seconds=60, labels={"organization": "acme"},
         organization_nodes=4,
-    )
-    made = organization_objects(run, config)
-    assert {one["kind"] for one in made} >= {"Namespace", "LimitRange", "ResourceQuota", "NetworkPolicy"}
-    labels = made[0]["metadata"]["labels"]
-    assert made[0]["metadata"]["name"] == where
+    )  # fmt: skip
+    created = organization_objects(run, config)
+    assert {each["kind"] for each in created} >= {"Namespace", "LimitRange", "ResourceQuota", "NetworkPolicy"}
+    assert name_of(created[0]) == where
+    labels = created[0]["metadata"]["labels"]
     assert {key: applied["metadata"]["labels"].get(key, value) for key, value in labels.items()} == labels
-    here = {(one["kind"], one["metadata"]["name"]) for one in manifests if namespace(one) == where}
-    assert not here & {(one["kind"], one["metadata"]["name"]) for one in made}
+    here = {(each["kind"], name_of(each)) for each in manifests if namespace(each) == where}
+    assert not here & {(each["kind"], name_of(each)) for each in created}

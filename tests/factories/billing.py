@@ -68,11 +68,16 @@ class TopUpFactory(DjangoModelFactory):
     session_id = factory.Sequence(lambda n: f"cs_test_{n}")
 
 
-def paid_top_up(provider: Stripe, *, card: str = GOOD, amount_minor: int = 5000, deliver: bool = True) -> TopUp:
+def paid_top_up(
+    provider: Stripe, *, card: str = GOOD, amount_minor: int = 5000, deliver: bool = True, currency: str = "USD"
+) -> TopUp:
     """A top-up that was paid at the provider's page; `deliver` takes its events in."""
     member = MembershipFactory()
     top_up = payments.start_top_up(
-        account=wallet(member.organization), amount_minor=amount_minor, user=member.user, save_card=True
+        account=wallet(member.organization, currency=currency),
+        amount_minor=amount_minor,
+        user=member.user,
+        save_card=True,
     )
     provider.pay(top_up.session_id, card)
     if deliver:
@@ -81,18 +86,20 @@ def paid_top_up(provider: Stripe, *, card: str = GOOD, amount_minor: int = 5000,
     return top_up
 
 
-def book(currency: str = "USD", *, hourly: str = "360", minimum: str = "") -> PriceBook:
-    """A published book: every node spec on offer (one is made where there is none) at one price an hour."""
-    made = PriceBookFactory(currency=currency)
+def book(currency: str = "USD", *, hourly: str = "360", minimum: str = "", storage: str = "") -> PriceBook:
+    """A published book: every node spec on offer (created if there is none) at one price an hour."""
+    draft = PriceBookFactory(currency=currency)
     for spec in NodeSpec.objects.filter(is_active=True) or [NodeSpecFactory(name="small")]:
-        PriceFactory(book=made, node_spec=spec, amount=Decimal(hourly))
+        PriceFactory(book=draft, node_spec=spec, amount=Decimal(hourly))
     if minimum:
-        PriceFactory(book=made, kind=pricing.PriceKind.MINIMUM, node_spec=None, amount=Decimal(minimum))
-    return pricebooks.publish(book=made)
+        PriceFactory(book=draft, kind=pricing.PriceKind.MINIMUM, node_spec=None, amount=Decimal(minimum))
+    if storage:
+        PriceFactory(book=draft, kind=pricing.PriceKind.STORAGE, node_spec=None, amount=Decimal(storage))
+    return pricebooks.publish(book=draft)
 
 
 def wallet(organization: Organization | None = None, *, currency: str = "USD", balance_minor: int = 0) -> Account:
-    """A wallet with money in it, paid in through the ledger."""
+    """Return a wallet, filled through the ledger."""
     owner = organization or OrganizationFactory()
     account = ledger.wallet_account(organization_id=owner.pk, currency=currency)
     if balance_minor:
@@ -120,14 +127,14 @@ def quote(
         payload={},
         estimate=pricing.Estimate(seconds / 2, seconds * 0.75, "reference"),
         headroom=Decimal(2),
-        most_seconds=7 * 24 * 3600,
+        max_deadline_seconds=7 * 24 * 3600,
         max_seconds=seconds,
         ceiling_minor=None,
     )
 
 
 def session_event(top_up: TopUp, *, kind: str = "checkout.session.completed", **changes: Any) -> dict[str, Any]:
-    """The event of a Checkout Session as Stripe words it; `changes` are of the session, `livemode` of the event."""
+    """Return a Checkout Session's event as Stripe sends it. `changes` are of the session, `livemode` of the event."""
     livemode = changes.pop("livemode", False)
     session = {
         "id": top_up.session_id,
@@ -149,7 +156,7 @@ def session_event(top_up: TopUp, *, kind: str = "checkout.session.completed", **
 
 
 def signed(event: Any, *, secret: str = "", at: float | None = None) -> tuple[bytes, str]:
-    """The raw body of a webhook and its signature header, made by Stripe's own client."""
+    """The raw body of a webhook and its signature header, signed by Stripe's own client."""
     body = event if isinstance(event, str) else json.dumps(event)
     stamp = int(time.time() if at is None else at)
     header = stripe.WebhookSignature.generate_signature_header(body, secret or gateway.webhook_secrets()[0], stamp)

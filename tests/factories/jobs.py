@@ -8,7 +8,7 @@ from typing import Any
 from billing.models import Account, NodeSpec, Quote
 from console.accounts.models import Membership
 from console.accounts.roles import Role
-from jobs import activation, dispatch, lifecycle, orders
+from jobs import activation, dispatch, lifecycle, orders, reconciliation, results
 from jobs.catalogue import seed
 from jobs.models import Attempt, Job, Order
 from runtime.specs import Outcome
@@ -57,7 +57,7 @@ class Customer:
         self.organization.quota.save()
 
     def form(self, **changes: Any) -> dict[str, Any]:
-        """What the API is sent for a quote."""
+        """The body of a request for a quote."""
         return {
             "product": "metered",
             "framework": "pytorch",
@@ -88,16 +88,32 @@ class Customer:
     def started(self, *, at: float | None = None, **changes: Any) -> Attempt:
         """A job's first attempt, running on all its nodes since `at` (now)."""
         job = self.job(**changes)
-        dispatch.start(job)
+        start(job)
         attempt = job.attempts.get()
         self.backend.start(attempt.run_name, at=at)
-        dispatch.reconcile_job(job_pk=job.pk)
+        reconciliation.reconcile_job(job_pk=job.pk)
         return attempt
 
-    def end(self, attempt: Attempt, outcome: Outcome, *, at: float | None = None, message: str = "") -> Job:
-        """End an attempt's run, and take it in. Gives the job as it is then."""
-        self.backend.end(attempt.run_name, outcome, at=at, message=message)
+    def end(self, attempt: Attempt, outcome: Outcome, **details: Any) -> Job:
+        """End an attempt's run as `FakeBackend.end` does, and take it in. Gives the job as it is then."""
+        self.backend.end(attempt.run_name, outcome, **details)
         return lifecycle.observe(attempt=attempt, status=self.backend.describe(attempt.run_name))
+
+    def ended_with_log(self, **changes: Any) -> Job:
+        """A job that has completed and left a file, which is counted."""
+        attempt = self.started(**changes)
+        folder = self.backend.run_folder(attempt.run_name)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "log").write_bytes(b"x" * 100)
+        job = self.end(attempt, Outcome.COMPLETED)
+        results.count_storage(job.pk)
+        return job
+
+
+def start(job: Job) -> bool:
+    """Claim and submit one job, whatever waits before it. Gives whether the cluster has it."""
+    attempt = dispatch.claim(job)
+    return attempt is not None and dispatch.submit(attempt)
 
 
 def never_fits(customer: Customer) -> NodeSpec:

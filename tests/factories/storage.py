@@ -1,4 +1,4 @@
-"""Images, datasets with versions, workspaces; versions and workspaces have their folders on the disk."""
+"""Images, datasets and models with versions, workspaces; versions and workspaces have their folders on the disk."""
 
 from __future__ import annotations
 
@@ -8,8 +8,30 @@ import factory
 from factory.django import DjangoModelFactory
 
 from storage import catalog
-from storage.models import Dataset, DatasetVersion, Image, Workspace
+from storage.models import Dataset, DatasetVersion, Image, Model, ModelVersion, Workspace
 from tests.factories.accounts import OrganizationFactory
+
+LINEAGE = {
+    "job": 1,
+    "job_name": "train.py",
+    "path": "outputs",
+    "framework": "pytorch",
+    "image": "pytorch",
+    "workspace": "main",
+    "code_path": "train.py",
+    "arguments": [],
+    "script_sha256": "",
+    "epochs": 1,
+    "lr": "0.01",
+    "batch_size": 32,
+    "datasets": [],
+    "models": [],
+    "from_checkpoint": None,
+    "metrics": {},
+    "price_minor": None,
+    "currency": "USD",
+}
+"""How a model was made, without metrics."""
 
 
 class ImageFactory(DjangoModelFactory):
@@ -51,6 +73,40 @@ class DatasetVersionFactory(DjangoModelFactory):
         version: DatasetVersion = super()._create(model_class, *args, **kwargs)
         (catalog.root() / "datasets" / version.folder).mkdir(parents=True, exist_ok=True)
         Dataset.objects.filter(pk=version.dataset_id).update(latest=version)
+        return version
+
+
+class ModelFactory(DjangoModelFactory):
+    """A model without a version."""
+
+    class Meta:
+        model = Model
+
+    organization = factory.SubFactory(OrganizationFactory)
+    name = factory.Sequence(lambda n: f"model-{n}")
+
+
+class ModelVersionFactory(DjangoModelFactory):
+    """A published version with an empty folder; it becomes its model's latest."""
+
+    class Meta:
+        model = ModelVersion
+
+    model = factory.SubFactory(ModelFactory)
+    number = factory.LazyAttribute(lambda version: version.model.versions.count() + 1)
+    folder = factory.Faker("sha1")
+    size_bytes = 3
+    file_count = 1
+    entry_count = 2
+    sha256 = "0" * 64
+    job_pk = 1
+    lineage = LINEAGE
+
+    @classmethod
+    def _create(cls, model_class: type[ModelVersion], *args: Any, **kwargs: Any) -> ModelVersion:
+        version: ModelVersion = super()._create(model_class, *args, **kwargs)
+        (catalog.root() / "models" / version.folder).mkdir(parents=True, exist_ok=True)
+        Model.objects.filter(pk=version.model_id).update(latest=version)
         return version
 
 

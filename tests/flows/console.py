@@ -17,25 +17,26 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import psutil
 import psycopg
 from rich.console import Console as Screen
 
-from console.services import Embedded
+from console.supervision.embedded import Embedded
 from jobs.demo import Customer
-from runtime.backends import identity
+from runtime import pids
 from tests.console.processes import free_port, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_SECONDS = 240
 PATIENCE_SECONDS = 60
-EMAIL = "flow@example.com"
-ACCOUNT = f"""
+PASSWORD = "correct horse battery"
+ACCOUNT = """
 from console.accounts.models import User
 from console.accounts.services import create_organization, create_token
-user = User.objects.create_user("{EMAIL}")
+user = User.objects.create_user("{email}", "{password}")
 print("token", create_token(membership=create_organization(user=user, name="Flow"), name="flow")[1])
 """
 WAIT = """
@@ -81,11 +82,11 @@ class Console:
             )
         self.wait_until_ready()
 
-    def up_again(self) -> subprocess.CompletedProcess[str]:
-        """`up` once more beside the one that runs; what it said is in `stdout`."""
+    def manage(self, *words: Any, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of `manage.py` on this installation."""
         return subprocess.run(
-            [sys.executable, "manage.py", "up"],
-            cwd=ROOT, env=self.environment, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            [sys.executable, "manage.py", *map(str, words)],
+            cwd=ROOT, env=self.environment | environment, check=False, text=True, capture_output=True,
         )  # fmt: skip
 
     def wait_until_ready(self) -> None:
@@ -109,14 +110,14 @@ class Console:
         assert self.process.wait(90) == 0, self.output.read_text()
 
     def remove(self) -> None:
-        """Whatever happened: end what is left, remove the folders."""
+        """End all processes that are left, and remove the folders. Works after any failure."""
         if self.process and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
         _kill(set(self.processes()))
         for pid, started in self.supervisors():
-            identity.send(pid, started, signal.SIGKILL)
-        for pid in self.nursery():
+            pids.send(pid, started, signal.SIGKILL)
+        for pid in self.warm_pool_daemon():
             os.kill(pid, signal.SIGTERM)
         for folder in (self.embedded.socket_dir, self.var):
             shutil.rmtree(folder, ignore_errors=True)
@@ -140,10 +141,10 @@ class Console:
         """(pid, start time) of every live supervisor of a node of a run."""
         records = [json.loads(path.read_bytes()) for path in self.var.glob("runs/*/nodes/*.json")]
         found = [(record["pid"], record["start_time"]) for record in records]
-        return [supervisor for supervisor in found if identity.is_alive(*supervisor)]
+        return [supervisor for supervisor in found if pids.is_alive(*supervisor)]
 
     def left_behind(self) -> dict[str, Any]:
-        """What must not be there any more when everything was stopped; empty when all is well."""
+        """Return processes, mounts and sockets that should have ended with the console; empty if none is left."""
         inside = str(self.var)
         lines = [
             " ".join(process.info["cmdline"] or [])
@@ -154,16 +155,16 @@ class Console:
         sockets = [str(path) for path in self.embedded.socket_dir.glob("**/*") if path.is_socket() and _answers(path)]
         ports = [port for port in (self.port, self.sandbox_port) if _is_taken(port)]
         found = {"processes": lines, "supervisors": self.supervisors(), "mounts": mounts}
-        found |= {"sockets": sockets, "ports": ports, "nursery": self.nursery(), "cgroups": self.cgroups()}
+        found |= {"sockets": sockets, "ports": ports, "warm pool": self.warm_pool_daemon(), "cgroups": self.cgroups()}
         return {name: what for name, what in found.items() if what}
 
-    def nursery(self) -> list[int]:
-        """The process that keeps warm starts ready, if it lives."""
+    def warm_pool_daemon(self) -> list[int]:
+        """The pid of the warm pool's daemon, if it runs."""
         try:
-            known = json.loads((self.var / "runs" / ".nursery" / "nursery.json").read_bytes())
+            known = json.loads((self.var / "runs" / ".warm_pool" / "daemon.json").read_bytes())
         except OSError:
             return []
-        return [known["pid"]] if identity.is_alive(known["pid"], known["start_time"]) else []
+        return [known["pid"]] if pids.is_alive(known["pid"], known["start_time"]) else []
 
     def cgroups(self) -> list[str]:
         """Control groups of runs that have ended. Each bears the nonce of its run's submission."""
@@ -173,17 +174,20 @@ class Console:
         return [str(group) for group in groups if group.name.rpartition("-")[2] in nonces]
 
     def kill(self, *processes: psutil.Process) -> None:
-        """SIGKILL, all as nearly at once as can be; wait until they are gone."""
+        """SIGKILL all of them at once; wait until they have ended."""
         _kill({child for process in processes for child in (process, *_children(process))})
 
     def kill_all(self) -> None:
         """SIGKILL of the whole console at once: `up`, supervisord, every program, PostgreSQL, Redis. Runs go on."""
         assert self.process is not None
-        _kill({psutil.Process(self.process.pid), *self.processes()})
+        self.process.kill()
+        # More than once: a parent may start another process before it is killed itself.
+        while processes := self.processes():
+            _kill(set(processes))
         self.process.wait()
 
     def query(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
-        """What the database says."""
+        """Return the rows of a query."""
         address = {"host": str(self.embedded.socket_dir), "user": "postgres", "dbname": "trainyard"}
         with psycopg.connect(**address, autocommit=True) as connection:
             cursor = connection.execute(sql, values)
@@ -197,22 +201,22 @@ class Console:
         """Let a run of WAIT end, whether any console lives or not."""
         (self.workspace() / f"go-{tag}").touch()
 
-    def account(self) -> str:
-        """Make a customer's account. Gives its API token."""
-        done = subprocess.run(
-            [sys.executable, "manage.py", "shell", "-v", "0", "-c", ACCOUNT],
-            cwd=ROOT, env=self.environment, check=True, capture_output=True, text=True,
-        )  # fmt: skip
+    def create_account(self, email: str) -> str:
+        """Create a customer's account with PASSWORD. Return its API token."""
+        script = ACCOUNT.format(email=email, password=PASSWORD)
+        done = self.manage("shell", "-v", "0", "-c", script)
+        assert done.returncode == 0, done.stderr
         return done.stdout.split("token ")[1].strip()
 
 
 class Buyer(Customer):
-    """A customer of the API who doesn't give up when the console goes away for a moment."""
+    """A customer of the API who reconnects when the console restarts."""
 
     patience_seconds = PATIENCE_SECONDS
 
     def __init__(self, console: Console) -> None:
-        super().__init__(console.url, console.account(), Screen(quiet=True))
+        self.email = f"flow-{uuid4().hex[:8]}@example.com"
+        super().__init__(console.url, console.create_account(self.email), Screen(quiet=True))
         self.started: list[int] = []
         self.activate()
         self.top_up()
@@ -226,6 +230,7 @@ class Buyer(Customer):
             "product": "metered", "framework": "pytorch", "image": "pytorch", "workspace": "main",
             "code_path": "wait.py", "arguments": [tag], "epochs": 1, "lr": "0.01", "batch_size": 32,
             "node_spec": "nano", "nodes": 2, "workers_per_node": 1, "max_seconds": 600,
+            "on_hang": "ignore",  # WAIT does nothing for as long as a slow machine takes to start a console
         } | changes  # fmt: skip
 
     def start(self, tag: str, **changes: Any) -> int:
@@ -240,7 +245,7 @@ class Buyer(Customer):
         return self.call("GET", f"jobs/{job}/")
 
     def until(self, job: int, happened: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The first state of a job for which it happened, by its live stream; opened again where it broke."""
+        """Return the first state of a job that meets the condition. Reads its live stream, and reconnects."""
         deadline, last = time.monotonic() + self.patience_seconds, None
         while time.monotonic() < deadline:
             try:
@@ -254,7 +259,7 @@ class Buyer(Customer):
             except Exception as error:  # the console was killed on purpose: a browser would connect again, too
                 last = last or error
             time.sleep(0.1)
-        raise AssertionError(f"waited {self.patience_seconds} s in vain; last seen: {last}")
+        raise AssertionError(f"waited {self.patience_seconds} s without the expected state; last seen: {last}")
 
     def running(self, job: int) -> dict[str, Any]:
         """The job once it runs."""

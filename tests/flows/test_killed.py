@@ -1,36 +1,40 @@
 """`kill -9` of any part of the console in the middle of a run: the run goes on, is charged once, nothing is left."""
 
-from __future__ import annotations
-
 import signal
+import time
 
 import psutil
 import pytest
 
-from runtime.backends import identity
+from runtime import pids
 from tests.console.processes import wait_for
-from tests.flows.console import Buyer, Console
 
-pytestmark = pytest.mark.flow
+pytestmark = [
+    pytest.mark.flow,
+    pytest.mark.late("it awaits a whole console of processes, with limits of seconds"),
+    pytest.mark.cores(2),
+    pytest.mark.xdist_group("whole-console"),
+]
 
 PROGRAMS = {
-    "web": ["gunicorn"],
-    "live": ["manage.py", "live"],
-    "worker": ["celery", "worker"],
+    "web": ["console.serving.server"],
+    "worker": ["worker", "worker@%h"],
+    "dispatcher": ["worker", "dispatcher@%h"],
     "beat": ["celery", "beat"],
     "watcher": ["manage.py", "watch_runs"],
     "services": ["manage.py", "hold_services"],
+    "sandbox": ["manage.py", "payments_sandbox"],
 }
 SERVERS = {"postgres": "postgres", "redis": "redis-server"}
 
 
-def victims(console: Console, name: str) -> list[psutil.Process]:
+def victims(console, name):
     if name in SERVERS:
         return [process for process in console.embedded.processes() if process.name() == SERVERS[name]]
     return console.programs(*PROGRAMS[name])
 
 
-def charged_once(console: Console, buyer: Buyer, job: int) -> None:
+def charged_once(console, buyer, job):
     """One attempt, one process from its start to its end, one charge, and a receipt that says so."""
     data = buyer.job(job)
     assert [attempt["number"] for attempt in data["attempts"]] == [1]
@@ -47,22 +51,31 @@ def charged_once(console: Console, buyer: Buyer, job: int) -> None:
     assert console.supervisors() == []
 
 
-@pytest.mark.parametrize("name", [*PROGRAMS, *SERVERS])
-def test_one_part_is_killed(console: Console, buyer: Buyer, name: str) -> None:
-    job = buyer.start(f"one-{name}")
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "names", [("web", "beat", "sandbox"), ("worker", "redis"), ("dispatcher", "watcher"), ("services",), ("postgres",)]
+)
+def test_some_parts_are_killed(console, buyer, names):
+    tag = names[0]
+    job = buyer.start(tag)
     buyer.running(job)
-    found = victims(console, name)
-    assert found
-    console.kill(*found)
-    # At once, while that part is away: the end of the run must not be missed either.
-    console.release(f"one-{name}")
+    killed = {name: victims(console, name) for name in names}
+    parents = [one for group in killed.values() for one in group if one.parent() not in group]
+    assert len(parents) == len(names)
+    gone = [*parents, *(child for parent in parents for child in parent.children(recursive=True))]
+    for parent in parents:
+        parent.kill()
+    assert psutil.wait_procs(gone, timeout=15)[1] == []  # what a parent started ends with it
+    # At once, while those parts are away: the end of the run must not be missed either.
+    console.release(tag)
     buyer.ended(job)
-    wait_for(lambda: victims(console, name) and console.is_ready(), 60)
-    assert not set(victims(console, name)) & set(found)
+    wait_for(lambda: all(victims(console, name) for name in names) and console.is_ready(), 60)
+    for name in names:
+        assert not set(victims(console, name)) & set(gone)
     charged_once(console, buyer, job)
 
 
-def test_everything_is_killed_and_the_run_goes_on(console: Console, buyer: Buyer) -> None:
+def test_everything_is_killed_and_the_run_goes_on(console, buyer):
     job = buyer.start("all")
     buyer.running(job)
     before = console.supervisors()
@@ -74,29 +87,35 @@ def test_everything_is_killed_and_the_run_goes_on(console: Console, buyer: Buyer
     assert buyer.job(job)["state"] == "running"
     assert console.supervisors() == before
     assert len(console.programs("supervisor.supervisord")) == 1
-    assert console.up_again().returncode == 0
+    assert console.manage("up").returncode == 0
     console.release("all")
     buyer.ended(job)
     charged_once(console, buyer, job)
 
 
-def test_the_run_ends_while_everything_is_dead(console: Console, buyer: Buyer) -> None:
+@pytest.mark.slow
+def test_the_run_ends_while_everything_is_dead(console, buyer):
     job = buyer.start("alone")
     buyer.running(job)
-    console.kill_all()
+    console.process.kill()
+    console.process.wait()
+    wait_for(lambda: not console.programs(), 60)  # the programs of a killed `up` end with it
+    console.kill(*console.processes())
+    released_at = time.time()
     console.release("alone")
     wait_for(lambda: console.supervisors() == [])
     console.up()
     data = buyer.ended(job)
     # The clock is the backend's: the time that the console was away is not the run's.
-    ran = console.query("SELECT extract(epoch FROM finished_at - started_at)::float FROM jobs_job WHERE id = %s", job)
+    ((finished_at,),) = console.query("SELECT extract(epoch FROM finished_at)::float FROM jobs_job WHERE id = %s", job)
     assert data["state"] == "succeeded"
-    assert ran[0][0] < 15
+    assert finished_at - released_at < 10
     assert buyer.call("GET", f"jobs/{job}/metrics/")["metrics"] == {"loss": [[1, 0.5]]}
     charged_once(console, buyer, job)
 
 
-def test_a_deadline_needs_no_console(console: Console, buyer: Buyer) -> None:
+@pytest.mark.slow
+def test_a_deadline_needs_no_console(console, buyer):
     quote = buyer.call("POST", "quotes/", json=buyer.form("never"))
     # The shortest that is sold is a minute; a test has less time than that.
     console.query("UPDATE billing_quote SET deadline_seconds = 4 WHERE id = %s", quote["id"])
@@ -114,11 +133,11 @@ def test_a_deadline_needs_no_console(console: Console, buyer: Buyer) -> None:
     assert buyer.call("GET", "wallet/")["held_minor"] == 0
 
 
-def test_a_node_is_killed_and_the_run_is_started_again_free(console: Console, buyer: Buyer) -> None:
+def test_a_run_whose_node_is_killed_is_retried_free(console, buyer):
     job = buyer.start("node")
     buyer.running(job)
     pid, started = console.supervisors()[0]
-    assert identity.send(pid, started, signal.SIGKILL)
+    assert pids.send(pid, started, signal.SIGKILL)
     buyer.until(job, lambda data: len(data["attempts"]) == 2 and data["state"] == "running")
     console.release("node")
     data = buyer.ended(job)

@@ -1,4 +1,4 @@
-"""Words for jobs that wait, as tests of the dispatcher need them."""
+"""States and sentences of waiting jobs, for tests of the dispatcher."""
 
 from django.utils import timezone
 

@@ -1,4 +1,4 @@
-"""What a job's receipt and its events say, in few words."""
+"""Lines of a job's receipt, and the kinds of its events."""
 
 from billing.models import Receipt
 

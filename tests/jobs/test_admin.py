@@ -1,6 +1,9 @@
 import pytest
+from django.contrib.auth.models import Permission
 from django.urls import reverse
 
+from console.accounts.models import AuditEvent
+from jobs import selectors
 from jobs.models import Job, Order, Product
 from runtime.specs import Outcome
 from tests.factories.accounts import UserFactory
@@ -12,7 +15,7 @@ def admin(client, customer):
     return client
 
 
-def test_jobs_and_orders_are_there_to_be_read_and_for_nothing_else(admin, customer):
+def test_jobs_and_orders_are_read_only(admin, customer):
     job = customer.end(customer.started(), Outcome.CODE_FAILED, message="Rank 1 exited.")
     for model, row in (("job", job), ("order", job.order)):
         assert admin.get(reverse(f"admin:jobs_{model}_changelist"), {"q": "1"}).status_code == 200
@@ -23,9 +26,7 @@ def test_jobs_and_orders_are_there_to_be_read_and_for_nothing_else(admin, custom
         assert admin.get(reverse(f"admin:jobs_{model}_add")).status_code == 403
         assert admin.post(reverse(f"admin:jobs_{model}_delete", args=[row.pk]), {"post": "yes"}).status_code == 403
         assert admin.post(page, {"state": "succeeded"}).status_code == 403
-    shown = admin.get(reverse("admin:jobs_job_change", args=[job.pk])).content.decode()
-    assert "Rank 1 exited." in shown
-    assert "ordered" in shown
+    assert "Rank 1 exited." in admin.get(reverse("admin:jobs_job_change", args=[job.pk])).content.decode()
     assert Job.objects.get().state == "failed"
     assert Order.objects.count() == 1
 
@@ -35,6 +36,46 @@ def test_the_list_of_jobs_asks_as_much_for_many_as_for_one(admin, customer, djan
         customer.job(nodes=1)
     with django_assert_max_num_queries(9):
         assert admin.get(reverse("admin:jobs_job_changelist")).status_code == 200
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_an_operator_stops_a_job_with_a_reason_that_the_customer_sees(admin, customer, runs):
+    job = customer.started().job if runs else customer.job()
+    page = reverse("admin:jobs_job_stop", args=[job.pk])
+    assert "cancelled it" in admin.get(page).content.decode()
+    assert "The reason must have" in admin.post(page, {"why": " "}).content.decode()
+    assert not Job.objects.get().cancel_requested_at
+    assert admin.post(page, {"why": "It mines coins."}).status_code == 302
+    assert Job.objects.get().state == ("stopping" if runs else "cancelled")
+    assert "An administrator stopped this job: It mines coins." in [row.sentence for row in selectors.events(job)]
+    event = AuditEvent.objects.get(action="job.stopped_by_operator")
+    assert (event.actor.is_staff, event.organization) == (True, job.organization)
+    assert event.data == {"why": "It mines coins."}
+    if not runs:
+        assert "already ended" in admin.post(page, {"why": "It still does."}).content.decode()
+
+
+def test_an_operator_reads_the_log_which_is_written_down(admin, customer):
+    attempt = customer.started()
+    customer.backend.runs[attempt.run_name].output = {1: b"<b>rank one</b>\n"}
+    shown = admin.get(reverse("admin:jobs_job_log", args=[attempt.job_id]), {"rank": 1}).content.decode()
+    assert "&lt;b&gt;rank one&lt;/b&gt;" in shown
+    event = AuditEvent.objects.get(action="job.log_read_by_operator")
+    assert (event.target, event.data["rank"]) == (f"job:{attempt.job_id}", 1)
+    odd = {"rank": "9", "offset": "x"}
+    assert admin.get(reverse("admin:jobs_job_log", args=[attempt.job_id]), odd).status_code == 200
+    page = admin.get(reverse("admin:jobs_job_change", args=[attempt.job_id])).content.decode()
+    assert all(reverse(f"admin:jobs_job_{name}", args=[attempt.job_id]) in page for name in ("log", "stop"))
+
+
+def test_stopping_and_reading_need_their_permissions(client, customer):
+    job = customer.job()
+    staff = UserFactory(is_staff=True)
+    client.force_login(staff)
+    log, stop = (reverse(f"admin:jobs_job_{name}", args=[job.pk]) for name in ("log", "stop"))
+    for codename, expected in ((None, (403, 403)), ("view_job", (200, 403)), ("change_job", (200, 302))):
+        staff.user_permissions.add(*Permission.objects.filter(codename=codename))
+        assert (client.get(log).status_code, client.post(stop, {"why": "x"}).status_code) == expected
 
 
 def test_products_are_the_administrators_but_their_names_stay(admin, customer):
@@ -52,8 +93,3 @@ def test_products_are_the_administrators_but_their_names_stay(admin, customer):
     assert admin.post(page, form | {"headroom": "0.5"}).status_code == 200
     assert admin.post(reverse("admin:jobs_product_delete", args=[product.pk]), {"post": "yes"}).status_code == 403
     assert admin.get(reverse("admin:jobs_product_changelist")).status_code == 200
-
-
-def test_a_customer_has_no_business_here(client, customer):
-    client.force_login(customer.membership.user)
-    assert client.get(reverse("admin:jobs_job_changelist")).status_code == 302

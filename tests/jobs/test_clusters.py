@@ -1,8 +1,8 @@
-"""Several clusters: each has its jobs, one that is away stops its own alone, and loses none of them."""
+"""Clusters from the settings. Each has its own jobs; one that does not respond delays only these and loses none."""
 
-from __future__ import annotations
-
+import dataclasses
 from datetime import timedelta
+from decimal import Decimal
 
 import pytest
 from django.db import connection
@@ -10,14 +10,30 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from billing.models import NodeSpec, Receipt
-from jobs import clusters, dispatch, purchase, queue, selectors, tasks
-from jobs.backend import cluster
-from jobs.models import Attempt, ClusterStatus, Job, Room
+from console.core.errors import InvalidInput
+from jobs import (
+    circuit_breaker,
+    clusters,
+    dispatch,
+    images,
+    orders,
+    reconciliation,
+    results,
+    scheduler,
+    tasks,
+)
+from jobs.clusters import cluster, resources_of, stored_names
+from jobs.models import Attempt, ClusterStatus, Job
 from jobs.states import JobState
+from runtime.backends.kubernetes.config import ClusterConfig
+from runtime.backends.local.backend import LocalBackend
 from runtime.errors import BackendUnavailable
-from runtime.specs import Outcome
+from runtime.specs import Outcome, Resources, RunPhase
+from tests.caching import clear_cache
+from tests.factories.billing import NodeSpecFactory
 from tests.factories.jobs import Customer
 from tests.fakes import FakeBackend
+from tests.jobs.queueing import states, waiting
 
 pytestmark = pytest.mark.django_db
 
@@ -26,80 +42,67 @@ pytestmark = pytest.mark.django_db
 def yards(settings, monkeypatch, tmp_path):
     """Two clusters: east, the first, and west, where Medium is sold."""
     settings.TRAINYARD_CLUSTERS = {"east": None, "west": None}
-    made = {name: FakeBackend(root=tmp_path / name) for name in settings.TRAINYARD_CLUSTERS}
-    monkeypatch.setattr("jobs.backend._create", made.__getitem__)
+    backends = {name: FakeBackend(root=tmp_path / name) for name in settings.TRAINYARD_CLUSTERS}
+    monkeypatch.setattr("jobs.clusters._create", backends.__getitem__)
     cluster.cache_clear()
-    yield made
+    yield backends
     cluster.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(embedded):
+    yield
+    clear_cache()
 
 
 @pytest.fixture
 def customer(yards):
-    made = Customer(yards["east"])
-    made.quota(max_running_nodes=100)
+    buyer = Customer(yards["east"])
+    buyer.quota(max_running_nodes=100)
     NodeSpec.objects.filter(name="medium").update(cluster="west")
-    return made
+    return buyer
 
 
-def states(*jobs):
-    return [Job.objects.get(pk=job.pk).state for job in jobs]
-
-
-def waiting(customer, job):
-    return selectors.waiting_for(selectors.job_for(customer.organization, job.pk))
-
-
-def test_a_job_runs_on_the_cluster_of_its_node_spec(customer, yards):
-    near, far = customer.job(), customer.job(node_spec="medium")
-    dispatch.dispatch_queue()
-    assert yards["east"].names() == [f"job-{near.pk}-1"]
-    assert yards["west"].names() == [f"job-{far.pk}-1"]
-    assert list(Attempt.objects.order_by("job_id").values_list("backend", flat=True)) == ["east", "west"]
-
-
-def test_room_on_one_cluster_is_none_on_another(customer, yards):
+def test_a_job_runs_on_the_cluster_of_its_node_spec_and_waits_for_its_capacity(customer, yards):
     yards["west"].total = yards["west"].total.__class__(2.0, 65536)
     first, second, near = (customer.job(node_spec=spec, nodes=1) for spec in ("medium", "medium", "small"))
     dispatch.dispatch_queue()
     assert states(first, second, near) == ["starting", "queued", "starting"]
+    assert (yards["east"].names(), yards["west"].names()) == ([f"job-{near.pk}-1"], [f"job-{first.pk}-1"])
+    assert list(Attempt.objects.order_by("job_id").values_list("backend", flat=True)) == ["west", "east"]
     assert "Waiting for 1 free node of Medium; 0 are free now." in waiting(customer, second)
-    assert "0 jobs are before it." in waiting(customer, second)
-
-
-def test_a_quota_counts_on_all_clusters_together(customer, yards):
-    customer.quota(max_running_nodes=2)
-    near, far = customer.job(), customer.job(node_spec="medium")
+    customer.quota(max_running_nodes=2)  # it counts on all clusters together
+    third = customer.job(node_spec="small", nodes=1)
     dispatch.dispatch_queue()
-    assert sorted(states(near, far)) == ["queued", "starting"]
-    assert "runs 2 nodes of the 2" in waiting(customer, next(job for job in (near, far) if states(job) == ["queued"]))
+    assert "is using 2 of its 2" in waiting(customer, third)
 
 
-def test_one_that_is_away_stops_its_own_jobs_alone_says_so_and_loses_none(customer, yards):
+def test_an_unavailable_cluster_delays_only_its_own_jobs_and_loses_none(customer, yards):
     running = customer.job(node_spec="medium", nodes=1)
     dispatch.dispatch_queue()
     yards["west"].start(f"job-{running.pk}-1")
-    dispatch.reconcile()
+    reconciliation.reconcile()
     near, far = customer.job(), customer.job(node_spec="medium", nodes=1)
     yards["west"].available = False
-    dispatch.reconcile()
+    reconciliation.reconcile()
     assert states(running, near, far) == ["running", "starting", "queued"]
-    assert "does not answer" in waiting(customer, far)
-    west = {row.name: row for row in clusters.rows()}["west"]
+    assert "is not responding" in waiting(customer, far)
+    west = {row.name: row for row in clusters.status_rows()}["west"]
     assert (west.answers, west.queued, west.running, west.detail) == (False, 1, 1, "The fake cluster is away.")
     yards["east"].start(f"job-{near.pk}-1")
     yards["east"].end(f"job-{near.pk}-1", Outcome.COMPLETED)
-    dispatch.reconcile()
+    reconciliation.reconcile()
     assert states(running, near, far) == ["running", "succeeded", "queued"]
 
     yards["west"].available = True
     yards["west"].end(f"job-{running.pk}-1", Outcome.COMPLETED)
-    dispatch.reconcile()
+    reconciliation.reconcile()
     assert states(running, far) == ["succeeded", "starting"]
     assert Receipt.objects.count() == 2
-    assert {row.name: row.answers for row in clusters.rows()} == {"east": True, "west": True}
+    assert {row.name: row.answers for row in clusters.status_rows()} == {"east": True, "west": True}
 
 
-def test_a_job_that_starts_on_one_that_goes_away_says_so_and_is_submitted_when_it_is_back(customer, yards):
+def test_a_claimed_job_is_submitted_when_its_cluster_responds(customer, yards):
     far = customer.job(node_spec="medium", nodes=1)
     submit = yards["west"].submit
 
@@ -109,30 +112,51 @@ def test_a_job_that_starts_on_one_that_goes_away_says_so_and_is_submitted_when_i
 
     yards["west"].submit = away
     dispatch.dispatch_queue()
-    dispatch.reconcile()
+    reconciliation.reconcile()
     assert states(far) == ["starting"]
-    assert "does not answer" in waiting(customer, far)
+    assert "is not responding" in waiting(customer, far)
     yards["west"].submit, yards["west"].available = submit, True
-    dispatch.reconcile()
-    dispatch.reconcile()
+    reconciliation.reconcile()
+    reconciliation.reconcile()
     assert yards["west"].names() == [f"job-{far.pk}-1"]
     assert "Nothing is charged yet." in waiting(customer, far)
 
 
-def test_the_catalogue_and_quotes_ask_the_cluster_that_would_run_it(customer, yards):
+def test_a_cancel_takes_effect_at_the_first_sweep_after_the_cluster_answers(customer, yards, monkeypatch):
+    """Even if the circuit breaker pauses calls for an hour."""
+    yards["west"] = circuit_breaker.guarded("west", fake := yards["west"])
+    monkeypatch.setattr(circuit_breaker, "PAUSES", (3600,))
+    cluster.cache_clear()
+    job = customer.job(node_spec="medium", nodes=1)
+    dispatch.dispatch_queue()
+    fake.start(f"job-{job.pk}-1")
+    reconciliation.reconcile()
+    fake.available = False
+    reconciliation.reconcile()
+    assert circuit_breaker.circuit_is_open("west")
+    orders.cancel_job(membership=customer.membership, job=job)
+    reconciliation.stop(job_pk=job.pk)
+    reconciliation.reconcile()
+    assert states(job) == ["stopping"]
+    fake.available = True
+    reconciliation.reconcile()
+    assert fake.describe(f"job-{job.pk}-1").phase is RunPhase.STOPPING
+
+
+def test_a_quote_asks_the_cluster_that_would_run_it(customer, yards):
     yards["west"].missing_images.add("pytorch")
-    assert customer.quote().pk
-    with pytest.raises(purchase.InvalidInput) as caught:
-        customer.quote(node_spec="medium")
-    assert "isn't ready on this cluster" in str(caught.value.fields["image"])
-    assert selectors.is_runnable(selectors.job_for(customer.organization, customer.job().pk).image)
-    yards["east"].missing_images.add("pytorch")
-    assert not selectors.is_runnable(Job.objects.get().image)
-    yards["east"].missing_images.clear()
     yards["east"].total = yards["east"].total.__class__(1.0, 65536)
-    with pytest.raises(purchase.InvalidInput) as caught:
-        customer.quote(nodes=3)
-    assert "has room for 2" in str(caught.value.fields["nodes"])
+    assert customer.quote().pk
+    for field, sentence, form in (
+        ("image", "is not ready on this cluster", {"node_spec": "medium"}),
+        ("nodes", "has capacity for at most 2", {"nodes": 3}),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            customer.quote(**form)
+        assert sentence in str(caught.value.fields[field])
+    assert not images.problem(customer.job().image)
+    yards["east"].missing_images.add("pytorch")
+    assert images.problem(Job.objects.get().image)
     yards["west"].missing_images.clear()
     assert customer.quote(node_spec="medium", nodes=3).pk
 
@@ -141,7 +165,7 @@ def test_a_run_of_the_same_name_on_another_cluster_is_a_stray(customer, yards):
     near = customer.job()
     dispatch.dispatch_queue()
     yards["west"].submit(yards["east"].runs[f"job-{near.pk}-1"].spec)
-    dispatch.reconcile()
+    reconciliation.reconcile()
     assert yards["west"].names() == []
     assert yards["east"].names() == [f"job-{near.pk}-1"]
 
@@ -153,11 +177,11 @@ def test_a_run_of_a_cluster_that_was_renamed_in_settings_is_left_alone(customer,
     yards["far"] = yards["west"]
     cluster.cache_clear()
     for _ in range(2):
-        dispatch.reconcile()
-    dispatch.forget_runs()
+        reconciliation.reconcile()
+    reconciliation.delete_old_runs()
     assert yards["far"].names() == [f"job-{far.pk}-1"]
     assert states(far) == ["starting"]
-    assert "names no cluster 'west'" in next(row.detail for row in clusters.rows() if row.name == "west")
+    assert "names no cluster 'west'" in next(row.detail for row in clusters.status_rows() if row.name == "west")
 
 
 def test_jobs_of_a_cluster_that_settings_no_longer_name_wait_and_are_shown(customer, yards, settings):
@@ -167,96 +191,116 @@ def test_jobs_of_a_cluster_that_settings_no_longer_name_wait_and_are_shown(custo
     cluster.cache_clear()
     waits = customer.job()
     NodeSpec.objects.filter(name="nano").update(cluster="west")
-    dispatch.reconcile()
+    reconciliation.reconcile()
     assert states(running, waits) == ["starting", "queued"]
-    west = next(row for row in clusters.rows() if row.name == "west")
+    west = next(row for row in clusters.status_rows() if row.name == "west")
     assert (west.answers, west.is_local, west.queued, west.running) == (False, False, 1, 1)
     assert "names no cluster 'west'" in west.detail
     settings.TRAINYARD_CLUSTERS = {"east": None, "west": None}
-    dispatch.reconcile()
+    reconciliation.reconcile()
     assert states(running, waits) == ["starting", "starting"]
 
 
-def test_old_runs_are_forgotten_on_each(customer, yards):
+def test_old_runs_are_deleted_on_each_cluster(customer, yards):
     jobs = [customer.job(), customer.job(node_spec="medium", nodes=1)]
     dispatch.dispatch_queue()
     for job, yard in zip(jobs, yards.values(), strict=True):
         yard.end(f"job-{job.pk}-1", Outcome.COMPLETED)
-    dispatch.reconcile()
-    Attempt.objects.update(finished_at=timezone.now() - dispatch.KEEP_RUNS - timedelta(seconds=1))
+    reconciliation.reconcile()
+    orphan = dataclasses.replace(yards["west"].runs[f"job-{jobs[1].pk}-1"].spec, name="job-999999-1", checkpoint_key="")
+    yards["west"].submit(orphan)
+    yards["west"].end("job-999999-1", Outcome.COMPLETED)
+    reconciliation.delete_old_runs()
+    assert yards["west"].names() == [f"job-{jobs[1].pk}-1"]
+    assert yards["west"].checkpoints == {f"job-{jobs[1].pk}"}
+    Job.objects.update(finished_at=timezone.now() - results.KEEP_RUNS - timedelta(seconds=1))
     yards["east"].available = False
-    dispatch.forget_runs()
+    reconciliation.delete_old_runs()
     assert (yards["west"].names(), yards["west"].checkpoints) == ([], set())
     yards["east"].available = True
     assert len(yards["east"].names()) == 1
-    dispatch.forget_runs()
+    reconciliation.delete_old_runs()
     assert yards["east"].names() == []
 
 
-def test_the_sweep_goes_to_each_cluster_as_a_message_of_its_own(customer, yards, monkeypatch, settings):
-    sent, done = [], []
+def test_the_sweep_of_each_cluster_is_a_task_of_its_own(customer, yards, monkeypatch, settings):
+    sent, swept = [], []
     monkeypatch.setattr(tasks, "send", lambda task, name: sent.append((task.name.rsplit(".", 1)[-1], name)))
-    monkeypatch.setattr(dispatch, "reconcile", done.append)
-    monkeypatch.setattr(dispatch, "dispatch_queue", done.append)
+    monkeypatch.setattr(reconciliation, "reconcile", swept.append)
     tasks.reconcile()
-    tasks.dispatch_queue()
-    assert sent == [(task, name) for task in ("reconcile", "dispatch_queue") for name in ("east", "west")]
+    assert sent == [("reconcile", "east"), ("reconcile", "west")]
     tasks.reconcile("west")
-    tasks.dispatch_queue("east")
-    assert done == ["west", "east"]
     settings.TRAINYARD_CLUSTERS = {"east": None}
     tasks.reconcile()
-    assert done[2:] == ["east"]
+    assert swept == ["west", "east"]
 
 
-def test_what_answers_is_written_down_when_it_changes(db):
-    clusters.note(name="west", answers=True)
+def test_the_status_of_a_cluster_is_stored_when_it_changes(db):
+    clusters.record_status(name="west", answers=True)
     began = ClusterStatus.objects.get().since
-    clusters.note(name="west", answers=True)
+    clusters.record_status(name="west", answers=True)
     assert ClusterStatus.objects.get().since == began
     assert ClusterStatus.objects.get().checked_at > began
-    clusters.note(name="west", answers=False, detail="No route.")
+    clusters.record_status(name="west", answers=False, detail="No route.")
     status = ClusterStatus.objects.get()
     assert (status.answers, status.detail, status.since > began) == (False, "No route.", True)
     assert not clusters.does_answer("west")
     assert clusters.does_answer("east")
 
 
-class TestAtOnce:
-    pytestmark = pytest.mark.django_db(transaction=True)
-
-    def test_a_cluster_has_one_sweep_at_a_time(self, transactional_db, together):
-        def sweep():
-            with clusters.only_sweep("west") as mine, clusters.only_sweep("east"):
-                if mine:
-                    # the second asks while the first holds it
-                    assert together(lambda: self.is_mine("west"), lambda: self.is_mine("south")) == [False, True]
-                return mine
-
-        assert sweep()
-        assert self.is_mine("west")
-
-    def is_mine(self, name):
-        with clusters.only_sweep(name) as mine:
-            return mine
-
-    def test_the_lock_goes_with_whoever_held_it(self, transactional_db, together):
-        def die():
-            with clusters.only_sweep("west"):
-                connection.close()
-
-        together(die)
-        assert self.is_mine("west")
-
-
 def test_a_pass_writes_only_what_changed(customer, yards):
     for _ in range(3):
         customer.job(node_spec="medium", nodes=4)
     dispatch.dispatch_queue()
-    before = list(Room.objects.values())
-    with CaptureQueriesContext(connection) as asked:
+    with CaptureQueriesContext(connection) as queries:
         dispatch.dispatch_queue()
-    assert not [query["sql"] for query in asked if not query["sql"].startswith("SELECT")]
-    assert list(Room.objects.values()) == before
-    assert queue.waiting_specs("east") == {}
+    assert not [query["sql"] for query in queries if not query["sql"].startswith("SELECT")]
+    assert scheduler.waiting_specs("east") == []
     assert Job.objects.filter(state=JobState.QUEUED).count() == 2
+
+
+def test_the_settings_define_one_cluster(settings, tmp_path):
+    settings.LOCAL_CPUS, settings.LOCAL_MEMORY_MIB = 3.5, 1000
+    settings.TRAINYARD_RUN_NETWORK = "host"
+    cluster.cache_clear()
+    local = cluster()
+    assert isinstance(local, LocalBackend)
+    assert cluster() is local
+    total = local.capacity().machines[0].total
+    assert (total.cpus, total.memory_mib) == (3.5, 1000)
+    assert "The settings ask for that." in local.isolation_gaps()[0]
+    assert local.run_folder("job-1-1") == tmp_path / "runs" / "job-1-1"
+
+
+def test_no_name_and_the_old_name_mean_the_first_cluster(settings):
+    settings.TRAINYARD_CLUSTERS = {"east": None, "west": None}
+    cluster.cache_clear()
+    assert cluster() is cluster("east") is cluster("local")
+    assert cluster("west") is not cluster()
+    assert stored_names("east") == {"east", "", "local"}
+    assert stored_names("west") == {"west"}
+    settings.TRAINYARD_CLUSTERS = {"east": None, "local": None}
+    assert stored_names("local") == {"local"}
+
+
+def test_a_cluster_that_settings_do_not_name_is_unavailable(settings):
+    with pytest.raises(BackendUnavailable, match="no cluster 'south'"):
+        cluster("south")
+
+
+def test_a_kubernetes_cluster_is_created_from_its_config(settings, tmp_path, monkeypatch):
+    config = ClusterConfig.from_data("west", {"volume": {"claim": "runs", "root": str(tmp_path)}})
+    settings.TRAINYARD_CLUSTERS = {"west": config}
+    cluster.cache_clear()
+    created = []
+    monkeypatch.setattr(
+        "jobs.clusters.create", lambda kind, **options: created.append((kind, options)) or FakeBackend(root=tmp_path)
+    )
+    assert cluster("west").names() == []
+    assert created == [("kubernetes", {"config": config, "root": tmp_path / "runs" / ".clusters" / "west"})]
+
+
+def test_a_spec_without_gpus_has_no_gpu_type(db):
+    plain = NodeSpecFactory(cpus=Decimal("0.5"), memory_mib=512, gpu_type="H200")
+    assert resources_of(plain) == Resources(0.5, 512, 0, "")
+    assert resources_of(NodeSpecFactory(gpus=2, gpu_type="H200")) == Resources(1.0, 1024, 2, "H200")

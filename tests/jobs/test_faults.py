@@ -1,7 +1,4 @@
-"""Faults on real processes: a local cluster of this test's own under the real dispatch, and workers that are killed.
-
-The one rule: who is killed is a process of its own with `kill -9`, so that nothing tidies up behind it.
-"""
+"""Faults on real processes: runs on a local cluster, and workers that `kill -9` ends, so that nothing cleans up."""
 
 import itertools
 import os
@@ -14,14 +11,14 @@ from django.db import connection
 
 from billing import charges
 from billing.models import Receipt, Transaction
-from jobs import dispatch, lifecycle
-from jobs.backend import cluster
+from jobs import dispatch, lifecycle, reconciliation, run_specs
+from jobs.clusters import cluster
 from jobs.models import Attempt
 from jobs.states import JobState
-from runtime.backends import images
-from runtime.backends.keeper import Keeper
-from runtime.backends.local import LocalBackend
-from runtime.backends.runs import Run
+from runtime.backends.local.backend import LocalBackend
+from runtime.backends.local.runs import Run
+from runtime.backends.local.warm_pool.client import WarmPool
+from runtime.images import venvs
 from tests.factories.jobs import Customer
 from tests.runtime.conftest import processes_below
 
@@ -38,22 +35,22 @@ def bare_images(tmp_path_factory):
     """An images root whose `pytorch` is an interpreter and nothing else."""
     root = tmp_path_factory.mktemp("images")
     venv.create(root / "pytorch", with_pip=False, symlinks=True)
-    images.mark_ready(root / "pytorch", "bare")
+    venvs.mark_ready(root / "pytorch", "bare")
     return root
 
 
 @pytest.fixture
 def backend(monkeypatch, tmp_path, bare_images):
     """The cluster: this machine."""
-    made = LocalBackend(root=tmp_path / "runs", images_root=bare_images, cpus=8, memory_mib=16384)
-    monkeypatch.setattr("jobs.backend.create", lambda _kind, **_options: made)
+    local = LocalBackend(root=tmp_path / "runs", images_root=bare_images, cpus=8, memory_mib=16384)
+    monkeypatch.setattr("jobs.clusters.create", lambda _kind, **_options: local)
     cluster.cache_clear()
-    yield made
+    yield local
     cluster.cache_clear()
-    for name in made.names():
-        made.delete(name)
-    made.retire()
-    assert made.names() == []
+    for name in local.names():
+        local.delete(name)
+    local.retire()
+    assert local.names() == []
     assert processes_below(tmp_path / "runs") == []
 
 
@@ -62,8 +59,8 @@ def customer(transactional_db, backend, hints):
     return Customer(backend)
 
 
-def killed(call, owner, name, *, after):
-    """Make the call in a worker of its own, which is killed before or after it calls this function."""
+def killed(call, owner, name, after):
+    """Call in a worker process, which is killed before or after it calls the function `owner.name`."""
     connection.close()
     worker = os.fork()
     if not worker:
@@ -80,14 +77,14 @@ def killed(call, owner, name, *, after):
         finally:
             os._exit(1)
     _pid, status = os.waitpid(worker, 0)
-    assert os.WIFSIGNALED(status), "the worker did not come to where it is killed"
+    assert os.WIFSIGNALED(status), "the worker did not reach the function"
     assert os.WTERMSIG(status) == signal.SIGKILL
 
 
 def ended(backend, job, seconds=60):
-    """The job once it has ended, with the sweep at every change: nobody else does anything here."""
+    """Sweep at every change of the cluster until the job has ended; return the job."""
     for _names in itertools.chain([set()], backend.changes(stop_after=seconds)):
-        dispatch.reconcile()
+        reconciliation.reconcile()
         job.refresh_from_db()
         if job.is_ended:
             return job
@@ -109,65 +106,47 @@ def charged_once(customer, job):
 
 
 BEFORE, AFTER = False, True
+"""Whether the worker dies before or after it calls a function. Other steps are in test_crashes, without processes."""
+STEPS_OF_A_START = {
+    "claimed": (lifecycle, "claim", AFTER),
+    "capacity reserved": (LocalBackend, "_reserve", AFTER),
+    "folders created": (Run, "prepare", AFTER),
+    "before the launcher": (WarmPool, "started", BEFORE),
+    "before the run's record": (Run, "record", BEFORE),
+    "submitted": (LocalBackend, "submit", AFTER),
+}
+STEPS_OF_AN_END = {
+    "output read": (reconciliation.telemetry, "ingest_all", AFTER),
+    "settled": (charges, "settle", AFTER),
+    "observed": (lifecycle, "observe", AFTER),
+}
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "after"),
-    [
-        (lifecycle, "claim", BEFORE),
-        (lifecycle, "transition", AFTER),
-        (lifecycle, "claim", AFTER),
-        (dispatch, "submit", BEFORE),
-        (dispatch, "run_spec", AFTER),
-        (LocalBackend, "_reserve", AFTER),
-        (Run, "prepare", AFTER),
-        (Keeper, "started", BEFORE),
-        (Run, "record", BEFORE),
-        (Run, "record", AFTER),
-        (LocalBackend, "submit", AFTER),
-        (dispatch, "_stop_if_unwanted", BEFORE),
-    ],
-    ids=lambda value: getattr(value, "__name__", {BEFORE: "before", AFTER: "after"}.get(value, value)),
-)
-def test_a_worker_killed_while_it_starts_a_run_leaves_one_run(customer, backend, owner, name, after):
+@pytest.mark.parametrize("step", STEPS_OF_A_START)
+def test_a_worker_killed_while_it_starts_a_run_leaves_one_run(customer, backend, step):
     customer.write("train.py", COUNT_STARTS)
     job = customer.job(nodes=1)
-    killed(dispatch.dispatch_queue, owner, name, after=after)
+    killed(dispatch.dispatch_queue, *STEPS_OF_A_START[step])
     charged_once(customer, ended(backend, job))
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "after"),
-    [
-        (dispatch.telemetry, "ingest_all", AFTER),
-        (lifecycle, "observe", BEFORE),
-        (lifecycle, "end_attempt", BEFORE),
-        (lifecycle, "transition", AFTER),
-        (charges, "settle", BEFORE),
-        (charges, "settle", AFTER),
-        (lifecycle, "note", AFTER),
-        (lifecycle, "end_attempt", AFTER),
-        (lifecycle, "observe", AFTER),
-        (dispatch, "_observe", AFTER),
-    ],
-    ids=lambda value: getattr(value, "__name__", {BEFORE: "before", AFTER: "after"}.get(value, value)),
-)
-def test_a_worker_killed_while_it_settles_a_run_charges_it_once(customer, backend, owner, name, after):
+@pytest.mark.parametrize("step", STEPS_OF_AN_END)
+def test_a_worker_killed_while_it_settles_a_run_charges_it_once(customer, backend, step):
     customer.write("train.py", COUNT_STARTS)
     job = customer.job(nodes=1)
     dispatch.dispatch_queue()
     for _names in backend.changes(stop_after=60):
         if backend.describe(f"job-{job.pk}-1").finished_at is not None:
             break
-    killed(lambda: dispatch.reconcile_job(job_pk=job.pk), owner, name, after=after)
+    killed(lambda: reconciliation.reconcile_job(job_pk=job.pk), *STEPS_OF_AN_END[step])
     job.refresh_from_db()
     assert (job.state == JobState.SUCCEEDED) == Receipt.objects.exists()
     assert (customer.wallet.held_minor == 0) == Receipt.objects.exists()
     charged_once(customer, ended(backend, job))
 
 
-def test_a_hang_is_paid_to_its_last_sign_and_tried_again_as_ordered(customer, backend, monkeypatch):
-    monkeypatch.setattr(dispatch, "HANG_SECONDS", 4)
+def test_a_hang_is_paid_to_its_last_progress_and_retried_as_ordered(customer, backend, monkeypatch):
+    monkeypatch.setattr(run_specs, "HANG_SECONDS", 4)
     customer.write(
         "train.py",
         "import os, signal, time\n"
@@ -190,7 +169,7 @@ def test_a_hang_is_paid_to_its_last_sign_and_tried_again_as_ordered(customer, ba
     assert paid == pytest.approx([each.total_seconds() for each in expected], abs=0.01)
 
 
-def test_the_next_attempt_waits_its_back_off_and_goes_on_from_the_checkpoint(customer, backend):
+def test_a_retry_waits_for_its_back_off_and_continues_from_the_checkpoint(customer, backend):
     customer.write(
         "train.py",
         "import os, pathlib, sys\n"

@@ -3,11 +3,15 @@ import dataclasses
 import pytest
 
 from billing.models import NodeSpec, Quote
-from console.accounts.errors import InvalidInput
+from console.core.errors import InvalidInput
+from jobs.fault_tolerance import DEFAULT_BACKOFF_SECONDS
+from jobs.messages import terms_sentences
 from jobs.models import Product
 from jobs.purchase import parse
-from runtime.specs import Capacity, Framework
-from tests.factories.jobs import never_fits
+from runtime.specs import Capacity, Controller, Framework
+from storage import retention
+from storage.models import Image
+from tests.factories.jobs import never_fits, start
 from tests.factories.storage import DatasetFactory, DatasetVersionFactory, ImageFactory, WorkspaceFactory
 
 
@@ -21,57 +25,45 @@ def read(customer, **changes):
     return parse(organization=customer.organization, data=customer.form(**changes))
 
 
-BAD = [
-    ("framework", value) for value in ("mxnet", "", None, 5, [], {}, "PyTorch\0")
-] + [
-    ("image", value) for value in ("windows", "", None, 5, ["pytorch"], "\ud800")
-] + [
-    ("product", value) for value in ("gold", None, "a\0b", "\udfff", {})
-] + [
-    ("workspace", value) for value in ("nowhere", None, 1)
-] + [
-    ("node_spec", value) for value in ("huge", None, "a\0")
-] + [
-    ("nodes", value) for value in (0, -1, "0", "two", 2.5, True, None, "", [], 10**30, "9" * 5000)
-] + [
-    ("workers_per_node", value) for value in (0, -1, 99, "x", 1.5, [], {})
-] + [
-    ("epochs", value) for value in (0, -1, "many", None, 10_001, 1e3)
-] + [
-    ("batch_size", value) for value in (0, None, 10**7, "3.0")
-] + [
-    ("lr", value) for value in ("abc", "nan", "NaN", "sNaN", "inf", "-inf", "0", 0, "-1", None, "", True, [], "1e-999",
-                                "1e999", "0." + "0" * 40 + "1", "1e99999999999999999999")
-] + [
-    ("code_path", value) for value in ("../secret.py", "/etc/passwd", "a/../../b.py", "missing.py", "", None, 7, ".",
-                                       "data", "notes.txt", "link.py", "a\0.py", "\ud800.py", "a" * 1001 + ".py")
-] + [
-    ("arguments", value) for value in (5, {"a": 1}, [["a"]], [None], "it's", ["a\0"], ["\ud800"], ["x" * 9000])
-] + [
-    ("datasets", value) for value in ("nothing", ["nothing"], 5, [5], ["empty"], ["full", "full"],
-                                      [f"d{n}" for n in range(101)])
-] + [
-    ("max_seconds", value) for value in (0, 59, "soon", [], {}, 10**9)
-] + [
-    ("ceiling_minor", value) for value in (0, -5, "cheap", [], 10**13)
-]  # fmt: skip
+INVALID = {
+    "framework": ("mxnet", "", None, 5, [], {}, "PyTorch\0"),
+    "image": ("windows", "", None, 5, ["pytorch"], "\ud800"),
+    "product": ("gold", None, "a\0b", "\udfff", {}),
+    "workspace": ("nowhere", None, 1),
+    "node_spec": ("huge", None, "a\0"),
+    "nodes": (0, -1, "0", "two", 2.5, True, None, "", [], 10**30, "9" * 5000),
+    "workers_per_node": (0, -1, 99, "x", 1.5, [], {}),
+    "epochs": (0, -1, "many", None, 10_001, 1e3),
+    "batch_size": (0, None, 10**7, "3.0"),
+    "lr": ("abc", "nan", "NaN", "sNaN", "inf", "-inf", "0", 0, "-1", None, "", True, [], "1e-999", "1e999",
+           "0." + "0" * 40 + "1", "1e99999999999999999999"),
+    "code_path": ("../secret.py", "/etc/passwd", "a/../../b.py", "missing.py", "", None, 7, ".", "data", "notes.txt",
+                  "link.py", "a\0.py", "\ud800.py", "a" * 1001 + ".py"),
+    "environment": (5, ["A"], "A", {"A": [1]}, {"": "x"}), "secrets": (5, {"A": 1}, ["A"]),
+    "arguments": (5, {"a": 1}, [["a"]], [None], "it's", ["a\0"], ["\ud800"], ["x" * 9000]),
+    "datasets": ("nothing", ["nothing"], 5, [5], ["empty"], ["full", "full"], [f"d{n}" for n in range(101)]),
+    "max_seconds": (0, 59, "soon", [], {}, 10**9),
+    "ceiling_minor": (0, -5, "cheap", [], 10**13),
+    "retries": (6, -1, "many"), "on_hang": ("dance", "retry"), "min_nodes": (3,), "controller": ("x", "mpi"),
+    "collective_timeout_seconds": (1,), "stall_check_seconds": (60,),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("field", "value"), BAD, ids=lambda part: repr(part)[:40])
-def test_what_is_wrong_is_told_at_its_field_alone(customer, field, value):
+@pytest.mark.parametrize("field", INVALID)
+def test_an_error_is_reported_only_at_its_field(customer, field):
     customer.write("notes.txt")
     customer.write("data/x")
     (customer.folder / "link.py").symlink_to("/etc/passwd")
     DatasetFactory(organization=customer.organization, name="empty")
     DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name="full"))
-    found = faults(customer, **{field: value})
-    assert list(found) == [field]
-    assert found[field].endswith(".")
-    assert "codec" not in found[field]
-    assert "NUL (0x00)" not in found[field]
+    for value in INVALID[field]:
+        errors = faults(customer, **{field: value})
+        assert list(errors) == [field], value
+        assert errors[field].endswith(".")
+        assert not any(words in errors[field] for words in ("codec", "NUL (0x00)"))
 
 
-def test_all_faults_are_told_at_once(customer):
+def test_all_errors_are_reported_at_once(customer):
     wrong = {
         "product": "gold", "framework": "mxnet", "image": "windows", "workspace": "nowhere", "epochs": 0, "lr": "abc",
         "batch_size": "x", "node_spec": "huge", "nodes": 0, "workers_per_node": -1, "max_seconds": 1,
@@ -81,39 +73,38 @@ def test_all_faults_are_told_at_once(customer):
     assert not Quote.objects.exists()
 
 
-def test_an_empty_request_is_told_what_it_needs(customer):
+def test_an_empty_request_gets_an_error_for_each_required_field(customer):
+    required = {"product", "framework", "image", "workspace", "code_path", "nodes", "lr", "epochs"}
     with pytest.raises(InvalidInput) as caught:
         parse(organization=customer.organization, data={})
-    assert {"product", "framework", "image", "workspace", "code_path", "nodes", "lr", "epochs"} <= set(
-        caught.value.fields
-    )
+    assert required <= set(caught.value.fields)
 
 
 def test_it_reads_what_forms_and_json_send(customer):
     dataset = DatasetFactory(organization=customer.organization, name="digits")
     version = DatasetVersionFactory(dataset=dataset)
     customer.write("src/run.py")
-    found = read(
+    purchase = read(
         customer, code_path="src//run.py", arguments="--x 'a b'", datasets=" digits, ", epochs="3", lr=" 1e-3 ",
         nodes="2", workers_per_node="", max_seconds="", ceiling_minor="",
     )  # fmt: skip
-    assert found.code_path == "src/run.py"
-    assert found.arguments == ("--x", "a b")
-    assert found.dataset_versions == (version,)
-    assert (found.epochs, found.lr, found.nodes, found.workers_per_node) == (3, "1e-3", 2, 1)
-    assert found.max_seconds is None
-    assert found.framework is Framework.PYTORCH
+    assert purchase.code_path == "src/run.py"
+    assert purchase.arguments == ("--x", "a b")
+    assert purchase.dataset_versions == (version,)
+    assert (purchase.epochs, purchase.lr, purchase.nodes, purchase.workers_per_node) == (3, "1e-3", 2, 1)
+    assert purchase.max_seconds is None
+    assert purchase.framework is Framework.PYTORCH
 
 
-def test_its_json_is_read_again_as_the_same_purchase(customer):
+def test_its_json_is_read_repeated_as_the_same_purchase(customer):
     dataset = DatasetFactory(organization=customer.organization, name="digits")
     first = DatasetVersionFactory(dataset=dataset)
-    found = read(customer, datasets=["digits"], arguments=["--a", "b"])
-    data = found.to_json()
+    purchase = read(customer, datasets=["digits"], arguments=["--a", "b"])
+    data = purchase.to_json()
     DatasetVersionFactory(dataset=dataset)
-    again = parse(organization=customer.organization, data=data, pinned=data["dataset_versions"])
-    assert again == found
-    assert again.dataset_versions == (first,)
+    repeated = parse(organization=customer.organization, data=data, is_pinned=True)
+    assert repeated == purchase
+    assert repeated.dataset_versions == (first,)
     latest = parse(organization=customer.organization, data=data)
     assert latest.dataset_versions != (first,)
 
@@ -123,17 +114,41 @@ def test_the_versions_are_not_the_customers_to_choose(customer, other):
     own = DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name="digits"))
     for pinned in (5, {"a": 1}, [foreign.pk], "x"):
         assert read(customer, datasets=["digits"], dataset_versions=pinned).dataset_versions == (own,)
+    data = customer.form(datasets=["digits"], dataset_versions=[foreign.pk])
     with pytest.raises(InvalidInput):
-        parse(organization=customer.organization, data=customer.form(datasets=["digits"]), pinned=[foreign.pk])
+        parse(organization=customer.organization, data=data, is_pinned=True)
 
 
-def test_what_belongs_to_another_organization_is_not_there(customer, other):
+def test_a_version_can_be_chosen(customer):
+    dataset = DatasetFactory(organization=customer.organization, name="digits")
+    first, second, latest = (DatasetVersionFactory(dataset=dataset, number=number) for number in (1, 2, 3))
+    for chosen, version in (("digits", latest), ("digits@3", latest), ("digits@1", first)):
+        assert read(customer, datasets=[chosen]).dataset_versions == (version,)
+        assert read(customer, datasets=chosen).dataset_versions == (version,)
+    purchase = read(customer, datasets=["digits@2"])
+    DatasetVersionFactory(dataset=dataset, number=4)
+    stored = purchase.to_json()
+    assert (stored["datasets"], stored["resolved_datasets"]) == (["digits@2"], ["digits@2"])
+    # Neither an order nor a rerun of it changes what was chosen.
+    for is_pinned in (True, False):
+        again = parse(organization=customer.organization, data=stored, is_pinned=is_pinned)
+        assert again.dataset_versions == (second,)
+    retention.delete_version(version=second)
+    for wrong in (["digits@2"], ["digits@9"]):
+        assert "4, 3, 1" in faults(customer, datasets=wrong)["datasets"]
+    malformed = ("digits@", "digits@x", "digits@0", "digits@-1", "digits@1@2", "digits@" + "9" * 5000, "digits@²")
+    for wrong in malformed:
+        assert set(faults(customer, datasets=[wrong])) == {"datasets"}
+    assert set(faults(customer, datasets=["digits@1", "digits"])) == {"datasets"}
+
+
+def test_objects_of_another_organization_do_not_exist(customer, other):
     ImageFactory(organization=other.organization, name="theirs", reference="r.example/x")
     WorkspaceFactory(organization=other.organization, name="theirs")
     DatasetVersionFactory(dataset=DatasetFactory(organization=other.organization, name="theirs"))
-    found = faults(customer, image="theirs", workspace="theirs", datasets=["theirs"])
-    assert set(found) == {"image", "workspace", "datasets"}
-    assert set(found.values()) == {"There is no such object here."}
+    errors = faults(customer, image="theirs", workspace="theirs", datasets=["theirs"])
+    assert set(errors) == {"image", "workspace", "datasets"}
+    assert set(errors.values()) == {"This object does not exist in your organization."}
 
 
 def test_an_image_without_the_framework_is_refused(customer):
@@ -141,34 +156,33 @@ def test_an_image_without_the_framework_is_refused(customer):
 
 
 def test_nodes_that_never_fit_are_refused_with_what_would(customer):
-    assert "can never fit this cluster: it has room for 4" in faults(customer, nodes=5, node_spec="medium")["nodes"]
+    too_many = faults(customer, nodes=5, node_spec="medium")["nodes"]
+    assert "do not fit in this cluster. It has capacity for at most 4" in too_many
     customer.quota(max_running_nodes=3)
-    assert "may run 3 nodes" in faults(customer, nodes=4)["nodes"]
+    assert "can run at most 3 nodes" in faults(customer, nodes=4)["nodes"]
     never_fits(customer)
     customer.quota(max_running_nodes=8)
-    told = faults(customer, nodes=1, node_spec="medium")["nodes"]
-    assert told == "No machine of this cluster can hold a node of medium. Choose another node spec."
+    error = faults(customer, nodes=1, node_spec="medium")["nodes"]
+    assert error == "No machine in this cluster is large enough for a node of medium. Choose another node spec."
 
 
 def test_machines_that_are_not_for_a_node_spec_do_not_count(customer, backend, monkeypatch):
     (machine,) = backend.capacity().machines
     kept = dataclasses.replace(machine, closed_to=frozenset({"nano"}))
     monkeypatch.setattr(backend, "capacity", lambda: Capacity((kept,), kinds=frozenset({"nano"})))
-    assert "can hold a node of nano" in faults(customer, node_spec="nano")["nodes"]
+    assert "is large enough for a node of nano" in faults(customer, node_spec="nano")["nodes"]
     assert read(customer, node_spec="small").nodes == 2
 
 
-def test_a_cluster_that_grows_when_it_is_asked_refuses_nothing(customer, backend, monkeypatch):
-    monkeypatch.setattr(backend, "capacity", lambda: Capacity((), elastic=True))
-    assert read(customer, nodes=5, node_spec="medium").nodes == 5
-
-
-def test_a_cluster_that_is_away_does_not_keep_anybody_from_a_quote(customer, backend):
+def test_a_cluster_that_is_elastic_or_does_not_respond_refuses_nothing(customer, backend, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "capacity", lambda: Capacity((), elastic=True))
+        assert read(customer, nodes=5, node_spec="medium").nodes == 5
     backend.available = False
     assert read(customer, nodes=8).nodes == 8
 
 
-def test_what_is_no_longer_offered_is_refused(customer):
+def test_withdrawn_choices_are_refused(customer):
     Product.objects.filter(name="metered").update(is_active=False)
     NodeSpec.objects.filter(name="nano").update(is_active=False)
     assert set(faults(customer)) == {"product", "node_spec"}
@@ -181,8 +195,90 @@ def test_a_gpu_spec_has_one_process_for_each_gpu(customer):
     assert "1 to 2" in faults(customer, workers_per_node=3)["workers_per_node"]
 
 
+def test_an_image_that_would_leave_gpus_idle_is_refused_at_its_field(customer, backend):
+    NodeSpec.objects.filter(name="nano").update(gpus=1)
+    assert "image" not in faults(customer, nodes=0)
+    backend.images_for_cpus.add("pytorch")
+    assert "cannot use GPUs" in faults(customer, nodes=0)["image"]
+    NodeSpec.objects.filter(name="nano").update(gpus=0)
+    assert read(customer).image.name == "pytorch"
+
+
 def test_the_code_key_is_of_the_script_not_its_settings(customer):
     customer.write("b.py")
     keys = [read(customer, **changes).code_key for changes in ({}, {"lr": "1"}, {"nodes": 1}, {"code_path": "b.py"})]
     assert len(set(keys[:3])) == 1
     assert keys[3] != keys[0]
+
+
+# --- Fault tolerance -------------------------------------------------------------------------------------------------
+
+
+def bought(customer, **changes):
+    return read(customer, **changes).fault_tolerance
+
+
+@pytest.fixture
+def horovod(customer):
+    Image.objects.filter(name="pytorch").update(frameworks=["pytorch", "horovod"])
+    return {"framework": "horovod"}
+
+
+def test_by_default_there_is_no_fault_tolerance(customer):
+    plain = bought(customer)
+    assert plain.to_json() == {
+        "retries": 0, "retry_backoff_seconds": 0, "on_hang": "stop", "min_nodes": 0, "controller": "gloo",
+        "collective_timeout_seconds": 0, "stall_check_seconds": 0,
+    }  # fmt: skip
+    empty = dict.fromkeys(plain.to_json(), "")
+    assert bought(customer, **empty) == plain
+    assert terms_sentences(plain.to_json()) == []
+
+
+def test_fault_tolerance_is_stored_and_passed_to_the_cluster(customer, backend, horovod):
+    backend.images_with_mpi.add("pytorch")
+    job = customer.job(
+        retries="2", retry_backoff_seconds=5, on_hang="retry", min_nodes=1, controller="mpi",
+        collective_timeout_seconds="600", stall_check_seconds=90, **horovod,
+    )  # fmt: skip
+    start(job)
+    spec = backend.runs[f"job-{job.pk}-1"].spec
+    assert (spec.min_nodes, spec.controller) == (1, Controller.MPI)
+    assert (spec.collective_timeout_seconds, spec.stall_check_seconds) == (600, 90)
+    assert (job.retries, job.retry_backoff_seconds, job.on_hang) == (2, 5, "retry")
+    assert len(terms_sentences(job.order.quote.purchase)) == 2
+
+
+def test_a_back_off_belongs_to_retries(customer):
+    assert bought(customer, retries=1).retry_backoff_seconds == DEFAULT_BACKOFF_SECONDS
+    assert bought(customer, retries=1, retry_backoff_seconds=0).retry_backoff_seconds == 0
+    assert bought(customer, retries=0, retry_backoff_seconds=90).retry_backoff_seconds == 0
+    assert list(faults(customer, retries=1, retry_backoff_seconds=99_999)) == ["retry_backoff_seconds"]
+
+
+def test_tensorflow_needs_all_its_nodes(customer):
+    Image.objects.filter(name="pytorch").update(frameworks=["tensorflow"])
+    assert "fewer nodes" in faults(customer, framework="tensorflow", min_nodes=1)["min_nodes"]
+    assert bought(customer, framework="tensorflow", min_nodes=2).min_nodes == 0
+
+
+def test_pytorch_uses_mpi_only_in_an_own_image(customer, backend):
+    backend.images_with_mpi.add("pytorch")
+    assert "has no MPI support" in faults(customer, controller="mpi")["controller"]
+    Image.objects.create(
+        organization=customer.organization, name="own", reference="r.example.com/own:1", frameworks=["pytorch"]
+    )
+    backend.images_with_mpi.add("")  # whether an own image has mpirun is seen when it runs
+    assert bought(customer, controller="mpi", image="own").controller is Controller.MPI
+    Image.objects.filter(name="own").update(frameworks=["tensorflow"])
+    tensorflow = faults(customer, controller="mpi", image="own", framework="tensorflow")
+    assert "does not use MPI" in tensorflow["controller"]
+
+
+def test_horovod_uses_mpi_where_the_image_has_it(customer, backend, horovod):
+    assert "has no MPI" in faults(customer, controller="mpi", **horovod)["controller"]
+    backend.images_with_mpi.add("pytorch")
+    assert bought(customer, controller="mpi", **horovod).controller is Controller.MPI
+    backend.images_with_mpi.clear()
+    backend.available = False  # then nobody can say
+    assert bought(customer, controller="mpi", **horovod).controller is Controller.MPI

@@ -1,16 +1,22 @@
 """Live views, on a fake cluster and the real Redis."""
 
 import asyncio
+import functools
 import threading
 
 import pytest
 from django.db import connection
+from django.test import AsyncClient
 
-from jobs import dispatch, streams, telemetry
+from console.accounts import services as accounts
+from console.accounts.roles import Role
+from console.core import sse
+from jobs import orders, reconciliation, streams, telemetry
 from jobs.models import Attempt
 from runtime.specs import Outcome
 from tests.console.processes import wait_for
-from tests.factories.jobs import Customer
+from tests.factories.accounts import MembershipFactory
+from tests.factories.jobs import Customer, start
 
 pytestmark = pytest.mark.django_db(transaction=True)
 SOON = 3.0
@@ -21,13 +27,43 @@ def customer(transactional_db, backend, hints):
     return Customer(backend)
 
 
+@pytest.fixture
+def job(customer):
+    return customer.job()
+
+
+@pytest.fixture
+def attempt(customer):
+    return customer.started()
+
+
+@pytest.fixture
+def token(customer, monkeypatch):
+    """A viewer whose membership is checked at each event, and the secret of the viewer's token."""
+    monkeypatch.setattr(sse, "RECHECK_SECONDS", 0)
+    member = MembershipFactory(organization=customer.organization, role=Role.VIEWER)
+    return member, accounts.create_token(membership=member, name="test")[1]
+
+
 @pytest.fixture(autouse=True)
-def _no_looking_again(monkeypatch):
-    """News must come because something rang, not because it is looked for now and then."""
-    monkeypatch.setattr(streams, "LOOK_AGAIN_SECONDS", 60.0)
+def _no_polling(monkeypatch):
+    """Changes must be announced: polling would hide one that is not."""
+    monkeypatch.setattr(streams, "POLL_SECONDS", 60.0)
 
 
-async def elsewhere(call, *arguments, **options):
+def in_loop(test):
+    """Run an async test in an event loop of its own."""
+
+    @functools.wraps(test)
+    def run(**fixtures):
+        asyncio.run(test(**fixtures))
+
+    return run
+
+
+async def in_thread(call, *arguments, **options):
+    """Call on another thread, as another process would, with a database connection of its own."""
+
     def run():
         try:
             return call(*arguments, **options)
@@ -41,174 +77,152 @@ async def soon(events):
     return await asyncio.wait_for(anext(events), SOON)
 
 
-async def until(events, happened):
-    while not happened(event := await soon(events)):
+async def until(events, condition):
+    while not condition(event := await soon(events)):
         pass
     return event
 
 
-def ears():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("ear-")]
-
-
-def test_news_of_a_job_come_as_they_happen_and_end_with_it(customer, backend):
-    job = customer.job()
-    name = f"job-{job.pk}-1"
-
-    async def watch():
-        events = streams.job_events(job)
-        first = await soon(events)
-        assert (first.name, first.data["state"]) == ("state", "queued")
-        await elsewhere(dispatch.start, job)
-        assert (await soon(events)).data["state"] == "starting"
-        backend.start(name)
-        await elsewhere(dispatch.reconcile_job, job_pk=job.pk)
-        await until(events, lambda event: event.data.get("state") == "running")
-        backend.write(name, "epoch 1/10 loss 0.5\n")
-        attempt = await elsewhere(Attempt.objects.get, job=job)
-        await elsewhere(telemetry.ingest, attempt=attempt)
-        curves = await until(events, lambda event: event.name == "metrics")
-        assert curves.data == {"loss": [[1, 0.5]]}
-        await until(events, lambda event: event.name == "state" and event.data["progress"]["epoch"] == 1)
-        backend.end(name, Outcome.COMPLETED)
-        await elsewhere(dispatch.reconcile_job, job_pk=job.pk)
-        last = await until(events, lambda event: event.name == "state" and event.data["finished_at"])
-        assert last.data["state"] == "succeeded"
-        with pytest.raises(StopAsyncIteration):
-            await soon(events)
-
-    asyncio.run(watch())
-
-
-def test_an_ended_job_is_told_once(customer):
-    job = customer.end(customer.started(), Outcome.COMPLETED)
-
-    async def watch():
-        return [event.data["state"] async for event in streams.job_events(job)]
-
-    assert asyncio.run(watch()) == ["succeeded"]
-
-
-def test_without_redis_news_come_by_looking(customer, backend, settings, tmp_path, monkeypatch):
-    settings.REDIS_URL = f"unix://{tmp_path}/nobody.sock"
-    monkeypatch.setattr(streams, "TRY_AGAIN_SECONDS", 0.05)
-    job = customer.job()
-
-    async def watch():
-        events = streams.job_events(job)
-        assert (await soon(events)).data["state"] == "queued"
-        await elsewhere(dispatch.start, job)
-        assert (await soon(events)).data["state"] == "starting"
-        await events.aclose()
-
-    asyncio.run(watch())
-
-
-def test_a_watcher_who_leaves_leaves_nothing(customer):
-    job = customer.job()
-
-    async def watch():
-        before = len(asyncio.all_tasks())
-        events = streams.job_events(job)
+async def assert_ended(events):
+    with pytest.raises(StopAsyncIteration):
         await soon(events)
-        waiting = asyncio.ensure_future(anext(events))
-        await asyncio.sleep(0.1)
-        waiting.cancel()
-        await asyncio.wait({waiting})
-        await events.aclose()
-        assert len(asyncio.all_tasks()) == before
-
-    asyncio.run(watch())
 
 
-def test_output_comes_as_it_is_written_from_before_the_run_to_its_end(customer, backend):
-    job = customer.job()
+def source_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("changes-")]
+
+
+@in_loop
+async def test_a_stream_sends_changes_as_they_happen_until_the_job_ends(job, backend):
     name = f"job-{job.pk}-1"
-
-    async def watch():
-        events = streams.log_events(job, 1, 0, None)
-        coming = asyncio.ensure_future(anext(events))
-        await asyncio.sleep(0.05)
-        await elsewhere(dispatch.start, job)
-        backend.start(name)
-        backend.write(name, "not this one\n", rank=0)
-        backend.write(name, "one\n", rank=1)
-        event = await asyncio.wait_for(coming, SOON)
-        assert (event.name, event.id) == ("log", "4")
-        assert event.data == {"text": "one\n", "next_offset": 4, "eof": False}
-        backend.write(name, "two\n", rank=1)
-        assert (await soon(events)).data["text"] == "two\n"
-        backend.end(name, Outcome.COMPLETED)
-        assert (await soon(events)).data == {"text": "", "next_offset": 8, "eof": True}
-        with pytest.raises(StopAsyncIteration):
-            await soon(events)
-
-    asyncio.run(watch())
-    wait_for(lambda: not ears(), 5)
+    events = streams.job_events(job)
+    first = await soon(events)
+    assert (first.name, first.data["state"]) == ("state", "queued")
+    await in_thread(start, job)
+    assert (await soon(events)).data["state"] == "starting"
+    backend.start(name)
+    await in_thread(reconciliation.reconcile_job, job_pk=job.pk)
+    await until(events, lambda event: event.data.get("state") == "running")
+    backend.write(name, "epoch 1/10 loss 0.5\nepoch 2/10\n")
+    await in_thread(telemetry.ingest, attempt=await in_thread(Attempt.objects.get, job=job))
+    curves = await until(events, lambda event: event.name == "metrics")
+    assert curves.data == {"loss": [[1, 0.5]]}
+    await until(events, lambda event: event.name == "state" and event.data["progress"]["epoch"] == 1)
+    backend.end(name, Outcome.COMPLETED)
+    await in_thread(reconciliation.reconcile_job, job_pk=job.pk)
+    last = await until(events, lambda event: event.name == "state" and event.data["finished_at"])
+    assert last.data["state"] == "succeeded"
+    await assert_ended(events)
+    assert [event.name async for event in streams.job_events(job)] == ["metrics", "state"], "once more, at its end"
 
 
-def test_many_readers_share_one_thread_and_none_is_left(customer, backend):
-    attempt = customer.started()
-
-    async def watch():
-        readers = [streams.log_events(attempt.job, 0, 0, None) for _ in range(60)]
-        coming = [asyncio.ensure_future(anext(reader)) for reader in readers]
-        await asyncio.sleep(0.5)
-        assert len(ears()) == 1
-        backend.write(attempt.run_name, "hello\n")
-        events = await asyncio.wait_for(asyncio.gather(*coming), 10)
-        assert {event.data["text"] for event in events} == {"hello\n"}
-        for reader in readers:
-            await reader.aclose()
-
-    asyncio.run(watch())
-    wait_for(lambda: not ears(), 5)
-    assert streams.RUNS._listeners == {}
+@in_loop
+async def test_without_redis_streams_poll(job, settings, tmp_path, monkeypatch):
+    settings.REDIS_URL = f"unix://{tmp_path}/none.sock"
+    monkeypatch.setattr(streams, "RECONNECT_SECONDS", 0.05)
+    events = streams.job_events(job)
+    assert (await soon(events)).data["state"] == "queued"
+    await in_thread(start, job)
+    assert (await soon(events)).data["state"] == "starting"
+    await events.aclose()
 
 
-def test_output_that_nothing_rings_for_is_looked_for(customer, backend, monkeypatch):
-    """Storage that other machines write to, over a network, tells nobody of a change."""
-    attempt = customer.started()
-    monkeypatch.setattr(streams, "LOOK_AGAIN_SECONDS", 0.05)
-
-    def nothing_but_heartbeats():
-        never = threading.Event()
-        while not never.wait(0.05):
-            yield set()
-
-    monkeypatch.setattr(backend, "changes", nothing_but_heartbeats)
-
-    async def watch():
-        events = streams.log_events(attempt.job, 0, 0, None)
-        coming = asyncio.ensure_future(anext(events))
-        await asyncio.sleep(0.1)
-        backend.write(attempt.run_name, "hello\n")
-        assert (await asyncio.wait_for(coming, SOON)).data["text"] == "hello\n"
-        backend.end(attempt.run_name, Outcome.COMPLETED)
-        assert (await soon(events)).data["eof"]
-        with pytest.raises(StopAsyncIteration):
-            await soon(events)
-
-    asyncio.run(watch())
-    wait_for(lambda: not ears(), 5)
+@in_loop
+async def test_output_comes_as_it_is_written_from_before_the_run_to_its_end(job, backend):
+    name = f"job-{job.pk}-1"
+    events = streams.log_events(job, 1, 0, None)
+    first = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0.05)
+    await in_thread(start, job)
+    backend.start(name)
+    backend.write(name, "of another rank\n", rank=0)
+    backend.write(name, "one\n", rank=1)
+    event = await asyncio.wait_for(first, SOON)
+    assert (event.name, event.id) == ("log", "4")
+    assert event.data == {"text": "one\n", "offset": 0, "next_offset": 4, "size": 4, "eof": False}
+    backend.write(name, "two\n", rank=1)
+    assert (await soon(events)).data["text"] == "two\n"
+    backend.end(name, Outcome.COMPLETED)
+    assert (await soon(events)).data == {"text": "", "offset": 8, "next_offset": 8, "size": 8, "eof": True}
+    await assert_ended(events)
+    wait_for(lambda: not source_threads(), 5)
 
 
-def test_a_cluster_that_cannot_be_followed_is_looked_at(customer, backend, monkeypatch, caplog):
-    attempt = customer.started()
-    monkeypatch.setattr(streams, "LOOK_AGAIN_SECONDS", 0.05)
+@in_loop
+async def test_all_ranks_come_together_from_their_last_lines_on(attempt, backend):
+    backend.write(attempt.run_name, "old line\nzero\n", rank=0)
+    backend.write(attempt.run_name, "one\n", rank=1)
+    events = streams.all_log_events(attempt.job, 8, None)
+    seen = [(await soon(events)).data for _rank in range(2)]
+    assert {(data["rank"], data["text"]) for data in seen} == {(0, "zero\n"), (1, "one\n")}
+    backend.write(attempt.run_name, "later\n", rank=1)
+    data = (await soon(events)).data
+    assert (data["rank"], data["text"], data["offset"]) == (1, "later\n", 4)
+    backend.end(attempt.run_name, Outcome.COMPLETED)
+    assert {(await soon(events)).data["eof"] for _rank in range(2)} == {True}
+    await assert_ended(events)
 
-    def away():
-        raise OSError("no inotify left")
 
-    monkeypatch.setattr(backend, "changes", away)
+@in_loop
+async def test_many_readers_share_one_thread_and_none_is_left(attempt, backend):
+    readers = [streams.log_events(attempt.job, 0, 0, None) for _ in range(60)]
+    firsts = [asyncio.ensure_future(anext(reader)) for reader in readers]
+    await asyncio.sleep(0.5)
+    assert len(source_threads()) == 1
+    backend.write(attempt.run_name, "hello\n")
+    events = await asyncio.wait_for(asyncio.gather(*firsts), 10)
+    assert {event.data["text"] for event in events} == {"hello\n"}
+    for reader in readers:
+        await reader.aclose()
+    wait_for(lambda: not source_threads(), 5)
+    assert streams.OUTPUT_CHANGES._subscribers == {}
 
-    async def watch():
-        events = streams.log_events(attempt.job, 0, 0, None)
-        coming = asyncio.ensure_future(anext(events))
-        await asyncio.sleep(0.1)
-        backend.write(attempt.run_name, "hello\n")
-        assert (await asyncio.wait_for(coming, SOON)).data["text"] == "hello\n"
-        await events.aclose()
 
-    asyncio.run(watch())
-    assert "can't be followed" in caplog.text
+def heartbeats_only():
+    """Storage that other machines write to over a network announces no change."""
+    while not threading.Event().wait(0.05):
+        yield set()
+
+
+def cannot_be_followed():
+    raise OSError("no inotify left")
+
+
+@pytest.mark.parametrize("changes", [heartbeats_only, cannot_be_followed])
+@in_loop
+async def test_output_without_a_notification_is_polled(attempt, backend, monkeypatch, caplog, changes):
+    monkeypatch.setattr(streams, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(backend, "changes", changes)
+    events = streams.log_events(attempt.job, 0, 0, None)
+    first = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0.1)
+    backend.write(attempt.run_name, "hello\n")
+    assert (await asyncio.wait_for(first, SOON)).data["text"] == "hello\n"
+    backend.end(attempt.run_name, Outcome.COMPLETED)
+    assert (await soon(events)).data["eof"]
+    await assert_ended(events)
+    wait_for(lambda: not source_threads(), 5)
+    assert ("can't be followed" in caplog.text) == (changes is cannot_be_followed)
+
+
+def cancel(customer, attempt):
+    orders.cancel_job(membership=customer.membership, job=attempt.job)
+
+
+def write(customer, attempt):
+    customer.backend.write(attempt.run_name, "two\n")
+
+
+@pytest.mark.parametrize(("path", "change"), [("stream", cancel), ("logs", write)])
+@in_loop
+async def test_a_stream_ends_with_its_readers_membership(customer, attempt, token, path, change):
+    customer.backend.write(attempt.run_name, "one\n")
+    member, secret = token
+    headers = {"authorization": f"Token {secret}", "accept": sse.MEDIA_TYPE}
+    answer = await AsyncClient().get(f"/api/v1/jobs/{attempt.job_id}/{path}/", headers=headers)
+    parts = aiter(answer.streaming_content)
+    while not (await soon(parts)).startswith(b"event:"):
+        pass
+    await in_thread(accounts.remove_member, membership=member, actor=None)
+    await in_thread(change, customer, attempt)
+    await assert_ended(parts)

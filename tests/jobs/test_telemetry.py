@@ -3,11 +3,14 @@ import os
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jobs import selectors, telemetry
 from jobs.models import Attempt, Job, MetricPoint
+from jobs.points import finished_epochs, next_position, report_epoch
 from runtime.specs import Outcome
-from tests.factories.jobs import Customer
+from tests.jobs import event_files
 
 
 @pytest.fixture
@@ -35,31 +38,27 @@ def job_of(attempt):
     return Job.objects.get(pk=attempt.job_id)
 
 
-@pytest.mark.parametrize(
-    ("line", "epoch", "step", "values"),
-    [
-        ("epoch 3/8 step 120 loss 0.1234 accuracy 0.9612", 3, 120, {"loss": 0.1234, "accuracy": 0.9612}),
-        ("Train Epoch: 2 [640/60000 (1%)]\tLoss: 2.300", 2, None, {"loss": 2.3}),
-        ("Epoch [4/10], Step [200/600], Loss: 0.4", 4, 200, {"loss": 0.4}),
-        ("Epoch 5 of 10 | val_loss=1e-3", 5, None, {"validation_loss": 0.001}),
-        ("valid acc: 97.5%", None, None, {"validation_accuracy": 0.975}),
-        ("Test set: Average loss: 0.0512", None, None, {"average_loss": 0.0512}),
-        ("Test Accuracy: 0.9123", None, None, {"test_accuracy": 0.9123}),
-        ("iter 10: train_loss -1.5", None, 10, {"train_loss": -1.5}),
-        ("loss .5", None, None, {"loss": 0.5}),
-        ("loss: nan accuracy: inf", None, None, {}),
-        ("loss: 1e999", None, None, {}),
-        ("lossless compression 3", None, None, {}),
-        ("", None, None, {}),
-        ("epoch " + "9" * 400, None, None, {}),
-        ("step " + "9" * 100 + " loss 1", None, None, {"loss": 1.0}),
-    ],
-)  # fmt: skip
+SPELLINGS = [
+    ("epoch 3/8 step 120 loss 0.1234 accuracy 0.9612", 3, 120, {"loss": 0.1234, "accuracy": 0.9612}),
+    ("Train Epoch: 2 [640/60000 (1%)]\tLoss: 2.300", 2, None, {"loss": 2.3}),
+    ("Epoch [4/10], Step [200/600], Loss: 0.4", 4, 200, {"loss": 0.4}),
+    ("Epoch 5 of 10 | val_loss=1e-3", 5, None, {"validation_loss": 0.001}),
+    ("valid acc: 97.5%", None, None, {"validation_accuracy": 0.975}),
+    ("Test set: Average loss: 0.0512", None, None, {"average_loss": 0.0512}),
+    ("Test Accuracy: 0.9123", None, None, {"test_accuracy": 0.9123}),
+    ("iter 10: train_loss -1.5", None, 10, {"train_loss": -1.5}), ("loss .5", None, None, {"loss": 0.5}),
+    ("loss: nan accuracy: inf", None, None, {}), ("loss: 1e999", None, None, {}),
+    ("lossless compression 3", None, None, {}), ("", None, None, {}), ("epoch " + "9" * 400, None, None, {}),
+    ("step " + "9" * 100 + " loss 1", None, None, {"loss": 1.0}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "epoch", "step", "values"), SPELLINGS)
 def test_the_usual_spellings_are_read(line, epoch, step, values):
     assert telemetry.parse_line(line) == (epoch, step, values)
 
 
-def test_a_line_of_spaces_takes_no_time():
+def test_no_line_takes_long_to_parse():
     began = time.monotonic()
     for line in ("loss" + " " * 2000, "loss " * 400, "epoch" * 400, "9" * 2000, "test " * 400):
         telemetry.parse_line(line)
@@ -70,16 +69,16 @@ def test_lines_of_output_become_curves_and_progress(attempt, backend):
     backend.write(attempt.run_name, "epoch 1/10 loss 2.0\nepoch 2/10 loss 1.0\nnothing\nloss 0.5\n")
     assert curves(attempt) == {"loss": [[1, 2.0], [2, 1.0], [3, 0.5]]}
     job = job_of(attempt)
-    assert (job.epoch, job.progress) == (2, 0.2)
+    assert (job.epoch, job.progress) == (1, 0.1)  # the second epoch has only begun
     assert list(MetricPoint.objects.values_list("epoch", flat=True)) == [1.0, 2.0, 2.0]
     assert telemetry.ingest(attempt=attempt) is False
 
 
-def test_a_line_counts_when_it_is_whole(attempt, backend):
+def test_a_line_counts_once_it_is_complete(attempt, backend):
     for piece in ("epoch 1 lo", "ss 2.5", "0\nloss 1"):
         backend.write(attempt.run_name, piece)
-        found = curves(attempt)
-    assert found == {"loss": [[1, 2.5]]}
+        result = curves(attempt)
+    assert result == {"loss": [[1, 2.5]]}
     backend.write(attempt.run_name, ".75")
     backend.end(attempt.run_name, Outcome.COMPLETED)
     telemetry.ingest_all(attempt=attempt)
@@ -91,7 +90,7 @@ def test_a_progress_bar_is_read_at_its_returns(attempt, backend):
     assert curves(attempt) == {"loss": [[1, 3.0], [2, 2.0], [3, 1.0]]}
 
 
-def test_output_that_is_no_text_hides_no_line(attempt, backend):
+def test_binary_output_hides_no_line(attempt, backend):
     run = backend.runs[attempt.run_name]
     for number in range(5):
         run.output[0] = run.output.get(0, b"") + b"\xff\xfe\x00\x80 garbage \xff\nloss %d\n" % number
@@ -99,27 +98,61 @@ def test_output_that_is_no_text_hides_no_line(attempt, backend):
     assert curves(attempt) == {"loss": [[n + 1, float(n)] for n in range(5)]}
 
 
-def test_output_larger_than_a_look_is_read_to_its_end_when_the_run_ended(attempt, backend, monkeypatch):
-    monkeypatch.setattr(telemetry, "MOST_BYTES", 1000)
+def test_output_larger_than_one_read_is_read_to_its_end_when_the_run_ended(attempt, backend, monkeypatch):
+    monkeypatch.setattr(telemetry, "MAX_READ_BYTES", 1000)
     backend.write(attempt.run_name, "".join(f"step {n} loss {n}\n" for n in range(1, 501)))
     backend.end(attempt.run_name, Outcome.COMPLETED)
     telemetry.ingest_all(attempt=attempt)
     assert MetricPoint.objects.count() == 500
 
 
-def test_the_metrics_file_is_read_from_where_the_last_look_ended(attempt, folder):
+def test_the_metrics_file_is_read_from_where_the_last_read_ended(attempt, folder):
     record(folder, {"epoch": 1, "step": 10, "loss": 0.5, "time": 1700000000}, {"loss": 0.25})
-    assert curves(attempt) == {"loss": [[2, 0.25], [10, 0.5]]}
+    assert curves(attempt) == {"loss": [[10, 0.5], [11, 0.25]]}
     record(folder, b'{"loss": 0.1')
     assert len(curves(attempt)["loss"]) == 2
     record(folder, b', "step": 11}\n')
-    assert curves(attempt)["loss"][-1] == [11, 0.1]
+    assert curves(attempt)["loss"][-1][1] == 0.1
     assert MetricPoint.objects.get(step=10).at.timestamp() == 1700000000
-    assert job_of(attempt).epoch == 1
+    assert job_of(attempt).epoch == 0
 
 
-def test_a_name_in_the_file_is_not_read_from_output_too(attempt, backend, folder):
+EPOCHS, STEPS = 5, 24
+LOG = [f"Epoch {e}/{EPOCHS} step {s} loss {e}.{s}" for e in range(EPOCHS) for s in range(0, STEPS * 10, 10)]
+RECORDS = [{"epoch": e, "step": s, "loss": e + s / 100} for e in range(EPOCHS) for s in range(STEPS)]
+
+
+@pytest.mark.parametrize("source", ["log", "metrics file", "metrics file without epochs", "TensorBoard"])
+def test_a_script_that_restarts_its_step_count_keeps_every_point_in_order(attempt, backend, folder, source):
+    if source == "log":
+        for begun in range(0, len(LOG), 50):
+            backend.write(attempt.run_name, "".join(f"{line}\n" for line in LOG[begun : begun + 50]))
+            telemetry.ingest(attempt=attempt)
+        expected = [float(line.rsplit(" ", 1)[1]) for line in LOG]
+    elif source == "TensorBoard":
+        events = [event_files.scalar("loss", line["step"], line["loss"]) for line in RECORDS]
+        event_files.write(folder / "tensorboard", *events)
+        expected = [pytest.approx(line["loss"]) for line in RECORDS]
+    else:
+        kept = RECORDS if source == "metrics file" else [{**line, "epoch": None} for line in RECORDS]
+        record(folder, *kept[:70])
+        telemetry.ingest(attempt=attempt)
+        record(folder, *kept[70:])
+        expected = [line["loss"] for line in RECORDS]
+    points = curves(attempt)["loss"]
+    assert [value for _step, value in points] == expected
+    assert len({step for step, _value in points}) == EPOCHS * STEPS
+
+
+def test_one_tag_in_two_folders_is_two_curves(attempt, folder):
+    for name, number in (("train", 1.0), ("validation", 2.0)):
+        event_files.write(folder / "tensorboard" / name, event_files.scalar("loss", 1, number))
+    assert curves(attempt) == {"train/loss": [[1, 1.0]], "validation/loss": [[1, 2.0]]}
+
+
+def test_a_curve_in_several_sources_is_read_from_the_metrics_file(attempt, backend, folder):
     record(folder, {"step": 5, "loss": 0.5})
+    event_files.write(folder / "tensorboard", event_files.scalar("loss", 5, 0.5))
     backend.write(attempt.run_name, "step 5 loss 9 accuracy 0.5\n")
     assert curves(attempt) == {"loss": [[5, 0.5]], "accuracy": [[5, 0.5]]}
 
@@ -133,36 +166,31 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("line", HOSTILE, ids=lambda line: repr(line[:24]))
-def test_a_line_that_is_no_record_is_passed_over(attempt, folder, line):
-    record(folder, line, {"step": 7, "fine": 1})
-    assert curves(attempt) == {"fine": [[7, 1.0]]}
+def test_lines_that_are_no_records_are_skipped(attempt, folder):
+    for step, line in enumerate(HOSTILE):
+        record(folder, line, {"step": step, "fine": 1})
+    assert curves(attempt) == {"fine": [[step, 1.0] for step in range(len(HOSTILE))]}
 
 
 @pytest.mark.parametrize("epoch", [1e299, -5, 99, 10.9])
 def test_an_epoch_out_of_range_is_bounded(attempt, folder, epoch):
     record(folder, {"epoch": epoch, "fine": 1})
     assert curves(attempt)["fine"]
-    assert 0 <= job_of(attempt).progress <= 1
-    assert job_of(attempt).epoch in {0, 10}
+    assert (job_of(attempt).progress, job_of(attempt).epoch) in {(0, 0), (1, 10)}
 
 
 @pytest.mark.parametrize("stamp", [1e18, -1, 1e300, 0, 4102444800])
-def test_a_time_that_cannot_be_is_now(attempt, folder, stamp):
+def test_an_impossible_time_is_replaced_by_now(attempt, folder, stamp):
     record(folder, {"fine": 1, "time": stamp})
     curves(attempt)
     assert abs(MetricPoint.objects.get().at.timestamp() - time.time()) < 60
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["epoch " + "9" * 400, "epoch 99999999999999999999 loss 1", "step " + "9" * 30 + " loss 1", "loss " + "9" * 500,
-     "epoch 1e5 loss 1e-400", "\0epoch 1\0", "epoch \u0663 loss \u0664"],
-    ids=lambda line: repr(line[:24]),
-)  # fmt: skip
-def test_no_line_of_output_breaks_the_reading(attempt, backend, line):
-    backend.write(attempt.run_name, f"{line}\nstep 3 accuracy 0.5\n{line}")
-    assert curves(attempt)["accuracy"] == [[3, 0.5]]
+def test_no_line_of_output_breaks_the_reading(attempt, backend):
+    odd = ("epoch " + "9" * 20, "loss " + "9" * 500, "epoch 1e5 loss 1e-400", "\0epoch 1\0", "epoch \u0663 loss \u0664")
+    for step, line in enumerate(odd):
+        backend.write(attempt.run_name, f"{line}\nstep {step} accuracy 0.5\n{line}\n")
+    assert [value for _step, value in curves(attempt)["accuracy"]] == [0.5] * len(odd)
 
 
 def test_a_link_a_pipe_or_a_folder_in_place_of_the_file_is_not_read(attempt, folder, tmp_path):
@@ -180,77 +208,93 @@ def test_a_link_a_pipe_or_a_folder_in_place_of_the_file_is_not_read(attempt, fol
         path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
-def test_a_huge_line_is_read_past_in_pieces(attempt, folder, monkeypatch):
-    monkeypatch.setattr(telemetry, "MOST_BYTES", 1000)
+def test_a_huge_line_is_skipped_in_pieces(attempt, folder, monkeypatch):
+    monkeypatch.setattr(telemetry, "MAX_READ_BYTES", 1000)
     record(folder, b"x" * 5000 + b"\n", {"fine": 1, "step": 1})
     for _ in range(8):
-        found = curves(attempt)
-    assert found == {"fine": [[1, 1.0]]}
+        result = curves(attempt)
+    assert result == {"fine": [[1, 1.0]]}
 
 
 def test_a_flood_of_names_and_points_is_bounded(attempt, folder, monkeypatch):
-    monkeypatch.setattr(telemetry, "MOST_POINTS", 200)
+    monkeypatch.setattr(telemetry, "MAX_POINTS", 200)
     record(folder, {f"n{number}": 1 for number in range(300)})
-    assert len(curves(attempt)) == telemetry.MOST_NAMES
+    assert len(curves(attempt)) == telemetry.MAX_CURVES
     for step in range(300):
         record(folder, {"n0": 1, "step": step + 10})
     curves(attempt)
     assert MetricPoint.objects.count() <= 200
-    record(folder, {"epoch": 4, "n0": 1})
+    record(folder, {"epoch": 5, "n0": 1})
     curves(attempt)
     assert job_of(attempt).epoch == 4
 
 
-def test_an_endless_line_of_output_is_not_remembered_whole(attempt, backend):
+def test_an_endless_line_of_output_is_not_stored_whole(attempt, backend):
     backend.write(attempt.run_name, "x" * 300_000)
     curves(attempt)
     attempt.refresh_from_db()
-    assert len(json.dumps(attempt.cursor)) < 2 * telemetry.LONGEST_LINE
+    assert len(json.dumps(attempt.cursor)) < 2 * telemetry.MAX_LINE_LENGTH
     backend.write(attempt.run_name, "\nstep 1 loss 2\n")
     assert curves(attempt) == {"loss": [[1, 2.0]]}
 
 
 def test_progress_never_goes_back(attempt, folder):
-    record(folder, {"epoch": 5, "a": 1})
+    record(folder, {"epoch": 6, "a": 1})
     curves(attempt)
     record(folder, {"epoch": 2, "a": 1})
     curves(attempt)
     assert (job_of(attempt).epoch, job_of(attempt).progress) == (5, 0.5)
 
 
-def test_who_read_less_does_not_move_the_reading_back(attempt, backend, monkeypatch):
-    read_log, looks = telemetry._read_log, []
-
-    def overtaken(*arguments):
-        read_log(*arguments)
-        if not looks:
-            looks.append(1)
-            backend.write(attempt.run_name, "epoch 2 loss 2\n")
-            assert telemetry.ingest(attempt=attempt)
-
-    monkeypatch.setattr(telemetry, "_read_log", overtaken)
-    backend.write(attempt.run_name, "epoch 1 loss 1\n")
-    assert telemetry.ingest(attempt=attempt)
-    attempt.refresh_from_db()
-    assert attempt.cursor["log"] == 30
-    assert selectors.metrics(attempt.job)[0] == {"loss": [[1, 1.0], [2, 2.0]]}
-
-
-def test_a_run_that_is_not_there_is_nothing_new(customer, backend):
+def test_a_run_that_does_not_exist_has_no_news(customer, backend):
     job = customer.job()
     attempt = Attempt.objects.create(job=job, number=1, backend="local", granted_nodes=2, claimed_at=job.queued_at)
     assert telemetry.ingest(attempt=attempt) is False
 
 
-class TestAtOnce:
-    pytestmark = pytest.mark.django_db(transaction=True)
+# --- Positions and epochs ---------------------------------------------------------------------------------------------
 
-    def test_what_many_read_at_once_counts_once(self, transactional_db, backend, hints, together):
-        attempt = Customer(backend).started()
-        for number in range(1, 11):
-            backend.write(attempt.run_name, f"loss {number}\n")
-            results = together(*[lambda: telemetry.ingest(attempt=attempt)] * 3)
-            assert not [result for result in results if isinstance(result, Exception)], results
-        assert list(MetricPoint.objects.order_by("step").values_list("step", "value")) == [
-            (number, float(number)) for number in range(1, 11)
-        ]
+
+def positions(points):
+    state, places = None, []
+    for epoch, step in points:
+        place, state = next_position(json.loads(json.dumps(state)), step, epoch)
+        places.append(place)
+    return places
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        ([(None, 1), (None, 2), (None, 3)], [1, 2, 3]),
+        ([(None, 0), (None, 10), (None, 20), (None, 0), (None, 10)], [0, 10, 20, 30, 40]),
+        ([(1, 0), (1, 50), (2, 20), (2, 70)], [0, 50, 100, 150]),  # the first report of an epoch comes late
+        ([(None, 0), (None, 0), (None, 0)], [0, 1, 2]),
+        ([(None, 1), (None, 3), (None, 2), (None, 4)], [1, 3, 2, 4]),  # out of order, and no restart
+        ([(1, 5), (2, 10), (3, 15)], [5, 10, 15]),
+    ],
+    ids=["plain", "restart", "restart in a later epoch", "one step", "out of order", "global steps"],
+)
+def test_positions_continue_where_the_step_count_restarts(points, expected):
+    assert positions(points) == expected
+
+
+@given(st.integers(1, 6), st.lists(st.integers(0, 1000), min_size=2, max_size=30, unique=True).map(sorted))
+def test_every_point_of_epochs_that_count_alike_has_a_place_of_its_own_in_order(epochs, steps):
+    for shown in (True, False):
+        places = positions([(epoch if shown else None, step) for epoch in range(epochs) for step in steps])
+        assert places == sorted(set(places))
+
+
+@pytest.mark.parametrize(
+    ("reports", "finished"),
+    [
+        ([], 0), ([1], 0), ([1, 1, 2], 1), ([0], 0), ([0, 1], 1), ([0, 1, 9], 9), ([3], 2), ([0.5], 0), ([0.5, 1.0], 1),
+        ([1.5], 1), ([2, 1], 1), ([1, 10], 9),
+    ],
+)  # fmt: skip
+def test_an_epoch_is_finished_once_a_later_one_is_reported(reports, finished):
+    state = None
+    for epoch in reports:
+        state = report_epoch(state, epoch)
+    assert finished_epochs(state) == finished

@@ -7,15 +7,16 @@ import pytest
 from django.utils import timezone
 
 from billing.models import Receipt
-from jobs import dispatch, lifecycle, orders, selectors, usage
+from jobs import dispatch, lifecycle, orders, reconciliation, run_specs, selectors, usage
 from jobs.models import Attempt, Job
 from jobs.states import EndReason, JobState
-from runtime.errors import InvalidSpec
 from runtime.specs import Outcome
+from tests.factories.jobs import start
+from tests.jobs.queueing import waiting
 
 
 @pytest.fixture(autouse=True)
-def _times_are_told(backend):
+def _stopped_clock(backend):
     """The cluster's clock stands still: a run ends when a test says so, or at its deadline if that is sooner."""
     backend.clock = lambda: 0.0
 
@@ -28,14 +29,14 @@ def lines(job, rule):
     return [line for line in receipt(job).lines if line["rule"] == rule]
 
 
-def again(customer, job, *, at):
+def next_attempt(customer, job, *, at):
     """The next attempt, running since `at`."""
     Job.objects.filter(pk=job.pk).update(not_before=None)
     job.refresh_from_db()
-    assert dispatch.start(job)
+    assert start(job)
     attempt = job.attempts.last()
     customer.backend.start(attempt.run_name, at=at)
-    dispatch.reconcile_job(job_pk=job.pk)
+    reconciliation.reconcile_job(job_pk=job.pk)
     return attempt
 
 
@@ -46,18 +47,18 @@ def fail(customer, attempt, *, at, outcome=Outcome.CODE_FAILED):
 
 
 @pytest.mark.parametrize("outcome", [Outcome.CODE_FAILED, Outcome.OUT_OF_MEMORY])
-def test_a_fault_of_the_code_is_tried_again_as_bought_and_every_attempt_is_paid(customer, outcome):
+def test_a_code_failure_is_retried_as_ordered_and_each_attempt_is_billed(customer, outcome):
     began = time.time() - 3000
     attempt = customer.started(at=began, retries=2, retry_backoff_seconds=60)
     job = fail(customer, attempt, at=began + 100, outcome=outcome)
     assert (job.state, job.waiting_code) == (JobState.QUEUED, "backoff")
     assert job.order.hold.metered_minor == 5  # 2 nodes for 100 s
     assert job.not_before - timezone.now() == pytest.approx(timedelta(seconds=60), abs=timedelta(seconds=5))
-    attempt = again(customer, job, at=began + 200)
+    attempt = next_attempt(customer, job, at=began + 200)
     assert customer.backend.runs[attempt.run_name].spec.restart_count == 1
     job = fail(customer, attempt, at=began + 400, outcome=outcome)
     assert job.not_before - timezone.now() == pytest.approx(timedelta(seconds=120), abs=timedelta(seconds=5))
-    attempt = again(customer, job, at=began + 500)
+    attempt = next_attempt(customer, job, at=began + 500)
     job = fail(customer, attempt, at=began + 800, outcome=outcome)
     assert (job.state, job.reason) == (JobState.FAILED, lifecycle.REASON_OF[outcome])
     assert [line["quantity"] for line in lines(job, "time_used")] == ["0.055556", "0.111111", "0.166667"]
@@ -65,51 +66,45 @@ def test_a_fault_of_the_code_is_tried_again_as_bought_and_every_attempt_is_paid(
     assert customer.wallet.held_minor == 0
 
 
-def test_without_retries_a_fault_of_the_code_ends_the_job(customer):
-    job = fail(customer, customer.started(), at=time.time())
-    assert job.state == JobState.FAILED
-    assert job.attempts.count() == 1
-
-
 def test_a_job_in_back_off_is_not_started_before_its_time_and_says_so(customer):
     began = time.time() - 100
     attempt = customer.started(at=began, retries=1, retry_backoff_seconds=600)
     job = fail(customer, attempt, at=began + 10)
-    dispatch.reconcile()
+    reconciliation.reconcile()
     job.refresh_from_db()
     assert job.state == JobState.QUEUED
-    told = selectors.waiting_for(selectors.job_for(customer.organization, job.pk))
-    assert "It waits until" in told
+    assert "The next attempt starts after" in waiting(customer, job)
     Job.objects.filter(pk=job.pk).update(not_before=timezone.now() - timedelta(seconds=1))
-    dispatch.reconcile()
+    reconciliation.reconcile()
     job.refresh_from_db()
     assert (job.state, job.not_before) == (JobState.STARTING, None)
 
 
-def test_a_cluster_that_is_away_does_not_hide_why_a_retry_waits(customer, backend):
-    began = time.time() - 100
-    job = fail(customer, customer.started(at=began, retries=1, retry_backoff_seconds=600), at=began + 10)
-    other = customer.job()
-    backend.available = False
-    dispatch.dispatch_queue()
-    job.refresh_from_db()
-    told = [selectors.waiting_for(selectors.job_for(customer.organization, each.pk)) for each in (job, other)]
-    assert "It waits until" in told[0]
-    assert "does not answer" in told[1]
-
-
-def test_a_job_cancelled_in_back_off_pays_for_what_it_used(customer):
-    began = time.time() - 1000
-    job = fail(customer, customer.started(at=began, retries=1), at=began + 200)
-    job = orders.cancel_job(membership=customer.membership, job=job)
-    assert job.state == JobState.CANCELLED
-    assert receipt(job).total_minor == 10
-
-
-def test_a_cancel_while_it_runs_is_not_tried_again(customer):
-    attempt = customer.started(at=time.time() - 100, retries=3)
+@pytest.mark.parametrize("outcome", [Outcome.STOPPED, Outcome.COMPLETED, Outcome.CODE_FAILED, Outcome.TIME_LIMIT])
+@pytest.mark.parametrize(("took", "paid"), [(0, 0), (4, 4), (10, 10), (13, 10), (20, 10), (21, 0), (900, 0)])
+def test_a_cancelled_run_is_paid_to_the_end_of_its_grace_or_to_the_request(customer, outcome, took, paid):
+    """A cluster that acts on the request has the grace; one that was away, or slow, has nothing after the request."""
+    began = int(time.time()) - 1000
+    attempt = customer.started(at=began, retries=3)
     orders.cancel_job(membership=customer.membership, job=attempt.job)
-    assert fail(customer, attempt, at=time.time()).state == JobState.FAILED
+    requested = began + 100
+    Job.objects.filter(pk=attempt.job_id).update(cancel_requested_at=usage.to_datetime(requested))
+    job = fail(customer, attempt, at=requested + took, outcome=outcome)
+    assert job.is_ended
+    used = sum(float(line["quantity"]) for line in lines(job, "time_used")) * 3600
+    assert used == pytest.approx(2 * (100 + paid), abs=0.01)
+    assert sum(float(line["quantity"]) for line in lines(job, "after_cancel")) == pytest.approx(took - paid)
+    assert customer.wallet.held_minor == 0
+
+
+def test_a_fixed_price_is_not_due_where_the_run_completed_long_after_its_cancel(customer):
+    began = int(time.time()) - 1000
+    attempt = customer.started(at=began, product="fixed", max_seconds=None)
+    orders.cancel_job(membership=customer.membership, job=attempt.job)
+    Job.objects.filter(pk=attempt.job_id).update(cancel_requested_at=usage.to_datetime(began + 100))
+    job = fail(customer, attempt, at=began + 400, outcome=Outcome.COMPLETED)
+    assert not lines(job, "fixed_price")
+    assert lines(job, "after_cancel")
 
 
 def test_the_next_attempt_gets_what_is_left_of_the_ceiling_and_all_stay_under_it(customer):
@@ -117,22 +112,22 @@ def test_the_next_attempt_gets_what_is_left_of_the_ceiling_and_all_stay_under_it
     attempt = customer.started(at=began, retries=5, max_seconds=3600)
     ceiling = attempt.job.order.quote.ceiling_minor
     job = fail(customer, attempt, at=began + 1000)
-    attempt = again(customer, job, at=began + 1100)
+    attempt = next_attempt(customer, job, at=began + 1100)
     assert customer.backend.runs[attempt.run_name].spec.deadline_seconds == 2600
     job = fail(customer, attempt, at=began + 1100 + 2500)
-    attempt = again(customer, job, at=began + 4000)
+    attempt = next_attempt(customer, job, at=began + 4000)
     assert customer.backend.runs[attempt.run_name].spec.deadline_seconds == 100
     customer.backend.end(attempt.run_name, Outcome.COMPLETED, at=began + 5000)  # the cluster ends it at its deadline
-    dispatch.reconcile()
+    reconciliation.reconcile()
     job.refresh_from_db()
     assert (job.state, job.reason) == (JobState.FAILED, EndReason.TIME_LIMIT)
     assert receipt(job).total_minor == ceiling
 
 
-def test_with_too_little_left_it_is_not_tried_again(customer):
+def test_no_retry_with_too_little_time_left(customer):
     began = time.time() - 9000
     attempt = customer.started(at=began, retries=5, max_seconds=3600)
-    job = fail(customer, attempt, at=began + 3600 - lifecycle.LEAST_RETRY_SECONDS + 1)
+    job = fail(customer, attempt, at=began + 3600 - lifecycle.MIN_RETRY_SECONDS + 1)
     assert (job.state, job.reason) == (JobState.FAILED, EndReason.CODE_FAILED)
 
 
@@ -140,78 +135,51 @@ def test_faults_of_the_platform_do_not_use_up_the_retries(customer):
     began = time.time() - 5000
     attempt = customer.started(at=began, retries=1, retry_backoff_seconds=0)
     job = fail(customer, attempt, at=began + 100, outcome=Outcome.NODE_LOST)
-    attempt = again(customer, job, at=began + 200)
+    attempt = next_attempt(customer, job, at=began + 200)
     job = fail(customer, attempt, at=began + 300)
     assert (job.state, job.waiting_code) == (JobState.QUEUED, "retry")
-    attempt = again(customer, job, at=began + 400)
+    attempt = next_attempt(customer, job, at=began + 400)
     job = fail(customer, attempt, at=began + 500, outcome=Outcome.PLATFORM_ERROR)
-    attempt = again(customer, job, at=began + 600)
+    attempt = next_attempt(customer, job, at=began + 600)
     job = fail(customer, attempt, at=began + 700)
     assert job.state == JobState.FAILED
     assert receipt(job).total_minor == 10  # the two attempts that the code failed, 100 s each
     assert [line["evidence"]["reason"] for line in lines(job, "platform_fault")] == ["node_lost", "platform_error"]
 
 
-def test_what_can_not_be_run_at_all_is_not_tried_again(customer, backend):
-    job = customer.job(retries=3)
-    backend.refuses[f"job-{job.pk}-1"] = InvalidSpec("There is no file.", field="script")
-    dispatch.dispatch_queue()
-    job.refresh_from_db()
-    assert (job.state, job.reason) == (JobState.FAILED, EndReason.CODE_FAILED)
-
-
-# --- Hangs ------------------------------------------------------------------------------------------------------------
-
-
 def hang(customer, attempt, *, at, progress_at):
     customer.backend.hang(attempt.run_name, at=at, progress_at=progress_at)
-    dispatch.reconcile_job(job_pk=attempt.job_id)
+    reconciliation.reconcile_job(job_pk=attempt.job_id)
     return Job.objects.get(pk=attempt.job_id)
 
 
-def test_a_hang_is_paid_to_the_last_sign_of_progress(customer):
+@pytest.mark.parametrize(
+    ("ended", "progress", "total_minor", "free_seconds"),
+    [(1000, 400, 20, ["600.0"]), (200, -50, 0, ["200.0"]), (200, 900, 10, [])],
+    ids=["up to the last progress", "no progress: free", "progress reported after the end counts up to the end"],
+)
+def test_a_hang_is_paid_up_to_the_last_progress(customer, ended, progress, total_minor, free_seconds):
     began = time.time() - 3000
-    attempt = customer.started(at=began)
-    job = hang(customer, attempt, at=began + 1000, progress_at=began + 400)
+    job = hang(customer, customer.started(at=began), at=began + ended, progress_at=began + progress)
     assert (job.state, job.reason) == (JobState.FAILED, EndReason.HUNG)
-    assert receipt(job).total_minor == 20
-    (free,) = lines(job, "hang")
-    assert (free["quantity"], free["amount_minor"], free["nodes"]) == ("600.0", 0, 2)
+    assert receipt(job).total_minor == total_minor
+    assert [line["quantity"] for line in lines(job, "hang")] == free_seconds
+    assert all((line["amount_minor"], line["nodes"]) == (0, 2) for line in lines(job, "hang"))
     assert [stack["rank"] for stack in selectors.stacks(job)] == [0, 1]
     assert "all_reduce" in selectors.stacks(job)[1]["text"]
 
 
-def test_a_hang_without_any_progress_is_free(customer):
-    began = time.time() - 3000
-    job = hang(customer, customer.started(at=began), at=began + 200, progress_at=began - 50)
-    assert receipt(job).total_minor == 0
-    assert lines(job, "hang")[0]["quantity"] == "200.0"
-
-
-def test_progress_told_after_the_end_is_not_paid_twice(customer):
-    began = time.time() - 3000
-    job = hang(customer, customer.started(at=began), at=began + 200, progress_at=began + 900)
-    assert receipt(job).total_minor == 10
-    assert lines(job, "hang") == []
-
-
-@pytest.mark.parametrize(("policy", "state"), [("stop", JobState.FAILED), ("retry", JobState.QUEUED)])
-def test_the_order_says_what_becomes_of_a_hang(customer, policy, state):
+@pytest.mark.parametrize(("policy", "state"), [("stop", JobState.FAILED), ("retry", JobState.QUEUED), ("ignore", None)])
+def test_the_hang_policy_of_the_order_applies(customer, policy, state):
     began = time.time() - 3000
     attempt = customer.started(at=began, retries=1, on_hang=policy)
-    assert customer.backend.runs[attempt.run_name].spec.hang_seconds == dispatch.HANG_SECONDS
-    assert hang(customer, attempt, at=began + 1000, progress_at=began + 400).state == state
+    spec = customer.backend.runs[attempt.run_name].spec
+    assert spec.hang_seconds == (run_specs.HANG_SECONDS if state else 0)
+    if state:
+        assert hang(customer, attempt, at=began + 1000, progress_at=began + 400).state == state
 
 
-def test_an_order_can_have_hangs_not_watched(customer):
-    attempt = customer.started(on_hang="ignore")
-    assert customer.backend.runs[attempt.run_name].spec.hang_seconds == 0
-
-
-# --- Fewer nodes ------------------------------------------------------------------------------------------------------
-
-
-def test_an_elastic_run_starts_with_what_is_free_and_pays_for_that(customer, backend):
+def test_an_elastic_run_starts_on_free_nodes_and_pays_for_these(customer, backend):
     customer.quota(max_running_nodes=100)
     customer.started(node_spec="small", nodes=6)  # of the fake cluster's 8 cores
     job = customer.job(node_spec="small", nodes=4, min_nodes=2)
@@ -223,27 +191,9 @@ def test_an_elastic_run_starts_with_what_is_free_and_pays_for_that(customer, bac
     began = time.time() - 1000
     backend.start(attempt.run_name, at=began)
     backend.end(attempt.run_name, Outcome.COMPLETED, at=began + 900)
-    dispatch.reconcile()
+    reconciliation.reconcile()
     terms = job.order.quote.terms
     assert receipt(job).total_minor == int(float(terms["hourly"]) * 2 * 900 / 3600 + 0.5)
-
-
-def test_a_rigid_run_waits_where_an_elastic_one_starts(customer):
-    customer.quota(max_running_nodes=100)
-    customer.started(node_spec="small", nodes=6)
-    rigid, elastic = customer.job(node_spec="small", nodes=4), customer.job(node_spec="small", nodes=4, min_nodes=1)
-    dispatch.dispatch_queue()
-    assert [Job.objects.get(pk=job.pk).state for job in (rigid, elastic)] == [JobState.QUEUED, JobState.STARTING]
-
-
-def test_a_quota_counts_the_nodes_that_were_granted(customer):
-    customer.quota(max_running_nodes=4)
-    customer.started(nodes=3)
-    elastic = customer.job(nodes=4, min_nodes=1)
-    assert dispatch.start(elastic)
-    assert elastic.attempts.get().granted_nodes == 1
-    more = customer.job(nodes=1)
-    assert not dispatch.start(more)
 
 
 def test_a_run_that_loses_a_node_pays_for_the_nodes_that_ran(customer):
@@ -252,7 +202,7 @@ def test_a_run_that_loses_a_node_pays_for_the_nodes_that_ran(customer):
     attempt = customer.started(at=began, nodes=4, min_nodes=2)
     customer.backend.shrink(attempt.run_name, 3, at=began + 1000)
     customer.backend.shrink(attempt.run_name, 2, at=began + 2000)
-    dispatch.reconcile()
+    reconciliation.reconcile()
     job = customer.end(attempt, Outcome.COMPLETED, at=began + 3000)
     attempt.refresh_from_db()
     assert [span["nodes"] for span in attempt.spans] == [4, 3, 2]
@@ -271,25 +221,17 @@ def test_fewer_nodes_may_take_longer_but_never_longer_than_the_customer_said(cus
     assert usage.left_seconds(job, [], nodes=4, longest_seconds=10**6) == 3600
 
 
-# --- What is lost -----------------------------------------------------------------------------------------------------
-
-
-def attempt_with(*, reason="code_failed", checkpoint=None):
+@pytest.mark.parametrize(
+    ("reason", "checkpoint", "lost"),
+    [
+        ("code_failed", None, 100), ("code_failed", 70, 30), ("code_failed", -500, 100), ("code_failed", 150, 0),
+        ("completed", None, None),
+    ],
+)  # fmt: skip
+def test_work_after_the_last_checkpoint_is_lost(reason, checkpoint, lost):
     began = datetime(2026, 1, 1, tzinfo=UTC)
-    return Attempt(
-        started_at=began,
-        finished_at=began + timedelta(seconds=100),
-        reason=reason,
-        checkpoint_at=None if checkpoint is None else began + timedelta(seconds=checkpoint),
-        granted_nodes=1,
-    )
-
-
-@pytest.mark.parametrize(("checkpoint", "lost"), [(None, 100), (70, 30), (-500, 100), (150, 0)])
-def test_lost_work_is_what_came_after_the_checkpoint(checkpoint, lost):
-    assert usage.lost_seconds(attempt_with(checkpoint=checkpoint)) == lost
-
-
-def test_nothing_is_lost_of_what_completed_or_never_ran():
-    assert usage.lost_seconds(attempt_with(reason="completed")) is None
-    assert usage.lost_seconds(Attempt(reason="node_lost", finished_at=timezone.now())) is None
+    checkpoint_at = None if checkpoint is None else began + timedelta(seconds=checkpoint)
+    ended = began + timedelta(seconds=100)
+    attempt = Attempt(started_at=began, finished_at=ended, reason=reason, checkpoint_at=checkpoint_at, granted_nodes=1)
+    assert usage.lost_seconds(attempt) == lost
+    assert usage.lost_seconds(Attempt(reason="node_lost", finished_at=ended)) is None, "it never ran"

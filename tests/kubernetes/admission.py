@@ -1,7 +1,6 @@
-"""What the fake API server makes of a body before it stores it: checks as strict as a real server's, and defaults.
+"""Validate objects and set defaults, as a real API server does.
 
-The one rule: whoever is refused here is refused by a real server too (with 400, 403 or 422); what is not known here is
-left to `kubernetes-validate`, which knows every field and its type.
+Schemas are the published ones. Beyond them, this module checks what a run's name, settings or files can break.
 """
 
 from __future__ import annotations
@@ -16,20 +15,18 @@ import kubernetes_validate
 from tests.kubernetes.resources import LABEL, SUBDOMAIN, ApiError, Object, Resource, quantity
 
 SCHEMA_VERSION = "1.36"
-DNS_LABEL_NAMES = {"services", "namespaces"}
-# Which kinds the published schemas know; a CRD's instances are checked by its own schema on a real server.
-_WITHOUT_SCHEMA = {"localqueues", "clusterqueues", "workloads"}
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _LABEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-_ENV_NAME = re.compile(r"[^=\x00-\x1f\x7f]+")
-_LONGEST_OBJECT = 1 << 20
+_RESTRICTED_VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected",
+                       "secret"}  # fmt: skip
+_IMMUTABLE = "Invalid value: field is immutable"
 
 Causes = list[tuple[str, str]]
 
 
 def check_schema(resource: Resource, body: Object) -> None:
-    """Raises ApiError 400 for an unknown field or a wrong type, as a server does under strict field validation."""
-    if resource.plural in _WITHOUT_SCHEMA or resource.plural == "events":
+    """Raise ApiError 400 for an unknown field or a wrong type, as under strict field validation."""
+    if resource.plural == "events":
         return
     try:
         kubernetes_validate.validate(body, SCHEMA_VERSION, strict=True)
@@ -40,138 +37,95 @@ def check_schema(resource: Resource, body: Object) -> None:
 
 
 def prepare(resource: Resource, body: Object, old: Object | None) -> Object:
-    """The object as it will be stored. Raises ApiError 422."""
-    made = copy.deepcopy(body)
-    causes = _metadata(resource, made)
+    """Return the object with defaults. `old` is what it replaces. Raises ApiError 422."""
+    new = copy.deepcopy(body)
+    causes = _metadata(resource, new)
     match resource.plural:
         case "jobs":
-            _default_job(made)
-            causes += _job(made) + (_job_update(made, old) if old else [])
+            _default_job(new)
+            causes += _job(new) + (_job_update(new, old) if old else [])
         case "pods":
-            _default_pod(made["spec"])
-            causes += _pod(made["spec"], "spec") + (_pod_update(made, old) if old else [])
+            _default_pod(new["spec"])
+            causes += _pod(new["spec"], "spec")
         case "configmaps" | "secrets":
-            causes += _data(resource, made, old)
+            causes += _data(resource, new, old)
         case "services":
-            made["spec"].setdefault("type", "ClusterIP")
-            made["spec"].setdefault("sessionAffinity", "None")
-            made["spec"].setdefault("clusterIP", f"10.96.{secrets.randbelow(255)}.{secrets.randbelow(254) + 1}")
-            if old and made["spec"]["clusterIP"] != old["spec"]["clusterIP"]:
-                causes.append(("spec.clusterIP", "Invalid value: field is immutable"))
+            new["spec"].setdefault("clusterIP", f"10.96.{secrets.randbelow(255)}.{secrets.randbelow(254) + 1}")
         case "networkpolicies":
-            made["spec"].setdefault("policyTypes", ["Ingress"] + (["Egress"] if "egress" in made["spec"] else []))
+            new["spec"].setdefault("policyTypes", ["Ingress"] + (["Egress"] if "egress" in new["spec"] else []))
     if causes:
-        raise resource.invalid(made["metadata"].get("name", ""), causes)
-    return made
+        raise resource.invalid(new["metadata"].get("name", ""), causes)
+    return new
 
 
-def _metadata(resource: Resource, made: Object) -> Causes:
-    meta = made["metadata"]
+def _metadata(resource: Resource, obj: Object) -> Causes:
+    meta = obj["metadata"]
     causes: Causes = []
     name = meta.get("name") or f"{meta.get('generateName', '')}x"
-    pattern, longest = (LABEL, 63) if resource.plural in DNS_LABEL_NAMES else (SUBDOMAIN, 253)
+    pattern, longest = (LABEL, 63) if resource.plural in {"services", "namespaces"} else (SUBDOMAIN, 253)
     if resource.group == "rbac.authorization.k8s.io":
-        pattern = re.compile(r"[^/%]+")  # path segment names
+        pattern = re.compile(r"[^/%]+")
     if not pattern.fullmatch(name) or len(name) > longest:
         causes.append(("metadata.name", f'Invalid value: "{name}": a lowercase RFC 1123 name must consist of ...'))
     for key, value in (meta.get("labels") or {}).items():
-        prefix, _, last = key.rpartition("/")
-        if not _LABEL_NAME.fullmatch(last) or (prefix and not SUBDOMAIN.fullmatch(prefix)):
-            causes.append(("metadata.labels", f'Invalid value: "{key}": name part must consist of ...'))
-        if not _LABEL_VALUE.fullmatch(value):
-            causes.append(("metadata.labels", f'Invalid value: "{value}": a valid label must be ...'))
-    for key, value in (meta.get("annotations") or {}).items():
-        if not isinstance(value, str) or not _LABEL_NAME.fullmatch(key.rpartition("/")[2]):
-            causes.append(("metadata.annotations", f'Invalid value: "{key}"'))
+        if not _LABEL_NAME.fullmatch(key.rpartition("/")[2]) or not _LABEL_VALUE.fullmatch(value):
+            causes.append(("metadata.labels", f'Invalid value: "{key}: {value}": a valid label must be ...'))
     if sum(len(key) + len(value) for key, value in (meta.get("annotations") or {}).items()) > 256 * 1024:
         causes.append(("metadata.annotations", "Too long: may not be more than 262144 bytes"))
-    for owner in meta.get("ownerReferences") or []:
-        if not all(owner.get(part) for part in ("apiVersion", "kind", "name", "uid")):
-            causes.append(
-                ("metadata.ownerReferences", "Invalid value: apiVersion, kind, name and uid must not be empty")
-            )
     return causes
 
 
-def _default_job(made: Object) -> None:
-    spec, meta = made["spec"], made["metadata"]
-    spec.setdefault("parallelism", 1)
-    if spec.get("completionMode") != "Indexed":
-        spec.setdefault("completions", 1)
+def _default_job(obj: Object) -> None:
+    spec, meta = obj["spec"], obj["metadata"]
     retries = 2**31 - 1 if "backoffLimitPerIndex" in spec else 6
-    for name, value in {"completionMode": "NonIndexed", "backoffLimit": retries, "suspend": False}.items():
+    defaults = {"parallelism": 1, "completionMode": "NonIndexed", "backoffLimit": retries, "suspend": False}
+    for name, value in defaults.items():
         spec.setdefault(name, value)
     spec.setdefault("podReplacementPolicy", "Failed" if "podFailurePolicy" in spec else "TerminatingOrFailed")
     _default_pod(spec["template"]["spec"])
-    if "uid" in meta:  # a selector is made for the object, once it has an identity
+    if "uid" in meta:
         labels = spec["template"].setdefault("metadata", {}).setdefault("labels", {})
         for prefix in ("", "batch.kubernetes.io/"):
             labels[f"{prefix}controller-uid"], labels[f"{prefix}job-name"] = meta["uid"], meta["name"]
         spec.setdefault("selector", {"matchLabels": {"batch.kubernetes.io/controller-uid": meta["uid"]}})
 
 
-def _job(made: Object) -> Causes:
-    spec, name = made["spec"], made["metadata"].get("name", "")
+def _job(obj: Object) -> Causes:
+    spec, name = obj["spec"], obj["metadata"].get("name", "")
     causes = _pod(spec["template"]["spec"], "spec.template.spec")
-    if spec["template"]["spec"]["restartPolicy"] not in {"Never", "OnFailure"}:
-        causes.append(("spec.template.spec.restartPolicy", 'Required value: valid values: "OnFailure", "Never"'))
-    for part in ("parallelism", "completions", "backoffLimit", "activeDeadlineSeconds", "ttlSecondsAfterFinished"):
-        if spec.get(part) is not None and spec[part] < 0:
-            causes.append((f"spec.{part}", f"Invalid value: {spec[part]}: must be greater than or equal to 0"))
-    if spec["completionMode"] == "Indexed":
-        if spec.get("completions") is None:
-            causes.append(("spec.completions", "Required value: when completion mode is Indexed"))
-        elif not LABEL.fullmatch(f"{name}-{max(0, spec['completions'] - 1)}"):
-            causes.append(
-                ("metadata.name", f'Invalid value: "{name}": will not able to create pod with invalid DNS label')
-            )
-    if "maxFailedIndexes" in spec and "backoffLimitPerIndex" not in spec:
-        causes.append(("spec.backoffLimitPerIndex", "Required value: when maxFailedIndexes is specified"))
+    if spec["template"]["spec"]["restartPolicy"] != "Never":
+        causes.append(("spec.template.spec.restartPolicy", 'Required value: valid values: "Never"'))
+    if spec["completionMode"] != "Indexed" or spec.get("completions") is None:
+        causes.append(("spec.completions", "Required value: when completion mode is Indexed"))
+    elif not LABEL.fullmatch(f"{name}-{max(0, spec['completions'] - 1)}"):
+        message = f'Invalid value: "{name}": will not able to create pod with invalid DNS label'
+        causes.append(("metadata.name", message))
     return causes + (_failure_policy(spec) if "podFailurePolicy" in spec else [])
 
 
 def _failure_policy(spec: Object) -> Causes:
     causes: Causes = []
-    policy = spec["podFailurePolicy"]
-    if spec["template"]["spec"]["restartPolicy"] != "Never":
-        causes.append(("spec.template.spec.restartPolicy", 'Invalid value: only "Never" with a podFailurePolicy'))
     if spec["podReplacementPolicy"] != "Failed":
         causes.append(("spec.podReplacementPolicy", 'Unsupported value: only "Failed" with a podFailurePolicy'))
-    for index, rule in enumerate(policy.get("rules", [])):
-        where = f"spec.podFailurePolicy.rules[{index}]"
-        if bool(rule.get("onExitCodes")) == bool(rule.get("onPodConditions")):
-            causes.append((where, "Invalid value: specifying one of OnExitCodes and OnPodConditions is required"))
-        if rule["action"] not in {"FailJob", "Ignore", "Count", "FailIndex"}:
-            causes.append((f"{where}.action", f"Unsupported value: {rule['action']}"))
-        for each in rule.get("onPodConditions") or []:
-            if "status" not in each:
-                causes.append((f"{where}.onPodConditions", "Required value: status"))  # no default before 1.37
-        codes = rule.get("onExitCodes") or {}
-        if codes and (codes["operator"] not in {"In", "NotIn"} or sorted(set(codes["values"])) != codes["values"]):
-            causes.append((f"{where}.onExitCodes", "Invalid value: must be ordered and without duplicates"))
-        if codes and codes["operator"] == "In" and 0 in codes["values"]:
-            causes.append((f"{where}.onExitCodes.values", "Invalid value: 0: must not be 0 for the In operator"))
+    for index, rule in enumerate(spec["podFailurePolicy"].get("rules", [])):
+        if not all("status" in one for one in rule.get("onPodConditions") or [{}]):
+            # Without a default before 1.37
+            causes.append((f"spec.podFailurePolicy.rules[{index}].onPodConditions", "Required value: status"))
     return causes
 
 
-def _job_update(made: Object, old: Object) -> Causes:
-    causes: Causes = []
-    new, was = made["spec"], old["spec"]
-    for part in ("selector", "completionMode", "podFailurePolicy", "completions", "podReplacementPolicy"):
-        elastic = part == "completions" and new.get("completions") == new.get("parallelism")
-        if new.get(part) != was.get(part) and not (elastic and was["completionMode"] == "Indexed"):
-            causes.append((f"spec.{part}", "Invalid value: field is immutable"))
+def _job_update(obj: Object, old: Object) -> Causes:
+    new, was = copy.deepcopy(obj["spec"]), copy.deepcopy(old["spec"])
+    parts = ["selector", "completionMode", "podFailurePolicy", "podReplacementPolicy", "template"]
+    if new.get("completions") != new.get("parallelism"):  # else the Job is elastic
+        parts.append("completions")
     if was["suspend"] and not old.get("status", {}).get("startTime"):
-        # A queue may say where the pods of a job go that has not begun.
-        loose = ("nodeSelector", "tolerations", "affinity", "schedulingGates")
-        new, was = copy.deepcopy(new), copy.deepcopy(was)
+        # A queue such as Kueue may place the Pods of a Job that has not started.
         for template in (new["template"], was["template"]):
             template.pop("metadata", None)
-            for part in loose:
+            for part in ("nodeSelector", "tolerations", "affinity", "schedulingGates"):
                 template["spec"].pop(part, None)
-    if new["template"] != was["template"]:
-        causes.append(("spec.template", "Invalid value: field is immutable"))
-    return causes
+    return [(f"spec.{part}", _IMMUTABLE) for part in parts if new.get(part) != was.get(part)]
 
 
 def _default_pod(spec: Object) -> None:
@@ -181,10 +135,8 @@ def _default_pod(spec: Object) -> None:
     }  # fmt: skip
     for name, value in defaults.items():
         spec.setdefault(name, value)
-    for container in [*spec.get("containers", []), *spec.get("initContainers", [])]:
-        tag = container.get("image", "").rpartition("/")[2].partition(":")[2]
-        latest = "@" not in container.get("image", "") and tag in {"", "latest"}
-        container.setdefault("imagePullPolicy", "Always" if latest else "IfNotPresent")
+    for container in spec.get("containers", []):
+        container.setdefault("imagePullPolicy", "IfNotPresent")
         container.setdefault("terminationMessagePath", "/dev/termination-log")
         container.setdefault("terminationMessagePolicy", "File")
         resources = container.setdefault("resources", {})
@@ -200,115 +152,81 @@ def _default_pod(spec: Object) -> None:
 
 def _pod(spec: Object, where: str) -> Causes:
     causes: Causes = []
-    containers = spec.get("containers") or []
-    if not containers:
-        causes.append((f"{where}.containers", "Required value"))
     volumes = {volume["name"]: volume for volume in spec.get("volumes") or []}
-    for index, container in enumerate([*(spec.get("initContainers") or []), *containers]):
+    for index, container in enumerate(spec.get("containers") or []):
         causes += _container(container, f"{where}.containers[{index}]", volumes)
-    for name in ("hostname", "subdomain"):
-        if spec.get(name) and not LABEL.fullmatch(spec[name]):
-            causes.append((f"{where}.{name}", f'Invalid value: "{spec[name]}"'))
-    for volume in volumes.values():
-        if not LABEL.fullmatch(volume["name"]):
-            causes.append((f"{where}.volumes.name", f'Invalid value: "{volume["name"]}"'))
-        if len(set(volume) - {"name"}) != 1:
-            causes.append((f"{where}.volumes[{volume['name']}]", "Forbidden: may not specify more than 1 volume type"))
-        if ".." in volume.get("hostPath", {}).get("path", "").split("/"):
-            causes.append((f"{where}.volumes.hostPath.path", "Invalid value: must not contain '..'"))
-        if "sizeLimit" in volume.get("emptyDir", {}):
-            causes += _quantities({"sizeLimit": volume["emptyDir"]["sizeLimit"]}, f"{where}.volumes.emptyDir")
-    if spec.get("terminationGracePeriodSeconds", 0) < 0:
-        causes.append((f"{where}.terminationGracePeriodSeconds", "Invalid value: must be non-negative"))
+    for name, volume in volumes.items():
+        if not LABEL.fullmatch(name) or len(volume) != 2:
+            causes.append((f"{where}.volumes[{name}]", "Invalid value: a DNS label and one volume type are required"))
     return causes
 
 
 def _container(container: Object, where: str, volumes: dict[str, Any]) -> Causes:
     causes: Causes = []
-    if not LABEL.fullmatch(container["name"]):
-        causes.append((f"{where}.name", f'Invalid value: "{container["name"]}"'))
     if not container.get("image") or container["image"] != container["image"].strip():
         causes.append((f"{where}.image", "Required value"))
     resources = container.get("resources") or {}
     for part in ("limits", "requests"):
-        causes += _quantities(resources.get(part) or {}, f"{where}.resources.{part}")
-    if not causes:
-        for name, value in (resources.get("requests") or {}).items():
-            limit = (resources.get("limits") or {}).get(name)
-            if limit is not None and quantity(value) > quantity(limit):
-                causes.append((f"{where}.resources.requests", f"Invalid value: {value}: must be at most {name} limit"))
-            if "/" in name and (limit is None or quantity(limit) != quantity(value)):
-                causes.append((f"{where}.resources.requests", f"must be equal to {name} limit"))
-    return causes + _environment(container, where) + _mounts(container, where, volumes)
-
-
-def _environment(container: Object, where: str) -> Causes:
-    causes: Causes = []
-    for variable in container.get("env") or []:
-        if not _ENV_NAME.fullmatch(variable["name"]):
-            causes.append((f"{where}.env", f'Invalid value: "{variable["name"]}"'))
-        if variable.get("value") and variable.get("valueFrom"):
-            causes.append((f"{where}.env.valueFrom", "Invalid value: may not be specified when `value` is not empty"))
-    return causes
-
-
-def _mounts(container: Object, where: str, volumes: dict[str, Any]) -> Causes:
-    causes: Causes = []
-    targets = set()
-    for mount in container.get("volumeMounts") or []:
-        path = mount["mountPath"]
+        for name, value in (resources.get(part) or {}).items():
+            try:
+                limit = quantity((resources.get("limits") or {}).get(name, value))
+                if not 0 <= quantity(value) <= limit:
+                    causes.append(
+                        (f"{where}.resources.{part}", f"Invalid value: {value}: must be at most {name} limit")
+                    )
+            except ValueError as error:
+                causes.append((f"{where}.resources.{part}.{name}", str(error)))
+    mounts = container.get("volumeMounts") or []
+    for mount in mounts:
         if mount["name"] not in volumes:
             causes.append((f"{where}.volumeMounts.name", f'Not found: "{mount["name"]}"'))
-        if path in targets:
-            causes.append((f"{where}.volumeMounts.mountPath", f'Invalid value: "{path}": must be unique'))
-        targets.add(path)
-        below = mount.get("subPath", "")
-        if below.startswith("/") or ".." in below.split("/"):
-            causes.append((f"{where}.volumeMounts.subPath", f'Invalid value: "{below}": must be a relative path'))
+        if mount.get("subPath", "").startswith("/") or ".." in mount.get("subPath", "").split("/"):
+            causes.append((f"{where}.volumeMounts.subPath", "Invalid value: must be a relative path"))
+    if len({mount["mountPath"] for mount in mounts}) != len(mounts):
+        causes.append((f"{where}.volumeMounts.mountPath", "Invalid value: must be unique"))
     return causes
 
 
-def _quantities(values: Object, where: str) -> Causes:
-    causes = []
-    for name, value in values.items():
-        try:
-            if quantity(value) < 0:
-                causes.append((f"{where}.{name}", f'Invalid value: "{value}": must be greater than or equal to 0'))
-        except ValueError as error:
-            causes.append((f"{where}.{name}", str(error)))
-    return causes
-
-
-def _pod_update(made: Object, old: Object) -> Causes:
-    loose = ("activeDeadlineSeconds", "tolerations", "terminationGracePeriodSeconds", "schedulingGates", "nodeName")
-    new, was = copy.deepcopy(made["spec"]), copy.deepcopy(old["spec"])
-    for spec in (new, was):
-        for part in loose:
-            spec.pop(part, None)
-        for container in spec["containers"]:
-            container.pop("image", None)
-    if new != was:
-        return [("spec", "Forbidden: pod updates may not change fields other than `spec.containers[*].image`, ...")]
-    return []
-
-
-def _data(resource: Resource, made: Object, old: Object | None) -> Causes:
+def _data(resource: Resource, obj: Object, old: Object | None) -> Causes:
     causes: Causes = []
     parts = ("data", "binaryData")
-    if resource.plural == "secrets":
-        made.setdefault("type", "Opaque")
-        if old and old["type"] != made["type"]:
-            causes.append(("type", "Invalid value: field is immutable"))
-        if made["type"] == "kubernetes.io/dockerconfigjson" and ".dockerconfigjson" not in made.get("data", {}):
-            causes.append(("data[.dockerconfigjson]", "Required value"))
-    for part in parts:
-        for name in made.get(part) or {}:
-            if not re.fullmatch(r"[-._a-zA-Z0-9]{1,253}", name):
-                causes.append((part, f'Invalid value: "{name}": a valid config key must consist of ...'))
-    size = sum(len(value) for part in parts for value in (made.get(part) or {}).values())
-    if size > _LONGEST_OBJECT:
+    is_pull_secret = obj.get("type") == "kubernetes.io/dockerconfigjson"
+    if is_pull_secret and ".dockerconfigjson" not in obj.get("data", {}):
+        causes.append(("data[.dockerconfigjson]", "Required value"))
+    if sum(len(value) for part in parts for value in (obj.get(part) or {}).values()) > 1 << 20:
         causes.append(("data", "Too long: may not be more than 1048576 bytes"))
-    changed = old is not None and any(made.get(part) != old.get(part) for part in parts)
-    if old and old.get("immutable") and (changed or not made.get("immutable")):
+    if old and old.get("immutable") and any(obj.get(part) != old.get(part) for part in (*parts, "immutable")):
         causes.append(("data", "Forbidden: field is immutable when `immutable` is set"))
     return causes
+
+
+def pod_security_violations(spec: Object, level: str) -> list[str]:
+    """Return how a Pod violates a Pod Security Standard, as far as a training Pod can."""
+    if level == "privileged":
+        return []
+    volumes, containers = spec.get("volumes") or [], spec["containers"]
+    broken = [f"{name}=true" for name in ("hostNetwork", "hostPID", "hostIPC") if spec.get(name)]
+    broken += [f'hostPath volumes (volume "{volume["name"]}")' for volume in volumes if "hostPath" in volume]
+    broken += ["privileged" for one in containers if one.get("securityContext", {}).get("privileged")]
+    if level == "restricted":
+        broken += [
+            f'restricted volume types (volume "{volume["name"]}")'
+            for volume in volumes
+            if not {*_RESTRICTED_VOLUMES, "hostPath"} & set(volume)
+        ]
+        for container in containers:
+            broken += _restricted(spec.get("securityContext") or {}, container)
+    return broken
+
+
+def _restricted(pod: Object, container: Object) -> list[str]:
+    own = container.get("securityContext") or {}
+    both = {**pod, **own}
+    rules = {
+        "allowPrivilegeEscalation != false": own.get("allowPrivilegeEscalation") is False,
+        "unrestricted capabilities": "ALL" in (own.get("capabilities") or {}).get("drop", []),
+        "runAsNonRoot != true": both.get("runAsNonRoot") is True,
+        "runAsUser=0": both.get("runAsUser") != 0,
+        "seccompProfile": (both.get("seccompProfile") or {}).get("type") in {"RuntimeDefault", "Localhost"},
+    }
+    return [f'{what} (container "{container["name"]}")' for what, kept in rules.items() if not kept]

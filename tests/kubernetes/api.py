@@ -1,7 +1,6 @@
-"""The fake API server without its socket: verbs on resources, admission, subresources.
+"""The fake API server without HTTP: verbs on resources, admission, patches, subresources.
 
-The one rule: whatever enters the store comes through here, the controllers' own objects too, so that quotas and checks
-hold for everybody.
+Controllers create their objects through it too, so that quotas and validation apply to all.
 """
 
 from __future__ import annotations
@@ -13,55 +12,42 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from tests.kubernetes import admission, patching, podsecurity, selectors
-from tests.kubernetes.access import Access
-from tests.kubernetes.resources import BY_PLURAL, KUEUE, TABLE, ApiError, Object, Resource, now, quantity
+from tests.kubernetes import admission, selectors
+from tests.kubernetes.rbac import Access
+from tests.kubernetes.resources import BY_PLURAL, TABLE, ApiError, Object, Resource, now, quantity
 from tests.kubernetes.store import Store
 
 Query = dict[str, str]
-VERSION = {
-    "major": "1", "minor": "36", "gitVersion": "v1.36.0-fake", "gitCommit": "0" * 40, "gitTreeState": "clean",
-    "buildDate": "2026-01-01T00:00:00Z", "goVersion": "go1.25", "compiler": "gc", "platform": "linux/amd64",
-}  # fmt: skip
+VERSION = {"major": "1", "minor": "36", "gitVersion": "v1.36.0-fake"}
+ENDED = ("Succeeded", "Failed")
 
 
 class Api:
-    """One cluster's API. `log_of(namespace, pod, query)` is the kubelets' answer about a pod's output."""
+    """One cluster's API. `log_of(namespace, pod)` returns a Pod's output."""
 
     def __init__(self, store: Store, access: Access) -> None:
         self.store, self.access = store, access
-        self.served = list(TABLE)
-        self.log_of: Callable[[str, str, Query], bytes] = lambda _namespace, _pod, _query: b""
-        self.applied: dict[str, dict[str, Object]] = {}
+        self.log_of: Callable[[str, str], bytes] = lambda _namespace, _pod: b""
         self.checks_schemas = True
-
-    def install_kueue(self) -> None:
-        """Serve Kueue's kinds."""
-        self.served += KUEUE
+        self._applied: dict[str, Object] = {}
 
     def resource(self, group: str, version: str, plural: str) -> Resource:
-        """The resource. Raises ApiError 404 for what is not served."""
-        for known in self.served:
+        """Return a resource of the table. Raises ApiError 404."""
+        for known in TABLE:
             if (known.group, known.version, known.plural) == (group, version, plural):
                 return known
         raise ApiError(404, "NotFound", "the server could not find the requested resource")
 
     # Reading
 
-    def get(self, resource: Resource, namespace: str, name: str, past: Store | None = None) -> Object:
-        """One object."""
-        return (past or self.store).get(resource.plural, namespace, name)
-
     def matching(self, resource: Resource, namespace: str, query: Query) -> Callable[[Object], bool]:
-        """Whether an object is of this namespace and these selectors."""
+        """Return whether an object is in this namespace and matches the query's selectors."""
         by_label = selectors.labels(query.get("labelSelector", ""))
         by_field = selectors.fields(resource.plural, query.get("fieldSelector", ""))
-        return lambda found: (
-            namespace in {"", found["metadata"].get("namespace", "")} and by_label(found) and by_field(found)
-        )
+        return lambda obj: namespace in {"", obj["metadata"].get("namespace", "")} and by_label(obj) and by_field(obj)
 
     def list(self, resource: Resource, namespace: str, query: Query, past: Store | None = None) -> Object:
-        """Objects, in pages where `limit` asks for that. Items do not say their kind, as a real server's don't."""
+        """Return a collection, in pages if the query has a `limit`. As on a real server, items have no `kind`."""
         store = past or self.store
         with store.changed:
             start, version = 0, store.version
@@ -70,129 +56,93 @@ class Api:
                 if version < store.compacted:
                     raise ApiError(410, "Expired", "The provided continue parameter is too old")
                 store = store.as_of(version)
-            found = store.find(resource.plural, namespace, self.matching(resource, namespace, query))
-        limit = int(query.get("limit") or 0) or len(found)
-        page, rest = found[start : start + limit], found[start + limit :]
+            objects = store.find(resource.plural, namespace, self.matching(resource, namespace, query))
+        end = start + int(query.get("limit") or len(objects))
         meta: Object = {"resourceVersion": str(version)}
-        if rest:
-            meta["continue"] = base64.b64encode(json.dumps([start + limit, version]).encode()).decode()
-            meta["remainingItemCount"] = len(rest)
-        for item in page:
+        if objects[end:]:
+            meta["continue"] = base64.b64encode(json.dumps([end, version]).encode()).decode()
+        for item in objects:
             del item["kind"], item["apiVersion"]
-        return {"kind": f"{resource.kind}List", "apiVersion": resource.api_version, "metadata": meta, "items": page}
+        items = objects[start:end]
+        return {"kind": f"{resource.kind}List", "apiVersion": resource.api_version, "metadata": meta, "items": items}
 
     # Writing
 
-    def create(self, resource: Resource, namespace: str, body: Object, *, dry: bool = False) -> Object:
-        """A new object. Raises ApiError 400, 403, 404, 409, 422."""
-        made = _named(resource, namespace, body)
-        self._demand_namespace(resource, namespace)
-        self._check(resource, made)
-        made["metadata"]["uid"] = str(uuid.uuid4())
-        made = admission.prepare(resource, made, None)
+    def create(self, resource: Resource, namespace: str, body: Object) -> Object:
+        """Add an object. Raises ApiError 400, 403, 404, 409, 422."""
+        new = _identified(resource, namespace, body)
+        if resource.namespaced:
+            self._demand_namespace(namespace)
+        self._check_schema(resource, new)
+        new["metadata"]["uid"] = str(uuid.uuid4())
+        new = admission.prepare(resource, new, None)
         if resource.plural == "pods":
-            self._demand_account(namespace, made)
-            podsecurity.admit(self.store, namespace, made)
+            self._demand_service_account(namespace, new)
+            self._demand_pod_security(namespace, new)
         with self.store.changed:
             if resource.plural == "pods":
-                made["status"] = {"phase": "Pending", "qosClass": "Guaranteed"}
-                self._demand_quota(namespace, made)
-            elif "status" in resource.subresources and resource.plural not in {"nodes", "persistentvolumeclaims"}:
-                made["status"] = {}
+                new["status"] = {"phase": "Pending", "qosClass": "Guaranteed"}
+                self._demand_quota(namespace, new)
+            elif resource.has_status and resource.plural not in {"nodes", "persistentvolumeclaims"}:
+                new["status"] = {}
             if resource.plural == "namespaces":
-                made["metadata"]["finalizers"], made["status"] = ["kubernetes"], {"phase": "Active"}
-            if dry:
-                return made
-            return self.store.create(resource, made)
+                new["metadata"]["finalizers"], new["status"] = ["kubernetes"], {"phase": "Active"}
+            return self.store.create(resource, new)
 
-    def replace(self, resource: Resource, namespace: str, name: str, body: Object, *, sub: str = "") -> Object:
-        """PUT."""
-        made = _named(resource, namespace, body)
-        if made["metadata"]["name"] != name:
-            raise ApiError(400, "BadRequest", "the name of the object does not match the name on the URL")
-        with self.store.changed:
-            old = self.store.get(resource.plural, namespace, name)
-            return self._store(resource, made, old, sub)
-
-    def patch(
-        self, resource: Resource, namespace: str, name: str, body: Any, *, query: Query, kind: str, sub: str
-    ) -> Object:
-        """PATCH, of the four kinds."""
-        if kind == "application/apply-patch+yaml":
-            return self._apply(resource, namespace, name, body, query)
-        with self.store.changed:
-            old = self.store.get(resource.plural, namespace, name)
-            match kind:
-                case "application/json-patch+json":
-                    made = patching.json_patch(old, body)
-                case "application/merge-patch+json":
-                    made = patching.merge_patch(old, body)
-                case "application/strategic-merge-patch+json":
-                    made = patching.strategic_patch(old, body)
-                case _:
-                    raise ApiError(
-                        415, "UnsupportedMediaType", f"the body of the request was in an unknown format: {kind}"
-                    )
-            given = body.get("metadata", {}) if isinstance(body, dict) else {}
-            if "resourceVersion" not in given and not isinstance(body, list):
-                made["metadata"].pop("resourceVersion", None)
-            _demand_uid(resource, name, made, old)
-            return self._store(resource, made, old, sub)
-
-    def _apply(self, resource: Resource, namespace: str, name: str, body: Object, query: Query) -> Object:
-        manager = query.get("fieldManager")
-        if not manager:
-            raise ApiError(400, "BadRequest", "fieldManager: Required value: is required for apply patch")
-        if not body.get("apiVersion") or not body.get("kind"):
-            raise ApiError(400, "BadRequest", "invalid object type: apiVersion and kind are required")
-        if body.get("metadata", {}).get("managedFields"):
-            raise ApiError(400, "BadRequest", "metadata.managedFields must be nil")
-        given = _named(resource, namespace, body)
-        self._check(resource, given)
+    def patch(self, resource: Resource, namespace: str, name: str, body: Object, kind: str) -> Object:
+        """Merge `body` into an object, or apply it (server-side apply, forced). Raises as `create`."""
+        is_apply = kind == "application/apply-patch+yaml"
+        if not is_apply and kind not in {"application/merge-patch+json", "application/strategic-merge-patch+json"}:
+            message = f"the body of the request was in an unknown format: {kind}"
+            raise ApiError(415, "UnsupportedMediaType", message)
+        if is_apply:
+            body = _identified(resource, namespace, body)
+            self._check_schema(resource, body)
         with self.store.changed:
             try:
                 old = self.store.get(resource.plural, namespace, name)
             except ApiError:
-                if uid := given["metadata"].get("uid"):
-                    why = f"the provided object specified uid {uid}, and no existing object was found"
-                    raise resource.conflict(name, f"uid mismatch: {why}") from None
-                made = self.create(resource, namespace, given)
-                self.applied[made["metadata"]["uid"]] = {manager: copy.deepcopy(given)}
-                return made
-            said = self.applied.setdefault(old["metadata"]["uid"], {})
-            made = patching.apply(old, given, said, manager, force=query.get("force", "").lower() == "true")
-            if "resourceVersion" not in given["metadata"]:
-                made["metadata"].pop("resourceVersion", None)
-            _demand_uid(resource, name, made, old)
-            return self._store(resource, made, old, "")
+                if not is_apply:
+                    raise
+                if uid := body["metadata"].get("uid"):
+                    why = f"uid mismatch: the provided object specified uid {uid}, and no existing object was found"
+                    raise resource.conflict(name, why) from None
+                created = self.create(resource, namespace, body)
+                self._applied[created["metadata"]["uid"]] = body
+                return created
+            base = copy.deepcopy(old)
+            if is_apply:
+                _remove_absent(base, self._applied.get(old["metadata"]["uid"], {}), body)
+            new = merge_patch(base, body)
+            if "resourceVersion" not in body.get("metadata", {}):
+                new["metadata"].pop("resourceVersion", None)
+            uid = new["metadata"].get("uid", old["metadata"]["uid"])
+            if uid != old["metadata"]["uid"]:  # only PUT and DELETE answer 409
+                raise resource.invalid(name, [("metadata.uid", f'Invalid value: "{uid}": field is immutable')])
+            if resource.plural != "nodes":
+                new = admission.prepare(resource, new, old)
+                self._check_schema(resource, {**new, "status": {}} if "status" in new else new)
+            updated = self.store.update(resource, new)
+            if is_apply:
+                self._applied[old["metadata"]["uid"]] = body
+            return updated
 
-    def _store(self, resource: Resource, made: Object, old: Object, sub: str) -> Object:
-        if sub == "status":
-            return self.store.update(resource, made, status=True)
-        if resource.plural != "nodes":
-            made = admission.prepare(resource, made, old)
-            self._check(resource, {**made, "status": {}} if "status" in made else made)
-        return self.store.update(resource, made)
-
-    def _check(self, resource: Resource, body: Object) -> None:
+    def _check_schema(self, resource: Resource, body: Object) -> None:
         if self.checks_schemas:
             admission.check_schema(resource, body)
 
     # Subresources and reviews
 
     def evict(self, namespace: str, name: str, body: Object) -> Object:
-        """POST pods/eviction: what `kubectl drain` does."""
-
-        def mark(pod: Object) -> None:
-            add_condition(pod, "DisruptionTarget", "True", "EvictionByEvictionAPI", "Eviction API: evicting")
-
+        """Evict a Pod (`POST pods/eviction`), as `kubectl drain` does."""
         self.store.get("pods", namespace, name)
-        self.store.edit("pods", namespace, name, mark)
+        condition = ("DisruptionTarget", "True", "EvictionByEvictionAPI", "Eviction API: evicting")
+        self.store.edit("pods", namespace, name, lambda pod: set_condition(pod, *condition))
         self.store.delete("pods", namespace, name, body.get("deleteOptions"))
         return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
 
     def review(self, user: str, body: Object) -> Object:
-        """POST selfsubjectaccessreviews."""
+        """Answer a SelfSubjectAccessReview."""
         asked = body["spec"]["resourceAttributes"]
         what = asked.get("resource", "*") + (f"/{asked['subresource']}" if asked.get("subresource") else "")
         allowed = self.access.allows(
@@ -201,111 +151,116 @@ class Api:
         )  # fmt: skip
         return {**body, "status": {"allowed": allowed}}
 
-    def _demand_namespace(self, resource: Resource, namespace: str) -> None:
-        if not resource.namespaced:
-            return
-        found = self.store.get("namespaces", "", namespace)
-        if found["metadata"].get("deletionTimestamp"):
+    # Admission of new objects
+
+    def _demand_namespace(self, namespace: str) -> None:
+        if self.store.get("namespaces", "", namespace)["metadata"].get("deletionTimestamp"):
             message = f"forbidden: unable to create new content in namespace {namespace} because it is being terminated"
             raise ApiError(403, "Forbidden", message, {"causes": [{"reason": "NamespaceTerminating"}]})
 
-    def _demand_account(self, namespace: str, pod: Object) -> None:
-        """Raises ApiError 403 for a pod whose service account is not there, or not yet."""
+    def _demand_service_account(self, namespace: str, pod: Object) -> None:
         account = pod["spec"].get("serviceAccountName", "default")
-        try:
-            self.store.get("serviceaccounts", namespace, account)
-        except ApiError as error:
+        if not self.store.find("serviceaccounts", namespace, lambda one: one["metadata"]["name"] == account):
             why = f'error looking up service account {namespace}/{account}: serviceaccount "{account}" not found'
-            raise ApiError(403, "Forbidden", f'pods "{pod["metadata"].get("name", "")}" is forbidden: {why}') from error
+            raise ApiError(403, "Forbidden", f'pods "{pod["metadata"].get("name", "")}" is forbidden: {why}')
+
+    def _demand_pod_security(self, namespace: str, pod: Object) -> None:
+        labels = self.store.get("namespaces", "", namespace)["metadata"].get("labels", {})
+        level = labels.get("pod-security.kubernetes.io/enforce", "privileged")
+        if broken := admission.pod_security_violations(pod["spec"], level):
+            message = f'violates PodSecurity "{level}:latest": {", ".join(broken)}'
+            raise ApiError(403, "Forbidden", f'pods "{pod["metadata"].get("name", "")}" is forbidden: {message}')
 
     def _demand_quota(self, namespace: str, pod: Object) -> None:
-        """Raises ApiError 403 where a ResourceQuota has no room for the pod."""
+        live = self.store.find("pods", namespace, lambda one: one["status"].get("phase") not in ENDED)
         for quota in self.store.find("resourcequotas", namespace):
-            live = self.store.find(
-                "pods", namespace, lambda one: one["status"].get("phase") not in {"Succeeded", "Failed"}
-            )
-            for name, most in quota["spec"]["hard"].items():
-                used = sum(_uses(one, name) for one in live)
-                wanted = _uses(pod, name)
-                if wanted and used + wanted > quantity(most):
-                    told = f"requested: {name}={wanted:g}, used: {name}={used:g}, limited: {name}={most}"
+            for name, limit in quota["spec"]["hard"].items():
+                used, wanted = sum(_quota_use(one, name) for one in live), _quota_use(pod, name)
+                if wanted and used + wanted > quantity(limit):
+                    figures = f"requested: {name}={wanted:g}, used: {name}={used:g}, limited: {name}={limit}"
                     message = f'pods "{pod["metadata"].get("name", "")}" is forbidden: exceeded quota: '
-                    raise ApiError(403, "Forbidden", f"{message}{quota['metadata']['name']}, {told}")
+                    raise ApiError(403, "Forbidden", f"{message}{quota['metadata']['name']}, {figures}")
 
 
-def _demand_uid(resource: Resource, name: str, made: Object, old: Object) -> None:
-    """Raises ApiError 422 for a patch that names another object's uid: only PUT and DELETE call that a conflict."""
-    uid = made["metadata"].get("uid", old["metadata"]["uid"])
-    if uid != old["metadata"]["uid"]:
-        raise resource.invalid(name, [("metadata.uid", f'Invalid value: "{uid}": field is immutable')])
+def merge_patch(target: Any, patch: Any) -> Any:
+    """Apply a JSON merge patch (RFC 7386): null removes, lists are replaced."""
+    if not isinstance(patch, dict):
+        return copy.deepcopy(patch)
+    new = dict(target) if isinstance(target, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            new.pop(name, None)
+        else:
+            new[name] = merge_patch(new.get(name), value)
+    return new
 
 
-def _uses(pod: Object, name: str) -> float:
-    """What a pod takes of a quota's line."""
+def _remove_absent(target: Object, before: Object, after: Object) -> None:
+    """Remove what the last apply set and this one does not set."""
+    for name, value in before.items():
+        if name not in after:
+            target.pop(name, None)
+        elif isinstance(value, dict) and isinstance(after[name], dict) and isinstance(target.get(name), dict):
+            _remove_absent(target[name], value, after[name])
+
+
+def _quota_use(pod: Object, name: str) -> float:
+    """Return how much of a quota's line a Pod uses."""
     if name in {"pods", "count/pods"}:
         return 1
     kind, _, what = name.partition(".") if name.startswith(("requests.", "limits.")) else ("requests", "", name)
-    containers = pod["spec"]["containers"]
-    return sum(quantity((one["resources"].get(kind) or {}).get(what, 0)) for one in containers)
+    return sum(quantity((one["resources"].get(kind) or {}).get(what, 0)) for one in pod["spec"]["containers"])
 
 
-def _named(resource: Resource, namespace: str, body: Object) -> Object:
-    """The body, of the kind and namespace that the address says."""
+def _identified(resource: Resource, namespace: str, body: Object) -> Object:
+    """Return the body with the kind and namespace of the URL. Raises ApiError 400 if it has others."""
     if not isinstance(body, dict) or not isinstance(body.get("metadata"), dict):
         raise ApiError(400, "BadRequest", "the body is not an object with metadata")
-    made = copy.deepcopy(body)
-    told = (made.setdefault("apiVersion", resource.api_version), made.setdefault("kind", resource.kind))
-    if told != (resource.api_version, resource.kind):
-        message = f"the API version or kind in the data {told} does not match the expected {resource.kind}"
+    new = copy.deepcopy(body)
+    kind = (new.setdefault("apiVersion", resource.api_version), new.setdefault("kind", resource.kind))
+    if kind != (resource.api_version, resource.kind):
+        message = f"the API version or kind in the data {kind} does not match the expected {resource.kind}"
         raise ApiError(400, "BadRequest", message)
-    if resource.namespaced and made["metadata"].setdefault("namespace", namespace) != namespace:
+    if resource.namespaced and new["metadata"].setdefault("namespace", namespace) != namespace:
         raise ApiError(400, "BadRequest", "the namespace of the provided object does not match the request")
-    return made
+    return new
 
 
-def add_condition(found: Object, kind: str, status: str, reason: str, message: str = "") -> None:
+def set_condition(obj: Object, kind: str, status: str, reason: str, message: str = "") -> None:
     """Set a condition in an object's status."""
-    conditions = found.setdefault("status", {}).setdefault("conditions", [])
+    conditions = obj.setdefault("status", {}).setdefault("conditions", [])
+    new = {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": now()}
     for old in conditions:
         if old["type"] == kind:
-            if (old["status"], old.get("reason"), old.get("message")) == (status, reason, message):
-                return
-            changed = old["status"] != status
-            old.update(status=status, reason=reason, message=message)
-            if changed:
-                old["lastTransitionTime"] = now()
+            if old["status"] == status:
+                new["lastTransitionTime"] = old["lastTransitionTime"]
+            old.update(new)
             return
-    conditions.append(
-        {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": now()}
-    )
+    conditions.append(new)
 
 
 def record_event(api: Api, about: Object, kind: str, reason: str, message: str) -> None:
-    """An event about an object; the same again raises its count."""
+    """Record an event about an object; a repetition increases its count."""
     meta = about["metadata"]
     namespace = meta.get("namespace", "default")
-    resource = BY_PLURAL["events"]
 
-    def same(event: Object) -> bool:
-        told = (event["involvedObject"]["uid"], event["reason"], event["message"])
-        return told == (meta["uid"], reason, message)
+    def is_same(event: Object) -> bool:
+        return bool(
+            (event["involvedObject"]["uid"], event["reason"], event["message"]) == (meta["uid"], reason, message)
+        )
 
     with api.store.changed:
-        for old in api.store.find("events", namespace, same):
-            api.store.update(resource, {**old, "count": old["count"] + 1, "lastTimestamp": now()})
+        if same := api.store.find("events", namespace, is_same):
+            repeated = {"count": same[0]["count"] + 1, "lastTimestamp": now()}
+            api.store.edit("events", namespace, same[0]["metadata"]["name"], lambda obj: obj.update(repeated))
             return
-        try:
-            api.store.create(
-                resource,
-                {
-                    "metadata": {"name": f"{meta['name']}.{uuid.uuid4().hex[:16]}", "namespace": namespace},
-                    "involvedObject": {
-                        "kind": about["kind"], "name": meta["name"], "namespace": namespace, "uid": meta["uid"],
-                        "apiVersion": about["apiVersion"],
-                    },
-                    "type": kind, "reason": reason, "message": message, "count": 1,
-                    "firstTimestamp": now(), "lastTimestamp": now(), "source": {"component": "fake"},
-                },
-            )  # fmt: skip
-        except ApiError:  # the namespace has gone
-            return
+        event = {
+            "metadata": {"name": f"{meta['name']}.{uuid.uuid4().hex[:16]}", "namespace": namespace},
+            "involvedObject": {
+                "kind": about["kind"], "name": meta["name"], "namespace": namespace, "uid": meta["uid"],
+                "apiVersion": about["apiVersion"],
+            },
+            "type": kind, "reason": reason, "message": message, "count": 1,
+            "firstTimestamp": now(), "lastTimestamp": now(), "source": {"component": "fake"},
+        }  # fmt: skip
+        api.store.create(BY_PLURAL["events"], event)

@@ -1,6 +1,6 @@
-"""The fake API server's socket: real HTTP for the official client, watches included.
+"""The fake API server over HTTP, for the official client and ours, with watches and injected faults.
 
-The one rule: what is decided is decided in `api.py`; here is the way in and out, and what can go wrong on it.
+`api.py` decides; this module only translates requests and responses.
 """
 
 from __future__ import annotations
@@ -20,20 +20,33 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from tests.kubernetes.access import Access
-from tests.kubernetes.api import Api, Query
-from tests.kubernetes.certificates import certificates
-from tests.kubernetes.discovery import discovery
-from tests.kubernetes.faults import ANSWERS, DONE, HELD, Call, Fault, Faults
+from tests.kubernetes.api import VERSION, Api, Query
+from tests.kubernetes.certificates import Certificates
+from tests.kubernetes.faults import AFTER, BEFORE, REFUSALS, TIMEOUTS, Fault, Faults
+from tests.kubernetes.rbac import Access
 from tests.kubernetes.resources import ApiError, Object, Resource
 from tests.kubernetes.store import Change, Store
 
-_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete", "GET": "get"}
+_VERBS = {"POST": "create", "PATCH": "patch", "DELETE": "delete", "GET": "get"}
 _TICK_SECONDS = 0.25
 
 
+def write_kubeconfig(path: Path, cluster: Object, user: Object) -> Path:
+    """Write a kubeconfig with one context."""
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "clusters": [{"name": "test", "cluster": cluster}],
+        "users": [{"name": "test", "user": user}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test", "namespace": "default"}}],
+    }
+    path.write_text(json.dumps(content))
+    return path
+
+
 class ApiServer:
-    """Serves one cluster on a free port of loopback until `close`; with `secure`, as a real one is reached."""
+    """Serves one cluster on a free port of loopback until `close`. If `secure`, with TLS and client certificates."""
 
     def __init__(self, bookmark_seconds: float = 1.0, *, secure: bool = False) -> None:
         self.store = Store()
@@ -42,20 +55,14 @@ class ApiServer:
         self.faults = Faults()
         self.bookmark_seconds = bookmark_seconds
         self.closing = threading.Event()
-        server = self
-
-        class Handler(_Handler):
-            """Bound to this server."""
-
-            owner = server
-
-        self.tls = certificates().context() if secure else None
-        self._http = _Listener(("127.0.0.1", 0), Handler)
+        self.certificates = Certificates() if secure else None
+        self.tls = self.certificates.context() if self.certificates else None
+        self._http = _Listener(("127.0.0.1", 0), type("Handler", (_Handler,), {"owner": self}))
         self.url = f"{'https' if secure else 'http'}://127.0.0.1:{self._http.server_address[1]}"
         threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Stop serving."""
         self.closing.set()
         self.faults.disarm()
         self._http.shutdown()
@@ -63,36 +70,25 @@ class ApiServer:
         with self.store.changed:
             self.store.changed.notify_all()
 
-    def kubeconfig(self, path: Path, token: str = "", namespace: str = "default") -> Path:
-        """Write a kubeconfig with one context, `fake`: the administrator's, or that of whoever has the token."""
-        user: Object = {"token": token or self.access.admin_token}
-        cluster: Object = {"server": self.url}
-        if self.tls is not None:
-            cluster["certificate-authority-data"] = certificates().authority
-            user = user if token else certificates().admin
-        content = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "fake",
-            "clusters": [{"name": "fake", "cluster": cluster}],
-            "users": [{"name": "fake", "user": user}],
-            "contexts": [
-                {"name": "fake", "context": {"cluster": "fake", "user": "fake", "namespace": namespace}},
-            ],
-        }
-        path.write_text(json.dumps(content))
-        return path
+    def kubeconfig(self, path: Path, token: str = "") -> Path:
+        """Write the kubeconfig of the administrator, or of the owner of a token."""
+        if self.certificates is None:
+            return write_kubeconfig(path, {"server": self.url}, {"token": token or self.access.admin_token})
+        cluster = {"server": self.url, "certificate-authority-data": self.certificates.authority}
+        return write_kubeconfig(path, cluster, {"token": token} if token else self.certificates.admin)
 
 
 class _Listener(http.server.ThreadingHTTPServer):
-    """Accepts connections; one that breaks is nobody's fault."""
-
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients give up and are killed; anything else is told."""
+        """Report an exception, unless it is a broken connection: clients give up and are killed."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
+
+
+class _ConnectionDropped(Exception):
+    """The connection is to break without a response."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -103,281 +99,223 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def log_message(self, *_arguments: object) -> None:
-        """Quiet."""
+        """Log nothing."""
 
     def setup(self) -> None:
-        """Greet the client, on this connection's own thread: it may take its time."""
+        """Shake hands on this connection's own thread."""
         if self.owner.tls is not None:
             self.request = self.owner.tls.wrap_socket(self.request, server_side=True)
         super().setup()
 
     def finish(self) -> None:
-        """The server closes what it accepted, and knows nothing of what was wrapped around it."""
+        """Close the TLS connection; the server closes only the socket below it."""
         super().finish()
         self.connection.close()
 
     def _handle(self) -> None:
-        length = int(self.headers.get("Content-Length") or 0)
-        raw = self.rfile.read(length)
-        parsed = urllib.parse.urlsplit(self.path)
-        query = dict(urllib.parse.parse_qsl(parsed.query, keep_blank_values=True))
+        raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        url = urllib.parse.urlsplit(self.path)
+        query = dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True))
         try:
-            told = self.connection.getpeercert() if isinstance(self.connection, ssl.SSLSocket) else None
-            user = self.owner.access.user(self.headers.get("Authorization", ""), certified=bool(told))
-            body = _decoded(raw, self.headers.get("Content-Type", ""))
-            self._answer(user, parsed.path, query, body)
+            certificate = self.connection.getpeercert() if isinstance(self.connection, ssl.SSLSocket) else None
+            user = self.owner.access.user(self.headers.get("Authorization", ""), has_certificate=bool(certificate))
+            self._respond(user, url.path, query, _decode(raw))
         except ApiError as error:
             self._send(error.code, error.status())
-        except _HungUpError:
+        except _ConnectionDropped:
             self.close_connection = True
             with contextlib.suppress(OSError):
                 self.connection.shutdown(socket.SHUT_RDWR)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
 
-    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _handle  # noqa: N815 - the base class names them so
+    do_GET = do_POST = do_PATCH = do_DELETE = _handle  # noqa: N815 - the base class names them so
 
-    def _answer(self, user: str, path: str, query: Query, body: Any) -> None:
-        found = discovery(self.owner.api, path)
-        if found is not None:
-            self._meet(Call("get", path))
-            self._send(200, found)
+    def _respond(self, user: str, path: str, query: Query, body: Any) -> None:
+        if path in {"/version", "/readyz"}:
+            self._fault_of(f"get {path}")
+            self._send(200, VERSION)
             return
-        asked = _asked(self.owner.api, self.command, path, query, body)
-        resource, namespace, name = asked.resource, asked.namespace, asked.name
-        fault = self._meet(Call(asked.verb, asked.what, name))
-        if resource.kind != "SelfSubjectAccessReview":
+        asked = _parse(self.owner.api, self.command, path, query, body)
+        fault = self._fault_of(f"{asked.verb} {asked.what}")
+        if asked.resource.kind != "SelfSubjectAccessReview":
             self.owner.access.demand(
-                user, verb=asked.verb, group=resource.group, what=asked.what, namespace=namespace, name=name
-            )
+                user, verb=asked.verb, group=asked.resource.group, what=asked.what, namespace=asked.namespace,
+                name=asked.name,
+            )  # fmt: skip
         if asked.verb == "watch":
-            self._watch(resource, namespace, query)
+            self._watch(asked)
+            return
+        if asked.subresource == "log":
+            self._send_bytes(200, "text/plain", self.owner.api.log_of(asked.namespace, asked.name))
             return
         past = self.owner.store.as_of(self.owner.faults.stale_version) if fault is Fault.STALE else None
-        if asked.sub == "log":
-            self._send_text(self.owner.api.log_of(namespace, name, query))
-            return
-        if asked.verb in {"get", "list"}:
-            code, answer = 200, self._read(asked, past)
-        elif asked.verb == "create":
-            code, answer = 201, self._create(user, asked)
-        else:
-            code, answer = 200, self._change(asked)
-        if fault in DONE:
-            self._vanish(fault)
-        self._send(code, answer)
+        response = self._carry_out(user, asked, past)
+        if fault in AFTER:
+            self._drop_connection(fault)
+        self._send(201 if asked.verb == "create" else 200, response)
 
-    def _meet(self, call: Call) -> Fault | None:
-        """Count the call; what has to happen before it, happens."""
-        fault = self.owner.faults.meet(call)
-        if fault in ANSWERS:
-            raise ApiError(*ANSWERS[fault])
-        if fault in {Fault.TIMEOUT_BEFORE, Fault.BROKEN_BEFORE}:
-            self._vanish(fault)
+    def _fault_of(self, call: str) -> Fault | None:
+        """Count the request, and inject a fault that comes before it is carried out."""
+        fault = self.owner.faults.next_fault(call)
+        if fault in REFUSALS:
+            raise ApiError(*REFUSALS[fault])
+        if fault in BEFORE:
+            self._drop_connection(fault)
         return fault
 
-    def _vanish(self, fault: Fault | None) -> None:
-        """Break the connection, late where the client is to lose its patience."""
-        if fault in HELD:
+    def _drop_connection(self, fault: Fault | None) -> None:
+        if fault in TIMEOUTS:
             self.owner.faults.released.wait(self.owner.faults.hold_seconds)
-        raise _HungUpError
+        raise _ConnectionDropped
 
-    def _read(self, asked: _Asked, past: Store | None) -> Object:
-        api = self.owner.api
-        if asked.verb == "get":
-            return api.get(asked.resource, asked.namespace, asked.name, past)
-        return api.list(asked.resource, asked.namespace, asked.query, past)
-
-    def _create(self, user: str, asked: _Asked) -> Object:
-        api = self.owner.api
-        if asked.resource.kind == "SelfSubjectAccessReview":
-            return api.review(user, asked.body)
-        if asked.sub == "eviction":
-            return api.evict(asked.namespace, asked.name, asked.body)
-        if asked.sub == "token":
-            token = self.owner.access.token_for(asked.namespace, asked.name)
-            return {**asked.body, "status": {"token": token, "expirationTimestamp": "2999-01-01T00:00:00Z"}}
-        return api.create(asked.resource, asked.namespace, asked.body, dry=asked.query.get("dryRun") == "All")
-
-    def _change(self, asked: _Asked) -> Object:
-        api, resource, namespace, name = self.owner.api, asked.resource, asked.namespace, asked.name
-        options = _options(asked.query, asked.body) if asked.verb.startswith("delete") else {}
+    def _carry_out(self, user: str, asked: _Request, past: Store | None) -> Object:
+        api, resource, namespace, name, body = self.owner.api, asked.resource, asked.namespace, asked.name, asked.body
         match asked.verb:
-            case "update":
-                return api.replace(resource, namespace, name, asked.body, sub=asked.sub)
+            case "get":
+                return (past or api.store).get(resource.plural, namespace, name)
+            case "list":
+                return api.list(resource, namespace, asked.query, past)
             case "patch":
-                kind = self.headers.get("Content-Type", "").partition(";")[0]
-                return api.patch(resource, namespace, name, asked.body, query=asked.query, kind=kind, sub=asked.sub)
-            case "delete":
-                return api.store.delete(resource.plural, namespace, name, options)
-        with api.store.changed:
-            for found in api.store.find(resource.plural, namespace, api.matching(resource, namespace, asked.query)):
-                api.store.delete(resource.plural, namespace, found["metadata"]["name"], options)
-        return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
-
-    # Watching
-
-    def _watch(self, resource: Resource, namespace: str, query: Query) -> None:
-        store, faults = self.owner.store, self.owner.faults
-        matches = self.owner.api.matching(resource, namespace, query)
-        end = time.monotonic() + float(query.get("timeoutSeconds") or 1800)
-        self._begin_stream()
-        sent = 0
-        asked = query.get("resourceVersion") or "0"
-        with store.changed:
-            version = int(asked)
-            if version == 0:
-                version = store.version
-                first = [_event("ADDED", found) for found in store.find(resource.plural, namespace, matches)]
-            else:
-                first = []
-        if first:
-            self._send_events(first)
-        bookmark_at = time.monotonic() + self.owner.bookmark_seconds
-        while time.monotonic() < end and not self.owner.closing.is_set() and not faults.down:
-            try:
-                with store.changed:
-                    changes = store.since(version)
-                    if not changes:
-                        store.changed.wait(_TICK_SECONDS)
-                        changes = store.since(version)
-                    reached = store.version
-            except ApiError as error:
-                self._send_events([{"type": "ERROR", "object": error.status()}])
-                break
-            if faults.watch_lag_seconds:
-                time.sleep(faults.watch_lag_seconds)
-            events = [event for change in changes if (event := _seen(change, resource, matches))]
-            version = reached
-            if faults.watch_repeats:
-                events = [event for event in events for _twice in range(2)]
-            if faults.watch_drops_after is not None and sent + len(events) > faults.watch_drops_after:
-                self._send_events(events[: max(0, faults.watch_drops_after - sent)])
-                raise _HungUpError
-            sent += len(events)
-            if events:
-                self._send_events(events)
-            elif query.get("allowWatchBookmarks") in {"true", "True", "1"} and time.monotonic() >= bookmark_at:
-                bookmark_at = time.monotonic() + self.owner.bookmark_seconds
-                mark = {"kind": resource.kind, "apiVersion": resource.api_version}
-                self._send_events(
-                    [{"type": "BOOKMARK", "object": {**mark, "metadata": {"resourceVersion": str(version)}}}]
+                return api.patch(
+                    resource, namespace, name, body, self.headers.get("Content-Type", "").partition(";")[0]
                 )
-        self._end_stream()
+            case "delete":
+                options = dict(body or {})
+                for option in asked.query.keys() & {"propagationPolicy", "gracePeriodSeconds"}:
+                    options[option] = asked.query[option]
+                if resource.plural == "jobs" and options.get("propagationPolicy") != "Background":
+                    raise ApiError(400, "BadRequest", "the fake cluster deletes Jobs in the background only")
+                return api.store.delete(resource.plural, namespace, name, options)
+        return self._create(user, asked)
 
-    def _begin_stream(self) -> None:
+    def _create(self, user: str, asked: _Request) -> Object:
+        api, resource, namespace, name, body = self.owner.api, asked.resource, asked.namespace, asked.name, asked.body
+        if resource.kind == "SelfSubjectAccessReview":
+            return api.review(user, body)
+        if asked.subresource == "eviction":
+            return api.evict(namespace, name, body)
+        if asked.subresource == "token":
+            token = self.owner.access.token_for(namespace, name)
+            return {**body, "status": {"token": token, "expirationTimestamp": "2999-01-01T00:00:00Z"}}
+        return api.create(resource, namespace, body)
+
+    # Watches
+
+    def _watch(self, asked: _Request) -> None:
+        store, faults, query = self.owner.store, self.owner.faults, asked.query
+        matches = self.owner.api.matching(asked.resource, asked.namespace, query)
+        ends_at = time.monotonic() + float(query.get("timeoutSeconds") or 1800)
+        bookmark_at = time.monotonic() + self.owner.bookmark_seconds
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
+        sent = 0
+        version = int(query.get("resourceVersion") or store.version)
+        while time.monotonic() < ends_at and not self.owner.closing.is_set() and not faults.down:
+            try:
+                with store.changed:
+                    if not store.since(version):
+                        store.changed.wait(_TICK_SECONDS)
+                    changes, version = store.since(version), store.version
+            except ApiError as error:
+                self._send_events([{"type": "ERROR", "object": error.status()}])
+                break
+            self.owner.closing.wait(faults.watch_lag_seconds)
+            events = [event for change in changes if (event := _event(change, asked.resource, matches))]
+            if faults.watch_repeats:
+                events = [event for event in events for _twice in range(2)]
+            if faults.watch_drops_after is not None and sent + len(events) > faults.watch_drops_after:
+                self._send_events(events[: max(0, faults.watch_drops_after - sent)])
+                raise _ConnectionDropped
+            if not events and time.monotonic() >= bookmark_at and "allowWatchBookmarks" in query:
+                bookmark_at = time.monotonic() + self.owner.bookmark_seconds
+                metadata = {"resourceVersion": str(version)}
+                mark = {"kind": asked.resource.kind, "apiVersion": asked.resource.api_version, "metadata": metadata}
+                events = [{"type": "BOOKMARK", "object": mark}]
+            sent += len(events)
+            self._send_events(events)
+        self.wfile.write(b"0\r\n\r\n")
 
     def _send_events(self, events: list[Object]) -> None:
         text = b"".join(json.dumps(event).encode() + b"\n" for event in events)
         if text:
             self.wfile.write(b"%x\r\n%s\r\n" % (len(text), text))
 
-    def _end_stream(self) -> None:
-        self.wfile.write(b"0\r\n\r\n")
+    # Responses, in one write: a second one would wait for the first to be acknowledged
 
-    # Answering, in one write: a second one would wait for the first to be acknowledged
-
-    def _send(self, code: int, answer: Object) -> None:
-        self._send_bytes(code, "application/json", json.dumps(answer).encode())
-
-    def _send_text(self, text: bytes) -> None:
-        self._send_bytes(200, "text/plain", text)
+    def _send(self, code: int, response: Object) -> None:
+        self._send_bytes(code, "application/json", json.dumps(response).encode())
 
     def _send_bytes(self, code: int, kind: str, content: bytes) -> None:
-        retry = (
-            f"Retry-After: {self.owner.faults.retry_after_seconds}\r\n" if code == HTTPStatus.TOO_MANY_REQUESTS else ""
-        )
-        head = f"HTTP/1.1 {code} {HTTPStatus(code).phrase}\r\nContent-Type: {kind}\r\n{retry}"
+        head = f"HTTP/1.1 {code} {HTTPStatus(code).phrase}\r\nContent-Type: {kind}\r\n"
+        if code == HTTPStatus.TOO_MANY_REQUESTS:
+            head += f"Retry-After: {self.owner.faults.retry_after_seconds}\r\n"
         self.wfile.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
 
 
-class _HungUpError(Exception):
-    """The connection is to break without an answer."""
-
-
-def _seen(change: Change, resource: Resource, matches: Any) -> Object | None:
-    """What a watcher sees of a change: an object that comes into its selector is ADDED, one that leaves it DELETED."""
+def _event(change: Change, resource: Resource, matches: Any) -> Object | None:
+    """Return what a watch sends: an object that starts to match its selector is ADDED, one that stops is DELETED."""
     if change.key[0] != resource.plural:
         return None
-    is_in = change.kind != "DELETED" and matches(change.after)
-    was_in = change.before is not None and matches(change.before)
-    if not is_in and not was_in:
+    matches_now = change.kind != "DELETED" and matches(change.after)
+    matched_before = change.before is not None and matches(change.before)
+    if matches_now:
+        return {"type": "MODIFIED" if matched_before else "ADDED", "object": change.after}
+    if not matched_before:
         return None
-    if is_in:
-        return _event("MODIFIED" if was_in else "ADDED", change.after)
     last = copy.deepcopy(change.after if change.kind == "DELETED" else change.before) or {}
     last["metadata"]["resourceVersion"] = str(change.version)
-    return _event("DELETED", last)
+    return {"type": "DELETED", "object": last}
 
 
-def _event(kind: str, found: Object) -> Object:
-    return {"type": kind, "object": found}
-
-
-def _options(query: Query, body: Any) -> Object:
-    """Options of a deletion, from the body and the query."""
-    options = dict(body or {})
-    if "propagationPolicy" in query:
-        options["propagationPolicy"] = query["propagationPolicy"]
-    if "gracePeriodSeconds" in query:
-        options["gracePeriodSeconds"] = int(query["gracePeriodSeconds"])
-    return options
-
-
-def _decoded(raw: bytes, kind: str) -> Any:
-    """The body. Raises ApiError 400, 415."""
-    if not raw:
-        return None
-    if "json" not in kind and "yaml" not in kind:
-        raise ApiError(415, "UnsupportedMediaType", f"the body of the request was in an unknown format: {kind}")
+def _decode(raw: bytes) -> Any:
+    """Return the body of a request. Raises ApiError 400."""
     try:
-        return json.loads(raw)
+        return json.loads(raw) if raw else None
     except ValueError as error:
         raise ApiError(400, "BadRequest", f"the object provided is unrecognized: {error}") from error
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A request: the verb as access control knows it, on what."""
+class _Request:
+    """A request: the verb as RBAC names it, and the object."""
 
     verb: str
     resource: Resource
     namespace: str
     name: str
-    sub: str
+    subresource: str
     query: Query
     body: Any
 
     @property
     def what(self) -> str:
         """The resource, with its subresource."""
-        return self.resource.plural + (f"/{self.sub}" if self.sub else "")
+        return self.resource.plural + (f"/{self.subresource}" if self.subresource else "")
 
 
-def _asked(api: Api, method: str, path: str, query: Query, body: Any) -> _Asked:
-    """The request. Raises ApiError 404."""
+def _parse(api: Api, method: str, path: str, query: Query, body: Any) -> _Request:
+    """Return the request of a URL. Raises ApiError 404."""
+    not_found = ApiError(404, "NotFound", "the server could not find the requested resource")
     parts = [urllib.parse.unquote(part) for part in path.strip("/").split("/")]
     group = ""
-    if parts[:1] == ["apis"] and len(parts) > 3:
+    if parts[0] == "apis" and len(parts) > 3:
         group, parts = parts[1], parts[2:]
-    elif parts[:1] == ["api"] and len(parts) > 2:
+    elif parts[0] == "api" and len(parts) > 2:
         parts = parts[1:]
     else:
-        raise ApiError(404, "NotFound", "the server could not find the requested resource")
+        raise not_found
     version, rest = parts[0], parts[1:]
     namespace = ""
-    if rest[0] == "namespaces" and len(rest) > 2 and rest[2] not in {"status", "finalize"}:
+    if rest[0] == "namespaces" and len(rest) > 2:
         namespace, rest = rest[1], rest[2:]
     resource = api.resource(group, version, rest[0])
-    name, sub = [*rest, "", ""][1:3]
-    if sub and sub not in resource.subresources:
-        raise ApiError(404, "NotFound", "the server could not find the requested resource")
+    name, subresource = [*rest, "", ""][1:3]
+    if subresource and subresource not in resource.subresources:
+        raise not_found
     verb = _VERBS[method]
-    if not name:
-        listing = "watch" if query.get("watch") in {"1", "true", "True"} else "list"
-        verb = {"get": listing, "delete": "deletecollection"}.get(verb, verb)
-    return _Asked(verb, resource, namespace, name, sub, query, body)
+    if verb == "get" and not name:
+        verb = "watch" if query.get("watch") in {"1", "true", "True"} else "list"
+    return _Request(verb, resource, namespace, name, subresource, query, body)

@@ -1,7 +1,4 @@
-"""The certificates of one fake cluster, as a real one hands them out: its own authority, a server, an administrator.
-
-The one rule: they are made anew for each cluster, and are good for a day on this machine alone.
-"""
+"""The certificates of one fake cluster, valid for one day: its authority, its server and an administrator."""
 
 from __future__ import annotations
 
@@ -21,43 +18,33 @@ Pair = tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
 
 
 class Certificates:
-    """What a server on 127.0.0.1 and its administrator show each other."""
+    """Certificates for a server on 127.0.0.1. All clusters of a process share them."""
 
     def __init__(self) -> None:
-        self._authority = _issue("kubernetes", None)
-        self._server = _issue("kube-apiserver", self._authority, ExtendedKeyUsageOID.SERVER_AUTH)
-        self._admin = _issue("kubernetes-admin", self._authority, ExtendedKeyUsageOID.CLIENT_AUTH)
+        authority, self._server, admin = _pairs()
+        self.authority = _base64(_pem(authority[0]))
+        self.admin = {
+            "client-certificate-data": _base64(_pem(admin[0])),
+            "client-key-data": _base64(_key_pem(admin[1])),
+        }
 
     def context(self) -> ssl.SSLContext:
-        """For the server: clients may show a certificate of the authority's, and need not."""
-        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        """Return the server's TLS context, with optional client certificates."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         with tempfile.NamedTemporaryFile() as file:
             file.write(_pem(self._server[0]) + _key_pem(self._server[1]))
             file.flush()
-            made.load_cert_chain(file.name)
-        made.load_verify_locations(cadata=_pem(self._authority[0]).decode())
-        made.verify_mode = ssl.CERT_OPTIONAL
-        return made
-
-    @property
-    def authority(self) -> str:
-        """A kubeconfig's certificate-authority-data."""
-        return _base64(_pem(self._authority[0]))
-
-    @property
-    def admin(self) -> dict[str, str]:
-        """A kubeconfig's user, in the form that kubeadm writes."""
-        certificate, key = self._admin
-        return {
-            "client-certificate-data": _base64(_pem(certificate)),
-            "client-key-data": _base64(_key_pem(key)),
-        }
+            context.load_cert_chain(file.name)
+        context.load_verify_locations(cadata=base64.b64decode(self.authority).decode())
+        context.verify_mode = ssl.CERT_OPTIONAL
+        return context
 
 
 @functools.lru_cache(maxsize=1)
-def certificates() -> Certificates:
-    """Those of this process's clusters."""
-    return Certificates()
+def _pairs() -> tuple[Pair, Pair, Pair]:
+    authority = _issue("kubernetes", None)
+    server = _issue("kube-apiserver", authority, ExtendedKeyUsageOID.SERVER_AUTH)
+    return authority, server, _issue("kubernetes-admin", authority, ExtendedKeyUsageOID.CLIENT_AUTH)
 
 
 def _issue(name: str, issuer: Pair | None, *usages: x509.ObjectIdentifier) -> Pair:
@@ -79,9 +66,8 @@ def _issue(name: str, issuer: Pair | None, *usages: x509.ObjectIdentifier) -> Pa
     )
     if issuer is not None:
         address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-        built = built.add_extension(address, critical=False).add_extension(
-            x509.ExtendedKeyUsage(usages), critical=False
-        )
+        built = built.add_extension(address, critical=False)
+        built = built.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
     return built.sign(signer, hashes.SHA256()), key
 
 

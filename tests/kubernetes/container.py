@@ -1,38 +1,52 @@
-"""One container of the fake cluster: a real process in bubblewrap, first of its pid namespace, with its real user id.
+"""One container of the fake cluster: a process in bubblewrap, first in its PID namespace, with its real user ID.
 
-The one rule: what a container sees is its image, its pod's volumes and nothing else of this machine; the files in them
-have the owners that a kubelet would give them, so that a folder of root's refuses a container that is not root.
+It sees only its image and its Pod's volumes. The Pods of a Job share a network namespace, in which each has an address
+of loopback.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
-import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 import psutil
 
 from runtime.backends.sandbox import find_bubblewrap
-from tests.kubernetes import quotas
 from tests.kubernetes.images import Image
+from tests.kubernetes.resources import Object
 
 _SYSTEM = ("/usr", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/sys/devices/system/cpu")
 _MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _LINE_BYTES = 16384
+_REPOSITORY = Path(__file__).resolve().parents[2]
+_HOLD_NETWORK = """
+import json, os, signal, socket, sys, threading
+from runtime.backends.network import enter
+from runtime.launcher import install
+problem = enter()
+for address, port, path in json.loads(sys.argv[1]) if not problem else []:
+    listener = socket.create_server((address, port))
+    threading.Thread(target=install._accept, args=(listener, path), daemon=True).start()
+os.write(1, (problem or "ready").encode())
+os.close(1)
+signal.pause()
+"""
 IS_ROOT = os.geteuid() == 0
 
 
 @dataclass(frozen=True)
 class Bind:
-    """A file or folder seen at `target`; `tmpfs_bytes` makes it memory instead."""
+    """A file or folder that the container sees at `target`. With `tmpfs_bytes`, it is memory instead."""
 
     target: str
     source: Path | None = None
@@ -41,8 +55,8 @@ class Bind:
 
 
 @dataclass(frozen=True)
-class Order:
-    """What to run."""
+class ContainerSpec:
+    """The command, image and limits of a container."""
 
     image: Image
     command: tuple[str, ...]
@@ -55,103 +69,87 @@ class Order:
     read_only_root: bool = False
     working_dir: str = "/"
     memory_bytes: int = 0
-    cpus: float = 0.0
-    """Cores that it is held to; 0: to none."""
     network: str = ""
-    """The /proc/<pid>/ns/net that it joins; empty: this machine's."""
+    """The path of the network namespace to join; empty: this machine's."""
 
 
-def arguments(order: Order) -> list[str]:
-    """Bubblewrap's arguments, up to and without the command."""
+def _bubblewrap_arguments(spec: ContainerSpec) -> list[str]:
+    """Return bubblewrap's arguments without the command."""
     built = ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--die-with-parent", "--new-session", "--as-pid-1",
-             "--cap-drop", "ALL", "--clearenv", "--hostname", order.hostname]  # fmt: skip
+             "--cap-drop", "ALL", "--clearenv", "--hostname", spec.hostname]  # fmt: skip
     if IS_ROOT:
-        of_root = () if order.uid else ("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL")
+        of_root = () if spec.uid else ("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL")
         for capability in ("CAP_SETUID", "CAP_SETGID", *of_root):
             built += ["--cap-add", capability]
     else:
-        built += ["--unshare-user", "--uid", str(order.uid), "--gid", str(order.gid)]
-    # Said first: bubblewrap gives a folder that it makes on the way the mode of what it mounts below it.
-    targets = [*_SYSTEM, *(str(folder) for folder in order.image.folders), *(bind.target for bind in order.binds)]
-    parents = {str(parent) for target in targets for parent in Path(target).parents if len(parent.parts) > 1}
-    for parent in sorted(parents - {"/dev", "/usr", "/proc"}):
+        built += ["--unshare-user", "--uid", str(spec.uid), "--gid", str(spec.gid)]
+    # First, because bubblewrap gives a folder that it creates for a mount the mode of what it mounts there.
+    targets = [*_SYSTEM, *(str(folder) for folder in spec.image.folders), *(bind.target for bind in spec.binds)]
+    for parent in sorted(set().union(*map(_parents, targets)) - {"/dev", "/usr", "/proc"}):
         built += ["--perms", "0755", "--dir", parent]
-    built += _system()
+    built += _system_binds()
     built += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--dir", "/tmp"]
-    for bind in sorted(order.binds, key=lambda bind: bind.target.count("/")):
+    for bind in sorted(spec.binds, key=lambda bind: bind.target.count("/")):
         if bind.source is None:
             built += ["--perms", "1777", "--size", str(bind.tmpfs_bytes or 1 << 30), "--tmpfs", bind.target]
         else:
             built += ["--ro-bind" if bind.read_only else "--bind", str(bind.source), bind.target]
-    # After the pod's own /tmp: the image of a checkout that lies there is to be seen all the same.
-    for folder in order.image.folders:
+    # After the Pod's own /tmp, because a checkout may be in this machine's /tmp.
+    for folder in spec.image.folders:
         if not folder.is_relative_to("/usr"):
-            for parent in sorted(str(parent) for parent in folder.parents if len(parent.parts) > 1):
+            for parent in sorted(_parents(str(folder))):
                 built += ["--perms", "0755", "--dir", parent]
             built += ["--ro-bind", str(folder), str(folder)]
-    if order.read_only_root:
+    if spec.read_only_root:
         built += ["--remount-ro", "/"]
-    for name, value in order.environment.items():
+    for name, value in spec.environment.items():
         built += ["--setenv", name, value]
-    return [*built, "--chdir", order.working_dir]
+    return [*built, "--chdir", spec.working_dir]
 
 
-def _system() -> list[str]:
-    built: list[str] = []
-    for path in _SYSTEM:
-        built += ["--ro-bind-try", path, path]
-    for name in _MERGED:
-        path = Path("/") / name
-        built += (
-            ["--symlink", str(path.readlink()), str(path)]
-            if path.is_symlink()
-            else ["--ro-bind-try", f"/{name}", f"/{name}"]
-        )
+def _system_binds() -> list[str]:
+    built = [argument for path in _SYSTEM for argument in ("--ro-bind-try", path, path)]
+    for path in (Path("/") / name for name in _MERGED):
+        source = ["--symlink", str(path.readlink())] if path.is_symlink() else ["--ro-bind-try", str(path)]
+        built += [*source, str(path)]
     return built
 
 
-def executable(order: Order) -> str | None:
-    """Where the command is in the image; None where it is not."""
-    name = order.command[0]
-    inside = [str(folder) for folder in order.image.folders] + ["/usr", "/bin"]
-    path = os.pathsep.join(part for part in order.environment["PATH"].split(":") if part.startswith(tuple(inside)))
-    return name if name.startswith("/") else shutil.which(name, path=path)
+def _parents(path: str) -> set[str]:
+    return {str(parent) for parent in Path(path).parents if len(parent.parts) > 1}
 
 
 @dataclass
 class Container:
-    """A container that was started. `exit_code` is None while it runs."""
+    """A container. `exit_code` is None while it runs."""
 
-    order: Order
-    lines: list[tuple[float, bytes]] = field(default_factory=list)
+    spec: ContainerSpec
+    lines: list[bytes] = field(default_factory=list)
     exit_code: int | None = None
     out_of_memory: bool = False
     started_at: float = 0.0
     finished_at: float = 0.0
     ended: threading.Event = field(default_factory=threading.Event)
-    rotate_bytes: int = 10 << 20
-    """The log is begun anew when it is so long, as a kubelet does at 10 MiB."""
     on_end: threading.Condition | None = None
 
     def start(self) -> None:
-        """Run it."""
+        """Start it."""
+        spec = self.spec
         read_end, write_end = os.pipe()
-        drop = ["setpriv", f"--reuid={self.order.uid}", f"--regid={self.order.gid}"]
-        drop += [f"--groups={','.join(map(str, self.order.groups))}"] if self.order.groups else ["--clear-groups"]
-        enter = ["nsenter", f"--net={self.order.network}", "--"] if self.order.network else []
-        self._group = quotas.hold(self.order.cpus) if self.order.cpus else None
-        join = ["sh", "-c", 'echo $$ > "$0"; exec "$@"', f"{self._group}/cgroup.procs"] if self._group else []
+        drop = ["setpriv", f"--reuid={spec.uid}", f"--regid={spec.gid}"]
+        drop += [f"--groups={','.join(map(str, spec.groups))}"] if spec.groups else ["--clear-groups"]
+        enter = ["nsenter", f"--net={spec.network}", "--"] if spec.network else []
         self._process = subprocess.Popen(
-            [*join, *enter, find_bubblewrap(), "--info-fd", str(write_end), *arguments(self.order), "--",
-             *(drop if IS_ROOT else []), *self.order.command],
+            [*enter, find_bubblewrap(), "--info-fd", str(write_end), *_bubblewrap_arguments(spec), "--",
+             *(drop if IS_ROOT else []), *spec.command],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, pass_fds=[write_end],
         )  # fmt: skip
         os.close(write_end)
         with os.fdopen(read_end) as pipe:
-            told = pipe.read()
-        self.pid = json.loads(told)["child-pid"] if told else 0
+            info = pipe.read()
+        self.pid = json.loads(info)["child-pid"] if info else 0
         self.started_at = time.time()
-        for work in (self._read, self._watch):
+        for work in (self._read_output, self._limit_memory):
             threading.Thread(target=work, daemon=True).start()
 
     def signal(self, number: int) -> None:
@@ -161,37 +159,18 @@ class Container:
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """All of it, at once."""
+        """Kill all its processes."""
         self.signal(signal.SIGKILL)
         if not self.pid:
             self._process.kill()
 
-    def text(self) -> bytes:
-        """What of the log the kubelet still has."""
-        return b"".join(line for _at, line in list(self.lines))
-
-    def processes(self) -> list[psutil.Process]:
-        """Every process in it."""
-        try:
-            first = psutil.Process(self.pid)
-            return [first, *first.children(recursive=True)]
-        except (psutil.Error, ValueError):
-            return []
-
-    def _read(self) -> None:
+    def _read_output(self) -> None:
         assert self._process.stdout is not None
-        size = 0
-        for line in iter(lambda: self._process.stdout.readline(_LINE_BYTES), b""):  # type: ignore[union-attr]
-            size += len(line)
-            if size > self.rotate_bytes:
-                self.lines.clear()
-                size = len(line)
-            self.lines.append((time.time(), line))
-        # Only now: whoever sees the end finds the whole log.
+        with self._process.stdout as output:
+            for line in iter(lambda: output.readline(_LINE_BYTES), b""):
+                self.lines.append(line)
+        # Only now, so that the log is complete when the container has ended.
         code = self._process.wait()
-        self._process.stdout.close()
-        if self._group is not None:
-            quotas.remove(self._group)
         self.finished_at = time.time()
         self.exit_code = 137 if self.out_of_memory else code if code >= 0 else 128 - code
         self.ended.set()
@@ -199,19 +178,78 @@ class Container:
             with self.on_end:
                 self.on_end.notify_all()
 
-    def _watch(self) -> None:
-        """End the whole container when it takes more memory than it may, as the kernel does for one group."""
-        while self.order.memory_bytes and not self.ended.wait(0.1):
-            if _resident(self.processes()) > self.order.memory_bytes:
+    def _limit_memory(self) -> None:
+        """Kill the container when it uses more memory than its limit."""
+        while self.spec.memory_bytes and not self.ended.wait(0.1):
+            if self._memory_bytes() > self.spec.memory_bytes:
                 self.out_of_memory = True
                 self.kill()
-                return
+
+    def _memory_bytes(self) -> int:
+        total = 0
+        with contextlib.suppress(psutil.Error, ValueError):
+            first = psutil.Process(self.pid)
+            for process in (first, *first.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    memory = process.memory_info()
+                    total += memory.rss - memory.shared
+        return total
 
 
-def _resident(processes: Iterable[psutil.Process]) -> int:
-    total = 0
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            memory = process.memory_info()
-            total += memory.rss - memory.shared
-    return total
+class Networks:
+    """The network namespaces of Jobs. A waiting process holds each one, as the pause container does.
+
+    `services`: servers outside the cluster, by (IP address, port), each on a Unix socket of this machine. The process
+    that holds a namespace passes connections on to those that the Job's network policies allow.
+    """
+
+    def __init__(self) -> None:
+        self._holders: dict[str, subprocess.Popen[bytes]] = {}
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self.services: dict[tuple[str, int], Path] = {}
+
+    def new_address(self) -> str:
+        """Return an IP address for a Pod."""
+        number = next(self._numbers)
+        return f"127.77.{number // 250}.{number % 250 + 1}"
+
+    def namespace_of(self, pod: Object, policies: list[Object]) -> str:
+        """Return the path of the namespace of a Pod's Job, or an empty string if the kernel permits none.
+
+        `policies` are the network policies of the Pod.
+        """
+        owner = next((one["uid"] for one in pod["metadata"].get("ownerReferences", [])), pod["metadata"]["uid"])
+        with self._lock:
+            if owner not in self._holders:
+                reachable = [
+                    (*place, str(path)) for place, path in self.services.items() if _is_allowed(*place, policies)
+                ]
+                command = [sys.executable, "-c", _HOLD_NETWORK, json.dumps(reachable)]
+                holder = subprocess.Popen(command, cwd=_REPOSITORY, stdout=subprocess.PIPE)
+                assert holder.stdout is not None
+                with holder.stdout as output:
+                    if output.read() != b"ready":
+                        holder.kill()
+                        holder.wait()
+                self._holders[owner] = holder
+            holder = self._holders[owner]
+        return f"/proc/{holder.pid}/ns/net" if holder.poll() is None else ""
+
+    def close(self) -> None:
+        """Remove all namespaces."""
+        for holder in self._holders.values():
+            holder.kill()
+            holder.wait()
+
+
+def _is_allowed(address: str, port: int, policies: list[Object]) -> bool:
+    """Whether one of the policies allows connections to this address and port."""
+    rules = [rule for policy in policies for rule in policy["spec"].get("egress") or []]
+    return any(
+        ip_address(address) in ip_network(peer["ipBlock"]["cidr"])
+        and port in [one["port"] for one in rule.get("ports") or []]
+        for rule in rules
+        for peer in rule.get("to") or []
+        if "ipBlock" in peer
+    )

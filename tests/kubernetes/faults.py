@@ -1,7 +1,6 @@
-"""Faults on the way between a client and the fake API server, each at the call that a test names.
+"""Inject faults between a client and the fake API server, at the request that a test names.
 
-The one rule: every call over HTTP is counted, in order, whether it is hurt or not; what a test hurts it has counted
-before.
+Every request is counted, so a test can name one that it counted before.
 """
 
 from __future__ import annotations
@@ -12,74 +11,59 @@ from dataclasses import dataclass, field
 
 
 class Fault(enum.StrEnum):
-    """What can happen to a call."""
+    """A fault that a request meets."""
 
-    TIMEOUT_BEFORE = "timeout before"
-    """No answer, and nothing was done."""
-    TIMEOUT_AFTER = "timeout after"
-    """No answer, though it was done."""
-    BROKEN_BEFORE = "broken before"
-    """The connection broke before it was done."""
-    BROKEN_AFTER = "broken after"
-    """The connection broke after it was done."""
+    TIMEOUT_BEFORE = "no response, not carried out"
+    TIMEOUT_AFTER = "no response, carried out"
+    BROKEN_BEFORE = "connection broken, not carried out"
+    BROKEN_AFTER = "connection broken, carried out"
     TOO_MANY = "429"
     INTERNAL = "500"
     UNAVAILABLE = "503"
-    STALE = "stale"
-    """A read shows the cluster as it was when the fault was armed."""
+    STALE = "a read returns the state at `version`"
 
 
-DONE = {Fault.TIMEOUT_AFTER, Fault.BROKEN_AFTER}
-HELD = {Fault.TIMEOUT_BEFORE, Fault.TIMEOUT_AFTER}
-ANSWERS = {
+BEFORE = {Fault.TIMEOUT_BEFORE, Fault.BROKEN_BEFORE}
+AFTER = {Fault.TIMEOUT_AFTER, Fault.BROKEN_AFTER}
+TIMEOUTS = {Fault.TIMEOUT_BEFORE, Fault.TIMEOUT_AFTER}
+REFUSALS = {
     Fault.TOO_MANY: (429, "TooManyRequests", "the server has received too many requests and has asked us to try later"),
     Fault.INTERNAL: (500, "InternalError", "Internal error occurred: etcdserver: leader changed"),
     Fault.UNAVAILABLE: (503, "ServiceUnavailable", "apiserver is shutting down"),
 }
 
 
-@dataclass(frozen=True)
-class Call:
-    """One request: `create jobs`, `get pods/log`, `watch pods`."""
-
-    verb: str
-    what: str
-    name: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.verb} {self.what}"
-
-
 @dataclass
 class Faults:
-    """What is armed. Thread-safe."""
+    """The faults of one server. Thread-safe."""
 
-    calls: list[Call] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    """All requests so far, such as `create jobs`."""
     hold_seconds: float = 30.0
+    """How long a request that times out is held."""
     retry_after_seconds: int = 1
-    """What a 429 tells."""
+    """The Retry-After header of a 429."""
     watch_drops_after: int | None = None
-    """A watch is closed after so many events."""
+    """The number of events after which a watch breaks."""
     watch_repeats: bool = False
-    """Every event of a watch comes twice."""
+    """Whether a watch sends every event twice."""
     watch_lag_seconds: float = 0.0
-    """Events come so much later."""
     down: bool = False
-    """Nothing is answered: every connection breaks."""
-    _armed: dict[int, Fault] = field(default_factory=dict)
+    """Whether every connection breaks."""
     stale_version: int = 0
+    _armed: dict[int, Fault] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     released: threading.Event = field(default_factory=threading.Event)
 
     def arm(self, nth: int, fault: Fault, *, version: int, times: int = 1) -> None:
-        """Hurt the nth call from now on (0 is the next), and as many after it as `times` says."""
+        """Inject a fault into the nth request from now on (0 is the next), and into the following `times - 1`."""
         with self.lock:
             first = len(self.calls) + nth
             self._armed = dict.fromkeys(range(first, first + times), fault)
             self.stale_version = version
 
     def disarm(self) -> None:
-        """No more of it; whoever is held is let go."""
+        """Remove all faults, and release the requests that are held."""
         with self.lock:
             self._armed = {}
             self.down = self.watch_repeats = False
@@ -87,15 +71,8 @@ class Faults:
         self.released.set()
         self.released = threading.Event()
 
-    @property
-    def pending(self) -> bool:
-        """Whether a fault is armed that has not happened."""
+    def next_fault(self, call: str) -> Fault | None:
+        """Count a request and return its fault."""
         with self.lock:
-            return any(number >= len(self.calls) for number in self._armed)
-
-    def meet(self, call: Call) -> Fault | None:
-        """Count the call; what happens to it."""
-        with self.lock:
-            number = len(self.calls)
             self.calls.append(call)
-            return Fault.BROKEN_BEFORE if self.down else self._armed.get(number)
+            return Fault.BROKEN_BEFORE if self.down else self._armed.get(len(self.calls) - 1)

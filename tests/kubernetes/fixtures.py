@@ -1,67 +1,101 @@
-"""Fixtures of tests on a cluster, and what a failed one shows; imported by the conftests here and of the backends.
+"""Fixtures for tests on a cluster: the fake one, or the one that KUBECONFIG names.
 
-The one rule: the cluster is shared by a process's tests, and each test leaves it empty; who breaks it has its own.
+Tests of one process share the cluster and leave it empty. A test that breaks it uses a fake of its own.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.kubernetes.choice import open_site
 from tests.kubernetes.cluster import FakeCluster
+from tests.kubernetes.real_cluster import RealSite
 from tests.kubernetes.sites import FakeSite, Site
-from tests.kubernetes.telling import tell
-from tests.kubernetes.yard import ClusterYard
+from tests.kubernetes.yard import ClusterYard, describe
+
+_REAL: list[RealSite] = []
+"""The real cluster while it is used: a process has one namespace there."""
+
+
+def real_kubeconfig() -> Path | None:
+    """Return the absolute path in KUBECONFIG, or None for the fake cluster."""
+    if not (name := os.environ.get("KUBECONFIG", "")):
+        return None
+    path = Path(name).expanduser().resolve()
+    if not path.is_file():
+        advice = "Name one file: kubectl config view --flatten > one.yaml"
+        pytest.exit(f"KUBECONFIG is '{name}', and that is no file. {advice}", returncode=1)
+    return path
+
+
+def open_site(folder: Path) -> Iterator[Site]:
+    """Yield the cluster, and remove afterwards what tests have left."""
+    kubeconfig = real_kubeconfig()
+    if kubeconfig is None:
+        fake = FakeSite(folder)
+        yield fake
+        fake.close()
+    elif _REAL:
+        yield _REAL[0]
+    else:
+        _REAL.append(RealSite(kubeconfig))
+        try:
+            yield _REAL[0]
+        finally:
+            _REAL.pop().close()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failed test shows what its cluster says, before anything of it is taken down."""
+    """Add the state of the cluster to the report of a failed test."""
     report = yield
     given = getattr(item, "funcargs", {}).values()
-    sites = {one if isinstance(one, Site) else getattr(one, "site", None) for one in given} - {None}
+    sites: set[Any] = {one if isinstance(one, Site) else getattr(one, "site", None) for one in given}
     if report.failed and call.when != "teardown":
-        report.sections += [("The cluster", tell(one)) for one in sites if isinstance(one, Site)]
+        report.sections += [("The cluster", describe(one)) for one in sites if isinstance(one, Site)]
     return report
 
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """The cluster: the fake, or the one of KUBECONFIG."""
+    """The cluster that tests share."""
     yield from open_site(tmp_path_factory.mktemp("cluster"))
 
 
 @pytest.fixture
 def cluster_yard(site: Site) -> Iterator[ClusterYard]:
-    """A yard on it, that leaves nothing behind."""
-    made = ClusterYard(site)
-    yield made
-    made.close()
+    """Runs on the shared cluster, which leave nothing behind."""
+    new = ClusterYard(site)
+    yield new
+    new.close()
 
 
 @pytest.fixture
 def fake_site(tmp_path: Path) -> Iterator[FakeSite]:
-    """A fake cluster of this test's own, to be broken."""
-    made = FakeSite(tmp_path)
-    yield made
-    made.close()
+    """A fake cluster of this test's own."""
+    if real_kubeconfig():
+        pytest.skip("Only a fake cluster may be broken.")
+    new = FakeSite(tmp_path)
+    yield new
+    new.close()
 
 
 @pytest.fixture
 def fake(fake_site: FakeSite) -> FakeCluster:
-    """The fake cluster itself."""
+    """The test's own fake cluster itself."""
     return fake_site.fake
 
 
 @pytest.fixture
 def own_yard(fake_site: FakeSite) -> Iterator[ClusterYard]:
-    """A yard on the test's own fake cluster."""
-    made = ClusterYard(fake_site)
-    yield made
+    """Runs on the test's own fake cluster."""
+    new = ClusterYard(fake_site)
+    yield new
     fake_site.fake.faults.disarm()
-    made.close()
+    new.close()

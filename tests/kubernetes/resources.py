@@ -1,12 +1,12 @@
-"""What the fake API server serves, and how an API error looks. PURE.
+"""The resources that the fake API server serves, and its error responses.
 
-The one rule: what is not in this table does not exist (404), as for a real server without that API group.
+A resource that is not in this table does not exist (404).
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,124 +14,108 @@ Object = dict[str, Any]
 
 
 class ApiError(Exception):
-    """An answer other than 2xx: a `Status` object."""
+    """A response other than 2xx."""
 
     def __init__(self, code: int, reason: str, message: str, details: Object | None = None) -> None:
         super().__init__(message)
         self.code, self.reason, self.message, self.details = code, reason, message, details or {}
 
     def status(self) -> Object:
-        """As the server says it."""
+        """Return the `Status` object of the response."""
         return {
-            "kind": "Status",
-            "apiVersion": "v1",
-            "metadata": {},
-            "status": "Failure",
-            "message": self.message,
-            "reason": self.reason,
-            "details": self.details,
-            "code": self.code,
-        }
+            "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": self.message,
+            "reason": self.reason, "details": self.details, "code": self.code,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Resource:
-    """One kind of object: where it is served and which of its parts are written apart."""
+    """One kind of object, and where it is served."""
 
     group: str
     version: str
     plural: str
     kind: str
     namespaced: bool = True
-    subresources: frozenset[str] = field(default_factory=frozenset)
+    has_status: bool = False
+    subresources: tuple[str, ...] = ()
 
     @property
     def api_version(self) -> str:
-        """As an object says it."""
+        """The `apiVersion` of its objects."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def not_found(self, name: str) -> ApiError:
-        """404."""
+        """Return the response to a request for an object that does not exist."""
         qualified = f"{self.plural}.{self.group}" if self.group else self.plural
         return ApiError(404, "NotFound", f'{qualified} "{name}" not found', {"name": name, "kind": self.plural})
 
     def conflict(self, name: str, why: str) -> ApiError:
-        """409 of an update."""
+        """Return the response to a write whose precondition does not hold."""
         message = f'Operation cannot be fulfilled on {self.plural} "{name}": {why}'
         return ApiError(409, "Conflict", message, {"name": name, "kind": self.plural})
 
     def invalid(self, name: str, causes: list[tuple[str, str]]) -> ApiError:
-        """422, with the fields at fault."""
-        told = ", ".join(f"{where}: {what}" for where, what in causes)
-        details = {
-            "name": name,
-            "kind": self.kind,
-            "causes": [{"reason": "FieldValueInvalid", "message": what, "field": where} for where, what in causes],
-        }
-        return ApiError(422, "Invalid", f'{self.kind} "{name}" is invalid: {told}', details)
+        """Return the response to an invalid object; `causes` are fields and what is wrong with them."""
+        message = ", ".join(f"{field}: {problem}" for field, problem in causes)
+        details = {"causes": [{"reason": "FieldValueInvalid", "message": why, "field": field} for field, why in causes]}
+        return ApiError(422, "Invalid", f'{self.kind} "{name}" is invalid: {message}', details)
 
 
-def _core(plural: str, kind: str, *subresources: str, namespaced: bool = True) -> Resource:
-    return Resource("", "v1", plural, kind, namespaced, frozenset(subresources))
-
-
+_RBAC = "rbac.authorization.k8s.io"
 TABLE = (
-    _core("namespaces", "Namespace", "status", namespaced=False),
-    _core("nodes", "Node", "status", namespaced=False),
-    _core("persistentvolumes", "PersistentVolume", "status", namespaced=False),
-    _core("pods", "Pod", "status", "log", "eviction"),
-    _core("services", "Service", "status"),
-    _core("secrets", "Secret"),
-    _core("configmaps", "ConfigMap"),
-    _core("events", "Event"),
-    _core("serviceaccounts", "ServiceAccount", "token"),
-    _core("resourcequotas", "ResourceQuota", "status"),
-    _core("limitranges", "LimitRange"),
-    _core("persistentvolumeclaims", "PersistentVolumeClaim", "status"),
-    Resource("batch", "v1", "jobs", "Job", True, frozenset({"status"})),
+    Resource("", "v1", "namespaces", "Namespace", namespaced=False, has_status=True),
+    Resource("", "v1", "nodes", "Node", namespaced=False, has_status=True),
+    Resource("", "v1", "persistentvolumes", "PersistentVolume", namespaced=False, has_status=True),
+    Resource("", "v1", "pods", "Pod", has_status=True, subresources=("log", "eviction")),
+    Resource("", "v1", "services", "Service", has_status=True),
+    Resource("", "v1", "secrets", "Secret"),
+    Resource("", "v1", "configmaps", "ConfigMap"),
+    Resource("", "v1", "events", "Event"),
+    Resource("", "v1", "serviceaccounts", "ServiceAccount", subresources=("token",)),
+    Resource("", "v1", "resourcequotas", "ResourceQuota", has_status=True),
+    Resource("", "v1", "limitranges", "LimitRange"),
+    Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim", has_status=True),
+    Resource("batch", "v1", "jobs", "Job", has_status=True),
     Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy"),
-    Resource("storage.k8s.io", "v1", "storageclasses", "StorageClass", False),
-    Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", False),
-    Resource("rbac.authorization.k8s.io", "v1", "roles", "Role"),
-    Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding"),
-    Resource("rbac.authorization.k8s.io", "v1", "clusterroles", "ClusterRole", False),
-    Resource("rbac.authorization.k8s.io", "v1", "clusterrolebindings", "ClusterRoleBinding", False),
-    Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", False),
+    Resource("storage.k8s.io", "v1", "storageclasses", "StorageClass", namespaced=False),
+    Resource(_RBAC, "v1", "roles", "Role"),
+    Resource(_RBAC, "v1", "rolebindings", "RoleBinding"),
+    Resource(_RBAC, "v1", "clusterroles", "ClusterRole", namespaced=False),
+    Resource(_RBAC, "v1", "clusterrolebindings", "ClusterRoleBinding", namespaced=False),
+    Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", namespaced=False),
 )
-KUEUE = (
-    Resource("kueue.x-k8s.io", "v1beta1", "localqueues", "LocalQueue", True, frozenset({"status"})),
-    Resource("kueue.x-k8s.io", "v1beta1", "clusterqueues", "ClusterQueue", False, frozenset({"status"})),
-    Resource("kueue.x-k8s.io", "v1beta1", "workloads", "Workload", True, frozenset({"status"})),
-)
-"""Served where Kueue is installed (`Cluster.install_kueue`)."""
-BY_PLURAL = {resource.plural: resource for resource in TABLE + KUEUE}
+BY_PLURAL = {resource.plural: resource for resource in TABLE}
 
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_QUANTITY = re.compile(r"([+-]?\d+(?:\.\d*)?|[+-]?\.\d+)(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei|[eE][+-]?\d+)?")
-_UNITS = {"m": 1e-3, "": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
-_UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
+_QUANTITY = re.compile(r"([+-]?\d+(?:\.\d*)?|[+-]?\.\d+)(m|k|Ki|M|Mi|G|Gi|T|Ti)?")
+_UNITS = {"m": 1e-3, "": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
 def quantity(value: object) -> float:
-    """A resource quantity as a number. Raises ValueError."""
+    """Return a resource quantity as a number. Raises ValueError."""
     match = _QUANTITY.fullmatch(str(value))
     if match is None:
         raise ValueError(f"quantities must match the regular expression, not {value!r}")
-    number, unit = match.group(1), match.group(2) or ""
-    return float(number) * (_UNITS[unit] if unit in _UNITS else 10 ** float(unit[1:]))
+    return float(match.group(1)) * _UNITS[match.group(2) or ""]
 
 
 def now() -> str:
-    """The time as objects have it: whole seconds."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    """Return the current time as objects hold it, in whole seconds."""
+    return timestamp(datetime.now(UTC).timestamp())
+
+
+def timestamp(seconds: float) -> str:
+    """Return Unix seconds as objects hold them."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def later(text: str, seconds: float) -> str:
-    """So many seconds after a time."""
-    return (datetime.fromisoformat(text) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    """Return the time `seconds` after another one."""
+    return timestamp((datetime.fromisoformat(text) + timedelta(seconds=seconds)).timestamp())
 
 
 def seconds_of(text: str) -> float:
-    """The inverse of `now`, as Unix seconds."""
+    """Return a time of an object as Unix seconds."""
     return datetime.fromisoformat(text).timestamp()

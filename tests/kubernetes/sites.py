@@ -1,14 +1,9 @@
-"""Where the tests' runs go: the fake cluster here, or a real one (`staged`). Both give the same things.
-
-The one rule: a site is all that a test knows of its cluster; `close` leaves nothing of it.
-"""
+"""The cluster that tests use: the fake one, or a real one (`real_cluster`), behind one interface."""
 
 from __future__ import annotations
 
 import base64
-import json
 import os
-import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,44 +12,31 @@ from typing import Any
 import kubernetes.client
 import kubernetes.config
 
-from runtime.backends.kubernetes_api import Api, path_of
-from runtime.backends.kubernetes_config import ClusterConfig
-from tests.kubernetes.cluster import FakeCluster
+from runtime.backends.kubernetes.client import ApiClient, resource_path
+from runtime.backends.kubernetes.config import ClusterConfig
+from tests.kubernetes.apiserver import write_kubeconfig
+from tests.kubernetes.cluster import NODES, FakeCluster
 from tests.kubernetes.images import PYTHON
-from tests.kubernetes.needs import await_account
-from tests.runtime.images_of_ours import IMAGES
 
 IMAGE = os.environ.get("TRAINYARD_TEST_IMAGE", PYTHON)
 TORCH_IMAGE = os.environ.get("TRAINYARD_TEST_TORCH_IMAGE", "")
 UID = 10001
-
-
-def write_kubeconfig(path: Path, cluster: Mapping[str, Any], user: Mapping[str, Any]) -> Path:
-    """A kubeconfig with one context."""
-    content = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "test",
-        "clusters": [{"name": "test", "cluster": dict(cluster)}],
-        "users": [{"name": "test", "user": dict(user)}],
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test", "namespace": "default"}}],
-    }
-    path.write_text(json.dumps(content))
-    return path
+ACCOUNT_SECONDS = 30.0
 
 
 class Site:
-    """One cluster. `root` is where this machine has the volume's files, `shared` whether pods have the very same."""
+    """A cluster and a namespace in it. `root` is where this machine has the volume's files."""
 
     real = False
     shared = True
+    """Whether Pods have the files of `root` itself."""
     late_seconds = 5.0
-    """What may pass from when a container begins until all nodes of its run know each other, beside whole seconds."""
+    """How long after a container starts all nodes of its run may take to find each other."""
 
     def __init__(self, kubeconfig: Path, namespace: str, root: Path) -> None:
         self.kubeconfig, self.namespace, self.root = kubeconfig, namespace, root
         self.placed: dict[str, str] = {}
-        """What yards have written, by its path."""
+        """The files of the volume, by path."""
         client = self.client = kubernetes.config.new_client_from_config(str(kubeconfig))
         self.core = kubernetes.client.CoreV1Api(client)
         self.batch = kubernetes.client.BatchV1Api(client)
@@ -62,24 +44,11 @@ class Site:
         self.network = kubernetes.client.NetworkingV1Api(client)
 
     def config(self, **changes: Any) -> ClusterConfig:
-        """The cluster as a console is told of it."""
+        """Return the settings that a console has for the cluster."""
         return ClusterConfig.from_data("test", self.settings(**changes))
 
-    def kubeconfig_of(self, token: str, path: Path) -> Path:
-        """A kubeconfig for the same server, of whoever has this token; with no file beside it that it needs."""
-        told = self.client.configuration
-        cluster: dict[str, Any] = {"server": told.host}
-        if told.ssl_ca_cert:
-            content = Path(told.ssl_ca_cert).read_bytes()
-            cluster["certificate-authority-data"] = base64.b64encode(content).decode()
-        if not told.verify_ssl:
-            cluster["insecure-skip-tls-verify"] = True
-        if told.tls_server_name:
-            cluster["tls-server-name"] = told.tls_server_name
-        return write_kubeconfig(path, cluster, {"token": token})
-
     def settings(self, **changes: Any) -> dict[str, Any]:
-        """One value of TRAINYARD_CLUSTERS."""
+        """Return one value of TRAINYARD_CLUSTERS."""
         return {
             "backend": "kubernetes",
             "kubeconfig": str(self.kubeconfig),
@@ -89,31 +58,45 @@ class Site:
         } | changes
 
     def volume(self) -> dict[str, Any]:
-        """The cluster's volume, as settings name it."""
-        raise NotImplementedError
+        """Return the setting `volume`."""
+        return {"host_path": str(self.root), "root": str(self.root)}
 
-    def place(self, files: Mapping[str, str | None]) -> None:
-        """Put files into the volume, by their path in it; pods may change them. None removes what is there."""
+    def kubeconfig_of(self, token: str, path: Path) -> Path:
+        """Write a kubeconfig for the same server with this token, that needs no other file."""
+        server = self.client.configuration
+        cluster: dict[str, Any] = {"server": server.host}
+        if server.ssl_ca_cert:
+            authority = Path(server.ssl_ca_cert).read_bytes()
+            cluster["certificate-authority-data"] = base64.b64encode(authority).decode()
+        if not server.verify_ssl:
+            cluster["insecure-skip-tls-verify"] = True
+        if server.tls_server_name:
+            cluster["tls-server-name"] = server.tls_server_name
+        return write_kubeconfig(path, cluster, {"token": token})
+
+    def place(self, files: Mapping[str, str]) -> None:
+        """Write files of the volume, which Pods may change."""
         for path, text in files.items():
             where = self.root / path
-            if text is None:
-                shutil.rmtree(where, ignore_errors=True)
-                continue
             where.parent.mkdir(parents=True, exist_ok=True)
             where.write_text(text)
             if os.geteuid() == 0:
-                inside = [folder for folder in (where, *where.parents) if folder.is_relative_to(self.root)]
-                for one in inside:
-                    os.chown(one, UID, UID)
+                for one in (where, *where.parents):
+                    if one.is_relative_to(self.root):
+                        os.chown(one, UID, UID)
 
-    def log(self, pod: str, **query: str) -> str:
-        """What a pod has printed. By our own client: the official one gives bytes as text that says they are."""
-        path = path_of("v1", "pods", self.namespace, pod, "log")
-        return b"".join(Api(self.config()).text(path, **query)).decode("utf-8", "replace")
+    def log(self, pod: str) -> str:
+        """Return a Pod's output. The official client does not return bytes as they are."""
+        path = resource_path("v1", "pods", self.namespace, pod, "log")
+        return b"".join(ApiClient(self.config()).stream(path)).decode("utf-8", "replace")
+
+    def pods(self, run: str) -> list[Any]:
+        """Return the Pods of a run, by node."""
+        pods = self.core.list_namespaced_pod(self.namespace, label_selector=f"trainyard.dev/run={run}").items
+        return sorted(pods, key=lambda pod: pod.metadata.name)
 
     def left(self) -> list[str]:
-        """What the namespace holds that belongs to a run."""
-        told = {"label_selector": "trainyard.dev/run"}
+        """Return the namespace's objects that belong to a run."""
         kinds = {
             "job": self.batch.list_namespaced_job,
             "pod": self.core.list_namespaced_pod,
@@ -125,49 +108,41 @@ class Site:
         return [
             f"{kind} {item.metadata.name}"
             for kind, find in kinds.items()
-            for item in find(self.namespace, **told).items
+            for item in find(self.namespace, label_selector="trainyard.dev/run").items
         ]
 
-    def pods(self, run: str) -> list[Any]:
-        """The pods of a run, as the client has them, by node of the run."""
-        found = self.core.list_namespaced_pod(self.namespace, label_selector=f"trainyard.dev/run={run}").items
-        return sorted(found, key=lambda pod: pod.metadata.name)
-
     def wait_until_clean(self, seconds: float = 60) -> None:
-        """Wait until nothing of any run is left; fails when there is."""
+        """Wait until nothing of any run is left."""
         give_up_at = time.monotonic() + seconds
         while left := self.left():
             assert time.monotonic() < give_up_at, f"left behind: {left}"
             time.sleep(0.05 if not self.real else 1)
 
+    def wait_for_account(self) -> None:
+        """Wait for the namespace's default service account; without it no Pod is admitted."""
+        give_up_at = time.monotonic() + ACCOUNT_SECONDS
+        selector = "metadata.name=default"
+        while not self.core.list_namespaced_service_account(self.namespace, field_selector=selector).items:
+            assert time.monotonic() < give_up_at, f"The namespace {self.namespace} has no default service account."
+            time.sleep(0.1)
+
     def close(self) -> None:
-        """Take everything down."""
+        """Remove everything."""
         raise NotImplementedError
 
 
 class FakeSite(Site):
-    """The fake cluster `fake`, with storage that the console shares."""
+    """A fake cluster whose storage the console shares."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, nodes: dict[str, dict[str, str]] = NODES, secure: bool = True) -> None:
         self.folder = folder
-        self.fake = FakeCluster(folder / "nodes", secure=True)
-        kubeconfig = self.fake.server.kubeconfig(folder / "kubeconfig")
+        self.fake = FakeCluster(folder / "nodes", nodes=nodes, secure=secure)
         root = folder / "volume"
         root.mkdir(mode=0o755)
-        super().__init__(kubeconfig, "trainyard-runs", root)
+        super().__init__(self.fake.server.kubeconfig(folder / "kubeconfig"), "trainyard-runs", root)
         self.fake.make("namespaces", "", self.namespace)
-        await_account(self.core, self.namespace)
-
-    def volume(self) -> dict[str, Any]:
-        """A folder of this machine, which is every node's."""
-        return {"host_path": str(self.root), "root": str(self.root)}
+        self.wait_for_account()
 
     def close(self) -> None:
-        """End the fake."""
+        """End the fake cluster."""
         self.fake.close()
-
-
-def built_torch() -> Path | None:
-    """The built pytorch image, for the fake."""
-    folder = IMAGES / "pytorch"
-    return folder if (folder / "ready.json").exists() else None

@@ -1,28 +1,34 @@
-"""Every call that the backend makes is hurt in every way, one at a time: no run is doubled, lost, or left in pieces.
+"""Every request of the backend fails in every way, one at a time: no run is duplicated, lost, or left incomplete.
 
-The calls are counted in a run without faults, so that a call which is added later is hurt, too.
+Requests are counted without faults first, so that a request added later is covered.
 """
-
-from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
+import math
+import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from runtime.backends import kubernetes_api
-from runtime.backends.kubernetes import KubernetesBackend
-from runtime.backends.kubernetes_config import ClusterConfig
+from runtime.backends.kubernetes import client
+from runtime.backends.kubernetes.backend import KubernetesBackend
+from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.errors import BackendUnavailable, RunNotFound
-from runtime.specs import Framework, Image, Mount, Outcome, PullSecret, Resources, RunPhase, RunSpec, RunStatus
+from runtime.specs import Framework, Image, Mount, Outcome, PullSecret, Resources, RunPhase, RunSpec
+from tests.kubernetes import pod_status
+from tests.kubernetes.api import ENDED
+from tests.kubernetes.controllers import make_node
 from tests.kubernetes.faults import Fault
-from tests.kubernetes.puppets import NAMESPACE, PuppetSite
+from tests.kubernetes.jobs import INDEX
+from tests.kubernetes.resources import ApiError, now
+from tests.kubernetes.sites import FakeSite
+
+pytestmark = pytest.mark.slow
 
 NAME = "job-1-1"
+NAMESPACE = "trainyard-runs"
 ONCE = (Fault.BROKEN_BEFORE, Fault.BROKEN_AFTER, Fault.TOO_MANY, Fault.INTERNAL, Fault.UNAVAILABLE)
 OWNED = ("services", "configmaps", "networkpolicies")
 SPEC = RunSpec(
@@ -38,17 +44,64 @@ SPEC = RunSpec(
 )
 
 
+class FakePods(FakeSite):
+    """A cluster with one node that runs no processes: its Pods run at once and end when the test says so."""
+
+    def __init__(self, folder):
+        super().__init__(folder, nodes={}, secure=False)
+        # Other tests validate every object; this one creates thousands.
+        self.fake.api.checks_schemas = False
+        self.fake.faults.retry_after_seconds = 0
+        self.fake.controllers.heartbeats["node"] = math.inf
+        make_node(self.fake.api, "node", {}, {"cpu": "64", "memory": "256Gi"})
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self):
+        store = self.fake.store
+        while not self._closing.is_set():
+            for pod in store.find("pods", NAMESPACE, lambda one: bool(one["spec"].get("nodeName"))):
+                name, phase = pod["metadata"]["name"], pod["status"]["phase"]
+                if phase not in ENDED and pod["metadata"].get("deletionTimestamp"):
+                    self.finish(pod, 1)
+                    with contextlib.suppress(ApiError):
+                        store.delete("pods", NAMESPACE, name, {"gracePeriodSeconds": 0})
+                elif phase == "Pending":
+                    store.edit(
+                        "pods", NAMESPACE, name, lambda result: pod_status.set_running(result, "10.0.0.9", time.time())
+                    )
+            with store.changed:
+                store.changed.wait(0.02)
+
+    def finish(self, pod, exit_code):
+        """End a Pod's container."""
+        state = {
+            "exitCode": exit_code,
+            "reason": "Error" if exit_code else "Completed",
+            "startedAt": now(),
+            "finishedAt": now(),
+        }
+        name = pod["metadata"]["name"]
+        self.fake.store.edit("pods", NAMESPACE, name, lambda result: pod_status.set_ended(result, state))
+
+    def close(self):
+        self._closing.set()
+        self._thread.join()
+        super().close()
+
+
 @pytest.fixture(scope="module")
-def puppets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PuppetSite]:
-    site = PuppetSite(tmp_path_factory.mktemp("puppets"))
+def fake_pods(tmp_path_factory):
+    site = FakePods(tmp_path_factory.mktemp("cluster"))
     yield site
     site.close()
 
 
-class Hurt:
-    """A backend on the puppets, and what is there of its runs."""
+class Faulty:
+    """A backend on the fake cluster, and the objects of its runs."""
 
-    def __init__(self, site: PuppetSite) -> None:
+    def __init__(self, site):
         self.site, self.fake = site, site.fake
         self.config = ClusterConfig.from_data("test", site.settings(request_seconds=1))
         self.backend = self.another()
@@ -56,17 +109,17 @@ class Hurt:
         workspace = Mount(str(site.root / "workspace"), "/workspace", read_only=False)
         self.spec = dataclasses.replace(SPEC, mounts=(workspace,))
 
-    def another(self) -> KubernetesBackend:
+    def another(self):
         return KubernetesBackend(config=self.config, root=self.site.root / "runs")
 
-    def count(self, call: Callable[[], object]) -> int:
-        """How many calls it makes."""
+    def requests(self, call, faults=ONCE):
+        """Call without faults; then return each of its requests, by number, with each fault."""
         before = len(self.fake.faults.calls)
         call()
-        return len(self.fake.faults.calls) - before
+        return list(itertools.product(range(len(self.fake.faults.calls) - before), faults))
 
-    def tried(self, call: Callable[[], Any], *, nth: int, fault: Fault, times: int = 1, version: int = 0) -> Any:
-        """The call with a fault on the way; None where it says that the cluster did not answer."""
+    def try_with(self, call, *, nth, fault, times=1, version=0):
+        """Call with a fault in one request. Return None if it raises BackendUnavailable."""
         self.fake.faults.arm(nth, fault, version=version or self.fake.store.version, times=times)
         try:
             return call()
@@ -75,222 +128,181 @@ class Hurt:
         finally:
             self.fake.faults.disarm()
 
-    def find(self, plural: str) -> list[dict[str, Any]]:
+    def find(self, plural):
         return self.fake.store.find(plural, NAMESPACE)
 
-    def wait(self, condition: Callable[[], object], seconds: float = 30) -> None:
+    def wait(self, condition, seconds=30):
         give_up_at = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < give_up_at, [(key, item.get("status")) for key, item in self.fake.store.items()]
             time.sleep(0.01)
 
-    def running(self) -> RunStatus:
+    def running(self):
         self.wait(lambda: self.backend.describe(NAME).phase is RunPhase.RUNNING)
         return self.backend.describe(NAME)
 
-    def assert_one_whole_run(self) -> None:
-        """One Job, everything that it owns once, and its two pods."""
-        jobs = self.find("jobs")
-        assert [job["metadata"]["name"] for job in jobs] == [NAME]
-        assert not jobs[0]["spec"]["suspend"]
-        uid = jobs[0]["metadata"]["uid"]
+    def assert_one_whole_run(self):
+        """Check that there is one Job, with everything that it owns and its two Pods."""
+        (job,) = self.find("jobs")
+        assert (job["metadata"]["name"], job["spec"]["suspend"]) == (NAME, False)
         for plural in OWNED:
-            own = [one for one in self.find(plural) if one["metadata"].get("ownerReferences")]
-            assert [(one["metadata"]["name"], one["metadata"]["ownerReferences"][0]["uid"]) for one in own] == [
-                (NAME, uid)
-            ]
-        secrets = {one["metadata"]["name"] for one in self.find("secrets")}
-        assert secrets == {NAME, f"{NAME}-pull"}
+            (own,) = [one["metadata"] for one in self.find(plural) if one["metadata"].get("ownerReferences")]
+            assert (own["name"], own["ownerReferences"][0]["uid"]) == (NAME, job["metadata"]["uid"])
+        assert {one["metadata"]["name"] for one in self.find("secrets")} == {NAME, f"{NAME}-pull"}
         self.wait(lambda: len(self.find("pods")) == 2)
-        indexes = [
-            pod["metadata"]["annotations"]["batch.kubernetes.io/job-completion-index"] for pod in self.find("pods")
-        ]
-        assert sorted(indexes) == ["0", "1"]
+        assert {pod["metadata"]["annotations"][INDEX] for pod in self.find("pods")} == {"0", "1"}
 
-    def left(self) -> list[str]:
+    def left(self):
         kinds = (*OWNED, "secrets", "jobs", "pods")
-        found = [(kind, one["metadata"]) for kind in kinds for one in self.find(kind)]
+        result = [(kind, one["metadata"]) for kind in kinds for one in self.find(kind)]
         runs = [path.name for path in (self.site.root / "runs").glob("*") if not path.name.startswith(".")]
-        return [f"{kind} {meta['name']}" for kind, meta in found if not meta["name"].startswith("trainyard-")] + runs
+        return [f"{kind} {meta['name']}" for kind, meta in result if not meta["name"].startswith("trainyard-")] + runs
 
-    def clear(self) -> None:
-        """Delete the run; nothing is left."""
+    def clear(self):
+        """Delete the run, and check that nothing is left."""
         self.backend.delete(NAME)
         self.wait(lambda: not self.left())
 
+    def finish_pods(self, exit_code):
+        for pod in self.find("pods"):
+            self.site.finish(pod, exit_code)
+
+    def submit(self):
+        self.backend.submit(self.spec)
+
+    def start(self):
+        self.submit()
+        self.running()
+
 
 @pytest.fixture
-def hurt(puppets: PuppetSite, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hurt]:
-    monkeypatch.setattr(kubernetes_api, "_FIRST_PAUSE_SECONDS", 0.005)
-    monkeypatch.setattr(kubernetes_api, "_DOWN_SECONDS", 0.0)
-    made = Hurt(puppets)
-    yield made
-    puppets.fake.faults.disarm()
-    made.clear()
+def cluster(fake_pods, monkeypatch):
+    monkeypatch.setattr(client, "_RETRY", client._RETRY.new(backoff_factor=0.0, backoff_jitter=0.0))
+    monkeypatch.setattr(client, "_DOWN_SECONDS", 0.0)
+    fake_pods.fake.faults.hold_seconds = 2
+    faulty = Faulty(fake_pods)
+    yield faulty
+    fake_pods.fake.faults.disarm()
+    faulty.clear()
 
 
-def test_a_submission_is_whole_whatever_happens_to_one_of_its_calls(hurt: Hurt) -> None:
-    calls = hurt.count(lambda: hurt.backend.submit(hurt.spec))
-    assert calls >= 7
-    for nth in range(calls):
-        for fault in (*ONCE, Fault.STALE):
-            hurt.clear()
-            hurt.backend = hurt.another()
-            hurt.tried(lambda: hurt.backend.submit(hurt.spec), nth=nth, fault=fault)
-            hurt.backend.submit(hurt.spec)
-            hurt.assert_one_whole_run()
+@pytest.mark.parametrize("faults", [(*ONCE, Fault.STALE), (Fault.TIMEOUT_BEFORE,), (Fault.TIMEOUT_AFTER,)])
+def test_a_submission_survives_a_fault_in_any_request(cluster, faults):
+    requests = cluster.requests(cluster.submit, faults)
+    assert len(requests) >= 7 * len(faults)
+    for nth, fault in requests:
+        cluster.clear()
+        cluster.backend = cluster.another()
+        cluster.try_with(cluster.submit, nth=nth, fault=fault)
+        cluster.submit()
+        cluster.assert_one_whole_run()
 
 
-def test_a_submission_that_was_given_up_at_any_call_is_finished_by_another(hurt: Hurt) -> None:
-    """The console died there, or the cluster went away for long: `tried` gives up, and somebody else submits again."""
-    calls = hurt.count(lambda: hurt.backend.submit(hurt.spec))
-    for nth in range(calls):
-        for fault in (Fault.BROKEN_BEFORE, Fault.BROKEN_AFTER):
-            hurt.clear()
-            died = hurt.another()
-            assert hurt.tried(lambda died=died: died.submit(hurt.spec), nth=nth, fault=fault, times=1000) is None  # type: ignore[misc]
-            with contextlib.suppress(RunNotFound):
-                assert hurt.another().describe(NAME).outcome is None
-            keys = [one["data"] for one in hurt.find("secrets") if one["metadata"]["name"] == NAME]
-            hurt.another().submit(hurt.spec)
-            hurt.assert_one_whole_run()
-            kept = [one["data"] for one in hurt.find("secrets") if one["metadata"]["name"] == NAME]
-            assert not keys or keys == kept, "pods may hold the keys already"
+@pytest.mark.parametrize("next_step", ["submit", "delete"])
+def test_an_abandoned_submission_is_continued_or_deleted_after_any_request(cluster, next_step):
+    """The console died, or the cluster was away for long; another process takes over."""
 
+    def keys():
+        return [one["data"] for one in cluster.find("secrets") if one["metadata"]["name"] == NAME]
 
-def test_a_submission_that_was_given_up_leaves_nothing_when_it_is_deleted(hurt: Hurt) -> None:
-    calls = hurt.count(lambda: hurt.backend.submit(hurt.spec))
-    for nth in range(calls):
-        hurt.clear()
-        died = hurt.another()
-        hurt.tried(lambda died=died: died.submit(hurt.spec), nth=nth, fault=Fault.BROKEN_AFTER, times=1000)  # type: ignore[misc]
-        hurt.backend.delete(NAME)
-        hurt.wait(lambda: not hurt.left())
-
-
-@pytest.mark.parametrize("fault", [Fault.TIMEOUT_BEFORE, Fault.TIMEOUT_AFTER])
-def test_a_call_of_a_submission_that_is_never_answered_is_made_again(hurt: Hurt, fault: Fault) -> None:
-    hurt.fake.faults.hold_seconds = 2
-    calls = hurt.count(lambda: hurt.backend.submit(hurt.spec))
-    for nth in range(calls):
-        hurt.clear()
-        hurt.backend = hurt.another()
-        hurt.tried(lambda: hurt.backend.submit(hurt.spec), nth=nth, fault=fault)
-        hurt.backend.submit(hurt.spec)
-        hurt.assert_one_whole_run()
-
-
-def end_by_hand(hurt: Hurt, exit_code: int) -> None:
-    for pod in hurt.find("pods"):
-        hurt.site.finish(pod, exit_code)
+    for nth, fault in cluster.requests(cluster.submit, (Fault.BROKEN_BEFORE, Fault.BROKEN_AFTER)):
+        cluster.clear()
+        cluster.backend = cluster.another()
+        assert cluster.try_with(cluster.submit, nth=nth, fault=fault, times=1000) is None
+        with contextlib.suppress(RunNotFound):
+            assert cluster.another().describe(NAME).outcome is None
+        if next_step == "delete":
+            continue  # `clear` deletes it
+        before = keys()
+        cluster.another().submit(cluster.spec)
+        cluster.assert_one_whole_run()
+        assert before in ([], keys()), "pods may hold the keys already"
 
 
 @pytest.mark.parametrize("exit_code", [0, 1])
-def test_what_is_described_is_true_whatever_happens_to_a_call(hurt: Hurt, exit_code: int) -> None:
+def test_describe_survives_a_fault_in_any_request(cluster, exit_code):
     outcome = Outcome.COMPLETED if exit_code == 0 else Outcome.CODE_FAILED
-    hurt.backend.submit(hurt.spec)
-    hurt.running()
-    before = hurt.fake.store.version
-    calls = hurt.count(lambda: hurt.backend.describe(NAME))
-    for nth in range(calls):
-        for fault in ONCE:
-            told = hurt.tried(lambda: hurt.backend.describe(NAME), nth=nth, fault=fault)
-            assert told is None or told.phase is RunPhase.RUNNING
-    end_by_hand(hurt, exit_code)
-    hurt.wait(
-        lambda: any(one["type"] in {"Complete", "Failed"} for one in hurt.find("jobs")[0]["status"]["conditions"])
+    cluster.start()
+    before = cluster.fake.store.version
+    requests = cluster.requests(lambda: cluster.backend.describe(NAME))
+    for nth, fault in requests:
+        status = cluster.try_with(lambda: cluster.backend.describe(NAME), nth=nth, fault=fault)
+        assert status is None or status.phase is RunPhase.RUNNING
+    cluster.finish_pods(exit_code)
+    cluster.wait(
+        lambda: any(one["type"] in {"Complete", "Failed"} for one in cluster.find("jobs")[0]["status"]["conditions"])
     )
-    for nth in range(calls + 2):
-        for fault in (*ONCE, Fault.STALE):
-            told = hurt.tried(lambda: hurt.another().describe(NAME), nth=nth, fault=fault, version=before)
-            assert told is None or told.phase is RunPhase.RUNNING or told.outcome is outcome
-    final = hurt.backend.describe(NAME)
-    assert final.outcome is outcome
-    for nth in range(3):
-        told = hurt.tried(lambda: hurt.another().describe(NAME), nth=nth, fault=Fault.STALE, version=before)
-        assert told.phase is RunPhase.RUNNING or told == final
-    assert hurt.another().describe(NAME) == final
+    for nth, fault in itertools.product(range(len(requests) // len(ONCE) + 2), (*ONCE, Fault.STALE)):
+        status = cluster.try_with(lambda: cluster.another().describe(NAME), nth=nth, fault=fault, version=before)
+        assert status is None or status.phase is RunPhase.RUNNING or status.outcome is outcome
+    assert cluster.another().describe(NAME) == cluster.backend.describe(NAME)
 
 
-def test_a_stop_stops_whatever_happens_to_one_of_its_calls(hurt: Hurt) -> None:
-    hurt.backend.submit(hurt.spec)
-    hurt.running()
-    calls = hurt.count(lambda: hurt.backend.stop(NAME, 5))
-    for nth in range(calls):
-        for fault in (Fault.BROKEN_BEFORE, Fault.BROKEN_AFTER, Fault.INTERNAL):
-            hurt.clear()
-            hurt.backend.submit(hurt.spec)
-            hurt.running()
-            hurt.tried(lambda: hurt.backend.stop(NAME, 5), nth=nth, fault=fault)
-            hurt.backend.stop(NAME, 5)
-            hurt.wait(lambda: hurt.backend.describe(NAME).phase is RunPhase.ENDED)
-            assert hurt.backend.describe(NAME).outcome is Outcome.STOPPED
+def test_a_stop_survives_a_fault_in_any_request(cluster):
+    cluster.start()
+    faults = (Fault.BROKEN_BEFORE, Fault.BROKEN_AFTER, Fault.INTERNAL)
+    for nth, fault in cluster.requests(lambda: cluster.backend.stop(NAME, 5), faults):
+        cluster.clear()
+        cluster.start()
+        cluster.try_with(lambda: cluster.backend.stop(NAME, 5), nth=nth, fault=fault)
+        cluster.backend.stop(NAME, 5)
+        cluster.wait(lambda: cluster.backend.describe(NAME).phase is RunPhase.ENDED)
+        assert cluster.backend.describe(NAME).outcome is Outcome.STOPPED
 
 
-def test_a_deletion_leaves_nothing_whatever_happens_to_one_of_its_calls(hurt: Hurt) -> None:
-    hurt.backend.submit(hurt.spec)
-    hurt.running()
-    calls = hurt.count(lambda: hurt.backend.delete(NAME))
-    for nth in range(calls):
-        for fault in ONCE:
-            hurt.wait(lambda: not hurt.left())
-            hurt.backend.submit(hurt.spec)
-            hurt.running()
-            hurt.tried(lambda: hurt.backend.delete(NAME), nth=nth, fault=fault)
-            hurt.backend.delete(NAME)
-            hurt.wait(lambda: not hurt.left())
-            with pytest.raises(RunNotFound):
-                hurt.backend.describe(NAME)
-
-
-def told_of(hurt: Hurt, happens: Callable[[], object], seconds: float = 10) -> bool:
-    """Whether a watch tells of what happens."""
-    for number, names in enumerate(hurt.another().changes(stop_after=seconds)):
-        if number == 1:
-            happens()
-        elif number > 1 and NAME in names:
-            return True
-    return False
+def test_a_deletion_survives_a_fault_in_any_request(cluster):
+    cluster.start()
+    for nth, fault in cluster.requests(lambda: cluster.backend.delete(NAME)):
+        cluster.clear()
+        cluster.start()
+        cluster.try_with(lambda: cluster.backend.delete(NAME), nth=nth, fault=fault)
+        cluster.clear()
+        with pytest.raises(RunNotFound):
+            cluster.backend.describe(NAME)
 
 
 @pytest.mark.parametrize("trouble", ["dropped", "doubled", "late", "forgotten", "down"])
-def test_changes_are_told_whatever_happens_to_the_watch(hurt: Hurt, trouble: str) -> None:
-    faults = hurt.fake.faults
-    hurt.backend.submit(hurt.spec)
-    hurt.running()
+def test_changes_are_reported_after_any_watch_failure(cluster, trouble):
+    faults = cluster.fake.faults
+    cluster.start()
 
-    def happens() -> None:
+    def change():
         if trouble == "dropped":
             faults.watch_drops_after = 0
         faults.watch_repeats = trouble == "doubled"
         faults.watch_lag_seconds = 0.3 if trouble == "late" else 0.0
         if trouble == "forgotten":
-            hurt.fake.store.compact()
+            cluster.fake.store.compact()
         faults.down = trouble == "down"
-        end_by_hand(hurt, 0)
+        cluster.finish_pods(0)
         if trouble in {"down", "dropped"}:
             time.sleep(0.3)  # long enough for every watch to meet it
             faults.down, faults.watch_drops_after = False, None
 
-    assert told_of(hurt, happens)
+    for number, names in enumerate(cluster.another().changes(stop_after=10)):
+        if number == 1:
+            change()
+        elif number > 1 and NAME in names:
+            break
+    else:
+        pytest.fail("The change is not reported.")
     faults.disarm()
-    hurt.wait(lambda: hurt.backend.describe(NAME).outcome is Outcome.COMPLETED)
+    cluster.wait(lambda: cluster.backend.describe(NAME).outcome is Outcome.COMPLETED)
 
 
-def test_a_cluster_that_is_down_is_said_to_be_and_loses_nothing(hurt: Hurt, tmp_path: Path) -> None:
-    hurt.backend.submit(hurt.spec)
-    hurt.running()
-    hurt.fake.faults.down = True
+def test_an_unavailable_cluster_raises_and_loses_nothing(cluster, tmp_path):
+    cluster.start()
+    cluster.fake.faults.down = True
     for call in (
-        lambda: hurt.another().describe(NAME),
-        lambda: hurt.another().names(),
-        lambda: hurt.another().capacity(),
-        lambda: hurt.another().submit(hurt.spec),
-        lambda: hurt.another().stop(NAME, 5),
-        lambda: hurt.another().delete(NAME),
+        lambda: cluster.another().describe(NAME),
+        lambda: cluster.another().names(),
+        lambda: cluster.another().capacity(),
+        lambda: cluster.another().submit(cluster.spec),
+        lambda: cluster.another().stop(NAME, 5),
+        lambda: cluster.another().delete(NAME),
     ):
         with pytest.raises(BackendUnavailable):
             call()
-    hurt.fake.faults.disarm()
-    assert hurt.another().describe(NAME).phase is RunPhase.RUNNING
-    hurt.assert_one_whole_run()
+    cluster.fake.faults.disarm()
+    assert cluster.another().describe(NAME).phase is RunPhase.RUNNING
+    cluster.assert_one_whole_run()

@@ -1,33 +1,30 @@
-"""Runs on a Kubernetes cluster, and how tests make and lose them there; the words are `AnyYard`'s.
-
-The one rule: nothing here knows whether the cluster is real.
-"""
+"""Runs on a Kubernetes cluster, real or fake, with the helpers of `AnyYard`."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import textwrap
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from runtime.backends.kubernetes import KubernetesBackend
-from runtime.backends.kubernetes_config import ClusterConfig
+from runtime.backends.kubernetes.backend import KubernetesBackend
+from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.specs import Framework, Image, Mount, Resources, RunSpec
 from tests.kubernetes.sites import Site
-from tests.kubernetes.telling import tell
 from tests.runtime.any_yard import AnyYard
 
 SMALL = Resources(cpus=0.25, memory_mib=256)
-"""What a run of the tests asks for: a small machine has room for a few, and what starts in one is held to no more."""
+"""The resources of a run in tests: a small machine has room for a few."""
 
 
 class ClusterYard(AnyYard):
     """A backend with a workspace and a data set on a cluster."""
 
     def __init__(self, site: Site, *, watched: bool = True, **settings: Any) -> None:
-        """`watched`: whether there is somebody who follows the cluster, as the console's watcher does."""
+        """`watched`: whether something follows the cluster, as the console's watcher does."""
         self.site = site
         self.settings = settings
         self.keeps_output = site.shared
@@ -39,21 +36,21 @@ class ClusterYard(AnyYard):
             threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
-        """What the console's watcher does all the time: keep what goes with a pod."""
+        """Follow the cluster, as the console's watcher does to keep what is removed with a Pod."""
         for _names in self.another().changes():
             if self._closing.is_set():
                 return
 
     def config(self, **changes: Any) -> ClusterConfig:
-        """The cluster as a console is told of it."""
+        """Return the settings that a console has for the cluster."""
         return self.site.config(**{**self.settings, **changes})
 
     def another(self, **changes: Any) -> KubernetesBackend:
-        """One more backend for the same cluster, as another process of the console would have it."""
+        """Return a backend as another process of the console would have it."""
         return KubernetesBackend(config=self.config(**changes), root=self.site.root / "runs")
 
     def spec(self, source: str = "print('hello')", /, **changes: Any) -> RunSpec:
-        """A spec whose workspace holds the script as `train.py`."""
+        """Return a spec whose workspace holds the script as `train.py`."""
         self.write({"workspace/train.py": textwrap.dedent(source), "digits/three.txt": "3"})
         spec = RunSpec(
             name="job-1-1",
@@ -73,32 +70,26 @@ class ClusterYard(AnyYard):
         return dataclasses.replace(spec, **changes)
 
     def write(self, files: Mapping[str, str]) -> None:
-        """Files of the volume, unless they are so already."""
+        """Write files of the volume, unless they have this content."""
         new = {path: text for path, text in files.items() if self.site.placed.get(path) != text}
         if new:
             self.site.place(new)
             self.site.placed.update(new)
 
     def all_logs(self, name: str) -> str:
-        """What the cluster says of the run, for a failed test's message."""
-        return tell(self.site, f"trainyard.dev/run={name}")
+        """Describe the run for the message of a failed test."""
+        return describe(self.site, f"trainyard.dev/run={name}")
 
     def lose_node(self, node: int, name: str = "job-1-1") -> None:
-        """One node of the run is taken away by the cluster, without the code's doing."""
+        """Evict a Pod of the run."""
         pod = self.site.pods(name)[node]
-        self.site.core.create_namespaced_pod_eviction(
-            pod.metadata.name,
-            self.site.namespace,
-            {
-                "apiVersion": "policy/v1",
-                "kind": "Eviction",
-                "metadata": {"name": pod.metadata.name},
-                "deleteOptions": {"gracePeriodSeconds": 1},
-            },
-        )
+        metadata = {"name": pod.metadata.name}
+        eviction: dict[str, Any] = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
+        eviction["deleteOptions"] = {"gracePeriodSeconds": 1}
+        self.site.core.create_namespaced_pod_eviction(pod.metadata.name, self.site.namespace, eviction)
 
     def left_behind(self) -> list[str]:
-        """What is there of runs that were deleted, after a while."""
+        """Return what deleted runs have left after a while."""
         give_up_at = time.monotonic() + 60
         while (left := self.site.left()) and time.monotonic() < give_up_at:
             time.sleep(0.05)
@@ -108,9 +99,46 @@ class ClusterYard(AnyYard):
         return left
 
     def close(self) -> None:
-        """Delete every run; nothing of them is left."""
+        """Delete every run, and check that nothing is left."""
         self._closing.set()
         for name in self.backend.names():
             self.backend.delete(name)
         assert self.left_behind() == []
         assert self.backend.names() == []
+
+
+def describe(site: Site, selector: str = "") -> str:
+    """Describe the namespace after a failed test: nodes, Jobs, Pods with output, events. It never raises."""
+    lists = {
+        "Node": site.core.list_node,
+        "Job": lambda: site.batch.list_namespaced_job(site.namespace, label_selector=selector),
+        "Pod": lambda: site.core.list_namespaced_pod(site.namespace, label_selector=selector),
+    }
+    lines = [f"namespace {site.namespace}"]
+    for kind, find in lists.items():
+        for one in _items(site, find):
+            shown = {**one.get("spec", {}), **one.get("status", {}), **one["metadata"].get("annotations", {})}
+            for name in ("template", "containers", "volumes", "images", "capacity", "affinity"):
+                shown.pop(name, None)
+            lines.append(f"== {kind} {one['metadata']['name']}: {json.dumps(shown)}")
+            if kind == "Pod":
+                lines += [f"   | {line}" for line in _output(site, one["metadata"]["name"])]
+    for event in _items(site, lambda: site.core.list_namespaced_event(site.namespace))[-60:]:
+        about = event.get("involvedObject", {})
+        lines.append(f"{event.get('lastTimestamp')} {about.get('name')}: {event.get('reason')}: {event.get('message')}")
+    return "\n".join(lines)
+
+
+def _items(site: Site, find: Callable[[], Any]) -> list[dict[str, Any]]:
+    try:
+        items: list[dict[str, Any]] = site.client.sanitize_for_serialization(find().items)
+    except Exception as error:
+        return [{"metadata": {"name": f"cannot be listed: {error}"}}]
+    return items
+
+
+def _output(site: Site, pod: str) -> list[str]:
+    try:
+        return site.log(pod).splitlines()[-60:]
+    except Exception as error:
+        return [f"no output: {error}"]

@@ -1,50 +1,25 @@
-"""The words in which tests speak of runs, whatever the backend.
+"""Actions on runs for tests of any backend. Nothing polls: a change of the run ends each wait."""
 
-The one rule: nobody looks again and again; a change wakes who waits.
-"""
-
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
-from runtime.backends.base import Backend
-from runtime.specs import RunPhase, RunSpec, RunStatus
+from runtime.specs import Outcome, RunPhase
 
 
 class AnyYard:
-    """A backend with a workspace and a data set. A yard of its own kind says what is not said here."""
+    """A `backend` with a workspace and a dataset.
 
-    backend: Backend
+    Subclasses define `another()`, which returns a backend as another process would have it, `spec(source, **changes)`,
+    whose workspace holds the source as `train.py`, and `all_logs(name)`, for the message of a failed test. Those of the
+    contract suite also define `lose_node(node, name)` and `left_behind()`, which lists what deleted runs have left.
+    """
+
     keeps_output: bool
-    """Whether what a run wrote outlives its pods: not where storage is not shared and a stop removes them."""
+    """Whether what a run wrote outlives its Pods; not if storage is not shared."""
     late_seconds = 0.0
     """How long after its start a run's deadline may begin, and how exact its times are."""
     patience = 60.0
-    """Seconds in which anything that is waited for has to have happened."""
+    """Seconds that anything may take."""
 
-    def another(self) -> Backend:
-        """One more backend for the same cluster, as another process of the console would have it."""
-        raise NotImplementedError
-
-    def spec(self, source: str = "print('hello')", /, **changes: Any) -> RunSpec:
-        """A spec whose workspace holds the script as `train.py`."""
-        raise NotImplementedError
-
-    def all_logs(self, name: str) -> str:
-        """What there is to know of a run, for a failed test's message."""
-        raise NotImplementedError
-
-    def lose_node(self, node: int, name: str = "job-1-1") -> None:
-        """One node of the run goes away, without the code's doing."""
-        raise NotImplementedError
-
-    def left_behind(self) -> list[str]:
-        """What is still there of runs that were deleted."""
-        raise NotImplementedError
-
-    def wait(self, name: str, until: Callable[[RunStatus], bool], seconds: float = 0.0) -> RunStatus:
-        """The run's first status for which `until` holds; fails when there is none in time."""
+    def wait(self, name, until, seconds=0.0):
+        """Return the run's first status for which `until` holds; fail if there is none in time."""
         seconds = seconds or self.patience
         status = self.backend.describe(name)
         if until(status):
@@ -55,20 +30,45 @@ class AnyYard:
                 return status
         raise AssertionError(f"not in {seconds} s: {status}\n{self.all_logs(name)}")
 
-    def wait_for_end(self, name: str = "job-1-1") -> RunStatus:
-        """The run's last status."""
+    def wait_for_end(self, name="job-1-1"):
+        """Return the run's last status."""
         return self.wait(name, lambda status: status.phase is RunPhase.ENDED)
 
-    def wait_for_text(self, text: str, name: str = "job-1-1", rank: int = 0) -> RunStatus:
-        """The run's status once a rank has printed the text."""
+    def wait_for_text(self, text, name="job-1-1", rank=0):
+        """Return the run's status once a rank has printed the text."""
         return self.wait(name, lambda _status: text in self.log(rank, name))
 
-    def run(self, source: str, /, **changes: Any) -> RunStatus:
-        """Submit and wait for the end."""
+    def run(self, source, /, **changes):
+        """Submit a run and return its last status."""
         spec = self.spec(source, **changes)
         self.backend.submit(spec)
         return self.wait_for_end(spec.name)
 
-    def log(self, rank: int = 0, name: str = "job-1-1") -> str:
-        """Everything that a rank printed."""
+    def wait_for_failure(self, outcome, name="job-1-1"):
+        """Return the failure of a run that must end with this outcome."""
+        status = self.wait_for_end(name)
+        assert status.outcome is outcome, f"{status}\n{self.all_logs(name)}"
+        return status.failure
+
+    def start(self, source, /, text="ready", **changes):
+        """Submit a run and wait until every rank has printed the text."""
+        spec = self.spec(source, **changes)
+        self.backend.submit(spec)
+        for rank in range(spec.nodes * spec.workers_per_node):
+            self.wait_for_text(text, spec.name, rank)
+
+    def run_to_failure(self, outcome, source, /, **changes):
+        """Submit a run and return its failure; it must end with this outcome."""
+        spec = self.spec(source, **changes)
+        self.backend.submit(spec)
+        return self.wait_for_failure(outcome, spec.name)
+
+    def complete(self, source, /, **changes):
+        """Submit a run that must complete, and return its last status."""
+        status = self.run(source, **changes)
+        assert status.outcome is Outcome.COMPLETED, f"{status}\n{self.all_logs(status.name)}"
+        return status
+
+    def log(self, rank=0, name="job-1-1"):
+        """Return everything that a rank printed."""
         return self.backend.logs(name, rank, limit=1 << 24).text

@@ -1,40 +1,37 @@
-"""Runs on this very machine: a local backend of its own, a bare image, and a workspace to put scripts in."""
-
-from __future__ import annotations
+"""Runs on this machine: a local backend, a bare image and a workspace for scripts."""
 
 import dataclasses
 import json
 import textwrap
 import venv
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from runtime.backends import identity, images
-from runtime.backends.local import LocalBackend
+from runtime import pids
+from runtime.backends.local.backend import LocalBackend
+from runtime.images import venvs
 from runtime.specs import Framework, Image, Mount, Resources, RunSpec
 from tests.runtime.any_yard import AnyYard
 
 
 @pytest.fixture(scope="session")
-def bare_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An images root with one image, `bare`: an interpreter and nothing else."""
+def bare_images(tmp_path_factory):
+    """An images root with one image, `bare`, that has only an interpreter."""
     root = tmp_path_factory.mktemp("images")
     venv.create(root / "bare", with_pip=False, symlinks=True)
-    images.mark_ready(root / "bare", "bare")
+    venvs.mark_ready(root / "bare", "bare")
     return root
 
 
 MAY_IMPORT_ANYTHING = "import importlib\n"
-"""With it a script counts as one that ranks with frameworks in them are of use to: else it is started cold."""
+"""Prepended to a script so that it starts warm. Scripts that import only the standard library start cold."""
 
 
 class Yard(AnyYard):
-    """A backend with a workspace and a data set, and short words for what tests do with them."""
+    """A local backend with a workspace and a dataset."""
 
-    def __init__(self, folder: Path, images_root: Path, image: str = "bare") -> None:
+    def __init__(self, folder, images_root, image="bare"):
         self.folder = folder
         self.images_root = images_root
         self.image = image
@@ -43,16 +40,16 @@ class Yard(AnyYard):
         self.dataset = folder / "digits"
         self.workspace.mkdir()
         self.dataset.mkdir()
-        self.backend: LocalBackend = self.another()
+        self.backend = self.another()
 
-    def another(self, **options: Any) -> LocalBackend:
-        """One more backend over the same root, as another process of the console would have it."""
+    def another(self, **options):
+        """Return a backend with the same root, as another process of the console would have it."""
         return LocalBackend(
             root=self.folder / "runs", images_root=self.images_root, **{"cpus": 64, "memory_mib": 65536, **options}
         )
 
-    def spec(self, source: str = "print('hello')", /, **changes: Any) -> RunSpec:
-        """A spec whose workspace holds the script, after the yard's preface, as `train.py`."""
+    def spec(self, source="print('hello')", /, **changes):
+        """Return a spec whose workspace holds the preface and the script as `train.py`."""
         (self.workspace / "train.py").write_text(self.preface + textwrap.dedent(source))
         spec = RunSpec(
             name="job-1-1",
@@ -68,68 +65,70 @@ class Yard(AnyYard):
         )
         return dataclasses.replace(spec, **changes)
 
-    def all_logs(self, name: str) -> str:
-        """Every log file of a run, the platform's own too, for a failed test's message."""
+    def all_logs(self, name):
+        """Return all logs of a run, for the message of a failed test."""
         return "\n".join(
             f"== {path.name}\n{path.read_text(errors='replace')[-2000:]}"
             for path in sorted((self.backend.run_folder(name) / "logs").glob("*"))
         )
 
-    def records(self, name: str = "job-1-1") -> list[dict[str, Any]]:
-        """What each node's supervisor wrote."""
+    def records(self, name="job-1-1"):
+        """Return the records of all nodes."""
         folder = self.backend.run_folder(name) / "nodes"
         return [json.loads(path.read_bytes()) for path in sorted(folder.glob("*.json"))]
 
 
-def processes_below(folder: Path) -> list[str]:
-    """Command lines of processes that name this folder: supervisors do not, sandboxes do."""
-    found = []
+def processes_below(folder):
+    """Return the command lines that name this folder. Those of sandboxes do, those of supervisors do not."""
+    result = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
         if str(folder) in line:
-            found.append(line)
-    return found
+            result.append(line)
+    return result
 
 
-def left_behind(runs: Path, before: set[str], nonces: set[str], supervisors: list[tuple[int, int]]) -> dict[str, Any]:
-    """What is still there of runs that were deleted: processes (which alone hold a network namespace), mounts, groups.
+def left_behind(runs, before, nonces, supervisors):
+    """Return what deleted runs have left: processes (which hold network namespaces), mounts, cgroups.
 
     `before` are the mounts before them, `nonces` their submissions', `supervisors` (pid, start time) of their nodes.
     """
     mounts = set(Path("/proc/self/mounts").read_text().splitlines()) - before
     groups = [group for group in Path("/sys/fs/cgroup").glob("**/trainyard-*") if group.name[-8:] in nonces]
-    found = {
+    result = {
         "processes": processes_below(runs),
-        "supervisors": [pid for pid, started in supervisors if identity.is_alive(pid, started)],
+        "supervisors": [pid for pid, started in supervisors if pids.is_alive(pid, started)],
         "mounts": [mount for mount in mounts if str(runs) in mount],
         "groups": groups,
-        "files": [path for path in runs.glob(".*/*") if path.parent.name not in {".nursery", ".checkpoints"}],
+        "files": [
+            path for path in runs.glob(".*/*") if path.parent.name not in {".warm_pool", ".checkpoints", ".outputs"}
+        ],
     }
-    return {name: what for name, what in found.items() if what}
+    return {name: what for name, what in result.items() if what}
 
 
 @pytest.fixture
-def yard(tmp_path: Path, bare_images: Path) -> Iterator[Yard]:
-    """A yard that is cleaned up, and that has left nothing behind."""
+def yard(tmp_path, bare_images):
+    """A yard whose runs are deleted after the test, and must leave nothing behind."""
     mounts = set(Path("/proc/self/mounts").read_text().splitlines())
-    made = Yard(tmp_path, bare_images)
-    yield made
-    runs = made.folder / "runs"
+    created = Yard(tmp_path, bare_images)
+    yield created
+    runs = created.folder / "runs"
     nonces = {json.loads(path.read_bytes())["nonce"][:8] for path in runs.glob("*/submission.json")}
     supervisors = [
-        (record["pid"], record["start_time"]) for name in made.backend.names() for record in made.records(name)
+        (record["pid"], record["start_time"]) for name in created.backend.names() for record in created.records(name)
     ]
-    for name in made.backend.names():
-        made.backend.delete(name)
-    made.backend.retire()
-    assert made.backend.names() == []
+    for name in created.backend.names():
+        created.backend.delete(name)
+    created.backend.retire()
+    assert created.backend.names() == []
     assert left_behind(runs, mounts, nonces, supervisors) == {}
 
 
 @pytest.fixture
-def left_running(tmp_path: Path) -> Callable[[], list[str]]:
-    """What still runs of this test's runs."""
+def left_running(tmp_path):
+    """Return the processes of this test's runs."""
     return lambda: processes_below(tmp_path / "runs")

@@ -1,4 +1,4 @@
-"""The built images that heavy tests run in."""
+"""The built images, for tests with real frameworks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from runtime.backends import images
+from runtime.images import venvs
 
 if TYPE_CHECKING:
     from tests.runtime.conftest import Yard
@@ -18,8 +18,8 @@ IMAGES = Path(os.environ.get("TRAINYARD_IMAGES_ROOT", HOUSE / "var" / "images"))
 
 
 def use_image(yard: Yard, name: str) -> Yard:
-    """Let the yard's runs use this image; the test fails where it is not built."""
-    if not images.is_ready(IMAGES, name):
+    """Let the yard's runs use this image; fail the test if it is not built."""
+    if not venvs.is_ready(IMAGES, name):
         pytest.fail(f"There is no image '{name}' in {IMAGES}: run 'python manage.py build_image {name}' first.")
     yard.images_root = IMAGES
     yard.image = name

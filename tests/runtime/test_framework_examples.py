@@ -1,14 +1,9 @@
-"""The examples of Horovod and TensorFlow, trained for real on the digits, in the images they are for."""
-
-from __future__ import annotations
+"""The Horovod and TensorFlow examples, trained on digits in their images."""
 
 import json
 import re
 import shutil
-import tarfile
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,10 +11,12 @@ from runtime.specs import Controller, Framework, Outcome, Resources
 from tests.runtime.images_of_ours import HOUSE, use_image
 from tests.runtime.test_examples import load
 
-if TYPE_CHECKING:
-    from tests.runtime.conftest import Yard
-
-pytestmark = pytest.mark.torch
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.late("its runs are real processes, with time limits of seconds"),
+    pytest.mark.cores(2),
+    pytest.mark.slow,
+]
 
 EXAMPLES = HOUSE / "examples"
 NODE = Resources(cpus=1.5, memory_mib=3072)
@@ -32,19 +29,18 @@ Train = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def digits(tmp_path_factory):
     archive = tmp_path_factory.mktemp("digits") / "digits.tar.gz"
     load("make_digits").write_archive(archive)
     return archive
 
 
 @pytest.fixture
-def train(yard: Yard, digits: Path) -> Train:
-    """Runs an example on the digits; gives rank 0's output."""
-    with tarfile.open(digits) as archive:
-        archive.extractall(yard.dataset, filter="data")
+def train(yard, digits):
+    """A function that runs an example on the digits and returns the output of rank 0."""
+    shutil.unpack_archive(digits, yard.dataset)
 
-    def run(script: str, *, end: Outcome = Outcome.COMPLETED, stop_at: str = "", **changes: Any) -> str:
+    def run(script, *, end=Outcome.COMPLETED, stop_at="", **changes):
         framework = FRAMEWORKS[script]
         use_image(yard, framework.value)
         spec = yard.spec(
@@ -65,10 +61,9 @@ def train(yard: Yard, digits: Path) -> Train:
     return run
 
 
-def result(log: str) -> tuple[float, float, float]:
-    found = re.search(r"^result: test accuracy (\S+), loss (\S+) -> (\S+)$", log, re.MULTILINE)
-    assert found is not None, log
-    accuracy, first, last = map(float, found.groups())
+def result(log):
+    match = re.search(r"^result: test accuracy (\S+), loss (\S+) -> (\S+)$", log, re.MULTILINE)
+    accuracy, first, last = map(float, match.groups())
     return accuracy, first, last
 
 
@@ -82,13 +77,14 @@ def result(log: str) -> tuple[float, float, float]:
         ("mnist_keras.py", (2, 1), Controller.GLOO),
     ],
 )
-def test_it_learns(train: Train, yard: Yard, script: str, shape: tuple[int, int], controller: Controller) -> None:
+def test_an_example_learns(train, yard, script, shape, controller):
     nodes, workers = shape
     log = train(script, controller=controller, nodes=nodes, workers_per_node=workers, epochs=4)
     assert re.search(r"^epoch 4/4 step \d+ loss \d\.\d+ accuracy 0\.\d+$", log, re.MULTILINE), log
     accuracy, first, last = result(log)
     assert accuracy > 0.7
     assert last < first / 2
+    assert [path.stem for path in yard.backend.output_folder("job-1").iterdir()] in (["model"], ["model.weights"])
     lines = (yard.backend.run_folder("job-1-1") / "run" / "metrics.jsonl").read_text().splitlines()
     metrics = [json.loads(line) for line in lines]
     assert [line["epoch"] for line in metrics] == [1, 2, 3, 4]
@@ -97,7 +93,7 @@ def test_it_learns(train: Train, yard: Yard, script: str, shape: tuple[int, int]
 
 
 @pytest.mark.parametrize("script", FRAMEWORKS)
-def test_it_goes_on_from_its_checkpoint_on_other_nodes(train: Train, yard: Yard, script: str) -> None:
+def test_an_example_resumes_on_another_number_of_nodes(train, yard, script):
     first = train(script, epochs=2, nodes=2)
     log = train(script, epochs=3, nodes=1, name="job-1-2", restart_count=1)
     assert re.search(r"^epoch 3/3 ", log, re.MULTILINE), log
@@ -110,11 +106,39 @@ def test_it_goes_on_from_its_checkpoint_on_other_nodes(train: Train, yard: Yard,
 
 
 @pytest.mark.parametrize("script", ["mnist_horovod.py", "mnist_tensorflow.py"])
-def test_it_saves_in_the_middle_of_an_epoch_when_it_is_told_to_end(train: Train, yard: Yard, script: str) -> None:
+def test_an_example_saves_within_an_epoch_when_it_is_stopped(train, yard, script):
     log = train(script, epochs=500, nodes=2, end=Outcome.STOPPED, stop_at="epoch 1/500")
-    told = re.search(r"^told to end: saved after epoch (\d+), image (\d+)$", log, re.MULTILINE)
-    assert told is not None, log
-    done, seen = map(int, told.groups())
+    reported = re.search(r"^stopped by SIGTERM: saved after epoch (\d+), image (\d+)$", log, re.MULTILINE)
+    done, seen = map(int, reported.groups())
     log = train(script, epochs=done + 1, nodes=2, name="job-1-2", restart_count=1)
     assert f"resumed after epoch {done}, image {seen}; restart 1" in log
     assert f"epoch {done + 1}/{done + 1}" in log
+
+
+def test_a_horovod_script_for_keras_2_runs_unchanged(yard):
+    use_image(yard, "horovod-tensorflow")
+    spec = yard.spec(
+        """
+        import tensorflow as tf, horovod.tensorflow as hvd
+        hvd.init()
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(4,))])
+        optimizer = tf.optimizers.SGD(0.01)
+        @tf.function
+        def step():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(model(tf.ones((2, 4))) ** 2)
+            tape = hvd.DistributedGradientTape(tape)
+            optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+            hvd.broadcast_variables(optimizer.variables(), root_rank=0)
+        step()
+        print("trained on", hvd.size())
+        """,
+        framework=Framework.HOROVOD,
+        resources=NODE,
+        nodes=2,
+        deadline_seconds=300,
+    )
+    yard.backend.submit(spec)
+    status = yard.wait(spec.name, lambda status: status.outcome is not None, seconds=300)
+    assert status.outcome is Outcome.COMPLETED, f"{status}\n{yard.all_logs(spec.name)}"
+    assert "trained on 2" in yard.log()

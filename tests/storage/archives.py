@@ -32,9 +32,9 @@ def tar_with(*members: tarfile.TarInfo, content: bytes = b"") -> bytes:
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", mode: int = 0o644) -> tarfile.TarInfo:
     """One member of a tar."""
-    made = tarfile.TarInfo(name)
-    made.type, made.linkname, made.mode = kind, link, mode
-    return made
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.mode = kind, link, mode
+    return info
 
 
 def zip_of(files: Mapping[str, bytes]) -> bytes:

@@ -1,14 +1,14 @@
 """Folders to walk."""
 
-from __future__ import annotations
-
-from pathlib import Path
+import secrets
 
 import pytest
 
+from tests import seaweedfs
+
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path):
     """A workspace's folder, with a secret beside it."""
     (tmp_path / "secret.txt").write_text("secret")
     (tmp_path / "outside").mkdir()
@@ -19,8 +19,25 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def scratch(tmp_path: Path) -> Path:
+def scratch(tmp_path):
     """A folder for unfinished things."""
     folder = tmp_path / "scratch"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory):
+    """A bucket of a real S3 server. Tests use prefixes of their own."""
+    with seaweedfs.serving(tmp_path_factory.mktemp("seaweedfs")) as bucket:
+        yield bucket
+
+
+@pytest.fixture
+def upload_bucket(s3_server, settings):
+    """The bucket as the operator's bucket for direct uploads, below a prefix of the test."""
+    prefix = secrets.token_hex(8)
+    settings.UPLOAD_BUCKET, settings.UPLOAD_BUCKET_ENDPOINT = f"{s3_server.name}/{prefix}", s3_server.endpoint
+    settings.UPLOAD_BUCKET_ACCESS_KEY_ID = s3_server.access_key_id
+    settings.UPLOAD_BUCKET_SECRET_ACCESS_KEY = s3_server.secret_access_key
+    return s3_server

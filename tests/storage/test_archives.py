@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import gzip
 import io
 import os
@@ -10,114 +8,105 @@ import tarfile
 import tracemalloc
 import warnings
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage import archives, formats
+from storage import archive_readers, archives
+from storage.archive_readers import Limits
 from storage.archives import Unpacked, unpack_archive
 from storage.errors import BadArchive, StorageError, TooLarge, UnsafePath
-from storage.formats import Format, Limits, sniff
+from storage.trees import Usage, measure
 from tests.storage.archives import member, tar_of, tar_with, zip_of
 
 MIB = 1024**2
 FILES = {"MNIST/raw/train-images-idx3-ubyte": b"digits" * 1000, "README.md": b"hello", "empty": b""}
 PLAIN, GZIPPED, ZIPPED = tar_of(FILES), tar_of(FILES, compressed=True), zip_of(FILES)
 EVERY_KIND = pytest.mark.parametrize(
-    "make", [tar_of, lambda f: tar_of(f, compressed=True), zip_of], ids=["tar", "gz", "zip"]
+    "make", [tar_of, lambda files: tar_of(files, compressed=True), zip_of], ids=["tar", "gz", "zip"]
 )
+REFUSED = (BadArchive, UnsafePath)
 
 
 @pytest.fixture
-def target(root: Path) -> Path:
+def target(root):
     return root
 
 
-def unpack(data: bytes, target: Path, max_bytes: int = MIB, max_entries: int = 100) -> Unpacked:
+def unpack(data, target, max_bytes=MIB, max_entries=100):
     return unpack_archive(stream=io.BytesIO(data), target=target, limits=Limits(max_bytes, max_entries))
 
 
-def tree(folder: Path) -> dict[str, bytes]:
+def tree(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def outside(target: Path) -> list[str]:
-    return sorted(
-        str(path.relative_to(target.parent)) for path in target.parent.rglob("*") if target not in path.parents
-    )
+def outside(target):
+    paths = (path for path in target.parent.rglob("*") if target not in path.parents)
+    return sorted(str(path.relative_to(target.parent)) for path in paths)
+
+
+def zip_with(name, mode, content=b""):
+    """A zip of one entry with a Unix mode."""
+    info = zipfile.ZipInfo(name)
+    info.external_attr = mode << 16
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(info, content)
+    return buffer.getvalue()
+
+
+def patched(data, *changes):
+    """The bytes with `(position, bytes)` changes."""
+    changed = bytearray(data)
+    for position, new in changes:
+        changed[position : position + len(new)] = new
+    return bytes(changed)
 
 
 @EVERY_KIND
-def test_unpacks(make: Callable[[dict[str, bytes]], bytes], target: Path) -> None:
-    assert unpack(make(FILES), target) == Unpacked(size_bytes=6005, file_count=3)
+def test_unpacks(make, target):
+    assert unpack(make(FILES), target) == Unpacked(size_bytes=6005, file_count=3, entry_count=6)
     assert tree(target) == FILES
 
 
-@pytest.mark.parametrize(
-    ("data", "kind"), [(PLAIN, Format.TAR), (GZIPPED, Format.TAR_GZ), (ZIPPED, Format.ZIP), (zip_of({}), Format.ZIP)]
-)
-def test_sniff(data: bytes, kind: Format) -> None:
-    stream = io.BytesIO(data)
-    assert sniff(stream=stream) is kind
-    assert stream.tell() == 0
-
-
-@pytest.mark.parametrize(
-    "data",
-    [b"", b"x", b"%PDF-1.7" * 100, b"BZh91AY&SY" * 100, b"\xfd7zXZ\x00" * 100, b"\0" * 512, b"Rar!\x1a\x07" * 90],
-)
-def test_anything_else_is_refused(data: bytes, target: Path) -> None:
-    with pytest.raises(BadArchive):
-        unpack(data, target)
-
-
-NAMES = ["../evil", "/evil", "a/../../evil", "..", "a/..", "x" * 300, "/".join(["abcdefghi"] * 500)]
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil", "..", "a/..", "x" * 300, "abcdefghi/" * 500])
 @EVERY_KIND
-def test_names_that_lead_out(make: Callable[[dict[str, bytes]], bytes], name: str, target: Path) -> None:
+def test_names_outside_the_target_are_refused(make, name, target):
     before = outside(target)
     with pytest.raises(UnsafePath):
         unpack(make({"good": b"x", name: b"evil"}), target)
     assert outside(target) == before
 
 
-@pytest.mark.parametrize(
-    "link", ["/etc/passwd", "../secret.txt", "a/../../secret.txt", "..", "../outside", "a/b/../../../x"]
-)
+@pytest.mark.parametrize("link", ["/etc/passwd", "../secret.txt", "a/../../secret.txt", "..", "a/b/../../../x"])
 @pytest.mark.parametrize("name", ["link", "./link"])
-def test_links_that_lead_out(link: str, name: str, target: Path) -> None:
+def test_links_outside_the_target_are_refused(link, name, target):
     with pytest.raises(UnsafePath):
         unpack(tar_with(member("a/b/file"), member(name, tarfile.SYMTYPE, link)), target)
-    info = zipfile.ZipInfo(name)
-    info.external_attr = (stat.S_IFLNK | 0o777) << 16
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr(info, link)
     (target / "zip").mkdir()
     with pytest.raises(UnsafePath):
-        unpack(buffer.getvalue(), target / "zip")
+        unpack(zip_with(name, stat.S_IFLNK | 0o777, link), target / "zip")
 
 
-def test_links_that_lead_out_by_way_of_each_other(target: Path) -> None:
-    """Each link alone looks harmless: `deep` is inside, and `out` only goes up from where it seems to be."""
-    links = [("d/e/deep", ".."), ("deep", "d/e/deep/.."), ("out", "deep/..")]
+@pytest.mark.parametrize(
+    "links",
+    [
+        [("d/e/deep", ".."), ("deep", "d/e/deep/.."), ("out", "deep/..")],  # each alone looks harmless
+        [("loop", "loop")],
+        [("loop", "./loop")],
+        [("loop", "other"), ("other", "loop")],
+    ],
+    ids=["together they lead outside", "a loop", "a loop with a dot", "a loop of two"],
+)
+def test_links_that_never_end_inside_are_refused(links, target):
     with pytest.raises(UnsafePath):
         unpack(tar_with(*(member(name, tarfile.SYMTYPE, link) for name, link in links)), target)
 
 
-@pytest.mark.parametrize("link", ["loop", "./loop", "other"])
-def test_links_in_a_circle(link: str, target: Path) -> None:
-    other = member("other", tarfile.SYMTYPE, "loop")
-    with pytest.raises(UnsafePath):
-        unpack(tar_with(member("loop", tarfile.SYMTYPE, link), other), target)
-
-
-def test_links_that_stay_inside_are_kept(target: Path) -> None:
+def test_links_that_stay_inside_are_kept(target):
     data = tar_with(
         member("latest", tarfile.SYMTYPE, "v1/data"),
         member("v1/data/file"),
@@ -125,90 +114,72 @@ def test_links_that_stay_inside_are_kept(target: Path) -> None:
         member("v1/data/copy", tarfile.LNKTYPE, "v1/data/file"),
         content=b"content",
     )
-    assert unpack(data, target) == Unpacked(size_bytes=7, file_count=4)
+    assert unpack(data, target) == Unpacked(size_bytes=7, file_count=4, entry_count=7)
     assert (target / "v1/up").read_bytes() == b"content"
     assert (target / "latest").readlink() == Path("v1/data")
     assert (target / "v1/data/copy").samefile(target / "v1/data/file")
 
 
-@pytest.mark.parametrize("after", ["link/x", "link"])
+@pytest.mark.parametrize("path", ["link/x", "link"])
 @pytest.mark.parametrize("target_of_link", ["../outside", "inside"])
-def test_nothing_is_written_through_a_link(after: str, target_of_link: str, target: Path) -> None:
-    """The oldest trick: a link first, then a file below it."""
+def test_nothing_is_written_through_a_link(path, target_of_link, target):
     before = outside(target)
-    with pytest.raises((BadArchive, UnsafePath)):
-        unpack(tar_with(member("link", tarfile.SYMTYPE, target_of_link), member(after), content=b"evil"), target)
+    with pytest.raises(REFUSED):
+        unpack(tar_with(member("link", tarfile.SYMTYPE, target_of_link), member(path), content=b"evil"), target)
     assert outside(target) == before
 
 
 @pytest.mark.parametrize("link", ["../secret.txt", "/etc/passwd", "", "missing", "folder", "soft", "soft/x"])
-def test_hard_links_to_anything_but_a_file_inside(link: str, target: Path) -> None:
-    data = tar_with(
-        member("folder", tarfile.DIRTYPE),
-        member("soft", tarfile.SYMTYPE, "../secret.txt"),
-        member("hard", tarfile.LNKTYPE, link),
-    )
-    with pytest.raises((BadArchive, UnsafePath)):
-        unpack(data, target)
+def test_hard_links_to_other_than_files_inside_are_refused(link, target):
+    folder, soft = member("folder", tarfile.DIRTYPE), member("soft", tarfile.SYMTYPE, "../secret.txt")
+    with pytest.raises(REFUSED):
+        unpack(tar_with(folder, soft, member("hard", tarfile.LNKTYPE, link)), target)
     assert not (target / "hard").exists()
 
 
-@pytest.mark.parametrize("kind", [tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE])
-def test_devices_and_pipes(kind: bytes, target: Path) -> None:
-    with pytest.raises(BadArchive, match="thing"):
-        unpack(tar_with(member("thing", kind)), target)
-    info = zipfile.ZipInfo("thing")
-    info.external_attr = stat.S_IFIFO << 16
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr(info, b"")
-    with pytest.raises(BadArchive, match="thing"):
-        unpack(buffer.getvalue(), target)
-
-
-def test_owners_and_special_bits_are_dropped(target: Path) -> None:
+def test_owners_and_special_bits_are_dropped(target):
     tool = member("tool", mode=0o6777)
     tool.uid = tool.gid = 4242
     unpack(tar_with(tool, member("folder", tarfile.DIRTYPE, mode=0o2000), member("folder/data", mode=0)), target)
-    assert (target / "tool").stat().st_mode & 0o7777 == 0o755
+    modes = [(target / name).stat().st_mode & 0o7777 for name in ("tool", "folder", "folder/data")]
+    assert modes == [0o755, 0o755, 0o644]
     assert (target / "tool").stat().st_uid == os.getuid()
-    assert (target / "folder").stat().st_mode & 0o7777 == 0o755
-    assert (target / "folder/data").stat().st_mode & 0o7777 == 0o644
 
 
 @pytest.mark.parametrize("second", ["a", "./a", "a/", "a/b", "b//../b/a"])
-def test_a_name_twice(second: str, target: Path) -> None:
-    with pytest.raises((BadArchive, UnsafePath)):
+def test_duplicate_names_are_refused(second, target):
+    with pytest.raises(REFUSED):
         unpack(tar_with(member("a"), member(second), content=b"x"), target)
 
 
-def test_a_folder_may_come_again(target: Path) -> None:
-    folder = member("a", tarfile.DIRTYPE)
-    assert unpack(tar_with(folder, member("a/b"), folder, member(".", tarfile.DIRTYPE)), target).file_count == 1
+def test_a_folder_that_is_named_several_times_is_written_once_and_each_time_limited(target):
+    folders = [member(name, tarfile.DIRTYPE, mode=0o755) for name in (".", "a", "a/b", "a")]
+    unpacked = unpack(tar_with(*folders, member("a/b/file"), member("c/file"), content=b"x"), target)
+    assert unpacked == Unpacked(size_bytes=2, file_count=2, entry_count=6)
+    assert measure(root=target).usage == Usage(2, 6)
+    with pytest.raises(TooLarge):
+        unpack(tar_with(*[folders[1]] * 11), target, max_entries=10)
 
 
 @EVERY_KIND
-def test_too_many_bytes(make: Callable[[dict[str, bytes]], bytes], target: Path) -> None:
+def test_bytes_and_entries_are_limited(make, target):
     with pytest.raises(TooLarge):
         unpack(make({"a": b"x" * 600, "b": b"x" * 600}), target, max_bytes=1000)
     assert sum(len(content) for content in tree(target).values()) <= 1000
-
-
-@EVERY_KIND
-def test_too_many_entries(make: Callable[[dict[str, bytes]], bytes], target: Path) -> None:
+    (target / "many").mkdir()
     with pytest.raises(TooLarge):
-        unpack(make({str(number): b"" for number in range(20)}), target, max_entries=10)
-    assert len(list(target.iterdir())) <= 10
+        unpack(make({str(number): b"" for number in range(20)}), target / "many", max_entries=10)
+    assert len(list((target / "many").iterdir())) <= 10
 
 
-def test_folders_count_as_entries(target: Path) -> None:
+def test_folders_count_as_entries_and_their_depth_is_limited(target):
     with pytest.raises(TooLarge):
         unpack(tar_of({"/".join("abcdefghijkl"): b""}), target, max_entries=10)
     with pytest.raises(BadArchive, match="deep"):
         unpack(tar_of({"a/" * 65 + "x": b""}), target, max_entries=1000)
 
 
-def test_a_bomb_costs_neither_memory_nor_disk(target: Path) -> None:
+def test_a_decompression_bomb_is_stopped_early(target):
     bomb = io.BytesIO()
     with gzip.open(bomb, "wb", compresslevel=1) as packed:
         info = tarfile.TarInfo("zeros")
@@ -225,45 +196,86 @@ def test_a_bomb_costs_neither_memory_nor_disk(target: Path) -> None:
     assert tree(target) == {}
 
 
-def test_a_bomb_of_headers(target: Path) -> None:
-    """A long name of a gigabyte, which `tarfile` would read whole."""
+def header(kind, size=0):
     info = tarfile.TarInfo("x")
-    info.type, info.size = tarfile.GNUTYPE_LONGNAME, 1024 * MIB
+    info.type, info.size = kind, size
+    return info.tobuf()
+
+
+def negative_size():
+    negative = patched(tarfile.TarInfo("x").tobuf(), (124, b"\xff" * 11 + b"\x00"))
+    return patched(negative, (148, b"%06o\0 " % tarfile.calc_chksums(negative)[0])) + bytes(1024)
+
+
+def zip_of_false_size():
+    data = zip_of({"zeros": bytes(5 * MIB)})
+    return patched(data, (data.index(b"PK\x01\x02") + 24, struct.pack("<L", 10)), (22, struct.pack("<L", 10)))
+
+
+def zip_of_huge_directory():
+    data, size = zip_of({"a": b""}), archive_readers.ZIP_DIRECTORY_LIMIT + 1
+    return patched(data, (data.rindex(b"PK\x05\x06") + 12, struct.pack("<L", size)))
+
+
+def zip_with_password():
+    data = zip_of({"a": b"content"})
+    return patched(data, (data.index(b"PK\x01\x02") + 8, b"\x01"))
+
+
+def zip_compressed_by(method):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", method) as archive:
+        archive.writestr("a", b"content")
+    return buffer.getvalue()
+
+
+TAR_END = len(PLAIN) - 10240 + 512 * 17  # the rest is padding
+MALFORMED = {
+    "nothing": (b"", BadArchive, None),
+    "text": (b"x", BadArchive, None),
+    "PDF": (b"%PDF-1.7" * 100, BadArchive, None),
+    "bzip2": (b"BZh91AY&SY" * 100, BadArchive, None),
+    "zeros": (b"\0" * 512, BadArchive, None),
+    "a gzip of text": (gzip.compress(b"text"), BadArchive, None),
+    "a gzip of a zip": (gzip.compress(ZIPPED), BadArchive, None),
+    "a gzip with a wrong checksum": (patched(GZIPPED, (len(GZIPPED) - 8, bytes([GZIPPED[-8] ^ 1]))), BadArchive, None),
+    "a tar cut between two files": (header(tarfile.REGTYPE), BadArchive, "incomplete"),
+    "a tar whose name has a gigabyte": (
+        gzip.compress(header(tarfile.GNUTYPE_LONGNAME, 1024 * MIB) + bytes(2 * MIB)), BadArchive, None),
+    "a tar with an endless chain of headers": (
+        gzip.compress(header(tarfile.XHDTYPE) * 5000 + bytes(1024)), BadArchive, None),
+    "a tar with a negative size": (negative_size(), (BadArchive, TooLarge), None),
+    "a sparse file": (tar_with(member("a", tarfile.GNUTYPE_SPARSE)), BadArchive, None),
+    "a character device": (tar_with(member("thing", tarfile.CHRTYPE)), BadArchive, "thing"),
+    "a block device": (tar_with(member("thing", tarfile.BLKTYPE)), BadArchive, "thing"),
+    "a pipe": (tar_with(member("thing", tarfile.FIFOTYPE)), BadArchive, "thing"),
+    "a pipe in a zip": (zip_with("thing", stat.S_IFIFO), BadArchive, "thing"),
+    "a zip with a false size": (zip_of_false_size(), BadArchive, None),
+    "a zip with a huge directory": (zip_of_huge_directory(), TooLarge, r"tar\.gz"),
+    "a zip with a password": (zip_with_password(), BadArchive, "password"),
+    "a zip compressed by bzip2": (zip_compressed_by(zipfile.ZIP_BZIP2), BadArchive, "unsupported compression"),
+    "a zip compressed by LZMA": (zip_compressed_by(zipfile.ZIP_LZMA), BadArchive, "unsupported compression"),
+} | {
+    f"a {kind} cut at {part}": (data[: int(len(data) * part)], BadArchive, None)
+    for kind, data in (("tar", PLAIN[:TAR_END]), ("gzip", GZIPPED), ("zip", ZIPPED))
+    for part in (0.3, 0.6, 0.9, 0.99)
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_archives_are_refused(name, target):
+    data, error, match = MALFORMED[name]
+    with pytest.raises(error, match=match):
+        unpack(data, target)
+    assert sum(len(content) for content in tree(target).values()) <= 6005
+
+
+def test_endless_padding_is_refused(target):
     with pytest.raises(BadArchive):
-        unpack(gzip.compress(info.tobuf() + bytes(2 * MIB)), target)
-    negative = bytearray(tarfile.TarInfo("x").tobuf())
-    negative[124:136] = b"\xff" * 11 + b"\x00"
-    negative[148:156] = b"%06o\0 " % tarfile.calc_chksums(bytes(negative))[0]
-    with pytest.raises((BadArchive, TooLarge)):
-        unpack(bytes(negative) + bytes(1024), target)
+        unpack(gzip.compress(PLAIN + bytes(20 * MIB), 1), target, max_bytes=100 * MIB)
 
 
-def test_a_chain_of_headers_without_end(target: Path) -> None:
-    chain = tarfile.TarInfo("x")
-    chain.type = tarfile.XHDTYPE
-    with pytest.raises(BadArchive):
-        unpack(gzip.compress(chain.tobuf() * 5000 + bytes(1024)), target)
-
-
-def test_a_zip_that_lies_about_its_size(target: Path) -> None:
-    data = bytearray(zip_of({"zeros": bytes(5 * MIB)}))
-    entry = data.index(b"PK\x01\x02")
-    data[entry + 24 : entry + 28] = struct.pack("<L", 10)
-    data[22:26] = struct.pack("<L", 10)
-    with pytest.raises(BadArchive):
-        unpack(bytes(data), target)
-    assert sum(len(content) for content in tree(target).values()) <= 10
-
-
-def test_a_zip_with_an_endless_directory(target: Path) -> None:
-    data = bytearray(zip_of({"a": b""}))
-    end = data.rindex(b"PK\x05\x06")
-    data[end + 12 : end + 16] = struct.pack("<L", formats.ZIP_DIRECTORY_LIMIT + 1)
-    with pytest.raises(TooLarge, match=r"tar\.gz"):
-        unpack(bytes(data), target)
-
-
-def test_a_zip_with_a_comment_and_wide_sizes(target: Path) -> None:
+def test_a_zip64_with_a_comment_unpacks(target):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         with archive.open("a", "w", force_zip64=True) as file:
@@ -272,81 +284,17 @@ def test_a_zip_with_a_comment_and_wide_sizes(target: Path) -> None:
     assert unpack(buffer.getvalue(), target).size_bytes == 7
 
 
-def test_a_zip_with_a_password(target: Path) -> None:
-    data = bytearray(zip_of({"a": b"content"}))
-    entry = data.index(b"PK\x01\x02")
-    data[entry + 8] |= 1
-    with pytest.raises(BadArchive, match="password"):
-        unpack(bytes(data), target)
-
-
-@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_a_zip_of_an_unusual_kind(method: int, target: Path) -> None:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", method) as archive:
-        archive.writestr("a", b"content")
-    with pytest.raises(BadArchive, match="compressed"):
-        unpack(buffer.getvalue(), target)
-
-
-def test_a_sparse_file(target: Path) -> None:
-    with pytest.raises(BadArchive):
-        unpack(tar_with(member("a", tarfile.GNUTYPE_SPARSE)), target)
-
-
-def test_too_many_links(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archives, "LINKS_LIMIT", 3)
-    data = tar_with(*(member(str(number), tarfile.SYMTYPE, "x") for number in range(4)))
-    with pytest.raises(TooLarge, match="links"):
-        unpack(data, target)
-
-
-def test_links_that_take_for_ever_to_follow(target: Path) -> None:
+def test_links_are_limited_in_number_and_in_steps(target, monkeypatch):
     steps = "./" * 1900 + "x"
     data = tar_with(*(member(f"l{n}", tarfile.SYMTYPE, f"l{n + 1}/.." if n % 2 else steps) for n in range(2000)))
     with pytest.raises(StorageError):
         unpack(data, target, max_entries=10_000)
+    monkeypatch.setattr(archives, "LINK_COUNT_LIMIT", 3)
+    with pytest.raises(TooLarge, match="links"):
+        unpack(tar_with(*(member(str(number), tarfile.SYMTYPE, "x") for number in range(4))), target)
 
 
-@pytest.mark.parametrize("data", [PLAIN, GZIPPED, ZIPPED], ids=["tar", "gz", "zip"])
-@pytest.mark.parametrize("part", [0.3, 0.6, 0.9, 0.99])
-def test_a_truncated_archive(data: bytes, part: float, target: Path) -> None:
-    if data is PLAIN:
-        end = len(data) - 10240 + 512 * 17  # where the real end is: the rest is padding
-        data = data[:end]
-    with pytest.raises(BadArchive):
-        unpack(data[: int(len(data) * part)], target)
-
-
-def test_a_tar_cut_between_two_files(target: Path) -> None:
-    info = tarfile.TarInfo("a")
-    with pytest.raises(BadArchive, match="cut off"):
-        unpack(info.tobuf(), target)
-
-
-def test_a_gzip_whose_sum_is_wrong(target: Path) -> None:
-    data = bytearray(GZIPPED)
-    data[-8] ^= 1
-    with pytest.raises(BadArchive):
-        unpack(bytes(data), target)
-
-
-def test_padding_without_end(target: Path) -> None:
-    with pytest.raises(BadArchive):
-        unpack(gzip.compress(PLAIN + bytes(20 * MIB), 1), target, max_bytes=100 * MIB)
-
-
-@pytest.mark.parametrize("content", [PLAIN, ZIPPED, b"text"])
-def test_a_gzip_of_something_else(content: bytes, target: Path) -> None:
-    data = gzip.compress(content)
-    if content is PLAIN:
-        assert unpack(data, target).file_count == 3
-    else:
-        with pytest.raises(BadArchive):
-            unpack(data, target)
-
-
-def test_names_that_are_no_text(target: Path) -> None:
+def test_names_must_be_utf8(target):
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT, encoding="latin-1") as archive:
         archive.addfile(tarfile.TarInfo("caf\xe9"))
@@ -362,9 +310,7 @@ def test_names_that_are_no_text(target: Path) -> None:
     seed=st.integers(0, 2**32),
     changes=st.integers(1, 12),
 )
-def test_whatever_is_damaged_it_is_refused_or_unpacked_inside(
-    data: bytes, seed: int, changes: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_damaged_archive_is_refused_or_unpacked_inside(data, seed, changes, tmp_path_factory):
     place = tmp_path_factory.mktemp("fuzz")
     folder = place / "target"
     folder.mkdir()

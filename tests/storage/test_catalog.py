@@ -1,23 +1,23 @@
-from __future__ import annotations
-
 import hashlib
 import io
 import stat
-import threading
-from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
-from django.db import connection, transaction
-from pytest_django import Settings
+from django.db import transaction
 
-from console.accounts.errors import InvalidInput, NotFound
-from console.accounts.models import AuditEvent, Membership, Quota
-from storage import archives, catalog, files, selectors, trees
-from storage.errors import BadArchive, NameTaken, TooLarge, UnsafePath
-from storage.models import Dataset, DatasetVersion, Image, Workspace
-from tests.storage.archives import member, tar_of, tar_with
+from console.accounts.models import AuditEvent, Quota
+from console.core.errors import InvalidInput, NotFound
+from storage import archives, catalog, files, garbage_collection, images, retention, selectors, trees
+from storage.errors import BadArchive, NameTaken, TooLarge, TooMany, UnsafePath
+from storage.models import Dataset, DatasetVersion, Image
+from storage.quota import Reservation
+from storage.trees import ENTRY_BYTES, Measurement, Usage
+from tests.crashes import Crash
+from tests.factories.storage import ImageFactory
+from tests.racing import together
+from tests.storage.archives import member, tar_of, tar_with, zip_of
 
 pytestmark = pytest.mark.django_db
 FILES = {"raw/a": b"12345", "b": b"6789"}
@@ -25,33 +25,30 @@ ARCHIVE = tar_of(FILES, compressed=True)
 WRONG_NAMES = ["", "A", "a b", "-a", "a-", "a/b", "..", "a\n", "é", "a" * 64, "a\0"]
 
 
-def leftovers() -> list[str]:
-    """Whatever lies in the scratch folder."""
+def leftovers():
+    """Return the entries of the scratch folder."""
     return [path.name for path in catalog.scratch().iterdir()]
 
 
-def published() -> list[str]:
+def published():
     folder = catalog.root() / "datasets"
     return [path.name for path in folder.iterdir()] if folder.exists() else []
 
 
-def make_dataset(owner: Membership, name: str = "mnist") -> Dataset:
+def new_dataset(owner, name="mnist"):
     return catalog.create_dataset(organization=owner.organization, user=owner.user, name=name)
 
 
-def make_workspace(owner: Membership, name: str = "work") -> Workspace:
+def new_workspace(owner, name="work"):
     return catalog.create_workspace(organization=owner.organization, user=owner.user, name=name)
 
 
-def publish(dataset: Dataset, data: bytes = ARCHIVE) -> DatasetVersion:
+def publish(dataset, data=ARCHIVE):
     return catalog.publish_version(dataset=dataset, user=dataset.created_by, stream=io.BytesIO(data))
 
 
-# --- Names ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", WRONG_NAMES)
-def test_names_are_checked_at_their_field(owner: Membership, name: str) -> None:
+def test_invalid_names_are_reported_at_their_field(owner, name):
     for make in (catalog.create_dataset, catalog.create_workspace):
         with pytest.raises(InvalidInput) as refused:
             make(organization=owner.organization, user=owner.user, name=name)
@@ -62,39 +59,31 @@ def test_names_are_checked_at_their_field(owner: Membership, name: str) -> None:
     assert not (catalog.root() / "workspaces").exists()
 
 
-def test_names_are_unique_per_organization_while_not_deleted(owner: Membership, stranger: Membership) -> None:
-    for make, delete in ((make_dataset, "dataset"), (make_workspace, "workspace")):
+def test_names_are_unique_per_organization_while_not_deleted(owner, stranger):
+    for make, delete in ((new_dataset, "dataset"), (new_workspace, "workspace")):
         first = make(owner, "same")
         with pytest.raises(NameTaken) as refused:
             make(owner, "same")
         assert set(refused.value.fields) == {"name"}
         make(stranger, "same")
-        getattr(catalog, f"delete_{delete}")(**{delete: first}, user=owner.user)
+        getattr(retention, f"delete_{delete}")(**{delete: first}, user=owner.user)
         make(owner, "same")
     assert len(list((catalog.root() / "workspaces").iterdir())) == 3
 
 
-def test_acts_are_written_down(owner: Membership) -> None:
-    dataset, workspace = make_dataset(owner), make_workspace(owner)
+def test_changes_are_recorded_in_the_audit_log(owner):
+    dataset, workspace = new_dataset(owner), new_workspace(owner)
     publish(dataset)
-    for _again in range(2):
-        catalog.delete_dataset(dataset=dataset, user=owner.user)
-        catalog.delete_workspace(workspace=workspace, user=owner.user)
-    actions = AuditEvent.objects.filter(organization=owner.organization).order_by("id").values_list("action", flat=True)
-    assert [action for action in actions if action.startswith(("dataset", "workspace"))] == [
-        "dataset.created",
-        "workspace.created",
-        "dataset.published",
-        "dataset.deleted",
-        "workspace.deleted",
-    ]
+    for _ in range(2):
+        retention.delete_dataset(dataset=dataset, user=owner.user)
+        retention.delete_workspace(workspace=workspace, user=owner.user)
+    actions = list(AuditEvent.objects.order_by("id").values_list("action", flat=True))
+    created, deleted = ["dataset.created", "workspace.created"], ["dataset.deleted", "workspace.deleted"]
+    assert actions == [*created, "dataset.published", *deleted]
 
 
-# --- Publishing -------------------------------------------------------------------------------------------------------
-
-
-def test_publish(owner: Membership) -> None:
-    dataset = make_dataset(owner)
+def test_publish(owner):
+    dataset = new_dataset(owner)
     version = publish(dataset)
     assert (version.number, version.size_bytes, version.file_count) == (1, 9, 2)
     assert version.sha256 == hashlib.sha256(ARCHIVE).hexdigest()
@@ -102,48 +91,45 @@ def test_publish(owner: Membership) -> None:
     assert {name: (folder / name).read_bytes() for name in FILES} == FILES
     for path in (folder, *folder.rglob("*")):
         assert stat.S_IMODE(path.stat().st_mode) == (0o555 if path.is_dir() else 0o444)
-    assert leftovers() == []
-    again = publish(dataset, tar_of({"b": b"new"}))
-    assert again.number == 2
-    assert selectors.dataset_named(owner.organization, "mnist").latest == dataset.latest == again
-    assert (folder / "b").read_bytes() == b"6789"
-    assert owner.user.email not in str(folder)
     assert "mnist" not in str(folder)
+    assert leftovers() == []
+    for name in ("datasets", "scratch"):
+        assert stat.S_IMODE((catalog.root() / name).stat().st_mode) == 0o700
+    second = publish(dataset, tar_of({"b": b"new"}))
+    assert second.number == 2
+    assert selectors.dataset_named(owner.organization, "mnist").latest == dataset.latest == second
+    assert (folder / "b").read_bytes() == b"6789"
 
 
 @pytest.mark.parametrize(
     ("data", "error"),
     [
         (b"", BadArchive),
-        (b"not an archive", BadArchive),
         (tar_of({}), BadArchive),
         (tar_with(member("folder", b"5")), BadArchive),
-        (ARCHIVE[:-20], BadArchive),
         (tar_of({"../x": b""}), UnsafePath),
-        (tar_of({"x": b"x" * 30_000}), TooLarge),
+        (tar_of(dict.fromkeys("abcdef", b"")), TooLarge),
+        (tar_of({"x": b"x" * 80_000}), TooLarge),
     ],
 )
-def test_a_refused_archive_leaves_nothing(owner: Membership, data: bytes, error: type[Exception]) -> None:
-    Quota.objects.filter(organization=owner.organization).update(max_storage_bytes=20_000)
-    dataset = make_dataset(owner)
+def test_a_refused_archive_leaves_nothing(owner, data, error, settings):
+    settings.MAX_ARCHIVE_FILES = 5
+    Quota.objects.filter(organization=owner.organization).update(max_storage_bytes=60_000)
+    dataset = new_dataset(owner)
     with pytest.raises(error):
         publish(dataset, data)
     assert leftovers() == published() == []
     assert not dataset.versions.exists()
 
 
-class Crash(BaseException):
-    """What kills a process in the middle: no handler of ours sees it."""
-
-
-STEPS: list[tuple[Any, str]] = [
+STEPS = [
     (files, "copy"),
     (catalog, "unpack_archive"),
-    (archives, "sniff"),
-    (archives._Target, "link_all"),
+    (archives, "detect_format"),
+    (archives._Writer, "create_links"),
     (trees, "make_read_only"),
     (Path, "rename"),
-    (catalog, "_require_room"),
+    (Reservation, "release"),
     (DatasetVersion.objects, "create"),
     (Dataset, "save"),
     (catalog, "record"),
@@ -152,14 +138,12 @@ STEPS: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("place", "step"), STEPS, ids=[step for _place, step in STEPS])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_crash_anywhere_leaves_no_row_and_only_what_the_sweep_takes(
-    owner: Membership, monkeypatch: pytest.MonkeyPatch, place: Any, step: str, when: str
-) -> None:
-    dataset = make_dataset(owner)
+def test_a_crash_leaves_no_row_and_only_files_that_are_collected(owner, monkeypatch, place, step, when):
+    dataset = new_dataset(owner)
     first = publish(dataset)
     real = getattr(place, step)
 
-    def crash(*args: Any, **kwargs: Any) -> None:
+    def crash(*args, **kwargs):
         if when == "after":
             real(*args, **kwargs)
         raise Crash
@@ -178,39 +162,18 @@ def test_a_crash_anywhere_leaves_no_row_and_only_what_the_sweep_takes(
     assert publish(dataset).number == 2
 
 
-def test_a_dataset_deleted_while_its_upload_runs(owner: Membership) -> None:
-    dataset = make_dataset(owner)
-    catalog.delete_dataset(dataset=dataset)
+def test_a_dataset_deleted_while_its_upload_runs(owner):
+    dataset = new_dataset(owner)
+    retention.delete_dataset(dataset=dataset)
     with pytest.raises(NotFound):
         publish(dataset)
     assert leftovers() == published() == []
 
 
-def in_threads(act: Callable[[int], object], count: int) -> list[object]:
-    """What `act` gave or raised, in threads that begin together."""
-    barrier, results = threading.Barrier(count), [None] * count
-
-    def run(number: int) -> None:
-        try:
-            barrier.wait()
-            results[number] = act(number)
-        except Exception as error:
-            results[number] = error
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
-
-
 @pytest.mark.django_db(transaction=True)
-def test_publishing_at_once_gives_different_numbers(owner: Membership) -> None:
-    dataset = make_dataset(owner)
-    results = in_threads(lambda _number: publish(Dataset.objects.get(pk=dataset.pk)).number, 6)
+def test_concurrent_publishing_gives_different_numbers(owner):
+    dataset = new_dataset(owner)
+    results = together(*[lambda: publish(Dataset.objects.get(pk=dataset.pk)).number] * 6)
     assert sorted(results) == [1, 2, 3, 4, 5, 6]
     dataset.refresh_from_db()
     assert dataset.latest is not None
@@ -218,44 +181,80 @@ def test_publishing_at_once_gives_different_numbers(owner: Membership) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_uploads_that_fit_one_by_one_do_not_fit_together(owner: Membership) -> None:
-    Quota.objects.filter(organization=owner.organization).update(max_storage_bytes=2500)
-    datasets = [make_dataset(owner, f"d{number}") for number in range(4)]
+def test_concurrent_uploads_cannot_exceed_the_quota(owner):
+    each = 1000 + 2 * ENTRY_BYTES
+    Quota.objects.filter(organization=owner.organization).update(max_storage_bytes=each * 5 // 2)
+    datasets = [new_dataset(owner, f"d{number}") for number in range(4)]
     data = tar_of({"x": b"x" * 1000}, compressed=True)
-    results = in_threads(lambda number: publish(datasets[number], data), 4)
-    assert sum(isinstance(result, DatasetVersion) for result in results) == 2
-    assert sum(isinstance(result, TooLarge) for result in results) == 2
-    assert len(published()) == 2
+    results = together(*[lambda each=each: publish(each, data) for each in datasets])
+    kept = sum(isinstance(result, DatasetVersion) for result in results)
+    assert kept in {1, 2}
+    assert sum(isinstance(result, TooLarge) for result in results) == 4 - kept
+    assert len(published()) == 2 * kept  # each with its manifest
     assert leftovers() == []
-    assert catalog.storage_used(owner.organization) == 2000
+    assert selectors.storage_used(owner.organization) == kept * each
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_first_workspace_is_made_once(owner: Membership) -> None:
-    def make(_number: int) -> int:
+def test_concurrent_writes_cannot_exceed_the_number_of_files(owner):
+    workspace = new_workspace(owner)
+    limit = Quota.objects.filter(organization=owner.organization)
+    limit.update(max_files=8)  # the workspace's folder, and one archive with its folder, or some of the six files
+    dataset, data = new_dataset(owner), tar_of(dict.fromkeys("abc", b"x"))
+    write = lambda path: lambda: catalog.write_file(workspace=workspace, path=path, stream=io.BytesIO(b"x"))
+    results = together(*(write(path) for path in "abcdef"), lambda: publish(dataset, data))
+    used = selectors.usage(owner.organization).entry_count
+    assert used == 1 + sum(
+        4 if isinstance(result, DatasetVersion) else not isinstance(result, TooLarge) for result in results
+    )
+    assert used <= 8
+    limit.update(max_files=used)
+    assert selectors.quota_left(owner.organization) == 0, "no run can start"
+    for refused in (write("new"), lambda: new_workspace(owner, "second"), lambda: publish(dataset, data)):
+        with pytest.raises(TooLarge):
+            refused()
+    present = next(path for path in "abcdef" if (selectors.workspace_folder(workspace) / path).exists())
+    catalog.write_file(workspace=workspace, path=present, stream=io.BytesIO(b"longer"))
+    assert leftovers() == []
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(("kind", "create"), [("datasets", new_dataset), ("workspaces", new_workspace)])
+def test_concurrent_creations_cannot_exceed_a_limit(owner, kind, create):
+    Quota.objects.filter(organization=owner.organization).update(**{f"max_{kind}": 2})
+    results = together(*[lambda name=f"n{number}": create(owner, name) for number in range(4)])
+    assert [type(result) for result in results if isinstance(result, Exception)] == [TooMany] * 2
+    assert selectors.counts(owner.organization)[kind] == 2
+    created = next(result for result in results if not isinstance(result, Exception))
+    if kind == "datasets":
+        publish(created, tar_of({"x": b"x"}))
+        retention.delete_dataset(dataset=created)
+    else:
+        retention.delete_workspace(workspace=created)
+    create(owner, "another")
+    (deleted,) = selectors.deleted(owner.organization)
+    with pytest.raises(TooMany):
+        retention.restore(item=deleted)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_first_workspace_is_created_once(owner):
+    def create():
         return catalog.ensure_first_workspace(organization=owner.organization, user=owner.user).pk
 
-    assert len(set(in_threads(make, 5))) == 1
+    assert len(set(together(*[create] * 5))) == 1
     (workspace,) = selectors.workspaces_for(owner.organization)
     assert workspace.name == "main"
     assert "$WORKSPACE" in files.read_text(root=selectors.workspace_folder(workspace), path="README.md")
     assert len(list((catalog.root() / "workspaces").iterdir())) == 1
 
 
-def test_the_first_workspace_inside_a_transaction(owner: Membership) -> None:
-    with transaction.atomic():
-        first = catalog.ensure_first_workspace(organization=owner.organization, user=owner.user)
-        assert catalog.ensure_first_workspace(organization=owner.organization, user=owner.user) == first
+def test_files_of_a_workspace_count(owner, settings):
+    organization = owner.organization
+    Quota.objects.filter(organization=organization).update(max_storage_bytes=1000 + 3 * ENTRY_BYTES)
+    workspace = new_workspace(owner)
 
-
-# --- Room -------------------------------------------------------------------------------------------------------------
-
-
-def test_files_of_a_workspace_count(owner: Membership, settings: Settings) -> None:
-    Quota.objects.filter(organization=owner.organization).update(max_storage_bytes=1000)
-    workspace = make_workspace(owner)
-
-    def put(path: str, size: int) -> None:
+    def put(path, size):
         catalog.write_file(workspace=workspace, path=path, stream=io.BytesIO(b"x" * size))
 
     put("a", 600)
@@ -265,89 +264,147 @@ def test_files_of_a_workspace_count(owner: Membership, settings: Settings) -> No
     put("a", 600)
     with pytest.raises(TooLarge):
         put("a", 601)
-    assert catalog.room_left(owner.organization) == 0
-    with pytest.raises(TooLarge):
-        publish(make_dataset(owner))
+    assert selectors.quota_left(organization) == 0
+    for write in (
+        lambda: publish(new_dataset(owner)),
+        lambda: catalog.make_folder(workspace=workspace, path="empty"),
+        lambda: put("empty", 0),
+        lambda: catalog.move_file(workspace=workspace, source="a", target="folder/a"),
+        lambda: new_workspace(owner, "another"),
+    ):
+        with pytest.raises(TooLarge):
+            write()
     put("a", 100)
-    assert catalog.storage_used(owner.organization) == 500
+    assert selectors.usage(organization) == Usage(500, 3)
     catalog.delete_file(workspace=workspace, path="b")
-    assert catalog.storage_used(owner.organization) == 100
+    assert selectors.usage(organization) == Usage(100, 2)
     settings.MAX_FILE_BYTES = 10
     with pytest.raises(TooLarge):
         put("c", 11)
     (selectors.workspace_folder(workspace) / "by-a-run").write_bytes(b"x" * 50)
-    assert catalog.measure_workspace(workspace=workspace) == 150
-    assert catalog.storage_used(owner.organization) == 150
-    catalog.delete_workspace(workspace=workspace)
-    assert catalog.storage_used(owner.organization) == 0
+    assert catalog.measure_workspace(workspace=workspace) == selectors.usage(organization) == Usage(150, 3)
 
 
-def test_an_upload_larger_than_allowed(owner: Membership, settings: Settings) -> None:
-    settings.MAX_UPLOAD_BYTES = len(ARCHIVE) - 1
-    with pytest.raises(TooLarge):
-        publish(make_dataset(owner))
-    settings.MAX_UPLOAD_BYTES, settings.MAX_ARCHIVE_FILES = 10_000, 1
-    with pytest.raises(TooLarge):
-        publish(make_dataset(owner, "other"))
+def test_deleted_items_count_until_they_are_removed(owner):
+    organization = owner.organization
+    workspace = new_workspace(owner)
+    catalog.write_file(workspace=workspace, path="folder/a", stream=io.BytesIO(b"x" * 10))
+    dataset = new_dataset(owner)
+    first, second = publish(dataset), publish(dataset)
+    everything = selectors.usage(organization)
+    assert everything == Usage(10 + 2 * 9, 3 + 2 * 4)
+    retention.delete_version(version=second, user=owner.user)
+    dataset.refresh_from_db()
+    assert dataset.latest == first
+    retention.delete_dataset(dataset=dataset, user=owner.user)
+    retention.delete_workspace(workspace=workspace, user=owner.user)
+    assert selectors.usage(organization) == everything
+    retention.restore(item=second, user=owner.user)
+    assert selectors.dataset_named(organization, "mnist").latest == second
+    with pytest.raises(NotFound):
+        retention.remove(item=second, user=owner.user)
+    retention.delete_dataset(dataset=second.dataset, user=owner.user)
+    new_dataset(owner)
+    with pytest.raises(NameTaken):
+        retention.restore(item=first, user=owner.user)
+    for item in (first, second, workspace):
+        retention.remove(item=item, user=owner.user)
+        retention.remove(item=item, user=owner.user)
+        with pytest.raises(NotFound):
+            retention.restore(item=item, user=owner.user)
+    assert selectors.usage(organization) == Usage()
+    assert published() == leftovers() == []
+
+
+def test_an_archive_is_refused_while_it_is_unpacked(owner, monkeypatch):
+    """A small archive that becomes large, or many, takes no more of the disk than the quota has left."""
+    quota = 2 * 1024**2
+    Quota.objects.filter(organization=owner.organization).update(max_storage_bytes=quota)
+    dataset, taken = new_dataset(owner), []
+    remove = trees.remove_tree
+
+    def look(*, folder, scratch):
+        taken.append(trees.measure(root=scratch).usage.counted_bytes)
+        remove(folder=folder, scratch=scratch)
+
+    monkeypatch.setattr(trees, "remove_tree", look)
+    large, many = {"x": bytes(64 * 1024**2)}, {f"{number}": b"" for number in range(1000)}
+    for data in (zip_of(large), tar_of(large, compressed=True), zip_of(many), tar_of(many, compressed=True)):
+        assert len(data) < quota
+        with pytest.raises(TooLarge):
+            publish(dataset, data)
+    assert len(taken) == 2 * 4  # the unpacked files and the archive are removed one after the other
+    assert max(taken) < quota + 4 * ENTRY_BYTES
+    assert selectors.usage(owner.organization) == Usage()
     assert leftovers() == []
 
 
-def test_storage_is_closed_to_other_users_of_the_machine(owner: Membership) -> None:
-    make_workspace(owner)
-    publish(make_dataset(owner))
-    for name in ("datasets", "workspaces", "scratch"):
-        assert stat.S_IMODE((catalog.root() / name).stat().st_mode) == 0o700
-    assert catalog.root().stat().st_dev == catalog.scratch().stat().st_dev
+def test_an_upload_that_crashed_counts_until_collected(owner, monkeypatch):
+    dataset = new_dataset(owner)
+    with monkeypatch.context() as broken:
+        broken.setattr(Reservation, "release", lambda _self: None)
+        with pytest.raises(BadArchive):
+            publish(dataset, b"x" * 1000)
+    assert selectors.usage(owner.organization).size_bytes >= 1000
+    assert garbage_collection.collect() == 0
+    monkeypatch.setattr(garbage_collection, "ABANDONED_AFTER", timedelta(0))
+    garbage_collection.collect()
+    assert selectors.usage(owner.organization) == Usage()
 
 
-# --- Images -----------------------------------------------------------------------------------------------------------
-
-IMAGE = {
-    "name": "mine",
-    "title": "Mine",
-    "frameworks": ["pytorch", "horovod"],
-    "reference": "registry.example.com:5000/team/train:1.2",
-}
+def test_moving_folders_while_measured_hides_nothing(owner, monkeypatch):
+    workspace = new_workspace(owner)
+    (selectors.workspace_folder(workspace) / "large").write_bytes(b"x" * 1000)
+    counted = catalog.measure_workspace(workspace=workspace)
+    monkeypatch.setattr(trees, "measure", lambda **_root: Measurement(Usage(1, 2), is_complete=False))
+    assert catalog.measure_workspace(workspace=workspace) == counted == Usage(1000, 2)
 
 
-def test_create_image(owner: Membership) -> None:
-    catalog.ensure_builtin_images()
-    image = catalog.create_image(organization=owner.organization, **IMAGE)
-    assert (image.frameworks, image.is_builtin) == (["pytorch", "horovod"], False)
-    with pytest.raises(NameTaken):
-        catalog.create_image(organization=owner.organization, **IMAGE)
-    with pytest.raises(NameTaken):
-        catalog.create_image(organization=owner.organization, **IMAGE | {"name": "pytorch"})
+IMAGE = {"name": "mine", "title": "Mine", "frameworks": ["horovod"], "reference": "registry.example.com:5000/a/b:1.2"}
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("name", "A"),
-        ("title", " "),
-        ("title", "x" * 101),
-        ("frameworks", []),
-        ("frameworks", ["jax"]),
-        ("description", "x" * 2001),
-        *(
-            ("reference", wrong)
-            for wrong in ("", "train", "https://a.b/c", "a.b/c d", "a.b/c:", "A.b/C", "a.b/c\n", "a.b/c@sha256:12")
-        ),
-    ],
-)
-def test_a_wrong_image(owner: Membership, field: str, value: object) -> None:
+def test_create_image(owner):
+    images.ensure_builtin_images()
+    image = images.create_image(organization=owner.organization, **IMAGE)
+    assert (image.frameworks, image.is_builtin) == (["horovod"], False)
+    for name in ("mine", "pytorch"):
+        with pytest.raises(NameTaken):
+            images.create_image(organization=owner.organization, **IMAGE | {"name": name})
+
+
+WRONG_REFERENCES = ["", "train", "https://a.b/c", "a.b/c d", "a.b/c:", "A.b/C", "a.b/c\n", "a.b/c@sha256:12"]
+WRONG_IMAGES = [
+    ("name", "A"), ("title", " "), ("title", "x" * 101), ("frameworks", []), ("frameworks", ["jax"]),
+    ("description", "x" * 2001), *(("reference", wrong) for wrong in WRONG_REFERENCES),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG_IMAGES)
+def test_invalid_images_are_refused(owner, field, value):
     with pytest.raises(InvalidInput) as refused:
-        catalog.create_image(organization=owner.organization, **IMAGE | {field: value})
+        images.create_image(organization=owner.organization, **IMAGE | {field: value})
     assert set(refused.value.fields) == {field}
     assert not Image.objects.exists()
 
 
-def test_builtin_images_are_made_once_and_stay_as_administrators_left_them() -> None:
+def test_builtin_images_are_created_once_and_keep_changes():
     names = ["pytorch", "tensorflow", "horovod", "horovod-tensorflow"]
-    assert [image.name for image in catalog.ensure_builtin_images()] == names
+    assert [image.name for image in images.ensure_builtin_images()] == names
     Image.objects.filter(name="horovod").update(is_active=False, title="Ours")
-    catalog.ensure_builtin_images()
+    images.ensure_builtin_images()
     assert Image.objects.count() == len(names)
     horovod = Image.objects.get(name="horovod")
     assert (horovod.is_active, horovod.title, horovod.frameworks) == (False, "Ours", ["horovod", "pytorch"])
     assert Image.objects.get(name="pytorch").is_builtin
+
+
+def test_images_are_builtin_or_of_the_organization(owner, stranger):
+    ImageFactory(name="builtin")
+    ImageFactory(name="old", is_active=False)
+    ImageFactory(name="mine", organization=owner.organization)
+    ImageFactory(name="theirs", organization=stranger.organization)
+    assert {image.name for image in selectors.images_for(owner.organization)} == {"builtin", "mine"}
+    assert selectors.image_named(owner.organization, "mine").name == "mine"
+    for name in ("old", "theirs", "none"):
+        with pytest.raises(NotFound):
+            selectors.image_named(owner.organization, name)

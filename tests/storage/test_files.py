@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import io
 import os
-import socket
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -11,8 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from console.core.errors import InvalidInput
 from storage import files
 from storage.errors import (
+    FileChanged,
     FileMissing,
     NameTaken,
     NotText,
@@ -22,32 +21,21 @@ from storage.errors import (
     UnsafePath,
     WrongKind,
 )
-from storage.paths import Kind, split
+from storage.paths import Kind
+from storage.trees import Usage
 
 MIB = 1024**2
 ESCAPES = [
-    "..",
-    "../secret.txt",
-    "a/../../secret.txt",
-    "a/..",
-    "/etc/passwd",
-    "//etc/passwd",
-    "a\0b",
-    "\0",
-    "x" * 256,
-    "é" * 128,
-    "/".join(["abcdefghi"] * 500),
-    "\ud800",
-    "\udc80",
-    "./../secret.txt",
-]
+    "..", "../secret.txt", "a/../../secret.txt", "a/..", "./../secret.txt", "/etc/passwd", "//etc/passwd", "a\0b", "\0",
+    "x" * 256, "é" * 128, "/".join(["abcdefghi"] * 500), "\ud800", "\udc80",
+]  # fmt: skip
 
 
-def put(root: Path, scratch: Path, path: str, content: bytes = b"x", limit: int = MIB) -> files.Written:
+def put(root, scratch, path, content=b"x", limit=MIB):
     return files.write(root=root, path=path, stream=io.BytesIO(content), scratch=scratch, limit_bytes=limit)
 
 
-def every_act(root: Path, scratch: Path, path: str) -> list[object]:
+def every_operation(root, scratch, path):
     """Try all that takes a path; what was refused and how."""
     acts = [
         lambda: files.stat(root=root, path=path),
@@ -60,7 +48,7 @@ def every_act(root: Path, scratch: Path, path: str) -> list[object]:
         lambda: files.move(root=root, source=path, target="elsewhere"),
         lambda: files.move(root=root, source="there.txt", target=path),
     ]
-    refused: list[object] = []
+    refused = []
     for act in acts:
         try:
             act()
@@ -72,25 +60,25 @@ def every_act(root: Path, scratch: Path, path: str) -> list[object]:
 
 
 @pytest.mark.parametrize("path", ESCAPES)
-def test_every_act_refuses_a_path_that_leaves(root: Path, scratch: Path, path: str) -> None:
+def test_every_operation_refuses_a_path_outside(root, scratch, path):
     (root / "there.txt").write_text("x")
-    assert set(every_act(root, scratch, path)) == {UnsafePath}
+    assert set(every_operation(root, scratch, path)) == {UnsafePath}
     assert (root.parent / "secret.txt").read_text() == "secret"
 
 
 @pytest.mark.parametrize("target", ["/", "..", "../outside", ".", "inside"])
-def test_no_act_goes_through_a_link_to_a_folder(root: Path, scratch: Path, target: str) -> None:
+def test_no_operation_follows_a_link_to_a_folder(root, scratch, target):
     (root / "inside").mkdir()
     (root / "inside" / "secret.txt").write_text("secret")
     (root / "there.txt").write_text("x")
     (root / "link").symlink_to(target)
-    assert set(every_act(root, scratch, "link/secret.txt")) == {UnsafePath}
-    assert set(every_act(root, scratch, "link/new/deep.txt")) == {UnsafePath}
+    assert set(every_operation(root, scratch, "link/secret.txt")) == {UnsafePath}
+    assert set(every_operation(root, scratch, "link/new/deep.txt")) == {UnsafePath}
     assert (root / "inside" / "secret.txt").read_text() == "secret"
     assert (root.parent / "outside" / "secret.txt").read_text() == "secret"
 
 
-def test_a_link_to_a_file_is_never_followed(root: Path, scratch: Path) -> None:
+def test_a_link_to_a_file_is_never_followed(root, scratch):
     (root / "link").symlink_to("../secret.txt")
     assert files.stat(root=root, path="link").kind is Kind.LINK
     with pytest.raises(UnsafePath):
@@ -104,7 +92,7 @@ def test_a_link_to_a_file_is_never_followed(root: Path, scratch: Path) -> None:
     assert (root.parent / "secret.txt").read_text() == "secret"
 
 
-def test_deleting_a_link_leaves_what_it_leads_to(root: Path, scratch: Path) -> None:
+def test_deleting_a_link_keeps_its_target(root, scratch):
     (root / "link").symlink_to("../outside")
     (root / "folder").mkdir()
     (root / "folder" / "link").symlink_to("../../outside")
@@ -115,13 +103,13 @@ def test_deleting_a_link_leaves_what_it_leads_to(root: Path, scratch: Path) -> N
     assert list(scratch.iterdir()) == []
 
 
-def test_a_link_swapped_in_while_writing_never_leads_out(root: Path, scratch: Path) -> None:
+def test_a_link_created_while_writing_is_not_followed(root, scratch):
     """One thread turns a folder into a link and back while the other reads, writes and deletes through it."""
     folder = root / "folder"
     (root / "aside").mkdir()
     stop = threading.Event()
 
-    def flip() -> None:
+    def flip():
         number = 0
         while not stop.is_set():
             number += 1
@@ -157,47 +145,30 @@ def test_a_link_swapped_in_while_writing_never_leads_out(root: Path, scratch: Pa
     assert sorted(path.name for path in (root.parent / "outside").iterdir()) == ["secret.txt"]
 
 
-@pytest.mark.parametrize("make", ["fifo", "socket", "device"])
-def test_pipes_sockets_and_devices_are_no_files(
-    root: Path, scratch: Path, make: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = root / "thing"
-    if make == "fifo":
-        os.mkfifo(path)
-    elif make == "socket":
-        server = socket.socket(socket.AF_UNIX)
-        monkeypatch.chdir(root)  # a socket's path is short
-        server.bind("thing")
-        server.close()
-    else:
-        try:
-            os.mknod(path, 0o600 | 0o020000, os.makedev(1, 5))
-        except PermissionError:
-            pytest.skip("only root makes devices")
-    assert files.stat(root=root, path="thing").kind is Kind.OTHER
+def test_a_pipe_is_not_read_and_can_be_replaced(root, scratch):
+    os.mkfifo(root / "pipe")
+    assert files.stat(root=root, path="pipe").kind is Kind.OTHER
     for read in (files.read, files.read_text):
         with pytest.raises(WrongKind):
-            read(root=root, path="thing")
-    put(root, scratch, "thing", b"now a file")
-    assert path.read_bytes() == b"now a file"
+            read(root=root, path="pipe")
+    put(root, scratch, "pipe", b"now a file")
+    assert (root / "pipe").read_bytes() == b"now a file"
 
 
-def test_write_makes_folders_and_says_what_it_did(root: Path, scratch: Path) -> None:
-    assert put(root, scratch, "a/b/c.txt", b"12345") == files.Written(created=True, size=5)
-    assert put(root, scratch, "./a//b/c.txt", b"1") == files.Written(created=False, size=1, replaced_bytes=5)
-    assert (root / "a/b/c.txt").read_bytes() == b"1"
+def test_write_creates_folders_and_reports_the_result(root, scratch):
+    first = put(root, scratch, "a/b/c.txt", b"12345")
+    assert (first.created, first.size, first.replaced_bytes) == (True, 5, 0)
     assert (root / "a/b/c.txt").stat().st_mode & 0o777 == 0o644
+    (root / "a/b/c.txt").chmod(0o755)
+    second = put(root, scratch, "./a//b/c.txt", b"1")
+    assert (second.created, second.size, second.replaced_bytes) == (False, 1, 5)
+    assert (root / "a/b/c.txt").read_bytes() == b"1"
+    assert (root / "a/b/c.txt").stat().st_mode & 0o777 == 0o755, "a script stays executable"
     assert list(scratch.iterdir()) == []
+    assert [files.make_folder(root=root, path=path) for path in ("a/d", "a/d", "")] == [True, False, False]
 
 
-def test_write_keeps_a_script_executable(root: Path, scratch: Path) -> None:
-    put(root, scratch, "run.sh")
-    (root / "run.sh").chmod(0o755)
-    put(root, scratch, "run.sh", b"y")
-    assert (root / "run.sh").stat().st_mode & 0o777 == 0o755
-
-
-def test_a_write_too_large_changes_nothing(root: Path, scratch: Path) -> None:
+def test_a_write_too_large_changes_nothing(root, scratch):
     put(root, scratch, "a.txt", b"before")
     with pytest.raises(TooLarge):
         put(root, scratch, "a.txt", b"12345", limit=4)
@@ -209,52 +180,30 @@ def test_a_write_too_large_changes_nothing(root: Path, scratch: Path) -> None:
     assert put(root, scratch, "a.txt", b"1234", limit=4).size == 4
 
 
-def test_a_write_that_breaks_off_changes_nothing(root: Path, scratch: Path) -> None:
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [(ConnectionError(), ConnectionError), (OSError(28, "No space left on device"), StorageFull)],
+    ids=["the connection breaks", "the disk is full"],
+)
+def test_an_interrupted_write_changes_nothing(root, scratch, fault, error):
     class Broken(io.RawIOBase):
         calls = 0
 
-        def read(self, size: int = -1) -> bytes:
+        def read(self, size=-1):
             self.calls += 1
             if self.calls > 1:
-                raise ConnectionError
+                raise fault
             return b"half"
 
     put(root, scratch, "a.txt", b"before")
-    with pytest.raises(ConnectionError):
+    with pytest.raises(error):
         files.write(root=root, path="a.txt", stream=Broken(), scratch=scratch, limit_bytes=MIB)
     assert (root / "a.txt").read_bytes() == b"before"
     assert list(scratch.iterdir()) == []
 
 
-def test_a_full_disk_is_said_so(root: Path, scratch: Path) -> None:
-    class Full(io.RawIOBase):
-        def read(self, size: int = -1) -> bytes:
-            raise OSError(28, "No space left on device")
-
-    with pytest.raises(StorageFull):
-        files.write(root=root, path="a.txt", stream=Full(), scratch=scratch, limit_bytes=MIB)
-
-
-def test_a_write_reads_in_pieces(root: Path, scratch: Path) -> None:
-    class Zeros:
-        left = 40 * MIB
-        largest = 0
-
-        def read(self, size: int, /) -> bytes:
-            assert size > 0
-            self.largest = max(self.largest, size)
-            piece = bytes(min(size, self.left))
-            self.left -= len(piece)
-            return piece
-
-    zeros = Zeros()
-    files.write(root=root, path="big", stream=zeros, scratch=scratch, limit_bytes=64 * MIB)
-    assert zeros.largest <= MIB
-    assert (root / "big").stat().st_size == 40 * MIB
-
-
 @pytest.mark.parametrize("path", ["", ".", "folder", "folder/"])
-def test_a_file_cannot_take_the_place_of_a_folder(root: Path, scratch: Path, path: str) -> None:
+def test_a_file_cannot_replace_a_folder(root, scratch, path):
     (root / "folder").mkdir()
     with pytest.raises(WrongKind):
         put(root, scratch, path)
@@ -262,42 +211,81 @@ def test_a_file_cannot_take_the_place_of_a_folder(root: Path, scratch: Path, pat
         files.read(root=root, path=path)
 
 
-def test_a_file_cannot_be_used_as_a_folder(root: Path, scratch: Path) -> None:
+def test_a_file_cannot_be_used_as_a_folder(root, scratch):
     (root / "there.txt").write_text("x")
     (root / "file").write_text("x")
-    assert set(every_act(root, scratch, "file/below")) == {WrongKind}
+    assert set(every_operation(root, scratch, "file/below")) == {WrongKind}
     with pytest.raises(WrongKind):
         files.make_folder(root=root, path="file")
     with pytest.raises(WrongKind):
         files.list_folder(root=root, path="file")
 
 
-def test_list_shows_kinds_sizes_and_times(root: Path) -> None:
+def test_list_shows_kinds_sizes_and_times(root):
     (root / "b.txt").write_text("12")
     (root / "a").mkdir()
     (root / "c").symlink_to("nowhere")
     os.mkfifo(root / "d")
     os.utime(root / "b.txt", (0, 86400))
     listing = files.list_folder(root=root)
-    assert [(e.name, e.kind, e.size) for e in listing.entries] == [
-        ("a", Kind.FOLDER, 0),
-        ("b.txt", Kind.FILE, 2),
-        ("c", Kind.LINK, 0),
-        ("d", Kind.OTHER, 0),
-    ]
+    kinds = [("a", Kind.FOLDER, 0), ("b.txt", Kind.FILE, 2), ("c", Kind.LINK, 0), ("d", Kind.OTHER, 0)]
+    assert [(entry.name, entry.kind, entry.size) for entry in listing.entries] == kinds
     assert listing.entries[1].modified.isoformat() == "1970-01-02T00:00:00+00:00"
     assert not listing.truncated
+    short = files.list_folder(root=root, limit=3)
+    assert ([entry.name for entry in short.entries], short.truncated) == (["a", "b.txt", "c"], True)
 
 
-def test_list_ends_somewhere(root: Path) -> None:
-    for number in range(5):
-        (root / str(number)).touch()
-    listing = files.list_folder(root=root, limit=3)
-    assert [entry.name for entry in listing.entries] == ["0", "1", "2"]
-    assert listing.truncated
+@pytest.mark.parametrize("folders_first", [False, True])
+def test_pages_list_each_entry_once_while_others_come_and_go(root, folders_first):
+    names = ["a", "b", os.fsdecode(b"b\xff"), "c", "é", "z", "数"]
+    for name in names:
+        (root / name).mkdir() if name in "cz" else (root / name).touch()
+    seen, after = [], ""
+    while after is not None:
+        page = files.list_folder(root=root, limit=2, after=after, folders_first=folders_first)
+        assert page.truncated == (page.next is not None)
+        seen += page.entries
+        after = page.next
+        (root / f"a-new-{len(seen)}").touch()  # before the cursor
+        first = root / seen[0].name
+        first.rmdir() if first.is_dir() else first.unlink(missing_ok=True)
+    kinds = {"c": 0, "z": 0} if folders_first else {}
+    order = sorted(names, key=lambda name: (kinds.get(name, 1), name))
+    listed = [entry.name for entry in seen if not entry.name.startswith("a-new")]
+    assert listed == [name.encode(errors="surrogateescape").decode(errors="replace") for name in order]
 
 
-def test_names_that_are_no_text_are_shown_and_can_be_removed(root: Path, scratch: Path) -> None:
+@pytest.mark.parametrize("cursor", ["x", "2YQ==", "0!", "0é", "0YQ"])
+def test_an_invalid_cursor_is_refused(root, cursor):
+    with pytest.raises(InvalidInput):
+        files.list_folder(root=root, after=cursor)
+
+
+def test_a_write_replaces_only_an_expected_version(root, scratch):
+    def save(content, expected):
+        return files.write(
+            root=root, path="a", stream=io.BytesIO(content), scratch=scratch, limit_bytes=MIB, expected=expected
+        ).version
+
+    for expected in (["1-2-3"], ["*"]):
+        with pytest.raises(FileChanged):
+            save(b"x", expected)
+    first = save(b"1", [])
+    assert first == files.read_versioned_text(root=root, path="a").version == files.stat(root=root, path="a").version
+    second = save(b"2", ["1-2-3", first])
+    for expected in ([first], []):
+        with pytest.raises(FileChanged):
+            save(b"lost", expected)
+    assert (root / "a").read_bytes() == b"2"
+    (root / "a").write_bytes(b"22")  # a run writes in place
+    with pytest.raises(FileChanged):
+        save(b"lost", [second])
+    assert save(b"3", ["*"]) != second
+    assert list(scratch.iterdir()) == []
+
+
+def test_names_with_invalid_utf8_are_listed_and_can_be_removed(root, scratch):
     (root / "folder").mkdir()
     Path(os.fsdecode(os.fsencode(root) + b"/folder/\xff\xfe.txt")).touch()
     (entry,) = files.list_folder(root=root, path="folder").entries
@@ -306,12 +294,12 @@ def test_names_that_are_no_text_are_shown_and_can_be_removed(root: Path, scratch
     assert list(root.iterdir()) == []
 
 
-def test_a_time_beyond_the_calendar_is_shown_as_the_epoch(root: Path) -> None:
-    assert files._moment(1e18).year == 1970
-    assert files._moment(float("inf")).year == 1970
+def test_a_time_beyond_the_calendar_is_shown_as_the_epoch(root):
+    assert files._to_datetime(1e18).year == 1970
+    assert files._to_datetime(float("inf")).year == 1970
 
 
-def test_read_gives_no_more_than_was_there(root: Path) -> None:
+def test_read_ignores_bytes_appended_meanwhile(root):
     (root / "log").write_bytes(b"first")
     opened = files.read(root=root, path="log")
     with (root / "log").open("ab") as log:
@@ -321,7 +309,7 @@ def test_read_gives_no_more_than_was_there(root: Path) -> None:
     assert opened.stream.closed
 
 
-def test_read_text(root: Path) -> None:
+def test_read_text(root):
     (root / "a.py").write_bytes("print('é')\r\n".encode())
     assert files.read_text(root=root, path="a.py") == "print('é')\r\n"
     for content in (b"a\0b", b"\xff\xfe", b"x" * (files.TEXT_LIMIT + 1)):
@@ -332,14 +320,7 @@ def test_read_text(root: Path) -> None:
     assert len(files.read_text(root=root, path="b")) == files.TEXT_LIMIT
 
 
-def test_make_folder(root: Path) -> None:
-    assert files.make_folder(root=root, path="a/b/c")
-    assert not files.make_folder(root=root, path="a/b/c")
-    assert not files.make_folder(root=root, path="")
-    assert (root / "a/b/c").is_dir()
-
-
-def test_move(root: Path, scratch: Path) -> None:
+def test_move(root, scratch):
     put(root, scratch, "a.txt", b"a")
     put(root, scratch, "b.txt", b"b")
     files.move(root=root, source="a.txt", target="new/place/a.txt")
@@ -356,12 +337,12 @@ def test_move(root: Path, scratch: Path) -> None:
     assert (root / "place/a.txt").exists()
 
 
-def test_delete_says_what_it_freed(root: Path, scratch: Path) -> None:
+def test_delete_returns_the_freed_usage(root, scratch):
     put(root, scratch, "folder/a", b"1" * 10)
     put(root, scratch, "folder/deep/er/b", b"1" * 5)
     put(root, scratch, "c", b"1" * 3)
-    assert files.delete(root=root, path="c", scratch=scratch) == 3
-    assert files.delete(root=root, path="folder", scratch=scratch) == 15
+    assert files.delete(root=root, path="c", scratch=scratch) == Usage(3, 1)
+    assert files.delete(root=root, path="folder", scratch=scratch) == Usage(15, 5)
     assert list(root.iterdir()) == []
     with pytest.raises(FileMissing):
         files.delete(root=root, path="folder", scratch=scratch)
@@ -373,27 +354,16 @@ NAMES = st.text(st.characters(exclude_characters="/"), min_size=1, max_size=12)
 PATHS = st.lists(st.one_of(st.sampled_from(["..", ".", "", "link", "folder"]), NAMES), max_size=6).map("/".join)
 
 
-@given(path=PATHS)
-def test_a_path_that_is_taken_stays_inside(path: str) -> None:
-    try:
-        parts = split(path)
-    except UnsafePath:
-        return
-    assert ".." not in parts
-    assert all(part and "/" not in part and "\0" not in part for part in parts)
-    assert os.path.normpath("/root/" + "/".join(parts)).startswith("/root")
-
-
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=PATHS)
-def test_whatever_the_path_nothing_outside_is_touched(root: Path, scratch: Path, path: str) -> None:
+def test_no_path_touches_anything_outside(root, scratch, path):
     for entry in root.iterdir():
         files.delete(root=root, path=entry.name, scratch=scratch) if entry.name.isprintable() else None
     (root / "folder").mkdir(exist_ok=True)
     (root / "there.txt").write_text("x")
     if not (root / "link").is_symlink():
         (root / "link").symlink_to("../outside")
-    every_act(root, scratch, path)
+    every_operation(root, scratch, path)
     assert (root.parent / "secret.txt").read_text() == "secret"
     assert (root.parent / "outside/secret.txt").read_text() == "secret"
     assert {entry.name for entry in root.parent.iterdir()} == {"secret.txt", "outside", "workspace", "scratch"}

@@ -9,23 +9,23 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from console.backup import archive
 from console.backup.database import DatabaseToolFailed
-from console.services import ServiceError
+from console.supervision.embedded import ServiceError
 
 
 class Command(BaseCommand):
-    """The console may go on running meanwhile."""
+    """Makes a backup. The console may keep running."""
 
     help = "Back up database and files into the new folder DEST, whether the console runs or not."
     requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """DEST."""
+        """Add DEST."""
         parser.add_argument("destination", metavar="DEST", type=Path, help="a folder that is not there yet")
 
     def handle(self, *_args: Any, destination: Path, **_options: Any) -> None:
-        """Make it, and say what is in it and what is not."""
+        """Make the backup, and print its contents and what was left out."""
         try:
-            manifest = archive.take(destination, say=self.stdout.write)
+            manifest = archive.create(destination, report=self.stdout.write)
         except (archive.BackupRefused, DatabaseToolFailed, ServiceError, OSError) as error:
             raise CommandError(str(error)) from error
         for name, part in manifest["parts"].items():
@@ -37,6 +37,6 @@ class Command(BaseCommand):
         files = sum(part.get("files", 0) for part in manifest["parts"].values())
         self.stdout.write(f"{destination}: {files} files and the database, {size / 1024**2:.1f} MiB.")
         self.stdout.write(
-            "It holds secret_key: keep it as you keep that." if archive.KEY in manifest["parts"] else
+            "It holds secret_key: keep it as you keep that." if archive.KEY_FILE in manifest["parts"] else
             "SECRET_KEY is not in it: keep that where you keep your secrets."
         )  # fmt: skip

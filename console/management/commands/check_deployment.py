@@ -10,16 +10,18 @@ from console import deployment
 
 
 class Command(BaseCommand):
-    """Looks at settings alone: it needs neither database nor network."""
+    """Checks the settings of a deployment. It needs neither database nor network."""
 
-    help = "Say which settings must be set before this is a deployment, and how. Exits 1 when there are any."
+    help = "List the settings that a deployment must change, and how. Exits 1 if there are any."
     requires_system_checks = []
 
     def handle(self, *_args: Any, **_options: Any) -> None:
-        """List what is missing."""
-        found = deployment.findings()
-        for finding in found:
+        """Print every problem; exit 1 if there are any."""
+        findings = deployment.findings()
+        for finding in findings:
             self.stdout.write(f"{finding.setting}: {finding.problem} {finding.remedy}")
-        if found:
-            raise CommandError(f"{len(found)} settings are not ready for a deployment (docs/deployment.md).")
+        if findings:
+            raise CommandError(
+                f"{len(findings)} settings are not ready for a deployment (docs/operator-guide/deployment.md)."
+            )
         self.stdout.write("The settings are ready for a deployment.")

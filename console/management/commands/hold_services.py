@@ -9,12 +9,12 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from console.services import ServiceError
-from console.supervision import start_services
+from console.supervision.embedded import ServiceError
+from console.supervision.supervisor import start_services
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 
 
 class Command(BaseCommand):
@@ -24,9 +24,9 @@ class Command(BaseCommand):
     requires_system_checks = []
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Look once a second until SIGTERM."""
+        """Keep the servers running until SIGTERM."""
         never = Event()
-        while not never.wait(LOOK_SECONDS):
+        while not never.wait(CHECK_SECONDS):
             try:
                 start_services()
             except (ServiceError, subprocess.SubprocessError, OSError):

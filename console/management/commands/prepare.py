@@ -9,28 +9,30 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from console import deployment
 from console.backup.archive import unfinished_restore
-from console.schema import taking_turns
+from console.supervision.schema import schema_lock
 
 
 class Command(BaseCommand):
-    """Any replica may run it, any number of them at once, any number of times."""
+    """Prepares a deployment. Safe to repeat, and to run on several replicas at once."""
 
     help = "Check the deployment's settings, bring the schema up to date, fill an empty catalogue. Safe to repeat."
     requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """--trial."""
+        """Add --trial."""
         parser.add_argument("--trial", action="store_true", help="allow what suits a trial: play money, no mail")
 
     def handle(self, *_args: Any, trial: bool, verbosity: int, **_options: Any) -> None:
-        """Refuse settings that nobody should serve with, then migrate and seed."""
-        wrong = [finding for finding in deployment.findings() if not (trial and finding.fine_for_a_trial)]
-        for finding in wrong:
+        """Refuse unsafe settings, then migrate and create the default catalogue."""
+        findings = [finding for finding in deployment.findings() if not (trial and finding.is_fine_for_trial)]
+        for finding in findings:
             self.stderr.write(f"{finding.setting}: {finding.problem} {finding.remedy}")
-        if wrong:
-            raise CommandError(f"{len(wrong)} settings are not ready for a deployment (docs/deployment.md).")
-        if sentence := unfinished_restore():
-            raise CommandError(sentence)
-        with taking_turns():
+        if findings:
+            raise CommandError(
+                f"{len(findings)} settings are not ready for a deployment (docs/operator-guide/deployment.md)."
+            )
+        if message := unfinished_restore():
+            raise CommandError(message)
+        with schema_lock():
             call_command("migrate", interactive=False, verbosity=verbosity)
             call_command("seed_catalogue", verbosity=verbosity)

@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from console.backup import archive
 from console.backup.database import DatabaseToolFailed
-from console.services import ServiceError
+from console.supervision.embedded import ServiceError
 
 
 class Command(BaseCommand):
@@ -19,17 +19,17 @@ class Command(BaseCommand):
     requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """SRC, --force, --verify."""
+        """Add SRC, --force and --verify."""
         parser.add_argument("source", metavar="SRC", type=Path, help="a folder that `manage.py backup` made")
         parser.add_argument("--force", action="store_true", help="replace what is here, and accept another SECRET_KEY")
         parser.add_argument("--verify", action="store_true", help="read all of the backup, and change nothing")
 
     def handle(self, *_args: Any, source: Path, force: bool, verify: bool, **_options: Any) -> None:
-        """Do it, or say why not."""
+        """Restore or verify the backup."""
         try:
-            say = self.stdout.write
-            manifest = archive.verify(source) if verify else archive.restore(source, force=force, say=say)
+            report = self.stdout.write
+            manifest = archive.verify(source) if verify else archive.restore(source, force=force, report=report)
         except (archive.BackupRefused, archive.RestoreBroken, DatabaseToolFailed, ServiceError, OSError) as error:
             raise CommandError(str(error)) from error
-        done = "is whole" if verify else "is restored, and the books balance"
-        self.stdout.write(f"The backup of {manifest['made_at']} (Trainyard {manifest['version']}) {done}.")
+        result = "is whole" if verify else "is restored, and the books balance"
+        self.stdout.write(f"The backup of {manifest['made_at']} (Trainyard {manifest['version']}) {result}.")

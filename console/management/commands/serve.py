@@ -1,6 +1,6 @@
-"""`manage.py serve NAME`: become one process of the console, for a container or a unit of its own.
+"""`manage.py serve NAME`: run one process of the console, in a container or systemd unit.
 
-The one rule: the very programs that `manage.py up` runs, from the same list, so that no manifest repeats their words.
+The command lines come from the list that `manage.py up` uses, so manifests do not repeat them.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandParser
 
-from console import supervision
+from console.supervision import supervisor
 
 
 class Command(BaseCommand):
-    """Replaces itself by the program, which so gets the signals and gives the exit status."""
+    """Executes the program in this process, so that it receives signals and returns its exit status."""
 
-    help = "Run one program of the console in the foreground: web, live, worker, beat, watcher ..."
+    help = "Run one program of the console in the foreground: web, worker, beat, watcher ..."
     requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """NAME."""
-        parser.add_argument("name", choices=[program.name for program in supervision.programs()])
+        """Add NAME."""
+        parser.add_argument("name", choices=[program.name for program in supervisor.programs()])
 
     def handle(self, *_args: Any, name: str, **_options: Any) -> None:
-        """Never returns."""
-        program = next(program for program in supervision.programs() if program.name == name)
+        """Execute the program. Does not return."""
+        program = next(program for program in supervisor.programs() if program.name == name)
         for folder in (settings.VAR_DIR, settings.EMBEDDED.log_dir):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.chdir(settings.BASE_DIR)

@@ -13,56 +13,59 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
-from console import supervision
 from console.backup.archive import unfinished_restore
-from console.services import ServiceError
-from jobs.backend import cluster
+from console.supervision import supervisor
+from console.supervision.embedded import ServiceError
+from jobs.clusters import cluster
 
 STARTING_SECONDS = 60
-LOOK_SECONDS = 0.5
+"""How long an `up` that is already running may take to become ready."""
+CHECK_SECONDS = 0.5
+"""How often to check that supervisord runs."""
 
 
 class Command(BaseCommand):
-    """See `console.supervision`."""
+    """See `console.supervision.supervisor`."""
 
     help = "Serve the whole console on this machine until Ctrl-C."
     requires_system_checks = []
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Serve. Exits 0 after Ctrl-C, and when a healthy console is up already."""
+        """Serve until Ctrl-C. Exits 0 also if a healthy console is running already."""
         self.screen = Console(highlight=False)
         self.stopping = Event()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._ask_to_stop)
         try:
-            with supervision.only_one():
+            with supervisor.up_lock():
                 self._serve()
-        except supervision.AlreadyUp as running:
-            self._greet_running(running)
-        except (supervision.UpError, ServiceError) as error:
+        except supervisor.AlreadyRunning as running:
+            self._report_running(running)
+        except (supervisor.UpError, ServiceError) as error:
             raise CommandError(str(error)) from error
 
     def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
         self.stopping.set()
 
     def _serve(self) -> None:
-        supervised = supervision.Supervised()
+        supervisord = supervisor.Supervisord()
         try:
-            if sentence := unfinished_restore():
-                raise supervision.UpError(sentence)
+            if message := unfinished_restore():
+                raise supervisor.UpError(message)
             self.screen.print("Preparing the database and the static files ...")
-            supervision.clear_the_way()
-            supervision.prepare()
-            supervised.start()
-            supervised.wait_until_ready(self.stopping)
+            supervisor.end_leftovers()
+            supervisor.require_free_ports()
+            supervisor.prepare()
+            supervisord.start()
+            supervisord.wait_until_ready(self.stopping)
             if not self.stopping.is_set():
                 self._show_banner()
-            while not self.stopping.wait(LOOK_SECONDS):
-                if not supervised.runs():
-                    raise supervision.UpError(f"supervisord ended. Its log is in {settings.EMBEDDED.log_dir}.")
+            while not self.stopping.wait(CHECK_SECONDS):
+                if not supervisord.is_running():
+                    raise supervisor.UpError(f"supervisord ended. Its log is in {settings.EMBEDDED.log_dir}.")
             self.screen.print("Stopping. Runs in progress go on.")
         finally:
-            supervised.stop()
+            supervisord.stop()
             for name, config in settings.TRAINYARD_CLUSTERS.items():
                 if config is None:  # only this machine keeps anything ready
                     cluster(name).retire()
@@ -71,7 +74,7 @@ class Command(BaseCommand):
 
     def _show_banner(self) -> None:
         rows = Table.grid(padding=(0, 2))
-        for program in supervision.programs():
+        for program in supervisor.programs():
             rows.add_row(program.name, program.purpose)
         rows.add_row("", "")
         rows.add_row("logs", str(settings.EMBEDDED.log_dir))
@@ -80,9 +83,9 @@ class Command(BaseCommand):
         title = f"Trainyard is at [bold]{settings.TRAINYARD_URL}[/bold]"
         self.screen.print(Panel(rows, title=title, subtitle="Ctrl-C stops it", expand=False))
 
-    def _greet_running(self, running: supervision.AlreadyUp) -> None:
+    def _report_running(self, running: supervisor.AlreadyRunning) -> None:
         for _ in range(STARTING_SECONDS):
-            if supervision.is_ready():
+            if supervisor.is_ready():
                 self.screen.print(f"{running} It is at {settings.TRAINYARD_URL}")
                 return
             if self.stopping.wait(1):

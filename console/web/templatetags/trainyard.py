@@ -1,15 +1,13 @@
-"""How values look: money, times, sizes, icons, states, form controls.
-
-The one rule: a template never formats a value itself; what depends on language or currency is decided here.
-"""
+"""Template tags and filters that format money, times, sizes, icons, states and form controls."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from decimal import Decimal, InvalidOperation
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
+from urllib.parse import urlencode
 
 from babel.core import Locale
 from babel.dates import format_date, format_datetime, format_skeleton, format_timedelta
@@ -20,15 +18,23 @@ from django.forms import BoundField, CheckboxInput, Select
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
-from django.utils.translation import get_language, to_locale
+from django.utils.translation import get_language, ngettext
 from django.utils.translation import gettext as _
 
-from billing import wording
+from billing import messages
+from billing.models import Receipt
+from console.accounts import zones
+from console.web import activity
+from jobs import free_runs
+from jobs.messages import failure_sentence
 from jobs.models import Job
-from jobs.sentences import failure_sentence
 from jobs.states import JobState
 
 register = template.Library()
+register.filter("line_title", messages.line_title)
+register.filter("p90_label", messages.p90_label)
+register.filter("basis_sentence", messages.basis_sentence)
+register.filter("activity_sentence", activity.sentence)
 
 ICONS = settings.BASE_DIR / "static" / "vendor" / "tabler-icons"
 STATE_COLOURS = {
@@ -40,56 +46,63 @@ STATE_COLOURS = {
     JobState.FAILED: "red",
     JobState.CANCELLED: "secondary",
 }
-MOVING = {JobState.STARTING, JobState.RUNNING, JobState.STOPPING}
+ACTIVE_STATES = {JobState.STARTING, JobState.RUNNING, JobState.STOPPING}
+MAX_CACHED_TIMES = 4096
+"""Number of formatted times cached per process: repeated requests of a list show the same ones."""
 BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def _locale() -> Locale:
-    return Locale.parse(to_locale(get_language() or "en"))
-
-
-@cache
-def _drawing(name: str) -> str:
-    text = (ICONS / f"{name}.svg").read_text()
-    return text[text.index(">", text.index("<svg")) + 1 : text.rindex("</svg>")].strip()
+    return messages.locale_of(get_language() or "en")
 
 
 @register.simple_tag
+@cache
 def icon(name: str, classes: str = "") -> SafeString:
-    """An icon of Tabler's outline set, inline; decoration only, so it is hidden from screen readers."""
+    """Render an icon of Tabler's outline set inline, hidden from screen readers."""
+    text = (ICONS / f"{name}.svg").read_text()
+    drawing = text[text.index(">", text.index("<svg")) + 1 : text.rindex("</svg>")].strip()
     return format_html(
         '<svg class="icon {}" viewBox="0 0 24 24" fill="none" stroke="currentColor" stroke-width="2"'
         ' stroke-linecap="round" stroke-linejoin="round" width="20" height="20" aria-hidden="true">{}</svg>',
         classes,
-        mark_safe(_drawing(name)),  # noqa: S308  # a file of ours, named by a template
+        mark_safe(drawing),  # noqa: S308  # a file of ours, named by a template
     )
 
 
 @register.filter
 def money(amount_minor: Decimal | int | str | None, currency: str) -> str:
-    """An amount in minor units, in the reader's language; a dash for none."""
+    """Format an amount in minor units, a dash for None."""
     if amount_minor in {None, ""}:
         return "–"
-    return wording.money(Decimal(str(amount_minor)), currency)
+    return messages.money(Decimal(str(amount_minor)), currency)
 
 
 @register.filter
 def signed_money(amount_minor: int, currency: str) -> str:
-    """An amount with its sign."""
-    return ("+" if amount_minor > 0 else "−" if amount_minor < 0 else "") + wording.money(abs(amount_minor), currency)
+    """Format an amount with its sign."""
+    return ("+" if amount_minor > 0 else "−" if amount_minor < 0 else "") + messages.money(abs(amount_minor), currency)
 
 
 @register.filter
 def rate(amount_minor: Decimal | str | None, currency: str) -> str:
-    """A price per unit, with every decimal it has."""
+    """Format a unit price with all its decimals."""
     if amount_minor in {None, ""}:
         return "–"
-    return wording.money(Decimal(str(amount_minor)), currency, exact=True)
+    return messages.money(Decimal(str(amount_minor)), currency, exact=True)
+
+
+@register.filter
+def small_money(amount_minor: Decimal | float, currency: str) -> str:
+    """Format an amount with at least two significant digits, because parts of a run may cost less than a cent."""
+    amount = Decimal(str(amount_minor))
+    digits = max(0, 1 - amount.adjusted()) if amount else 0
+    return messages.money(round(amount, digits), currency, exact=0 < amount < 100)
 
 
 @register.filter
 def number(value: Decimal | float | str | None) -> str:
-    """A number in the reader's language, to at most six decimals."""
+    """Format a number with at most six decimals."""
     try:
         return str(format_decimal(Decimal(str(value)), format="#,##0.######", locale=_locale()))
     except InvalidOperation:
@@ -97,24 +110,35 @@ def number(value: Decimal | float | str | None) -> str:
 
 
 @register.filter
+def significant(value: float) -> str:
+    """Format a value of a curve with at most six significant digits."""
+    return f"{value:.6g}"
+
+
+@register.filter
 def percent(fraction: float | None) -> str:
-    """A fraction as whole percents."""
+    """Format a fraction as a whole percentage."""
     return str(format_percent(fraction or 0, format="#,##0%", locale=_locale()))
 
 
 @register.filter
+def query_string(parameters: Mapping[str, str]) -> str:
+    """Return the query string of a URL."""
+    return urlencode(parameters)
+
+
+@register.filter
 def plain(fraction: float | None) -> str:
-    """A fraction as HTML reads it, whatever the language."""
+    """Format a fraction for an HTML attribute, independent of the language."""
     return f"{max(0.0, min(1.0, fraction or 0)):.4f}"
 
 
 @register.filter
 def duration(seconds: float | str | None) -> str:
-    """Seconds as `45 s`, `12 min 05 s`, `3 h 20 min`, `2 d 4 h`."""
+    """Format seconds as `45 s`, `12 min 05 s`, `3 h 20 min` or `2 d 4 h`."""
     if seconds in {None, ""}:
         return "–"
-    whole = round(float(str(seconds)))
-    minutes, rest = divmod(max(0, whole), 60)
+    minutes, seconds_left = divmod(max(0, round(float(str(seconds)))), 60)
     hours, minutes_left = divmod(minutes, 60)
     days, hours_left = divmod(hours, 24)
     if days:
@@ -122,13 +146,13 @@ def duration(seconds: float | str | None) -> str:
     if hours:
         return _("%(hours)d h %(minutes)02d min") % {"hours": hours, "minutes": minutes_left}
     if minutes:
-        return _("%(minutes)d min %(seconds)02d s") % {"minutes": minutes, "seconds": rest}
-    return _("%(seconds)d s") % {"seconds": rest}
+        return _("%(minutes)d min %(seconds)02d s") % {"minutes": minutes, "seconds": seconds_left}
+    return _("%(seconds)d s") % {"seconds": seconds_left}
 
 
 @register.filter(name="bytes")
 def bytes_(size: float | None) -> str:
-    """A size in bytes as B, KiB, MiB ..."""
+    """Format a size in bytes as B, KiB, MiB and so on."""
     amount, unit = float(size or 0), 0
     while amount >= 1024 and unit < len(BINARY_UNITS) - 1:
         amount, unit = amount / 1024, unit + 1
@@ -138,61 +162,79 @@ def bytes_(size: float | None) -> str:
 
 @register.filter
 def memory(mebibytes: int | None) -> str:
-    """A size in MiB as MiB, GiB ..."""
+    """Format a size in MiB as MiB, GiB and so on."""
     return bytes_((mebibytes or 0) * 1024**2)
 
 
 def as_datetime(value: datetime | str | None) -> datetime | None:
-    """A moment as the services give it: a datetime, an ISO 8601 text, or nothing."""
+    """Parse a time given as a datetime, an ISO 8601 string or None."""
     if isinstance(value, str):
         return datetime.fromisoformat(value) if value else None
     return value
 
 
-def _full(value: datetime) -> str:
-    return str(format_datetime(timezone.localtime(value), "medium", locale=_locale()))
+def _full_text(value: datetime) -> str:
+    return _full_text_in(value.astimezone(UTC), timezone.get_current_timezone(), _locale())
+
+
+@lru_cache(maxsize=MAX_CACHED_TIMES)
+def _full_text_in(value: datetime, zone: tzinfo, locale: Locale) -> str:
+    at = timezone.localtime(value, zone)
+    return f"{format_datetime(at, 'medium', locale=locale)} {zones.abbreviation(at)}"
 
 
 @register.filter
 def moment(value: datetime | str | None) -> str:
-    """A moment in full, in the reader's language and the installation's time zone."""
+    """Format a time in the reader's language and time zone, with the zone's full name as title."""
     at = as_datetime(value)
     if at is None:
         return "–"
-    return format_html('<time datetime="{}">{}</time>', at.isoformat(), _full(at))
+    zone = timezone.get_current_timezone_name()
+    return format_html('<time datetime="{}" title="{}">{}</time>', at.isoformat(), zone, _full_text(at))
+
+
+@register.filter
+def moment_text(value: datetime) -> str:
+    """Format a time as plain text, for mails."""
+    return _full_text(value)
 
 
 @register.filter
 def day(value: datetime | date | str | None) -> str:
-    """A day in the reader's language; of a moment, in the installation's time zone."""
+    """Format a date; of a time, in the installation's time zone."""
     at = value if isinstance(value, date) and not isinstance(value, datetime) else as_datetime(value)
     if at is None:
         return "–"
-    return str(format_date(timezone.localdate(at) if isinstance(at, datetime) else at, "medium", locale=_locale()))
+    return str(format_date(zones.installation_time(at) if isinstance(at, datetime) else at, "medium", locale=_locale()))
 
 
 @register.filter
 def month(value: datetime) -> str:
-    """The month of a moment, in the reader's language."""
-    return str(format_skeleton("yMMMM", timezone.localtime(value), locale=_locale()))
+    """Format the month of a time in the installation's time zone."""
+    return str(format_skeleton("yMMMM", zones.installation_time(value), locale=_locale()))
 
 
 @register.filter
 def ago(value: datetime | str | None) -> str:
-    """How long ago a moment was; the whole of it in the title."""
+    """Format how long ago a time was, with the full time as title."""
     at = as_datetime(value)
     if at is None:
         return "–"
-    words = format_timedelta(at - timezone.now(), add_direction=True, locale=_locale(), threshold=1.2)
+    text = format_timedelta(at - timezone.now(), add_direction=True, locale=_locale(), threshold=1.2)
     if abs(at - timezone.now()) < timedelta(seconds=10):
-        words = _("just now")
-    return format_html('<time datetime="{}" title="{}">{}</time>', at.isoformat(), _full(at), words)
+        text = _("just now")
+    return format_html('<time datetime="{}" title="{}">{}</time>', at.isoformat(), _full_text(at), text)
 
 
 @register.simple_tag
 def state_badge(state: str) -> SafeString:
-    """The state of a job, as a word with its colour."""
-    dot = "status-dot-animated" if JobState(state) in MOVING else ""
+    """Render a job's state as a coloured badge."""
+    return _state_badge(state, get_language())
+
+
+@cache
+def _state_badge(state: str, _language: str | None) -> SafeString:
+    dot = "status-dot-animated" if JobState(state) in ACTIVE_STATES else ""
     return format_html(
         '<span class="status text-nowrap status-{}" data-state="{}"><span class="status-dot {}"></span>{}</span>',
         STATE_COLOURS[JobState(state)],
@@ -204,19 +246,37 @@ def state_badge(state: str) -> SafeString:
 
 @register.simple_tag
 def state_colour(state: str) -> str:
-    """The colour of a job's state, by Tabler's names."""
+    """Return the Tabler colour of a job's state."""
     return STATE_COLOURS[JobState(state)]
+
+
+@register.simple_tag
+def job_progress(job: Job, progress: Mapping[str, Any], label: str) -> SafeString:
+    """Render a job's progress: bar, epoch and estimated time left."""
+    if job.state == JobState.QUEUED:
+        return format_html('<span class="text-secondary">{}</span>', _("waiting"))
+    text = _("epoch %(epoch)s of %(epochs)s") % {"epoch": progress["epoch"], "epochs": progress["epochs"]}
+    if progress["eta_seconds"] is not None:
+        text += " · " + _("%(left)s left") % {"left": duration(progress["eta_seconds"])}
+    return format_html(
+        '<div class="w-100"><progress class="progress progress-sm is-{}" value="{}" max="1" aria-label="{}"></progress>'
+        '<span class="small text-secondary num">{}</span></div>',
+        STATE_COLOURS[JobState(job.state)],
+        progress["fraction"],
+        label,
+        text,
+    )
 
 
 @register.filter
 def run_seconds(job: Job) -> float | None:
-    """For how long a job has run, or ran."""
+    """Format how long a job has run."""
     return ((job.finished_at or timezone.now()) - job.started_at).total_seconds() if job.started_at else None
 
 
 @register.filter
 def control(field: BoundField, classes: str = "") -> SafeString:
-    """A form field's control, with the classes of our looks and its error told to assistive technology."""
+    """Render a form field's control with our CSS classes and an accessible error."""
     widget = field.field.widget
     if isinstance(widget, CheckboxInput):
         base = "form-check-input"
@@ -230,46 +290,48 @@ def control(field: BoundField, classes: str = "") -> SafeString:
 
 @register.filter
 def is_checkbox(field: BoundField) -> bool:
-    """Whether a field is one box to tick."""
+    """Return whether a field is a checkbox."""
     return isinstance(field.field.widget, CheckboxInput)
 
 
 @register.filter
 def get(mapping: Mapping[str, Any], key: str) -> Any:
-    """What a mapping holds under a key that is itself a variable."""
+    """Return a mapping's value for a variable key."""
     return mapping.get(key)
 
 
 @register.filter
-def line_title(line: Mapping[str, Any]) -> str:
-    """What a line of a quote or receipt is for."""
-    return wording.line_title(line)
-
-
-@register.filter
 def line_unit(line: Mapping[str, Any]) -> str:
-    """How much of what a line counts, in words."""
+    """Format the quantity and unit of a line."""
+    plural = 1 if line["quantity"] == "1" else 2
     units = {
-        "node_hours": _("%(quantity)s node-hours"),
-        "epochs": _("%(quantity)s epochs"),
+        "node_hours": ngettext("%(quantity)s node-hour", "%(quantity)s node-hours", plural),
+        "epochs": ngettext("%(quantity)s epoch", "%(quantity)s epochs", plural),
         "seconds": _("%(quantity)s s"),
         "run": _("once per run"),
+        "gigabytes": _("%(quantity)s GB"),
     }
+    if line["rule"] == "minimum":
+        return _("raises the total to the minimum")
     return units.get(str(line["unit"]), "%(quantity)s") % {"quantity": number(line["quantity"])}
 
 
 @register.filter
 def evidence_sentence(evidence: Mapping[str, Any]) -> str:
-    """Why a line is free: the fault as a sentence, with the attempt it was of and its moment."""
-    what = failure_sentence({"rank": None, **evidence})
+    """Return why a line is free: the fault, its attempt and time."""
+    fault = failure_sentence({"rank": None, **evidence})
     return _("Attempt %(attempt)s: %(what)s (%(when)s)") % {
         "attempt": evidence.get("attempt", "1"),
-        "what": what.rstrip(".。"),
-        "when": _full(as_datetime(evidence["at"]) or timezone.now()),
+        "what": fault.rstrip(".。"),
+        "when": _full_text(as_datetime(evidence["at"]) or timezone.now()),
     }
 
 
 @register.filter
-def basis_sentence(basis: Mapping[str, Any]) -> str:
-    """Where an estimate comes from."""
-    return wording.basis_sentence(basis)
+def receipt_title(receipt: Receipt) -> str:
+    """Return the job of a receipt by number and name. Checks and probes are named in the reader's language."""
+    if not hasattr(receipt.hold, "order"):  # billing knows holds that are not for a job
+        day_charged = receipt.hold.quote.purchase.get("storage")
+        return _("Storage on %(day)s") % {"day": day(date.fromisoformat(day_charged))} if day_charged else receipt.title
+    job = receipt.hold.order.job
+    return f"#{job.pk} {free_runs.title(job)}"

@@ -1,4 +1,4 @@
-"""Look at a cluster line by line: what is as it should be, and what to do where it is not."""
+"""Check a cluster, and print a remedy for each check that fails."""
 
 from __future__ import annotations
 
@@ -10,34 +10,35 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from rich.console import Console
 from rich.table import Table
 
-from jobs.backend import cluster, cluster_named, runs_root
-from runtime.backends import kubernetes, local_check
+from jobs.clusters import cluster, cluster_named, runs_root
 from runtime.backends.base import Check
+from runtime.backends.kubernetes import backend
+from runtime.backends.local import check
 
 
 class Command(BaseCommand):
     """`manage.py check_cluster [NAME] [--no-smoke]`."""
 
-    help = "Check a cluster of TRAINYARD_CLUSTERS (the first, without a name): exit status 1 where something is amiss."
+    help = "Check a cluster of TRAINYARD_CLUSTERS (default: the first). Exits with status 1 if a check fails."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the name, and --no-smoke."""
+        """Add NAME and --no-smoke."""
         parser.add_argument("name", nargs="?", default="")
-        parser.add_argument("--no-smoke", action="store_true", help="start no run")
+        parser.add_argument("--no-smoke", action="store_true", help="do not start a test run")
 
     def handle(self, *_args: Any, name: str, no_smoke: bool, **_options: Any) -> None:
-        """Check. Raises CommandError (exit status 1) where a line is amiss, or there is no such cluster."""
-        chosen = cluster_named(name)
-        if chosen not in settings.TRAINYARD_CLUSTERS:
+        """Print the checks. Raises CommandError (exit status 1) if one fails or the cluster is unknown."""
+        resolved = cluster_named(name)
+        if resolved not in settings.TRAINYARD_CLUSTERS:
             known = ", ".join(settings.TRAINYARD_CLUSTERS)
             raise CommandError(f"TRAINYARD_CLUSTERS names no cluster '{name}'. There are: {known}.")
-        screen = Console(file=self.stdout, highlight=False)  # type: ignore[arg-type]  # it writes, and that is all
+        screen = Console(file=self.stdout, highlight=False)  # type: ignore[arg-type]  # Rich needs only `write`
         failed = 0
-        table = Table(title=f"The cluster {chosen}", title_justify="left")
+        table = Table(title=f"The cluster {resolved}", title_justify="left")
         for title in ("", "Looked at", "Found", "What to do"):
             table.add_column(title, overflow="fold")
         with screen.status("Looking ..."):
-            for line in _lines(chosen, smoke=not no_smoke):
+            for line in _checks(resolved, smoke=not no_smoke):
                 failed += not line.ok
                 table.add_row("[green]✓[/]" if line.ok else "[red]✗[/]", line.name, line.detail, line.remedy)
         screen.print(table)
@@ -45,9 +46,9 @@ class Command(BaseCommand):
             raise CommandError(f"{failed} of these lines need something to be done.")
 
 
-def _lines(name: str, *, smoke: bool) -> Iterator[Check]:
+def _checks(name: str, *, smoke: bool) -> Iterator[Check]:
     config = settings.TRAINYARD_CLUSTERS[name]
     if config is not None:
-        return kubernetes.check(config, runs_root(name), smoke=smoke)
+        return backend.check(config, runs_root(name), smoke=smoke)
     images_root = settings.TRAINYARD_IMAGES_ROOT
-    return local_check.check(cluster(name), root=runs_root(name), images_root=images_root, smoke=smoke)
+    return check.check(cluster(name), root=runs_root(name), images_root=images_root, smoke=smoke)

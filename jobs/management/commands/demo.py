@@ -1,4 +1,4 @@
-"""The main job on real input: serve the console, buy a training run through its API, show what was learnt and paid."""
+"""Serve the console, buy a training run through its API, and show the results and the receipt."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ from typing import Any
 
 import httpx
 from django.conf import settings
+from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from rich.console import Console
 
 from console.accounts.models import Membership, User
 from console.accounts.services import create_organization, create_token, revoke_token
 from jobs.demo import Customer, DemoFailed
+from storage import sharing
 
 READY_SECONDS = 120
+"""How long the console may take to start: a first start creates the database."""
 LABEL = "demo"
+PUBLIC_DATASET = "mnist-digits"
 EXAMPLES: Path = settings.BASE_DIR / "examples"
 
 
@@ -33,11 +37,11 @@ class Command(BaseCommand):
     help = "Serve the console and buy a real two-node training run through its API; --once stops everything at the end."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare --once."""
+        """Add --once."""
         parser.add_argument("--once", action="store_true", help="stop everything at the end")
 
     def handle(self, *_args: Any, once: bool, **_options: Any) -> None:
-        """Run the demo. Raises CommandError (exit status 1) with the reason where it fails."""
+        """Run the demo. Raises CommandError (exit status 1) with the reason if it fails."""
         console = Console()
         with _serving(console) as server:
             accounts = _accounts()
@@ -63,10 +67,12 @@ def _buy_and_show(customer: Customer, console: Console) -> None:
     if not archive.exists():
         archive.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run([sys.executable, str(EXAMPLES / "make_digits.py"), str(archive)], check=True)
+    if not sharing.has_public(PUBLIC_DATASET):
+        call_command("publish_dataset", PUBLIC_DATASET, str(archive), description="Handwritten digits, MNIST layout.")
     customer.activate()
     customer.top_up()
-    customer.bring_data(archive)
-    customer.bring_code(EXAMPLES / "mnist_ddp.py")
+    customer.upload_data(archive)
+    customer.upload_script(EXAMPLES / "mnist_ddp.py")
     job = customer.buy()
     ended = customer.follow(job)
     console.print(customer.last_lines(job), style="dim", highlight=False)
@@ -81,7 +87,7 @@ def _buy_and_show(customer: Customer, console: Console) -> None:
 
 @contextlib.contextmanager
 def _serving(console: Console) -> Iterator[subprocess.Popen[bytes] | None]:
-    """The console serving: the one that runs already, or one of our own, stopped at the end."""
+    """Yield while the console serves: one that already runs (None), or a process of our own, stopped at the end."""
     if _ready():
         yield None
         return
@@ -107,7 +113,7 @@ def _await_ready(server: subprocess.Popen[bytes]) -> None:
             raise CommandError("The console did not start; see the lines above.")
         if time.monotonic() > deadline:
             raise CommandError(f"The console was not ready within {READY_SECONDS} s; its logs are in var/log.")
-        time.sleep(0.2)  # another process's readiness comes with no event
+        time.sleep(0.2)  # nothing announces that another process is ready
 
 
 def _ready() -> bool:
@@ -118,7 +124,7 @@ def _ready() -> bool:
 
 
 def _accounts() -> dict[str, Any]:
-    """The demo's two accounts, with fresh passwords and tokens for what an earlier demo did not leave."""
+    """Return the demo's two accounts, created if needed, with new passwords and tokens."""
     return {
         "url": settings.TRAINYARD_URL,
         "customer": _account("demo@trainyard.example", "Digit Works", administrator=False),

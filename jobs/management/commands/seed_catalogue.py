@@ -12,10 +12,10 @@ from jobs import catalogue
 class Command(BaseCommand):
     """`manage.py seed_catalogue`."""
 
-    help = "Fill an empty catalogue with something to sell; a catalogue that has anything is left alone."
+    help = "Fill an empty catalogue with images, node specs, prices and products."
 
     def handle(self, *_args: Any, verbosity: int, **_options: Any) -> None:
-        """Seed."""
-        made = catalogue.seed()
+        """Fill the catalogue if it is empty."""
+        was_empty = catalogue.seed()
         if verbosity:
-            self.stdout.write("The starter catalogue is made." if made else "There is a catalogue already.")
+            self.stdout.write("Created the starter catalogue." if was_empty else "The catalogue is not empty.")

@@ -1,4 +1,4 @@
-"""Follow the clusters until told to stop: see `jobs.watching`."""
+"""Follow the clusters until SIGTERM: see `jobs.watcher`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from jobs import watching
+from jobs import watcher
 
 
 class Command(BaseCommand):
     """`manage.py watch_runs`."""
 
-    help = "Follow the clusters' changes and bring jobs up to them. The sweep is the net under it."
+    help = "Follow the clusters and update jobs as their runs change, until SIGTERM."
 
     def handle(self, *_args: Any, **_options: Any) -> None:
         """Watch until SIGTERM or SIGINT."""
         stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
-        watching.follow_all(stop)
+        watcher.follow_all(stop)

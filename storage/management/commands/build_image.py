@@ -1,6 +1,6 @@
-"""`manage.py build_image NAME`: build some of the local backend's images. The work is in `runtime.backends.builder`.
+"""`manage.py build_image NAME`: build images of the local backend (`runtime.images.builder`).
 
-The one rule: it may be called at any time, by several at once, and after any crash; a finished image is left as it is.
+Safe to repeat, to run several times at once, and after a crash. Finished images stay unless `--force` is given.
 """
 
 from __future__ import annotations
@@ -14,31 +14,43 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 from rich.console import Console
 
-from runtime.backends import builder
 from runtime.errors import RuntimeFault
+from runtime.images import builder
+from runtime.specs import Flavour
 
 
 class Command(BaseCommand):
-    """Builds images, and says so when there is nothing to do."""
+    """Builds images; without a name, lists them."""
 
-    help = "Build built-in images of the local backend, unless they are built already; without a name: list them."
+    help = "Build built-in images of the local backend that are not built yet. Without a name, list the images."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """NAME ..., and --force."""
-        parser.add_argument("names", nargs="*", metavar="NAME", help="such as pytorch, horovod, tensorflow")
-        parser.add_argument("--force", action="store_true", help="build them anew even when they are current")
+        """Add NAME ..., --flavour and --force."""
+        parser.add_argument("names", nargs="*", metavar="NAME", help="for example pytorch, horovod, tensorflow")
+        parser.add_argument(
+            "--flavour",
+            choices=("auto", *Flavour),
+            default=settings.TRAINYARD_IMAGE_FLAVOUR,
+            help="cpu or cuda; auto (the default) chooses cuda if the machine has an NVIDIA GPU",
+        )
+        parser.add_argument("--force", action="store_true", help="rebuild current images too")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Build one after another, telling what happens."""
+        """Build the images one after another and print the progress."""
         names: list[str] = options["names"]
+        flavour = None if options["flavour"] == "auto" else Flavour(options["flavour"])
         if not names:
-            self._list()
+            self._list(flavour)
         for name in names:
             with ExitStack() as stack:
                 progress = _Progress(self.stdout, stack)
                 try:
                     built = builder.build(
-                        settings.TRAINYARD_IMAGES_ROOT, name, force=options["force"], progress=progress
+                        settings.TRAINYARD_IMAGES_ROOT,
+                        name,
+                        flavour=flavour,
+                        force=options["force"],
+                        progress=progress,
                     )
                 except RuntimeFault as error:
                     raise CommandError(str(error)) from error
@@ -47,14 +59,15 @@ class Command(BaseCommand):
             else:
                 self.stdout.write(f"The image '{name}' is ready (cached).")
 
-    def _list(self) -> None:
-        for offer in builder.offers(settings.TRAINYARD_IMAGES_ROOT):
-            state = "ready" if offer.current else "ready, from an older recipe" if offer.ready else "not built"
-            self.stdout.write(f"{offer.name:20} {offer.unbuildable or state}")
+    def _list(self, flavour: Flavour | None) -> None:
+        for image in builder.list_images(settings.TRAINYARD_IMAGES_ROOT, flavour=flavour):
+            state = "ready" if image.is_current else "ready, but out of date" if image.is_ready else "not built"
+            built = f" ({image.flavour})" if image.flavour else ""
+            self.stdout.write(f"{image.name:20} {image.unbuildable or state + built}")
 
 
 class _Progress:
-    """Steps as lines; on a terminal the programs' own output goes by in one moving line, else line by line."""
+    """Prints steps as lines. On a terminal, the output of programs replaces one status line."""
 
     def __init__(self, stdout: OutputWrapper, stack: ExitStack) -> None:
         self._stdout = stdout
@@ -64,7 +77,7 @@ class _Progress:
 
     @property
     def seconds(self) -> float:
-        """How long the build has taken."""
+        """Return how long the build has taken."""
         return time.monotonic() - self._begun
 
     def step(self, text: str) -> None:

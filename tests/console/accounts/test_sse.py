@@ -2,12 +2,13 @@ import asyncio
 
 import pytest
 
-from console.accounts.sse import Event, event_stream, wants_events
+from console.core import sse
+from console.core.sse import Event, event_stream, wants_events
 
 
-def frames(events, **options):
+def frames(events, is_allowed=lambda: True, **options):
     async def collect():
-        return [part.decode() async for part in event_stream(events, **options)]
+        return [part.decode() async for part in event_stream(events, is_allowed=is_allowed, **options)]
 
     return asyncio.run(collect())
 
@@ -24,7 +25,7 @@ def test_frames_hold_every_kind_of_line_end_and_json():
     ]
 
 
-def test_silence_is_filled_and_does_not_disturb_the_events():
+def test_a_quiet_stream_sends_comments_between_its_events():
     async def events():
         await asyncio.sleep(0.05)
         yield "late", ""
@@ -34,42 +35,24 @@ def test_silence_is_filled_and_does_not_disturb_the_events():
     assert parts[-1] == "event: late\ndata: \n\n"
 
 
-def test_the_source_is_closed_when_the_client_goes():
-    closed = []
+@pytest.mark.parametrize("pause", [0, 60])
+def test_a_reader_who_loses_access_receives_nothing_more_and_the_source_is_closed(monkeypatch, pause):
+    monkeypatch.setattr(sse, "RECHECK_SECONDS", 0)
+    answers, closed = iter([True, False]), []
 
     async def events():
         try:
-            while True:
-                yield "tick", ""
-                await asyncio.sleep(60)
+            yield "first", ""
+            await asyncio.sleep(pause)
+            yield "second", ""
         finally:
             closed.append(True)
 
-    async def leave_early():
-        async def consume():
-            async for _ in event_stream(events()):
-                pass
-
-        task = asyncio.create_task(consume())
-        await asyncio.sleep(0.05)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(leave_early())
+    parts = frames(events(), lambda: next(answers), heartbeat_seconds=0.01)
+    assert parts == ["retry: 2000\n\n", "event: first\ndata: \n\n"]
     assert closed == [True]
 
 
-def test_headers():
-    async def events():
-        yield "x", ""
-
-    response = event_stream(events())
-    assert response["Content-Type"] == "text/event-stream"
-    assert response["Cache-Control"] == "no-cache"
-    assert response["X-Accel-Buffering"] == "no"
-
-
 @pytest.mark.parametrize(("accept", "wanted"), [("text/event-stream", True), ("text/html", False), (None, False)])
-def test_who_wants_events(accept, wanted):
+def test_events_are_sent_to_a_client_that_accepts_them(accept, wanted):
     assert wants_events({} if accept is None else {"Accept": accept}) is wanted

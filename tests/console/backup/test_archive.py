@@ -1,22 +1,21 @@
 """`manage.py backup` and `restore` on installations of their own: what is refused, and what a crash leaves."""
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 import psycopg
 import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
 
+from console.accounts.models import User
 from console.backup import archive
-from console.services import Embedded
+from tests.factories.accounts import UserFactory
+from tests.flows.console import Console
 
-pytestmark = pytest.mark.flow
-ROOT = Path(__file__).resolve().parents[3]
+pytestmark = [pytest.mark.flow, pytest.mark.xdist_group("backup")]
 FILLED = """
 from django.conf import settings
 from django.core.management import call_command
@@ -25,11 +24,12 @@ call_command("migrate", verbosity=0)
 from console.accounts.models import User
 from console.accounts.services import create_organization
 from tests.factories.billing import wallet
-user = User.objects.create_user("%s")
+user = User.objects.create_user("first@example.com")
 wallet(create_organization(user=user, name="A").organization, balance_minor=12_34)
 """
 KILLED = """
 import os, signal
+from pathlib import Path
 from console.backup import archive, database
 def die(*_arguments, **_named):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -38,7 +38,6 @@ def half(source, sink):
     sink.flush()
     die()
 %s
-from pathlib import Path
 archive.restore(Path("%s"), force=True)
 """
 CRASHES = {
@@ -49,59 +48,56 @@ CRASHES = {
     "in the middle of the files": "swap = archive._swap\narchive._swap = lambda root: (swap(root), die())",
     "before the schema": "archive.call_command = die",
 }
-KEPT = {"while files are unpacked", "before the database", "in the middle of the database"}
+BEFORE_THE_DATABASE = {"while files are unpacked", "before the database", "in the middle of the database"}
+REFUSE = """
+CREATE SCHEMA apart;
+CREATE FUNCTION apart.refuse() RETURNS event_trigger LANGUAGE plpgsql AS
+$$ BEGIN IF tg_tag = 'CREATE TRIGGER' THEN RAISE 'not today'; END IF; END $$;
+CREATE EVENT TRIGGER refuse ON ddl_command_start EXECUTE FUNCTION apart.refuse();
+"""
+"""The database refuses the end of a restore."""
 
 
-class Place:
-    """An installation in a folder of its own. Short, as unix sockets need it."""
+class Place(Console):
+    """An installation of which commands alone run, and its database."""
 
-    def __init__(self):
-        self.var = Path(tempfile.mkdtemp(prefix="ty-"))
-        self.embedded = Embedded(self.var)
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("TRAINYARD_", "DJANGO_"))}
-        self.environment = clean | {"TRAINYARD_VAR": str(self.var)}
+    def __init__(self, var):
+        super().__init__(var, Path("/no/images"))
 
-    def manage(self, *words, **environment):
-        return subprocess.run(
-            [sys.executable, "manage.py", *map(str, words)],
-            cwd=ROOT, env=self.environment | environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-
-    def shell(self, script):
-        return self.manage("shell", "-v", "0", "-c", script)
-
-    def fill(self, email):
-        done = self.shell(FILLED % email)
-        assert done.returncode == 0, done.stderr
-        folder = self.var / "storage" / "datasets" / "a"
-        folder.mkdir(parents=True)
-        (folder / "data").write_bytes(email.encode() * 1000)
-        folder.chmod(0o555)
+    @property
+    def file(self):
+        return self.var / "storage" / "datasets" / "a" / "data"
 
     def query(self, sql):
-        address = {"host": str(self.embedded.socket_dir), "user": "postgres", "dbname": "trainyard"}
         self.embedded.start(database=True, broker=False)
-        with psycopg.connect(**address, autocommit=True) as connection:
-            cursor = connection.execute(sql)
-            return cursor.fetchall() if cursor.description else []
+        return super().query(sql)
 
-    def people(self):
-        return [email for (email,) in self.query("SELECT email FROM accounts_user ORDER BY email")]
+    def owner(self):
+        """Whose accounts and files these are."""
+        ((email,),) = self.query("SELECT email FROM accounts_user")
+        assert self.file.read_bytes() == email.encode() * 1000
+        return email.partition("@")[0]
 
-    def data(self):
-        return (self.var / "storage" / "datasets" / "a" / "data").read_bytes()
+    def copy_from(self, other):
+        other.embedded.stop()
+        ignored = shutil.ignore_patterns("run", "log")
+        shutil.copytree(other.var, self.var, dirs_exist_ok=True, symlinks=True, ignore=ignored)
 
     def remove(self):
         self.embedded.stop()
-        shutil.rmtree(self.var, ignore_errors=True)
+        super().remove()
 
 
 @pytest.fixture(scope="module")
-def origin():
-    made = Place()
-    made.fill("first@example.com")
-    yield made
-    made.remove()
+def origin(short_folders):
+    created = Place(short_folders())
+    done = created.manage("shell", "-v", "0", "-c", FILLED)
+    assert done.returncode == 0, done.stderr
+    created.file.parent.mkdir(parents=True)
+    created.file.write_bytes(b"first@example.com" * 1000)
+    created.file.parent.chmod(0o555)
+    yield created
+    created.remove()
 
 
 @pytest.fixture(scope="module")
@@ -113,32 +109,42 @@ def backup(origin, tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def place():
-    made = Place()
-    yield made
-    made.remove()
-
-
 @pytest.fixture(scope="module")
-def template():
-    made = Place()
-    made.fill("second@example.com")
-    made.embedded.stop()
-    yield made.var
-    made.remove()
+def template(origin, backup, short_folders):
+    created = Place(short_folders())
+    created.copy_from(origin)
+    created.query("UPDATE accounts_user SET email = 'second@example.com'")
+    created.file.write_bytes(b"second@example.com" * 1000)
+    yield created
+    created.remove()
+
+
+@pytest.fixture
+def place(short_folders):
+    created = Place(short_folders())
+    yield created
+    created.remove()
 
 
 @pytest.fixture
 def filled(template, place):
-    """An installation that somebody uses, stopped."""
-    shutil.copytree(template, place.var, dirs_exist_ok=True, symlinks=True, ignore=shutil.ignore_patterns("run", "log"))
+    """An installation of somebody else, stopped."""
+    place.copy_from(template)
     return place
 
 
 @pytest.fixture
+def here(transactional_db, settings, tmp_path, origin):
+    """This process's settings: a console with the key of `origin`, on an external database."""
+    settings.EMBEDDED_DATABASE = False
+    settings.VAR_DIR = tmp_path
+    settings.SECRET_KEY = (origin.var / "secret_key").read_text().strip()
+    return settings
+
+
+@pytest.fixture
 def copied(backup, tmp_path):
-    """A backup to spoil."""
+    """A backup to damage."""
     return Path(shutil.copytree(backup, tmp_path / "copy"))
 
 
@@ -147,168 +153,149 @@ def change(folder, **changes):
     (folder / "manifest.json").write_text(json.dumps(manifest | changes))
 
 
-def test_an_empty_installation_becomes_the_one_that_was_backed_up(origin, backup, place):
+def test_a_backup_is_restored_into_an_empty_installation_once(origin, backup, place):
     done = place.manage("restore", backup)
     assert done.returncode == 0, done.stderr
     assert "the books balance" in done.stdout
-    assert place.people() == ["first@example.com"]
-    assert place.data() == origin.data()
-    assert (place.var / "storage" / "datasets" / "a").stat().st_mode & 0o777 == 0o555
+    assert place.owner() == "first"
+    assert place.file.parent.stat().st_mode & 0o777 == 0o555
     assert (place.var / "secret_key").read_text() == (origin.var / "secret_key").read_text()
     money = "SELECT kind, posted_minor, held_minor FROM billing_account ORDER BY id"
     assert place.query(money) == origin.query(money)
     assert (12_34,) in place.query("SELECT posted_minor FROM billing_account")
-    hidden = [path for root in ("storage", "runs", "sandbox") for path in (place.var / root).glob(".*")]
-    assert hidden == []
+    assert [path for root in ("storage", "runs", "sandbox") for path in (place.var / root).glob(".*")] == []
     refused = place.manage("restore", backup)
     assert refused.returncode == 1
     assert "There are accounts in this database. --force" in refused.stderr
 
 
-def test_a_backup_never_takes_the_place_of_another(origin, backup):
-    done = origin.manage("backup", backup)
-    assert done.returncode == 1
-    assert "is there already" in done.stderr
+def test_a_backup_does_not_replace_another(backup):
+    with pytest.raises(CommandError, match="is there already"):
+        call_command("backup", backup)
 
 
-def test_a_backup_that_fails_leaves_nothing(origin, tmp_path):
-    script = """
-from console.backup import archive, trees
-from pathlib import Path
-def full(*_arguments): raise OSError("disk full")
-trees.pack = full
-archive.take(Path("%s"))
-"""
-    done = origin.shell(script % (tmp_path / "folder" / "two"))
-    assert done.returncode != 0
-    assert "disk full" in done.stderr
+def test_a_failed_backup_leaves_nothing(here, tmp_path, monkeypatch):
+    def full(*_arguments):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(archive.trees, "pack", full)
+    with pytest.raises(CommandError, match="disk full"):
+        call_command("backup", tmp_path / "folder" / "two")
     assert list((tmp_path / "folder").iterdir()) == []
 
 
 @pytest.mark.parametrize("part", ["database.dump", "storage.tar", "secret_key"])
-@pytest.mark.parametrize("how", ["one bit", "shorter", "gone"])
-def test_damage_is_noticed(copied, part, how):
+@pytest.mark.parametrize("damage", ["one bit", "shorter", "missing"])
+def test_damage_is_detected(copied, part, damage):
     path = copied / part
     data = bytearray(path.read_bytes())
-    if how == "gone":
-        path.unlink()
-    else:
-        data[len(data) // 2] ^= 1
-        path.write_bytes(data if how == "one bit" else data[:-1])
+    data[len(data) // 2] ^= 1
+    path.unlink()
+    if damage != "missing":
+        path.write_bytes(data if damage == "one bit" else path.name.encode())
     with pytest.raises(archive.DamagedBackup, match=part):
         archive.verify(copied)
 
 
-def test_a_damaged_backup_changes_nothing(copied, place):
-    with (copied / "storage.tar").open("ab") as file:
-        file.write(b"more")
-    for words in (["restore", copied], ["restore", copied, "--verify"]):
-        done = place.manage(*words)
-        assert done.returncode == 1
-        assert "storage.tar is missing, or not as long as it was" in done.stderr
-    assert not (place.var / "storage").exists()
-    assert not (place.var / "postgres").exists()
-
-
-def test_a_whole_backup_is_told_so(backup):
+def test_only_a_complete_backup_of_a_known_format_is_verified(backup, copied, tmp_path):
     assert archive.verify(backup)["format"] == 1
-
-
-def test_a_part_that_leads_out_of_the_backup_is_not_read(copied):
-    manifest = json.loads((copied / "manifest.json").read_text())
-    change(copied, parts=manifest["parts"] | {"../one/secret_key": manifest["parts"]["secret_key"]})
-    with pytest.raises(archive.DamagedBackup, match="is missing"):
+    change(copied, format=2, version="9.0")
+    with pytest.raises(archive.NewerBackup, match=r"Trainyard 9\.0. Upgrade this console first"):
         archive.verify(copied)
-
-
-def test_what_is_no_backup_is_not_taken_for_one(copied, tmp_path):
     (copied / "manifest.json").unlink()
     for folder in (copied, tmp_path / "none"):
         with pytest.raises(archive.DamagedBackup, match="is no backup, or an unfinished one"):
             archive.verify(folder)
 
 
-def test_a_newer_format_is_refused(copied):
-    change(copied, format=2, version="9.0")
-    with pytest.raises(archive.NewerBackup, match=r"Trainyard 9\.0. Upgrade this console first"):
-        archive.verify(copied)
-
-
-def test_a_newer_schema_is_refused(copied, place):
+def add_migration(copied, _settings):
     known = json.loads((copied / "manifest.json").read_text())["migrations"]
     change(copied, migrations=[*known, "jobs.9999_of_next_year"], version="9.0")
-    done = place.manage("restore", copied, "--force")
-    assert done.returncode == 1
-    assert "jobs.9999_of_next_year is not known here" in done.stderr
-    assert not (place.var / "storage").exists()
 
 
-def test_another_key_is_refused_where_somebody_else_keeps_it(backup, place):
-    done = place.manage("restore", backup, SECRET_KEY="another" * 20)
-    assert done.returncode == 1
-    assert "SECRET_KEY is another than when" in done.stderr
+def lengthen(copied, _settings):
+    with (copied / "storage.tar").open("ab") as file:
+        file.write(b"more")
 
 
-def test_files_of_somebody_are_not_replaced_unasked(backup, place):
-    (place.var / "storage" / "datasets" / "b").mkdir(parents=True)
-    done = place.manage("restore", backup)
-    assert done.returncode == 1
-    assert f"There are files in {place.var / 'storage'}. --force" in done.stderr
-    assert (place.var / "storage" / "datasets" / "b").exists()
+def change_key(_copied, settings):
+    settings.SECRET_KEY = "another" * 20
 
 
-def test_a_database_in_use_is_not_restored_into(backup, place):
-    place.embedded.start(database=True, broker=False)
-    with psycopg.connect(host=str(place.embedded.socket_dir), user="postgres", dbname="trainyard") as connection:
-        connection.execute("SET application_name = 'a worker'")
-        done = place.manage("restore", backup, "--force")
-    assert done.returncode == 1
-    assert "The database is in use (a worker)" in done.stderr
-    assert not (place.var / "storage" / ".restore-unfinished").exists()
+def add_files(_copied, settings):
+    (settings.TRAINYARD_STORAGE_ROOT / "datasets" / "b").mkdir(parents=True)
 
 
-def test_a_database_that_says_no_keeps_what_it_had(copied, filled):
-    place = filled
-    # A trigger of the database itself forbids it, at its very end.
-    place.query(
-        "CREATE FUNCTION no() RETURNS event_trigger LANGUAGE plpgsql AS "
-        "$$ BEGIN IF tg_tag = 'CREATE TRIGGER' THEN RAISE 'not today'; END IF; END $$"
-    )
-    place.query("CREATE SCHEMA apart; ALTER FUNCTION no SET SCHEMA apart")
-    place.query("CREATE EVENT TRIGGER no ON ddl_command_start EXECUTE FUNCTION apart.no()")
-    done = place.manage("restore", copied, "--force")
+def add_account(_copied, _settings):
+    UserFactory()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "options", "sentence"),
+    [
+        (lengthen, [], "storage.tar is missing, or not as long as it was"),
+        (lengthen, ["--verify"], "storage.tar is missing, or not as long as it was"),
+        (add_migration, ["--force"], "jobs.9999_of_next_year is not known here"),
+        (change_key, [], "SECRET_KEY is another than when"),
+        (add_files, [], "There are files in .*/storage. --force"),
+        (add_account, [], "There are accounts in this database. --force"),
+    ],
+)
+def test_a_refused_restore_changes_nothing(copied, here, spoil, options, sentence):
+    spoil(copied, here)
+    before = set(here.TRAINYARD_STORAGE_ROOT.rglob("*")), User.objects.count()
+    with pytest.raises(CommandError, match=sentence):
+        call_command("restore", copied, *options)
+    assert (set(here.TRAINYARD_STORAGE_ROOT.rglob("*")), User.objects.count()) == before
+
+
+def test_a_database_in_use_is_not_replaced(backup, here):
+    address = connection.settings_dict
+    with psycopg.connect(host=address["HOST"], user="postgres", dbname=address["NAME"]) as other:
+        other.execute("SET application_name = 'a worker'")
+        with pytest.raises(CommandError, match=r"The database is in use \(a worker\)"):
+            call_command("restore", backup, "--force")
+    assert not here.TRAINYARD_STORAGE_ROOT.exists()
+
+
+def test_an_unfinished_restore_is_neither_backed_up_nor_served(here, place, tmp_path):
+    here.TRAINYARD_RUNS_ROOT.mkdir()
+    (here.TRAINYARD_RUNS_ROOT / archive.UNFINISHED_MARKER).touch()
+    with pytest.raises(CommandError, match="A restore was broken off"):
+        call_command("backup", tmp_path / "never")
+    (place.var / "runs").mkdir()
+    (place.var / "runs" / archive.UNFINISHED_MARKER).touch()
+    cluster = {"backend": "kubernetes", "in_cluster": True, "volume": {"claim": "a", "root": "/srv"}}
+    deployed = {
+        "DATABASE_URL": "postgres://nobody@127.0.0.1:9/x", "REDIS_URL": "redis://127.0.0.1:9/0",
+        "SECRET_KEY": "k" * 60, "TRAINYARD_CLUSTERS": json.dumps({"default": cluster}),
+    }  # fmt: skip
+    for refused in (place.manage("up"), place.manage("prepare", "--trial", **deployed)):
+        assert refused.returncode == 1
+        assert "A restore was broken off" in refused.stderr
+
+
+@pytest.mark.slow
+def test_a_restore_that_the_database_refuses_changes_nothing(copied, filled):
+    filled.query(REFUSE)
+    done = filled.manage("restore", copied, "--force")
     assert done.returncode == 1
     assert "not today" in done.stderr
     assert "Nothing was changed" in done.stderr
-    assert place.people() == ["second@example.com"]
-    assert place.data().startswith(b"second")
-    assert not (place.var / "storage" / ".restore-unfinished").exists()
+    assert filled.owner() == "second"
+    assert not (filled.var / "storage" / archive.UNFINISHED_MARKER).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", CRASHES)
-def test_a_restore_that_is_killed_is_repeated_or_never_was(origin, backup, filled, moment):
-    done = filled.shell(KILLED % (CRASHES[moment], backup))
+def test_a_restore_that_is_killed_can_be_repeated(backup, filled, moment):
+    done = filled.manage("shell", "-v", "0", "-c", KILLED % (CRASHES[moment], backup))
     assert done.returncode == -signal.SIGKILL, done.stderr
-    if moment in KEPT:
-        assert filled.people() == ["second@example.com"]
-        assert filled.data().startswith(b"second")
-    marks = [filled.var / root / archive.MARK for root in ("storage", "runs", "sandbox")]
-    assert [mark.exists() for mark in marks] == [moment != "while files are unpacked"] * 3
-    again = filled.manage("restore", backup, "--force")
-    assert again.returncode == 0, again.stderr
-    assert filled.people() == ["first@example.com"]
-    assert filled.data() == origin.data()
+    if moment in BEFORE_THE_DATABASE:
+        assert filled.owner() == "second"
+    marks = [(filled.var / root / archive.UNFINISHED_MARKER).exists() for root in ("storage", "runs", "sandbox")]
+    assert marks == [moment != "while files are unpacked"] * 3
+    repeated = filled.manage("restore", backup, "--force")
+    assert repeated.returncode == 0, repeated.stderr
+    assert filled.owner() == "first"
     assert [path.name for path in (filled.var / "storage").iterdir()] == ["datasets"]
-
-
-@pytest.mark.parametrize("command", ["up", "backup", "prepare"])
-def test_half_an_installation_is_not_served(place, command):
-    (place.var / "runs").mkdir()
-    (place.var / "runs" / archive.MARK).touch()
-    words = {"up": ["up"], "backup": ["backup", place.var / "never"], "prepare": ["prepare", "--trial"]}
-    elsewhere = {"DATABASE_URL": "postgres://nobody@127.0.0.1:9/x", "REDIS_URL": "redis://127.0.0.1:9/0"}
-    cluster = {"backend": "kubernetes", "in_cluster": True, "volume": {"claim": "a", "root": "/srv"}}
-    told = {"SECRET_KEY": "k" * 60, "TRAINYARD_CLUSTERS": json.dumps({"default": cluster})}
-    refused = place.manage(*words[command], **(elsewhere | told if command == "prepare" else {}))
-    assert refused.returncode == 1
-    assert "A restore was broken off" in refused.stderr

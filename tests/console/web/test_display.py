@@ -1,48 +1,109 @@
-"""How values look, in two languages."""
+"""How values, states and recorded actions are written, and what templates may load."""
 
-from __future__ import annotations
-
+import re
 from decimal import Decimal
 
 import pytest
+from django.conf import settings
+from django.urls import reverse
 from django.utils.translation import override
 
+from console.accounts.models import AuditEvent
+from console.web import activity
+from console.web.navigation import SECTIONS
 from console.web.templatetags import trainyard
+from jobs import checks
+from runtime.specs import Outcome
+from tests.factories.jobs import start
+
+TEMPLATES = sorted((settings.BASE_DIR / "templates").rglob("*.html"))
+ICON = re.compile(r'\{% icon "([a-z0-9-]+)"|\bicon="([a-z0-9-]+)"')
+ELSEWHERE = re.compile(r"""(?:src|href|action)=["'](?:https?:)?//""")
+ACTION = re.compile(r'(?:action=|_end\([a-z]+, [a-z]+, |action: str = )"([a-z_]+\.[a-z_]+)"')
 
 
 @pytest.mark.parametrize(
-    ("minor", "currency", "language", "text"),
+    ("text", "filter_", "arguments"),
     [
-        (1234, "USD", "en", "$12.34"),
-        (1234, "JPY", "en", "¥1,234"),
-        (1234, "KWD", "en", "KWD1.234"),
-        (1234, "CNY", "zh-hans", "¥12.34"),
-        (None, "USD", "en", "–"),
-        ("", "USD", "en", "–"),
+        ("$12.34", trainyard.money, (1234, "USD")),
+        ("¥1,234", trainyard.money, (1234, "JPY")),
+        ("KWD1.234", trainyard.money, (1234, "KWD")),
+        ("–", trainyard.money, (None, "USD")),
+        ("–", trainyard.money, ("", "USD")),
+        ("+$5.00", trainyard.signed_money, (500, "USD")),
+        ("−$5.00", trainyard.signed_money, (-500, "USD")),
+        ("$0.8125", trainyard.rate, (Decimal("81.25"), "USD")),
+        ("0 s", trainyard.duration, (0,)),
+        ("1 min 00 s", trainyard.duration, (59.6,)),
+        ("2 h 01 min", trainyard.duration, (7260,)),
+        ("2 d 2 h", trainyard.duration, (180_000,)),
+        ("–", trainyard.duration, (None,)),
+        ("0 B", trainyard.bytes_, (0,)),
+        ("1.5 KiB", trainyard.bytes_, (1536,)),
+        ("300 GiB", trainyard.bytes_, (300 * 1024**3,)),
     ],
 )
-def test_money(minor: int | str | None, currency: str, language: str, text: str) -> None:
-    with override(language):
-        assert trainyard.money(minor, currency) == text
+def test_a_value_is_written_with_its_unit(text, filter_, arguments):
+    with override("en"):
+        assert filter_(*arguments) == text
 
 
-def test_a_rate_keeps_its_decimals() -> None:
-    assert trainyard.rate(Decimal("81.25"), "USD") == "$0.8125"
+def test_values_and_states_are_written_in_the_readers_language():
+    with override("zh-hans"):
+        assert trainyard.money(1234, "CNY") == "¥12.34"
+        assert "Running" not in trainyard.state_badge("running")
+
+
+def test_each_recorded_action_has_a_sentence():
+    packages = ("console", "billing", "storage", "jobs")
+    sources = (path for package in packages for path in (settings.BASE_DIR / package).rglob("*.py"))
+    recorded = {action for path in sources for action in ACTION.findall(path.read_text())}
+    assert len(recorded) > 20
+    assert recorded <= set(activity.SENTENCES)
+    for action in activity.SENTENCES:
+        event = AuditEvent(action=action, target="job:7", data={"version": 2, "from": "member", "to": "owner"})
+        assert "%(" not in activity.sentence(event)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0 s"), (59.6, "1 min 00 s"), (125, "2 min 05 s"), (7260, "2 h 01 min"), (180_000, "2 d 2 h"), (None, "–")],
+    ("event", "sentence"),
+    [
+        (
+            {"action": "member.role_changed", "target": "a@example.com", "data": {"from": "member", "to": "viewer"}},
+            "Changed the role of a@example.com to Viewer",
+        ),
+        ({"action": "order.placed", "target": "job:7"}, "Ordered job #7"),
+        (
+            {"action": "budget.changed", "data": {"member": "a@example.com", "amount_minor": 100}},
+            "Changed the budget of a@example.com",
+        ),
+        ({"action": "test.done", "target": "x"}, "test.done x"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_duration(seconds: float | None, text: str) -> None:
-    assert trainyard.duration(seconds) == text
+def test_a_sentence_names_the_object_and_the_value(event, sentence):
+    with override("en"):
+        assert activity.sentence(AuditEvent(**event)) == sentence
 
 
-@pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (999, "999 B"), (1536, "1.5 KiB"), (300 * 1024**3, "300 GiB")])
-def test_bytes(size: int, text: str) -> None:
-    assert trainyard.bytes_(size) == text
+def test_titles_are_in_the_readers_language(owner_page, customer):
+    check = {"image": "pytorch", "node_spec": "nano", "nodes": 1}
+    order = checks.place_check(membership=customer.membership, data=check, idempotency_key="check")
+    start(order.job)
+    customer.end(order.job.attempts.get(), Outcome.COMPLETED)
+    owner_page.cookies["django_language"] = "zh-hans"
+    for page in (reverse("wallet"), reverse("receipt_list"), reverse("receipt_detail", args=[order.hold.receipt.pk])):
+        assert f"#{order.job.pk} 镜像检查：pytorch" in owner_page.get(page).content.decode()
 
 
-def test_signs() -> None:
-    assert trainyard.signed_money(500, "USD") == "+$5.00"
-    assert trainyard.signed_money(-500, "USD") == "−$5.00"
+def test_the_vendored_icons_are_those_that_are_used():
+    used = {name for each in TEMPLATES for pair in ICON.findall(each.read_text()) for name in pair if name}
+    used |= {entry.icon for section in SECTIONS for entry in section.entries}
+    assert used == {path.stem for path in (settings.BASE_DIR / "static/vendor/tabler-icons").glob("*.svg")}
+
+
+def test_a_template_opens_with_its_purpose_and_loads_nothing_from_elsewhere():
+    for template in TEMPLATES:
+        text = template.read_text()
+        assert text.startswith(("{#", "{% comment %}")), template
+        assert not ELSEWHERE.search(text), template

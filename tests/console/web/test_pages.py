@@ -1,9 +1,8 @@
 """Every page: who sees it, that no other tenant does, and that nothing in it needs a looser content policy."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from django.test import Client
@@ -12,130 +11,135 @@ from django.urls import reverse
 from billing import invoices
 from console.accounts.models import Membership
 from console.accounts.roles import Capability, Role
-from jobs.models import Job
-from storage import catalog
+from storage import selectors
 from tests.factories.accounts import MembershipFactory
-from tests.factories.jobs import Customer
-from tests.factories.storage import DatasetVersionFactory
+from tests.factories.storage import DatasetFactory, DatasetVersionFactory, ModelVersionFactory
 
-PAGES: list[tuple[str, list[object], Capability]] = [
-    ("overview", [], Capability.VIEW),
-    ("activation", [], Capability.VIEW),
-    ("dataset_list", [], Capability.VIEW),
-    ("dataset_new", [], Capability.STORE),
-    ("dataset_detail", ["digits"], Capability.VIEW),
-    ("workspace_list", [], Capability.VIEW),
-    ("workspace_new", [], Capability.STORE),
-    ("workspace_detail", ["main"], Capability.VIEW),
-    ("workspace_file", ["main", "train.py"], Capability.VIEW),
-    ("workspace_download", ["main", "train.py"], Capability.VIEW),
-    ("image_list", [], Capability.VIEW),
-    ("image_new", [], Capability.STORE),
-    ("training_new", [], Capability.RUN),
-    ("status", [], Capability.VIEW),
-    ("job_list", [], Capability.VIEW),
-    ("job_detail", ["job"], Capability.VIEW),
-    ("job_live", ["job"], Capability.VIEW),
-    ("wallet", [], Capability.VIEW),
-    ("card_list", [], Capability.PAY),
-    ("receipt_list", [], Capability.VIEW),
-    ("receipt_detail", ["receipt"], Capability.VIEW),
-    ("cost_list", [], Capability.VIEW),
-    ("cost_export", [], Capability.VIEW),
-    ("credit_list", [], Capability.VIEW),
-    ("invoice_list", [], Capability.PAY),
-    ("invoice_detail", ["invoice"], Capability.PAY),
-    ("invoice_csv", ["invoice"], Capability.PAY),
-    ("billing_details", [], Capability.PAY),
-    ("organization", [], Capability.VIEW),
-    ("tokens", [], Capability.VIEW),
-]
+VIEW, STORE, RUN, PAY = Capability.VIEW, Capability.STORE, Capability.RUN, Capability.PAY
+PAGES = {
+    VIEW: {
+        "overview": [], "activation": [], "dataset_list": [], "dataset_detail": ["digits"], "workspace_list": [],
+        "dataset_version": ["digits", 1], "dataset_folder": ["digits", 1, "raw"],
+        "dataset_file": ["digits", 1, "raw/a.csv"], "dataset_download": ["digits", 1, "raw/a.csv"],
+        "dataset_image": ["digits", 1, "picture"],
+        "model_list": [], "model_detail": ["net"],
+        "workspace_detail": ["main"], "workspace_file": ["main", "train.py"],
+        "workspace_download": ["main", "train.py"],
+        "workspace_search": ["main"], "workspace_bin": ["main"], "storage_usage": [], "image_list": [], "status": [],
+        "job_list": [], "job_export": [], "job_detail": ["job"], "job_live": ["job"], "wallet": [], "receipt_list": [],
+        "receipt_detail": ["receipt"], "cost_list": [], "cost_export": [], "credit_list": [], "organization": [],
+        "tokens": [],
+    },
+    STORE: {"dataset_new": [], "job_publish": ["job"], "workspace_new": [], "image_new": []},
+    RUN: {"training_new": []},
+    PAY: {
+        "card_list": [], "invoice_list": [], "invoice_detail": ["invoice"], "invoice_csv": ["invoice"],
+        "billing_details": [],
+    },
+}  # fmt: skip
+"""The console's pages with their arguments, by what a member needs to open them."""
+ACTIONS = {
+    "activation_deactivate": [], "dataset_delete": ["digits"], "dataset_version_delete": ["digits", 1],
+    "dataset_copy": ["digits"], "dataset_import": ["digits"], "dataset_share_new": ["digits"],
+    "dataset_share_revoke": ["digits", 1],
+    "dataset_share_accept": [], "dataset_share_leave": ["digits"],
+    "model_delete": ["net"], "model_version_delete": ["net", 1],
+    "storage_restore": ["workspaces", 1], "storage_remove": ["workspaces", 1], "storage_remove_results": ["job"],
+    "workspace_delete": ["main"], "workspace_new_entry": ["main"], "workspace_move": ["main"],
+    "workspace_delete_entry": ["main"], "workspace_copy_entry": ["main"],
+    "workspace_bin_empty": ["main"], "workspace_bin_restore": ["main", 1],
+    "workspace_bin_remove": ["main", 1], "workspace_save": ["main", "train.py"], "training_quote": [],
+    "training_order": [], "training_pay": [], "training_probe": [], "job_cancel": ["job"],
+    "job_cancel_selected": [], "top_up": [], "card_add": [],
+    "card_default": [], "card_remove": [], "card_automatic_off": [], "budget_set": [],
+    "credit_list": [], "organization_rename": [], "organization_invite": [], "organization_member_role": [1],
+    "organization_member_remove": [1],
+}  # fmt: skip
+"""Forms that change something."""
 HANDLER = re.compile(r"<[^>]+\son[a-z]+\s*=|javascript:|hx-on", re.IGNORECASE)
 INLINE_SCRIPT = re.compile(r"<script(?![^>]*\bsrc=)(?![^>]*application/json)[^>]*>", re.IGNORECASE)
-
-
-def _address(name: str, arguments: list[object], job: Job) -> str:
-    receipt = job.order.hold.receipt
-    made = invoices.issue(organization=job.organization) or receipt.invoice_line.invoice
-    known = {"job": job.pk, "receipt": receipt.pk, "invoice": made.pk}
-    return reverse(name, args=[known.get(str(each), each) for each in arguments])
+Browser = Callable[[Membership], Client]
 
 
 @pytest.fixture
-def dataset(customer: Customer) -> None:
-    made = catalog.create_dataset(
-        organization=customer.organization, user=customer.membership.user, name="digits", description="Some digits"
-    )
-    DatasetVersionFactory(dataset=made)
+def address(done):
+    """`address(name, arguments)` is a page's path; "job", "receipt" and "invoice" stand for the ids of `done`."""
+    version = DatasetVersionFactory(dataset=DatasetFactory(organization=done.organization, name="digits"), number=1)
+    folder = selectors.version_folder(version)
+    (folder / "raw").mkdir()
+    (folder / "raw" / "a.csv").write_text("x,<b>\n1,2\n")
+    (folder / "picture").write_bytes(b"GIF89a")
+    ModelVersionFactory(model__organization=done.organization, model__name="net")
+    invoice = invoices.issue(organization=done.organization)
+    assert invoice is not None
+    known = {"job": done.pk, "receipt": done.order.hold.receipt.pk, "invoice": invoice.pk}
+    return lambda name, arguments: reverse(name, args=[known.get(str(each), each) for each in arguments])
 
 
-@pytest.mark.usefixtures("dataset")
-def test_each_role_sees_what_it_may(any_member: Membership, browser: Callable[[Membership], Client], done: Job) -> None:
+def test_each_role_sees_what_it_may(any_member, browser, address):
     client = browser(any_member)
-    for name, arguments, capability in PAGES:
-        answer = client.get(_address(name, arguments, done))
-        assert answer.status_code == (200 if any_member.allows(capability) else 403), name
-        if answer.streaming:
-            assert b"".join(answer.streaming_content)
-        else:
-            assert not HANDLER.search(answer.content.decode()), name
-            assert not INLINE_SCRIPT.search(answer.content.decode()), name
+    for capability, pages in PAGES.items():
+        for name, arguments in pages.items():
+            answer = client.get(address(name, arguments))
+            assert answer.status_code == (200 if any_member.allows(capability) else 403), name
+            if answer.streaming:
+                assert b"".join(answer.streaming_content)
+            else:
+                assert not HANDLER.search(answer.content.decode()), name
+                assert not INLINE_SCRIPT.search(answer.content.decode()), name
 
 
-@pytest.mark.usefixtures("dataset")
-def test_strangers_log_in_first(done: Job, client: Client) -> None:
-    for name, arguments, _capability in PAGES:
-        answer = client.get(_address(name, arguments, done))
-        assert answer.status_code == 302, name
-        assert answer["Location"].startswith(reverse("account_login")), name
+def test_pages_ask_an_anonymous_visitor_to_log_in(client, address):
+    for pages in PAGES.values():
+        for name, arguments in pages.items():
+            answer = client.get(address(name, arguments))
+            assert answer.status_code == 302, name
+            assert answer["Location"].startswith(reverse("account_login")), name
 
 
-@pytest.mark.usefixtures("dataset")
-def test_another_organization_finds_nothing(
-    stranger: Membership, browser: Callable[[Membership], Client], done: Job
-) -> None:
+def test_objects_of_another_organization_are_not_found(stranger, browser, done, address):
     client = browser(stranger)
-    for name, arguments, _capability in PAGES:
-        if arguments:
-            assert client.get(_address(name, arguments, done)).status_code == 404, name
+    for pages in PAGES.values():
+        for name, arguments in pages.items():
+            if arguments:
+                assert client.get(address(name, arguments)).status_code == 404, name
     assert client.get(reverse("training_new"), {"rerun": done.pk}).status_code == 200  # its service is not active
-    assert client.post(reverse("job_cancel", args=[done.pk])).status_code == 404
-    assert client.post(reverse("dataset_delete", args=["digits"])).status_code == 404
-    assert client.post(reverse("workspace_delete", args=["main"])).status_code == 404
+    for name in ("job_cancel", "dataset_delete", "workspace_delete", "storage_remove_results"):
+        assert client.post(address(name, ACTIONS[name])).status_code == 404, name
 
 
-@pytest.mark.usefixtures("dataset")
-def test_a_viewer_changes_nothing(customer: Customer, browser: Callable[[Membership], Client], done: Job) -> None:
+def test_a_viewer_changes_nothing(customer, browser, address):
     client = browser(MembershipFactory(role=Role.VIEWER, organization=customer.organization))
-    posts: list[tuple[str, list[object]]] = [
-        ("activation_deactivate", []),
-        ("dataset_delete", ["digits"]),
-        ("workspace_delete", ["main"]),
-        ("workspace_new_entry", ["main"]),
-        ("workspace_move", ["main"]),
-        ("workspace_delete_entry", ["main"]),
-        ("workspace_save", ["main", "train.py"]),
-        ("training_quote", []),
-        ("training_order", []),
-        ("job_cancel", [done.pk]),
-        ("top_up", []),
-        ("organization_rename", []),
-        ("organization_member_add", []),
-        ("organization_member_role", [customer.membership.pk]),
-        ("organization_member_remove", [customer.membership.pk]),
-    ]
-    for name, arguments in posts:
-        assert client.post(reverse(name, args=arguments)).status_code == 403, name
+    for name, arguments in ACTIONS.items():
+        assert client.post(address(name, arguments)).status_code == 403, name
 
 
-def test_pages_before_activation(owner: Membership, browser: Callable[[Membership], Client]) -> None:
+@pytest.mark.parametrize("role", [Role.MEMBER, Role.BILLING])
+def test_a_role_changes_only_what_it_may(role, customer, browser, address):
+    client = browser(MembershipFactory(role=role, organization=customer.organization))
+    paying = ("top_up", "card_add", "card_default", "card_remove", "card_automatic_off", "budget_set", "credit_list")
+    managing = ("activation_deactivate", "organization_rename", "organization_invite")
+    for name in (*managing, *(paying if role == Role.MEMBER else ("job_cancel", "dataset_delete"))):
+        assert client.post(address(name, ACTIONS[name])).status_code == 403, name
+
+
+@pytest.mark.parametrize(
+    ("referer", "next_"),
+    [("http://testserver/jobs/7/?a=b", "/jobs/7/?a=b"), ("http://elsewhere.example/jobs/7/", "/"), ("", "/")],
+)
+def test_a_form_of_an_ended_session_returns_to_its_page(db, client, referer, next_):
+    answer = client.post(reverse("job_cancel", args=[7]), headers={"Referer": referer})
+    assert (answer.status_code, parse_qs(urlsplit(answer.url).query)) == (302, {"next": [next_]})
+
+
+def test_pages_open_before_activation(owner, browser):
     client = browser(owner)
     for name in ("overview", "wallet", "training_new", "job_list", "dataset_list", "workspace_list", "activation"):
         assert client.get(reverse(name)).status_code == 200, name
     assert b"Activate the service" in client.get(reverse("overview")).content
 
 
-def test_a_person_without_an_organization_makes_one(owner: Membership, browser: Callable[[Membership], Client]) -> None:
+def test_a_user_without_an_organization_creates_one(owner, browser):
     client = browser(owner)
     owner.delete()
     assert client.get(reverse("overview"))["Location"] == reverse("organization_new")
@@ -143,22 +147,39 @@ def test_a_person_without_an_organization_makes_one(owner: Membership, browser: 
     assert b"Second try" in client.get(reverse("overview")).content
 
 
-def test_error_pages(client: Client, owner_page: Client) -> None:
-    assert b"There is nothing here" in owner_page.get("/no/such/page/").content
-    assert b"There is nothing here" in client.get("/no/such/page/").content
-    strict = Client(enforce_csrf_checks=True)
-    assert b"no longer valid" in strict.post(reverse("account_login"), {}).content
+def test_errors_and_pages_of_the_account_have_the_consoles_frame(client, owner_page):
+    for browser in (client, owner_page):
+        assert b"This page does not exist" in browser.get("/no/such/page/").content
+    assert b"no longer valid" in Client(enforce_csrf_checks=True).post(reverse("account_login"), {}).content
+    for name in ("account_login", "account_signup", "account_reset_password"):
+        page = client.get(reverse(name)).content.decode()
+        assert "Never pay more than your cap" in page, name
+        assert not HANDLER.search(page), name
+    for name in ("account_change_password", "account_email", "account_logout"):
+        assert b'id="main"' in owner_page.get(reverse(name)).content, name
 
 
-@pytest.mark.parametrize("name", ["account_login", "account_signup", "account_reset_password"])
-def test_signed_out_pages(client: Client, db: None, name: str) -> None:
-    answer = client.get(reverse(name))
-    assert b"The ceiling is never passed" in answer.content
-    assert not HANDLER.search(answer.content.decode())
+def test_the_cached_sidebar_is_of_the_page_the_role_and_the_language(customer, browser):
+    def sidebar(client, name, language="en"):
+        page = client.get(reverse(name), headers={"accept-language": language}).content.decode()
+        return page[page.index('id="sidebar-menu"') : page.index("</aside>")]
+
+    def current(text):
+        return re.findall(r'href="([^"]+)" aria-current="page"', text)
+
+    owner = browser(customer.membership)
+    viewer = browser(MembershipFactory(organization=customer.organization, role=Role.VIEWER))
+    assert current(sidebar(owner, "job_list")) == [reverse("job_list")]
+    assert current(sidebar(owner, "receipt_list")) == [reverse("wallet")]
+    assert "Jobs" not in sidebar(owner, "job_list", "zh-hans")
+    assert reverse("training_new") in sidebar(owner, "job_list")
+    assert reverse("training_new") not in sidebar(viewer, "job_list")
 
 
-@pytest.mark.parametrize("name", ["account_change_password", "account_email", "account_logout"])
-def test_pages_of_ones_own_account(owner_page: Client, name: str) -> None:
-    answer = owner_page.get(reverse(name))
-    assert answer.status_code == 200
-    assert b'id="main"' in answer.content
+def test_cached_fragments_are_in_the_readers_language(customer, owner_page):
+    path = reverse("job_detail", args=[customer.job().pk])
+    english = ("E-mail addresses", "Keep it", "Dark</button>", "Logs</", "Metrics</")
+    for language, expected in (("en", True), ("zh-hans", False), ("en", True)):
+        page = owner_page.get(path, headers={"accept-language": language}).content.decode()
+        assert [words in page for words in english] == [expected] * len(english)
+        assert f'class="dropdown-item active" name="language" value="{language}"' in page

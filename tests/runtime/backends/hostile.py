@@ -1,12 +1,12 @@
-"""What tests of isolation share: both ways to start, and words for scripts that try what they may not."""
+"""Shared parts of the tests of isolation: both ways to start ranks, and scripts that try what they may not."""
 
-from __future__ import annotations
+import json
 
 from tests.console.processes import wait_for
-from tests.runtime.conftest import MAY_IMPORT_ANYTHING, Yard
+from tests.runtime.conftest import MAY_IMPORT_ANYTHING
 
 TRY = """
-    import json, os
+    import ctypes, json, os, socket
     def attempt(action, *arguments):
         try:
             return str(action(*arguments))
@@ -16,18 +16,33 @@ TRY = """
         with open(path, "rb") as file: return file.read(100)
     def write(path):
         with open(path, "w") as file: return file.write("x")
+    def connect(address):
+        if isinstance(address, tuple):
+            with socket.create_connection(address, timeout=2): return "reached"
+        with socket.socket(socket.AF_UNIX) as one: return one.connect(address) or "reached"
 """
 
 
-def started(yard: Yard, how: str) -> Yard:
-    """Ranks that are started by the interpreter's start (`cold`), or forked from one that is ready (`warm`)."""
+def evaluate(yard, *expressions, name="job-1-1"):
+    """Run a script that evaluates these expressions, and return their values. An `attempt` gives an error's name."""
+    yard.complete(f"{TRY}    print(json.dumps([{', '.join(expressions)}]))", name=name)
+    return json.loads(yard.log(name=name))
+
+
+def attempts(action, *arguments):
+    """An expression for each argument, which attempts the action with it."""
+    return [f"attempt({action}, {argument!r})" for argument in arguments]
+
+
+def started(yard, how):
+    """Return the yard with ranks that start a new interpreter (`cold`) or are forked from a prepared one (`warm`)."""
     if how == "warm":
         warm(yard)
     return yard
 
 
-def warm(yard: Yard) -> None:
-    """From here on runs start warm: the nursery is there, and the image's zygote in it."""
+def warm(yard):
+    """Start every later run of this yard warm. Waits for the fork server of its image."""
     yard.backend = yard.another(warm_seconds=600)
     yard.preface = MAY_IMPORT_ANYTHING
     image = yard.spec().image

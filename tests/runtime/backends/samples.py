@@ -1,39 +1,43 @@
-"""A Job of two nodes and its pods, as facts."""
+"""The state of a Job of two nodes and of its Pods."""
 
 import dataclasses
-from typing import Any
 
-from runtime.backends.kubernetes_facts import JobFact, PodFact
+from runtime.backends.kubernetes.state import JobState, PodState, SpecSummary
 
 START, END = 1000.0, 1100.0
 
-JOB = JobFact(
+JOB = JobState(
     name="job-1-1",
     namespace="runs",
     uid="u",
     nodes=2,
-    told={"workers": 1, "builtin": True, "memory_mib": 256, "disk_mib": 512, "min_nodes": 0},
+    spec=SpecSummary(builtin=True, memory_mib=256, disk_mib=512),
     suspended=False,
-    begun_at=990.0,
+    start_time=990.0,
     submitted_at=989.5,
     started_at=None,
-    taken_down=None,
-    final="",
-    failing=False,
-    ended_as="",
+    termination=None,
+    final_status=None,
+    is_failing=False,
+    end_condition="",
     ended_at=None,
     failed_at=None,
-    end_reason="",
-    end_message="",
-    kept={},
+    failure_reason="",
+    failure_message="",
+    saved_pods={},
 )
 FAILED = dataclasses.replace(
-    JOB, failing=True, ended_as="Failed", ended_at=END + 1, failed_at=END + 1, end_reason="BackoffLimitExceeded"
+    JOB,
+    is_failing=True,
+    end_condition="Failed",
+    ended_at=END + 1,
+    failed_at=END + 1,
+    failure_reason="BackoffLimitExceeded",
 )
 
 
-def pod(node: int, **changes: Any) -> PodFact:
-    fact = PodFact(
+def running(node, **changes):
+    state = PodState(
         node,
         name=f"p{node}",
         uid=f"p{node}",
@@ -42,10 +46,10 @@ def pod(node: int, **changes: Any) -> PodFact:
         started_at=START - node,
         address="10.0.0.1",
     )
-    return dataclasses.replace(fact, **changes)
+    return dataclasses.replace(state, **changes)
 
 
-def over(node: int, code: int = 0, **changes: Any) -> PodFact:
+def ended(node, code=0, **changes):
     reason = "Completed" if code == 0 else "Error"
-    told = {"ended": True, "exit_code": code, "finished_at": END, "container_reason": reason}
-    return pod(node, **{**told, **changes})
+    fields = {"ended": True, "exit_code": code, "finished_at": END, "container_reason": reason}
+    return running(node, **{**fields, **changes})

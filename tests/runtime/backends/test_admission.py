@@ -1,17 +1,14 @@
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from runtime.backends import admission
 from runtime.errors import InvalidSpec
-from runtime.specs import Image, Mount, Resources
+from runtime.images import venvs
+from runtime.specs import Flavour, Image, Mount, Resources
 
-if TYPE_CHECKING:
-    from tests.runtime.conftest import Yard
+pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
 
 
 @pytest.mark.parametrize(
@@ -44,7 +41,7 @@ if TYPE_CHECKING:
         ({"mounts": ()}, "mounts"),
     ],
 )
-def test_what_can_never_start_is_refused(yard: Yard, changes: dict[str, Any], field: str) -> None:
+def test_a_run_that_can_never_start_is_refused(yard, changes, field):
     (yard.workspace / "folder").mkdir()
     (yard.workspace / "loop").symlink_to("loop")
     with pytest.raises(InvalidSpec) as caught:
@@ -57,7 +54,7 @@ def test_what_can_never_start_is_refused(yard: Yard, changes: dict[str, Any], fi
     ("source", "target"),
     [("", "/elsewhere"), ("", "/workspace/../etc"), ("missing", "/datasets/x"), ("file", "/datasets/x")],
 )
-def test_mounts_are_checked(yard: Yard, source: str, target: str) -> None:
+def test_mounts_are_checked(yard, source, target):
     (yard.folder / "file").touch()
     spec = yard.spec()
     spec = dataclasses.replace(spec, mounts=(*spec.mounts, Mount(str(yard.folder / source), target)))
@@ -66,7 +63,7 @@ def test_mounts_are_checked(yard: Yard, source: str, target: str) -> None:
     assert caught.value.field == "mounts"
 
 
-def test_sources_are_resolved(yard: Yard) -> None:
+def test_sources_are_resolved(yard):
     link = yard.folder / "link"
     link.symlink_to(yard.dataset)
     spec = yard.spec()
@@ -74,6 +71,20 @@ def test_sources_are_resolved(yard: Yard) -> None:
     assert Path(admission.check(spec, yard.images_root).mounts[1].source) == yard.dataset.resolve()
 
 
-def test_an_image_that_is_not_built_says_how_to_build_it(yard: Yard) -> None:
+def test_a_missing_image_is_refused_with_the_build_command(yard):
     with pytest.raises(InvalidSpec, match=r"manage\.py build_image pytorch"):
         yard.backend.submit(yard.spec(image=Image(builtin="pytorch")))
+
+
+@pytest.mark.parametrize(("flavour", "refused"), [(Flavour.CPU, True), (Flavour.CUDA, False)])
+def test_an_image_that_would_leave_gpus_idle_is_refused(tmp_path, flavour, refused):
+    (tmp_path / "tensorflow").mkdir()
+    venvs.mark_ready(tmp_path / "tensorflow", "digest", flavour)
+    image = Image(builtin="tensorflow")
+    admission.check_image(image, tmp_path)
+    if not refused:
+        admission.check_image(image, tmp_path, gpus=1)
+        return
+    with pytest.raises(InvalidSpec) as caught:
+        admission.check_image(image, tmp_path, gpus=1)
+    assert caught.value.field == "gpus"

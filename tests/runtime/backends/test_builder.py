@@ -1,120 +1,169 @@
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
 import threading
-from pathlib import Path
+import zipfile
 
 import pytest
 
-from runtime.backends import builder, images
-from runtime.backends.builder import ImageBuildFailed, Offer
-from runtime.backends.recipes import RECIPES
+from runtime.images import builder, venvs
+from runtime.images.builder import ImageBuildFailed, ImageStatus
+from runtime.images.recipes import RECIPES
+from runtime.specs import Flavour
 from tests.runtime.conftest import processes_below
 
 
-class Said:
-    """What a build told."""
+class Progress:
+    """The steps and output of a build."""
 
-    def __init__(self) -> None:
-        self.steps: list[str] = []
-        self.lines: list[str] = []
+    def __init__(self):
+        self.steps = []
+        self.lines = []
 
-    def step(self, text: str) -> None:
+    def step(self, text):
         self.steps.append(text)
 
-    def output(self, line: str) -> None:
+    def output(self, line):
         self.lines.append(line)
 
 
 @pytest.fixture
-def recipes(tmp_path: Path) -> Path:
+def recipes(tmp_path):
     folder = tmp_path / "recipes"
     folder.mkdir()
     (folder / "small.txt").write_text("# check: import json; print('checked')\n")
     return folder
 
 
-def test_an_unbuildable_image_says_why(recipes: Path, tmp_path: Path) -> None:
+def test_an_unbuildable_image_is_refused_with_its_reason(recipes, tmp_path):
     (recipes / "small.txt").write_text("# unbuildable: Nobody has published it.\n")
     with pytest.raises(ImageBuildFailed, match="Nobody has published it"):
-        builder.build(tmp_path / "images", "small", progress=Said(), recipes=recipes)
+        builder.build(tmp_path / "images", "small", progress=Progress(), recipes=recipes)
     assert not (tmp_path / "images").exists()
-    assert builder.offers(tmp_path / "images", recipes) == [
-        Offer("small", ready=False, current=False, unbuildable="Nobody has published it.")
+    assert builder.list_images(tmp_path / "images", recipes) == [
+        ImageStatus("small", is_ready=False, is_current=False, unbuildable="Nobody has published it.", flavour=None)
     ]
 
 
-def test_an_image_is_built_once_until_its_recipe_changes(recipes: Path, tmp_path: Path) -> None:
-    root, said = tmp_path / "images", Said()
-    assert builder.build(root, "small", progress=said, recipes=recipes)
-    assert images.is_ready(root, "small")
-    assert any("Checking: import json" in step for step in said.steps)
-    assert "checked" in said.lines
-    assert not builder.build(root, "small", progress=said, recipes=recipes)
+def test_a_variable_of_the_recipe_is_set_in_every_interpreter_of_the_image(recipes, tmp_path):
+    (recipes / "small.txt").write_text("# variable: FAVOURITE=blue\n")
+    builder.build(tmp_path / "images", "small", progress=Progress(), recipes=recipes)
+    ask = [str(tmp_path / "images" / "small" / "bin" / "python"), "-c", "import os; print(os.environ['FAVOURITE'])"]
+    for environment, expected in (({}, "blue"), ({"FAVOURITE": "red"}, "red")):
+        answer = subprocess.run(ask, env=environment, capture_output=True, text=True, check=True)
+        assert answer.stdout == f"{expected}\n"
+
+
+def publish(folder, version):
+    """Put a wheel of the package `answer` into a folder."""
+    info = f"answer-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"answer-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("answer.py", f"VERSION = {version!r}\n")
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: answer\nVersion: {version}\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("published", "flavour", "installed"),
+    [
+        (["1.0", "1.0+cpu"], Flavour.CPU, "1.0+cpu"),
+        (["1.0", "1.0+cpu"], Flavour.CUDA, "1.0"),
+        (["1.0"], Flavour.CPU, "1.0"),
+    ],
+    ids=["cpu", "cuda", "a cpu build that was not published"],
+)
+def test_the_flavour_decides_which_build_is_installed(recipes, tmp_path, monkeypatch, published, flavour, installed):  # noqa: PLR0917 - a table, and fixtures
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
+    for version in published:
+        publish(tmp_path, version)
+    (recipes / "small.txt").write_text(
+        "# cpu: answer==1.0 -> answer==1.0+cpu\n# cuda: answer==1.0 -> answer===1.0\nanswer==1.0\n"
+    )
+    root, progress = tmp_path / "images", Progress()
+    assert builder.build(root, "small", flavour=flavour, progress=progress, recipes=recipes)
+    ask = [str(root / "small" / "bin" / "python"), "-c", "import answer; print(answer.VERSION)"]
+    assert subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip() == installed
+    falls_back = any("PyTorch's own index" in step for step in progress.steps)
+    assert falls_back is (len(published) == 1)
+    assert progress.steps[0] == f"Flavour: {flavour} (set)"
+    assert venvs.flavour(root, "small") is flavour
+    assert not builder.build(root, "small", flavour=flavour, progress=progress, recipes=recipes)
+    other = next(each for each in Flavour if each is not flavour)
+    assert [offer.is_current for offer in builder.list_images(root, recipes, flavour=other)] == [False]
+
+
+def test_an_image_is_built_once_until_its_recipe_changes(recipes, tmp_path):
+    root, progress = tmp_path / "images", Progress()
+    assert builder.build(root, "small", progress=progress, recipes=recipes)
+    assert venvs.is_ready(root, "small")
+    assert any("Checking: import json" in step for step in progress.steps)
+    assert "checked" in progress.lines
+    assert not builder.build(root, "small", progress=progress, recipes=recipes)
     (recipes / "small.txt").write_text("# check: import csv\n")
-    assert builder.offers(root, recipes) == [Offer("small", ready=True, current=False, unbuildable="")]
-    assert builder.build(root, "small", progress=said, recipes=recipes)
-    assert builder.build(root, "small", force=True, progress=said, recipes=recipes)
+    assert builder.list_images(root, recipes) == [ImageStatus("small", True, False, "", venvs.flavour(root, "small"))]
+    assert builder.build(root, "small", progress=progress, recipes=recipes)
+    assert builder.build(root, "small", force=True, progress=progress, recipes=recipes)
 
 
-def test_runs_of_the_image_before_keep_its_files(recipes: Path, tmp_path: Path) -> None:
+def test_running_runs_keep_the_files_of_the_old_image(recipes, tmp_path):
     root = tmp_path / "images"
-    builder.build(root, "small", progress=Said(), recipes=recipes)
+    builder.build(root, "small", progress=Progress(), recipes=recipes)
     (root / "small" / "mark").touch()
     with (root / "small" / "pyvenv.cfg").open() as held:  # as a sandbox does
-        builder.build(root, "small", force=True, progress=Said(), recipes=recipes)
+        builder.build(root, "small", force=True, progress=Progress(), recipes=recipes)
         assert not (root / "small" / "mark").exists()
         assert (root / ".small.before" / "mark").exists()
         assert held.read()
-    builder.build(root, "small", force=True, progress=Said(), recipes=recipes)
-    assert not (root / ".small.before" / "mark").exists(), "the one before the last is gone"
+    builder.build(root, "small", force=True, progress=Progress(), recipes=recipes)
+    assert not (root / ".small.before" / "mark").exists(), "only the last one is kept"
 
 
-def test_a_build_that_fails_leaves_nothing_ready_and_ends_with_the_last_lines(recipes: Path, tmp_path: Path) -> None:
+def test_a_build_that_fails_leaves_nothing_ready_and_ends_with_the_last_lines(recipes, tmp_path):
     root = tmp_path / "images"
     (recipes / "small.txt").write_text(
         "# check: [print('line', i, flush=True) for i in range(40)]; raise SystemExit('no good')\n"
     )
     with pytest.raises(ImageBuildFailed) as failure:
-        builder.build(root, "small", progress=Said(), recipes=recipes)
+        builder.build(root, "small", progress=Progress(), recipes=recipes)
     lines = str(failure.value).splitlines()
     assert "failed with code 1" in lines[0]
     assert lines[-2:] == ["    line 39", "    no good"]
     assert len(lines) < 20
-    assert not images.is_ready(root, "small")
+    assert not venvs.is_ready(root, "small")
     (recipes / "small.txt").write_text("")
-    assert builder.build(root, "small", progress=Said(), recipes=recipes)
+    assert builder.build(root, "small", progress=Progress(), recipes=recipes)
 
 
-def test_an_image_whose_real_run_fails_is_never_ready(recipes: Path, tmp_path: Path) -> None:
+def test_an_image_whose_real_run_fails_is_never_ready(recipes, tmp_path):
     """An image without torch passes every check of its recipe; only the run tells."""
-    root, said = tmp_path / "images", Said()
+    root, progress = tmp_path / "images", Progress()
     (recipes / "small.txt").write_text("# check: import json\n# smoke: pytorch\n")
     with pytest.raises(ImageBuildFailed) as failure:
-        builder.build(root, "small", progress=said, recipes=recipes)
+        builder.build(root, "small", progress=progress, recipes=recipes)
     assert "was built, but does not work" in str(failure.value)
     assert "ModuleNotFoundError: No module named 'torch'" in str(failure.value)
     assert re.search(r"rank [01]: failed: framework$", str(failure.value), re.MULTILINE)  # the other may be cut short
-    assert said.steps[-1].startswith("Proving it: pytorch over gloo")
-    assert not images.is_current(root, builder.read_recipe("small", recipes))
+    assert progress.steps[-1].startswith("Proving it: pytorch over gloo")
+    assert not venvs.is_current(root, builder.read_recipe("small", recipes), Flavour.CPU)
     assert not (root / ".small.smoke").exists()
     assert processes_below(root) == []
     code = (
-        "import pathlib, sys; from runtime.backends.images import is_ready;"
+        "import pathlib, sys; from runtime.images.venvs import is_ready;"
         "print(is_ready(pathlib.Path(sys.argv[1]), 'small'))"
     )
     command = [sys.executable, "-c", code, str(root)]
     answer = subprocess.run(command, capture_output=True, text=True, check=True, cwd=RECIPES.parents[1])
-    assert answer.stdout == "False\n", "nobody but the builder may have used it"
+    assert answer.stdout == "False\n", "only the builder may use it"
 
 
-def test_two_builders_build_once(recipes: Path, tmp_path: Path) -> None:
-    results: list[bool] = []
+def test_two_builders_build_once(recipes, tmp_path):
+    results = []
 
-    def build() -> None:
-        results.append(builder.build(tmp_path / "images", "small", progress=Said(), recipes=recipes))
+    def build():
+        results.append(builder.build(tmp_path / "images", "small", progress=Progress(), recipes=recipes))
 
     threads = [threading.Thread(target=build) for _ in range(2)]
     for thread in threads:
@@ -124,17 +173,7 @@ def test_two_builders_build_once(recipes: Path, tmp_path: Path) -> None:
     assert sorted(results) == [False, True]
 
 
-def test_without_a_compiler_the_image_is_not_built(
-    recipes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (recipes / "small.txt").write_text("# compile: set A=1\nanything==1\n")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ImageBuildFailed, match=r"cannot be built: g\+\+ and make must be installed"):
-        builder.build(tmp_path / "images", "small", progress=Said(), recipes=recipes)
-
-
-def test_the_vision_hook_costs_nothing_until_torchvision_is_imported(tmp_path: Path) -> None:
+def test_the_vision_hook_costs_nothing_until_torchvision_is_imported(tmp_path):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").touch()
     (tmp_path / "torch" / "library.py").write_text(

@@ -1,19 +1,18 @@
 """Control groups, on trees of plain files that look like the kernel's, and on the kernel's own."""
 
-from __future__ import annotations
-
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
-from runtime.backends import cgroups
+from runtime.backends.local import cgroups
+
+pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
 
 LIMITS = {"memory_bytes": 300 << 20, "processes": 64, "cpus": 1.5}
 
 
-def tree(root: Path, mounts: list[tuple[str, str, str]], groups: list[str]) -> Path:
+def tree(root, mounts, groups):
     """A `/proc` whose mountinfo has these (kind, options, folder below root) and whose cgroup has these lines."""
     proc = root / "proc" / "self"
     proc.mkdir(parents=True)
@@ -23,7 +22,7 @@ def tree(root: Path, mounts: list[tuple[str, str, str]], groups: list[str]) -> P
     return proc.parent
 
 
-def unified(root: Path, *, passed_on: str) -> Path:
+def unified(root, *, passed_on):
     folder = root / "cg" / "system.slice" / "trainyard.service"
     folder.mkdir(parents=True)
     (folder / "cgroup.controllers").write_text("cpu io memory pids")
@@ -31,56 +30,55 @@ def unified(root: Path, *, passed_on: str) -> Path:
     return tree(root, [("cgroup2", "nsdelegate", "cg")], ["0::/system.slice/trainyard.service"])
 
 
-def test_of_v2_one_folder_holds_everything(tmp_path: Path) -> None:
+def test_of_v2_one_folder_holds_everything(tmp_path):
     proc = unified(tmp_path, passed_on="cpu memory pids")
-    group, folders = cgroups.create("run-0", **LIMITS, proc=proc)
+    group = cgroups.create("run-0", **LIMITS, proc=proc)
     folder = tmp_path / "cg" / "system.slice" / "trainyard.service" / "run-0"
-    assert folders == [folder]
-    assert group is not None
+    assert group.folders == [folder]
+    assert not (folder / "memory.kmem.tcp.limit_in_bytes").exists(), "sockets are in `memory.max`"
     assert (folder / "memory.max").read_text() == str(300 << 20)
     assert (folder / "pids.max").read_text() == "64"
     assert (folder / "cpu.max").read_text() == "152000 100000"
     (folder / "memory.events").write_text("low 0\noom 4\noom_kill 3\n")
     (folder / "pids.events").write_text("max 7\n")
     (folder / "cpu.stat").write_text("usage_usec 1500000\nuser_usec 1\n")
-    assert (group.oom_kills(), group.refusals(), group.cpu_seconds()) == (3, 7, 1.5)
+    assert (group.oom_kills(), group.process_refusals(), group.cpu_seconds()) == (3, 7, 1.5)
 
 
-def test_of_v2_controllers_are_passed_on_where_that_is_ours_to_do(tmp_path: Path) -> None:
+def test_of_v2_controllers_are_passed_on_where_that_is_ours_to_do(tmp_path):
     proc = unified(tmp_path, passed_on="")
-    assert cgroups.create("run-0", **LIMITS, proc=proc)[0] is not None
+    assert cgroups.create("run-0", **LIMITS, proc=proc) is not None
     control = tmp_path / "cg" / "system.slice" / "trainyard.service" / "cgroup.subtree_control"
     assert control.read_text() == "+memory +pids +cpu"
 
 
-@pytest.mark.parametrize(("controllers", "told"), [(("memory", "pids", "cpu"), ""), (("memory", "pids"), "'cpu'")])
-def test_v1_without_the_cpu_controller_is_told(tmp_path: Path, controllers: tuple[str, ...], told: str) -> None:
+@pytest.mark.parametrize(("controllers", "reason"), [(("memory", "pids", "cpu"), ""), (("memory", "pids"), "'cpu'")])
+def test_v1_without_the_cpu_controller_is_reported(tmp_path, controllers, reason):
     for name in controllers:
         (tmp_path / name / "console").mkdir(parents=True)
     groups = [f"{number}:{name}:/console" for number, name in enumerate(controllers, 1)]
     proc = tree(tmp_path, [("cgroup", name, name) for name in controllers], groups)
-    assert cgroups.create("run-0", **LIMITS, proc=proc)[0] is not None
-    assert cgroups.why_not(proc) == ""
-    why = cgroups.why_no_cpu(proc)
-    assert told in why
-    assert bool(why) is bool(told)
+    assert cgroups.create("run-0", **LIMITS, proc=proc) is not None
+    assert cgroups.unavailable_reason(proc) == ""
+    why = cgroups.no_cpu_limit_reason(proc)
+    assert reason in why
+    assert bool(why) is bool(reason)
 
 
-def test_v2_without_delegation_is_told(tmp_path: Path) -> None:
+def test_v2_without_delegation_is_reported(tmp_path):
     proc = unified(tmp_path, passed_on="")
     (tmp_path / "cg" / "system.slice" / "trainyard.service" / "cgroup.controllers").write_text("pids")
-    assert cgroups.create("run-0", **LIMITS, proc=proc) == (None, [])
-    assert "Delegate=yes" in cgroups.why_not(proc)
+    assert cgroups.create("run-0", **LIMITS, proc=proc) is None
+    assert "Delegate=yes" in cgroups.unavailable_reason(proc)
 
 
-def test_of_v1_each_controller_has_its_tree(tmp_path: Path) -> None:
+def test_of_v1_each_controller_has_its_tree(tmp_path):
     for controller, own in (("memory", "console"), ("pids", ""), ("cpu,cpuacct", "")):
         (tmp_path / controller / own).mkdir(parents=True)
     mounts = [("cgroup", name, name) for name in ("memory", "pids", "cpu,cpuacct")]
     proc = tree(tmp_path, mounts, ["3:memory:/console", "2:pids:/", "1:cpu,cpuacct:/"])
-    group, folders = cgroups.create("run-0", **LIMITS, proc=proc)
-    assert group is not None
-    assert sorted(folders) == sorted(
+    group = cgroups.create("run-0", **LIMITS, proc=proc)
+    assert group.folders == sorted(
         [tmp_path / "memory" / "console" / "run-0", tmp_path / "pids" / "run-0", tmp_path / "cpu,cpuacct" / "run-0"]
     )
     assert (tmp_path / "memory" / "console" / "run-0" / "memory.limit_in_bytes").read_text() == str(300 << 20)
@@ -92,7 +90,7 @@ def test_of_v1_each_controller_has_its_tree(tmp_path: Path) -> None:
     assert (group.cpu_seconds(), group.tasks()) == (2.5, 12)
 
 
-def test_a_part_of_the_tree_that_is_mounted_elsewhere_is_found(tmp_path: Path) -> None:
+def test_a_cgroup_tree_mounted_in_part_is_located(tmp_path):
     (tmp_path / "cg" / "below").mkdir(parents=True)
     proc = tree(tmp_path, [("cgroup2", "x", "cg")], ["0::/docker/abc/below"])
     info = proc / "self" / "mountinfo"
@@ -100,41 +98,39 @@ def test_a_part_of_the_tree_that_is_mounted_elsewhere_is_found(tmp_path: Path) -
     for folder in (tmp_path / "cg" / "below",):
         (folder / "cgroup.controllers").write_text("cpu memory pids")
         (folder / "cgroup.subtree_control").write_text("cpu memory pids")
-    assert cgroups.find(proc)[0]["memory"] == tmp_path / "cg" / "below"
+    assert cgroups.find_parents(proc)[0]["memory"] == tmp_path / "cg" / "below"
 
 
-def test_without_any_there_are_none(tmp_path: Path) -> None:
+def test_without_any_there_are_none(tmp_path):
     proc = tree(tmp_path, [], ["0::/"])
-    assert cgroups.find(proc) == ({}, False)
-    assert cgroups.create("run-0", **LIMITS, proc=proc) == (None, [])
+    assert cgroups.find_parents(proc) == ({}, False)
+    assert cgroups.create("run-0", **LIMITS, proc=proc) is None
 
 
-def test_each_core_weighs_as_much_as_a_process_outside(tmp_path: Path) -> None:
-    if cgroups.why_not() or cgroups.why_no_cpu():
+def test_each_core_weighs_as_much_as_a_process_outside(tmp_path):
+    if cgroups.unavailable_reason() or cgroups.no_cpu_limit_reason():
         pytest.fail("the tests need control groups: run them as root")
-    group, folders = cgroups.create(f"trainyard-test-{os.getpid()}", **{**LIMITS, "cpus": 2.5})
+    group = cgroups.create(f"trainyard-test-{os.getpid()}", **{**LIMITS, "cpus": 2.5})
     try:
-        told = {path.name: path.read_text().strip() for folder in folders for path in folder.glob("cpu.*")}
+        limits = {path.name: path.read_text().strip() for folder in group.folders for path in folder.glob("cpu.*")}
     finally:
-        cgroups.remove(folders)
-    assert group is not None
-    assert told.get("cpu.shares") == "2560" or told.get("cpu.weight") == "250"
-    assert told.get("cpu.cfs_quota_us") == "252000" or told.get("cpu.max") == "252000 100000"
+        cgroups.remove(group.folders)
+    assert limits.get("cpu.shares") == "2560" or limits.get("cpu.weight") == "250"
+    assert limits.get("cpu.cfs_quota_us") == "252000" or limits.get("cpu.max") == "252000 100000"
 
 
-def test_removing_ends_what_is_left(tmp_path: Path) -> None:
-    if cgroups.why_not():
+def test_removing_ends_what_is_left(tmp_path):
+    if cgroups.unavailable_reason():
         pytest.fail("the tests need control groups: run them as root")
-    group, folders = cgroups.create(f"trainyard-test-{os.getpid()}", **LIMITS)
-    assert group is not None
+    group = cgroups.create(f"trainyard-test-{os.getpid()}", **LIMITS)
     child = os.fork()
     if not child:
         group.join()
         signal.pause()
-    while not any((folder / "cgroup.procs").read_text().split() for folder in folders):
+    while not any((folder / "cgroup.procs").read_text().split() for folder in group.folders):
         pass
     # Its parent has to reap it, as a supervisor does: a group with a dead process in it can be removed all the same.
-    assert cgroups.remove(folders)
+    assert cgroups.remove(group.folders)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert not any(folder.exists() for folder in folders)
-    assert cgroups.remove(folders), "what is gone is removed"
+    assert not any(folder.exists() for folder in group.folders)
+    assert cgroups.remove(group.folders), "what is gone is removed"

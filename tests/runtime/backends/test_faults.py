@@ -1,34 +1,30 @@
-"""Faults as whole nodes have them: everything dies, stands still or is cut off at once, and nothing outlives its node.
+"""Faults of ranks, nodes and disks on one machine: the first cause is reported, and no process outlives its node.
 
-The one rule: what is left is counted by the sandbox's pid namespace, which no process can leave, never by names.
+Processes are counted by the sandbox's pid namespace, which none can leave, never by name.
 """
-
-from __future__ import annotations
 
 import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
-from runtime.backends import identity, machine
-from runtime.backends.runs import wait_gone
-from runtime.specs import FailureCode, Outcome, RunPhase, RunStatus
+from runtime import pids
+from runtime.backends import host
+from runtime.specs import FailureCode, Outcome, RunPhase
 
-if TYPE_CHECKING:
-    from tests.runtime.conftest import Yard
+pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
 
 DOWN_SECONDS = 5
-"""Within which nothing of a run that fails is left, on any node."""
-FOUND_SECONDS = 15
-"""Within which a node that gives no sign of life is found."""
-TOGETHER = """
+"""How long the other ranks of a failed run may live."""
+DETECTION_SECONDS = 15
+"""How long a silent node may stay undetected."""
+MEET = """
     import os, pathlib, signal, sys, time
     rank = int(os.environ["RANK"])
     run = pathlib.Path(os.environ["RUN_DIR"])
@@ -36,7 +32,29 @@ TOGETHER = """
     while len(list(run.glob("[0-9]"))) < int(os.environ["WORLD_SIZE"]): time.sleep(0.001)
     print("last words of", rank, flush=True)
 """
-HIDING = """
+"""Goes on once every rank is there."""
+SERVE = """
+    import socket
+    port = int(os.environ["MASTER_PORT"])
+    if rank == LAST:
+        with socket.create_server(("127.0.0.1", port)) as server:
+            peers = [server.accept()[0] for _ in range(LAST)]
+            print("connected", flush=True)
+            HOW
+    while True:
+        try: peer = socket.create_connection(("127.0.0.1", port))
+        except ConnectionRefusedError: time.sleep(0.01)
+        else: break
+    peer.recv(1)
+    raise RuntimeError("connection closed by peer")
+"""
+"""The last rank fails. The others fail at the same moment, as those of gloo do when a connection closes."""
+WAIT = """
+    import signal
+    print("ready", flush=True)
+    while True: signal.pause()
+"""
+DAEMON = """
     import ctypes, os, signal
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT): signal.signal(number, signal.SIG_IGN)
     if not os.fork():
@@ -50,7 +68,7 @@ HIDING = """
     print("ready", flush=True)
     while True: signal.pause()
 """
-"""Has a daemon: a session of its own, another name, no descriptor, deaf to every signal that can be ignored."""
+"""Has a daemon with its own session, another name and no descriptor. Both ignore every signal that can be ignored."""
 CUT = """
 import ctypes, fcntl, os, socket, struct, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -58,183 +76,295 @@ if libc.setns(os.open(f"/proc/{sys.argv[1]}/ns/net", os.O_RDONLY), 0x40000000): 
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
     fcntl.ioctl(control, 0x8914, struct.pack("16sh14x", b"lo", 0))
 """
-"""Takes down the one interface that the nodes of a run share: nothing arrives any more, and nothing is refused."""
+"""Takes down the interface that the nodes of a run share: nothing arrives, and nothing is refused."""
 
 
 class Node:
-    """One node of a run as the host sees it: its supervisor, bubblewrap, and everybody in the sandbox."""
+    """A node's processes on the host: its supervisor, bubblewrap, and all processes in the sandbox."""
 
-    def __init__(self, record: dict[str, Any]) -> None:
-        self.record = record
+    def __init__(self, record):
         self.supervisor = int(record["pid"])
-        # The supervisor of the first node has started the others, which are its children, too.
-        (self.bubblewrap,) = (pid for pid in _children(self.supervisor) if b"bwrap" in _command(pid).split(b"\0")[0])
-        (self.launcher,) = _children(self.bubblewrap)
-        namespace = _namespace(self.launcher)
-        assert namespace not in {"", _namespace(self.bubblewrap)}
-        self.inside = [pid for pid in psutil.pids() if _namespace(pid) == namespace]
-        self.everybody = {pid: identity.start_time(pid) for pid in (self.supervisor, self.bubblewrap, *self.inside)}
+        # Node 0's supervisor is the parent of the other supervisors.
+        (self.bubblewrap,) = (pid for pid in children(self.supervisor) if b"bwrap" in command(pid).split(b"\0")[0])
+        (self.launcher,) = children(self.bubblewrap)
+        namespace = pid_namespace(self.launcher)
+        assert namespace not in {"", pid_namespace(self.bubblewrap)}
+        self.inside = [pid for pid in psutil.pids() if pid_namespace(pid) == namespace]
+        self.processes = {pid: pids.start_time(pid) for pid in (self.supervisor, self.bubblewrap, *self.inside)}
 
-    def signal(self, number: int, *pids: int) -> None:
-        for pid in pids or tuple(self.everybody):
+    @property
+    def rank(self):
+        """The rank's process, not its daemon."""
+        comm = {pid: Path(f"/proc/{pid}/comm").read_text() for pid in children(self.launcher)}
+        return next(pid for pid, name in comm.items() if name != "kworker/0:1\n")
+
+    def signal_all(self, number):
+        for pid in self.processes:
             os.kill(pid, number)
 
-    def is_gone(self, seconds: float = 10) -> bool:
-        """Whether no process of the node is left, after at most so long."""
+    def is_down(self, seconds=10):
+        """Whether no process of the node is left within this time."""
         until = time.monotonic() + seconds
         return all(
-            started is None or wait_gone(pid, started, until - time.monotonic())
-            for pid, started in self.everybody.items()
+            started is None or pids.wait_for_end(pid, started, until - time.monotonic())
+            for pid, started in self.processes.items()
         )
 
 
-def _children(pid: int) -> list[int]:
+def children(pid):
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def _command(pid: int) -> bytes:
+def command(pid):
     return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
-def _namespace(pid: int) -> str:
+def pid_namespace(pid):
     try:
         return str(Path(f"/proc/{pid}/ns/pid").readlink())
     except OSError:
         return ""
 
 
-def nodes_of(yard: Yard, count: int) -> list[Node]:
-    """The nodes, once every rank has said that it is ready."""
-    for rank in range(count):
-        yard.wait_for_text("ready", rank=rank)
+def start(yard, source=DAEMON, **changes):
+    """Start a run and return its nodes once every rank is ready."""
+    yard.start(source, **changes)
     return [Node(record) for record in yard.records()]
 
 
-def found_at(yard: Yard) -> float:
-    """When the first of the nodes wrote down that another one was lost."""
-    return min(
-        float(cause["at"]) for record in yard.records() for cause in record["causes"] if cause["kind"] == "node_lost"
-    )
+def causes(yard):
+    """The causes in all records, in the order of their times."""
+    return sorted((cause for record in yard.records() for cause in record["causes"]), key=lambda cause: cause["at"])
 
 
-def failed(status: RunStatus) -> tuple[int | None, int | None, str]:
-    assert status.outcome is Outcome.CODE_FAILED
-    assert status.failure is not None
-    assert status.failure.last_lines[-1] == f"last words of {status.failure.rank}"
-    return status.failure.rank, status.failure.exit_code, status.failure.signal
+# Ranks that fail
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_of_ranks_that_exit_at_once_one_is_named_with_its_own_code(yard: Yard, workers: int) -> None:
-    status = yard.run(TOGETHER + "    sys.exit(10 + rank)", nodes=2, workers_per_node=workers)
-    rank, code, name = failed(status)
-    assert rank is not None
-    assert (code, name) == (10 + rank, "")
-    assert status.failure is not None
-    assert status.failure.node == rank // workers
+@pytest.mark.parametrize("how", ["sys.exit(10 + rank)", "os.kill(os.getpid(), SIGNALS[rank % 2])"])
+def test_of_simultaneous_failures_the_first_is_reported_with_its_own_code(yard, how):
+    signals = "    SIGNALS = (signal.SIGKILL, signal.SIGSEGV)\n"
+    failure = yard.run_to_failure(Outcome.CODE_FAILED, MEET + signals + "    " + how, nodes=2, workers_per_node=2)
+    assert failure.node == failure.rank // 2
+    expected = (10 + failure.rank, "") if "exit" in how else (None, ("SIGKILL", "SIGSEGV")[failure.rank % 2])
+    assert (failure.exit_code, failure.signal) == expected
+    assert failure.last_lines[-1] == f"last words of {failure.rank}"
 
 
-ECHO = """
-    import socket
-    port = int(os.environ["MASTER_PORT"])
-    if rank == 3:
-        with socket.create_server(("127.0.0.1", port)) as server:
-            peers = [server.accept()[0] for _ in range(3)]
-            print("met", flush=True)
-            HOW
-    while True:
-        try: peer = socket.create_connection(("127.0.0.1", port))
-        except ConnectionRefusedError: time.sleep(0.01)
-        else: break
-    peer.recv(1)
-    raise RuntimeError("connection closed by peer")
-"""
-"""Rank 3 dies; the others fail in the same moment, as those of gloo do whose connection closes."""
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "name"),
+    [("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"), ("__import__('ctypes').string_at(0)", "SIGSEGV")],
+)
+def test_a_rank_that_a_signal_ended_outranks_its_echoes(yard, how, name):
+    script = MEET + SERVE.replace("HOW", how).replace("LAST", "3")
+    failure = yard.run_to_failure(Outcome.CODE_FAILED, script, nodes=2, workers_per_node=2)
+    assert (failure.rank, failure.node, failure.signal) == (3, 1, name)
+    assert failure.last_lines[:2] == ("last words of 3", "connected")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how",
     [
-        ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
-        ("__import__('ctypes').string_at(0)", "SIGSEGV"),
-        ("os.kill(os.getpid(), signal.SIGBUS)", "SIGBUS"),
+        "import atexit; atexit.register(leave); raise ValueError('a wrong shape')",
+        """
+            try: raise ValueError('a wrong shape')
+            finally: close(); time.sleep(0.5)
+        """,
+    ],
+    ids=["it leaves slowly", "its connections close before its error is known"],
+)
+def test_an_exception_outranks_its_echoes(yard, how):
+    script = """
+    def close():
+        for peer in peers: peer.close()
+    def leave():
+        close()
+        time.sleep(1)
+    """
+    script = textwrap.dedent(MEET) + textwrap.dedent(script)
+    script += textwrap.dedent(SERVE).replace("        HOW", textwrap.indent(textwrap.dedent(how), " " * 8).strip("\n"))
+    failure = yard.run_to_failure(Outcome.CODE_FAILED, script.replace("LAST", "3"), nodes=4)
+    assert (failure.rank, failure.code, failure.exit_code) == (3, FailureCode.RANK_RAISED, 1)
+    assert (failure.data["exception"], failure.data["message"]) == ("ValueError", "a wrong shape")
+    assert failure.data["file"] == "train.py"
+    assert failure.last_lines[-1] == "ValueError: a wrong shape"
+    assert all(record["causes"] for record in yard.records()), "each node's record has a cause"
+
+
+@pytest.mark.slow
+def test_an_echo_without_an_explanation_is_reported_itself(yard):
+    script = MEET + "    if rank: raise ConnectionResetError('by a download')\n    while True: signal.pause()"
+    failure = yard.run_to_failure(Outcome.CODE_FAILED, script, nodes=2)
+    assert (failure.rank, failure.data["exception"]) == (1, "ConnectionResetError")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["sys.exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_all_ranks_are_down_soon_after_a_failure_even_if_they_ignore_sigterm(yard, how):
+    ignore = "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    script = MEET + ignore + f"    if rank == 2:\n        {how}\n    while True: signal.pause()"
+    assert yard.run_to_failure(Outcome.CODE_FAILED, script, nodes=4).rank == 2
+    ends = [node.finished_at for node in yard.backend.describe("job-1-1").nodes]
+    assert len(ends) == 4
+    assert all(at is not None and at - causes(yard)[0]["at"] <= DOWN_SECONDS for at in ends), ends
+
+
+@pytest.mark.parametrize("late", ["0", "1"])
+def test_a_rank_that_fails_after_the_other_node_has_finished_ends_the_run(yard, late):
+    # torchrun waits 300 s here, in a barrier that SIGTERM does not end.
+    script = f"""
+    import os, pathlib, sys, time
+    rank, run = os.environ["RANK"], pathlib.Path(os.environ["RUN_DIR"])
+    if rank != "{late}":
+        (run / "finished").touch()
+        sys.exit(0)
+    while not (run / "finished").exists(): time.sleep(0.01)
+    time.sleep(1)  # until the other node's launcher has ended too
+    sys.exit(4)
+    """
+    failure = yard.run_to_failure(Outcome.CODE_FAILED, script, nodes=2)
+    assert (failure.rank, failure.exit_code) == (int(late), 4)
+    finished_at = yard.backend.describe("job-1-1").finished_at
+    assert finished_at - causes(yard)[0]["at"] <= DOWN_SECONDS
+
+
+@pytest.mark.slow
+def test_a_rank_whose_script_failed_but_whose_process_stays_ends_the_run(yard):
+    # As with a data loader's worker that ignores SIGTERM: the interpreter joins it for ever.
+    script = """
+    import atexit, threading
+    atexit.register(threading.Event().wait)
+    raise RuntimeError("no such column")
+    """
+    failure = yard.run_to_failure(Outcome.CODE_FAILED, script, nodes=2, hang_seconds=0, deadline_seconds=90)
+    assert (failure.exit_code, failure.signal) == (1, "")
+    assert "no such column" in failure.last_lines[-1]
+
+
+def test_an_abort_after_the_last_line_completes_with_a_note(yard):
+    status = yard.complete("import atexit, os\natexit.register(os.abort)\nprint('trained')", nodes=2)
+    assert "returned from its last line" in status.nodes[1].detail
+    assert "[trainyard] Rank 1: the script returned from its last line" in yard.log(1)
+
+
+def test_the_deadline_needs_no_console(yard):
+    yard.backend.submit(yard.spec(WAIT, nodes=2, deadline_seconds=2, grace_seconds=1))
+    yard.wait("job-1-1", lambda _status: len(yard.records()) == 2)
+    for record in yard.records():
+        assert pids.wait_for_end(record["pid"], record["start_time"], 20)
+    assert yard.backend.describe("job-1-1").outcome is Outcome.TIME_LIMIT
+
+
+# Nodes that are lost, stopped or cut off
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("node", "process", "outcome", "code"),
+    [
+        (0, "supervisor", Outcome.NODE_LOST, FailureCode.NODE_LOST),
+        (1, "supervisor", Outcome.NODE_LOST, FailureCode.NODE_LOST),
+        (1, "bubblewrap", Outcome.NODE_LOST, FailureCode.NODE_LOST),
+        (1, "launcher", Outcome.CODE_FAILED, FailureCode.LAUNCHER_KILLED),
+        (1, "rank", Outcome.CODE_FAILED, FailureCode.RANK_KILLED),
+        (None, "supervisor", Outcome.NODE_LOST, FailureCode.NODE_LOST),
     ],
 )
-def test_of_ranks_that_fall_with_one_that_a_signal_ended_that_one_is_named(yard: Yard, how: str, name: str) -> None:
-    status = yard.run(TOGETHER + ECHO.replace("HOW", how), nodes=2, workers_per_node=2)
-    assert status.outcome is Outcome.CODE_FAILED
-    assert status.failure is not None
-    assert (status.failure.rank, status.failure.node, status.failure.signal) == (3, 1, name)
-    assert status.failure.last_lines[:2] == ("last words of 3", "met")
+def test_no_process_outlives_its_node(yard, node, process, outcome, code):
+    nodes = start(yard, nodes=2)
+    assert [len(each.inside) for each in nodes] == [3, 3], "the launcher, the rank and its daemon"
+    for victim in nodes if node is None else [nodes[node]]:
+        os.kill(getattr(victim, process), signal.SIGKILL)
+    failure = yard.wait_for_failure(outcome)
+    assert failure.code is code
+    assert node is None or failure.node == node
+    assert all(each.is_down() for each in nodes)
 
 
-@pytest.mark.parametrize("how", ["sys.exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_the_rest_of_a_failed_run_is_down_in_time_on_every_node(yard: Yard, how: str) -> None:
-    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
-    script = TOGETHER + f"    {deaf}\n    if rank == 2:\n        {how}\n    while True: signal.pause()"
-    status = yard.run(script, nodes=4)
-    assert failed(status)[0] == 2
-    failed_at = min(cause["at"] for record in yard.records() for cause in record["causes"])
-    ends = [node.finished_at for node in status.nodes]
-    assert len(ends) == 4
-    assert all(at is not None and at - failed_at <= DOWN_SECONDS for at in ends), (failed_at, ends)
-
-
-@pytest.mark.parametrize("who", ["supervisor", "bubblewrap", "launcher", "rank"])
-def test_no_process_outlives_its_node(yard: Yard, who: str) -> None:
-    yard.backend.submit(yard.spec(HIDING, nodes=2))
-    nodes = nodes_of(yard, 2)
-    assert [len(node.inside) for node in nodes] == [3, 3], "the launcher, the rank and its daemon"
-    victim = nodes[1]
-    rank = next(pid for pid in _children(victim.launcher) if Path(f"/proc/{pid}/comm").read_text() != "kworker/0:1\n")
-    victim.signal(signal.SIGKILL, rank if who == "rank" else getattr(victim, who))
-    status = yard.wait_for_end()
-    assert status.outcome is (Outcome.CODE_FAILED if who == "rank" else Outcome.NODE_LOST)
-    assert status.failure is not None
-    assert status.failure.node == 1
-    assert all(node.is_gone() for node in nodes)
-
-
-@pytest.mark.parametrize("node", [0, 1])
-def test_a_node_that_stands_still_whole_is_found_by_its_silence(yard: Yard, node: int) -> None:
-    yard.backend.submit(yard.spec(HIDING, nodes=2))
-    nodes = nodes_of(yard, 2)
+@pytest.mark.slow
+def test_a_stopped_node_is_detected_by_its_silence(yard):
+    nodes = start(yard, nodes=2)
     stopped_at = time.time()
-    nodes[node].signal(signal.SIGSTOP)
-    # Nobody asks how the run goes meanwhile: the other node finds it, as it would without a console.
-    assert nodes[1 - node].is_gone(30)
-    assert found_at(yard) - stopped_at <= FOUND_SECONDS
-    status = yard.wait_for_end()
-    assert status.outcome is Outcome.NODE_LOST
-    assert status.failure is not None
-    assert (status.failure.node, status.failure.code) == (node, FailureCode.NODE_SILENT)
-    assert all(each.is_gone() for each in nodes)
+    nodes[0].signal_all(signal.SIGSTOP)
+    # Without a call to the backend, the other node detects it, as it would without a console.
+    assert nodes[1].is_down(30)
+    (detected_at,) = (cause["at"] for cause in causes(yard) if cause["kind"] == "node_lost")
+    assert detected_at - stopped_at <= DETECTION_SECONDS
+    failure = yard.wait_for_failure(Outcome.NODE_LOST)
+    assert (failure.node, failure.code) == (0, FailureCode.NODE_SILENT)
+    assert all(node.is_down() for node in nodes)
 
 
-def test_nodes_that_are_cut_off_from_each_other_fall(yard: Yard) -> None:
-    yard.backend.submit(yard.spec(HIDING, nodes=3))
-    nodes = nodes_of(yard, 3)
+@pytest.mark.slow
+def test_nodes_that_are_cut_off_from_each_other_fail_by_the_codes_fault(yard):
+    nodes = start(yard, nodes=3)
     cut_at = time.time()
     subprocess.run([sys.executable, "-c", CUT, str(nodes[0].launcher)], check=True)
-    status = yard.wait_for_end()
-    assert found_at(yard) - cut_at <= FOUND_SECONDS
-    assert status.outcome is Outcome.NODE_LOST
-    assert status.failure is not None
-    assert status.failure.code is FailureCode.NODE_SILENT
-    assert [node.phase for node in status.nodes] == [RunPhase.ENDED] * 3
-    assert all(node.is_gone() for node in nodes)
+    failure = yard.wait_for_failure(Outcome.CODE_FAILED)
+    assert failure.code is FailureCode.LAUNCHER_KILLED, "all nodes are on one machine, and every supervisor lives"
+    assert min(cause["at"] for cause in causes(yard) if cause["kind"] == "node_lost") - cut_at <= DETECTION_SECONDS
+    assert all(node.is_down() for node in nodes)
+
+
+@pytest.mark.slow
+def test_a_stopped_launcher_is_detected_by_its_silence_and_is_the_codes_fault(yard):
+    nodes = start(yard, nodes=3)
+    stopped_at = time.time()
+    os.kill(nodes[0].launcher, signal.SIGSTOP)
+    failure = yard.wait_for_failure(Outcome.CODE_FAILED)
+    assert (failure.node, failure.code) == (0, FailureCode.LAUNCHER_KILLED)
+    finished_at = yard.backend.describe("job-1-1").finished_at
+    assert finished_at - stopped_at <= DETECTION_SECONDS
+    assert all(node.is_down() for node in nodes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "node"), [(2, 1), (1, 0)], ids=["by another supervisor", "by the caller"])
+def test_a_stopped_supervisor_is_detected(yard, count, node):
+    nodes = start(yard, nodes=count)
+    os.kill(nodes[node].supervisor, signal.SIGSTOP)
+    # With two nodes, no call to the backend is needed.
+    assert count == 1 or nodes[node].is_down(30)
+    failure = yard.wait_for_failure(Outcome.NODE_LOST)
+    assert (failure.node, failure.code) == (node, FailureCode.NODE_SILENT)
+    assert all(each.is_down() for each in nodes)
+
+
+def test_only_two_signals_affect_a_launcher(yard):
+    """It has no handlers, not even Python's own for SIGINT. These signals would pass the filter."""
+    os.mkfifo(yard.workspace / "go")
+    (node,) = start(yard, "print('ready', flush=True)\nopen('go').read()")
+    for number in set(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}:
+        os.kill(node.launcher, number)
+    os.close(os.open(yard.workspace / "go", os.O_RDWR))  # does not block if the reader has ended
+    assert yard.wait_for_end().outcome is Outcome.COMPLETED, yard.all_logs("job-1-1")
+
+
+def test_an_interpreter_that_cannot_start_is_the_platforms_fault(yard, bare_images):
+    broken = bare_images / "broken" / "bin"
+    broken.mkdir(parents=True)
+    (broken / "python").write_text("#!/nowhere\n")
+    (broken / "python").chmod(0o755)
+    (bare_images / "broken" / "ready.json").write_text("{}")
+    yard.image = "broken"
+    status = yard.run("", nodes=2)
+    assert (status.outcome, status.started_at) == (Outcome.PLATFORM_ERROR, None)
+
+
+# Disks
 
 
 @pytest.fixture
-def small_disk(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """The runs lie on a disk of their own, of 300 MiB; gives a call that fills it."""
+def small_disk(yard, monkeypatch):
+    """Put the runs on their own disk of 300 MiB, and return a call that fills it."""
     runs = yard.folder / "runs"
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300m", "tmpfs", str(runs)], check=False).returncode:
         pytest.fail("the tests need to mount: run them as root")
-    monkeypatch.setattr(machine, "_LEAST_ROOM_MIB", 32)
+    monkeypatch.setattr(host, "_MIN_FREE_MIB", 32)
     yard.backend = yard.another()
 
-    def fill() -> None:
+    def fill():
         with (runs / "filler").open("wb", buffering=0) as file:
             try:
                 while file.write(bytes(1 << 20)):
@@ -250,33 +380,28 @@ def small_disk(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         yard.backend = yard.another()
 
 
-def test_a_disk_that_others_filled_is_the_platforms_fault(yard: Yard, small_disk: Callable[[], None]) -> None:
+def test_a_disk_that_others_filled_is_the_platforms_fault(yard, small_disk):
     script = """
     import os, pathlib, time
     print("ready", flush=True)
     while not pathlib.Path("go").exists(): time.sleep(0.01)
     with open(os.path.join(os.environ["CHECKPOINT_DIR"], "model"), "wb") as file: file.write(bytes(1 << 20))
     """
-    yard.backend.submit(yard.spec(script, nodes=2))
-    nodes = nodes_of(yard, 2)
+    nodes = start(yard, script, nodes=2)
     small_disk()
     (yard.workspace / "go").touch()
-    status = yard.wait_for_end()
-    assert status.outcome is Outcome.PLATFORM_ERROR, yard.all_logs("job-1-1")
-    assert status.failure is not None
-    assert status.failure.code is FailureCode.DISK_FULL
-    assert status.failure.data["free_mib"] < 256
-    assert all(node.is_gone() for node in nodes)
+    failure = yard.wait_for_failure(Outcome.PLATFORM_ERROR)
+    assert failure.code is FailureCode.DISK_FULL
+    assert failure.data["free_mib"] < 256
+    assert all(node.is_down() for node in nodes)
 
 
+@pytest.mark.usefixtures("small_disk")
 @pytest.mark.parametrize("node", [0, 1])
-def test_a_disk_that_the_run_filled_itself_is_its_own_fault(
-    yard: Yard, small_disk: Callable[[], None], node: int
-) -> None:
-    """Far below what it may write, but all that there was: it would be free otherwise, and whoever else runs is hit."""
-    del small_disk  # it is small; the run fills it
+def test_a_disk_that_the_run_filled_itself_is_its_own_fault(yard, node):
+    """It wrote less than its limit, but all that was free. It must not be free, because it hurts other runs."""
     script = f"""
-    import os, sys, time
+    import os, time
     if os.environ["RANK"] != "{node}": time.sleep(30)
     with open(os.path.join(os.environ["CHECKPOINT_DIR"], "model"), "wb") as file:
         for _ in range(400): file.write(bytes(1 << 20))
@@ -285,48 +410,81 @@ def test_a_disk_that_the_run_filled_itself_is_its_own_fault(
     assert status.outcome in {Outcome.CODE_FAILED, Outcome.DISK_FULL}, status.failure
 
 
-def test_a_full_disk_does_not_keep_a_run_from_its_deadline(yard: Yard, small_disk: Callable[[], None]) -> None:
+FILLS = {
+    "bytes": """
+    with open(os.path.join(run, "all"), "wb", buffering=0) as file:
+        for size in (1 << 16, 1):
+            try:
+                while file.write(bytes(size)): pass
+            except OSError: pass
+    """,
+    "names": """
+    try:
+        for number in range(10 ** 7): os.close(os.open(os.path.join(run, str(number)), os.O_CREAT | os.O_WRONLY))
+    except OSError: pass
+    """,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small_disk")
+@pytest.mark.parametrize("fill", FILLS)
+def test_a_disk_without_room_for_the_record_loses_no_node(yard, fill):
+    """A node without a last record counts as lost, so code that fills the whole disk would run free."""
+    script = f"""
+    import os
+    run = os.environ["RUN_DIR"]
+    {FILLS[fill].strip()}
+    for _ in range(20): print("x" * 4000, flush=True)
+    raise SystemExit(3)
+    """
+    status = yard.run(script, deadline_seconds=40)
+    # The kernel may count the names as the node's memory. The run pays for whichever limit it reaches.
+    assert status.outcome in {Outcome.CODE_FAILED, Outcome.DISK_FULL, Outcome.OUT_OF_MEMORY}, status.failure
+
+
+@pytest.mark.slow
+def test_a_full_disk_does_not_keep_a_run_from_its_deadline(yard, small_disk):
     script = "print('ready', flush=True)\nwhile True: print('x' * 1000)"
-    yard.backend.submit(yard.spec(script, nodes=2, deadline_seconds=6, grace_seconds=1))
-    nodes = nodes_of(yard, 2)
+    nodes = start(yard, script, nodes=2, deadline_seconds=6, grace_seconds=1)
     small_disk()
-    assert all(node.is_gone(20) for node in nodes)
+    assert all(node.is_down(20) for node in nodes)
     assert yard.backend.describe("job-1-1").phase is RunPhase.ENDED
 
 
-def test_a_flood_of_output_is_cut_and_the_run_goes_on(yard: Yard) -> None:
+# Output and reports
+
+
+def test_a_flood_of_output_is_cut_and_the_run_goes_on(yard):
     script = """
     import os, time
     for _ in range(128): os.write(1, b"y" * 1023 * 1024 + b"\\n")
     os.write(1, b"the end\\n")
     os.mkdir(os.environ["RANK"])
-    while not all(map(os.path.isdir, "01")): time.sleep(0.01)  # who fails first ends the other
+    while not all(map(os.path.isdir, "01")): time.sleep(0.01)  # the first failure ends the other rank
     raise SystemExit(3)
     """
-    status = yard.run(script, workers_per_node=2, log_limit_bytes=1 << 20)
-    assert status.outcome is Outcome.CODE_FAILED
-    assert status.failure is not None
-    assert status.failure.exit_code == 3
-    assert status.failure.last_lines[-1] == "the end", "the end is told although the log was cut long before"
+    failure = yard.run_to_failure(Outcome.CODE_FAILED, script, workers_per_node=2, log_limit_bytes=1 << 20)
+    assert (failure.exit_code, failure.last_lines[-1]) == (3, "the end"), "last lines come after the cut too"
     for rank in range(2):
-        path = yard.backend.run_folder("job-1-1") / "logs" / f"rank-{rank}.log"
-        assert 1 << 20 <= path.stat().st_size < (1 << 20) + 300
-        assert path.read_bytes().count(b"has reached its limit of 1048576 bytes") == 1
+        log = (yard.backend.run_folder("job-1-1") / "logs" / f"rank-{rank}.log").read_bytes()
+        assert 1 << 20 <= len(log) < (1 << 20) + 300
+        assert log.count(b"has reached its limit of 1048576 bytes") == 1
 
 
-def test_output_is_kept_byte_for_byte_with_or_without_lines(yard: Yard) -> None:
+def test_output_is_kept_byte_for_byte_with_or_without_lines(yard):
     script = """
     import os
     os.write(1, bytes(range(256)) * 40)
     for _ in range(30): os.write(1, b"z" * 100_000)
     """
-    assert yard.run(script).outcome is Outcome.COMPLETED
-    kept = (yard.backend.run_folder("job-1-1") / "logs" / "rank-0.log").read_bytes()
-    assert kept == bytes(range(256)) * 40 + b"z" * 3_000_000
+    yard.complete(script)
+    log = (yard.backend.run_folder("job-1-1") / "logs" / "rank-0.log").read_bytes()
+    assert log == bytes(range(256)) * 40 + b"z" * 3_000_000
     assert yard.log().endswith("z" * 1000)
 
 
-def test_code_that_wrecks_what_it_reports_through_harms_itself_alone(yard: Yard) -> None:
+def test_code_that_destroys_its_reporting_files_still_completes(yard):
     script = """
     import os, shutil
     for name in ("METRICS_FILE", "TENSORBOARD_LOGDIR", "CHECKPOINT_DIR", "RUN_DIR"):
@@ -343,7 +501,5 @@ def test_code_that_wrecks_what_it_reports_through_harms_itself_alone(yard: Yard)
         except OSError: pass
     print("done")
     """
-    status = yard.run(script, nodes=2)
-    assert status.outcome is Outcome.COMPLETED, yard.all_logs("job-1-1")
-    assert status.failure is None
+    yard.complete(script, nodes=2)
     assert [yard.log(rank).splitlines()[-1] for rank in range(2)] == ["done", "done"]

@@ -1,9 +1,9 @@
-"""Hostile scripts: what a run can read, write and see is what its sandbox gives it, and nothing else."""
+"""Hostile scripts: a run can read, write, see and call only what its sandbox allows."""
 
-from __future__ import annotations
-
-import json
+import ast
+import fcntl
 import os
+import signal
 import socket
 from pathlib import Path
 
@@ -12,29 +12,33 @@ import pytest
 from runtime.errors import InvalidSpec
 from runtime.specs import Outcome
 from tests.runtime.backends import hostile
+from tests.runtime.backends.hostile import attempts, evaluate
 from tests.runtime.conftest import Yard
+
+pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
 
 
 @pytest.fixture(params=["cold", "warm"])
-def yard(yard: Yard, request: pytest.FixtureRequest) -> Yard:
-    """Both ways in which ranks are started."""
+def yard(yard, request):
+    """Both ways to start ranks."""
     return hostile.started(yard, request.param)
 
 
-def test_the_consoles_files_are_out_of_sight(yard: Yard) -> None:
+# Files and processes
+
+
+def test_the_consoles_files_are_out_of_sight(yard):
     secret = yard.folder / "secret"
     secret.write_text("key")
     house = Path(__file__).resolve().parents[3]
     paths = [str(secret), str(house / "pyproject.toml"), str(house / "console"), "/root/.bashrc", "/etc/shadow"]
-    script = f"{hostile.TRY}\n    print(json.dumps([attempt(read, path) for path in {paths!r}]))"
-    yard.run(script)
-    assert set(json.loads(yard.log())) == {"FileNotFoundError"}
+    assert set(evaluate(yard, *attempts("read", *paths))) == {"FileNotFoundError"}
 
 
-def test_nothing_can_be_written_but_where_it_is_allowed(yard: Yard) -> None:
+def test_nothing_can_be_written_but_where_it_is_allowed(yard):
     (yard.dataset / "images").write_text("data")
     image = yard.images_root / "bare"
-    paths = [
+    refused = [
         "/datasets/digits/images",
         "/datasets/new",
         "/new",
@@ -45,65 +49,44 @@ def test_nothing_can_be_written_but_where_it_is_allowed(yard: Yard) -> None:
         str(image / "bin" / "new"),
         str(Path(os.path.realpath(image / "bin" / "python")).parent / "new"),
     ]
-    script = f"{hostile.TRY}\n    print(json.dumps([attempt(write, path) for path in {paths!r}]))"
-    yard.run(script)
-    assert set(json.loads(yard.log())) <= {"OSError", "PermissionError"}
+    allowed = [
+        "/workspace/a",
+        "/trainyard/run/a",
+        "/trainyard/checkpoints/a",
+        "/trainyard/outputs/a",
+        "/tmp/a",
+        "/dev/shm/a",
+    ]
+    results = evaluate(yard, *attempts("write", *refused, *allowed))
+    assert set(results[: len(refused)]) <= {"OSError", "PermissionError"}
+    assert results[len(refused) :] == ["1"] * 6
     assert (yard.dataset / "images").read_text() == "data"
-    allowed = ["/workspace/a", "/trainyard/run/a", "/trainyard/checkpoints/a", "/tmp/a", "/dev/shm/a"]
-    yard.run(f"{hostile.TRY}\n    print(json.dumps([attempt(write, path) for path in {allowed!r}]))", name="job-2-1")
-    assert json.loads(yard.log(name="job-2-1")) == ["1"] * 5
 
 
-def test_other_processes_are_out_of_sight(yard: Yard) -> None:
-    other = "import signal\nprint('ready')\nsignal.pause()"
-    yard.backend.submit(yard.spec(other, name="job-2-1"))
-    yard.wait_for_text("ready", "job-2-1")
-    yard.run(
-        f"{hostile.TRY}\n    print(json.dumps(sorted(int(name) for name in os.listdir('/proc') if name.isdigit())))"
+def test_other_processes_are_out_of_sight(yard):
+    yard.start("import signal\nprint('ready')\nsignal.pause()", name="job-2-1")
+    pids, kill = evaluate(
+        yard, "[name for name in os.listdir('/proc') if name.isdigit()]", f"attempt(os.kill, {os.getpid()}, 0)"
     )
-    seen = json.loads(yard.log())
-    assert len(seen) == 2, "the launcher and this rank"
-    yard.run(f"{hostile.TRY}\n    print(attempt(os.kill, {os.getpid()}, 0))", name="job-3-1")
-    assert yard.log(name="job-3-1") == "ProcessLookupError\n"
+    assert len(pids) == 2, "the launcher and this rank"
+    assert kill == "ProcessLookupError"
 
 
-def test_the_launcher_cannot_be_spied_on_or_killed(yard: Yard) -> None:
-    script = f"""{hostile.TRY}
-    import ctypes, signal
-    libc = ctypes.CDLL(None, use_errno=True)
-    os.kill(1, signal.SIGKILL)
-    os.kill(1, signal.SIGSTOP)
-    os.kill(1, signal.SIGTERM)
-    print(json.dumps([
-        attempt(read, "/proc/1/environ"),
-        attempt(read, "/proc/1/mem"),
-        attempt(os.readlink, "/proc/1/fd/0"),
-        attempt(os.listdir, "/proc/1/root"),
-        libc.ptrace(16, 1, 0, 0),
-        libc.syscall(438, os.pidfd_open(1), 4, 0),
-    ]))
-    """
-    status = yard.run(script)
-    assert status.outcome is Outcome.COMPLETED
-    assert json.loads(yard.log()) == ["PermissionError"] * 4 + [-1, -1]
+def test_the_launcher_cannot_be_spied_on_or_killed(yard):
+    results = evaluate(
+        yard,
+        *(
+            f"attempt(os.kill, 1, {number:d})"
+            for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGINT)
+        ),
+        *attempts("read", "/proc/1/environ", "/proc/1/mem"),
+        *("attempt(os.readlink, '/proc/1/fd/0')", "attempt(os.listdir, '/proc/1/root')"),
+        *("ctypes.CDLL(None).ptrace(16, 1, 0, 0)", "ctypes.CDLL(None).syscall(438, os.pidfd_open(1), 4, 0)"),
+    )
+    assert results == ["PermissionError"] * 8 + [-1, -1]
 
 
-def test_code_is_nobody_inside(yard: Yard) -> None:
-    script = """
-    import ctypes, os
-    print(os.getuid(), os.getgid(), os.uname().nodename)
-    print([line for line in open("/proc/self/status") if line.startswith(("CapEff", "NoNewPrivs"))])
-    print(ctypes.CDLL(None).unshare(0x00020000))
-    """
-    yard.run(script)
-    first, second, third = yard.log().splitlines()
-    assert first == "1000 1000 job-1-1-0"
-    assert "0000000000000000" in second
-    assert "NoNewPrivs:\\t1" in second
-    assert third == "-1"
-
-
-def test_the_ranks_inherit_no_descriptor_of_the_launchers(yard: Yard) -> None:
+def test_the_ranks_inherit_no_descriptor_of_the_launchers(yard):
     yard.run(
         "import os\nprint([os.readlink(f'/proc/self/fd/{n}').split(':')[0] for n in (0, 1, 2)])\n"
         "print(sum(os.path.exists(f'/proc/self/fd/{n}') for n in range(3, 100)))"
@@ -111,7 +94,7 @@ def test_the_ranks_inherit_no_descriptor_of_the_launchers(yard: Yard) -> None:
     assert yard.log() == "['/dev/null', 'pipe', 'pipe']\n2\n", "the pipe for notes, the file of steps"
 
 
-def test_a_script_may_not_be_a_link_out_of_the_workspace(yard: Yard) -> None:
+def test_a_script_may_not_be_a_link_out_of_the_workspace(yard):
     outside = yard.folder / "outside.py"
     outside.write_text("print('reached')")
     spec = yard.spec(script="link.py")
@@ -121,14 +104,13 @@ def test_a_script_may_not_be_a_link_out_of_the_workspace(yard: Yard) -> None:
     assert caught.value.field == "script"
 
 
-def test_a_link_that_is_made_later_leads_nowhere(yard: Yard) -> None:
+def test_a_link_that_is_made_later_leads_nowhere(yard):
     secret = yard.folder / "secret"
     secret.write_text("key")
-    yard.run(f"import os\nos.symlink({str(secret)!r}, 'link')\nprint(os.path.exists('link'))")
-    assert yard.log() == "False\n"
+    assert evaluate(yard, f"os.symlink({str(secret)!r}, 'link')", "os.path.exists('link')") == [None, False]
 
 
-def test_forged_notes_change_no_outcome(yard: Yard) -> None:
+def test_forged_notes_change_no_outcome(yard):
     script = """
     import os, sys
     for descriptor in range(3, 20):
@@ -138,37 +120,27 @@ def test_forged_notes_change_no_outcome(yard: Yard) -> None:
             pass
     sys.exit(4)
     """
-    status = yard.run(script)
-    assert status.outcome is Outcome.CODE_FAILED
-    assert status.failure is not None
-    assert status.failure.exit_code == 4
+    assert yard.run_to_failure(Outcome.CODE_FAILED, script).exit_code == 4
 
 
-def test_sockets_and_processes_of_the_console_are_out_of_sight(yard: Yard) -> None:
+def test_sockets_and_processes_of_the_console_are_out_of_sight(yard):
     with socket.socket(socket.AF_UNIX) as server:
         path = str(yard.folder / "s")
         server.bind(path)
         server.listen()
-        script = f"""{hostile.TRY}
-    import socket
-    def knock(name):
-        with socket.socket(socket.AF_UNIX) as one: return one.connect(name) or "reached"
-    print(json.dumps([
-        attempt(knock, {path!r}),
-        attempt(os.listdir, "/proc/{os.getpid()}"),
-        attempt(os.listdir, {str(yard.folder)!r}),
-        attempt(read, "/proc/kcore"), attempt(read, "/proc/kmsg"), attempt(read, "/dev/mem"),
-        attempt(write, "/proc/sys/kernel/hostname"), attempt(write, "/proc/sysrq-trigger"),
-        attempt(open, "/proc/sys/kernel/core_pattern", "r+"), attempt(open, "/proc/sys/kernel/modprobe", "r+"),
-        attempt(os.listdir, "/sys/fs/cgroup"), attempt(os.mkdir, "/sys/fs/cgroup/memory/mine"),
-        attempt(os.setuid, 0), attempt(os.chroot, "/"),
-    ]))
-        """
-        yard.run(script)
-    assert set(json.loads(yard.log())) <= {"FileNotFoundError", "PermissionError", "OSError"}, yard.log()
+        results = evaluate(
+            yard,
+            *attempts("connect", path),
+            *attempts("os.listdir", f"/proc/{os.getpid()}", str(yard.folder), "/sys/fs/cgroup"),
+            *attempts("read", "/proc/kcore", "/proc/kmsg", "/dev/mem"),
+            *attempts("write", "/proc/sys/kernel/hostname", "/proc/sysrq-trigger"),
+            *attempts("lambda path: open(path, 'r+')", "/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe"),
+            *("attempt(os.mkdir, '/sys/fs/cgroup/memory/mine')", "attempt(os.setuid, 0)", "attempt(os.chroot, '/')"),
+        )
+    assert set(results) <= {"FileNotFoundError", "PermissionError", "OSError"}
 
 
-def test_nothing_of_the_machines_in_proc_can_be_written_or_is_for_root_alone(yard: Yard) -> None:
+def test_nothing_of_the_machines_in_proc_can_be_written_or_is_for_root_alone(yard):
     script = """
     import os
     for top, folders, files in os.walk("/proc"):
@@ -189,3 +161,164 @@ def test_nothing_of_the_machines_in_proc_can_be_written_or_is_for_root_alone(yar
     """
     yard.run(script)
     assert yard.log() == "looked\n"
+
+
+# The network
+
+
+def test_the_hosts_loopback_and_other_runs_are_out_of_reach(yard):
+    name = f"\0trainyard-test-{yard.folder.name}"
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as abstract:
+        abstract.bind(name)
+        abstract.listen()
+        listens = """
+        import signal, socket
+        server = socket.create_server(("0.0.0.0", 45671))
+        print("ready", flush=True)
+        signal.pause()
+        """
+        yard.start(listens, name="job-2-1")
+        *refused, unreachable, devices = evaluate(
+            yard,
+            *attempts("connect", name, server.getsockname(), ("127.0.0.1", 45671), ("192.0.2.1", 80)),
+            "[line.split(':')[0].strip() for line in open('/proc/net/dev') if ':' in line]",
+        )
+    assert refused == ["ConnectionRefusedError"] * 3
+    assert (unreachable, devices) == ("OSError", ["lo"])
+
+
+def test_the_setting_gives_runs_the_hosts_network(tmp_path, bare_images):
+    shared = Yard(tmp_path, bare_images)
+    shared.backend = shared.another(network="host")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        shared.run(
+            f"import socket\nsocket.create_connection(('127.0.0.1', {port}), timeout=5).close()\nprint('reached')"
+        )
+    assert shared.log() == "reached\n"
+    assert "shares the network" in (shared.backend.run_folder("job-1-1") / "logs" / "supervisor-0.log").read_text()
+    shared.backend.delete("job-1-1")
+
+
+# Calls of the kernel
+
+ASK = """
+    import ctypes, errno, fcntl, os, sys
+    libc = ctypes.CDLL(None, use_errno=True)
+    def call(*arguments):
+        ctypes.set_errno(0)
+        return "allowed" if libc.syscall(*arguments) >= 0 else errno.errorcode[ctypes.get_errno()]
+    def lease(path, kind):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.fcntl(descriptor, 1024, kind)
+            return "allowed"
+        except OSError as error:
+            return errno.errorcode[error.errno]
+        finally:
+            os.close(descriptor)
+    def spawn(flags):
+        pid = libc.syscall(56, flags | 17, 0, 0, 0, 0)
+        if not pid: os._exit(0)
+        if pid > 0: os.waitpid(pid, 0)
+        return "allowed" if pid > 0 else errno.errorcode[ctypes.get_errno()]
+"""
+
+
+@pytest.fixture
+def held(yard):
+    """A file of the console's own user, on which a lease would be possible."""
+    file = yard.dataset / "file"
+    file.write_text("data")
+    descriptor = os.open(file, os.O_RDONLY)
+    fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    os.close(descriptor)
+    return file
+
+
+@pytest.mark.usefixtures("held")
+def test_a_run_gets_no_lease_on_a_file(yard):
+    """A lease on a file that others open delays each of them for 45 seconds."""
+    paths = ["/datasets/digits/file", "/usr/lib/os-release", str(yard.images_root / "bare" / "pyvenv.cfg")]
+    script = f"""{ASK}
+    print([lease(path, kind) for path in {paths!r} for kind in (fcntl.F_RDLCK, fcntl.F_WRLCK)])
+    open("own", "w").close()
+    print([lease("own", fcntl.F_WRLCK), fcntl.fcntl(0, fcntl.F_GETFD)])
+    """
+    yard.run(script)
+    first, second = map(ast.literal_eval, yard.log().splitlines())
+    assert first == ["EPERM"] * 6
+    assert second == ["EPERM", 0], "the console opens the workspace's files; the rest of fcntl is as it was"
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the script calls the kernel by its numbers on x86-64")
+def test_what_the_kernel_shares_by_user_is_out_of_reach(yard):
+    script = f"""{ASK}
+    print([
+        call(248, b"user", b"name", b"value", 5, -4), call(250, 0, -4, 1), call(249, b"user", b"name", 0, 0),
+        call(253), call(294, 0), call(425, 1, 0), call(435, 0, 0),
+        libc.unshare(0x10000000), spawn(0x10000000), spawn(0),
+        call(165, 0, 0, 0, 0, 0), call(308, 0, 0), call(321, 0, 0, 0), call(298, 0, 0, 0, 0, 0), call(323, 0),
+    ])
+    print(call(0x40000000 + 39), call(39))
+    """
+    yard.run(script)
+    first, second = yard.log().splitlines()
+    assert ast.literal_eval(first) == [
+        *("EPERM", "EPERM", "EPERM"),
+        *("EMFILE", "EMFILE", "ENOSYS", "ENOSYS"),
+        *(-1, "EPERM", "allowed"),
+        *("EPERM", "EPERM", "EPERM", "EPERM", "EPERM"),
+    ]
+    assert second == "ENOSYS allowed"
+
+
+def test_what_programs_need_is_allowed(yard):
+    script = """
+    import multiprocessing, os, resource, signal, socket, subprocess, sys, threading
+    from multiprocessing import shared_memory
+    thread = threading.Thread(target=print, args=("thread",))
+    thread.start(); thread.join()
+    print(subprocess.run([sys.executable, "-c", "print('child')"], capture_output=True, text=True).stdout.strip())
+    memory = shared_memory.SharedMemory(create=True, size=1 << 16)
+    os.posix_fallocate(memory._fd, 0, 1 << 16)
+    memory.close(); memory.unlink()
+    with multiprocessing.get_context("fork").Pool(2) as pool: print(pool.map(abs, [-1, -2]))
+    print(os.posix_spawn("/bin/true", ["true"], {}) > 0)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    os.sched_setaffinity(os.getpid(), cores)
+    os.setpriority(os.PRIO_PROCESS, os.getpid(), os.nice(1))
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    signal.signal(signal.SIGUSR1, lambda *_: print("signalled"))
+    os.kill(os.getpid(), signal.SIGUSR1)
+    os.kill(os.getppid(), 0)
+    pid = os.fork()
+    if not pid: signal.pause()
+    os.kill(pid, signal.SIGTERM)
+    print(os.waitpid(pid, 0)[1] == signal.SIGTERM)
+    print(sorted({entry[4][0] for entry in socket.getaddrinfo("localhost", 1)}) != [])
+    """
+    yard.complete(script)
+    assert yard.log().splitlines() == ["thread", "child", "[1, 2]", "True", "signalled", "True", "True"]
+
+
+def test_sockets_are_of_the_families_that_training_needs_and_no_other(yard):
+    """Vsock has no network namespaces: a run could listen on the machine's ports, and other runs could connect."""
+    script = """
+    import socket
+    for family in range(1, 50):
+        for protocol in (0, 15) if family == 16 else (0,):
+            try: socket.socket(family, socket.SOCK_RAW if family == 16 else socket.SOCK_STREAM, protocol).close()
+            except OSError: continue
+            print(family, protocol)
+    one, other = socket.socketpair()
+    one.send(b"a pair")
+    print(other.recv(10).decode())
+    """
+    yard.run(script)
+    families = yard.log().splitlines()
+    assert families.pop() == "a pair"
+    assert {"1 0", "2 0", "16 0"} <= set(families) <= {"1 0", "2 0", "10 0", "16 0"}

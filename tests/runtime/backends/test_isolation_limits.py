@@ -1,27 +1,30 @@
-"""Hostile scripts: a run uses what was bought, and no more."""
-
-from __future__ import annotations
+"""Hostile scripts: a run uses no more than was bought, and leaves nothing that keeps others from running."""
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
 
-from runtime.backends import cgroups
-from runtime.backends.trash import remove_tree
-from runtime.launcher import disk
+from runtime.backends.local import backend, cgroups
 from runtime.specs import FailureCode, Outcome, Resources
+from runtime.trash import Trash, remove_tree
 from tests.runtime.backends import hostile
-from tests.runtime.conftest import Yard
+
+pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
 
 
 @pytest.fixture(params=["cold", "warm"])
-def yard(yard: Yard, request: pytest.FixtureRequest) -> Yard:
-    """Both ways in which ranks are started."""
+def both(yard, request):
+    """Both ways to start ranks."""
     return hostile.started(yard, request.param)
 
 
-def test_limits_are_lowered_and_never_raised(yard: Yard) -> None:
+def small(disk_mib):
+    return Resources(cpus=1, memory_mib=512, disk_mib=disk_mib)
+
+
+def test_limits_are_lowered_and_never_raised(both):
     script = """
     import resource
     for name in ("RLIMIT_NOFILE", "RLIMIT_NPROC", "RLIMIT_FSIZE", "RLIMIT_CORE"):
@@ -33,26 +36,65 @@ def test_limits_are_lowered_and_never_raised(yard: Yard) -> None:
             resource.setrlimit(getattr(resource, name), (0, hard))
     print("lowered")
     """
-    assert yard.run(script, workers_per_node=2).outcome is Outcome.COMPLETED
-    assert yard.log(1) == "lowered\n"
+    both.complete(script, workers_per_node=2)
+    assert both.log(1) == "lowered\n"
 
 
-def test_a_run_that_writes_too_much_is_ended(yard: Yard) -> None:
-    script = """
-    import os, time
+WRITES = {
+    "bytes": """
     for number in range(10 ** 6):
         with open(os.path.join(os.environ["RUN_DIR"], str(number)), "wb") as file: file.write(bytes(1 << 20))
         time.sleep(0.02)
+    """,
+    "files without a name": """
+    held = []
+    for number in range(64):
+        file = open(os.path.join(os.environ["CHECKPOINT_DIR"], "file"), "wb")
+        os.unlink(file.name)
+        os.posix_fallocate(file.fileno(), 0, 1 << 20)
+        held.append(file)
+    """,
+    "names": """
+    for number in range(20_000): open(os.path.join(os.environ["RUN_DIR"], str(number)), "wb").close()
+    """,
+    **{
+        f"deep folders in {place}": f"""
+    os.chdir(os.environ["{place}"])
+    for _ in range(300):
+        os.mkdir("d")
+        os.chdir("d")
     """
-    status = yard.run(script, resources=Resources(cpus=1, memory_mib=512, disk_mib=20))
-    assert status.outcome is Outcome.DISK_FULL
-    assert status.failure is not None
-    assert status.failure.code is FailureCode.DISK_FULL
-    assert status.failure.data["limit_mib"] == 20
-    assert status.failure.data["used_mib"] > 20
+        for place in ("RUN_DIR", "CHECKPOINT_DIR", "OUTPUT_DIR", "WORKSPACE")
+    },
+}
 
 
-def test_one_file_cannot_outgrow_the_limit(yard: Yard) -> None:
+@pytest.mark.parametrize(
+    "what", [name if name == "bytes" else pytest.param(name, marks=pytest.mark.slow) for name in WRITES]
+)
+def test_a_run_that_writes_too_much_is_ended(yard, what):
+    script = "    import os, signal, time" + WRITES[what] + "while True: signal.pause()\n"
+    failure = yard.run_to_failure(Outcome.DISK_FULL, script, resources=small(disk_mib=20))
+    assert (failure.code, failure.data["limit_mib"]) == (FailureCode.DISK_FULL, 20)
+    assert (failure.data["used_mib"] > 20) is ("deep" not in what), "the depth alone ends a run"
+    remove_tree(yard.workspace / "d")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "writes",
+    ["open('big', 'wb').write(bytes(40 << 20))", "[open(f'names-{number}', 'wb').close() for number in range(2_000)]"],
+    ids=["bytes", "names"],
+)
+def test_a_run_writes_no_more_than_the_storage_quota_has_left(yard, writes):
+    script = f"import time\nprint({writes} and 'written')\ntime.sleep(60)"
+    failure = yard.run_to_failure(Outcome.DISK_FULL, script, storage_left_mib=4)
+    assert (failure.data["limit_mib"], failure.data["by_quota"]) == (4, True)
+    yard.complete("print('nothing is written')", name="job-2-1", storage_left_mib=0)
+
+
+@pytest.mark.slow
+def test_one_file_cannot_outgrow_the_limit(yard):
     script = """
     import os
     try:
@@ -62,16 +104,45 @@ def test_one_file_cannot_outgrow_the_limit(yard: Yard) -> None:
         print(error.strerror)
     os.unlink("big")
     """
-    yard.run(script, resources=Resources(cpus=1, memory_mib=512, disk_mib=512))
+    yard.run(script, resources=small(disk_mib=512))
     assert yard.log() == "File too large\n"
 
 
-def test_the_kernel_holds_cpu_memory_and_processes(yard: Yard) -> None:
-    if cgroups.why_not():
+def test_data_in_sockets_is_limited_like_memory(yard):
+    """Version 1 of control groups does not count it as memory, so a run could store more there than it bought."""
+    if cgroups.unavailable_reason():
         pytest.fail("the tests need control groups: run them as root")
-    yard.backend.submit(yard.spec("import signal\nprint('ready')\nsignal.pause()", resources=Resources(0.5, 300)))
-    yard.wait_for_text("ready")
-    note = yard.backend.run_folder("job-1-1") / "nodes" / "0.cgroups"
+    script = """
+    import socket, threading
+    held, kept = 0, []
+    server = socket.create_server(("127.0.0.1", 0), backlog=128)
+    for _ in range(48):
+        one = socket.create_connection(server.getsockname())
+        other, _address = server.accept()
+        one.setblocking(False)
+        kept += [one, other]
+        try:
+            while True: held += one.send(bytes(1 << 16))
+        except BlockingIOError: pass
+    print(held >> 20, flush=True)
+    del kept[2:]
+    kept[0].setblocking(True)
+    threading.Thread(target=lambda: kept[0].sendall(bytes(4 << 20)), daemon=True).start()
+    got = 0
+    while got < 4 << 20: got += len(kept[1].recv(1 << 16))
+    print("given back")
+    """
+    yard.complete(script, resources=Resources(cpus=1, memory_mib=256))
+    held, rest = yard.log().splitlines()
+    assert int(held) <= 64, "a sixteenth of its memory, and what each connection gets in any case"
+    assert rest == "given back"
+
+
+def test_the_kernel_limits_cpu_memory_and_processes(both):
+    if cgroups.unavailable_reason():
+        pytest.fail("the tests need control groups: run them as root")
+    both.start("import signal\nprint('ready')\nsignal.pause()", resources=Resources(0.5, 300))
+    note = both.backend.run_folder("job-1-1") / "nodes" / "0.cgroups"
     folders = [Path(folder) for folder in json.loads(note.read_bytes())]
     limits = {
         path.name: path.read_text().strip()
@@ -84,49 +155,48 @@ def test_the_kernel_holds_cpu_memory_and_processes(yard: Yard) -> None:
     assert {"52000", "52000 100000"} & set(limits.values())
     inside = {pid for folder in folders for pid in (folder / "cgroup.procs").read_text().split()}
     assert len(inside) == 3, "bubblewrap, the launcher and the rank, all in every group"
-    yard.backend.stop("job-1-1", 0)
-    yard.wait_for_end()
+    both.backend.stop("job-1-1", 0)
+    both.wait_for_end()
     assert not any(folder.exists() for folder in folders)
 
 
-def test_files_without_a_name_count_as_well(yard: Yard) -> None:
-    script = """
-    import os, signal
-    held = []
-    for number in range(64):
-        file = open(os.path.join(os.environ["CHECKPOINT_DIR"], "file"), "wb")
-        os.unlink(file.name)
-        os.posix_fallocate(file.fileno(), 0, 1 << 20)
-        held.append(file)
-    while True: signal.pause()
-    """
-    status = yard.run(script, resources=Resources(cpus=1, memory_mib=512, disk_mib=20))
-    assert status.outcome is Outcome.DISK_FULL
-    assert status.failure is not None
-    assert status.failure.data["used_mib"] >= 64
+DEEP = """
+    import os
+    for place in ("RUN_DIR", "CHECKPOINT_DIR", "OUTPUT_DIR"):
+        os.chdir(os.environ[place])
+        for _ in range(4000):
+            os.mkdir("d" * 20)
+            os.chdir("d" * 20)
+"""
 
 
-def test_names_are_limited_as_the_disk_has_only_so_many(yard: Yard) -> None:
-    if disk.entry_bytes(yard.folder) < 4096:
-        pytest.skip("this disk does not say how many names it has")
-    script = """
-    import os, signal
-    for number in range(20_000): open(os.path.join(os.environ["RUN_DIR"], str(number)), "wb").close()
-    while True: signal.pause()
-    """
-    status = yard.run(script, resources=Resources(cpus=1, memory_mib=512, disk_mib=60))
-    assert status.outcome is Outcome.DISK_FULL, status.failure
+def test_endless_folders_are_removed_and_stop_no_other_run(yard):
+    """Python's own `rmtree` is recursive: it would fail, and so would every later start on the machine."""
+    yard.run(DEEP, checkpoint_key="job-1")
+    yard.backend.delete("job-1-1")
+    yard.backend.delete_shared("job-1")
+    for place in (".checkpoints", ".outputs"):
+        assert list((yard.folder / "runs" / place).iterdir()) == []
+    yard.complete("print('other')", name="job-2-1")
+    assert list((yard.folder / "runs" / ".trash").iterdir()) == []
 
 
-@pytest.mark.parametrize("place", ["RUN_DIR", "CHECKPOINT_DIR", "WORKSPACE"])
-def test_nothing_can_be_hidden_where_nobody_measures(yard: Yard, place: str) -> None:
-    script = f"""
-    import os, signal
-    os.chdir(os.environ["{place}"])
-    for _ in range(300):
-        os.mkdir("d")
-        os.chdir("d")
-    while True: signal.pause()
-    """
-    assert yard.run(script).outcome is Outcome.DISK_FULL
-    remove_tree(yard.workspace / "d")
+def test_a_removal_that_takes_long_holds_up_no_submission(yard, monkeypatch):
+    removing, may_go_on = threading.Event(), threading.Event()
+    empty = Trash.empty
+
+    def wait(self):
+        removing.set()
+        assert may_go_on.wait(60)
+        empty(self)
+
+    yard.run("print('first')")
+    monkeypatch.setattr(backend.Trash, "empty", wait)
+    deletion = threading.Thread(target=yard.backend.delete, args=("job-1-1",))
+    deletion.start()
+    assert removing.wait(60)
+    try:
+        yard.complete("print('second')", name="job-2-1")
+    finally:
+        may_go_on.set()
+        deletion.join()

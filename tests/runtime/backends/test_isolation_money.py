@@ -1,15 +1,19 @@
-"""Hostile scripts: code that wants its run to pass for the platform's fault, which would make it free."""
-
-from __future__ import annotations
+"""Hostile scripts: no run is free by its own doing. A run that looked like a platform fault would be."""
 
 import os
 
 import pytest
 
-from runtime.backends import admission, cgroups
-from runtime.specs import FailureCode, Outcome, Resources, RunSpec
+from runtime.backends import admission
+from runtime.backends.local import cgroups
+from runtime.specs import FailureCode, Outcome, Resources
 from tests.runtime.backends import hostile
-from tests.runtime.conftest import Yard
+
+pytestmark = [
+    pytest.mark.late("its runs are real processes, with time limits of seconds"),
+    pytest.mark.slow,
+    pytest.mark.cores(2),
+]
 
 CROWD = """
     import os, signal, sys
@@ -26,23 +30,23 @@ CROWD = """
 
 
 @pytest.fixture(params=["cold", "warm"])
-def yard(yard: Yard, request: pytest.FixtureRequest) -> Yard:
+def yard(yard, request):
     """Both ways in which ranks are started."""
     return hostile.started(yard, request.param)
 
 
 @pytest.mark.parametrize("yard", ["cold"], indirect=True)
-def test_a_crowd_that_wants_all_cpu_time_does_not_silence_its_node(yard: Yard) -> None:
-    """Its launcher is one process among so many: silent for 12 seconds it was, and the run free."""
-    if cgroups.why_not():
+def test_many_busy_processes_do_not_silence_their_node(yard):
+    """The launcher is one process among many. If it were silent for 12 seconds, the run would be free."""
+    if cgroups.unavailable_reason():
         pytest.fail("the tests need control groups: run them as root")
     status = yard.run(CROWD, resources=Resources(0.2, 1024), deadline_seconds=25)
     blamed = status.failure and status.failure.code
     assert status.outcome is Outcome.TIME_LIMIT or blamed is FailureCode.TOO_MANY_PROCESSES, status.failure
 
 
-def test_stacks_full_of_what_takes_much_room_do_not_silence_the_node(yard: Yard) -> None:
-    """What a rank says of its stacks is told on as JSON, where a byte that is no text is six times as long."""
+def test_large_stacks_do_not_silence_the_node(yard):
+    """Stacks are sent as JSON, in which a byte that is no text is six times as long."""
     script = r"""
     import os, signal, time
     pipes = [n for n in range(3, 64) if os.path.exists(f"/proc/self/fd/{n}")
@@ -53,20 +57,17 @@ def test_stacks_full_of_what_takes_much_room_do_not_silence_the_node(yard: Yard)
     print("all results are written", flush=True)
     while True: signal.pause()
     """
-    status = yard.run(script, hang_seconds=5, deadline_seconds=60)
-    assert status.outcome is Outcome.HUNG, status.failure
-    assert status.failure is not None
-    assert status.failure.code is FailureCode.HUNG
+    assert yard.run_to_failure(Outcome.HUNG, script, hang_seconds=5, deadline_seconds=60).code is FailureCode.HUNG
 
 
 @pytest.mark.parametrize("yard", ["cold"], indirect=True)
-def test_work_by_processes_too_short_to_be_seen_is_no_hang(yard: Yard) -> None:
-    """A hang is paid up to its last sign: whoever computes without any sign computes for nothing."""
-    if cgroups.why_not():
+def test_work_by_processes_too_short_to_be_seen_is_no_hang(yard):
+    """A hang is billed to its last sign of progress, so computing without a sign would be free."""
+    if cgroups.unavailable_reason():
         pytest.fail("the tests need control groups: run them as root")
     script = """
     import os, signal, time
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # their time is nobody's, not even their parent's
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # their CPU time is not even counted for their parent
     print("ready", flush=True)
     end = time.monotonic() + 25
     while time.monotonic() < end:
@@ -78,15 +79,14 @@ def test_work_by_processes_too_short_to_be_seen_is_no_hang(yard: Yard) -> None:
         try: os.waitpid(pid, 0)
         except ChildProcessError: pass
     """
-    status = yard.run(script, hang_seconds=12, deadline_seconds=90)
-    assert status.outcome is Outcome.COMPLETED, status.failure
+    yard.complete(script, hang_seconds=12, deadline_seconds=90)
 
 
 @pytest.mark.parametrize(
-    "said", ['b"[" * 4000', 'b"{" * 4000', r'b"\xff\0" * 2000', 'b\'{"token": 1e999999, "node": [1]}\'', "b'[1]'"]
+    "message", ['b"[" * 4000', 'b"{" * 4000', r'b"\xff\0" * 2000', 'b\'{"token": 1e999999, "node": [1]}\'', "b'[1]'"]
 )
-def test_what_is_said_to_the_launchers_own_port_breaks_nothing(yard: Yard, said: str) -> None:
-    """The port is in the run's own network: code finds it, and a launcher that broke down would make the run free."""
+def test_malformed_messages_to_the_launchers_port_break_nothing(yard, message):
+    """The port is in the run's own network, where code finds it. A launcher that fails would make the run free."""
     script = f"""
     import os, signal, socket, sys
     if os.environ["RANK"] == "1": signal.pause()
@@ -95,24 +95,23 @@ def test_what_is_said_to_the_launchers_own_port_breaks_nothing(yard: Yard, said:
         ports = [int(line[1].split(":")[1], 16) for line in lines if line[3] == "0A"]
         for port in ports:
             with socket.create_connection(("127.0.0.1", port)) as one:
-                one.sendall({said} + b"\\n")
+                one.sendall({message} + b"\\n")
                 one.settimeout(3)
                 try: one.recv(10)
                 except TimeoutError: pass
         print(len(ports))
     sys.exit(4)
     """
-    status = yard.run(script, nodes=2)
+    yard.run_to_failure(Outcome.CODE_FAILED, script, nodes=2)
     assert int(yard.log()) >= 1
-    assert status.outcome is Outcome.CODE_FAILED, yard.all_logs("job-1-1")
 
 
-def test_a_pipe_in_place_of_the_script_holds_no_node_without_pay(yard: Yard) -> None:
-    """Put there after the order was checked; a launcher that reads it waits for 90 seconds, which nobody pays."""
+def test_a_pipe_in_place_of_the_script_holds_no_node_unpaid(yard):
+    """The pipe comes after the check of the order. A launcher that reads it would wait for 90 unpaid seconds."""
     spec = yard.spec("print('a file')", deadline_seconds=6, grace_seconds=1)
     check = admission._check_script
 
-    def swap(resolved: RunSpec) -> None:
+    def swap(resolved):
         check(resolved)
         (yard.workspace / "train.py").unlink()
         os.mkfifo(yard.workspace / "train.py")
@@ -120,5 +119,4 @@ def test_a_pipe_in_place_of_the_script_holds_no_node_without_pay(yard: Yard) -> 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(admission, "_check_script", swap)
         yard.backend.submit(spec)
-    status = yard.wait_for_end()
-    assert status.outcome is Outcome.TIME_LIMIT, status.failure
+    yard.wait_for_failure(Outcome.TIME_LIMIT)

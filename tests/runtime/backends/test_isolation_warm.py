@@ -1,33 +1,31 @@
-"""Ranks that are forked from an interpreter that is ready: held like any other, and no run finds what another left."""
-
-from __future__ import annotations
+"""Ranks that are forked from a prepared interpreter have the same limits as others, and see nothing of earlier runs."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from runtime.specs import Outcome
 from tests.runtime.backends import hostile
 from tests.runtime.conftest import MAY_IMPORT_ANYTHING, Yard
 from tests.runtime.images_of_ours import use_image
 
+pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
+
 
 @pytest.fixture(params=["cold", "warm"])
-def yard(yard: Yard, request: pytest.FixtureRequest) -> Yard:
+def yard(yard, request):
     """Both ways in which ranks are started."""
     return hostile.started(yard, request.param)
 
 
-def test_a_warm_rank_is_held_like_a_cold_one(tmp_path: Path, bare_images: Path) -> None:
-    told = """
+def test_a_warm_rank_has_the_limits_of_a_cold_one(tmp_path, bare_images):
+    show = """
     import json, os, resource, signal, socket, sys
     def lines(path, *names):
         return {n: l.split(":")[1].strip() for l in open(path) for n in names if l.startswith(n + ":")}
     print(json.dumps({
         "status": lines("/proc/self/status", "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb",
-                        "NoNewPrivs", "Seccomp", "Umask", "SigBlk", "SigIgn", "SigCgt", "PPid", "NSpid", "NSsid",
-                        "NSpgid"),
+                        "NoNewPrivs", "Seccomp", "Seccomp_filters", "Umask", "SigBlk", "SigIgn", "SigCgt", "PPid",
+                        "NSpid", "NSsid", "NSpgid"),
         "limits": {n: resource.getrlimit(getattr(resource, n)) for n in dir(resource) if n.startswith("RLIMIT_")},
         "group": open("/proc/self/cgroup").read(),
         "oom": open("/proc/self/oom_score_adj").read(),
@@ -49,29 +47,30 @@ def test_a_warm_rank_is_held_like_a_cold_one(tmp_path: Path, bare_images: Path) 
         yards[kind].preface = MAY_IMPORT_ANYTHING
     hostile.warm(yards["warm"])
     try:
-        for made in yards.values():
-            assert made.run(told, arguments=("--depth", "3")).outcome is Outcome.COMPLETED, made.all_logs("job-1-1")
-        cold, hot = (json.loads(made.log()) for made in yards.values())
-        # A session is led by its own process in both; its number is what the pid happens to be.
-        for status in (cold["status"], hot["status"]):
+        for each in yards.values():
+            each.complete(show, arguments=("--depth", "3"))
+        cold, warm = (json.loads(each.log()) for each in yards.values())
+        # In both, each process leads its own session. The session's number is the pid.
+        for status in (cold["status"], warm["status"]):
             assert status.pop("NSpid") == status.pop("NSsid") == status.pop("NSpgid")
-        assert hot == cold
-        assert cold["status"]["NoNewPrivs"] == "1"
+        assert warm == cold
+        assert (cold["status"]["Uid"], cold["host"]) == ("1000\t1000\t1000\t1000", "job-1-1-0")
+        assert [cold["status"][name] for name in ("NoNewPrivs", "Seccomp", "Seccomp_filters")] == ["1", "2", "1"]
         assert {cold["status"][name] for name in ("CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
     finally:
-        for made in yards.values():
-            made.backend.delete("job-1-1")
-            made.backend.retire()
+        for each in yards.values():
+            each.backend.delete("job-1-1")
+            each.backend.retire()
 
 
-def test_a_warm_rank_was_warm(yard: Yard) -> None:
-    """So that the tests above say what they seem to: a forked rank still bears its zygote's command line."""
+def test_a_warm_rank_was_warm(yard):
+    """The other tests depend on it. A forked rank keeps the command line of its fork server."""
     yard.run("print(open('/proc/self/cmdline').read().split(chr(0))[2].rsplit('/', 1)[-1])")
-    expected = "zygote.py" if (yard.folder / "runs" / ".nursery").exists() else "rank.py"
+    expected = "forkserver.py" if (yard.folder / "runs" / ".warm_pool").exists() else "rank.py"
     assert yard.log() == f"{expected}\n"
 
 
-def test_nothing_of_one_run_is_seen_in_the_next(yard: Yard) -> None:
+def test_nothing_of_one_run_is_seen_in_the_next(yard):
     leave = """
     import builtins, os, random, sys
     secret = "".join(reversed("drowssap-eht-si-siht"))
@@ -79,7 +78,7 @@ def test_nothing_of_one_run_is_seen_in_the_next(yard: Yard) -> None:
     os.environ["LEFT"] = builtins.LEFT = secret
     sys.modules["left"] = sys
     random.seed(7)
-    for folder in ("/tmp", "/dev/shm", os.environ["RUN_DIR"], os.environ["CHECKPOINT_DIR"]):
+    for folder in ("/tmp", "/dev/shm", *(os.environ[name] for name in ("RUN_DIR", "CHECKPOINT_DIR", "OUTPUT_DIR"))):
         open(folder + "/left", "w").write(secret)
     print(random.SystemRandom().random(), flush=True)
     """
@@ -87,42 +86,44 @@ def test_nothing_of_one_run_is_seen_in_the_next(yard: Yard) -> None:
     import builtins, glob, json, os, random, re, sys
     secret = "".join(reversed("drowssap-eht-si-siht")).encode()
     parts = {secret[at:at + 8] for at in (0, 4)}
-    found = 0
+    copies = 0
     with open("/proc/self/mem", "rb", 0) as memory:
         for line in open("/proc/self/maps"):
             start, end = (int(part, 16) for part in line.split()[0].split("-"))
             if line.split()[1][0] != "r" or "[v" in line: continue
             memory.seek(start)
-            try: found += memory.read(end - start).count(secret * 3)
+            try: copies += memory.read(end - start).count(secret * 3)
             except OSError: pass
     print(json.dumps([
-        found, hasattr(builtins, "LEFT"), "left" in sys.modules, "LEFT" in os.environ,
-        [path for folder in ("/tmp", "/dev/shm", os.environ["RUN_DIR"], os.environ["CHECKPOINT_DIR"])
+        copies, hasattr(builtins, "LEFT"), "left" in sys.modules, "LEFT" in os.environ,
+        [path for folder in
+         ("/tmp", "/dev/shm", *(os.environ[name] for name in ("RUN_DIR", "CHECKPOINT_DIR", "OUTPUT_DIR")))
          for path in glob.glob(folder + "/left")],
     ]))
     """
-    assert yard.run(leave).outcome is Outcome.COMPLETED
-    assert yard.run(look, name="job-2-1").outcome is Outcome.COMPLETED, yard.all_logs("job-2-1")
+    yard.complete(leave)
+    yard.complete(look, name="job-2-1")
     assert json.loads(yard.log(name="job-2-1")) == [0, False, False, False, []]
 
 
-def test_chance_is_different_everywhere(yard: Yard) -> None:
+@pytest.mark.slow
+def test_random_values_differ_in_every_rank(yard):
     script = """
     import multiprocessing.process, random, tempfile, uuid
     key = multiprocessing.process.current_process().authkey
     print(random.random(), uuid.uuid4(), tempfile.mktemp(), key.hex())
     """
-    seen: list[str] = []
+    values = []
     for name in ("job-1-1", "job-2-1"):
         yard.run(script, name=name, workers_per_node=2)
-        seen += [word for rank in range(2) for word in yard.log(rank, name).split()]
-    assert len(seen) == 16
-    assert len(set(seen)) == 16
+        values += [word for rank in range(2) for word in yard.log(rank, name).split()]
+    assert len(values) == len(set(values)) == 16
 
 
+@pytest.mark.slow
 @pytest.mark.torch
-def test_forks_of_a_zygote_share_no_memory_that_either_could_write(yard: Yard) -> None:
-    """What a framework maps as shared when it is imported would be one memory of all customers."""
+def test_forks_of_a_fork_server_share_no_writable_memory(yard):
+    """Memory that a framework maps as shared when it is imported would be shared by all customers."""
     script = """
     import torch
     for line in open("/proc/self/maps"):
@@ -132,4 +133,4 @@ def test_forks_of_a_zygote_share_no_memory_that_either_could_write(yard: Yard) -
     use_image(yard, "pytorch")
     hostile.warm(yard)
     yard.run(script)
-    assert yard.log() == "['/memfd:steps', '(deleted)']\nzygote.py\n", "the rank's own record of steps"
+    assert yard.log() == "['/memfd:steps', '(deleted)']\nforkserver.py\n", "the rank's own record of steps"

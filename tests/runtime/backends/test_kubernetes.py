@@ -1,69 +1,62 @@
-"""What only Kubernetes does, on the fake cluster: what every backend keeps is in `test_contract_backends`."""
+"""Behaviour of Kubernetes only, on the fake cluster. The contract of all backends is in `test_backend_contract.py`."""
 
 import dataclasses
-import json
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 from kubernetes.client import ApiException
 
-from runtime.backends import kubernetes_access
-from runtime.backends.base import Check
-from runtime.backends.kubernetes import KubernetesBackend, check
-from runtime.backends.kubernetes_api import Api, Refused, path_of
-from runtime.backends.kubernetes_config import ClusterConfig
+from runtime.backends.kubernetes import rbac
+from runtime.backends.kubernetes.backend import KubernetesBackend, check
+from runtime.backends.kubernetes.client import ApiClient, ApiError, resource_path
+from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.errors import BackendUnavailable, InvalidSpec, RunNotFound
-from runtime.specs import (
-    FailureCode,
-    Image,
-    Outcome,
-    Resources,
-    RunPhase,
-)
-from tests.kubernetes.cluster import FakeCluster
-from tests.kubernetes.faults import Fault
-from tests.kubernetes.sites import FakeSite
-from tests.kubernetes.yard import ClusterYard
+from runtime.specs import FailureCode, Image, Outcome, Resources, RunPhase
+from tests.runtime.backends.cluster_runs import NAME, SLEEP, job_of, limited, start, until
 from tests.runtime.backends.contract import STUBBORN
-from tests.runtime.backends.going import NAME, SLEEP, going, job_of, limited, until
+
+pytestmark = [pytest.mark.late("its runs are real processes, with time limits of seconds"), pytest.mark.slow]
+
+# Images
+
+
+@pytest.mark.parametrize(
+    ("flavours", "refused"),
+    [({}, "tensorflow"), ({"pytorch": "cpu", "tensorflow": "cuda"}, "pytorch")],
+    ids=["by default", "by the flavours in settings"],
+)
+def test_an_image_that_cannot_use_gpus_is_refused_on_gpu_nodes(own_yard, flavours, refused):
+    images = {name: f"r.example.com/{name}:1" for name in ("pytorch", "tensorflow")}
+    backend = own_yard.another(images=images, flavours=flavours)
+    for name in images:
+        backend.check_image(Image(builtin=name))
+        if name != refused:
+            backend.check_image(Image(builtin=name), gpus=1)
+    with pytest.raises(InvalidSpec) as caught:
+        backend.check_image(Image(builtin=refused), gpus=1)
+    assert caught.value.field == "gpus"
+    backend.check_image(Image(reference="r.example.com/own:1"), gpus=1)
+
 
 # Submitting
 
 
-def test_a_submission_that_broke_off_at_any_step_is_no_run_and_is_gone_on_with(
-    own_yard: ClusterYard, fake: FakeCluster
-) -> None:
-    spec = own_yard.spec("print('done')")
-    broken = 0
-    while True:
-        # Every call from this one on fails, as if the console had died here.
-        fake.faults.arm(broken, Fault.INTERNAL, version=0, times=100)
-        try:
-            own_yard.another().submit(spec)
-            break
-        except BackendUnavailable:
-            broken += 1
-        finally:
-            fake.faults.disarm()
-        with pytest.raises(RunNotFound):
-            own_yard.backend.describe(NAME)
-    assert broken >= 7  # a look, the Job, four objects, the last word
-    own_yard.another().submit(spec)
-    assert own_yard.wait_for_end().outcome is Outcome.COMPLETED
-    assert len(own_yard.site.pods(NAME)) == 1
+def test_packages_outside_the_volume_are_refused(own_yard, tmp_path):
+    with pytest.raises(InvalidSpec) as caught:
+        own_yard.backend.submit(own_yard.spec(packages=str(tmp_path)))
+    assert caught.value.field == "packages"
 
 
-def test_keys_that_an_older_job_of_the_name_left_are_replaced(own_yard: ClusterYard, fake: FakeCluster) -> None:
+def test_a_secret_of_an_earlier_job_is_replaced(own_yard, fake):
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": NAME, "uid": "somebody-else"}
     namespace = own_yard.site.namespace
     fake.make("secrets", namespace, NAME, data={"token": "b2xk"})
-    fake.store.edit("secrets", namespace, NAME, lambda found: found["metadata"].update(ownerReferences=[owner]))
-    assert own_yard.run("print('done')").outcome is Outcome.COMPLETED
+    fake.store.edit("secrets", namespace, NAME, lambda secret: secret["metadata"].update(ownerReferences=[owner]))
+    own_yard.complete("print('done')")
 
 
-def test_pods_of_an_older_job_of_the_name_are_not_counted(own_yard: ClusterYard, fake: FakeCluster) -> None:
+def test_pods_of_an_earlier_job_are_ignored(own_yard, fake):
     own_yard.run("print('first')")
     fake.controllers.pace.collect_seconds = 60
     own_yard.backend.delete(NAME)
@@ -77,90 +70,54 @@ def test_pods_of_an_older_job_of_the_name_are_not_counted(own_yard: ClusterYard,
     assert own_yard.log() == "second\n"
 
 
-def test_pods_are_told_of_their_short_grace_before_anybody_tells_them_of_a_longer_one(
-    own_yard: ClusterYard, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    going(own_yard)
-    deleted: list[str] = []
-    delete = Api.delete
-
-    def record(self: Api, path: str, **options: Any) -> None:
-        deleted.append(path.rpartition("/")[0].rpartition("/")[2])
-        delete(self, path, **options)
-
-    monkeypatch.setattr(Api, "delete", record)
-    own_yard.backend.delete(NAME)
-    assert deleted[:2] == ["pods", "jobs"]
-
-
-def test_a_sooner_end_ends_what_its_kubelet_still_waits_for(own_yard: ClusterYard, fake: FakeCluster) -> None:
-    """No kubelet cuts short a wait that has begun: the pod has to be told by another way."""
-    own_yard.backend.submit(own_yard.spec(STUBBORN, nodes=2, grace_seconds=600, deadline_seconds=3600))
-    for rank in range(2):
-        own_yard.wait_for_text("ready", rank=rank)
+def test_a_second_stop_shortens_a_grace_period_that_is_running(own_yard, fake):
+    """A kubelet does not shorten a wait that has begun, so the pod gets the stop in another way."""
+    own_yard.start(STUBBORN, nodes=2, grace_seconds=600, deadline_seconds=3600)
     containers = [pod.container for node in fake.nodes.values() for pod in node.pods.values() if pod.container]
     assert len(containers) == 2
     own_yard.backend.stop(NAME, 600)
     until(lambda: all(pod.metadata.deletion_timestamp for pod in own_yard.site.pods(NAME)))
-    assert not any(made.ended.is_set() for made in containers)
+    assert not any(container.ended.is_set() for container in containers)
     own_yard.backend.stop(NAME, 1)
-    until(lambda: all(made.ended.is_set() for made in containers))
+    until(lambda: all(container.ended.is_set() for container in containers))
     assert own_yard.wait_for_end().outcome is Outcome.STOPPED
 
 
-def test_who_has_little_patience_from_the_first_is_who_a_kubelet_hears_first(
-    own_yard: ClusterYard, fake: FakeCluster, fake_site: FakeSite
-) -> None:
-    own_yard.backend = own_yard.another(volume={**fake_site.volume(), "shared": False})  # no word but the kubelet's
-    own_yard.backend.submit(own_yard.spec(STUBBORN, grace_seconds=600, deadline_seconds=3600))
-    own_yard.wait_for_text("ready")
-    (made,) = [pod.container for node in fake.nodes.values() for pod in node.pods.values() if pod.container]
+def test_a_first_stop_with_a_short_grace_period_deletes_pods_before_the_job_does(own_yard, fake, fake_site):
+    own_yard.backend = own_yard.another(volume={**fake_site.volume(), "shared": False})
+    own_yard.start(STUBBORN, grace_seconds=600, deadline_seconds=3600)
+    (container,) = [pod.container for node in fake.nodes.values() for pod in node.pods.values() if pod.container]
     own_yard.backend.stop(NAME, 1)
     assert own_yard.wait_for_end().outcome is Outcome.STOPPED
-    until(made.ended.is_set)
+    until(container.ended.is_set)
 
 
-def test_a_stop_that_broke_off_is_gone_on_with_by_whoever_looks_next(
-    own_yard: ClusterYard, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    going(own_yard)
+def test_an_interrupted_stop_is_continued_by_the_next_describe(own_yard, fake, monkeypatch):
+    start(own_yard)
     with monkeypatch.context() as patched:
-        patched.setattr(KubernetesBackend, "_hurry", unreachable)
+        patched.setattr(KubernetesBackend, "_delete_pods", _unreachable)
         with pytest.raises(BackendUnavailable):
             own_yard.backend.stop(NAME, 0)
     assert own_yard.wait_for_end().outcome is Outcome.STOPPED
 
 
-def unreachable(*_arguments: Any) -> None:
+def _unreachable(*_arguments):
     raise BackendUnavailable("It did not answer.")
 
 
-def test_another_job_of_the_name_is_not_written_to(own_yard: ClusterYard) -> None:
-    going(own_yard)
+def test_a_replaced_job_is_not_patched(own_yard):
+    start(own_yard)
     namespace = own_yard.site.namespace
     change = {"metadata": {"uid": "somebody-else", "labels": {"a": "b"}}}
     with pytest.raises(ApiException) as invalid:
         own_yard.site.batch.patch_namespaced_job(NAME, namespace, change)
     assert invalid.value.status == 422, "as a real server has it"
-    with pytest.raises(Refused) as conflict:
-        Api(own_yard.config()).patch(path_of("batch/v1", "jobs", namespace, NAME), change)
+    with pytest.raises(ApiError) as conflict:
+        ApiClient(own_yard.config()).patch(resource_path("batch/v1", "jobs", namespace, NAME), change)
     assert conflict.value.status == 409
 
 
-def test_a_refusal_leaves_nothing_and_names_the_field(own_yard: ClusterYard) -> None:
-    with pytest.raises(InvalidSpec) as caught:
-        own_yard.backend.submit(own_yard.spec(name="1job"))
-    assert caught.value.field == "name"
-    with pytest.raises(InvalidSpec) as caught:
-        own_yard.backend.submit(own_yard.spec(image=Image(builtin="unheard-of")))
-    assert caught.value.field == "image"
-    assert own_yard.backend.names() == []
-    assert not (own_yard.site.root / "runs" / NAME).exists()
-
-
-def test_half_made_submissions_that_nobody_takes_up_are_cleared_away(
-    own_yard: ClusterYard, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_abandoned_submissions_are_deleted(own_yard, fake, monkeypatch):
     own_yard.backend.submit(own_yard.spec(SLEEP))
     fake.store.edit(
         "jobs",
@@ -169,7 +126,7 @@ def test_half_made_submissions_that_nobody_takes_up_are_cleared_away(
         lambda job: job["metadata"]["annotations"].pop("trainyard.dev/submitted-at"),
     )
     assert own_yard.backend.names() == [NAME]
-    monkeypatch.setattr("runtime.backends.kubernetes._HALF_MADE_SECONDS", -1.0)
+    monkeypatch.setattr("runtime.backends.kubernetes.backend._ABANDONED_SECONDS", -1.0)
     assert own_yard.backend.names() == []
     own_yard.site.wait_until_clean()
     own_yard.backend.delete(NAME)
@@ -178,25 +135,16 @@ def test_half_made_submissions_that_nobody_takes_up_are_cleared_away(
 # Ends that the cluster decides
 
 
-def test_a_machine_that_dies_loses_the_run_and_holds_nothing_back(own_yard: ClusterYard, fake: FakeCluster) -> None:
-    going(own_yard, nodes=2)
+def test_a_dead_machine_ends_the_run_as_node_lost(own_yard, fake):
+    start(own_yard, nodes=2)
     machines = {pod.metadata.name.split("-")[3]: pod.spec.node_name for pod in own_yard.site.pods(NAME)}
     fake.nodes[machines["1"]].crash()
-    ended = own_yard.wait_for_end()
-    assert ended.failure is not None
-    assert (ended.outcome, ended.failure.code, ended.failure.node) == (Outcome.NODE_LOST, FailureCode.NODE_LOST, 1)
+    failure = own_yard.wait_for_failure(Outcome.NODE_LOST)
+    assert (failure.code, failure.node) == (FailureCode.NODE_LOST, 1)
     assert own_yard.backend.names(live=True) == []
-    # A real Job waits for the dead machine's kubelet, as this one does: with the Job its pod goes all the same.
+    # A Job waits for the dead machine's kubelet. Deleting the Job deletes its pod all the same.
     own_yard.backend.delete(NAME)
     own_yard.site.wait_until_clean()
-
-
-def test_a_drain_is_nobodys_fault_though_nobody_watched(own_yard: ClusterYard) -> None:
-    going(own_yard, nodes=2)
-    own_yard.lose_node(0)
-    ended = until(lambda: (status := own_yard.backend.describe(NAME)).phase is RunPhase.ENDED and status)
-    assert ended.failure is not None
-    assert (ended.outcome, ended.failure.code) == (Outcome.NODE_LOST, FailureCode.EVICTED)
 
 
 @pytest.mark.parametrize(
@@ -206,15 +154,13 @@ def test_a_drain_is_nobodys_fault_though_nobody_watched(own_yard: ClusterYard) -
         ('Usage of EmptyDir volume "tmp" exceeds the limit "1Gi". ', Outcome.DISK_FULL),
     ],
 )
-def test_an_eviction_is_whose_limit_it_was_about(
-    own_yard: ClusterYard, fake: FakeCluster, message: str, outcome: Outcome
-) -> None:
-    going(own_yard)
+def test_an_eviction_is_billed_only_for_the_pods_own_limit(own_yard, fake, message, outcome):
+    start(own_yard)
     fake.evict(fake.pods(own_yard.site.namespace)[0], message)
     assert own_yard.wait_for_end().outcome is outcome
 
 
-def test_a_forged_last_word_is_none(own_yard: ClusterYard) -> None:
+def test_a_forged_record_is_ignored(own_yard):
     forge = """
     import json, os
     cause = {"kind": "node_lost", "code": "node_lost", "at": 1, "node": 0}
@@ -223,20 +169,18 @@ def test_a_forged_last_word_is_none(own_yard: ClusterYard) -> None:
         open(path, "w").write(text)
     os._exit(5)
     """
-    ended = own_yard.run(forge)
-    assert ended.failure is not None
-    assert (ended.outcome, ended.failure.exit_code) == (Outcome.CODE_FAILED, 5)
+    assert own_yard.run_to_failure(Outcome.CODE_FAILED, forge).exit_code == 5
 
 
-def test_how_it_ended_stays_though_its_pods_go(own_yard: ClusterYard, fake: FakeCluster) -> None:
+def test_the_final_status_survives_the_pods(own_yard, fake):
     ended = own_yard.run("raise SystemExit(3)")
     for pod in own_yard.site.pods(NAME):
         fake.store.delete("pods", own_yard.site.namespace, pod.metadata.name, {"gracePeriodSeconds": 0})
     assert own_yard.another().describe(NAME) == ended
 
 
-def test_a_job_that_somebody_deleted_is_no_run_any_more(own_yard: ClusterYard) -> None:
-    going(own_yard)
+def test_a_deleted_job_is_no_run(own_yard):
+    start(own_yard)
     own_yard.site.batch.delete_namespaced_job(NAME, own_yard.site.namespace, propagation_policy="Background")
     with pytest.raises(RunNotFound):
         own_yard.backend.describe(NAME)
@@ -246,7 +190,7 @@ def test_a_job_that_somebody_deleted_is_no_run_any_more(own_yard: ClusterYard) -
 # Namespaces, storage, capacity
 
 
-def test_each_organization_has_a_namespace_of_its_own(own_yard: ClusterYard, fake: FakeCluster) -> None:
+def test_each_organization_has_its_own_namespace(own_yard, fake):
     backend = own_yard.another(namespace_per_organization=True)
     spec = own_yard.spec("print('done')", labels={"organization": "acme"}, organization_nodes=3)
     backend.submit(spec)
@@ -260,7 +204,7 @@ def test_each_organization_has_a_namespace_of_its_own(own_yard: ClusterYard, fak
     until(lambda: not fake.store.find("pods", where) and not fake.store.find("secrets", where))
 
 
-def test_storage_that_is_not_shared_is_read_by_the_api(own_yard: ClusterYard, fake_site: FakeSite) -> None:
+def test_logs_come_from_the_api_server_if_storage_is_not_shared(own_yard, fake_site):
     volume = {**fake_site.volume(), "shared": False}
     own_yard.backend = own_yard.another(volume=volume)
     script = """
@@ -269,10 +213,8 @@ def test_storage_that_is_not_shared_is_read_by_the_api(own_yard: ClusterYard, fa
     print(os.listdir(os.environ["CHECKPOINT_DIR"]))
     sys.stdout.write("no end")
     """
-    ended = own_yard.run(script)
-    assert ended.outcome is Outcome.COMPLETED
-    whole = own_yard.log()
-    assert whole.startswith("ééé\n[]\nno end")
+    own_yard.complete(script)
+    assert own_yard.log().startswith("ééé\n[]\nno end")
     chunk = own_yard.backend.logs(NAME, 0, offset=2, limit=3)
     assert (chunk.text, chunk.next_offset, chunk.eof) == ("é", 4, False)
     assert own_yard.backend.samples(NAME, 0).eof
@@ -280,26 +222,17 @@ def test_storage_that_is_not_shared_is_read_by_the_api(own_yard: ClusterYard, fa
     assert not (fake_site.root / "runs" / NAME).exists()
 
 
-def test_runs_lie_in_their_clusters_volume(own_yard: ClusterYard) -> None:
-    with pytest.raises(ValueError, match="must lie in its volume"):
-        KubernetesBackend(config=own_yard.config(), root=own_yard.site.root.parent / "elsewhere")
-
-
-def test_the_roles_are_enough_and_what_is_missing_is_said(
-    own_yard: ClusterYard, fake: FakeCluster, tmp_path: Any
-) -> None:
+def test_the_generated_roles_suffice_and_check_reports_missing_permissions(own_yard, fake, tmp_path):
     config = own_yard.config()
     fake.make("namespaces", "", "yard")
-    made = kubernetes_access.rbac(config, service_account_namespace="yard")
-    for one in made:
+    for one in rbac.rbac(config, service_account_namespace="yard"):
         plural = f"{one['kind'].lower()}s"
         parts = {key: one[key] for key in ("rules", "roleRef", "subjects") if key in one}
         fake.make(plural, one["metadata"].get("namespace", ""), one["metadata"]["name"], **parts)
     token = fake.server.access.token_for("yard", "trainyard")
-    told = json.loads(json.dumps(own_yard.site.settings()))
     path = tmp_path / "least"
     fake.server.kubeconfig(path, token)
-    least = ClusterConfig.from_data("test", {**told, "kubeconfig": str(path)})
+    least = ClusterConfig.from_data("test", {**own_yard.site.settings(), "kubeconfig": str(path)})
     lines = list(check(least, own_yard.site.root / "runs"))
     assert [line for line in lines if not line.ok] == []
     assert lines[-1].name == "smoke run"
@@ -312,8 +245,34 @@ def test_the_roles_are_enough_and_what_is_missing_is_said(
     assert all(line.remedy for line in lines if not line.ok and line.name.startswith("may "))
 
 
-def test_a_check_names_the_node_kinds_that_no_machine_is_for(own_yard: ClusterYard, fake: FakeCluster) -> None:
-    def machines(**settings: Any) -> Check:
+@pytest.mark.parametrize(
+    ("mode", "ok", "detail"),
+    [
+        ("ReadWriteMany", True, "can write to"),
+        ("ReadWriteOnce", True, "share one machine"),
+        ("ReadOnlyMany", False, "cannot write"),
+    ],
+)
+def test_check_on_a_fresh_installation_by_access_mode(own_yard, fake, mode, ok, detail):
+    """There was no run yet. In a trial the volume is on one machine, and two nodes can still connect."""
+    root = own_yard.site.root
+    affinity = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["node-b"]}
+    local = {"required": {"nodeSelectorTerms": [{"matchExpressions": [affinity]}]}}
+    where = {"nodeAffinity": local} if mode == "ReadWriteOnce" else {}
+    resources = {"requests": {"storage": "1Gi"}}
+    volume = {"accessModes": [mode], "capacity": {"storage": "1Gi"}, "hostPath": {"path": str(root)}, **where}
+    fake.make("persistentvolumes", "", "local", spec=volume)
+    claim = {"accessModes": [mode], "resources": resources, "volumeName": "local"}
+    fake.make("persistentvolumeclaims", own_yard.site.namespace, "data", spec=claim, status={"phase": "Bound"})
+    config = own_yard.config(volume={"claim": "data", "root": str(root)})
+    lines = {line.name: line for line in check(config, root / "runs" / ".clusters" / "test", smoke=ok)}
+    assert (lines["storage"].ok, detail in lines["storage"].detail) == (ok, True), lines["storage"]
+    assert [line for line in lines.values() if not line.ok and line.name != "storage"] == []
+    assert not ok or "Two nodes met" in lines["smoke run"].detail
+
+
+def test_check_names_node_kinds_without_machines(own_yard, fake):
+    def machines(**settings):
         lines = check(own_yard.config(**settings), own_yard.site.root / "runs", smoke=False)
         return next(line for line in lines if line.name == "machines")
 
@@ -329,32 +288,33 @@ def test_a_check_names_the_node_kinds_that_no_machine_is_for(own_yard: ClusterYa
     assert machines(node_selectors=none, elastic=True).ok
 
 
-def test_capacity_is_what_settings_say_where_nodes_may_not_be_listed(own_yard: ClusterYard, fake: FakeCluster) -> None:
+def test_capacity_comes_from_settings_if_nodes_may_not_be_listed(own_yard, fake):
     config = own_yard.config(capacity=[{"cpus": 4, "memory_mib": 4096}])
-    few = limited(own_yard, fake, config, kubernetes_access.rbac(config)[1]["rules"])
-    going(own_yard, resources=Resources(1, 1024))
+    few = limited(own_yard, fake, config, rbac.rbac(config)[1]["rules"])
+    start(own_yard, resources=Resources(1, 1024))
     assert [machine.free for machine in few.capacity().machines] == [Resources(3.0, 3072)]
     assert len(own_yard.another(capacity=[{"cpus": 4, "memory_mib": 4096}]).capacity().machines) == 2
 
 
-# A cluster that is away
+# An unavailable cluster
 
 
-def test_a_cluster_that_is_away_is_said_to_be_and_is_not_waited_for_twice(
-    own_yard: ClusterYard, fake: FakeCluster
-) -> None:
+def test_an_unreachable_cluster_fails_at_once_the_second_time(own_yard, fake):
     fake.faults.down = True
     backend = own_yard.another()
     with pytest.raises(BackendUnavailable, match="did not answer"):
         backend.describe(NAME)
-    seen = len(fake.faults.calls)
-    with pytest.raises(BackendUnavailable, match="did not answer just now"):
+    calls = len(fake.faults.calls)
+    with pytest.raises(BackendUnavailable, match="did not answer a moment ago"):
         backend.describe(NAME)
-    assert len(fake.faults.calls) == seen
+    assert len(fake.faults.calls) == calls
+    assert not backend.answers()
     fake.faults.down = False
+    assert backend.answers()
+    assert backend.names() == []  # at once, without a pause
 
 
-def test_credentials_that_are_missing_are_said(own_yard: ClusterYard) -> None:
+def test_missing_credentials_name_the_setting(own_yard):
     config = dataclasses.replace(own_yard.config(), kubeconfig="/no/such/file")
     with pytest.raises(BackendUnavailable, match="no way to the cluster"):
         KubernetesBackend(config=config, root=own_yard.site.root / "runs").names()
@@ -363,7 +323,7 @@ def test_credentials_that_are_missing_are_said(own_yard: ClusterYard) -> None:
     assert "kubeconfig" in line.remedy
 
 
-def test_the_backend_is_imported_only_where_it_is_asked_for() -> None:
+def test_the_kubernetes_client_is_imported_on_demand():
     code = "import sys, runtime.backends.base; print('kubernetes' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert found.stdout.strip() == "False"
+    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert result.stdout.strip() == "False"

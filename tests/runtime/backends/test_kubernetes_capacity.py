@@ -1,17 +1,15 @@
-from typing import Any
-
 import pytest
 
-from runtime.backends.kubernetes_capacity import (
+from runtime.backends.kubernetes.capacity import (
     capacity,
     cpus,
-    declared,
-    lost_since,
+    declared_capacity,
     mebibytes,
+    not_ready_since,
+    pending_requests,
     quantity,
-    waiting_requests,
 )
-from runtime.backends.kubernetes_config import ClusterConfig
+from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.specs import Capacity, NodeCapacity, Resources
 
 VOLUME = {"claim": "c", "root": "/srv"}
@@ -20,7 +18,7 @@ CONFIG = ClusterConfig.from_data(
 )
 
 
-def node(name: str, *, ready: bool = True, taints: Any = (), cordoned: bool = False, **offers: str) -> dict[str, Any]:
+def node(name, *, ready=True, taints=(), cordoned=False, **offers):
     allocatable = {"cpu": "8", "memory": "16Gi", **{key.replace("__", "/"): value for key, value in offers.items()}}
     condition = {
         "type": "Ready",
@@ -34,41 +32,41 @@ def node(name: str, *, ready: bool = True, taints: Any = (), cordoned: bool = Fa
     }
 
 
-def pod(machine: str, cpu: str, memory: str = "1Gi", phase: str = "Running", **more: Any) -> dict[str, Any]:
-    held = [{"resources": {"requests": {"cpu": cpu, "memory": memory, **more}}}]
-    return {"metadata": {"labels": {}}, "spec": {"nodeName": machine, "containers": held}, "status": {"phase": phase}}
+def pod(machine, cpu, memory="1Gi", phase="Running", **more):
+    containers = [{"resources": {"requests": {"cpu": cpu, "memory": memory, **more}}}]
+    return {
+        "metadata": {"labels": {}},
+        "spec": {"nodeName": machine, "containers": containers},
+        "status": {"phase": phase},
+    }
 
 
-def free(*nodes: Any, pods: Any = (), **more: Any) -> dict[str, Resources]:
+def free(*nodes, pods=(), **more):
     return {machine.name: machine.free for machine in capacity(nodes, pods, CONFIG, **more).machines}
 
 
-def test_what_pods_hold_is_not_free() -> None:
+def test_requests_of_pods_are_not_free():
     pods = [pod("a", "500m"), pod("a", "1", "2048Mi"), pod("b", "4", phase="Succeeded"), pod("b", "4", phase="Failed")]
-    found = free(node("a"), node("b"), pods=pods)
-    assert found["a"] == Resources(6.5, 16384 - 3072)
-    assert found["b"] == Resources(8.0, 16384)
+    result = free(node("a"), node("b"), pods=pods)
+    assert result["a"] == Resources(6.5, 16384 - 3072)
+    assert result["b"] == Resources(8.0, 16384)
 
 
-def test_an_init_container_counts_where_it_asks_for_more() -> None:
-    one = pod("a", "1")
+def test_larger_init_containers_and_gpus_count():
+    one = pod("a", "1", **{"nvidia.com/gpu": "3"})
     one["spec"]["initContainers"] = [{"resources": {"requests": {"cpu": "3", "memory": "1Mi"}}}]
-    assert free(node("a"), pods=[one])["a"] == Resources(5.0, 15360)
+    result = free(node("a", nvidia_com="0", **{"nvidia.com__gpu": "4"}), pods=[one])
+    assert result["a"] == Resources(5.0, 15360, 1, "A100")
 
 
-def test_gpus_are_counted_with_their_type() -> None:
-    found = free(node("a", nvidia_com="0", **{"nvidia.com__gpu": "4"}), pods=[pod("a", "1", **{"nvidia.com/gpu": "3"})])
-    assert (found["a"].gpus, found["a"].gpu_type) == (1, "A100")
+def test_a_machine_that_is_not_ready_or_cordoned_has_nothing_free():
+    result = capacity([node("a", ready=False), node("b", cordoned=True)], (), CONFIG)
+    assert [machine.free.cpus for machine in result.machines] == [0.0, 0.0]
+    assert result.nodes_ever(Resources(8, 1024)) == 2
+    assert result.nodes_now(Resources(1, 1)) == 0
 
 
-def test_a_machine_that_is_not_ready_or_cordoned_has_nothing_free_but_may_again() -> None:
-    found = capacity([node("a", ready=False), node("b", cordoned=True)], (), CONFIG)
-    assert [machine.free.cpus for machine in found.machines] == [0.0, 0.0]
-    assert found.nodes_ever(Resources(8, 1024)) == 2
-    assert found.nodes_now(Resources(1, 1)) == 0
-
-
-def test_machines_that_are_kept_for_others_are_not_counted() -> None:
+def test_machines_with_untolerated_taints_do_not_count():
     master = {"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}
     ours = {"key": "pool", "value": "gpu", "effect": "NoSchedule"}
     theirs = {"key": "pool", "value": "web", "effect": "NoSchedule"}
@@ -78,9 +76,11 @@ def test_machines_that_are_kept_for_others_are_not_counted() -> None:
         node(name, taints=[taint]) for name, taint in zip("abcde", (master, ours, theirs, soft, driver), strict=True)
     ]
     assert set(free(*nodes)) == {"b", "d", "e"}
+    gpus = capacity([node("a", taints=[driver], **{"nvidia.com__gpu": "4"})], (), CONFIG)
+    assert [gpus.nodes_ever(Resources(1, 1024, gpus=count)) for count in (0, 2)] == [0, 2]
 
 
-def test_what_belongs_to_a_machine_is_never_there_for_runs() -> None:
+def test_daemonset_and_static_pods_reduce_the_total():
     daemon, own, other = pod("a", "500m"), pod("a", "250m"), pod("a", "1")
     daemon["metadata"]["ownerReferences"] = [{"kind": "DaemonSet", "name": "network"}]
     own["metadata"]["ownerReferences"] = [{"kind": "Node", "name": "a"}]
@@ -89,8 +89,8 @@ def test_what_belongs_to_a_machine_is_never_there_for_runs() -> None:
     assert (machine.total.cpus, machine.free.cpus) == (7.25, 6.25)
 
 
-def test_a_node_kind_counts_the_machines_that_take_it() -> None:
-    on = ClusterConfig.from_data(
+def test_a_node_kind_counts_the_machines_that_accept_it():
+    config = ClusterConfig.from_data(
         "east",
         {
             "volume": VOLUME,
@@ -98,79 +98,53 @@ def test_a_node_kind_counts_the_machines_that_take_it() -> None:
             "tolerations": {"gpu": [{"key": "pool", "operator": "Exists"}]},
         },
     )
-    kept = node("kept", taints=[{"key": "pool", "value": "gpu", "effect": "NoSchedule"}])
-    kept["metadata"]["labels"]["pool"] = "gpu"
-    found = capacity([kept, node("plain")], (), on)
+    reserved = node("kept", taints=[{"key": "pool", "value": "gpu", "effect": "NoSchedule"}])
+    reserved["metadata"]["labels"]["pool"] = "gpu"
+    result = capacity([reserved, node("plain")], (), config)
     wanted = Resources(8, 1024)
-    room = {kind: found.nodes_ever(wanted, kind) for kind in ("gpu", "none", "small", "")}
+    room = {kind: result.nodes_ever(wanted, kind) for kind in ("gpu", "none", "small", "")}
     assert room == {"gpu": 1, "none": 0, "small": 1, "": 1}
-    asked = job("job-1-1", 1, "8")
-    asked["metadata"]["annotations"] = {"trainyard.dev/spec": '{"kind": "gpu"}'}
-    held = capacity([kept, node("plain")], (), on, waiting=waiting_requests([asked], (), on))
-    assert {kind: held.nodes_now(wanted, kind) for kind in ("gpu", "small")} == {"gpu": 0, "small": 1}
+    request = job("job-1-1", 1, "8")
+    request["metadata"]["annotations"] = {"trainyard.dev/spec": '{"kind": "gpu"}'}
+    remaining = capacity([reserved, node("plain")], (), config, pending=pending_requests([request], (), config))
+    assert {kind: remaining.nodes_now(wanted, kind) for kind in ("gpu", "small")} == {"gpu": 0, "small": 1}
 
 
-def test_a_machine_with_the_gpus_own_taint_takes_runs_with_gpus_alone() -> None:
-    driver = {"key": "nvidia.com/gpu", "effect": "NoSchedule"}
-    found = capacity([node("a", taints=[driver], **{"nvidia.com__gpu": "4"})], (), CONFIG)
-    assert found.nodes_ever(Resources(1, 1024)) == 0
-    assert found.nodes_ever(Resources(1, 1024, gpus=2)) == 2
-
-
-def job(name: str, nodes: int, cpu: str, **status: int) -> dict[str, Any]:
+def job(name, nodes, cpu, **status):
     template = {"spec": {"containers": [{"resources": {"requests": {"cpu": cpu, "memory": "1Gi"}}}]}}
     return {"metadata": {"name": name}, "spec": {"completions": nodes, "template": template}, "status": status}
 
 
-def test_what_is_about_to_be_placed_holds_what_it_asks_for() -> None:
+def test_pending_pods_reserve_their_requests():
     placed = pod("a", "2")
     placed["metadata"]["labels"] = {"trainyard.dev/run": "job-1-1"}
-    waiting = waiting_requests(
+    waiting = pending_requests(
         [job("job-1-1", 3, "2"), job("job-2-1", 2, "1", succeeded=1, failed=1)], [placed], CONFIG
     )
     assert waiting == [(Resources(2.0, 1024), "")] * 2
-    found = free(node("a"), node("b"), pods=[placed], waiting=waiting)
-    assert found["a"].cpus == 2.0
-    assert found["b"].cpus == 8.0
+    result = free(node("a"), node("b"), pods=[placed], pending=waiting)
+    assert result["a"].cpus == 2.0
+    assert result["b"].cpus == 8.0
 
 
-def test_what_settings_declare_is_there_less_what_our_own_jobs_hold() -> None:
-    told = Capacity((NodeCapacity("a", Resources(4, 8192), Resources(4, 8192)),))
-    found = declared(told, [job("job-1-1", 2, "1500m")], CONFIG)
-    assert found.machines[0].free == Resources(1.0, 6144)
-    assert found.machines[0].total == Resources(4, 8192)
+def test_declared_capacity_is_reduced_by_live_jobs():
+    declared = Capacity((NodeCapacity("a", Resources(4, 8192), Resources(4, 8192)),))
+    result = declared_capacity(declared, [job("job-1-1", 2, "1500m")], CONFIG)
+    assert result.machines[0].free == Resources(1.0, 6144)
+    assert result.machines[0].total == Resources(4, 8192)
 
 
-def test_a_machine_is_lost_from_when_it_stopped_being_ready() -> None:
-    assert lost_since(node("a")) is None
-    assert lost_since(node("a", ready=False)) == 60.0
+def test_not_ready_since_is_the_conditions_transition_time():
+    assert not_ready_since(node("a")) is None
+    assert not_ready_since(node("a", ready=False)) == 60.0
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("1", 1),
-        ("500m", 0.5),
-        ("1.5", 1.5),
-        ("2Ki", 2048),
-        ("1Gi", 2**30),
-        ("1G", 1e9),
-        ("1e3", 1000),
-        ("100u", 1e-4),
-        ("2k", 2000),
-    ],
-)
-def test_quantities(text: str, number: float) -> None:
-    assert quantity(text) == pytest.approx(number)
+QUANTITIES = {"1": 1, "500m": 0.5, "1.5": 1.5, "2Ki": 2048, "1Gi": 2**30, "1G": 1e9, "1e3": 1000, "100u": 1e-4}
 
 
-@pytest.mark.parametrize("text", ["", "x", "1Zi", "--1", "1 Gi"])
-def test_what_is_no_quantity(text: str) -> None:
-    with pytest.raises(ValueError, match="no quantity"):
-        quantity(text)
-
-
-def test_cores_and_mebibytes() -> None:
-    assert cpus("250m") == 0.25
-    assert mebibytes("1Gi") == 1024
-    assert mebibytes("1000000000") == 953
+def test_quantities():
+    assert {text: quantity(text) for text in QUANTITIES} == pytest.approx(QUANTITIES)
+    assert (cpus("250m"), mebibytes("1Gi"), mebibytes("1000000000")) == (0.25, 1024, 953)
+    for text in ("", "x", "1Zi", "--1", "1 Gi"):
+        with pytest.raises(ValueError, match="not a valid quantity"):
+            quantity(text)

@@ -1,228 +1,214 @@
-"""The table of `docs/kubernetes.md`, line by line: what the API server and the pods say, and what it comes to."""
+"""How a run ends on Kubernetes: the outcome table of `docs/kubernetes.md`, and the times that are billed."""
 
 import dataclasses
-from typing import Any
 
 import pytest
 
-from runtime.backends.kubernetes_facts import JobFact, PodFact, pack_status, unpack_status
-from runtime.backends.kubernetes_guard import taken_down
-from runtime.backends.kubernetes_outcome import merge
-from runtime.specs import FailureCode, Outcome, RunPhase, RunStatus, Span
-from tests.runtime.backends.samples import END, FAILED, JOB, START, over, pod
+from runtime.backends.kubernetes.outcome import derive_status
+from runtime.backends.kubernetes.state import Termination, dump_status, load_status
+from runtime.specs import FailureCode, Outcome, RunPhase, Span
+from tests.runtime.backends.samples import END, FAILED, JOB, START, ended, running
 
 
-def record(*causes: dict[str, Any], **more: Any) -> dict[str, Any]:
+def record(*causes, **more):
     return {"phase": "ended", "started_at": START, "causes": list(causes), **more}
 
 
-def cause(kind: str, code: str, at: float = END - 1, node: int = 0, **more: Any) -> dict[str, Any]:
+def cause(kind, code, at=END - 1, node=0, **more):
     return {"kind": kind, "code": code, "at": at, "node": node, **more}
 
 
 RANK = cause("code_failed", "rank_exited", rank=1, node=1, exit_code=3, last_lines=["boom"])
 
 
-def run(job: JobFact, *pods: PodFact, records: Any = None, lost: Any = None, now: float = END + 5) -> RunStatus:
-    return merge(job, {one.node: one for one in pods}, records or {}, now=now, lost=lost)
+def status_of(job, *pods, records=None, unreachable=None, now=END + 5):
+    return derive_status(job, {one.node: one for one in pods}, records or {}, now=now, unreachable=unreachable)
 
 
-def test_a_run_that_completed_is_metered_from_its_last_nodes_start_to_its_last_end() -> None:
-    done = dataclasses.replace(JOB, ended_as="Complete", ended_at=END + 2)
-    status = run(done, over(0), over(1, finished_at=END - 3))
+def test_a_completed_run_is_metered_from_the_last_start_to_the_last_end():
+    done = dataclasses.replace(JOB, end_condition="Complete", ended_at=END + 2)
+    status = status_of(done, ended(0), ended(1, finished_at=END - 3))
     assert (status.phase, status.outcome, status.failure) == (RunPhase.ENDED, Outcome.COMPLETED, None)
     assert (status.started_at, status.finished_at) == (START, END)
     assert status.spans == (Span(2, START, END),)
 
 
-def test_both_pods_ended_well_before_the_job_says_so() -> None:
-    assert run(JOB, over(0), over(1)).outcome is Outcome.COMPLETED
+def test_a_run_completes_before_its_job_reports_it():
+    assert status_of(JOB, ended(0), ended(1)).outcome is Outcome.COMPLETED
 
 
 @pytest.mark.parametrize(
     ("pods", "phase"),
     [
         ((), RunPhase.STARTING),
-        ((pod(0), pod(1, started_at=None)), RunPhase.STARTING),
-        ((pod(0),), RunPhase.STARTING),
-        ((pod(0), pod(1)), RunPhase.RUNNING),
-        ((pod(0), over(1)), RunPhase.RUNNING),
-        ((pod(0), pod(1, deleted_at=END + 60)), RunPhase.STOPPING),
+        ((running(0), running(1, started_at=None)), RunPhase.STARTING),
+        ((running(0),), RunPhase.STARTING),
+        ((running(0), running(1)), RunPhase.RUNNING),
+        ((running(0), ended(1)), RunPhase.RUNNING),
+        ((running(0), running(1, deletion_deadline=END + 60)), RunPhase.STOPPING),
     ],
 )
-def test_a_run_runs_once_every_node_does(pods: tuple[PodFact, ...], phase: RunPhase) -> None:
-    status = run(JOB, *pods)
+def test_a_run_is_running_once_every_node_runs(pods, phase):
+    status = status_of(JOB, *pods)
     assert status.phase is phase
     assert status.outcome is None
     assert (status.started_at is None) == (phase is RunPhase.STARTING)
 
 
-def test_a_run_that_fails_is_stopping_until_its_last_pod_ended() -> None:
-    failing = dataclasses.replace(JOB, failing=True, failed_at=END, end_reason="BackoffLimitExceeded")
-    status = run(failing, over(1, 1), pod(0, deleted_at=END + 30), records={1: record(RANK)})
+def test_a_failed_run_is_stopping_until_its_last_pod_ended():
+    failing = dataclasses.replace(JOB, is_failing=True, failed_at=END, failure_reason="BackoffLimitExceeded")
+    status = status_of(failing, ended(1, 1), running(0, deletion_deadline=END + 30), records={1: record(RANK)})
     assert (status.phase, status.outcome) == (RunPhase.STOPPING, None)
 
 
-def test_pods_that_are_told_late_to_end_sooner_have_their_time_from_then() -> None:
-    stopped = taken_down(Outcome.STOPPED, FailureCode.STOPPED, "stopped", END)
-    # A shortened grace counts from the first request: by its own time this pod was due long ago.
-    late = pod(0, deleted_at=END + 1)
-    hurried = dataclasses.replace(JOB, taken_down=stopped, hurried_until=END + 100)
-    assert run(hurried, late, over(1, 1), now=END + 110).phase is RunPhase.STOPPING
-    assert run(hurried, late, over(1, 1), now=END + 116).phase is RunPhase.ENDED
+def test_a_shortened_grace_period_counts_from_the_later_stop():
+    stopped = Termination(Outcome.STOPPED, FailureCode.STOPPED, "stopped", END)
+    # Kubernetes computes the deadline from the first request, so it has passed already.
+    late = running(0, deletion_deadline=END + 1)
+    hurried = dataclasses.replace(JOB, termination=stopped, grace_end=END + 100)
+    assert status_of(hurried, late, ended(1, 1), now=END + 110).phase is RunPhase.STOPPING
+    assert status_of(hurried, late, ended(1, 1), now=END + 116).phase is RunPhase.ENDED
 
 
-# One line each: what is said of node 0, by the API server or by itself, while node 1 failed with it or not.
-TABLE = {
-    "code exited": ((over(0), over(1, 1)), {1: record(RANK)}, Outcome.CODE_FAILED, FailureCode.RANK_EXITED),
-    "code exited without a record": ((over(0), over(1, 3)), {}, Outcome.CODE_FAILED, FailureCode.RANK_EXITED),
-    "out of memory, by the kubelet": (
-        (over(0, 137, container_reason="OOMKilled"), over(1, 1)),
-        {1: record(cause("code_failed", "rank_exited", at=END + 0.5, node=1))},
-        Outcome.OUT_OF_MEMORY,
-        FailureCode.OUT_OF_MEMORY,
-    ),
-    "killed, and nobody says what for": (
-        (over(0, 137), over(1, 1, finished_at=END + 1)),
-        {},
-        Outcome.OUT_OF_MEMORY,
-        FailureCode.OUT_OF_MEMORY,
-    ),
-    "machine started anew": (
-        (over(0, 255, container_reason="Unknown"), over(1, 1)),
-        {1: record(cause("code_failed", "rank_exited", at=END - 5, node=1))},
-        Outcome.NODE_LOST,
-        FailureCode.NODE_LOST,
-    ),
-    "machine started anew, and its container is gone": (
-        (over(0, 137, container_reason="ContainerStatusUnknown"), over(1, 1)),
-        {},
-        Outcome.NODE_LOST,
-        FailureCode.NODE_LOST,
-    ),
-    "deleted by its Job before its container began": (
-        (over(0, 137, container_reason="ContainerStatusUnknown", started_at=None, deleted_at=END), over(1, 1)),
-        {1: record(RANK)},
-        Outcome.CODE_FAILED,
-        FailureCode.RANK_EXITED,
-    ),
-    "out of memory, by its record": (
-        (over(0, 1), over(1, 1)),
-        {0: record(cause("out_of_memory", "out_of_memory"))},
-        Outcome.OUT_OF_MEMORY,
-        FailureCode.OUT_OF_MEMORY,
-    ),
-    "evicted for its machine's sake": (
-        (over(0, 137, pod_reason="Evicted", disruption="TerminationByKubelet", disrupted_at=END), over(1, 1)),
-        {},
-        Outcome.NODE_LOST,
-        FailureCode.EVICTED,
-    ),
-    "evicted for its own": (
-        (
-            over(
-                0,
-                137,
-                pod_reason="Evicted",
-                disruption="TerminationByKubelet",
-                disrupted_at=END,
-                pod_message='Usage of EmptyDir volume "tmp" exceeds the limit "512Mi".',
-            ),
-            over(1, 1),
+@pytest.mark.parametrize("both", [True, False], ids=["both records", "the record of the failed rank is lost"])
+def test_an_exception_takes_precedence_over_its_echo(both):
+    error = {"exception": "ValueError", "message": "a wrong shape"}
+    raised = cause("code_failed", "rank_raised", at=END - 1, node=1, rank=1, exit_code=1, data=error)
+    echo = cause("code_failed", "rank_raised", at=END - 30, rank=0, exit_code=1, echo=True, data={"exception": "E"})
+    failed = dataclasses.replace(FAILED, failed_at=END, ended_at=END)
+    records = {0: record(echo, {**raised, "heard": True})} | ({1: record(raised)} if both else {})
+    status = status_of(failed, ended(0, 1), ended(1, 1), records=records)
+    assert (status.failure.rank, status.failure.code, status.failure.data) == (1, FailureCode.RANK_RAISED, error)
+    assert status.failure.message == "Rank 1 on node 1 raised ValueError: a wrong shape"
+
+
+def case(name, expected, *pods, **records):
+    """A row of the table: its expected end, both Pods (by default the second exited with 1), and causes by node."""
+    both = pods if len(pods) > 1 else (*pods, ended(1, 1))
+    return pytest.param(both, {int(node[-1]): record(one) for node, one in records.items()}, expected, id=name)
+
+
+def late(at):
+    return cause("code_failed", "rank_exited", at=at, node=1)
+
+
+EXITED = (Outcome.CODE_FAILED, FailureCode.RANK_EXITED)
+MEMORY = (Outcome.OUT_OF_MEMORY, FailureCode.OUT_OF_MEMORY)
+LOST = (Outcome.NODE_LOST, FailureCode.NODE_LOST)
+EVICTED = (Outcome.NODE_LOST, FailureCode.EVICTED)
+PREEMPTED = (Outcome.NODE_LOST, FailureCode.PREEMPTED)
+DISK = (Outcome.DISK_FULL, FailureCode.DISK_FULL)
+TIME = (Outcome.TIME_LIMIT, FailureCode.TIME_LIMIT)
+REJECTED = (Outcome.NO_CAPACITY, FailureCode.NODES_NOT_PLACED)
+UNUSABLE = (Outcome.PLATFORM_ERROR, FailureCode.IMAGE_UNUSABLE)
+EVICTION = {"pod_reason": "Evicted", "disruption": "TerminationByKubelet", "disrupted_at": END}
+OWN_LIMIT = 'Usage of EmptyDir volume "tmp" exceeds the limit "512Mi".'
+DRAIN = {"disruption": "EvictionByEvictionAPI"}
+PREEMPTION = {"disruption": "PreemptionByScheduler", "disrupted_at": END - 1}
+UNKNOWN = {"container_reason": "ContainerStatusUnknown"}
+DELETED = {**UNKNOWN, "started_at": None, "deletion_deadline": END}
+UNREACHABLE = {"disruption": "DeletionByTaintManager", "disrupted_at": END + 60, "deletion_deadline": END}
+SHUTDOWN = {"pod_reason": "Terminated", "disrupted_at": END}
+NO_ROOM = {"pod_reason": "OutOfcpu", "started_at": None}
+NO_PYTHON = {"container_reason": "StartError", "started_at": None}
+
+
+@pytest.mark.parametrize(
+    ("pods", "records", "expected"),
+    [
+        case("code exited", EXITED, ended(0), node1=RANK),
+        case("code exited without a record", EXITED, ended(0), ended(1, 3)),
+        case("memory, by the kubelet", MEMORY, ended(0, 137, container_reason="OOMKilled"), node1=late(END + 0.5)),
+        case("killed without a reason", MEMORY, ended(0, 137), ended(1, 1, finished_at=END + 1)),
+        case("memory, by its record", MEMORY, ended(0, 1), node0=cause("out_of_memory", "out_of_memory")),
+        case("machine restarted", LOST, ended(0, 255, container_reason="Unknown"), node1=late(END - 5)),
+        case("machine restarted, container status unknown", LOST, ended(0, 137, **UNKNOWN)),
+        case("deleted by its Job before its container started", EXITED, ended(0, 137, **DELETED), node1=RANK),
+        case("evicted because of its machine", EVICTED, ended(0, 137, **EVICTION)),
+        case("evicted because of its own limit", DISK, ended(0, 137, **EVICTION, pod_message=OWN_LIMIT)),
+        case(
+            "drained", EVICTED, ended(0, 1, **DRAIN, disrupted_at=END - 1), node1=cause("node_lost", "node_lost", END)
         ),
-        {},
-        Outcome.DISK_FULL,
-        FailureCode.DISK_FULL,
-    ),
-    "drained": (
-        (over(0, 1, disruption="EvictionByEvictionAPI", disrupted_at=END - 1), over(1, 1)),
-        {1: record(cause("node_lost", "node_lost", at=END))},
-        Outcome.NODE_LOST,
-        FailureCode.EVICTED,
-    ),
-    "preempted": (
-        (over(0, 1, disruption="PreemptionByScheduler", disrupted_at=END - 1), over(1, 1)),
-        {1: record(cause("code_failed", "rank_exited", at=END, node=1))},
-        Outcome.NODE_LOST,
-        FailureCode.PREEMPTED,
-    ),
-    "machine out of reach, found late": (
-        (pod(0, disruption="DeletionByTaintManager", disrupted_at=END + 60, deleted_at=END), over(1, 1)),
-        {1: record(cause("code_failed", "rank_exited", at=END - 5, node=1))},
-        Outcome.NODE_LOST,
-        FailureCode.NODE_LOST,
-    ),
-    "machine shut down": (
-        (over(0, 137, pod_reason="Terminated", disrupted_at=END), over(1, 1)),
-        {},
-        Outcome.NODE_LOST,
-        FailureCode.NODE_LOST,
-    ),
-    "no room on its machine": (
-        (over(0, None, pod_reason="OutOfcpu", started_at=None), over(1, 1)),
-        {},
-        Outcome.NO_CAPACITY,
-        FailureCode.NODES_NOT_PLACED,
-    ),
-    "the pod's own deadline": (
-        (over(0, 137, pod_reason="DeadlineExceeded"), over(1, 1)),
-        {},
-        Outcome.TIME_LIMIT,
-        FailureCode.TIME_LIMIT,
-    ),
-    "the run's deadline": (
-        (over(0, 1), over(1, 1)),
-        {0: record(cause("time_limit", "time_limit"))},
-        Outcome.TIME_LIMIT,
-        FailureCode.TIME_LIMIT,
-    ),
-    "disk full": (
-        (over(0, 1), over(1, 1)),
-        {0: record(cause("disk_full", "disk_full"))},
-        Outcome.DISK_FULL,
-        FailureCode.DISK_FULL,
-    ),
-    "our image has no Python": (
-        (over(0, 128, container_reason="StartError", started_at=None), over(1, 1)),
-        {},
-        Outcome.PLATFORM_ERROR,
-        FailureCode.IMAGE_UNUSABLE,
-    ),
-    "pods that never met, in our image": (
-        (over(0, 1), over(1, 1)),
-        {0: record(cause("platform_error", "nodes_not_met"), started_at=None)},
-        Outcome.PLATFORM_ERROR,
-        FailureCode.NODES_NOT_MET,
-    ),
-    "a peer that was lost, by the word of the other": (
-        (over(0, 1), over(1, 1)),
-        {1: record(cause("node_lost", "node_silent"))},
-        Outcome.CODE_FAILED,
-        FailureCode.NODE_SILENT,
-    ),
-    "a platform error, by its own word": (
-        (over(0, 1), over(1, 1)),
-        {0: record(cause("platform_error", "platform_error"))},
-        Outcome.CODE_FAILED,
-        FailureCode.PLATFORM_ERROR,
-    ),
-    "the code failed well before a drain": (
-        (over(0, 1, disruption="EvictionByEvictionAPI", disrupted_at=END), over(1, 1)),
-        {1: record({**RANK, "at": END - 30})},
-        Outcome.CODE_FAILED,
-        FailureCode.RANK_EXITED,
-    ),
-}
-
-
-@pytest.mark.parametrize("line", TABLE)
-def test_the_table_of_ends(line: str) -> None:
-    pods, records, outcome, code = TABLE[line]
-    lost = {0: END} if not pods[0].ended else None
-    status = run(FAILED, *pods, records=records, lost=lost)
+        case("preempted", PREEMPTED, ended(0, 1, **PREEMPTION), node1=late(END)),
+        case("machine unreachable, reported late", LOST, running(0, **UNREACHABLE), node1=late(END - 5)),
+        case("machine shut down", LOST, ended(0, 137, **SHUTDOWN)),
+        case("rejected by the kubelet", REJECTED, ended(0, None, **NO_ROOM)),
+        case("the pod's own deadline", TIME, ended(0, 137, pod_reason="DeadlineExceeded")),
+        case("the run's deadline", TIME, ended(0, 1), node0=cause("time_limit", "time_limit")),
+        case("disk full", DISK, ended(0, 1), node0=cause("disk_full", "disk_full")),
+        case("platform image without Python", UNUSABLE, ended(0, 128, **NO_PYTHON)),
+        case(
+            "a peer that was lost, by the other's record",
+            (Outcome.CODE_FAILED, FailureCode.NODE_SILENT),
+            ended(0, 1),
+            node1=cause("node_lost", "node_silent"),
+        ),
+        case(
+            "a platform error, by its own record",
+            (Outcome.CODE_FAILED, FailureCode.PLATFORM_ERROR),
+            ended(0, 1),
+            node0=cause("platform_error", "platform_error"),
+        ),
+        case(
+            "the code failed well before a drain",
+            EXITED,
+            ended(0, 1, **DRAIN, disrupted_at=END),
+            node1={**RANK, "at": END - 30},
+        ),
+    ],
+)
+def test_outcome_table(pods, records, expected):
+    status = status_of(FAILED, *pods, records=records, unreachable=None if pods[0].ended else {0: END})
     assert status.phase is RunPhase.ENDED
-    assert status.failure is not None
-    assert (status.outcome, status.failure.code) == (outcome, code)
+    assert (status.outcome, status.failure.code) == expected
+
+
+def test_pods_of_a_platform_image_that_never_met_are_a_platform_error():
+    records = {0: record(cause("platform_error", "nodes_not_met"), started_at=None)}
+    status = status_of(FAILED, ended(0, 1), ended(1, 1), records=records)
+    assert (status.outcome, status.failure.code) == (Outcome.PLATFORM_ERROR, FailureCode.NODES_NOT_MET)
+
+
+SUCCEEDED = record(phase="ended", exit_code=0, finished_at=END)
+BOTH = {0: SUCCEEDED, 1: SUCCEEDED}
+TAINTED = {"disruption": "DeletionByTaintManager", "disrupted_at": END + 60, "deletion_deadline": END + 60}
+FAILED_RECORD = record(cause("node_lost", "node_lost"), exit_code=1, finished_at=END)
+RUNNING_RECORD = {**SUCCEEDED, "phase": "running"}
+
+
+@pytest.mark.parametrize(
+    ("pods", "records", "lost", "is_completed"),
+    [
+        pytest.param((running(0), running(1)), BOTH, (), True, id="both kubelets are down, not reported yet"),
+        pytest.param((ended(0), running(1)), BOTH, (1,), True, id="the other machine is NotReady"),
+        pytest.param((ended(0), running(1, **TAINTED)), BOTH, (1,), True, id="its pod is being deleted for that"),
+        pytest.param((ended(0), ended(1, 255, container_reason="Unknown")), BOTH, (), True, id="it restarted"),
+        pytest.param((ended(0), running(1)), {0: SUCCEEDED}, (1,), True, id="its record is lost; node 0 ends last"),
+        pytest.param((running(0), ended(1)), {1: SUCCEEDED}, (0,), False, id="the record of node 0 is lost"),
+        pytest.param((ended(0), running(1)), {0: SUCCEEDED, 1: FAILED_RECORD}, (1,), False, id="it reports a failure"),
+        pytest.param((ended(0, 1), running(1)), {0: record(RANK), 1: RUNNING_RECORD}, (1,), False, id="it still ran"),
+    ],
+)
+def test_a_recorded_success_counts_even_if_the_machine_is_lost(pods, records, lost, *, is_completed):
+    status = status_of(JOB, *pods, records=records, unreachable=dict.fromkeys(lost, END + 40), now=END + 70)
+    assert status.phase is RunPhase.ENDED
+    assert status.outcome is (Outcome.COMPLETED if is_completed else Outcome.NODE_LOST)
+    assert not is_completed or status.finished_at == END
+
+
+@pytest.mark.parametrize(
+    ("lost", "outcome"), [({}, Outcome.STOPPED), ({0: END + 3}, Outcome.NODE_LOST), ({0: END + 300}, Outcome.STOPPED)]
+)
+def test_a_stopped_run_is_lost_only_with_its_machine(lost, outcome):
+    """A Pod that is overdue on a Ready machine was stopped: its kubelet keeps to the first grace period."""
+    termination = Termination(Outcome.STOPPED, FailureCode.STOPPED, "The run was stopped on request.", END)
+    spec = dataclasses.replace(JOB.spec, grace_seconds=60)
+    job = dataclasses.replace(JOB, spec=spec, termination=termination, grace_end=END + 2)
+    overdue = running(0, deletion_deadline=END + 2)
+    in_grace = status_of(job, overdue, ended(1, 1), now=END + 70)
+    assert in_grace.phase is RunPhase.STOPPING
+    final = status_of(job, overdue, ended(1, 1), unreachable=lost, now=END + 400)
+    assert (final.phase, final.outcome) == (RunPhase.ENDED, outcome)
 
 
 NEVER_FREE = ("node_lost", "platform_error", "no_capacity", "stopped")
@@ -230,118 +216,120 @@ NEVER_FREE = ("node_lost", "platform_error", "no_capacity", "stopped")
 
 @pytest.mark.parametrize("builtin", [True, False])
 @pytest.mark.parametrize("kind", NEVER_FREE)
-@pytest.mark.parametrize("code", ["node_lost", "node_silent", "nodes_not_met", "evicted", "platform_error", "made up"])
-def test_nothing_said_from_inside_a_pod_makes_a_run_free(kind: str, code: str, *, builtin: bool) -> None:
-    job = dataclasses.replace(FAILED, told={**FAILED.told, "builtin": builtin})
-    status = run(job, over(0, 1), over(1, 1), records={0: record(cause(kind, code)), 1: record(cause(kind, code))})
+@pytest.mark.parametrize("code", ["node_lost", "node_silent", "nodes_not_met", "evicted", "platform_error", "unknown"])
+def test_no_claim_from_inside_a_pod_makes_a_run_free(kind, code, *, builtin):
+    job = dataclasses.replace(FAILED, spec=dataclasses.replace(FAILED.spec, builtin=builtin))
+    claim = record(cause(kind, code))
+    status = status_of(job, ended(0, 1), ended(1, 1), records={0: claim, 1: claim})
     assert status.outcome is Outcome.CODE_FAILED
     assert (status.started_at, status.finished_at) == (START, END)
 
 
-def test_an_image_of_the_customers_may_say_what_it_likes_of_never_having_begun() -> None:
-    job = dataclasses.replace(FAILED, told={**FAILED.told, "builtin": False})
-    told = record(cause("platform_error", "nodes_not_met"), started_at=None)
-    status = run(job, over(0, 1), over(1, 1), records={0: told, 1: told})
+CUSTOMERS = dataclasses.replace(FAILED, spec=dataclasses.replace(FAILED.spec, builtin=False))
+
+
+def test_a_customers_image_cannot_claim_that_it_never_started():
+    never = record(cause("platform_error", "nodes_not_met"), started_at=None)
+    status = status_of(CUSTOMERS, ended(0, 1), ended(1, 1), records={0: never, 1: never})
     assert (status.outcome, status.started_at) == (Outcome.CODE_FAILED, START)
 
 
-def test_a_hang_is_paid_to_the_last_sign_by_our_image_and_whole_by_the_customers() -> None:
-    told = {0: record(cause("hung", "hung", data={"progress_at": START + 20}), progress_at=START + 30)}
-    assert run(FAILED, over(0, 1), over(1, 1), records=told).progress_at == START + 20
-    theirs = dataclasses.replace(FAILED, told={**FAILED.told, "builtin": False})
-    assert run(theirs, over(0, 1), over(1, 1), records=told).progress_at == END
+def test_a_hang_is_billed_to_the_last_progress_for_platform_images_only():
+    given = {0: record(cause("hung", "hung", data={"progress_at": START + 20}), progress_at=START + 30)}
+    assert status_of(FAILED, ended(0, 1), ended(1, 1), records=given).progress_at == START + 20
+    charged = status_of(CUSTOMERS, ended(0, 1), ended(1, 1), records=given)
+    assert charged.progress_at == END
+    assert charged.failure.data["charged_whole"], "the console explains it"
+    given[0]["causes"][0]["data"]["used_seconds"] = 4.0
+    ours = status_of(FAILED, ended(0, 1), ended(1, 1), records=given)
+    assert ours.progress_at == START + 24, "plus the CPU time that it used while it hung"
+    assert "charged_whole" not in ours.failure.data
 
 
-def test_an_image_without_python_that_the_customer_chose_is_the_customers() -> None:
-    theirs = dataclasses.replace(FAILED, told={**FAILED.told, "builtin": False})
-    status = run(
-        theirs, over(0, 128, container_reason="StartError", started_at=None), pod(1, started_at=None, ended=True)
-    )
-    assert status.outcome is Outcome.CODE_FAILED
-    assert status.started_at is None
+def test_a_customers_image_without_python_is_a_code_failure():
+    status = status_of(CUSTOMERS, ended(0, 128, **NO_PYTHON), running(1, started_at=None, ended=True))
+    assert (status.outcome, status.started_at) == (Outcome.CODE_FAILED, None)
 
 
-def test_what_was_stopped_was_stopped_though_its_code_fails_of_it() -> None:
-    why = taken_down(Outcome.STOPPED, FailureCode.STOPPED, "The run was stopped on request.", END - 2)
-    job = dataclasses.replace(FAILED, taken_down=why, end_reason="DeadlineExceeded")
-    status = run(job, over(0, 1), over(1, 1), records={1: record({**RANK, "at": END})})
-    assert status.outcome is Outcome.STOPPED
+STOP = Termination(Outcome.STOPPED, FailureCode.STOPPED, "The run was stopped on request.", END - 2)
 
 
-def test_what_had_failed_before_it_was_stopped_had_failed() -> None:
-    why = taken_down(Outcome.STOPPED, FailureCode.STOPPED, "The run was stopped on request.", END)
-    job = dataclasses.replace(FAILED, taken_down=why)
-    assert run(job, over(0, 1), over(1, 1), records={1: record({**RANK, "at": END - 5})}).outcome is Outcome.CODE_FAILED
+@pytest.mark.parametrize(
+    ("exit_codes", "failed_at", "outcome"),
+    [((0, 1), END, Outcome.STOPPED), ((0, 1), END - 7, Outcome.CODE_FAILED), ((0, 0), None, Outcome.COMPLETED)],
+    ids=["a failure after the stop", "a failure before the stop", "a run that completed all the same"],
+)
+def test_the_first_of_stop_and_end_counts(exit_codes, failed_at, outcome):
+    records = {1: record({**RANK, "at": failed_at})} if failed_at else {}
+    state = FAILED if failed_at else dataclasses.replace(JOB, end_condition="Complete", ended_at=END)
+    job = dataclasses.replace(state, termination=STOP, failure_reason="DeadlineExceeded")
+    pods = (ended(node, code) for node, code in enumerate(exit_codes))
+    assert status_of(job, *pods, records=records).outcome is outcome
 
 
-def test_a_stop_that_came_too_late_changes_nothing() -> None:
-    why = taken_down(Outcome.STOPPED, FailureCode.STOPPED, "The run was stopped on request.", END)
-    done = dataclasses.replace(JOB, taken_down=why, ended_as="Complete", ended_at=END)
-    assert run(done, over(0), over(1)).outcome is Outcome.COMPLETED
-
-
-def test_what_never_began_ends_at_once_when_it_is_stopped() -> None:
-    why = taken_down(Outcome.STOPPED, FailureCode.STOPPED, "The run was stopped on request.", END)
-    waiting = dataclasses.replace(JOB, suspended=True, begun_at=None, taken_down=why)
-    status = run(waiting)
+def test_stopping_a_suspended_run_ends_it_at_once():
+    waiting = dataclasses.replace(JOB, suspended=True, start_time=None, termination=STOP)
+    status = status_of(waiting)
     assert (status.phase, status.outcome, status.started_at) == (RunPhase.ENDED, Outcome.STOPPED, None)
 
 
-def test_a_gang_that_was_taken_down_never_ran() -> None:
-    why = taken_down(Outcome.NO_CAPACITY, FailureCode.NODES_NOT_PLACED, "Only 1 of 2.", END, placed=1, nodes=2)
-    job = dataclasses.replace(FAILED, taken_down=why, end_reason="DeadlineExceeded")
-    status = run(job, over(0, 1))
+def test_a_partly_placed_run_that_was_ended_never_ran():
+    termination = Termination(
+        Outcome.NO_CAPACITY, FailureCode.NODES_NOT_PLACED, "Only 1 of 2.", END, {"placed": 1, "nodes": 2}
+    )
+    job = dataclasses.replace(FAILED, termination=termination, failure_reason="DeadlineExceeded")
+    status = status_of(job, ended(0, 1))
     assert (status.outcome, status.started_at, status.spans) == (Outcome.NO_CAPACITY, None, ())
-    assert status.failure is not None
     assert status.failure.data == {"placed": 1, "nodes": 2}
 
 
-def test_pods_that_went_without_a_trace_are_not_the_customers_fault() -> None:
-    status = run(dataclasses.replace(FAILED, started_at=START))
+def test_pods_that_vanish_are_a_platform_error():
+    status = status_of(dataclasses.replace(FAILED, started_at=START))
     assert status.outcome is Outcome.PLATFORM_ERROR
     assert status.finished_at == END + 1
 
 
-def test_a_disruption_counts_though_its_pod_has_gone() -> None:
+def test_a_disruption_is_read_from_the_job_if_the_pod_is_deleted():
     message = "Pod runs/job-1-1-0-x7k2p has condition DisruptionTarget matching FailJob rule at index 0"
-    job = dataclasses.replace(FAILED, end_reason="PodFailurePolicy", end_message=message)
-    status = run(job, over(1, 1), records={1: record(cause("node_lost", "node_lost"))})
-    assert status.failure is not None
+    job = dataclasses.replace(FAILED, failure_reason="PodFailurePolicy", failure_message=message)
+    status = status_of(job, ended(1, 1), records={1: record(cause("node_lost", "node_lost"))})
     assert (status.outcome, status.failure.code, status.failure.node) == (Outcome.NODE_LOST, FailureCode.EVICTED, 0)
 
 
-def test_a_pod_that_should_be_gone_and_is_not_heard_of_is_lost() -> None:
-    hanging = pod(0, deleted_at=END + 20)
-    waiting = run(dataclasses.replace(JOB, failing=True), hanging, over(1, 1), now=END + 25)
+def test_an_overdue_pod_is_lost():
+    overdue = running(0, deletion_deadline=END + 20)
+    waiting = status_of(dataclasses.replace(JOB, is_failing=True), overdue, ended(1, 1), now=END + 25)
     assert waiting.phase is RunPhase.STOPPING
-    late = run(dataclasses.replace(JOB, failing=True), hanging, over(1, 1), now=END + 60)
+    late = status_of(dataclasses.replace(JOB, is_failing=True), overdue, ended(1, 1), now=END + 60)
     assert (late.phase, late.outcome) == (RunPhase.ENDED, Outcome.NODE_LOST)
 
 
-def test_when_a_run_began_is_kept_though_its_pods_are_gone() -> None:
+def test_the_start_time_survives_the_pods():
     kept = dataclasses.replace(FAILED, started_at=START)
-    assert run(kept, over(1, 1), records={1: record(RANK)}).started_at == START
-    told = run(FAILED, over(1, 1), records={1: record(RANK)})
-    assert told.started_at == START
+    assert status_of(kept, ended(1, 1), records={1: record(RANK)}).started_at == START
+    given = status_of(FAILED, ended(1, 1), records={1: record(RANK)})
+    assert given.started_at == START
 
 
-def test_a_run_is_not_metered_from_before_it_was_ordered() -> None:
+def test_a_run_never_starts_before_its_submission():
     early = dataclasses.replace(JOB, submitted_at=START + 0.4)
-    assert run(early, pod(0), pod(1)).started_at == START + 0.4
+    assert status_of(early, running(0), running(1)).started_at == START + 0.4
 
 
-def test_an_elastic_run_goes_on_without_a_node_and_pays_for_the_others() -> None:
-    elastic = dataclasses.replace(JOB, told={**JOB.told, "min_nodes": 1})
-    lost = over(0, 1, finished_at=START + 50, disruption="EvictionByEvictionAPI", disrupted_at=START + 49)
-    going = run(elastic, lost, pod(1))
-    assert going.phase is RunPhase.RUNNING
-    assert going.spans == (Span(2, START, START + 50), Span(1, START + 50, None))
-    ended = dataclasses.replace(elastic, failing=True, ended_as="Failed", ended_at=END, end_reason="FailedIndexes")
-    done = run(ended, lost, over(1))
+def test_an_elastic_run_pays_for_the_nodes_that_are_left():
+    elastic = dataclasses.replace(JOB, spec=dataclasses.replace(JOB.spec, min_nodes=1))
+    lost = ended(0, 1, finished_at=START + 50, disruption="EvictionByEvictionAPI", disrupted_at=START + 49)
+    running_on = status_of(elastic, lost, running(1))
+    assert running_on.phase is RunPhase.RUNNING
+    assert running_on.spans == (Span(2, START, START + 50), Span(1, START + 50, None))
+    failed = dataclasses.replace(
+        elastic, is_failing=True, end_condition="Failed", ended_at=END, failure_reason="FailedIndexes"
+    )
+    done = status_of(failed, lost, ended(1))
     assert (done.outcome, done.failure) == (Outcome.COMPLETED, None)
     assert done.spans == (Span(2, START, START + 50), Span(1, START + 50, END))
 
 
-def test_how_it_ended_survives_its_way_through_an_annotation() -> None:
-    status = run(FAILED, over(0), over(1, 1), records={1: record(RANK)})
-    assert unpack_status(pack_status(status)) == status
+def test_a_final_status_round_trips_through_json():
+    status = status_of(FAILED, ended(0), ended(1, 1), records={1: record(RANK)})
+    assert load_status(dump_status(status)) == status

@@ -1,118 +1,121 @@
-from __future__ import annotations
-
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from runtime.backends import watchdog
-from runtime.backends.cgroups import Group
-from runtime.backends.limits import CALM_SECONDS, Limits
-from runtime.backends.tree import Tree
+from runtime.backends.local import resource_limits
+from runtime.backends.local.cgroups import Group
+from runtime.backends.local.limits import SLOW_CHECK_SECONDS, Limits
+from runtime.backends.local.process_tree import ProcessTree
 from runtime.launcher import disk
-from runtime.launcher.node_limits import TICK_SECONDS
+from runtime.launcher.node_limits import CHECK_SECONDS
 from runtime.launcher.record import Record
 
 
-@pytest.mark.parametrize(
-    ("held", "started", "files", "tick"),
-    [
-        (True, True, 0, CALM_SECONDS),
-        (False, True, 0, TICK_SECONDS),
-        (True, False, 0, TICK_SECONDS),
-        (True, True, 20_000, TICK_SECONDS),
-    ],
-    ids=["held", "watched", "starting", "surveying"],
-)
-def test_a_node_that_the_kernel_holds_is_looked_at_seldom(
-    tmp_path: Path, held: bool, started: bool, files: int, tick: float
-) -> None:
+@pytest.fixture
+def limits(tmp_path):
+    """The limits of a node without files."""
     folders = {name: tmp_path / name for name in ("run", "checkpoints", "nodes")}
     for folder in folders.values():
         folder.mkdir()
+    written = {name: str(folders[name]) for name in ("run", "checkpoints")}
+    plan = {"nodes": 1, "elastic": False, "disk_bytes": 1 << 30, "written": written}
+    return Limits(plan, Record(tmp_path, None, node=0, address=""), ProcessTree(plan, tmp_path / "note"))
+
+
+@pytest.mark.parametrize(
+    ("in_cgroup", "has_started", "files", "interval"),
+    [
+        pytest.param(True, True, 0, SLOW_CHECK_SECONDS, id="in a control group"),
+        pytest.param(False, True, 0, CHECK_SECONDS, id="without a control group"),
+        pytest.param(True, False, 0, CHECK_SECONDS, id="before its code began"),
+        pytest.param(True, True, 20_000, CHECK_SECONDS, id="while its files are counted"),
+    ],
+)
+def test_a_node_in_a_control_group_is_checked_seldom(limits, tmp_path, in_cgroup, has_started, files, interval):  # noqa: PLR0917 - a table
     for number in range(files):
-        (folders["run"] / str(number)).touch()
-    order: dict[str, Any] = {
-        "nodes": 1,
-        "elastic": False,
-        "disk_bytes": 1 << 30,
-        "written": {name: str(folders[name]) for name in ("run", "checkpoints")},
-    }
-    record = Record(tmp_path, None, node=0, address="")
-    tree = Tree(order, tmp_path / "note")
-    limits = Limits(order, record, tree)
-    if held:
+        (tmp_path / "run" / str(number)).touch()
+    if in_cgroup:
         (tmp_path / "memory.oom_control").touch()
-        tree.group = Group({"memory": tmp_path, "pids": tmp_path}, unified=False)
+        limits._tree.group = Group({"memory": tmp_path, "pids": tmp_path}, unified=False)
     else:
-        tree.init = 0
-    if started:
-        record.data["started_at"] = 1.0
-    assert limits.due(100.0)
-    assert limits.look(100.0) is None
-    assert limits.tick_seconds == tick
-    assert limits.patience(100.0) == tick
-    assert not limits.due(100.0 + tick / 2)
-    assert limits.due(100.0 + tick)
+        limits._tree.init = 0
+    limits._record.data["started_at"] = 1.0 if has_started else None
+    assert limits.is_due(100.0)
+    assert limits.check(100.0) is None
+    assert limits.check_interval == limits.timeout(100.0) == interval
+    assert not limits.is_due(100.0 + interval / 2)
+    assert limits.is_due(100.0 + interval)
 
 
-@pytest.mark.parametrize(("free_mib", "blamed"), [(100, True), (10_000, False)], ids=["full before", "full since"])
-def test_in_doubt_a_disk_was_filled_by_the_run_unless_it_was_full_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_mib: int, blamed: bool
-) -> None:
-    """A run may end before anything was measured."""
-    free = free_mib << 20
-    monkeypatch.setattr(disk, "free_bytes", lambda _folder: free)
-    for name in ("run", "checkpoints"):
-        (tmp_path / name).mkdir()
-    order: dict[str, Any] = {
-        "nodes": 1,
-        "elastic": False,
-        "disk_bytes": 1 << 30,
-        "written": {name: str(tmp_path / name) for name in ("run", "checkpoints")},
-    }
-    limits = Limits(order, Record(tmp_path, None, node=0, address=""), Tree(order, tmp_path / "note"))
-    free = 0
-    verdict = limits.last_look()
-    assert (verdict is not None) == blamed
+@pytest.mark.parametrize(("free_mib", "is_blamed"), [(100, True), (10_000, False)], ids=["full before", "full since"])
+def test_in_doubt_a_disk_was_filled_by_the_run_unless_it_was_full_before(limits, monkeypatch, free_mib, is_blamed):
+    """A run may end before its first measurement."""
+    monkeypatch.setattr(disk, "free_bytes", lambda _folder: free_mib << 20)
+    begun = Limits(limits._plan, limits._record, limits._tree)
+    monkeypatch.setattr(disk, "free_bytes", lambda _folder: 0)
+    verdict = begun.check_after_end()
+    assert (verdict is not None) == is_blamed
     assert verdict is None or (verdict.kind, verdict.code) == ("platform_error", "disk_full")
 
 
-def a_crowd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tasks: int) -> Limits:
-    """The limits of a node whose launcher has wanted a core for three looks, and was given none."""
-    for name in ("run", "checkpoints", "nodes"):
-        (tmp_path / name).mkdir()
-    order: dict[str, Any] = {"nodes": 1, "elastic": False, "disk_bytes": 1 << 30}
-    order["written"] = {name: str(tmp_path / name) for name in ("run", "checkpoints")}
-    tree = Tree(order, tmp_path / "note")
-    tree.init, tree.group = 1, Group({"memory": tmp_path, "pids": tmp_path}, unified=False)
+def starve(limits, tmp_path, monkeypatch, tasks):
+    """Let the launcher want a core for three checks, and get none."""
+    limits._tree.init = 1
+    limits._tree.group = Group({"memory": tmp_path, "pids": tmp_path}, unified=False)
     (tmp_path / "pids.current").write_text(f"{tasks}\n")
-    record = Record(tmp_path, None, node=0, address="")
-    record.data["started_at"] = 1.0
-    monkeypatch.setattr(watchdog, "turn", lambda _pid: watchdog.Turn(wanting=True, ran_seconds=1.0, waited_seconds=2.0))
-    limits = Limits(order, record, tree)
+    limits._record.data["started_at"] = 1.0
+    schedule = resource_limits.CpuSchedule(is_runnable=True, ran_seconds=1.0, waited_seconds=2.0)
+    monkeypatch.setattr(resource_limits, "cpu_schedule", lambda _pid: schedule)
     begun = time.monotonic()
     for second in range(1, 4):
-        assert limits.look(begun + second) is None
-    return limits
+        assert limits.check(begun + second) is None
 
 
-def test_a_crowd_that_starves_its_launcher_is_no_lost_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = a_crowd(tmp_path, monkeypatch, tasks=1900)
-    silent = limits.look(time.monotonic() + 13)
-    lost = limits.explain({"kind": "node_lost", "node": 1}, time.monotonic() + 3)
-    assert silent is not None
-    assert (silent.kind, silent.code, silent.data) == ("code_failed", "too_many_processes", {"tasks": 1900})
-    assert lost == silent, "what it says of others follows from its own silence"
+def check_until_verdict(limits, since=None):
+    """Check once a second until the launcher has been silent for 12 seconds, and return the first verdict."""
+    begun = time.monotonic() if since is None else since
+    verdicts = (limits.check(begun + second) for second in range(4, 14))
+    return next((verdict for verdict in verdicts if verdict is not None), None)
+
+
+def test_processes_that_starve_their_launcher_are_no_lost_node(limits, tmp_path, monkeypatch):
+    starve(limits, tmp_path, monkeypatch, tasks=1900)
+    verdict = check_until_verdict(limits)
+    assert (verdict.kind, verdict.code, verdict.data) == ("code_failed", "too_many_processes", {"tasks": 1900})
+    lost = limits.explain_failure({"kind": "node_lost", "node": 1}, time.monotonic() + 3)
+    assert lost == verdict, "what it reports of other nodes follows from its own silence"
 
 
 @pytest.mark.parametrize("tasks", [20, 300], ids=["few", "the threads of honest training"])
-def test_a_launcher_that_is_silent_without_a_crowd_is_a_lost_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tasks: int
-) -> None:
-    limits = a_crowd(tmp_path, monkeypatch, tasks)
-    silent = limits.look(time.monotonic() + 13)
-    assert silent is not None
-    assert silent.kind == "node_lost"
-    assert limits.explain({"kind": "node_lost", "node": 1}, time.monotonic() + 3) is None
+def test_a_silent_launcher_beside_a_live_supervisor_is_the_codes_fault(limits, tmp_path, monkeypatch, tasks):
+    starve(limits, tmp_path, monkeypatch, tasks)
+    verdict = check_until_verdict(limits)
+    assert (verdict.kind, verdict.code) == ("code_failed", "launcher_killed")
+    assert limits.explain_failure({"kind": "node_lost", "node": 1}, time.monotonic() + 3) is None
+
+
+def test_a_launcher_silent_before_code_began_or_with_its_supervisor_is_the_platforms_fault(
+    limits, tmp_path, monkeypatch
+):
+    starve(limits, tmp_path, monkeypatch, 20)
+    assert limits.check(time.monotonic() + 600) is None, "the machine was suspended, so its time begins anew"
+    limits._record.data["started_at"] = None
+    verdict = check_until_verdict(limits, since=time.monotonic() + 600)
+    assert verdict.kind == "platform_error", "it did not start in time"
+
+
+@pytest.mark.parametrize("is_unified", [False, True], ids=["v1", "v2"])
+@pytest.mark.parametrize(("reached", "kind"), [(0, "platform_error"), (3, "out_of_memory")])
+def test_a_kill_for_memory_below_the_limit_is_the_fault_of_others(limits, tmp_path, reached, kind, is_unified):
+    limits._tree.group = Group({"memory": tmp_path, "pids": tmp_path}, unified=is_unified)
+    limits._plan["memory_bytes"] = 1 << 30
+    for name, text in {
+        "memory.limit_in_bytes": "1000000",
+        "memory.max_usage_in_bytes": str(700_000 + 99_000 * reached),
+        "memory.oom_control": "oom_kill 1",
+        "memory.events": f"max {reached}\noom_kill 1",
+        "pids.events": "max 0",
+    }.items():
+        (tmp_path / name).write_text(text + "\n")
+    failed = limits.explain_failure({"kind": "code_failed", "rank": 1}, time.monotonic())
+    assert limits.killed_for_memory().kind == failed.kind == kind

@@ -1,40 +1,37 @@
 """A network of its own, for root and for an ordinary user. Each try is a process that ends with it."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from runtime.backends import keeper, network
+from runtime.backends import network
+from runtime.backends.local.warm_pool import client
 
 NOBODY = 65534
 PR_SET_DUMPABLE = 4
 
 
-def in_a_fork(action: Callable[[], Any]) -> Any:
+def in_a_fork(action):
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         try:
-            told = action()
+            result = action()
         except BaseException as error:  # whatever it is, it is the test's answer
-            told = repr(error)
-        os.write(writing, json.dumps(told).encode())
+            result = repr(error)
+        os.write(writing, json.dumps(result).encode())
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as answer:
-        told = json.loads(answer.read())
+        result = json.loads(answer.read())
     os.waitpid(child, 0)
-    return told
+    return result
 
 
-def enter_and_look() -> list[Any]:
+def enter_and_look():
     before = str(Path("/proc/self/ns/net").readlink())
     why = network.enter()
     lines = Path("/proc/net/dev").read_text().splitlines()
@@ -44,7 +41,7 @@ def enter_and_look() -> list[Any]:
         return [why, str(Path("/proc/self/ns/net").readlink()) != before, devices, len(ports), os.getuid(), os.getgid()]
 
 
-def as_nobody() -> list[Any]:
+def as_nobody():
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
@@ -53,23 +50,23 @@ def as_nobody() -> list[Any]:
     return enter_and_look()
 
 
-def test_root_gets_one() -> None:
+def test_root_gets_a_network_of_its_own():
     if os.geteuid():
         pytest.skip("for root")
     assert in_a_fork(enter_and_look) == ["", True, ["lo"], 2, 0, 0]
 
 
-def test_an_ordinary_user_gets_one_and_stays_who_he_is() -> None:
+def test_an_unprivileged_user_gets_a_network_and_keeps_its_user_id():
     if os.geteuid():
         pytest.skip("only root can become somebody else")
     assert in_a_fork(as_nobody) == ["", True, ["lo"], 2, NOBODY, NOBODY]
 
 
-def test_a_user_who_gets_none_is_where_he_was() -> None:
+def test_a_refused_namespace_changes_nothing():
     if os.geteuid():
         pytest.skip("only root can become somebody else")
 
-    def refused() -> list[Any]:
+    def refused():
         os.setresuid(NOBODY, NOBODY, NOBODY)  # and cannot reach his own /proc: the attempt fails half-way
         return [network.enter(), os.getuid()]
 
@@ -77,7 +74,7 @@ def test_a_user_who_gets_none_is_where_he_was() -> None:
     assert in_a_fork(refused) == ["The kernel gives no network namespace: Permission denied.", NOBODY]
 
 
-def test_whether_there_are_any_is_found_out_beside_the_console() -> None:
+def test_the_check_for_networks_does_not_move_the_console():
     before = str(Path("/proc/self/ns/net").readlink())
-    assert keeper.network_gap() == ""
+    assert client.network_gap() == ""
     assert str(Path("/proc/self/ns/net").readlink()) == before

@@ -1,48 +1,26 @@
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
-from runtime.backends.recipes import Compilation, Smoke, names, read_recipe
 from runtime.errors import InvalidSpec
-from runtime.specs import Controller, Framework
-
-
-def test_the_recipes_of_the_house() -> None:
-    pytorch = read_recipe("pytorch")
-    assert pytorch.sections[0] == ((), ("torch==2.13.0",), None), "torch comes first and alone"
-    assert pytorch.sections[-1] == (("--no-deps",), ("torchvision==0.28.0",), None)
-    assert pytorch.checks
-    assert pytorch.smokes == (Smoke(Framework.PYTORCH),)
-    assert Smoke(Framework.TENSORFLOW) in read_recipe("tensorflow").smokes
+from runtime.images.recipes import Compilation, SmokeTest, can_use_gpus, names, read_recipe
+from runtime.specs import Controller, Flavour, Framework
 
 
 @pytest.mark.parametrize("name", names())
-def test_every_image_of_the_house_is_proven_by_a_run_and_pins_what_it_installs(name: str) -> None:
+def test_every_image_of_the_house_is_proven_by_a_run_and_pins_what_it_installs(name):
     recipe = read_recipe(name)
-    assert recipe.smokes
+    assert recipe.smoke_tests
     assert not recipe.unbuildable
     requirements = [requirement for section in recipe.sections for requirement in section.requirements]
     assert all("==" in requirement for requirement in requirements), requirements
 
 
-def test_horovod_is_compiled_with_both_controllers() -> None:
-    last = read_recipe("horovod").sections[-1]
-    assert last.requirements == ("horovod==0.28.1",)
-    assert last.compilation is not None
-    environment = dict(last.compilation.environment)
-    assert environment["HOROVOD_WITH_GLOO"] == environment["HOROVOD_WITH_MPI"] == "1"
-    assert ("-std=c++14", "-std=c++17") in last.compilation.flags
-
-
 @pytest.mark.parametrize("name", ["unknown", "../images/pytorch", "", "vision_hook"])
-def test_an_unknown_image(name: str) -> None:
+def test_an_unknown_image(name):
     with pytest.raises(InvalidSpec, match="There are: horovod, horovod-tensorflow, pytorch, tensorflow"):
         read_recipe(name)
 
 
-def test_every_word_of_the_language(tmp_path: Path) -> None:
+def test_every_word_of_the_language(tmp_path):
     (tmp_path / "all.txt").write_text(
         "# An image. check this: prose is no directive\n"
         "first==1\n"
@@ -74,17 +52,31 @@ def test_every_word_of_the_language(tmp_path: Path) -> None:
                 tools=("cmake==4", "wheel==1"),
                 environment=(("A", "1"), ("B", "x=y"), ("C", "")),
                 flags=(("-std=c++14", "-std=c++17"), ("-g", ""), ("", "-Wl,-rpath,$ORIGIN/..")),
-                empty=("a.cc", "b.cc"),
+                emptied_files=("a.cc", "b.cc"),
             ),
         ),
         ((), ("fourth==4",), None),
     )
     assert recipe.checks == ("import a", "import b; assert b.c == {1: 2}")
-    assert recipe.smokes == (Smoke(Framework.PYTORCH), Smoke(Framework.HOROVOD, Controller.MPI))
+    assert recipe.smoke_tests == (SmokeTest(Framework.PYTORCH), SmokeTest(Framework.HOROVOD, Controller.MPI))
 
 
 @pytest.mark.parametrize("line", ["# compile: flag -g", "# compile: faster", "# smoke: caffe", "# smoke: horovod ssh"])
-def test_a_directive_that_means_nothing_is_not_passed_over(line: str, tmp_path: Path) -> None:
+def test_a_directive_that_means_nothing_is_not_passed_over(line, tmp_path):
     (tmp_path / "odd.txt").write_text(f"{line}\nrequirement==1\n")
     with pytest.raises(ValueError, match=r"means nothing|is not a valid"):
         read_recipe("odd", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "cpu", "cuda", "unknown"),
+    [
+        ("pytorch", False, True, True),
+        ("horovod", False, True, True),
+        ("tensorflow", False, True, False),
+        ("horovod-tensorflow", False, False, False),
+        ("of-an-operator", True, True, True),
+    ],
+)
+def test_which_images_use_the_gpus_of_their_nodes(name, cpu, cuda, unknown):
+    assert [can_use_gpus(name, flavour) for flavour in (Flavour.CPU, Flavour.CUDA, None)] == [cpu, cuda, unknown]

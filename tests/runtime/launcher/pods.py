@@ -1,28 +1,24 @@
-"""Pods without a cluster: the real archive as first process of a real pid namespace, with a pod's files around it.
+"""Pods without a cluster: the real archive as the first process of a PID namespace, with the files of a Pod.
 
 Each has an address of loopback, an /etc/hosts that can be written late, a read-only root, a /tmp and a termination log
-of its own, and a user that the system does not know. What is outside plays the kubelet.
+of its own, and a user that the system does not know. The test plays the kubelet.
 """
-
-from __future__ import annotations
 
 import contextlib
 import json
 import os
 import random
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from runtime.backends import zipapp
-from runtime.launcher.signed import read_record
+from runtime.backends.kubernetes import launcher_archive
+from runtime.backends.sandbox import find_bubblewrap
+from runtime.launcher.signed_record import read_record
 
 RUN = "job-7-1"
 KEY = "the-records-key"
@@ -33,28 +29,29 @@ _SYSTEM = ("/usr", "/etc/ld.so.cache", "/etc/ssl/certs", "/etc/alternatives", "/
 _MERGED = ("bin", "sbin", "lib", "lib64")
 
 
-def free_port() -> int:
-    """A port that was free a moment ago, on every address."""
+def free_port():
+    """Return a port that is free on every address."""
     with socket.create_server(("0.0.0.0", 0)) as listener:
-        return int(listener.getsockname()[1])
+        return listener.getsockname()[1]
 
 
 class Pod:
-    """One pod that runs; `process` is bubblewrap, which ends as the pod's first process does."""
+    """A running Pod. `process` is bubblewrap, which ends with the Pod's first process."""
 
-    def __init__(self, cluster: Cluster, node: int, order: dict[str, Any], python: str, image: Path | None) -> None:
+    def __init__(self, cluster, node, order, python, image):
         self.node = node
         self.address = cluster.addresses[node]
         self.folder = cluster.folder / f"pod-{node}"
         self.folder.mkdir()
-        self.termination = self.folder / "termination-log"
-        self.termination.touch()
+        files = {
+            "order.json": json.dumps(order),
+            "nsswitch.conf": "hosts: files\n",
+            "passwd": "root:x:0:0::/root:/bin/sh\n",
+        }
+        for name, text in {**files, "termination-log": ""}.items():
+            (self.folder / name).write_text(text)
+        self.termination, self.stdout = self.folder / "termination-log", self.folder / "stdout"
         self.termination.chmod(0o666)
-        (self.folder / "order.json").write_text(json.dumps(order))
-        (self.folder / "nsswitch.conf").write_text("hosts: files\n")
-        (self.folder / "passwd").write_text("root:x:0:0::/root:/bin/sh\n")
-        self.stdout = self.folder / "stdout"
-        reading, writing = os.pipe()
         environment = {
             "TRAINYARD_NODE": str(node),
             "TRAINYARD_ADDRESS": self.address,
@@ -63,10 +60,10 @@ class Pod:
             "KUBERNETES_SERVICE_HOST": "10.0.0.1",
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             "OF_THE_IMAGE": "kept",
-            **cluster.image_environment,
         }
+        reading, writing = os.pipe()
         command = [
-            *("bwrap", "--info-fd", str(writing)),
+            *(find_bubblewrap(), "--info-fd", str(writing)),
             *self._arguments(cluster, python, image),
             *(argument for item in environment.items() for argument in ("--setenv", *item)),
             *(python, "-I", "-S", "/trainyard/launcher/launcher.pyz", "--pod"),
@@ -78,53 +75,69 @@ class Pod:
         with os.fdopen(reading, "rb") as info:
             self.pid = int(json.loads(info.read())["child-pid"])
 
-    def _arguments(self, cluster: Cluster, python: str, image: Path | None) -> list[str]:
+    def _arguments(self, cluster, python, image):
         built = ["--unshare-user", "--uid", str(USER), "--gid", str(USER), "--hostname", f"{RUN}-{self.node}"]
         built += ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--as-pid-1", "--die-with-parent", "--new-session"]
         built += ["--cap-drop", "ALL", "--clearenv", "--proc", "/proc", "--dev", "/dev"]
-        for source in _SYSTEM:
-            built += ["--ro-bind-try", source, source]
-        for name in _MERGED:
-            path = Path("/", name)
+        built += [argument for path in _SYSTEM for argument in ("--ro-bind-try", path, path)]
+        for path in (Path("/", name) for name in _MERGED):
             built += ["--symlink", str(path.readlink()), str(path)] if path.is_symlink() else []
         for folder in ("/tmp", "/dev/shm"):
             built += ["--perms", "1777", "--tmpfs", folder]
-        prefixes = {Path(python).resolve().parents[1], *([image] if image else [])}
-        for prefix in prefixes:
-            if not prefix.is_relative_to("/usr"):
-                built += ["--ro-bind", str(prefix), str(prefix)]
-        for name in ("passwd", "nsswitch.conf"):
-            built += ["--ro-bind", str(self.folder / name), f"/etc/{name}"]
-        built += ["--ro-bind", str(cluster.hosts), "/etc/hosts"]
-        built += ["--ro-bind", str(cluster.archive), "/trainyard/launcher/launcher.pyz"]
-        built += ["--ro-bind", str(self.folder / "order.json"), "/trainyard/order/order.json"]
-        built += ["--bind", str(self.termination), "/dev/termination-log"]
-        built += cluster.storage or ["--bind", str(cluster.root), "/trainyard/run-root"]
-        built += ["--bind", str(cluster.root / "run")]
-        built += ["/trainyard/run", "--bind", str(cluster.root / "checkpoints"), "/trainyard/checkpoints"]
-        built += ["--bind", str(cluster.workspace), "/workspace", "--dir", "/datasets"]
+        prefixes = {Path(python).resolve().parents[1], image} - {None}
+        read_only = {str(prefix): prefix for prefix in prefixes if not prefix.is_relative_to("/usr")} | {
+            "/etc/passwd": self.folder / "passwd",
+            "/etc/nsswitch.conf": self.folder / "nsswitch.conf",
+            "/etc/hosts": cluster.hosts,
+            "/trainyard/launcher/launcher.pyz": cluster.archive,
+            "/trainyard/order/order.json": self.folder / "order.json",
+        }
         if cluster.control_group is not None:
-            built += ["--ro-bind", str(cluster.control_group), "/sys/fs/cgroup"]
-        return [*built, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
+            read_only["/sys/fs/cgroup"] = cluster.control_group
+        writable = {
+            "/dev/termination-log": self.termination,
+            "/trainyard/run-root": cluster.root,
+            "/trainyard/run": cluster.root / "run",
+            "/trainyard/checkpoints": cluster.root / "checkpoints",
+            "/trainyard/outputs": cluster.root / "outputs",
+            "/workspace": cluster.workspace,
+        }
+        for option, binds in (("--ro-bind", read_only), ("--bind", writable)):
+            for target, source in binds.items():
+                is_replaced = target == "/trainyard/run-root" and cluster.storage
+                built += cluster.storage if is_replaced else [option, str(source), target]
+        return [
+            *built,
+            "--dir",
+            "/datasets",
+            "--dir",
+            "/models",
+            "--remount-ro",
+            "/dev",
+            "--remount-ro",
+            "/",
+            "--chdir",
+            "/",
+        ]
 
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the pod's first process, as the kubelet does: from outside."""
+    def signal(self, number):
+        """Send a signal to the Pod's first process, as the kubelet does."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
-    def wait(self, seconds: float = 60) -> int:
-        """The exit code of the pod's first process."""
+    def wait(self, seconds=60):
+        """Return the exit code of the Pod's first process."""
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"not in {seconds} s: {self.printed()}") from None
 
-    def printed(self) -> str:
-        """The pod's own output so far."""
+    def printed(self):
+        """Return the Pod's own output so far."""
         return self.stdout.read_text("utf-8", "replace") + (self.folder / "stderr").read_text("utf-8", "replace")
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self):
         """The last record, as a backend reads it."""
         signed = self.termination.read_bytes()
         assert len(signed) <= 4096
@@ -133,44 +146,32 @@ class Pod:
         return record
 
     @property
-    def causes(self) -> list[tuple[str, str]]:
-        """The kinds and codes of what went wrong."""
+    def causes(self):
+        """The kinds and codes of the causes of its end."""
         return [(cause["kind"], cause["code"]) for cause in self.record["causes"]]
 
 
 class Cluster:
-    """A few pods of one run, and the storage that they share."""
+    """The Pods of one run, and the storage that they share."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         self.root = folder / "run-root"
         self.workspace = folder / "workspace"
         self.hosts = folder / "hosts"
         self.archive = folder / "launcher.pyz"
-        self.pods: list[Pod] = []
-        self.addresses: list[str] = []
-        self.image_environment: dict[str, str] = {}
-        self.stdout: int | None = None
-        self.storage: list[str] = []
-        self.control_group: Path | None = None
-        for path in (self.root, self.root / "run", self.root / "checkpoints", self.workspace):
+        self.pods = []
+        self.addresses = []
+        self.stdout = None
+        self.storage = []
+        self.control_group = None
+        for path in (self.root, self.root / "run", self.root / "checkpoints", self.root / "outputs", self.workspace):
             path.mkdir()
         self.hosts.write_text("127.0.0.1 localhost\n")
-        self.archive.write_bytes(zipapp.build().data)
+        self.archive.write_bytes(launcher_archive.build())
 
-    def start(
-        self,
-        source: str,
-        nodes: int = 1,
-        *,
-        python: str = PYTHON,
-        image: Path | None = None,
-        late_names: bool = False,
-        only: Sequence[int] | None = None,
-        plan: dict[str, Any] | None = None,
-        **changes: Any,
-    ) -> list[Pod]:
-        """Start the script on so many nodes; `changes` are the order's. `late_names`: nobody is known yet."""
+    def start(self, source, nodes=1, *, python=PYTHON, image=None, late_names=False, only=None, plan=None, **changes):
+        """Start the script. `changes` are the order's. With `late_names`, names resolve only after `publish`."""
         (self.workspace / "train.py").write_text(textwrap.dedent(source))
         place = f"127.{random.randrange(1, 250)}.{random.randrange(250)}"
         self.addresses = [f"{place}.{node + 1}" for node in range(nodes)]
@@ -180,18 +181,18 @@ class Cluster:
         self.pods = [Pod(self, node, order, python, image) for node in only or range(nodes)]
         return self.pods
 
-    def publish(self) -> None:
-        """Let the names of all pods be known."""
+    def publish(self):
+        """Let the names of all Pods resolve."""
         with self.hosts.open("a") as file:
             for node, address in enumerate(self.addresses):
                 file.write(f"{address} {RUN}-{node}.{RUN} {RUN}-{node}\n")
 
     @staticmethod
-    def order(nodes: int, plan: dict[str, Any]) -> dict[str, Any]:
-        """What a backend would write for so many nodes."""
+    def order(nodes, plan):
+        """Return the order that a backend writes."""
         workers = plan.get("workers", 1)
         listening = nodes * workers if plan.get("framework") == "tensorflow" else 0
-        told = {
+        full_plan = {
             "run_id": RUN,
             "nodes": nodes,
             "workers": workers,
@@ -208,6 +209,7 @@ class Cluster:
             "workspace": "/workspace",
             "run_dir": "/trainyard/run",
             "checkpoint_dir": "/trainyard/checkpoints",
+            "output_dir": "/trainyard/outputs",
             "restart_count": 0,
             "omp_threads": 1,
             "interface": "",
@@ -226,24 +228,28 @@ class Cluster:
             "log_limit_bytes": 1 << 20,
             "memory_bytes": 1 << 30,
             "disk_bytes": 0,
-            "written": {"run": "/trainyard/run", "checkpoints": "/trainyard/checkpoints"},
+            "written": {
+                "run": "/trainyard/run",
+                "checkpoints": "/trainyard/checkpoints",
+                "outputs": "/trainyard/outputs",
+            },
             "gpus": 0,
             "python": "",
             "builtin_script": "",
             "environment": {},
-            "plan": told,
+            "plan": full_plan,
         }
 
-    def wait(self, seconds: float = 60) -> list[int]:
-        """The exit codes of all pods."""
+    def wait(self, seconds=60):
+        """Return the exit codes of all Pods."""
         return [pod.wait(seconds) for pod in self.pods]
 
-    def log(self, rank: int = 0) -> str:
-        """What a rank printed, as the run's folder has it."""
+    def log(self, rank=0):
+        """Return a rank's output in the run's folder."""
         path = self.root / "logs" / f"rank-{rank}.log"
         return path.read_text("utf-8", "replace") if path.exists() else ""
 
-    def wait_for(self, condition: Callable[[], object], seconds: float = 60) -> None:
+    def wait_for(self, condition, seconds=60):
         """Wait until the condition holds."""
         give_up_at = time.monotonic() + seconds
         while not condition():
@@ -251,18 +257,13 @@ class Cluster:
             assert time.monotonic() < give_up_at, f"not in {seconds} s: {logs} {[pod.printed() for pod in self.pods]}"
             time.sleep(0.02)
 
-    def wait_for_text(self, text: str, rank: int = 0) -> None:
+    def wait_for_text(self, text, rank=0):
         """Wait until a rank has printed the text."""
         self.wait_for(lambda: text in self.log(rank))
 
-    def close(self) -> None:
-        """End what runs; the kernel takes each pod's processes along."""
+    def close(self):
+        """Kill all Pods with their processes."""
         for pod in self.pods:
             pod.signal(signal.SIGKILL)
             pod.process.kill()
             pod.process.wait()
-
-
-def has_bubblewrap() -> bool:
-    """Whether pods can be had here."""
-    return shutil.which("bwrap") is not None

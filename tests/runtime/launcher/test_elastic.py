@@ -1,10 +1,7 @@
-from __future__ import annotations
-
 import pytest
 
-from runtime.launcher.elastic import Round, can_lose, first_round, horovod_slots, plan_of, reforms
+from runtime.launcher.elastic import Round, can_lose, can_reconnect, first_round, horovod_places, round_plan
 from runtime.launcher.frameworks import rank_environment
-from runtime.launcher.topology import Plan
 from tests.runtime.launcher.test_topology import PLAN
 
 ELASTIC = PLAN._replace(
@@ -12,15 +9,15 @@ ELASTIC = PLAN._replace(
 )
 
 
-def test_the_first_round_is_the_plan_as_it_was_submitted() -> None:
+def test_the_first_round_is_the_plan_as_it_was_submitted():
     assert first_round(ELASTIC) == Round(0, [0, 1, 2])
-    assert plan_of(ELASTIC, first_round(ELASTIC)) == ELASTIC._replace(homes=[0, 1, 2])
+    assert round_plan(ELASTIC, first_round(ELASTIC)) == ELASTIC._replace(homes=[0, 1, 2])
 
 
-def test_a_round_numbers_its_nodes_densely_and_has_a_port_of_its_own() -> None:
+def test_a_round_numbers_its_nodes_densely_and_has_a_port_of_its_own():
     following = first_round(ELASTIC).without(ELASTIC, 1)
     assert following == Round(1, [0, 2])
-    plan = plan_of(ELASTIC, following)
+    plan = round_plan(ELASTIC, following)
     assert (plan.node, plan.nodes, plan.world_size, plan.home) == (1, 2, 4, 2)
     assert plan.homes == [0, 2]
     assert plan.addresses == ["10.0.0.1", "10.0.0.3"]
@@ -37,11 +34,11 @@ def test_a_round_numbers_its_nodes_densely_and_has_a_port_of_its_own() -> None:
     assert {name: environment[name] for name in expected} == expected
 
 
-def test_tensorflow_moves_to_other_ports_together() -> None:
+def test_tensorflow_moves_to_other_ports_together():
     plan = ELASTIC._replace(
         framework="tensorflow", worker_ports=[1, 2, 3, 4, 5, 6], spare_ports=[11, 12, 13, 14, 15, 16]
     )
-    assert plan_of(plan, Round(1, [0, 2])).worker_ports == [11, 12, 13, 14]
+    assert round_plan(plan, Round(1, [0, 2])).worker_ports == [11, 12, 13, 14]
 
 
 @pytest.mark.parametrize(
@@ -55,28 +52,28 @@ def test_tensorflow_moves_to_other_ports_together() -> None:
         (ELASTIC._replace(min_nodes=3), [0, 1, 2], 1, False),
     ],
 )
-def test_which_node_can_be_spared(plan: Plan, members: list[int], node: int, expected: bool) -> None:
+def test_which_nodes_a_run_can_lose(plan, members, node, expected):
     assert can_lose(plan, Round(1, members), node) is expected
 
 
-def test_only_horovod_over_gloo_finds_itself_again() -> None:
-    assert not reforms(ELASTIC)
-    assert reforms(ELASTIC._replace(framework="horovod"))
-    assert not reforms(ELASTIC._replace(framework="horovod", controller="mpi"))
-    assert not reforms(PLAN._replace(framework="horovod"))
+def test_only_horovod_over_gloo_reconnects():
+    assert not can_reconnect(ELASTIC)
+    assert can_reconnect(ELASTIC._replace(framework="horovod"))
+    assert not can_reconnect(ELASTIC._replace(framework="horovod", controller="mpi"))
+    assert not can_reconnect(PLAN._replace(framework="horovod"))
     soft = first_round(ELASTIC).without(ELASTIC._replace(framework="horovod"), 1)
     assert soft.soft
-    assert soft.again() == Round(2, [0, 2])
+    assert soft.restarted() == Round(2, [0, 2])
 
 
-def test_horovod_workers_keep_their_host_and_get_new_ranks() -> None:
+def test_horovod_workers_keep_their_host_and_get_new_ranks():
     plan = ELASTIC._replace(framework="horovod")
     following = Round(1, [0, 2], soft=True)
-    assert horovod_slots(plan, following) == {
+    assert horovod_places(plan, following) == {
         "job-1-1-0:0": "0,4,0,2,0,2",
         "job-1-1-0:1": "1,4,1,2,0,2",
         "job-1-1-2:0": "2,4,0,2,1,2",
         "job-1-1-2:1": "3,4,1,2,1,2",
     }
-    again = plan_of(plan, following.again())
-    assert rank_environment(again, 0)["HOROVOD_HOSTNAME"] == "job-1-1-2", "a soft round may follow the hard one"
+    second = round_plan(plan, following.restarted())
+    assert rank_environment(second, 0)["HOROVOD_HOSTNAME"] == "job-1-1-2", "a soft round may follow the hard one"

@@ -1,69 +1,70 @@
-"""GPUs through a library of the test's own that speaks as NVML does."""
-
-from __future__ import annotations
+"""GPU usage, read through a fake of NVML."""
 
 import ctypes
 import threading
 import time
-from typing import Any
 
-from runtime.launcher.gpus import Gpu, Gpus
+import pytest
+
+from runtime.launcher.telemetry.gpus import Gpu, Gpus
+
+pytestmark = pytest.mark.late("it waits for a thread that asks the driver")
 
 OK, NOT_SUPPORTED = 0, 3
 
 
 class Library:
-    """Two GPUs, of which the second does not tell its power. Structures are filled as C would: through a pointer."""
+    """NVML with two GPUs; the second does not report its power. As in C, structures are filled through pointers."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.uuids = [b"GPU-a", b"GPU-b"]
         self.entered = threading.Event()
         self.stuck = threading.Event()
         self.stuck.set()
 
-    def nvmlInit_v2(self) -> int:  # noqa: N802 - NVML's name
+    def nvmlInit_v2(self):  # noqa: N802 - NVML's name
         return OK
 
-    def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: Any) -> int:  # noqa: N802 - NVML's name
+    def nvmlDeviceGetHandleByUUID(self, uuid, handle):  # noqa: N802 - NVML's name
         if uuid not in self.uuids:
             return NOT_SUPPORTED
         ctypes.cast(handle, ctypes.POINTER(ctypes.c_void_p))[0] = 16 + self.uuids.index(uuid)
         return OK
 
-    def nvmlDeviceGetUtilizationRates(self, handle: Any, filled: Any) -> int:  # noqa: N802 - NVML's name
+    def nvmlDeviceGetUtilizationRates(self, handle, filled):  # noqa: N802 - NVML's name
         self.entered.set()
         self.stuck.wait(30)
         numbers = ctypes.cast(filled, ctypes.POINTER(ctypes.c_uint))
         numbers[0], numbers[1] = 90, 40
         return OK
 
-    def nvmlDeviceGetMemoryInfo(self, handle: Any, filled: Any) -> int:  # noqa: N802 - NVML's name
+    def nvmlDeviceGetMemoryInfo(self, handle, filled):  # noqa: N802 - NVML's name
         numbers = ctypes.cast(filled, ctypes.POINTER(ctypes.c_ulonglong))
         numbers[0], numbers[1], numbers[2] = 80 << 30, 60 << 30, 20 << 30
         return OK
 
-    def nvmlDeviceGetPowerUsage(self, handle: Any, filled: Any) -> int:  # noqa: N802 - NVML's name
+    def nvmlDeviceGetPowerUsage(self, handle, filled):  # noqa: N802 - NVML's name
         if handle.value == 17:
             return NOT_SUPPORTED
         ctypes.cast(filled, ctypes.POINTER(ctypes.c_uint))[0] = 312500
         return OK
 
-    def nvmlDeviceGetTemperature(self, handle: Any, sensor: int, filled: Any) -> int:  # noqa: N802 - NVML's name
+    def nvmlDeviceGetTemperature(self, handle, sensor, filled):  # noqa: N802 - NVML's name
         assert sensor == 0
         ctypes.cast(filled, ctypes.POINTER(ctypes.c_uint))[0] = 61
         return OK
 
 
-def until_seen(gpus: Gpus) -> list[Gpu]:
+def until_seen(gpus):
     give_up_at = time.monotonic() + 20
-    while not gpus.seen and time.monotonic() < give_up_at:
+    while not gpus.readings and time.monotonic() < give_up_at:
         threading.Event().wait(0.01)
-    return gpus.seen
+    return gpus.readings
 
 
-def test_what_each_gpu_does() -> None:
+def test_gpu_usage_is_read():
     gpus = Gpus(["GPU-a", "GPU-b"], Library())
-    gpus.watch()
+    gpus.start()
     assert until_seen(gpus) == [
         Gpu(0, 90, 40, 20 << 30, 80 << 30, 312.5, 61),
         Gpu(1, 90, 40, 20 << 30, 80 << 30, None, 61),
@@ -71,24 +72,19 @@ def test_what_each_gpu_does() -> None:
     gpus.stop()
 
 
-def test_a_gpu_that_is_not_known_is_left_out() -> None:
-    gpus = Gpus(["GPU-x", "GPU-b"], Library())
-    assert [handle.value for handle in gpus.open()] == [17]
-
-
-def test_without_a_library_there_is_nothing_to_see() -> None:
-    assert Gpus(["GPU-a"]).open() == []
+def test_without_nvml_there_are_no_samples():
+    assert Gpus(["GPU-a"]).open_handles() == []
     none = Gpus([])
-    none.watch()
-    assert none.seen == []
+    none.start()
+    assert none.readings == []
 
 
-def test_a_driver_that_hangs_stops_nobody_else() -> None:
+def test_a_hanging_driver_blocks_no_reader():
     library = Library()
     library.stuck.clear()
     gpus = Gpus(["GPU-a"], library)
-    gpus.watch()
+    gpus.start()
     assert library.entered.wait(20)
-    assert gpus.seen == []
+    assert gpus.readings == []
     gpus.stop()
     library.stuck.set()

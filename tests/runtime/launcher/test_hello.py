@@ -7,9 +7,9 @@ from pathlib import Path
 from runtime.launcher import hello
 
 
-def test_every_rank_meets_rank_0_in_whatever_order_they_come() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port = str(found.getsockname()[1])
+def test_ranks_connect_to_rank_0_in_any_order():
+    with socket.create_server(("127.0.0.1", 0)) as result:
+        port = str(result.getsockname()[1])
     common = {**os.environ, "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks = [
         subprocess.Popen(
@@ -20,7 +20,7 @@ def test_every_rank_meets_rank_0_in_whatever_order_they_come() -> None:
         )
         for rank in ("2", "1", "0")
     ]
-    told = [process.communicate(timeout=60)[0] for process in ranks]
+    reported = [process.communicate(timeout=60)[0] for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0, 0]
-    assert "rank 0 says: well met" in told[0]
-    assert "rank 1 came from 127.0.0.1\nrank 2 came from 127.0.0.1\n" in told[2]
+    assert "rank 0 says: well met" in reported[0]
+    assert "rank 1 came from 127.0.0.1\nrank 2 came from 127.0.0.1\n" in reported[2]

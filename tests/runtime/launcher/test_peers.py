@@ -1,80 +1,86 @@
-"""The launchers among themselves, over real sockets on loopback: who is believed, and who counts as lost."""
-
-from __future__ import annotations
+"""Connections between launchers, over real sockets on loopback: authentication and lost nodes."""
 
 import json
 import selectors
 import socket
-from collections.abc import Iterator
+import time
 
 import pytest
 
-from runtime.launcher import peers as peers_module
-from runtime.launcher.peers import Peers
+from runtime.launcher.rendezvous import peers as peers_module
+from runtime.launcher.rendezvous.peers import Peers
+
+pytestmark = pytest.mark.late("it talks to real processes, with time limits of seconds")
 
 TOKEN = "the-runs-token"
 
 
-class Meeting:
-    """A hub that expects two more nodes, and a loop that turns until something holds."""
+class Hub:
+    """A hub that expects two more nodes, and its event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.selector = selectors.DefaultSelector()
-        self.hub = Peers(self.selector, 0, 3, TOKEN)
+        self.peers = Peers(self.selector, 0, 3, TOKEN)
         listener = socket.create_server(("127.0.0.1", 0))
-        self.address: tuple[str, int] = listener.getsockname()
+        self.address = listener.getsockname()
         self.listener = listener
-        self.hub.listen(listener)
-        self.said: list[tuple[int, str]] = []
-        self.open: list[socket.socket] = []
+        self.peers.listen(listener)
+        self.messages = []
+        self.open = []
 
-    def join(self, hello: dict[str, object]) -> socket.socket:
+    def join(self, hello):
         connection = socket.create_connection(self.address, timeout=10)
         connection.sendall(json.dumps({"type": "hello", **hello}).encode() + b"\n")
         self.open.append(connection)
         return connection
 
-    def turn(self, times: int = 1) -> None:
-        """Handle what there is, at least `times` ready sockets."""
+    @property
+    def closed_address(self):
+        """Return an address at which nothing listens."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            return free.getsockname()
+
+    def handle(self, times=1):
+        """Handle at least `times` ready sockets."""
         while times > 0:
             ready = self.selector.select(10)
             assert ready, "nothing happened"
             for key, _events in ready:
                 times -= 1
-                self.said += [(node, message["type"]) for node, message in self.hub.events(key.data)]
+                self.messages += [(node, message["type"]) for node, message in self.peers.events(key.data)]
 
-    def tick(self) -> None:
-        self.said += [(node, message["type"]) for node, message in self.hub.events(None)]
+    def handle_timers(self):
+        self.messages += [(node, message["type"]) for node, message in self.peers.events(None)]
 
 
 @pytest.fixture
-def meeting() -> Iterator[Meeting]:
-    made = Meeting()
-    yield made
-    for connection in [made.listener, *made.open]:
+def hub():
+    started = Hub()
+    yield started
+    for connection in [started.listener, *started.open]:
         connection.close()
-    for key in list(made.selector.get_map().values()):
+    for key in list(started.selector.get_map().values()):
         if hasattr(key.fileobj, "close"):
             key.fileobj.close()
-    made.selector.close()
+    started.selector.close()
 
 
-def test_all_nodes_meet_and_finish(meeting: Meeting) -> None:
-    first = meeting.join({"token": TOKEN, "node": 1})
-    meeting.turn(2)
-    assert meeting.hub.missing == [2]
-    meeting.join({"token": TOKEN, "node": 2})
-    meeting.turn(2)
-    assert meeting.hub.complete
+def test_all_nodes_meet_and_finish(hub):
+    first = hub.join({"token": TOKEN, "node": 1})
+    hub.handle(2)
+    assert hub.peers.missing == [2]
+    hub.join({"token": TOKEN, "node": 2})
+    hub.handle(2)
+    assert hub.peers.is_complete
     first.sendall(b'{"type": "done"}\n')
-    meeting.turn()
-    assert meeting.said == [(1, "done")]
-    meeting.hub.finished(1)
-    assert meeting.hub.some_finished
-    assert not meeting.hub.have_finished([0, 1, 2])
-    assert meeting.hub.have_finished([0, 1]), "of those that are left"
-    meeting.hub.finished(2)
-    assert meeting.hub.have_finished([0, 1, 2])
+    hub.handle()
+    assert hub.messages == [(1, "done")]
+    hub.peers.note_finished(1)
+    assert hub.peers.any_finished
+    assert not hub.peers.all_finished([0, 1, 2])
+    assert hub.peers.all_finished([0, 1]), "of the remaining nodes"
+    hub.peers.note_finished(2)
+    assert hub.peers.all_finished([0, 1, 2])
 
 
 @pytest.mark.parametrize(
@@ -89,53 +95,115 @@ def test_all_nodes_meet_and_finish(meeting: Meeting) -> None:
         {"token": [TOKEN], "node": 1},
     ],
 )
-def test_strangers_are_refused(meeting: Meeting, hello: dict[str, object]) -> None:
-    stranger = meeting.join(hello)
-    meeting.turn(2)
-    assert stranger.recv(1) == b""
-    assert meeting.hub.missing == [1, 2]
+def test_connections_without_the_token_are_refused(hub, hello):
+    impostor = hub.join(hello)
+    hub.handle(2)
+    assert impostor.recv(1) == b""
+    assert hub.peers.missing == [1, 2]
 
 
-def test_a_second_node_of_the_same_number_is_refused(meeting: Meeting) -> None:
-    meeting.join({"token": TOKEN, "node": 1})
-    meeting.turn(2)
-    again = meeting.join({"token": TOKEN, "node": 1})
-    meeting.turn(2)
-    assert again.recv(1) == b""
-    assert meeting.said == []
+def test_a_second_node_of_the_same_number_is_refused(hub):
+    hub.join({"token": TOKEN, "node": 1})
+    hub.handle(2)
+    second = hub.join({"token": TOKEN, "node": 1})
+    hub.handle(2)
+    assert second.recv(1) == b""
+    assert hub.messages == []
 
 
-def test_a_node_that_hangs_up_is_lost_once(meeting: Meeting) -> None:
-    meeting.join({"token": TOKEN, "node": 1}).close()
-    meeting.turn(3)
-    meeting.tick()
-    assert meeting.said == [(1, "lost")]
+def test_a_disconnected_node_is_reported_lost_once(hub):
+    hub.join({"token": TOKEN, "node": 1}).close()
+    hub.handle(3)
+    hub.handle_timers()
+    assert hub.messages == [(1, "lost")]
 
 
-def test_a_finished_node_may_hang_up(meeting: Meeting) -> None:
-    connection = meeting.join({"token": TOKEN, "node": 1})
-    meeting.turn(2)
-    meeting.hub.finished(1)
-    connection.close()
-    meeting.turn()
-    assert meeting.said == []
-
-
-def test_a_silent_node_is_lost(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
-    meeting.join({"token": TOKEN, "node": 1})
-    meeting.turn(2)
-    meeting.tick()
-    assert meeting.said == []
+def test_a_silent_node_is_lost(hub, monkeypatch):
+    hub.join({"token": TOKEN, "node": 1})
+    hub.handle(2)
+    hub.handle_timers()
+    assert hub.messages == []
     monkeypatch.setattr(peers_module, "SILENCE_SECONDS", -1.0)
-    meeting.tick()
-    meeting.tick()
-    assert meeting.said == [(1, "lost")]
+    hub.handle_timers()
+    hub.handle_timers()
+    assert hub.messages == [(1, "lost")]
 
 
-def test_strangers_that_say_nothing_are_let_go(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
-    connection = socket.create_connection(meeting.address, timeout=10)
-    meeting.open.append(connection)
-    meeting.turn()
+def test_connections_without_a_hello_are_closed(hub, monkeypatch):
+    connection = socket.create_connection(hub.address, timeout=10)
+    hub.open.append(connection)
+    hub.handle()
     monkeypatch.setattr(peers_module, "_HELLO_SECONDS", -1.0)
-    meeting.tick()
+    hub.handle_timers()
     assert connection.recv(1) == b""
+
+
+# A node that looks for the hub
+
+
+class Joiner(Peers):
+    """Node 1, with an event loop of its own."""
+
+    def __init__(self):
+        self.selector = selectors.DefaultSelector()
+        super().__init__(self.selector, 1, 3, TOKEN, "10.0.0.2")
+
+
+def wait_for_start(hub, node):
+    """Run both event loops until the node has received the hub's `start`."""
+    messages = []
+    give_up_at = time.monotonic() + 20
+    while not messages:
+        assert time.monotonic() < give_up_at
+        node.events(None)
+        for key, _events in node.selector.select(0.05):
+            messages += [(number, message["type"]) for number, message in node.events(key.data)]
+        for key, _events in hub.selector.select(0):
+            hub.peers.events(key.data)
+        if 1 not in hub.peers.missing:
+            hub.peers.send({"type": "start"})
+    return messages
+
+
+@pytest.fixture
+def node():
+    started = Joiner()
+    yield started
+    for key in list(started.selector.get_map().values()):
+        key.data.close()
+    started.selector.close()
+
+
+@pytest.mark.parametrize("behaviour", ["refuses", "nothing", "hangs up", "lies"])
+def test_a_listener_that_is_not_the_hub_is_ignored_and_the_hub_is_searched_again(hub, node, behaviour):
+    """DNS may return the address of another run's Pod or of another program. Neither is a lost node."""
+    with socket.create_server(("127.0.0.1", 0)) as impostor:
+        if behaviour == "refuses":
+            impostor.close()
+            node.join(hub.closed_address)
+        else:
+            node.join(impostor.getsockname())
+            connection = impostor.accept()[0]
+            hub.open.append(connection)
+            connection.recv(4096)
+            if behaviour == "lies":
+                connection.sendall(b'{"type": "welcome", "proof": "made up"}\n{"type": "start"}\n')
+            if behaviour == "hangs up":
+                connection.close()
+            for key, _events in node.selector.select(0 if behaviour == "nothing" else 10):
+                assert node.events(key.data) == []
+    node.join(hub.address)
+    assert wait_for_start(hub, node) == [(0, "start")]
+    assert hub.peers.addresses(["10.0.0.1", "stale", "10.0.0.3"]) == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+    node.join(("127.0.0.1", 1))
+    assert wait_for_start(hub, node) == [(0, "start")], "a node that has met the hub stays connected"
+
+
+def test_nodes_retry_until_the_hub_listens(hub, node):
+    address = hub.closed_address
+    node.join(address)
+    hub.selector.unregister(hub.listener)
+    hub.listener.close()
+    hub.listener = socket.create_server(address)
+    hub.peers.listen(hub.listener)
+    assert wait_for_start(hub, node) == [(0, "start")]

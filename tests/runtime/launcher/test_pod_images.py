@@ -1,18 +1,14 @@
-"""Pods with real interpreters and real frameworks: what else the archive meets in an image."""
-
-from __future__ import annotations
+"""The archive in Pods with other interpreters and real frameworks."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from runtime.backends import images
+from runtime.images import venvs
 from tests.runtime.images_of_ours import IMAGES
-from tests.runtime.launcher.pods import Cluster, has_bubblewrap
 
-pytestmark = pytest.mark.skipif(not has_bubblewrap(), reason="needs bubblewrap")
+pytestmark = pytest.mark.late("its pods are real processes, with time limits of seconds")
 
 INTERPRETERS = sorted(
     path
@@ -41,23 +37,17 @@ dist.destroy_process_group()
 """
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path)
-    yield made
-    made.close()
-
-
-def image(name: str) -> Path:
-    """The folder of a built image; the test fails where it is not built."""
-    if not images.is_ready(IMAGES, name):
+def image(name):
+    """Return the folder of a built image; fail the test if it is not built."""
+    if not venvs.is_ready(IMAGES, name):
         pytest.fail(f"There is no image '{name}' in {IMAGES}: run 'python manage.py build_image {name}' first.")
     return (IMAGES / name).resolve()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not INTERPRETERS, reason="there are no other interpreters")
 @pytest.mark.parametrize("python", INTERPRETERS, ids=lambda path: path.parents[1].name)
-def test_other_versions_of_python_run_the_archive(cluster: Cluster, python: Path) -> None:
+def test_other_versions_of_python_run_the_archive(cluster, python):
     source = """
     import os, sys, time
     print(sys.version_info[:2])
@@ -69,8 +59,9 @@ def test_other_versions_of_python_run_the_archive(cluster: Cluster, python: Path
     assert cluster.log(1).startswith("(3, ")
 
 
+@pytest.mark.cores(2)
 @pytest.mark.torch
-def test_two_pods_train_together(cluster: Cluster) -> None:
+def test_two_pods_train_together(cluster):
     folder = image("pytorch")
     pods = cluster.start(TRAINS, 2, python=str(folder / "bin" / "python"), image=folder, plan={"interface": "lo"})
     assert cluster.wait(120) == [0, 0], [pod.record for pod in pods]
@@ -80,20 +71,24 @@ def test_two_pods_train_together(cluster: Cluster) -> None:
     assert first == second, "every rank has the same model"
 
 
+@pytest.mark.slow
+@pytest.mark.cores(2)
 @pytest.mark.torch
-def test_the_platforms_check_works_in_a_pod(cluster: Cluster) -> None:
+def test_the_platforms_check_works_in_a_pod(cluster):
     folder = image("pytorch")
     plan = {"interface": "lo", "datasets": []}
     python = str(folder / "bin" / "python")
     cluster.start("", 2, python=python, image=folder, plan=plan, builtin_script="smoke")
     assert cluster.wait(120) == [0, 0], cluster.log()
     for rank in range(2):
-        found = json.loads((cluster.root / "run" / "check" / f"rank-{rank}.json").read_bytes())
-        assert all(finding["ok"] for finding in found["findings"]), found
+        result = json.loads((cluster.root / "run" / "check" / f"rank-{rank}.json").read_bytes())
+        assert all(finding["ok"] for finding in result["findings"]), result
 
 
+@pytest.mark.slow
+@pytest.mark.cores(2)
 @pytest.mark.torch
-def test_mpi_starts_ranks_in_other_pods_without_ssh(cluster: Cluster) -> None:
+def test_mpi_starts_ranks_in_other_pods_without_ssh(cluster):
     folder = image("horovod")
     source = """
     import os
@@ -110,5 +105,5 @@ def test_mpi_starts_ranks_in_other_pods_without_ssh(cluster: Cluster) -> None:
         assert f"total 3.0 {rank} 2 {rank} {rank}\n" in cluster.log(rank)
 
 
-def platform_logs(cluster: Cluster) -> list[str]:
+def platform_logs(cluster):
     return [path.read_text() for path in sorted((cluster.root / "logs").glob("node-*.log"))]

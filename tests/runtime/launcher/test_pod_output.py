@@ -1,42 +1,33 @@
-"""A pod's output: byte for byte in the run's folder and on stdout, capped, and never a reason to stand still."""
-
-from __future__ import annotations
+"""A Pod's output: the same bytes in the run's folder and on stdout, limited, and never blocking the run."""
 
 import os
 import random
 import re
+import selectors
 import zipfile
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.runtime.launcher.pods import Cluster, has_bubblewrap
+from runtime.launcher.pod import log_mux as module
+from runtime.launcher.pod.log_mux import LogMux
 
-pytestmark = pytest.mark.skipif(not has_bubblewrap(), reason="needs bubblewrap")
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path)
-    yield made
-    made.close()
+pytestmark = pytest.mark.late("its pods are real processes, with time limits of seconds")
 
 
-def together(stdout: bytes, rank: int) -> bytes:
-    """A rank's output, put together again from the pod's."""
+def output_of_rank(stdout, rank):
+    """Extract a rank's output from the Pod's."""
     whole, piece = str(rank).encode(), b"%d+" % rank
-    found = []
+    result = []
     for line in stdout.split(b"\n")[:-1]:
         name, _, text = line.partition(b"\t")
         if name == whole:
-            found += [text, b"\n"]
+            result += [text, b"\n"]
         elif name == piece:
-            found.append(text)
-    return b"".join(found)
+            result.append(text)
+    return b"".join(result)
 
 
-def test_output_is_the_same_in_both_places_byte_for_byte(cluster: Cluster) -> None:
+def test_output_is_the_same_in_both_places_byte_for_byte(cluster):
     source = """
     import os, random, sys
     made = random.Random(int(os.environ["RANK"]))
@@ -49,17 +40,17 @@ def test_output_is_the_same_in_both_places_byte_for_byte(cluster: Cluster) -> No
     (pod,) = cluster.start(source, plan={"workers": 2}, log_limit_bytes=1 << 26)
     assert pod.wait() == 0
     for rank in range(2):
-        made = random.Random(rank)
+        created = random.Random(rank)
         written = b""
         for _ in range(300):
-            data = made.randbytes(made.choice([1, 30, 4000, 20000]))
-            written += data.replace(b"\n", b"\r") + made.choice([b"", b"\n", b"\n\n"])
+            data = created.randbytes(created.choice([1, 30, 4000, 20000]))
+            written += data.replace(b"\n", b"\r") + created.choice([b"", b"\n", b"\n\n"])
         stored = (cluster.root / "logs" / f"rank-{rank}.log").read_bytes()
         assert stored == written + b"no end"
-        assert together(pod.stdout.read_bytes(), rank) == stored
+        assert output_of_rank(pod.stdout.read_bytes(), rank) == stored
 
 
-def test_a_flood_is_cut_in_both_places_and_the_run_goes_on(cluster: Cluster) -> None:
+def test_output_beyond_the_limit_is_cut_in_both_places(cluster):
     source = """
     for number in range(200_000): print("a line that is one of very many", number)
     """
@@ -68,15 +59,15 @@ def test_a_flood_is_cut_in_both_places_and_the_run_goes_on(cluster: Cluster) -> 
     stored = (cluster.root / "logs" / "rank-0.log").read_bytes()
     assert len(stored) < 101_000
     assert b"[trainyard] This rank's log has reached its limit" in stored
-    assert together(pod.stdout.read_bytes(), 0) == stored
+    assert output_of_rank(pod.stdout.read_bytes(), 0) == stored
 
 
-def test_a_prompt_without_an_end_is_shown_while_the_code_waits(cluster: Cluster) -> None:
+def test_a_prompt_without_an_end_is_shown_while_the_code_waits(cluster):
     cluster.start("import time; print('10%|', end='', flush=True); time.sleep(600)")
     cluster.wait_for(lambda: "0+\t10%|\n" in cluster.pods[0].printed())
 
 
-def test_a_closed_stdout_is_no_reason_to_fail(cluster: Cluster) -> None:
+def test_a_closed_stdout_does_not_fail_the_run(cluster):
     reading, writing = os.pipe()
     os.close(reading)
     cluster.stdout = writing
@@ -86,7 +77,8 @@ def test_a_closed_stdout_is_no_reason_to_fail(cluster: Cluster) -> None:
     assert cluster.log().endswith("a line 49999\n")
 
 
-def test_a_stdout_that_nobody_reads_holds_the_run_up_for_a_moment_only(cluster: Cluster) -> None:
+@pytest.mark.slow
+def test_an_unread_stdout_delays_the_run_only_briefly(cluster):
     reading, writing = os.pipe()
     cluster.stdout = writing
     try:
@@ -101,7 +93,7 @@ def test_a_stdout_that_nobody_reads_holds_the_run_up_for_a_moment_only(cluster: 
     assert pod.record["causes"] == []
 
 
-def test_a_slow_reader_of_stdout_misses_nothing(cluster: Cluster) -> None:
+def test_a_slow_reader_of_stdout_misses_nothing(cluster):
     reading, writing = os.pipe()
     cluster.stdout = writing
     (pod,) = cluster.start("for number in range(300_000): print('a line', number)", log_limit_bytes=1 << 26)
@@ -111,9 +103,10 @@ def test_a_slow_reader_of_stdout_misses_nothing(cluster: Cluster) -> None:
         while data := pipe.read(8192):
             seen += data
     assert pod.wait() == 0
-    assert together(seen, 0) == (cluster.root / "logs" / "rank-0.log").read_bytes()
+    assert output_of_rank(seen, 0) == (cluster.root / "logs" / "rank-0.log").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("storage", "problem"),
     [
@@ -122,26 +115,14 @@ def test_a_slow_reader_of_stdout_misses_nothing(cluster: Cluster) -> None:
     ],
     ids=["read-only", "full"],
 )
-def test_storage_that_takes_nothing_is_told_and_not_fatal(cluster: Cluster, storage: list[str], problem: str) -> None:
+def test_unwritable_storage_is_reported_and_not_fatal(cluster, storage, problem):
     cluster.storage = storage
     (pod,) = cluster.start("for number in range(10_000): print('a line', number)")
     assert pod.wait() == 0
     record = pod.record
     assert re.search(problem, record["detail"])
     assert (record["exit_code"], record["causes"]) == (0, [])
-    assert together(pod.stdout.read_bytes(), 0).endswith(b"a line 9999\n")
-
-
-def test_a_record_with_much_to_say_still_fits(cluster: Cluster) -> None:
-    source = """
-    import sys
-    for number in range(40): print("\u7ecf" * 2000, number)
-    raise ValueError("x" * 5000)
-    """
-    (pod,) = cluster.start(source, 1, plan={"workers": 8})
-    assert pod.wait() == 1
-    cause = pod.record["causes"][0]
-    assert (cause["kind"], cause["exit_code"]) == ("code_failed", 1)
+    assert output_of_rank(pod.stdout.read_bytes(), 0).endswith(b"a line 9999\n")
 
 
 HELD_OUTPUT = "from launcher.ranklog import RankLog; RankLog._append = lambda self, data: time.sleep(1000)"
@@ -152,6 +133,7 @@ Record._write = lambda self: time.sleep(1000) if self.phase == "ended" else writ
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("held", "source", "causes"),
     [
@@ -161,9 +143,7 @@ Record._write = lambda self: time.sleep(1000) if self.phase == "ended" else writ
     ],
     ids=["while it runs", "when it has ended", "at its last record"],
 )
-def test_storage_that_stands_still_keeps_no_run_from_its_end(
-    cluster: Cluster, held: str, source: str, causes: list[tuple[str, str]]
-) -> None:
+def test_blocked_storage_does_not_delay_the_end_of_a_run(cluster, held, source, causes):
     with zipfile.ZipFile(cluster.archive) as archive:
         sources = {name: archive.read(name) for name in archive.namelist()}
     entry = f"import time\n{held}\nfrom launcher.__main__ import start\nstart()"
@@ -174,3 +154,53 @@ def test_storage_that_stands_still_keeps_no_run_from_its_end(
     assert pod.wait(60) == (1 if causes else 0)
     assert pod.causes == causes
     assert ("stood still" in pod.record["detail"]) is bool(causes)
+
+
+# Without a pod
+
+
+class Listener:
+    """A LogMux, and the other end of its pipe."""
+
+    def __init__(self):
+        self.reading, self.writing = os.pipe()
+        os.set_blocking(self.reading, False)
+        self.selector = selectors.DefaultSelector()
+        self.log_mux = LogMux(self.selector, self.writing)
+
+    def read(self):
+        received = b""
+        while True:
+            try:
+                received += os.read(self.reading, 1 << 20)
+            except BlockingIOError:
+                return received
+
+
+@pytest.fixture
+def listener():
+    created = Listener()
+    yield created
+    created.selector.close()
+    for descriptor in (created.reading, created.writing):
+        os.close(descriptor)
+
+
+def test_a_slow_reader_of_stdout_slows_ranks_and_then_misses_output(listener, monkeypatch):
+    line = b"x" * 999 + b"\n"
+    for _ in range(2000):
+        listener.log_mux.write(0, line)
+    assert listener.log_mux.is_full
+    assert listener.selector.get_map()
+    monkeypatch.setattr(module, "STALL_SECONDS", -1.0)
+    assert not listener.log_mux.is_full
+    for _ in range(2000):
+        listener.log_mux.write(0, line)
+    monkeypatch.undo()
+    received = b""
+    for _ in range(100):
+        received += listener.read()
+        listener.log_mux.flush()
+    assert received.count(line) < 4000
+    assert received.endswith(b"-\t[trainyard] Output is missing here because nothing read it.\n")
+    assert not listener.selector.get_map(), "nobody is woken for nothing"

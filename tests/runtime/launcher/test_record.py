@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 import json
 import os
 import time
-from pathlib import Path
 
 import pytest
 
@@ -12,18 +9,17 @@ from runtime.launcher.record import Record, Verdict
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> Record:
+def record(tmp_path):
     for folder in ("nodes", "logs"):
         (tmp_path / folder).mkdir()
     return Record(tmp_path, tmp_path / "bell", node=1, address="127.0.0.1")
 
 
-def written(record: Record) -> dict[str, object]:
-    read: dict[str, object] = json.loads((record.folder / "nodes" / "1.json").read_bytes())
-    return read
+def written(record):
+    return json.loads((record.folder / "nodes" / "1.json").read_bytes())
 
 
-def test_what_happened_is_on_disk_and_told(record: Record) -> None:
+def test_saved_events_are_on_disk_and_notified(record):
     record.save()
     record.add_cause(Verdict("disk_full", "disk_full", "Too much.", data={"limit_mib": 3}))
     record.save()
@@ -31,59 +27,59 @@ def test_what_happened_is_on_disk_and_told(record: Record) -> None:
     (cause,) = record.causes
     assert written(record)["causes"] == [cause]
     assert (cause["node"], cause["rank"], cause["data"]) == (1, None, {"limit_mib": 3})
-    record.ring_if_due(time.monotonic())
+    record.notify_if_due(time.monotonic())
     assert (record.folder / "bell").exists()
 
 
-def test_a_resting_bell_rings_later_and_for_the_end_at_once(record: Record) -> None:
-    record.rest_the_bell(60)
+def test_a_delayed_notification_is_sent_at_once_at_the_end(record):
+    record.delay_notification(60)
     record.save()
     now = time.monotonic()
-    record.ring_if_due(now)
+    record.notify_if_due(now)
     assert not (record.folder / "bell").exists()
-    assert 55 < record.patience(now) <= 60
-    record.ring_if_due(now + 61)
+    assert 55 < record.timeout(now) <= 60
+    record.notify_if_due(now + 61)
     assert (record.folder / "bell").exists()
     (record.folder / "bell").unlink()
-    record.rest_the_bell(60)
+    record.delay_notification(60)
     record.finish(exit_code=0)
     assert (record.folder / "bell").exists()
 
 
-def test_a_beat_changes_the_records_time_and_nothing_else(record: Record) -> None:
+def test_a_heartbeat_changes_only_the_records_time(record):
     record.save()
     path = record.folder / "nodes" / "1.json"
     os.utime(path, (1, 1))
     before = path.stat().st_ino
-    record.beat()
+    record.heartbeat()
     assert path.stat().st_mtime > 1
     assert path.stat().st_ino == before
 
 
-def test_progress_and_checkpoints_are_written_with_the_next_beat(record: Record) -> None:
+def test_progress_and_checkpoints_are_written_with_the_next_heartbeat(record):
     record.save()
-    record.progress(100.0)
-    record.checkpoint(50.0)
+    record.note_progress(100.0)
+    record.note_checkpoint(50.0)
     assert written(record)["progress_at"] is None
-    record.beat()
+    record.heartbeat()
     assert (written(record)["progress_at"], written(record)["checkpoint_at"]) == (100.0, 50.0)
-    record.progress(90.0)
-    record.progress(time.time() + 1000)
-    record.beat()
-    told = written(record)["progress_at"]
-    assert isinstance(told, float)
-    assert 100.0 < told <= time.time(), "the future is no sign of life"
+    record.note_progress(90.0)
+    record.note_progress(time.time() + 1000)
+    record.heartbeat()
+    reported = written(record)["progress_at"]
+    assert isinstance(reported, float)
+    assert 100.0 < reported <= time.time(), "the future is no sign of life"
 
 
-def test_a_disk_that_refuses_is_asked_again(record: Record) -> None:
+def test_a_failed_write_is_retried_at_the_next_heartbeat(record):
     (record.folder / "nodes").rename(record.folder / "away")
     record.save()
     (record.folder / "away").rename(record.folder / "nodes")
-    record.beat()
+    record.heartbeat()
     assert written(record)["phase"] == "starting"
 
 
-def test_samples_are_lines_and_have_a_limit(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_are_lines_and_have_a_limit(record, monkeypatch):
     path = record.folder / "nodes" / "1.samples.jsonl"
     record.add_sample({"type": "sample", "cpu": 1})
     assert path.read_text() == '{"cpu": 1}\n'
@@ -92,15 +88,3 @@ def test_samples_are_lines_and_have_a_limit(record: Record, monkeypatch: pytest.
     for _ in range(100):
         small.add_sample({"cpu": 1})
     assert (record.folder / "nodes" / "2.samples.jsonl").stat().st_size <= 100
-
-
-def test_stacks_are_cut(record: Record) -> None:
-    record.add_stacks(3, "x" * (1 << 20))
-    assert (record.folder / "logs" / "stacks-3.txt").stat().st_size == module.STACKS_LIMIT_BYTES
-
-
-def test_the_last_record_says_so(record: Record) -> None:
-    record.add_detail("One thing.")
-    record.add_detail("Another.")
-    record.finish(finished_at=7.0, exit_code=0)
-    assert (written(record)["phase"], written(record)["detail"]) == ("ended", "One thing. Another.")

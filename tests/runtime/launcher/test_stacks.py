@@ -1,6 +1,4 @@
-"""Where a rank stands: read from its interpreter's word, and asked of real processes."""
-
-from __future__ import annotations
+"""The state of a rank, from its interpreter's stacks and from real processes."""
 
 import os
 import select
@@ -9,18 +7,27 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
+from json import dumps
 from pathlib import Path
 
 import pytest
 
 from runtime.launcher import rank
-from runtime.launcher.plain import dumps
-from runtime.launcher.progress import NOT_WAITING, WAITING, WAITING_IF_IDLE, Stand
-from runtime.launcher.report import LONGEST_LINE
-from runtime.launcher.sampling import read_processes
-from runtime.launcher.stacks import LARGEST_TEXT, LONGEST_SECONDS, Asked, Look, main_frames, stack_lines, stand, why_not
+from runtime.launcher.protocol import MAX_LINE_BYTES
+from runtime.launcher.telemetry.hang_detector import NOT_WAITING, WAITING, WAITING_IF_IDLE, RankState
+from runtime.launcher.telemetry.sampling import read_processes
+from runtime.launcher.telemetry.stacks import (
+    ANSWER_SECONDS,
+    MAX_TEXT_LENGTH,
+    CaptureTarget,
+    StackCapture,
+    rank_state,
+    stack_lines,
+    unavailable_reason,
+)
+
+pytestmark = pytest.mark.late("it talks to real processes, with time limits of seconds")
 
 WRAPPER = Path(rank.__file__)
 
@@ -32,7 +39,7 @@ Thread 0x00007f11 (most recent call first):
 Current thread 0x00007f12 (most recent call first):
   File "/image/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 2501 in all_reduce
   File "/image/lib/python3.11/site-packages/torch/distributed/c10d_logger.py", line 83 in wrapper
-  File "/opt/trainyard/launcher/steps.py", line 190 in call
+  File "/opt/trainyard/launcher/step_timer.py", line 190 in call
   File "/workspace/train.py", line 40 in train
   File "/workspace/train.py", line 60 in <module>
   File "/opt/trainyard/launcher/rank.py", line 53 in run
@@ -47,16 +54,16 @@ Current thread 0x00007f12 (most recent call first):
 """
 
 
-def test_a_rank_in_a_collective_waits() -> None:
-    found = stand("finished 123.4\n" + ALL_REDUCE)
-    assert (found.waits, found.where) == (WAITING, "train.py, line 40, train")
-    assert stand(ALL_REDUCE) == found, "what else it said is not part of where it stands"
-    assert stand(ALL_REDUCE.replace("line 40", "line 41")).digest != found.digest
-    assert stand(ALL_REDUCE.replace("line 8 in fetch", "line 9 in fetch")).digest != found.digest
+def test_a_rank_in_a_collective_waits():
+    result = rank_state("finished 123.4\n" + ALL_REDUCE)
+    assert (result.waiting, result.place) == (WAITING, "train.py, line 40, train")
+    assert rank_state(ALL_REDUCE) == result, "what else it said is not part of where it stands"
+    assert rank_state(ALL_REDUCE.replace("line 40", "line 41")).digest != result.digest
+    assert rank_state(ALL_REDUCE.replace("line 8 in fetch", "line 9 in fetch")).digest != result.digest
 
 
-def test_backward_may_wait_or_compute() -> None:
-    assert stand(BACKWARD).waits == WAITING_IF_IDLE
+def test_backward_may_wait_or_compute():
+    assert rank_state(BACKWARD).waiting == WAITING_IF_IDLE
 
 
 @pytest.mark.parametrize(
@@ -72,17 +79,11 @@ def test_backward_may_wait_or_compute() -> None:
         + '  File "/x/torch/distributed/distributed_c10d.py", line 1 in all_reduce\n',
     ],
 )
-def test_what_is_no_known_call_is_not_waiting(text: str) -> None:
-    assert stand(text).waits == NOT_WAITING
+def test_unknown_functions_do_not_count_as_waiting(text):
+    assert rank_state(text).waiting == NOT_WAITING
 
 
-def test_without_a_current_thread_the_first_one_is_shown_last() -> None:
-    text = ALL_REDUCE.replace("Current thread", "Thread")
-    assert main_frames(stack_lines(text))[0][2] == "all_reduce"
-    assert main_frames([]) == []
-
-
-def test_frames_of_ours_are_left_out_and_threads_kept_apart() -> None:
+def test_stacks_omit_the_launchers_frames_and_separate_threads():
     lines = stack_lines("finished 1.0\n" + ALL_REDUCE)
     assert not [line for line in lines if "/launcher/" in line]
     assert lines[3] == ""
@@ -93,8 +94,8 @@ def test_frames_of_ours_are_left_out_and_threads_kept_apart() -> None:
 
 
 @contextmanager
-def running(tmp_path: Path, source: str, *, until: str = "ready") -> Iterator[Asked]:
-    """A script under the wrapper, as the launcher starts it, from the moment it prints a word."""
+def running(tmp_path, source, *, until="ready"):
+    """Run a script in the wrapper, as the launcher does; yield once it has printed `until`."""
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(source))
     reading, writing = os.pipe()
@@ -103,33 +104,32 @@ def running(tmp_path: Path, source: str, *, until: str = "ready") -> Iterator[As
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, pass_fds=[writing]) as child:
         os.close(writing)
         try:
-            assert child.stdout is not None
             assert child.stdout.readline().strip() == until
-            yield Asked(child.pid, reading)
+            yield CaptureTarget(child.pid, reading)
         finally:
             child.kill()
             os.close(reading)
 
 
-def look_at(asked: Asked) -> Look:
-    """One look, fed as the agent feeds it."""
-    look = Look({3: asked})
-    look.begin(time.monotonic())
+def capture(target):
+    """Capture stacks once, as the agent does."""
+    look = StackCapture({3: target})
+    look.start(time.monotonic())
     while not look.is_over(time.monotonic()):
-        ready, _, _ = select.select([asked.pipe], [], [], max(0.0, look.ends_at() - time.monotonic()))
-        data = os.read(asked.pipe, 1 << 14) if ready else b""
+        ready, _, _ = select.select([target.report_fd], [], [], max(0.0, look.ends_at() - time.monotonic()))
+        data = os.read(target.report_fd, 1 << 14) if ready else b""
         if data:
-            look.feed(3, data, time.monotonic())
+            look.add_data(3, data, time.monotonic())
         elif ready:
             break
     return look
 
 
-def text_of(look: Look, asked: Asked) -> str:
-    return look.texts(read_processes(), {3: [asked.pid]})[3]
+def text_of(look, target):
+    return look.describe_ranks(read_processes(), {3: [target.pid]})[3]
 
 
-def test_every_thread_is_shown_again_and_again(tmp_path: Path) -> None:
+def test_every_thread_is_shown_each_time(tmp_path):
     script = """
         import threading
         def background(): threading.Event().wait()
@@ -137,32 +137,14 @@ def test_every_thread_is_shown_again_and_again(tmp_path: Path) -> None:
         print("ready")
         threading.Event().wait()
     """
-    with running(tmp_path, script) as asked:
-        _wait_for(lambda: look_at(asked).stands()[3].where == "train.py, line 6, <module>")
-        stands = [look_at(asked).stands()[3] for _ in range(2)]
-        assert stands[0] == stands[1]
-        assert stands[0].where == "train.py, line 6, <module>"
-        text = text_of(look_at(asked), asked)
+    with running(tmp_path, script) as target:
+        _wait_for(lambda: capture(target).rank_states()[3].place == "train.py, line 6, <module>")
+        states = [capture(target).rank_states()[3] for _ in range(2)]
+        assert states[0] == states[1]
+        assert states[0].place == "train.py, line 6, <module>"
+        text = text_of(capture(target), target)
         assert "in background" in text
-        assert f"Rank 3: process {asked.pid} (python" in text
-
-
-def test_a_script_goes_on_after_it_was_looked_at(tmp_path: Path) -> None:
-    script = """
-        import time
-        print("ready")
-        begun = time.monotonic()
-        time.sleep(1.5)
-        print("slept", time.monotonic() - begun >= 1.5)
-    """
-    with running(tmp_path, script) as asked:
-        _wait_for(lambda: look_at(asked).stands()[3].where == "train.py, line 5, <module>")
-        end = time.monotonic() + 20
-        said = b""
-        while b"finished" not in said and time.monotonic() < end:
-            if select.select([asked.pipe], [], [], 0.5)[0]:
-                said += os.read(asked.pipe, 4096)
-        assert b"finished" in said
+        assert f"Rank 3: process {target.pid} (python" in text
 
 
 @pytest.mark.parametrize(
@@ -174,61 +156,59 @@ def test_a_script_goes_on_after_it_was_looked_at(tmp_path: Path) -> None:
         ("import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [50]); print('ready')", "does not let the signal"),
     ],
 )
-def test_a_process_that_would_not_survive_it_is_not_asked(tmp_path: Path, trick: str, why: str) -> None:
-    with running(tmp_path, f"{trick}\nimport time; time.sleep(1000)") as asked:
-        _wait_for(lambda: bool(why_not(asked)))
-        look = look_at(asked)
-        assert look.stands()[3] == Stand("", NOT_WAITING, "")
-        assert why in text_of(look, asked)
-        assert asked.pid in read_processes(), "it lives on"
+def test_a_process_that_would_not_survive_the_signal_is_not_asked(tmp_path, trick, why):
+    with running(tmp_path, f"{trick}\nimport time; time.sleep(1000)") as target:
+        _wait_for(lambda: bool(unavailable_reason(target)))
+        look = capture(target)
+        assert look.rank_states()[3] == RankState("", NOT_WAITING, "")
+        assert why in text_of(look, target)
+        assert target.pid in read_processes(), "it lives on"
 
 
-def test_a_stopped_process_is_said_to_be(tmp_path: Path) -> None:
-    with running(tmp_path, "print('ready')\nimport time; time.sleep(1000)") as asked:
-        os.kill(asked.pid, signal.SIGSTOP)
-        _wait_for(lambda: read_processes()[asked.pid].state == "T")
-        assert "stopped (SIGSTOP)" in text_of(look_at(asked), asked)
+@pytest.mark.parametrize(
+    ("number", "state", "message"),
+    [(signal.SIGSTOP, "T", "stopped (SIGSTOP)"), (signal.SIGKILL, "Z", "the process has ended")],
+)
+def test_a_process_that_cannot_answer_is_reported(tmp_path, number, state, message):
+    with running(tmp_path, "print('ready')\nimport time; time.sleep(1000)") as target:
+        os.kill(target.pid, number)
+        _wait_for(lambda: read_processes()[target.pid].state == state)
+        assert message in text_of(capture(target), target)
 
 
-def test_a_process_that_has_ended_is_said_to_have(tmp_path: Path) -> None:
-    with running(tmp_path, "print('ready')\nimport time; time.sleep(1000)") as asked:
-        os.kill(asked.pid, signal.SIGKILL)
-        _wait_for(lambda: read_processes()[asked.pid].state == "Z")
-        assert "the process has ended" in text_of(look_at(asked), asked)
-
-
-def test_a_rank_that_takes_the_signal_for_itself_has_only_so_long(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_rank_that_handles_the_signal_itself_has_a_time_limit(tmp_path):
     script = """
         import signal, time
         signal.signal(50, lambda *_: None)
         print("ready")
         while True: time.sleep(1000)
     """
-    with running(tmp_path, script) as asked:
+    with running(tmp_path, script) as target:
         begun = time.monotonic()
-        look = look_at(asked)
-        assert time.monotonic() - begun >= LONGEST_SECONDS
-        assert "did not answer within 2 seconds" in text_of(look, asked)
+        look = capture(target)
+        assert time.monotonic() - begun >= ANSWER_SECONDS
+        assert "did not answer within 2 seconds" in text_of(look, target)
 
 
-def test_a_rank_that_says_too_much_is_cut(tmp_path: Path) -> None:
-    look = Look({0: Asked(os.getpid(), 0)})
-    look._said[0] = b""  # as if it had been asked
+def test_long_stacks_are_cut(tmp_path):
+    look = StackCapture({0: CaptureTarget(os.getpid(), 0)})
+    look._output[0] = b""  # as if it had been target
     for _ in range(100):
-        look.feed(0, b'Thread 0x1\n  File "x", line 1 in y\n' * 1000, 1.0)
-    assert len(look.texts({}, {})[0]) <= LARGEST_TEXT + 1
+        look.add_data(0, b'Thread 0x1\n  File "x", line 1 in y\n' * 1000, 1.0)
+    assert len(look.describe_ranks({}, {})[0]) <= MAX_TEXT_LENGTH + 1
 
 
-def test_whatever_is_in_a_text_it_fits_in_a_line_of_the_protocol() -> None:
-    look = Look({0: Asked(1, -1)})
-    look._said[0] = b""
-    look.feed(0, (b"  " + b"\xff" * 997 + b"\n") * 1000, 1.0)
-    (text,) = look.texts({}, {}).values()
+def test_stacks_fit_in_a_message_whatever_they_contain():
+    look = StackCapture({0: CaptureTarget(1, -1)})
+    look._output[0] = b""
+    look.add_data(0, (b"  " + b"\xff" * 997 + b"\n") * 1000, 1.0)
+    (text,) = look.describe_ranks({}, {}).values()
     assert "\ufffd" in text
-    assert len(dumps({"type": "stacks", "rank": 0, "text": text})) < LONGEST_LINE
+    assert len(dumps({"type": "stacks", "rank": 0, "text": text})) < MAX_LINE_BYTES
 
 
-def _wait_for(condition: object) -> None:
+def _wait_for(condition):
     assert callable(condition)
     end = time.monotonic() + 20
     while not condition():

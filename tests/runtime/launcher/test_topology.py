@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -23,6 +21,7 @@ PLAN = Plan(
     batch_size=32,
     datasets=["digits", "letters"],
     datasets_path="/datasets",
+    models=["net", "embeddings"],
     workspace="/workspace",
     run_dir="/trainyard/run",
     checkpoint_dir="/trainyard/checkpoints",
@@ -34,62 +33,30 @@ PLAN = Plan(
     homes=[],
 )
 
-CONTRACT = {
-    "DATASETS_PATH": "/datasets",
-    "DATASETS": "digits,letters",
-    "WORKSPACE": "/workspace",
-    "EPOCHS": "5",
-    "LR": "0.05",
-    "BATCH_SIZE": "32",
-    "BACKEND": "gloo",
-    "MASTER_ADDR": "10.0.0.1",
-    "MASTER_PORT": "29500",
-    "WORLD_SIZE": "4",
-    "RANK": "3",
-    "LOCAL_RANK": "1",
-    "NODE_RANK": "1",
-    "WORKER_PER_NODE": "2",
-    "RUN_DIR": "/trainyard/run",
-    "CHECKPOINT_DIR": "/trainyard/checkpoints",
-    "TENSORBOARD_LOGDIR": "/trainyard/run/tensorboard",
-    "METRICS_FILE": "/trainyard/run/metrics.jsonl",
-    "RESTART_COUNT": "1",
-    "OMP_NUM_THREADS": "2",
-    "PYTHONUNBUFFERED": "1",
-}
 
-
-@pytest.mark.parametrize("framework", ["pytorch", "horovod", "tensorflow"])
-def test_every_framework_gets_the_contract(framework: str) -> None:
-    plan = PLAN._replace(framework=framework, worker_ports=[7000, 7001, 7002, 7003])
-    environment = rank_environment(plan, 1)
-    assert {name: environment[name] for name in CONTRACT} == CONTRACT
-
-
-def test_pytorch_gets_what_torchrun_sets() -> None:
-    environment = rank_environment(PLAN, 1)
-    assert {name: value for name, value in environment.items() if name not in CONTRACT} == {
-        "LOCAL_WORLD_SIZE": "2",
-        "GROUP_RANK": "1",
-        "GROUP_WORLD_SIZE": "2",
-        "ROLE_NAME": "default",
-        "ROLE_RANK": "3",
-        "ROLE_WORLD_SIZE": "4",
-        "TORCHELASTIC_RUN_ID": "job-1-1",
-        "TORCHELASTIC_RESTART_COUNT": "1",
-        "TORCHELASTIC_MAX_RESTARTS": "1",
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-    }
-
-
-def test_an_interface_is_named_to_every_library() -> None:
+def test_an_interface_is_named_to_every_library():
     environment = rank_environment(PLAN._replace(interface="lo", framework="horovod"), 0)
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE")
     assert {environment[name] for name in names} == {"lo"}
 
 
-def test_tensorflow_gets_a_cluster_of_workers() -> None:
+@pytest.mark.parametrize(
+    ("lr", "nodes", "scaled"),
+    [("0.1", 3, "0.6"), ("1e-3", 2, "0.004"), ("0.050", 1, "0.100"), ("2e-10", 4, "1.6E-9"), ("3", 2, "12")],
+)
+def test_the_learning_rate_is_scaled_with_the_processes(lr, nodes, scaled):
+    plan = PLAN._replace(lr=lr, node=0, nodes=nodes, addresses=["a"] * nodes, warmup_epochs=2)
+    get = lambda plan: {name: value for name, value in rank_environment(plan, 0).items() if name.startswith("LR")}
+    assert get(plan) == {"LR": lr, "LR_BASE": lr, "LR_WARMUP_EPOCHS": "2"}
+    assert get(plan._replace(lr_scaling="linear"))["LR"] == scaled
+
+
+def test_the_plan_of_an_earlier_version_has_no_output_folder():
+    assert "OUTPUT_DIR" not in rank_environment(PLAN, 0)
+    assert rank_environment(PLAN._replace(output_dir="/trainyard/outputs"), 0)["OUTPUT_DIR"] == "/trainyard/outputs"
+
+
+def test_tensorflow_gets_a_cluster_of_workers():
     plan = PLAN._replace(framework="tensorflow", worker_ports=[7000, 7001, 7002, 7003])
     assert json.loads(rank_environment(plan, 0)["TF_CONFIG"]) == {
         "cluster": {"worker": ["10.0.0.1:7000", "10.0.0.1:7001", "10.0.0.2:7002", "10.0.0.2:7003"]},
@@ -97,16 +64,16 @@ def test_tensorflow_gets_a_cluster_of_workers() -> None:
     }
 
 
-def test_tensorflow_gets_addresses_of_the_new_kind_in_brackets() -> None:
+def test_tensorflow_gets_ipv6_addresses_in_brackets():
     plan = PLAN._replace(framework="tensorflow", addresses=["fd00::1", "fd00::2"], worker_ports=[7000] * 4)
     workers = json.loads(rank_environment(plan, 0)["TF_CONFIG"])["cluster"]["worker"]
     assert workers == ["[fd00::1]:7000"] * 2 + ["[fd00::2]:7000"] * 2
 
 
-def test_horovod_gets_its_rendezvous() -> None:
+def test_horovod_gets_its_rendezvous():
     environment = rank_environment(PLAN._replace(framework="horovod", rendezvous_port=7000), 1)
-    found = {name[8:]: value for name, value in environment.items() if name.startswith("HOROVOD_")}
-    assert found == {
+    result = {name[8:]: value for name, value in environment.items() if name.startswith("HOROVOD_")}
+    assert result == {
         "HOSTNAME": "job-1-1-1",
         "RANK": "3",
         "SIZE": "4",
@@ -121,10 +88,10 @@ def test_horovod_gets_its_rendezvous() -> None:
     }
 
 
-def test_horovod_with_mpi_is_told_no_places() -> None:
+def test_horovod_with_mpi_gets_no_rank_variables():
     environment = rank_environment(PLAN._replace(framework="horovod", controller="mpi", backend="mpi"), 1)
-    found = {name[8:]: value for name, value in environment.items() if name.startswith("HOROVOD_")}
-    assert found == {"CONTROLLER": "mpi", "CPU_OPERATIONS": "mpi"}
+    result = {name[8:]: value for name, value in environment.items() if name.startswith("HOROVOD_")}
+    assert result == {"CONTROLLER": "mpi", "CPU_OPERATIONS": "mpi"}
     assert environment["BACKEND"] == "mpi"
 
 
@@ -133,45 +100,33 @@ def test_horovod_with_mpi_is_told_no_places() -> None:
     [
         (0, 0, {}),
         (0, 20, {"STALL_CHECK_TIME_SECONDS": "20"}),
-        (
-            90,
-            0,
-            {"GLOO_TIMEOUT_SECONDS": "90", "STALL_SHUTDOWN_TIME_SECONDS": "90", "STALL_CHECK_TIME_SECONDS": "60"},
-        ),
+        (90, 0, {"GLOO_TIMEOUT_SECONDS": "90", "STALL_SHUTDOWN_TIME_SECONDS": "90", "STALL_CHECK_TIME_SECONDS": "60"}),
         # Horovod gives up on nothing that it has not warned of.
-        (
-            30,
-            45,
-            {"GLOO_TIMEOUT_SECONDS": "30", "STALL_SHUTDOWN_TIME_SECONDS": "30", "STALL_CHECK_TIME_SECONDS": "30"},
-        ),
+        (30, 45, {"GLOO_TIMEOUT_SECONDS": "30", "STALL_SHUTDOWN_TIME_SECONDS": "30", "STALL_CHECK_TIME_SECONDS": "30"}),
     ],
 )
-def test_horovod_waits_as_long_as_the_order_says(timeout: int, warning: int, expected: dict[str, str]) -> None:
+def test_horovod_gets_the_orders_timeouts(timeout, warning, expected):
     plan = PLAN._replace(framework="horovod", collective_timeout_seconds=timeout, stall_check_seconds=warning)
     environment = rank_environment(plan, 0)
-    found = {name[8:]: value for name, value in environment.items() if "TIME" in name and name.startswith("HOROVOD_")}
-    assert found == expected
+    result = {name[8:]: value for name, value in environment.items() if "TIME" in name and name.startswith("HOROVOD_")}
+    assert result == expected
     assert environment.get("COLLECTIVE_TIMEOUT_SECONDS") == (str(timeout) if timeout else None)
 
 
-def test_an_elastic_run_says_how_often_it_may_start_again() -> None:
+def test_an_elastic_run_sets_its_maximum_number_of_restarts():
     plan = PLAN._replace(nodes=4, min_nodes=2, addresses=["10.0.0.1"] * 4)
     assert rank_environment(plan, 0)["TORCHELASTIC_MAX_RESTARTS"] == "3"
     assert rank_environment(plan._replace(framework="horovod"), 0)["HOROVOD_ELASTIC"] == "1"
     assert "HOROVOD_ELASTIC" not in rank_environment(PLAN._replace(framework="horovod"), 0)
 
 
-def test_ranks_are_told_their_place_in_a_trace_only_where_there_is_one() -> None:
+def test_ranks_get_a_traceparent_only_in_a_trace():
     place = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     assert "TRACEPARENT" not in rank_environment(PLAN, 0)
     assert rank_environment(PLAN._replace(traceparent=place), 0)["TRACEPARENT"] == place
 
 
-def test_no_dataset_is_an_empty_list() -> None:
-    assert rank_environment(PLAN._replace(datasets=[]), 0)["DATASETS"] == ""
-
-
-def test_a_plan_travels_as_json() -> None:
+def test_a_plan_travels_as_json():
     data = json.loads(json.dumps({**PLAN._asdict(), "something": "newer"}))
     assert Plan.from_data(data) == PLAN
 
@@ -184,6 +139,9 @@ def test_a_plan_travels_as_json() -> None:
         ("p.add_argument('-l', '--local_rank')", "--local_rank"),
         ("add_argument('--local_rank', '--local-rank')", "--local_rank"),
         ("@click.option('--local_rank')\ndef main(): pass", "--local_rank"),
+        ("parser.add_option('--local_rank', type='int')", "--local_rank"),
+        ("flags.DEFINE_integer('local_rank', 0, 'set by the launcher')", "--local_rank"),
+        ("parser.add_argument('--' + 'local_rank')", None),
         ("# parser.add_argument('--local_rank')", None),
         ("print('--local_rank')", None),
         ("os.environ['LOCAL_RANK']", None),
@@ -192,17 +150,25 @@ def test_a_plan_travels_as_json() -> None:
         ("", None),
     ],
 )
-def test_which_local_rank_flag_is_declared(source: str, flag: str | None) -> None:
+def test_which_local_rank_flag_is_declared(source, flag):
     assert local_rank_flag([source]) == flag
 
 
-def test_the_first_source_that_declares_the_flag_decides() -> None:
+@pytest.mark.parametrize(
+    ("choice", "flag"),
+    [("auto", "--local-rank"), ("underscore", "--local_rank"), ("dash", "--local-rank"), ("none", None)],
+)
+def test_a_chosen_flag_overrides_the_declared_one(choice, flag):
+    assert local_rank_flag(["add_argument('--local-rank')"], choice) == flag
+
+
+def test_the_first_source_that_declares_the_flag_decides():
     assert local_rank_flag(["import options", "add_argument('--local-rank')", "add_argument('--local_rank')"]) == (
         "--local-rank"
     )
 
 
-def test_imported_names() -> None:
+def test_imported_names():
     source = "import os, options as o, package.inner\nfrom models import net\n    import late\nfrom .near import x\n"
     assert imported_names(source) == ["os", "options", "package", "models", "late", "near"]
 
@@ -216,11 +182,11 @@ def test_imported_names() -> None:
         (["--local_rank", "0"], "--local_rank", ["--local_rank", "0"]),
     ],
 )
-def test_rank_arguments(arguments: list[str], flag: str | None, expected: list[str]) -> None:
-    assert rank_arguments(PLAN._replace(arguments=arguments), 1, flag) == expected
+def test_rank_arguments(arguments, flag, expected):
+    assert rank_arguments(PLAN._replace(arguments=arguments), 1, flag, {}) == expected
 
 
-def test_a_source_that_is_nested_without_end_declares_nothing() -> None:
+def test_a_source_that_is_nested_without_end_declares_nothing():
     assert (
         local_rank_flag(["add_argument('--local_rank')\n" + "(" * 5000, "x = " + "-" * 50_000 + "1 # --local_rank"])
         is None

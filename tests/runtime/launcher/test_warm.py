@@ -1,31 +1,73 @@
-"""What the launcher reads out of scripts before a warm start. How ranks are then born: backends/test_warmstart.py."""
-
-from __future__ import annotations
+"""Which scripts start warm. How ranks are forked is in backends/test_warm_pool.py."""
 
 import time
 
 import pytest
 
-from runtime.launcher.warm import unfit
+from runtime.launcher.__main__ import _read_sources
+from runtime.launcher.warm import forkserver
+from runtime.launcher.warm.client import is_warm_start_useful
+from tests.runtime.launcher.test_topology import PLAN
+
+FRAMEWORK = "import torch\n"
+NOWHERE = "/nonexistent"
 
 
 @pytest.mark.parametrize(
-    ("source", "expected"),
+    ("source", "is_warm"),
     [
-        ("import os\nos.environ['OMP_NUM_THREADS'] = '1'", True),
-        ('os.environ.setdefault("TORCH_LOGS", "x")', True),
-        ("os.environ.update({'MKL_NUM_THREADS': '2'})", True),
-        ("os.environ.update(\n    {\n        'XLA_FLAGS': ''})", True),
-        ("os.environ['RANK']", False),
-        ("print('OMP_NUM_THREADS')", False),
+        ("import os\nos.environ['OMP_NUM_THREADS'] = '1'", False),
+        ('os.environ.setdefault("TORCH_LOGS", "x")', False),
+        ("os.environ.update({'MKL_NUM_THREADS': '2'})", False),
+        ("os.environ.update(\n    {\n        'XLA_FLAGS': ''})", False),
+        ("for name in ('OMP_NUM_THREADS',): os.environ[name] = '3'", False),
+        ("values = {'OMP_NUM_THREADS': '3'}; os.environ.update( values)", False),
+        ("name = 'OMP_NUM_THREADS'; os.environ.update({ name: '3'})", False),
+        ("os.environ['RANK']", True),
+        ("os.environ['MY_NAME'] = '3'", True),
+        ("os.environ.update({'MY_NAME': '3'})", True),
+        ("print([os.environ[name] == '3' for name in ('HOME',)])", True),
+        ("print('OMP_NUM_THREADS')", True),
     ],
 )
-def test_who_settles_what_a_framework_reads_at_its_start_is_started_cold(source: str, expected: bool) -> None:
-    assert unfit([source]) is expected
+def test_a_script_that_sets_what_a_framework_reads_at_import_starts_cold(source, is_warm):
+    assert is_warm_start_useful([FRAMEWORK + source], NOWHERE) is is_warm
 
 
-def test_a_source_of_nothing_but_spaces_is_read_as_fast_as_any() -> None:
-    """By the square of its length it was: the node held its place for as long, and no start is paid."""
+def test_a_source_is_searched_in_linear_time():
     begun = time.process_time()
-    assert not unfit(["os.environ[" + " " * 1_000_000])
+    assert is_warm_start_useful([FRAMEWORK + "os.environ[" + " " * 1_000_000], NOWHERE)
     assert time.process_time() - begun < 30
+
+
+@pytest.mark.parametrize(
+    ("source", "is_warm"),
+    [
+        ("print(1)\n", False),
+        ("import os, sys as s\nfrom pathlib import Path\n", False),
+        ("import os\nimport torch.nn as nn\n", True),
+        ("if True:\n    from torch import nn\n", True),
+        ("import plain\n", False),
+        ("from .plain import x\n", False),
+        ("import nested\n", True),
+        ("import package\n", True),
+        ("import importlib\n", True),
+        ("__import__('to' + 'rch')\n", True),
+        ("import sys\nsys.path.append('lib')\n", True),
+    ],
+)
+def test_a_script_that_imports_no_framework_starts_cold(tmp_path, source, is_warm):
+    (tmp_path / "train.py").write_text(source)
+    (tmp_path / "plain.py").write_text("import json\n")
+    (tmp_path / "nested.py").write_text("import plain\nimport torch\n")
+    (tmp_path / "package").mkdir()
+    sources = list(_read_sources(PLAN._replace(script=str(tmp_path / "train.py")), str(tmp_path)))
+    assert is_warm_start_useful(sources, str(tmp_path)) is is_warm
+
+
+def test_forks_of_a_process_with_an_open_gpu_are_refused(tmp_path):
+    (tmp_path / "0").symlink_to("/dev/null")
+    forkserver.exit_if_gpu_is_open(str(tmp_path))
+    (tmp_path / "7").symlink_to("/dev/nvidia-uvm")
+    with pytest.raises(SystemExit, match="/dev/nvidia-uvm"):
+        forkserver.exit_if_gpu_is_open(str(tmp_path))

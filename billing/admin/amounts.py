@@ -1,0 +1,135 @@
+"""Amounts in the admin in the currency's major unit: typed as 19.90, shown as $19.90.
+
+Rows store integers in the minor unit. `ShowsAmounts` converts every field whose name ends in `_minor`, in lists, pages
+and inlines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from functools import cache
+from typing import Any, cast
+
+from django import forms
+from django.contrib import admin
+from django.contrib.admin.utils import label_for_field
+from django.db.models import Model
+from django.http import HttpRequest
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+from unfold.widgets import UnfoldAdminDecimalFieldWidget
+
+from billing.currencies import decimals
+from billing.messages import money, to_major, to_minor
+from billing.selectors import default_currency, wallet
+
+MAX_DIGITS = 15
+"""Digits of a typed amount; in minor units it fits the 64-bit columns."""
+SUFFIX = "_minor"
+PARENTS = ("account", "top_up", "dispute", "invoice", "grant", "hold")
+"""Relations that lead to the currency of a row without its own."""
+
+
+def currency_of(row: Any) -> str:
+    """Return the currency of a row: its own, its parent's, or that of the organization's wallet."""
+    if currency := getattr(row, "currency", ""):
+        return str(currency)
+    for name in PARENTS:
+        if parent := getattr(row, name, None):
+            return currency_of(parent)
+    organization = getattr(row, "organization", None)
+    account = wallet(organization) if organization else None
+    return account.currency if account else default_currency()
+
+
+def input_value(amount: Decimal, currency: str) -> str:
+    """Format a number for an input field, with at least the currency's decimals."""
+    integer, _point, fraction = f"{amount:f}".partition(".")
+    fraction = fraction.rstrip("0").ljust(decimals(currency), "0")
+    return f"{integer}.{fraction}" if fraction else integer
+
+
+class AmountInput(UnfoldAdminDecimalFieldWidget):  # type: ignore[misc]  # unfold publishes no types
+    """A number field without a limit of decimals; the form checks the currency's."""
+
+    def __init__(self) -> None:
+        super().__init__(attrs={"step": "any"})
+
+
+class AmountForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time Django's class takes no argument
+    """A form with an amount in major units that the instance stores in minor units as `minor_name`."""
+
+    minor_name = "amount_minor"
+    allows_zero = False
+
+    amount = forms.DecimalField(
+        label=gettext_lazy("Amount"),
+        max_digits=MAX_DIGITS,
+        widget=AmountInput,
+        help_text=gettext_lazy("In the major unit of the currency, for example 19.90."),
+    )
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        minor, currency = getattr(self.instance, self.minor_name), currency_of(self.instance)
+        if minor is not None:
+            self.initial.setdefault("amount", input_value(to_major(minor, currency), currency))
+
+    def currency(self, data: dict[str, Any]) -> str:
+        """Return the currency from the other fields, or "" if they are invalid."""
+        return currency_of(self.instance)
+
+    def clean(self) -> dict[str, Any]:
+        """Convert the amount to minor units, in the cleaned data and on the instance."""
+        data = super().clean() or {}
+        amount, currency = data.get("amount"), self.currency(data)
+        if amount is None or not currency:
+            return data
+        try:
+            minor = to_minor(amount, currency)
+        except ValueError:
+            sentence = _("An amount in %(currency)s has at most %(digits)d decimals.")
+            self.add_error("amount", sentence % {"currency": currency, "digits": decimals(currency)})
+            return data
+        if minor < (0 if self.allows_zero else 1):
+            self.add_error("amount", _("Enter an amount above 0."))
+            return data
+        data["amount_minor"] = minor
+        setattr(self.instance, self.minor_name, minor)
+        return data
+
+
+class ShowsAmounts:
+    """Mixin for an admin or inline that shows each `_minor` field as money."""
+
+    def get_list_display(self, request: HttpRequest) -> Sequence[Any]:
+        """Return the columns, with amounts as money."""
+        return self._with_money(super().get_list_display(request))  # type: ignore[misc]  # of the admin it is mixed into
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Sequence[Any]:
+        """Return the read-only fields, with amounts as money."""
+        return self._with_money(super().get_readonly_fields(request, obj))  # type: ignore[misc]
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Sequence[Any]:
+        """Return a page's fields, with read-only amounts as money. Editable amounts use an `AmountForm`."""
+        return self._with_money(super().get_fields(request, obj))  # type: ignore[misc]
+
+    def _with_money(self, names: Sequence[Any]) -> Sequence[Any]:
+        return [
+            _column(self.model, name) if isinstance(name, str) and name.endswith(SUFFIX) else name  # type: ignore[attr-defined]
+            for name in names
+        ]
+
+
+@cache
+def _column(model: type[Model], name: str) -> Callable[[Any], str]:
+    """Return the same column object for a field each time: the admin compares columns by identity."""
+
+    def show(row: Any) -> str:
+        value = getattr(row, name)
+        return "–" if value is None else money(value, currency_of(row))
+
+    show.__name__ = name.removesuffix(SUFFIX)
+    label = cast("str", label_for_field(name, model))  # lazy, because the language is known per request
+    return admin.display(show, description=label, ordering=name)

@@ -1,0 +1,225 @@
+"""Automatic top-ups: charge a saved card when the wallet falls below a threshold.
+
+A charge is never made twice. The top-up's row is written before the provider is called, with at most one open row per
+wallet. Its id is the idempotency key, so a call without an answer is repeated safely. As with every top-up, only the
+provider's event or answer credits the wallet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.db.models import F
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from billing import customers, gateway, payments
+from billing.errors import (
+    AmountRefused,
+    CustomerGone,
+    NoSavedCard,
+    PaymentDeclined,
+    PaymentRefused,
+    PaymentUnavailable,
+)
+from billing.messages import money
+from billing.models import Account, AutoTopUp, PaymentCustomer, TopUp
+from console.accounts.models import ServiceActivation, User
+
+MAX_FAILURES = 3
+"""Failures in a row after which automatic top-ups are switched off; a person must switch them on again."""
+RETRY_DELAYS = (timedelta(hours=1), timedelta(hours=12))
+"""Delay after the first and the second failure. An immediate retry of the same card would fail again."""
+MAX_PER_DAY = 5
+"""Largest number of automatic top-ups of a wallet in 24 hours. Faster spending needs a person's attention."""
+DEACTIVATED = ServiceActivation.objects.filter(deactivated_at__isnull=False)
+"""Organizations that cannot buy anything are not charged; automatic top-ups resume with the service."""
+PERMANENT_FAILURES = {customers.GONE, "card_gone"}
+"""Failures that a retry cannot fix: automatic top-ups are switched off at once."""
+GIVE_UP_AFTER = timedelta(hours=12)
+"""Age at which a charge that never reached the provider fails: half of the day that it keeps idempotency keys."""
+
+
+def switch_on(*, account: Account, threshold_minor: int, amount_minor: int, method_id: str, user: User) -> AutoTopUp:
+    """Charge `amount_minor` to a saved card whenever less than `threshold_minor` is available.
+
+    Raises AmountRefused (with its field), NoSavedCard, PaymentUnavailable, PaymentRefused.
+    """
+    payments.require_amount(account, amount_minor, field="amount_minor")
+    if not 0 < threshold_minor <= amount_minor * 10:
+        sentence = _("The threshold must be between %(least)s and %(most)s (ten times the top-up amount).") % {
+            "least": money(1, account.currency),
+            "most": money(amount_minor * 10, account.currency),
+        }
+        raise AmountRefused(sentence, fields={"threshold_minor": sentence})
+    card = customers.get_card(account.owner, method_id)
+    setup, _created = AutoTopUp.objects.update_or_create(
+        account=account,
+        defaults={
+            "is_on": True,
+            "threshold_minor": threshold_minor,
+            "amount_minor": amount_minor,
+            "method_id": card.method_id,
+            "method_label": card.label,
+            "failures": 0,
+            "last_failure": "",
+            "retry_at": None,
+            "mailed_at": None,
+            "set_by": user,
+        },
+    )
+    return setup
+
+
+def switch_off(*, account: Account) -> None:
+    """Stop automatic top-ups. A charge in progress is still credited."""
+    AutoTopUp.objects.filter(account=account).update(is_on=False)
+
+
+def run_due() -> int:
+    """Start the top-ups that are due and retry charges without an answer. Returns the number of charges attempted."""
+    due_setups = (
+        AutoTopUp.objects.filter(is_on=True, account__posted_minor__lt=F("account__held_minor") + F("threshold_minor"))
+        .exclude(account__organization__activations__in=DEACTIVATED)
+        .values_list("pk", flat=True)
+    )
+    begun = {row.pk for pk in due_setups if (row := begin(setup_pk=pk)) is not None}
+    waiting = TopUp.objects.filter(origin=TopUp.Origins.AUTOMATIC, state=TopUp.States.CREATED)
+    rows = list(waiting.select_related("account__organization")[:100])
+    for row in rows:
+        charge(top_up=row, is_retry=row.pk not in begun)
+    return len(rows)
+
+
+def begin(*, setup_pk: int) -> TopUp | None:
+    """Create the top-up's row if one is due, otherwise return None."""
+    now = timezone.now()
+    try:
+        with transaction.atomic():
+            setup = AutoTopUp.objects.select_for_update(of=("self",)).select_related("account").get(pk=setup_pk)
+            account = setup.account
+            recent = TopUp.objects.filter(
+                account=account, origin=TopUp.Origins.AUTOMATIC, created_at__gt=now - timedelta(days=1)
+            )
+            if (
+                not setup.is_on
+                or account.available_minor >= setup.threshold_minor
+                or (setup.retry_at is not None and setup.retry_at > now)
+                or recent.count() >= MAX_PER_DAY
+                or recent.filter(state__in=payments.OPEN).exists()
+                or DEACTIVATED.filter(organization=account.organization_id).exists()
+            ):
+                return None
+            return TopUp.objects.create(
+                account=account,
+                amount_minor=setup.amount_minor,
+                currency=account.currency,
+                origin=TopUp.Origins.AUTOMATIC,
+                method_id=setup.method_id,
+                created_by_id=setup.set_by_id,
+            )
+    except IntegrityError as error:
+        if "one_automatic_top_up_at_a_time" not in str(error):
+            raise
+        return None
+
+
+def charge(*, top_up: TopUp, is_retry: bool = True) -> None:
+    """Charge a top-up to its saved card. Idempotent: one row is one charge.
+
+    `is_retry`: an earlier call may have succeeded without its answer arriving. The provider keeps idempotency keys for
+    a day only, so a retry first looks for the charge.
+    """
+    customer = PaymentCustomer.objects.filter(
+        organization=top_up.account.organization_id, mode=gateway.mode()
+    ).first()  # fmt: skip
+    customer_id = customer.customer_id if customer else ""
+    if not customer_id:  # if an earlier call succeeded, its event credits the row anyway
+        _fail(top_up, customers.GONE)
+        return
+    try:
+        intent = gateway.find_charge(reference=str(top_up.pk), customer=customer_id) if is_retry else None
+        if intent is None and top_up.created_at < timezone.now() - GIVE_UP_AFTER:
+            _fail(top_up, "unanswered")
+            return
+        intent = intent or gateway.charge_card(
+            reference=str(top_up.pk),
+            customer=customer_id,
+            method_id=top_up.method_id,
+            amount_minor=top_up.amount_minor,
+            currency=top_up.currency,
+            title="Trainyard",
+        )
+    except PaymentUnavailable:
+        return
+    except PaymentDeclined as error:
+        _fail(top_up, error.reason)
+        return
+    except CustomerGone:
+        customers.forget(customer_id)
+        _fail(top_up, customers.GONE)
+        return
+    except PaymentRefused:
+        _fail(top_up, _refusal_code(top_up))
+        return
+    TopUp.objects.filter(pk=top_up.pk, state=TopUp.States.CREATED).update(
+        state=TopUp.States.PENDING, payment_intent=intent.id
+    )
+
+
+def apply_intent(intent: Mapping[str, Any], *, livemode: object, at: object = None) -> bool:
+    """Apply a payment intent to its automatic top-up. Returns False for the intent of a payment page.
+
+    Runs in the caller's transaction. `at` is the event's Unix time. Raises Quarantined if it does not match our row.
+    """
+    reference = (intent.get("metadata") or {}).get("top_up")
+    if reference is None:
+        return False
+    top_up = payments.locked_top_up(reference)
+    if top_up.origin != TopUp.Origins.AUTOMATIC:
+        return False
+    if intent.get("status") == "succeeded":
+        payments.require_match(
+            {
+                "livemode": (livemode, gateway.is_live()),
+                "amount_received": (intent.get("amount_received"), top_up.amount_minor),
+                "currency": (str(intent.get("currency")).upper(), top_up.currency),
+                "payment_intent": (intent.get("id"), top_up.payment_intent or intent.get("id")),
+            }
+        )
+        AutoTopUp.objects.filter(account=top_up.account).update(failures=0, last_failure="", retry_at=None)
+        payments.credit_top_up(top_up, intent=intent.get("id"), at=at)
+    elif intent.get("status") in {"requires_payment_method", "canceled"}:
+        error = intent.get("last_payment_error") or {}
+        _fail(top_up, str(error.get("decline_code") or error.get("code") or "failed"))
+    return True
+
+
+def _refusal_code(top_up: TopUp) -> str:
+    """Return `card_gone` if the card was deleted in the provider's dashboard, otherwise `refused`."""
+    try:
+        customers.get_card(top_up.account.owner, top_up.method_id)
+    except NoSavedCard:
+        return "card_gone"
+    except (PaymentUnavailable, PaymentRefused):
+        return "refused"
+    return "refused"
+
+
+@transaction.atomic
+def _fail(top_up: TopUp, reason: str) -> None:
+    """Mark a charge as failed, once per row, and switch the automatic top-ups off after too many failures."""
+    failed = TopUp.objects.filter(pk=top_up.pk, state__in=payments.OPEN).update(
+        state=TopUp.States.FAILED, failure=reason[:100]
+    )
+    if not failed:
+        return
+    setup = AutoTopUp.objects.select_for_update().get(account=top_up.account_id)
+    setup.failures += 1
+    setup.last_failure = reason[:100]
+    setup.is_on = setup.is_on and setup.failures < MAX_FAILURES and reason not in PERMANENT_FAILURES
+    setup.retry_at = timezone.now() + RETRY_DELAYS[min(setup.failures, len(RETRY_DELAYS)) - 1]
+    setup.save(update_fields=["failures", "last_failure", "is_on", "retry_at", "updated_at"])

@@ -1,0 +1,110 @@
+"""Invoices as PDF files, rendered by WeasyPrint.
+
+Each invoice is rendered once per language and stored, so every later download is identical. WeasyPrint needs shared
+libraries (Pango) that no wheel contains. Without them everything else works, and `problem` names what to install.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib
+import logging
+import shutil
+import subprocess
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from django.conf import settings
+from django.template.loader import render_to_string
+from django.utils import translation
+from django.utils.translation import gettext as _
+
+from billing.errors import DocumentUnavailable
+from billing.exports import lines_of
+from billing.models import Invoice, InvoiceDocument
+from billing.policy import policy
+
+logger = logging.getLogger(__name__)
+
+FONTS = settings.BASE_DIR / "static" / "vendor" / "fonts"
+DETAILS_UP_TO = 300
+"""Largest number of runs whose receipt lines the PDF shows. Longer invoices show one row per run; the CSV has all."""
+
+
+def pdf(*, invoice: Invoice, language: str) -> bytes:
+    """Return an invoice as PDF, in English if `language` is not supported. Raises DocumentUnavailable."""
+    language = language if language in dict(settings.LANGUAGES) else "en"
+    document = InvoiceDocument.objects.filter(invoice=invoice, language=language).first()
+    if document is None:
+        content = _render(invoice, language)
+        digest = hashlib.sha256(content).hexdigest()
+        row = InvoiceDocument(invoice=invoice, language=language, content=content, sha256=digest)
+        # Two simultaneous requests both render; the first row stored is the document.
+        InvoiceDocument.objects.bulk_create([row], ignore_conflicts=True)
+        document = InvoiceDocument.objects.get(invoice=invoice, language=language)
+    return bytes(document.content)
+
+
+def context(invoice: Invoice) -> dict[str, Any]:
+    """Return the template context of an invoice's page and PDF."""
+    lines = lines_of(invoice)
+    return {"invoice": invoice, "lines": lines, "detailed": len(lines) <= DETAILS_UP_TO}
+
+
+def is_available() -> bool:
+    """Return whether WeasyPrint and its libraries can be loaded."""
+    try:
+        _weasyprint()
+    except DocumentUnavailable:
+        return False
+    return True
+
+
+def problem() -> str:
+    """Say which package an administrator must install to render PDFs. Empty if none is missing."""
+    if not is_available():
+        return _(
+            "PDF invoices need Pango, which is not installed. On Debian and Ubuntu: apt-get install "
+            "libpango-1.0-0 libpangoft2-1.0-0 libharfbuzz-subset0"
+        )
+    fc_list = shutil.which("fc-list")
+    if fc_list and not subprocess.run([fc_list, ":lang=zh-cn"], capture_output=True, check=False).stdout.strip():
+        return _("Chinese text on invoices needs a Chinese font. On Debian and Ubuntu: apt-get install fonts-noto-cjk")
+    return ""
+
+
+def seller_problem() -> str:
+    """Say which details of the seller invoices lack. Empty if the billing policy has name and address."""
+    rules = policy()
+    if rules.seller_name and rules.seller_address:
+        return ""
+    return _("Invoices have no seller name and address. Set both under Billing policy; future invoices include them.")
+
+
+def _render(invoice: Invoice, language: str) -> bytes:
+    engine = _weasyprint()
+    with translation.override(language):
+        page = render_to_string("billing/document.html", context(invoice) | {"language": language, "font": _font()})
+    # Only data: URLs, so that text typed by a customer cannot make the server fetch anything. The font is inline.
+    fetcher = engine.urls.URLFetcher(allowed_protocols=("data",))
+    return bytes(engine.HTML(string=page, url_fetcher=fetcher).write_pdf())
+
+
+@cache
+def _font() -> str:
+    """Return the Latin font as a data URL. Other scripts use the machine's fonts."""
+    content = base64.b64encode((FONTS / "inter-latin-wght-normal.woff2").read_bytes()).decode()
+    return f"data:font/woff2;base64,{content}"
+
+
+@cache
+def _weasyprint() -> ModuleType:
+    """Import WeasyPrint on first use: the import loads shared libraries that may be missing."""
+    try:
+        importlib.import_module("weasyprint.urls")
+        return importlib.import_module("weasyprint")
+    except OSError as error:
+        logger.warning("WeasyPrint can't be used: %s", error)
+        raise DocumentUnavailable from error

@@ -1,0 +1,54 @@
+"""The daily cost of storage, and what each wallet has yet to pay of it."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+from django.db import models
+from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
+
+from billing.models.ledger import Account
+
+
+class StorageDay(models.Model):
+    """The storage of an organization on one day, and what it costs. Never edited."""
+
+    account = models.ForeignKey(Account, models.PROTECT, related_name="storage_days")
+    day = models.DateField(_("day"))
+    """In the installation's time zone."""
+    size_bytes = models.PositiveBigIntegerField(_("size"))
+    """Bytes that counted against the quota when the day was rated."""
+    free_bytes = models.PositiveBigIntegerField(_("free allowance"))
+    price = models.DecimalField(_("price per GB and month"), max_digits=14, decimal_places=4)
+    cost_minor = models.DecimalField(_("cost"), max_digits=20, decimal_places=6)
+    """With fractions of a minor unit."""
+
+    class Meta:
+        verbose_name = _("day of storage")
+        verbose_name_plural = _("days of storage")
+        ordering = ("-day",)
+        constraints = (models.UniqueConstraint(fields=["account", "day"], name="one_cost_of_storage_per_day"),)
+
+    def __str__(self) -> str:
+        return f"{self.account} {self.day}"
+
+
+class StorageBalance(models.Model):
+    """What a wallet has yet to pay for storage: fractions of a minor unit, and what it could not pay."""
+
+    account = models.OneToOneField(Account, models.PROTECT, related_name="storage_balance")
+    due_minor = models.DecimalField(_("due"), max_digits=20, decimal_places=6, default=Decimal(0))
+    payments = models.PositiveIntegerField(_("payments"), default=0)
+    """How often it was paid. Numbers the ledger references."""
+    unpaid_since = models.DateTimeField(_("unpaid since"), null=True, blank=True)
+    """Since when at least one minor unit is due."""
+    mailed_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("storage balance")
+        verbose_name_plural = _("storage balances")
+        constraints = (models.CheckConstraint(condition=Q(due_minor__gte=0), name="storage_never_overpaid"),)
+
+    def __str__(self) -> str:
+        return str(self.account)

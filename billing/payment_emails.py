@@ -1,0 +1,96 @@
+"""Mails about payments: failed automatic top-ups, deleted cards, disputes. `console.accounts.emails` delivers them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django.conf import settings
+from django.template.loader import render_to_string
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from billing import customers
+from billing.emails import payers
+from billing.messages import failure_sentence, money
+from billing.models import AutoTopUp, Dispute, TopUp
+from console.accounts.emails import deliver
+
+MAX_AGE = timedelta(days=3)
+"""Older events get no mail: after a long outage, mails about them would only confuse."""
+
+
+def send_due() -> int:
+    """Send the mails that are due and return their number.
+
+    `deliver` sets `mailed_at` before it sends, so concurrent workers send each mail once. It renders a mail once per
+    language and time zone of the recipients.
+    """
+    since = timezone.now() - MAX_AGE
+    failed = TopUp.objects.filter(
+        origin=TopUp.Origins.AUTOMATIC, state=TopUp.States.FAILED, mailed_at=None, created_at__gt=since
+    ).exclude(failure=customers.GONE)  # the mail about deleted cards says it
+    without_cards = AutoTopUp.objects.filter(
+        is_on=False, last_failure=customers.GONE, mailed_at=None, updated_at__gt=since
+    )
+    disputed = Dispute.objects.filter(mailed_at=None, withdrawn_minor__gt=0, movements__moved_at__gt=since).distinct()
+    sent = 0
+    for top_up in failed.select_related("account__organization"):
+        sent += _send_failure(top_up)
+    for setup in without_cards.select_related("account__organization"):
+        sent += _send_deleted_cards(setup)
+    for dispute in disputed.select_related("top_up__account__organization"):
+        sent += _send_dispute(dispute)
+    return sent
+
+
+def _send_deleted_cards(setup: AutoTopUp) -> bool:
+    """Mail that the provider deleted the customer with its cards. Returns whether a mail was sent."""
+    organization = setup.account.owner
+
+    def render() -> tuple[str, str]:
+        context = {
+            "organization": organization,
+            "card": setup.method_label,
+            "url": f"{settings.TRAINYARD_URL}/wallet/cards/",
+        }
+        subject = _("Automatic top-ups for %(organization)s were switched off") % {"organization": organization}
+        return subject, render_to_string("billing/mail/cards_gone.txt", context)
+
+    return deliver(AutoTopUp.objects.filter(pk=setup.pk), render, payers(organization))
+
+
+def _send_failure(top_up: TopUp) -> bool:
+    """Mail that an automatic top-up failed. Returns whether a mail was sent."""
+    organization = top_up.account.owner
+    setup = AutoTopUp.objects.get(account=top_up.account)
+
+    def render() -> tuple[str, str]:
+        context = {
+            "organization": organization,
+            "amount": money(top_up.amount_minor, top_up.currency),
+            "card": setup.method_label,
+            "why": failure_sentence(top_up.failure),
+            "is_on": setup.is_on,
+            "url": f"{settings.TRAINYARD_URL}/wallet/cards/",
+        }
+        subject = _("The automatic top-up for %(organization)s failed") % {"organization": organization}
+        return subject, render_to_string("billing/mail/automatic_top_up.txt", context)
+
+    return deliver(TopUp.objects.filter(pk=top_up.pk), render, payers(organization))
+
+
+def _send_dispute(dispute: Dispute) -> bool:
+    """Mail that a payment was disputed and its amount withdrawn. Returns whether a mail was sent."""
+    organization = dispute.top_up.account.owner
+
+    def render() -> tuple[str, str]:
+        context = {
+            "organization": organization,
+            "amount": money(dispute.amount_minor, dispute.top_up.currency),
+            "paid_at": dispute.top_up.paid_at,
+            "url": f"{settings.TRAINYARD_URL}/wallet/",
+        }
+        subject = _("A payment by %(organization)s was disputed") % {"organization": organization}
+        return subject, render_to_string("billing/mail/dispute.txt", context)
+
+    return deliver(Dispute.objects.filter(pk=dispute.pk), render, payers(organization))

@@ -1,0 +1,180 @@
+"""Compare price books: simulate a past month under a draft, and list the prices that differ. Read-only.
+
+A run is rated again by `billing.pricing` from the usage on its receipt and the deadline of its quote. Under unchanged
+prices each run therefore costs the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+from billing import pricing
+from billing.costs import Month
+from billing.models import Price, PriceBook, Receipt
+from billing.pricebooks import price_name, price_rows
+from billing.storage_charges import STORAGE_PREFIX
+from billing.usage import Usage
+from console.accounts.models import Organization
+
+
+@dataclass
+class CustomerPreview:
+    """One customer's month: the amount charged and the simulated one, in minor units."""
+
+    organization: Organization
+    runs: int = 0
+    charged_minor: int = 0
+    simulated_minor: int = 0
+
+    @property
+    def change_minor(self) -> int:
+        """Return simulated minus charged."""
+        return self.simulated_minor - self.charged_minor
+
+    @property
+    def change(self) -> float | None:
+        """Return the change as a fraction, None if nothing was charged."""
+        return self.change_minor / self.charged_minor if self.charged_minor else None
+
+
+@dataclass
+class Preview:
+    """A month simulated under a draft, per customer (largest first) and in total."""
+
+    book: PriceBook
+    month: Month
+    customers: list[CustomerPreview]
+    unpriced: dict[str, int] = field(default_factory=dict)
+    """Number of runs whose purchase has no price in the draft, by its name. Their original cost is used."""
+    unknown: int = 0
+    """Number of runs that predate usage records. Their original cost is used."""
+
+    @property
+    def runs(self) -> int:
+        """Return the number of runs of all customers."""
+        return sum(each.runs for each in self.customers)
+
+    @property
+    def charged_minor(self) -> int:
+        """Return the total charged."""
+        return sum(each.charged_minor for each in self.customers)
+
+    @property
+    def simulated_minor(self) -> int:
+        """Return the simulated total."""
+        return sum(each.simulated_minor for each in self.customers)
+
+    @property
+    def change_minor(self) -> int:
+        """Return simulated minus charged."""
+        return self.simulated_minor - self.charged_minor
+
+    @property
+    def change(self) -> float | None:
+        """Return the change as a fraction, None if nothing was charged."""
+        return self.change_minor / self.charged_minor if self.charged_minor else None
+
+
+@dataclass(frozen=True)
+class Change:
+    """One price in two books, None where a book lacks it."""
+
+    name: str
+    old: Decimal | None
+    new: Decimal | None
+
+    @property
+    def fraction(self) -> float | None:
+        """Return the change as a fraction, None if it cannot be computed."""
+        return float(self.new / self.old - 1) if self.old and self.new is not None else None
+
+    @property
+    def is_large(self) -> bool:
+        """Return whether the price changes by more than half. From free to any price counts too."""
+        if self.old is None or self.new is None:
+            return False
+        return abs(self.new - self.old) * 2 > self.old
+
+
+def preview(*, book: PriceBook, month: Month) -> Preview:
+    """Simulate the month's runs in the book's currency under its prices."""
+    rows = price_rows(book)
+    simulation = Preview(book, month, [])
+    customers: dict[int, CustomerPreview] = {}
+    receipts = (
+        Receipt.objects.filter(currency=book.currency, created_at__gte=month.start, created_at__lt=month.end)
+        .exclude(hold__reference__startswith=STORAGE_PREFIX)  # it is no run
+        .select_related("hold__quote", "organization")
+        .order_by("pk")
+    )
+    for receipt in receipts.iterator(chunk_size=500):
+        row = customers.setdefault(receipt.organization_id, CustomerPreview(receipt.organization))
+        row.runs += 1
+        row.charged_minor += receipt.total_minor
+        row.simulated_minor += _simulated_minor(receipt, rows, simulation)
+    simulation.customers = sorted(customers.values(), key=lambda row: (-row.charged_minor, row.organization.name))
+    return simulation
+
+
+def diff(*, old: PriceBook, new: PriceBook) -> list[Change]:
+    """Return the prices that differ between two books."""
+    before, after = _by_name(old.prices.select_related("node_spec")), _by_name(new.prices.select_related("node_spec"))
+    names = sorted(set(before) | set(after))
+    changes = [Change(name, before.get(name), after.get(name)) for name in names]
+    return [change for change in changes if change.old != change.new]
+
+
+def large_changes(*, old: PriceBook, new: PriceBook) -> list[Change]:
+    """Return the prices that change by more than half.
+
+    Each price is compared with the one that the other book applies to the same purchase: a product's own price
+    overrides the price of all products.
+    """
+    before, after = price_rows(old), price_rows(new)
+    prices = [*new.prices.select_related("node_spec"), *old.prices.select_related("node_spec")]
+    changes = {}
+    for price in prices:
+        spec, kind = price.node_spec.name if price.node_spec else "", pricing.PriceKind(price.kind)
+        purchase = pricing.Purchase(price.product, pricing.Mode.METERED, spec, price.nodes_from, 1)
+        change = Change(
+            price_name(price),
+            pricing.find_price(before, kind, purchase),
+            pricing.find_price(after, kind, purchase),
+        )
+        if change.is_large:
+            changes[change.name] = change
+    return list(changes.values())
+
+
+def _simulated_minor(receipt: Receipt, rows: list[pricing.PriceRow], simulation: Preview) -> int:
+    quote = receipt.hold.quote
+    if not quote.ceiling_minor:
+        return receipt.total_minor  # free runs stay free
+    labels: dict[str, Any] = receipt.hold.labels
+    if receipt.usage is None or "node_spec" not in labels:
+        simulation.unknown += 1
+        return receipt.total_minor
+    terms = pricing.Terms.from_json(quote.terms)
+    purchase = pricing.Purchase(
+        str(labels.get("product", "")), terms.mode, labels["node_spec"], terms.nodes, terms.epochs
+    )
+    usage = Usage.from_json(receipt.usage)
+    try:
+        under_draft = pricing.terms_for(
+            rows,
+            purchase,
+            deadline_seconds=quote.deadline_seconds,
+            included_seconds=terms.included_seconds,
+        )
+        return pricing.rate(usage, under_draft).total_minor
+    except pricing.PricingError:
+        name = f"{purchase.product} · {purchase.node_spec} · {purchase.nodes}"
+        simulation.unpriced[name] = simulation.unpriced.get(name, 0) + 1
+        return receipt.total_minor
+
+
+def _by_name(prices: Iterable[Price]) -> dict[str, Decimal]:
+    return {price_name(price): price.amount for price in prices}

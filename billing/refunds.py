@@ -1,0 +1,208 @@
+"""Refunds of top-ups, made here or in the provider's dashboard.
+
+The ledger follows the refund object as the provider has it now, keyed on our row. Events may therefore arrive twice,
+late or in any order. A failed refund returns to the wallet like any payment. See `billing.disputes` for chargebacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID, uuid4
+
+from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.db.models import BigIntegerField, Case, F, Sum, Value, When
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
+
+from billing import currencies, gateway, receivables
+from billing.errors import Parked, PaymentRefused, PaymentUnavailable, Quarantined, RefundRefused
+from billing.messages import money
+from billing.models import AutoTopUp, Refund, TopUp
+from billing.payments import step_sentence
+from console.accounts.models import User
+
+STATES = {
+    "succeeded": Refund.States.SUCCEEDED,
+    "pending": Refund.States.PENDING,
+    "requires_action": Refund.States.PENDING,
+    "failed": Refund.States.FAILED,
+    "canceled": Refund.States.FAILED,
+}
+
+WITHDRAWN = Case(
+    When(withdrawn_minor__isnull=False, then=F("withdrawn_minor")),
+    When(is_withdrawn=True, is_reinstated=False, then=F("amount_minor")),
+    default=Value(0),
+    output_field=BigIntegerField(),
+)
+"""The amount that a dispute withdrew. Rows of version 0.1 have no `withdrawn_minor`: their flags say it."""
+
+
+def refundable_minor(top_up: TopUp) -> int:
+    """Return the part of a top-up that was neither refunded nor disputed."""
+    if top_up.state != TopUp.States.PAID:
+        return 0
+    refunds = top_up.refunds.exclude(state=Refund.States.FAILED).aggregate(total=Sum("amount_minor"))
+    disputes = top_up.disputes.aggregate(total=Sum(WITHDRAWN))
+    # A bank may take back a payment that was already refunded in part: the difference must not be negative.
+    return max(0, top_up.amount_minor - int(refunds["total"] or 0) - int(disputes["total"] or 0))
+
+
+def refund(*, top_up: TopUp, amount_minor: int, reason: str, user: User, key: UUID | None = None) -> Refund:
+    """Refund a part of a top-up: debit the wallet now, then call the provider.
+
+    Idempotent on `key`. If the provider does not answer, a periodic task retries. Raises RefundRefused (field
+    amount_minor).
+    """
+    with transaction.atomic():
+        locked = TopUp.objects.select_for_update(of=("self",)).select_related("account").get(pk=top_up.pk)
+        if key and (repeated := Refund.objects.filter(pk=key, top_up=locked).first()):
+            return repeated
+        refundable = refundable_minor(locked)
+        if not 1 <= amount_minor <= refundable:
+            sentence = _("The amount must be at most %(left)s, the rest of this top-up.") % {
+                "left": money(refundable, locked.currency)
+            }
+            raise RefundRefused(sentence, fields={"amount_minor": sentence})
+        if amount_minor % currencies.step(locked.currency):
+            sentence = step_sentence(locked.currency)
+            raise RefundRefused(sentence, fields={"amount_minor": sentence})
+        row = Refund.objects.create(
+            pk=key or uuid4(), top_up=locked, amount_minor=amount_minor, reason=reason, requested_by=user
+        )
+        _debit_wallet(row)
+    submit(refund=row, is_retry=False)
+    row.refresh_from_db()
+    return row
+
+
+def submit(*, refund: Refund, is_retry: bool = True) -> None:
+    """Create the refund at the provider. Idempotent: never refunds twice.
+
+    `is_retry`: an earlier call may have succeeded without its answer arriving. The provider keeps idempotency keys for
+    a day only, so a retry first looks for the refund.
+    """
+    reference, intent = str(refund.pk), refund.top_up.payment_intent
+    try:
+        submitted = gateway.find_refund(reference=reference, payment_intent=intent) if is_retry else None
+        submitted = submitted or gateway.refund(
+            reference=reference, payment_intent=intent, amount_minor=refund.amount_minor
+        )
+    except PaymentUnavailable:
+        return
+    except PaymentRefused as error:
+        with transaction.atomic():
+            _set_state(_locked_refund(refund.pk), Refund.States.FAILED, failure=error.reason)
+        return
+    with transaction.atomic():
+        row = _locked_refund(refund.pk)
+        row.refund_id = row.refund_id or submitted.id
+        _set_state(row, STATES.get(submitted.status, Refund.States.PENDING))
+
+
+def submit_waiting() -> int:
+    """Submit the refunds that the provider has not confirmed. Returns their number."""
+    waiting = Refund.objects.filter(state=Refund.States.CREATED).select_related("top_up")[:100]
+    for row in waiting:
+        submit(refund=row)
+    return len(waiting)
+
+
+def apply_refund(refund_object: Mapping[str, Any], *, livemode: object) -> None:
+    """Apply a refund as the provider has it now, made here or in the provider's dashboard.
+
+    Runs in the caller's transaction. Raises Quarantined, Parked.
+    """
+    top_up = find_top_up(refund_object, livemode=livemode)
+    reference = (refund_object.get("metadata") or {}).get("refund")
+    row = _find_refund(str(refund_object["id"]), reference)
+    state = STATES.get(str(refund_object.get("status")), Refund.States.PENDING)
+    if row is None and state == Refund.States.FAILED:
+        return  # created and failed before we knew of it: nothing was debited
+    if row is None:
+        if refund_object["amount"] > refundable_minor(top_up):
+            # An event that we lack, such as a won dispute or a failed refund, may still free the amount.
+            raise Parked(f"The refund of {refund_object['amount']} exceeds the known refundable rest of the top-up.")
+        row = Refund.objects.create(
+            top_up=top_up,
+            amount_minor=refund_object["amount"],
+            reason=_("Refunded at the payment provider"),
+            refund_id=refund_object["id"],
+            state=Refund.States.PENDING,
+        )
+        _debit_wallet(row)
+    elif (row.top_up_id, row.amount_minor) != (top_up.pk, refund_object["amount"]):
+        raise Quarantined(
+            f"Refund {row.pk} of {row.amount_minor} differs from the provider's ({refund_object['amount']})."
+        )
+    row.refund_id = row.refund_id or str(refund_object["id"])
+    _set_state(row, state, failure=str(refund_object.get("failure_reason") or ""))
+
+
+def _debit_wallet(row: Refund) -> None:
+    # Otherwise an automatic top-up would charge the refunded amount again.
+    AutoTopUp.objects.filter(account=row.top_up.account, is_on=True).update(is_on=False, last_failure="refunded")
+    receivables.withdraw(
+        account=row.top_up.account,
+        amount_minor=row.amount_minor,
+        reference=f"refund:{row.pk}",
+        kind="refund",
+        description=gettext_noop("Refund of a top-up"),
+    )
+
+
+def _set_state(row: Refund, state: Refund.States, *, failure: str = "") -> None:
+    """Change the state of a refund. FAILED returns the money to the wallet and is final."""
+    if row.state == Refund.States.FAILED:
+        return
+    if state == Refund.States.FAILED:
+        receivables.pay_in(
+            account=row.top_up.account,
+            amount_minor=row.amount_minor,
+            reference=f"refund-failed:{row.pk}",
+            kind="refund",
+            description=gettext_noop("Failed refund: returned to the wallet"),
+            is_return=True,
+        )
+    row.state = state
+    row.failure = failure[:100]
+    row.ended_at = timezone.now() if state in {Refund.States.SUCCEEDED, Refund.States.FAILED} else None
+    row.save(update_fields=["refund_id", "state", "failure", "ended_at"])
+
+
+def _locked_refund(pk: UUID) -> Refund:
+    # Lock order everywhere: the top-up before its refunds.
+    TopUp.objects.select_for_update(of=("self",)).get(refunds=pk)
+    return Refund.objects.select_for_update(of=("self",)).select_related("top_up__account").get(pk=pk)
+
+
+def _find_refund(refund_id: str, reference: object) -> Refund | None:
+    rows = Refund.objects.select_for_update(of=("self",)).select_related("top_up__account")
+    if row := rows.filter(refund_id=refund_id).first():
+        return row
+    try:
+        # A failed row has returned its money. If the provider did create its refund, that counts as a new one.
+        unconfirmed = rows.filter(refund_id=None).exclude(state=Refund.States.FAILED)
+        return unconfirmed.filter(pk=str(reference)).first() if reference else None
+    except (ValidationError, ValueError):
+        return None
+
+
+def find_top_up(stripe_object: Mapping[str, Any], *, livemode: object) -> TopUp:
+    """Return the top-up that a refund or dispute belongs to, locked. Raises Quarantined, Parked."""
+    if livemode != gateway.is_live():
+        raise Quarantined(f"livemode is {livemode!r}, not {gateway.is_live()!r}")
+    intent = str(stripe_object.get("payment_intent") or "")
+    top_up = (
+        TopUp.objects.select_for_update(of=("self",)).select_related("account").filter(payment_intent=intent).first()
+        if intent
+        else None
+    )
+    if top_up is None:
+        raise Parked("No top-up has this payment intent yet.")
+    if str(stripe_object.get("currency")).upper() != top_up.currency:
+        raise Quarantined(f"currency is {stripe_object.get('currency')!r}, not {top_up.currency!r}")
+    return top_up

@@ -1,0 +1,182 @@
+"""Charge storage by the day: the price book's price per GB and month, beyond the policy's free allowance.
+
+Each day the storage in use is measured and rated; a day that was not measured is free. Its cost adds to the balance
+that is due, whole minor units of which are charged at once; fractions wait for the next day. A charge takes at most
+what is available in the wallet, credit first; the rest stays due and is charged when money comes in. So a wallet never
+falls below zero, and never below its holds.
+"""
+
+from __future__ import annotations
+
+import calendar
+from dataclasses import asdict
+from datetime import date, timedelta
+from decimal import ROUND_FLOOR, Decimal
+
+from django.conf import settings
+from django.db import transaction
+from django.template.loader import render_to_string
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
+
+from billing import credit, ledger, pricing
+from billing.errors import NotPriced
+from billing.messages import money
+from billing.models import Account, Hold, Quote, Receipt, StorageBalance, StorageDay
+from billing.policy import policy
+from billing.pricebooks import current_book
+from billing.pricing import PriceKind
+
+GB = 10**9
+"""Bytes of a gigabyte, as in the price."""
+STOP_WRITES_AFTER = timedelta(days=7)
+"""How long storage may be unpaid before nothing more can be written: a week to notice the mail and top up."""
+DELETE_AFTER = timedelta(days=60)
+"""How long it may be unpaid before the oldest outputs are deleted, one job a day. Each deletion is announced too."""
+PLACES = Decimal("0.000001")
+STORAGE_PREFIX = "storage:"
+"""Start of the references of holds that paid for storage; those of orders start otherwise."""
+
+
+def storage_price(currency: str) -> Decimal | None:
+    """Return the current price per GB and month in minor units; None if storage is free."""
+    try:
+        book = current_book(currency=currency)
+    except NotPriced:
+        return None
+    price = book.prices.filter(kind=PriceKind.STORAGE, product="").first()
+    return price.amount if price and price.amount else None
+
+
+def unpaid_minor(account: Account) -> int:
+    """Return what the wallet owes for storage, in whole minor units."""
+    balance = StorageBalance.objects.filter(account=account).first()
+    return int(balance.due_minor) if balance else 0
+
+
+@transaction.atomic
+def charge_day(*, account: Account, day: date, size_bytes: int) -> StorageDay | None:
+    """Rate a day's storage and charge it. Idempotent: a day is rated once. None if storage has no price."""
+    locked = _lock(account)
+    if existing := StorageDay.objects.filter(account=locked, day=day).first():
+        return existing
+    priced = storage_price(locked.currency)
+    if priced is None:
+        return None
+    free_bytes = policy().free_storage_gb * GB
+    cost = daily_cost(size_bytes=size_bytes, free_bytes=free_bytes, price=priced, day=day)
+    rated = StorageDay.objects.create(
+        account=locked, day=day, size_bytes=size_bytes, free_bytes=free_bytes, price=priced, cost_minor=cost
+    )
+    balance, _created = StorageBalance.objects.get_or_create(account=locked)
+    balance.due_minor += cost
+    balance.save(update_fields=["due_minor"])
+    collect(account=locked)
+    return rated
+
+
+@transaction.atomic
+def collect(*, account: Account) -> int:
+    """Charge what is due for storage, at most what is available in the wallet, and return the amount."""
+    locked = _lock(account)
+    balance = StorageBalance.objects.filter(account=locked).first()
+    if balance is None:
+        return 0
+    credit.remove_expired(account=locked)
+    locked.refresh_from_db()
+    amount = max(0, min(int(balance.due_minor), locked.available_minor))
+    if amount:
+        balance.due_minor -= amount
+        balance.payments += 1
+        _charge(locked, number=balance.payments, amount_minor=amount)
+    if balance.due_minor < 1:
+        balance.unpaid_since = balance.mailed_at = None
+    elif balance.unpaid_since is None:
+        balance.unpaid_since = timezone.now()
+    balance.save()
+    return amount
+
+
+def daily_cost(*, size_bytes: int, free_bytes: int, price: Decimal, day: date) -> Decimal:
+    """Return what a day's storage costs in minor units, rounded down to a millionth. Months have their own length."""
+    days = calendar.monthrange(day.year, day.month)[1]
+    return (price * max(0, size_bytes - free_bytes) / GB / days).quantize(PLACES, ROUND_FLOOR)
+
+
+def _lock(account: Account) -> Account:
+    """Lock the wallet until the transaction ends, which keeps its balance and what it owes for storage."""
+    return Account.objects.select_for_update(no_key=True).get(pk=account.pk)
+
+
+def _charge(account: Account, *, number: int, amount_minor: int) -> Receipt:
+    """Take the amount from the locked wallet and write its receipt, like that of a job that was settled at once."""
+    terms = pricing.Terms(
+        pricing.Mode.METERED, 1, 1, Decimal(0), Decimal(0), minimum_minor=0, ceiling_minor=amount_minor
+    )
+    day = StorageDay.objects.filter(account=account).latest("day")
+    line = pricing.Line(
+        rule="storage",
+        quantity=f"{Decimal(day.size_bytes) / GB:.3f}",
+        unit="gigabytes",
+        unit_minor=str(day.price),
+        amount_minor=amount_minor,
+    )
+    now = timezone.now()
+    quote = Quote.objects.create(
+        organization=account.owner,
+        book=current_book(currency=account.currency),
+        currency=account.currency,
+        mode=terms.mode,
+        purchase={"storage": day.day.isoformat()},
+        terms=terms.to_json(),
+        lines=[line.to_json()],
+        p50_minor=amount_minor,
+        p90_minor=amount_minor,
+        basis=asdict(pricing.Estimate(86400, 86400, "customer")),
+        ceiling_minor=amount_minor,
+        deadline_seconds=86400,
+        expires_at=now,
+    )
+    hold = Hold.objects.create(
+        account=account,
+        quote=quote,
+        reference=f"{STORAGE_PREFIX}{account.pk}:{number}",
+        amount_minor=amount_minor,
+        metered_minor=amount_minor,
+        charged_minor=amount_minor,
+        labels={"product": "storage"},
+        state=Hold.States.SETTLED,
+        ended_at=now,
+    )
+    revenue = ledger.platform_account(Account.Kinds.REVENUE, account.currency)
+    ledger.post(
+        reference=f"settle:{hold.reference}",
+        kind="storage",
+        description=gettext_noop("Storage"),
+        entries=[(account, -amount_minor), (revenue, amount_minor)],
+    )
+    credit.spend(hold=hold, amount_minor=amount_minor)
+    return Receipt.objects.create(
+        hold=hold,
+        organization=quote.organization,
+        title=f"Storage {day.day.isoformat()}",
+        currency=account.currency,
+        lines=[line.to_json()],
+        total_minor=amount_minor,
+        ceiling_minor=amount_minor,
+    )
+
+
+def unpaid_mail(balance: StorageBalance) -> tuple[str, str]:
+    """Return the subject and text of the warning that storage is unpaid."""
+    account, since = balance.account, balance.unpaid_since or timezone.now()
+    context = {
+        "organization": account.organization,
+        "owed": money(int(balance.due_minor), account.currency),
+        "stop": since + STOP_WRITES_AFTER,
+        "delete": since + DELETE_AFTER,
+        "url": f"{settings.TRAINYARD_URL}/wallet/",
+    }
+    subject = _("The wallet of %(organization)s can't pay for storage") % {"organization": account.organization}
+    return subject, render_to_string("billing/mail/storage.txt", context)

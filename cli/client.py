@@ -1,0 +1,285 @@
+"""The typed client of a console's API. Each method is one operation of the OpenAPI schema; a test compares them."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+from urllib.parse import parse_qs, quote, urlsplit
+
+import httpx
+
+from .decoding import decode
+from .errors import ApiError, UnexpectedAnswer
+from .schemas import (
+    Dataset,
+    Diagnosis,
+    Entry,
+    Image,
+    Job,
+    JobEntry,
+    Log,
+    Model,
+    NodeSpec,
+    Order,
+    Product,
+    Quote,
+    Receipt,
+    Upload,
+    WhoAmI,
+    Workspace,
+)
+from .transport import Event, Transport
+
+T = TypeVar("T")
+TUS = {"Tus-Resumable": "1.0.0"}
+Curves = dict[str, tuple[tuple[float, ...], ...]]
+"""Curves by name: points, each a step and a value."""
+UPLOAD_TYPE = "application/offset+octet-stream"
+
+
+class Client:
+    """A console's API. All methods raise the errors of `errors`."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    @property
+    def url(self) -> str:
+        """The console's address."""
+        return self._transport.url
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._transport.close()
+
+    # The organization and what is on sale
+
+    def whoami(self) -> WhoAmI:
+        """Return who the token speaks for."""
+        return decode(WhoAmI, self._get("whoami/"))
+
+    def products(self) -> list[Product]:
+        """List the products on offer."""
+        return _results(Product, self._get("products/"))
+
+    def node_specs(self) -> list[NodeSpec]:
+        """List the node types on sale."""
+        return _results(NodeSpec, self._get("node-specs/"))
+
+    def images(self) -> Iterator[Image]:
+        """List the images on offer."""
+        return self._pages("images/", Image)
+
+    # Datasets
+
+    def datasets(self) -> Iterator[Dataset]:
+        """List the datasets, newest first."""
+        return self._pages("datasets/", Dataset)
+
+    def dataset(self, name: str) -> Dataset:
+        """Return a dataset."""
+        return decode(Dataset, self._get(f"datasets/{_part(name)}/"))
+
+    def create_dataset(self, name: str) -> Dataset:
+        """Create a dataset without a version."""
+        return decode(Dataset, self._transport.json("POST", "datasets/", json={"name": name}))
+
+    def create_upload(self, *, size_bytes: int, metadata: Mapping[str, str]) -> str:
+        """Create a resumable upload; return its id."""
+        pairs = ",".join(f"{name} {b64encode(value.encode()).decode()}" for name, value in metadata.items())
+        headers = TUS | {"Upload-Length": str(size_bytes), "Upload-Metadata": pairs}
+        response = self._transport.request("POST", "uploads/", headers=headers)
+        # The last part alone: the token is sent to no other address that the answer may name.
+        key: str = urlsplit(response.headers.get("Location", "")).path.rstrip("/").rpartition("/")[2]
+        if not key:
+            raise UnexpectedAnswer("The console created an upload without an address.")
+        return key
+
+    def upload_offset(self, key: str) -> int:
+        """Return how many bytes of an upload the console has."""
+        return _offset(self._transport.request("HEAD", f"uploads/{_part(key)}/", headers=TUS))
+
+    def append_upload(self, key: str, *, offset: int, content: Iterable[bytes], size: int) -> int:
+        """Send the next `size` bytes of an upload; return the new offset. It is not sent again by itself."""
+        headers = TUS | {"Upload-Offset": str(offset), "Content-Type": UPLOAD_TYPE, "Content-Length": str(size)}
+        response = self._transport.request("PATCH", f"uploads/{_part(key)}/", headers=headers, content=content)
+        return _offset(response)
+
+    def upload(self, key: str) -> Upload:
+        """Return an upload with its state, and its result or error."""
+        return decode(Upload, self._get(f"uploads/{_part(key)}/"))
+
+    # Workspaces
+
+    def workspaces(self) -> Iterator[Workspace]:
+        """List the workspaces, newest first."""
+        return self._pages("workspaces/", Workspace)
+
+    def workspace(self, name: str) -> Workspace:
+        """Return a workspace."""
+        return decode(Workspace, self._get(f"workspaces/{_part(name)}/"))
+
+    def create_workspace(self, name: str) -> Workspace:
+        """Create an empty workspace."""
+        return decode(Workspace, self._transport.json("POST", "workspaces/", json={"name": name}))
+
+    def differing_files(self, workspace: str, files: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Return which of the files (`path`, `size`, `sha256`) the workspace lacks or has with other bytes."""
+        path = f"workspaces/{_part(workspace)}/compare/"
+        data = self._transport.json("POST", path, json={"files": list(files)})
+        return list(decode(dict[str, tuple[str, ...]], data)["differing"])
+
+    def workspace_entries(self, workspace: str, folder: str = "") -> Iterator[Entry]:
+        """List a folder of a workspace by name."""
+        path, after = f"workspaces/{_part(workspace)}/files/{_path(folder)}", ""
+        while True:
+            data = self._get(path, params={"after": after} if after else {})
+            yield from decode(tuple[Entry, ...], data.get("entries"))
+            after = _following(data, "after")
+            if not after:
+                return
+
+    def write_file(self, workspace: str, path: str, content: bytes) -> None:
+        """Create or replace a file of a workspace."""
+        self._transport.request("PUT", f"workspaces/{_part(workspace)}/files/{_path(path)}", content=content)
+
+    def delete_file(self, workspace: str, path: str) -> None:
+        """Move a file or folder of a workspace to its recycle bin."""
+        self._transport.request("DELETE", f"workspaces/{_part(workspace)}/files/{_path(path)}")
+
+    # Quotes, orders and jobs
+
+    def quote(self, form: Mapping[str, Any]) -> Quote:
+        """Price a run."""
+        return decode(Quote, self._transport.json("POST", "quotes/", json=dict(form)))
+
+    def order(self, quote: str, *, idempotency_key: str) -> Order:
+        """Buy a quote. The same key gives the same order, however often it is sent."""
+        headers = {"Idempotency-Key": idempotency_key}
+        return decode(Order, self._transport.json("POST", "orders/", json={"quote": quote}, headers=headers))
+
+    def jobs(self, *, state: str = "", tag: str = "", name: str = "") -> Iterator[Job]:
+        """List the jobs, newest first."""
+        filters = {"state": state, "tag": tag, "name": name}
+        return self._pages("jobs/", Job, {key: value for key, value in filters.items() if value})
+
+    def job(self, job: int) -> Job:
+        """Return a job."""
+        return decode(Job, self._get(f"jobs/{job}/"))
+
+    def diagnosis(self, job: int) -> Diagnosis | None:
+        """Return why a job failed; None if it did not."""
+        try:
+            return decode(Diagnosis, self._get(f"jobs/{job}/diagnosis/"))
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def cancel(self, job: int) -> Job:
+        """Stop a job."""
+        return decode(Job, self._transport.json("POST", f"jobs/{job}/cancel/"))
+
+    def log(self, job: int, *, rank: int = 0, attempt: int | None = None, offset: int = 0) -> Log:
+        """Return a part of a rank's output."""
+        return decode(Log, self._get(f"jobs/{job}/logs/", params=_log_query(rank, attempt, offset)))
+
+    def log_events(self, job: int, *, rank: int = 0, attempt: int | None = None, offset: int = 0) -> Iterator[Event]:
+        """Stream a rank's output from a byte on, as `log` events with the fields of Log."""
+        return self._transport.events(f"jobs/{job}/logs/", params=_log_query(rank, attempt, offset))
+
+    def job_events(self, job: int) -> Iterator[Event]:
+        """Stream a job as `state` events with the fields of Job, and `metrics` events with new points by name."""
+        return self._transport.events(f"jobs/{job}/stream/")
+
+    def metrics(self, job: int) -> Curves:
+        """Return the curves of a job."""
+        return decode(dict[str, Curves], self._get(f"jobs/{job}/metrics/")).get("metrics", {})
+
+    def receipt(self, job: int) -> Receipt:
+        """Return the receipt of an ended job. Raises ApiError (404) before its end, and where nothing was held."""
+        return decode(Receipt, self._get(f"jobs/{job}/receipt/"))
+
+    def receipts(self) -> list[Receipt]:
+        """List the receipts, newest first."""
+        return _results(Receipt, self._get("wallet/receipts/"))
+
+    # What runs leave
+
+    def job_files(self, job: int, folder: str = "") -> Iterator[JobEntry]:
+        """List a folder of a job's files."""
+        query = {"path": folder} if folder else {}
+        while True:
+            data = self._get(f"jobs/{job}/files/", params=query)
+            yield from _results(JobEntry, data)
+            after = _following(data, "after")
+            if not after:
+                return
+            query["after"] = after
+
+    def job_file(
+        self, job: int, path: str, *, offset: int = 0, etag: str = ""
+    ) -> AbstractContextManager[httpx.Response]:
+        """Open a file of a job for reading: from `offset` on (206) if its ETag is `etag`, else from its begin (200)."""
+        headers = {"Range": f"bytes={offset}-", "If-Range": etag} if offset and etag else {}
+        return self._transport.stream(f"jobs/{job}/files/{_path(path)}", headers=headers)
+
+    def models(self) -> Iterator[Model]:
+        """List the models, newest first."""
+        return self._pages("models/", Model)
+
+    def model(self, name: str) -> Model:
+        """Return a model."""
+        return decode(Model, self._get(f"models/{_part(name)}/"))
+
+    def model_archive(self, name: str, version: int | None = None) -> AbstractContextManager[httpx.Response]:
+        """Open the .tar.gz of a model's version (default: the latest)."""
+        query = {"version": version} if version is not None else {}
+        return self._transport.stream(f"models/{_part(name)}/archive/", params=query)
+
+    def _get(self, path: str, params: Mapping[str, Any] | None = None) -> Any:
+        return self._transport.json("GET", path, params=dict(params or {}))
+
+    def _pages(self, path: str, kind: type[T], query: Mapping[str, str] | None = None) -> Iterator[T]:
+        query = dict(query or {})
+        while True:
+            data = self._get(path, params=query)
+            yield from _results(kind, data)
+            cursor = _following(data, "cursor")
+            if not cursor:
+                return
+            query["cursor"] = cursor
+
+
+def _results(kind: type[T], data: Any) -> list[T]:
+    results = data.get("results") if isinstance(data, dict) else None
+    return [decode(kind, each) for each in decode(tuple[Any, ...], results)]
+
+
+def _following(data: Any, name: str) -> str:
+    """Return the cursor in the address of the next page; empty at the end. Nothing else of the address is used."""
+    following = decode(dict[str, Any], data).get("next") or ""
+    return parse_qs(urlsplit(str(following)).query).get(name, [""])[0]
+
+
+def _log_query(rank: int, attempt: int | None, offset: int) -> dict[str, int]:
+    return {"rank": rank, "offset": offset} | ({} if attempt is None else {"attempt": attempt})
+
+
+def _offset(response: httpx.Response) -> int:
+    text = response.headers.get("Upload-Offset", "")
+    if not (text.isascii() and text.isdecimal() and len(text) < 20):
+        raise UnexpectedAnswer("The console did not say how much of the upload it has.")
+    return int(text)
+
+
+def _part(name: str) -> str:
+    """Return one part of a path, quoted."""
+    return quote(name, safe="")
+
+
+def _path(path: str) -> str:
+    """Return a path, quoted but for its slashes."""
+    return quote(path, safe="/")

@@ -1,0 +1,70 @@
+"""Datasets: list them, and publish versions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ..errors import ApiError
+from ..folders import Scan, scan
+from ..screen import size
+from ..session import Session, json_option, pass_session
+from ..uploads import content_of
+
+
+@click.group()
+def datasets() -> None:
+    """List datasets and publish versions."""
+
+
+@datasets.command("list")
+@json_option
+@pass_session
+def list_datasets(session: Session) -> None:
+    """List the datasets, newest first."""
+    found = list(session.connect().datasets())
+    if session.screen.result(found):
+        return
+    rows = []
+    for each in found:
+        latest = each.latest
+        rows.append(
+            (each.name, f"{latest.version}", f"{latest.file_count:,}", size(latest.size_bytes), latest.published_at)
+            if latest
+            else (each.name, "none", "", "", "")
+        )
+    session.screen.table(("Name", "Latest#", "Files#", "Size#", "Published"), rows)
+
+
+@datasets.command()
+@click.argument("name")
+@click.argument("path", type=click.Path(path_type=Path))
+@json_option
+@pass_session
+def push(session: Session, name: str, path: Path) -> None:
+    """Publish PATH as the next version of the dataset NAME, which is created if there is none.
+
+    PATH is an archive (.tar, .tar.gz, .zip), a folder or a file. If the upload is cut or ended, the same command
+    continues it.
+    """
+
+    def scan_folder(folder: Path) -> Scan:
+        found = scan(folder, defaults=())
+        if found.skipped:
+            session.screen.say(f"Left out, because they are links or no files: {', '.join(found.skipped[:10])}")
+        return found
+
+    content = content_of(path, scan_folder)
+    client = session.connect()
+    try:
+        client.create_dataset(name)
+    except ApiError as error:
+        if error.code != "name_taken":
+            raise
+    filename = path.resolve().name + (".tar" if path.is_dir() else "")
+    metadata = {"purpose": "dataset", "name": name, "filename": filename}
+    with session.screen.transfer(f"Sending {path.name}", content.size) as advance:
+        upload = session.uploads(client).send(content, metadata, on_sent=advance)
+    if not session.screen.result({"dataset": name, "version": upload.version, "size_bytes": upload.size_bytes}):
+        session.screen.say(f"Published {name}@{upload.version}, {size(upload.size_bytes)} sent.", style="green")

@@ -1,0 +1,236 @@
+"""Jobs: list, watch and stop them; their output, curves, files and receipts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+
+import click
+
+from ..client import Client
+from ..downloads import fetch, is_same, job_files, keep_time, safe_parts, target_of
+from ..errors import CliError, InvalidChoice
+from ..schemas import Diagnosis, Receipt
+from ..screen import Screen, clean_output, count, money, size
+from ..session import Session, json_option, pass_session
+from ..watch import lines
+
+job_argument = click.argument("job", type=click.IntRange(min=1))
+
+
+@click.command()
+@click.option("--state", default="", help="For example running or failed.")
+@click.option("--tag", default="", help="Jobs with this tag.")
+@click.option("--name", default="", help="A part of the name.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Jobs to list.")
+@json_option
+@pass_session
+def jobs(session: Session, state: str, tag: str, name: str, limit: int) -> None:
+    """List the jobs, newest first."""
+    found = list(islice(session.connect().jobs(state=state, tag=tag, name=name), limit))
+    if not session.screen.result(found):
+        session.screen.table(
+            ("Job#", "Name", "State", "Progress#", "Cost#", "Queued"),
+            (
+                (f"{each.id}", each.name, each.state, f"{each.progress.fraction:.0%}",
+                 money(each.cost_minor, each.currency), each.queued_at)
+                for each in found
+            ),
+        )  # fmt: skip
+
+
+@click.command()
+@job_argument
+@json_option
+@pass_session
+def status(session: Session, job: int) -> None:
+    """Show a job: its state and why, progress and cost. Of a failed one also the diagnosis."""
+    client = session.connect()
+    found = client.job(job)
+    diagnosis = client.diagnosis(job) if found.state == "failed" else None
+    if session.screen.result(asdict(found) | {"diagnosis": diagnosis}):
+        return
+    progress = found.progress
+    rows = [
+        ("Job", f"{found.id} {found.name}"),
+        ("State", " ".join(filter(None, (found.state, found.sentence or found.waiting_for)))),
+        ("Progress", f"{progress.fraction:.0%}, epoch {progress.epoch} of {progress.epochs}"),
+        (
+            "Cost",
+            f"{money(found.cost_minor, found.currency)}, at most {money(found.ceiling_minor, found.currency)}",
+        ),
+        ("Run", f"{found.code_path} in {found.workspace}, {found.nodes} x {found.node_spec}, {found.image}"),
+    ]
+    session.screen.table(("", ""), rows)
+    if diagnosis:
+        show_diagnosis(session.screen, diagnosis)
+
+
+@click.command()
+@job_argument
+@click.option("--follow", "-f", is_flag=True, help="Go on until the output ends.")
+@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="The process.")
+@click.option("--attempt", type=click.IntRange(min=1), help="Default: the latest.")
+@json_option
+@pass_session
+def logs(session: Session, job: int, follow: bool, rank: int, attempt: int | None) -> None:
+    """Print the output of one process of a job."""
+    client = session.connect()
+    if follow and not session.screen.is_json:
+        client.log(job, rank=rank, attempt=attempt)  # an unknown job or rank is an error, not an empty output
+        for line in lines(client, job, rank=rank, attempt=attempt, pause=session.pause):
+            click.echo(clean_output(line))
+        return
+    text, offset = list[str](), 0
+    while True:
+        part = client.log(job, rank=rank, attempt=attempt, offset=offset)
+        text.append(part.text)
+        if part.eof or part.next_offset <= offset:
+            break
+        offset = part.next_offset
+    output = "".join(text)
+    if not session.screen.result({"job": job, "rank": rank, "text": output}):
+        for line in output.removesuffix("\n").split("\n") if output else ():
+            click.echo(clean_output(line))
+
+
+@click.command()
+@job_argument
+@json_option
+@pass_session
+def metrics(session: Session, job: int) -> None:
+    """Show the curves of a job: how many points, and their values. With --json all points."""
+    curves = session.connect().metrics(job)
+    if session.screen.result(curves):
+        return
+    rows = []
+    for name, points in sorted(curves.items()):
+        values = [point[1] for point in points if len(point) == 2]
+        if values:
+            numbers = (values[0], values[-1], min(values), max(values))
+            rows.append((name, f"{len(values):,}", *(f"{each:.6g}" for each in numbers)))
+    session.screen.table(("Curve", "Points#", "First#", "Last#", "Lowest#", "Highest#"), rows)
+
+
+@click.command()
+@job_argument
+@json_option
+@pass_session
+def stop(session: Session, job: int) -> None:
+    """Stop a job. A running one gets SIGTERM and time to save; you pay for what it used."""
+    found = session.connect().cancel(job)
+    if not session.screen.result(found):
+        session.screen.say(f"Job {job}: {found.state}.")
+
+
+@click.command()
+@click.argument("job", type=click.IntRange(min=1), required=False)
+@json_option
+@pass_session
+def receipts(session: Session, job: int | None) -> None:
+    """List the receipts, or show the one of JOB."""
+    client = session.connect()
+    if job is not None:
+        receipt = client.receipt(job)
+        if not session.screen.result(receipt):
+            show_receipt(session.screen, receipt)
+        return
+    found = client.receipts()
+    if not session.screen.result(found):
+        session.screen.table(
+            ("Receipt#", "Title", "Charged#", "Ceiling#", "Date"),
+            (
+                (f"{each.id}", each.title, money(each.total_minor, each.currency),
+                 money(each.ceiling_minor, each.currency), each.created_at)
+                for each in found
+            ),
+        )  # fmt: skip
+
+
+def show_diagnosis(screen: Screen, diagnosis: Diagnosis) -> None:
+    """Print why a job failed, the line of code, and what to do."""
+    rank = f" (rank {diagnosis.rank})" if diagnosis.rank is not None else ""
+    screen.say(f"{diagnosis.title}{rank}", style="bold")
+    if diagnosis.exception:
+        screen.say(f"  {diagnosis.exception}")
+    if diagnosis.file:
+        line = f", line {diagnosis.line}" if diagnosis.line is not None else ""
+        screen.say(f"  {diagnosis.file}{line}: {diagnosis.code.strip()}")
+    screen.say(f"  {diagnosis.advice}")
+
+
+def show_receipt(screen: Screen, receipt: Receipt) -> None:
+    """Print a receipt."""
+    rows = [
+        (line.title, f"{line.quantity} {line.unit.replace('_', ' ')}", money(line.amount_minor, receipt.currency))
+        for line in receipt.lines
+    ]
+    total = money(receipt.total_minor, receipt.currency)
+    rows.append(("Charged", f"at most {money(receipt.ceiling_minor, receipt.currency)}", total))
+    screen.table(("Item", "Quantity#", "Amount#"), rows, title=f"Receipt: {receipt.title}")
+
+
+@click.group()
+def files() -> None:
+    """List and download the files of a job."""
+
+
+@files.command("list")
+@job_argument
+@click.argument("path", default="")
+@json_option
+@pass_session
+def list_files(session: Session, job: int, path: str) -> None:
+    """List a folder of a job: outputs, checkpoints, logs, or one below them."""
+    found = list(session.connect().job_files(job, path.strip("/")))
+    if not session.screen.result(found):
+        rows = [
+            (each.path + ("/" if each.kind == "folder" else ""), "" if each.kind == "folder" else size(each.size))
+            for each in found
+        ]
+        session.screen.table(("Path", "Size#"), rows)
+
+
+@files.command()
+@job_argument
+@click.argument("path", default="outputs")
+@click.option("--to", "folder", type=click.Path(path_type=Path), help="Default: trainyard-jobs/JOB.")
+@click.option("--overwrite", is_flag=True, help="Replace files here that differ.")
+@json_option
+@pass_session
+def get(session: Session, job: int, path: str, folder: Path | None, overwrite: bool) -> None:
+    """Download PATH, a file or folder of a job (default: outputs). Files that are here already are not sent again."""
+    client = session.connect()
+    saved = download(session, client, job, [path], folder, overwrite=overwrite)
+    session.screen.result({"job": job, "files": saved})
+
+
+def download(
+    session: Session, client: Client, job: int, paths: Iterable[str], folder: Path | None, *, overwrite: bool
+) -> list[str]:
+    """Download files and folders of a job; return where they are. Raises CliError."""
+    folder = folder or Path("trainyard-jobs") / str(job)
+    wanted = [path.strip("/") for path in paths]
+    for path in wanted:
+        if path:
+            safe_parts(path)
+    entries = [entry for path in wanted for entry in job_files(client, job, path)]
+    if not entries:
+        raise CliError(f"Job {job} has no files at {', '.join(wanted)}.")
+    saved, received = [], 0
+    with session.screen.transfer(f"Job {job}", sum(entry.size for entry in entries)) as advance:
+        for entry in entries:
+            target = target_of(folder, entry.path)
+            saved.append(str(target))
+            if target.exists():
+                if is_same(target, entry):
+                    advance(entry.size)
+                    continue
+                if not overwrite:
+                    raise InvalidChoice(f"{target} exists, and is not the job's file. Add --overwrite to replace it.")
+            received += fetch(client, job, entry, target, on_received=advance, pause=session.pause)
+            keep_time(target, entry)
+    session.screen.say(f"{count(len(entries), 'file')} in {folder}, {size(received)} received.", style="green")
+    return saved

@@ -1,0 +1,60 @@
+"""Models: list them, and download a version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ..downloads import save, target_of
+from ..errors import InvalidChoice
+from ..screen import size
+from ..session import Session, json_option, pass_session
+
+
+@click.group()
+def models() -> None:
+    """List models and download a version."""
+
+
+@models.command("list")
+@json_option
+@pass_session
+def list_models(session: Session) -> None:
+    """List the models, newest first."""
+    found = list(session.connect().models())
+    if session.screen.result(found):
+        return
+    rows = []
+    for each in found:
+        latest = each.latest
+        rows.append(
+            (each.name, f"{latest.version}", size(latest.size_bytes), f"{latest.lineage.get('job', '')}")
+            if latest
+            else (each.name, "none", "", "")
+        )
+    session.screen.table(("Name", "Latest#", "Size#", "Job#"), rows)
+
+
+@models.command()
+@click.argument("reference", metavar="NAME[@VERSION]")
+@click.option("--to", "folder", type=click.Path(path_type=Path), default=".", help="The folder to save to.")
+@json_option
+@pass_session
+def get(session: Session, reference: str, folder: Path) -> None:
+    """Download a version of a model (default: the latest) as a .tar.gz archive."""
+    name, _at, number = reference.partition("@")
+    if number and not (number.isascii() and number.isdecimal() and len(number) < 10):
+        raise InvalidChoice("Write a version as a number, for example net@3.")
+    client = session.connect()
+    found = client.model(name)
+    if not number and found.latest is None:
+        raise InvalidChoice(f"The model {name} has no version.")
+    version = int(number) if number or found.latest is None else found.latest.version
+    target = target_of(folder, f"{name}-v{version}.tar.gz")
+    if target.exists():
+        raise InvalidChoice(f"{target} exists. Delete it, or choose another folder with --to.")
+    with client.model_archive(name, version) as response, session.screen.transfer(target.name, None) as advance:
+        received = save(response, target, on_received=advance)
+    if not session.screen.result({"model": name, "version": version, "file": str(target), "size_bytes": received}):
+        session.screen.say(f"Saved {target}, {size(received)}.", style="green")

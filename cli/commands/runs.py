@@ -1,0 +1,311 @@
+"""Buy a run: from a folder on this machine to its receipt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .. import sync as syncing
+from ..client import Client
+from ..errors import DETACHED, JOB_CANCELLED, JOB_FAILED, CliError, InvalidChoice, TooExpensive
+from ..schemas import Job, Quote
+from ..screen import Screen, decimals, money
+from ..session import Session, json_option, pass_session, yes_option
+from ..watch import Watch
+from .jobs import download, show_diagnosis, show_receipt
+from .workspaces import sync_folder
+
+MINUTE = 60
+
+PURCHASE_OPTIONS = (
+    click.argument("script", type=click.Path(path_type=Path)),
+    click.argument("arguments", nargs=-1),
+    click.option("--folder", type=click.Path(path_type=Path), help="The project. Default: the current folder."),
+    click.option("--workspace", default="", help="Where the files are sent. Default: the project's name."),
+    click.option("--no-sync", is_flag=True, help="Send nothing: run what the workspace (--workspace) has."),
+    click.option("--nodes", type=int, default=1, show_default=True, help="Number of nodes."),
+    click.option("--node-spec", default="", help="The node type. Default: the first on sale."),
+    click.option("--workers-per-node", type=int, help="Processes of a node. Default: one for each GPU, or one."),
+    click.option("--image", default="", help="The image. Default: the framework's built-in image."),
+    click.option("--framework", default="pytorch", show_default=True, help="pytorch, horovod or tensorflow."),
+    click.option("--product", default="", help="Default: the first on offer."),
+    click.option("--epochs", type=int, default=1, show_default=True, help="EPOCHS of the script."),
+    click.option("--lr", default="0.01", show_default=True, help="LR of the script."),
+    click.option("--batch-size", type=int, default=64, show_default=True, help="BATCH_SIZE, for each process."),
+    click.option("--dataset", "datasets", multiple=True, metavar="NAME[@VERSION]", help="May be repeated."),
+    click.option("--model", "models", multiple=True, metavar="NAME[@VERSION]", help="May be repeated."),
+    click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="May be repeated."),
+    click.option("--secret", "secrets", multiple=True, metavar="NAME", help="A secret's name. May be repeated."),
+    click.option("--requirements", default="", metavar="PATH", help="A requirements file of the project."),
+    click.option("--from-checkpoint", type=int, metavar="JOB", help="Start from the checkpoints of a job."),
+    click.option("--max-minutes", type=click.IntRange(min=1), help="The run ends after this time."),
+    click.option("--ceiling", help="The most that the run may cost, for example 5.00. It ends there."),
+    click.option("--retries", type=int, help="Tries after a failure."),
+    click.option("--name", default="", help="The job's name."),
+    click.option("--tag", "tags", multiple=True, help="May be repeated."),
+)
+
+
+@dataclass(frozen=True)
+class Project:
+    """A folder on this machine, the workspace for it, and the script's path in both."""
+
+    folder: Path
+    workspace: str
+    code_path: str
+
+
+def purchase_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add what describes a run to a command; it gets the values as keywords."""
+    for option in reversed(PURCHASE_OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.command()
+@purchase_options
+@yes_option
+@json_option
+@pass_session
+def quote(session: Session, /, *, yes: bool, **options: Any) -> None:
+    """Price a run of SCRIPT without buying it. The project's files are sent, as the price depends on them."""
+    client = session.connect()
+    priced = _priced(session, client, options, is_confirmed=yes)
+    if not session.screen.result(priced):
+        show_quote(session.screen, priced)
+
+
+@click.command()
+@purchase_options
+@click.option("--watch/--detach", default=True, help="Follow the run to its end (default), or return at once.")
+@click.option("--get", "wanted", multiple=True, metavar="PATH", help="Download this at the end, for example outputs.")
+@click.option("--to", "target", type=click.Path(path_type=Path), help="Where to. Default: trainyard-jobs/JOB.")
+@click.option("--max-price", help="Buy without a question up to this ceiling, and refuse above it.")
+@yes_option
+@json_option
+@pass_session
+def run(
+    session: Session,
+    /,
+    *,
+    watch: bool,
+    wanted: tuple[str, ...],
+    target: Path | None,
+    max_price: str | None,
+    yes: bool,
+    **options: Any,
+) -> None:
+    """Run SCRIPT of a project: send its files, show the price, buy, watch, and show the receipt.
+
+    ARGUMENTS are the script's own. Put `--` before those that begin with a dash.
+
+    Exit status: 0 succeeded, 3 failed, 4 cancelled, 5 above --max-price, 130 detached, 1 another error.
+    """
+    screen = session.screen
+    client = session.connect()
+    priced = _priced(session, client, options, is_confirmed=yes)
+    show_quote(screen, priced)
+    if priced.refusal:
+        raise CliError(priced.refusal)
+    _accept(session, priced, max_price, yes)
+    # The key is the quote's: however often the order is sent, it is bought once.
+    order = client.order(priced.id, idempotency_key=f"trainyard-cli-{priced.id}")
+    screen.say(f"Bought: job {order.job}, {client.url}/jobs/{order.job}/", style="green")
+    if not watch:
+        screen.result({"job": client.job(order.job), "diagnosis": None, "receipt": None, "files": []})
+        return
+    ended = _watched(session, client, order.job)
+    if ended is None:
+        screen.say(f"Job {order.job} goes on. Watch it: trainyard logs -f {order.job}")
+        screen.result({"job": client.job(order.job), "diagnosis": None, "receipt": None, "files": []})
+        click.get_current_context().exit(DETACHED)
+    style = "green" if ended.state == "succeeded" else "red"
+    screen.say(f"Job {ended.id} {ended.state}. {ended.sentence}", style=style)
+    diagnosis = client.diagnosis(ended.id) if ended.state == "failed" else None
+    if diagnosis and not screen.is_json:
+        show_diagnosis(screen, diagnosis)
+    receipt = client.receipt(ended.id)
+    if not screen.is_json:
+        show_receipt(screen, receipt)
+    files = _download_at_end(session, client, ended, wanted, target) if wanted else []
+    screen.result({"job": ended, "diagnosis": diagnosis, "receipt": receipt, "files": files})
+    click.get_current_context().exit({"succeeded": 0, "cancelled": JOB_CANCELLED}.get(ended.state, JOB_FAILED))
+
+
+def _download_at_end(
+    session: Session, client: Client, ended: Job, wanted: tuple[str, ...], target: Path | None
+) -> list[str]:
+    """Download what was asked for. A job that has not succeeded may lack it: that is no second error."""
+    try:
+        return download(session, client, ended.id, wanted, target, overwrite=True)
+    except CliError as error:
+        if ended.state == "succeeded":
+            raise
+        session.screen.say(error.message, style="yellow")
+        return []
+
+
+def show_quote(screen: Screen, quote: Quote) -> None:
+    """Print a quote."""
+    if screen.is_json:
+        return
+    rows = [
+        (line.title, f"{line.quantity} {line.unit.replace('_', ' ')}", money(line.amount_minor, quote.currency))
+        for line in quote.lines
+    ]
+    rows.append(("Ceiling, never exceeded", "", money(quote.ceiling_minor, quote.currency)))
+    screen.table(("Item", "Quantity#", "Amount#"), rows, title="Quote")
+    estimate = quote.estimate
+    screen.say(
+        f"Probably {money(estimate.p50_minor, quote.currency)}; 90% of runs cost less than "
+        f"{money(estimate.p90_minor, quote.currency)}. {estimate.basis.sentence}"
+    )
+    for sentence in quote.warnings:
+        screen.say(sentence, style="yellow")
+
+
+def _accept(session: Session, quote: Quote, max_price: str | None, is_confirmed: bool) -> None:
+    """Ask whether to buy, unless --max-price or --yes has answered. Raises TooExpensive, InvalidChoice."""
+    if max_price is not None:
+        limit = _minor(max_price, quote.currency, "--max-price")
+        if quote.ceiling_minor > limit:
+            raise TooExpensive(
+                f"The ceiling is {money(quote.ceiling_minor, quote.currency)}, above your limit of "
+                f"{money(limit, quote.currency)}. Nothing was bought. --ceiling lowers what a run may cost."
+            )
+    session.confirm(
+        f"Buy this run for at most {money(quote.ceiling_minor, quote.currency)}?",
+        is_confirmed=is_confirmed or max_price is not None,
+        option="--yes or --max-price",
+    )
+
+
+def _watched(session: Session, client: Client, job: int) -> Job | None:
+    """Follow a job to its end; None if the customer leaves it alone at Ctrl-C."""
+    watch = Watch(client, job, session.screen, pause=session.pause)
+    try:
+        while True:
+            try:
+                return watch.follow()
+            except KeyboardInterrupt:
+                if not session.is_interactive():
+                    return None
+                try:
+                    answer = click.prompt(
+                        "The job runs. Stop it, detach from it, or continue watching?",
+                        type=click.Choice(["stop", "detach", "continue"]),
+                        default="detach",
+                        err=session.screen.is_json,
+                    )
+                except click.Abort:  # a second Ctrl-C
+                    return None
+                if answer == "detach":
+                    return None
+                if answer == "stop":
+                    client.cancel(job)
+    except CliError:
+        session.screen.say(f"Job {job} may go on. Watch it: trainyard logs -f {job}")
+        raise
+    finally:
+        watch.close()
+
+
+def _priced(session: Session, client: Client, options: dict[str, Any], *, is_confirmed: bool) -> Quote:
+    """Send the project's files and return the price of a run."""
+    if options["no_sync"] and options["workspace"]:  # the script may be in the workspace alone
+        project = Project(Path.cwd(), options["workspace"], options["script"].as_posix())
+    else:
+        project = _project(options["script"], options["folder"], options["workspace"])
+    environment = dict(_pair(text) for text in options["environment"])
+    form = _form(client, project, options, environment)
+    if not options["no_sync"]:
+        sync_folder(session, client, project.folder, project.workspace, is_confirmed=is_confirmed)
+    return client.quote(form)
+
+
+def _project(script: Path, folder: Path | None, workspace: str) -> Project:
+    """Return the project that a script belongs to. Raises InvalidChoice."""
+    if folder is not None and not script.is_absolute() and not script.exists():
+        script = folder / script  # `--folder project train.py`
+    if not script.is_file():
+        raise InvalidChoice(f"{script} does not exist, or is not a file.")
+    script = script.resolve()
+    if folder is None:
+        folder = Path.cwd() if script.is_relative_to(Path.cwd()) else script.parent
+    folder = folder.resolve()
+    if not script.is_relative_to(folder):
+        raise InvalidChoice(f"{script} is not in the folder {folder}. Name the project's folder with --folder.")
+    name = workspace or syncing.workspace_name(folder)
+    return Project(folder, name, script.relative_to(folder).as_posix())
+
+
+def _form(client: Client, project: Project, options: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
+    """Return the body of the request for a quote. What was not chosen is the first on offer."""
+    product = options["product"] or _first([each.name for each in client.products()], "product")
+    specs = client.node_specs()
+    spec_name = options["node_spec"] or _first([each.name for each in specs], "node type")
+    spec = next((each for each in specs if each.name == spec_name), None)
+    framework = options["framework"]
+    image = options["image"]
+    if not image:
+        images = [each for each in client.images() if framework in each.frameworks]
+        images.sort(key=lambda each: (not each.ready, not each.builtin, each.name != framework))
+        image = _first([each.name for each in images], f"image for {framework}")
+    form = {
+        "product": product,
+        "framework": framework,
+        "image": image,
+        "workspace": project.workspace,
+        "code_path": project.code_path,
+        "arguments": list(options["arguments"]),
+        "node_spec": spec_name,
+        "nodes": options["nodes"],
+        "workers_per_node": options["workers_per_node"] or (spec.gpus if spec else 0) or 1,
+        "epochs": options["epochs"],
+        "lr": options["lr"],
+        "batch_size": options["batch_size"],
+        "datasets": list(options["datasets"]),
+        "models": list(options["models"]),
+        "environment": environment,
+        "secrets": list(options["secrets"]),
+        "requirements": options["requirements"],
+        "name": options["name"],
+        "tags": list(options["tags"]),
+    }
+    if options["ceiling"] is not None and spec is not None:
+        form["ceiling_minor"] = _minor(options["ceiling"], spec.currency, "--ceiling")
+    if options["max_minutes"] is not None:
+        form["max_seconds"] = options["max_minutes"] * MINUTE
+    for name in ("from_checkpoint", "retries"):
+        if options[name] is not None:
+            form[name] = options[name]
+    return form
+
+
+def _first(names: list[str], what: str) -> str:
+    if not names:
+        raise InvalidChoice(f"The console offers no {what}.")
+    return names[0]
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not name or not separator:
+        raise InvalidChoice(f"Write a variable as NAME=VALUE, not {text!r}.")
+    return name, value
+
+
+def _minor(text: str, currency: str, option: str) -> int:
+    """Return an amount such as `5.00` in minor units. Raises InvalidChoice."""
+    try:
+        amount = Decimal(text).scaleb(decimals(currency))
+    except InvalidOperation:
+        amount = Decimal("NaN")
+    if not amount.is_finite() or amount < 0 or amount != amount.to_integral_value() or amount >= 10**15:
+        raise InvalidChoice(f"{option} must be an amount such as 5.00 in {currency}.")
+    return int(amount)

@@ -1,0 +1,95 @@
+"""Workspaces: list them, and bring one up to date with a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from .. import sync as syncing
+from ..client import Client
+from ..folders import scan
+from ..screen import count, size
+from ..session import Session, json_option, pass_session, yes_option
+
+MANY_FILES, MANY_BYTES = 1000, 500 * 1000**2
+"""From here on a sync asks first: the folder may be the wrong one."""
+SHOWN_PATHS = 20
+
+
+@click.group()
+def workspace() -> None:
+    """List workspaces and send a folder's files to one."""
+
+
+@workspace.command("list")
+@json_option
+@pass_session
+def list_workspaces(session: Session) -> None:
+    """List the workspaces, newest first."""
+    found = list(session.connect().workspaces())
+    if not session.screen.result(found):
+        rows = [(each.name, size(each.size_bytes), each.created_at) for each in found]
+        session.screen.table(("Name", "Size#", "Created"), rows)
+
+
+@workspace.command()
+@click.argument("folder", type=click.Path(path_type=Path), default=".")
+@click.option("--workspace", "name", default="", help="The workspace. Default: the folder's name.")
+@click.option("--delete", is_flag=True, help="Also delete files of the workspace that the folder does not have.")
+@yes_option
+@json_option
+@pass_session
+def sync(session: Session, folder: Path, name: str, delete: bool, yes: bool) -> None:
+    """Send the files of FOLDER that differ to a workspace, which is created if there is none.
+
+    `.trainyardignore`, in the form of .gitignore, names what is left out.
+    """
+    client = session.connect()
+    name = name or syncing.workspace_name(folder)
+    plan = sync_folder(session, client, folder, name, is_confirmed=yes, delete=delete)
+    session.screen.result(
+        {
+            "workspace": name,
+            "sent": [each.path for each in plan.changed],
+            "unchanged": plan.unchanged_count,
+            "deleted": list(plan.extra),
+        }
+    )
+
+
+def sync_folder(
+    session: Session, client: Client, folder: Path, name: str, *, is_confirmed: bool, delete: bool = False
+) -> syncing.Plan:
+    """Bring a workspace up to date with a folder, and say what was done."""
+    screen = session.screen
+    found = scan(folder)
+    if found.skipped:
+        screen.say(f"Left out, because they are links or no files: {', '.join(found.skipped[:10])}")
+    is_new = syncing.ensure_workspace(client, name)
+    plan = syncing.plan(client, name, found, with_extra=delete and not is_new)
+    files = count(len(plan.changed), "file")
+    if len(plan.changed) > MANY_FILES or plan.size > MANY_BYTES:
+        session.confirm(
+            f"Send {files}, {size(plan.size)}, of {folder.resolve()} to the workspace {name}?",
+            is_confirmed=is_confirmed,
+        )
+    if plan.extra:
+        screen.say(f"Not in {folder.resolve()}:")
+        for path in plan.extra[:SHOWN_PATHS]:
+            screen.say(f"  {path}")
+        if len(plan.extra) > SHOWN_PATHS:
+            screen.say(f"  and {len(plan.extra) - SHOWN_PATHS:,} more")
+        session.confirm(
+            f"Delete {count(len(plan.extra), 'path')} of the workspace {name}? Its recycle bin keeps them.",
+            is_confirmed=is_confirmed,
+        )
+    with screen.transfer(f"Sending to {name}", plan.size) as advance:
+        syncing.send(client, session.uploads(client), name, plan, on_sent=advance)
+    syncing.delete_extra(client, name, plan)
+    deleted = f", {len(plan.extra):,} deleted" if plan.extra else ""
+    screen.say(
+        f"Workspace {name}: {files} sent ({size(plan.size)}), {plan.unchanged_count:,} unchanged{deleted}.",
+        style="green",
+    )
+    return plan

@@ -1,0 +1,130 @@
+"""The tokens of the consoles that this user has logged in to, in a file that only the user can read.
+
+The file is `credentials.json` in `$XDG_CONFIG_HOME/trainyard` or `~/.config/trainyard`, with mode 0600:
+`{"default": URL, "tokens": {URL: TOKEN}}`. `TRAINYARD_URL` and `TRAINYARD_TOKEN` come first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from .errors import InvalidChoice, NotLoggedIn, UnsafeCredentials
+
+FILE_MODE, FOLDER_MODE = 0o600, 0o700
+LOG_IN = "Run: trainyard login"
+
+
+@dataclass(frozen=True)
+class Console:
+    """A console and the token for it. The token is never shown."""
+
+    url: str
+    token: str = field(repr=False)
+
+
+def normalize_url(text: str, *, allow_http: bool = False) -> str:
+    """Return the console's address as it is stored. Raises InvalidChoice, UnsafeCredentials.
+
+    A token is sent over HTTPS, and over HTTP to this machine only, unless `allow_http`.
+    """
+    text = text.strip()
+    parts = urlsplit(text if "://" in text else f"https://{text}")
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    if parts.scheme not in {"http", "https"} or not parts.hostname or port == -1 or "@" in parts.netloc:
+        raise InvalidChoice("Enter the address of a console, for example https://trainyard.example.com")
+    if parts.scheme == "http" and not allow_http and not _is_this_machine(parts.hostname):
+        raise UnsafeCredentials(
+            f"{parts.hostname} is not this machine, and http would send the token unencrypted. Use https, or add "
+            "--allow-http on a network that you trust."
+        )
+    return f"{parts.scheme}://{parts.netloc.lower()}{parts.path.rstrip('/')}"
+
+
+def _is_this_machine(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def default_path(environment: Mapping[str, str]) -> Path:
+    """Return the path of the file."""
+    base = environment.get("XDG_CONFIG_HOME", "")
+    # The specification ignores relative paths.
+    folder = Path(base) if base.startswith("/") else Path.home() / ".config"
+    return folder / "trainyard" / "credentials.json"
+
+
+class Credentials:
+    """The file of tokens, and the environment that comes before it."""
+
+    def __init__(self, environment: Mapping[str, str], path: Path | None = None) -> None:
+        self._environment = environment
+        self.path = path or default_path(environment)
+
+    def console(self, url: str = "") -> Console:
+        """Return the console at `url`, of TRAINYARD_URL, or the one logged in to last. Raises NotLoggedIn."""
+        url = url or self._environment.get("TRAINYARD_URL", "")
+        if token := self._environment.get("TRAINYARD_TOKEN", "").strip():
+            if not url:
+                raise NotLoggedIn("TRAINYARD_TOKEN is set. Set TRAINYARD_URL to the console that it is for, too.")
+            return Console(normalize_url(url, allow_http=bool(self._environment.get("TRAINYARD_ALLOW_HTTP"))), token)
+        default, tokens = self._read()
+        wanted = normalize_url(url, allow_http=True) if url else default
+        if not wanted:
+            raise NotLoggedIn(f"You are not logged in. {LOG_IN}")
+        if wanted not in tokens:
+            raise NotLoggedIn(f"You are not logged in to {wanted}. {LOG_IN} {wanted}")
+        return Console(wanted, tokens[wanted])
+
+    def save(self, console: Console) -> None:
+        """Store the token, and make the console the default."""
+        _default, tokens = self._read()
+        self._write(console.url, tokens | {console.url: console.token})
+
+    def remove(self, url: str = "") -> str:
+        """Forget the token of a console, or of the default one; return its address. Raises NotLoggedIn."""
+        default, tokens = self._read()
+        wanted = normalize_url(url, allow_http=True) if url else default
+        if tokens.pop(wanted, None) is None:
+            raise NotLoggedIn("There is no such login.")
+        self._write(next(iter(tokens), "") if wanted == default else default, tokens)
+        return wanted
+
+    def _read(self) -> tuple[str, dict[str, str]]:
+        """Return the default console and the tokens by address. Raises UnsafeCredentials."""
+        try:
+            with self.path.open("rb") as file:
+                mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+                if os.name == "posix" and mode & 0o077:
+                    raise UnsafeCredentials(f"Others can read your tokens. Run: chmod 600 {self.path}")
+                content = json.load(file)
+            return str(content["default"]), {str(url): str(token) for url, token in content["tokens"].items()}
+        except FileNotFoundError:
+            return "", {}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise UnsafeCredentials(f"{self.path} is damaged. Delete it and log in again.") from None
+
+    def _write(self, default: str, tokens: Mapping[str, str]) -> None:
+        """Replace the file at once. It is never readable by others, not even while it is written."""
+        self.path.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        new = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}")
+        handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump({"default": default, "tokens": tokens}, file, indent=2)
+            new.replace(self.path)
+        except BaseException:
+            new.unlink(missing_ok=True)
+            raise

@@ -1,0 +1,62 @@
+"""Turn JSON into frozen dataclasses. Fields that a dataclass does not have are ignored, so that the API can grow."""
+
+from __future__ import annotations
+
+import types
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from .errors import UnexpectedAnswer
+
+T = TypeVar("T")
+
+
+def decode(kind: type[T], data: Any, where: str = "answer") -> T:
+    """Return `data` as an instance of `kind`. Raises UnexpectedAnswer, which names the field."""
+    return _decode(kind, data, where)  # type: ignore[no-any-return]  # `_decode` has returned an instance of `kind`
+
+
+def _decode(kind: Any, data: Any, where: str) -> Any:
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is Any or (data is None and types.NoneType in inner):
+        result = data
+    elif origin in {Union, types.UnionType}:
+        (kind,) = (each for each in inner if each is not types.NoneType)
+        result = _decode(kind, data, where)
+    elif origin is tuple:
+        _require(isinstance(data, list), where, "a list")
+        result = tuple(_decode(inner[0], each, f"{where}.{index}") for index, each in enumerate(data))
+    elif origin is dict:
+        _require(isinstance(data, dict), where, "an object")
+        result = {name: _decode(inner[1], each, f"{where}.{name}") for name, each in data.items()}
+    elif is_dataclass(kind):
+        result = _decode_dataclass(kind, data, where)
+    else:
+        result = float(data) if kind is float and type(data) is int else data
+        _require(type(result) is kind, where, kind.__name__)
+    return result
+
+
+def _decode_dataclass(kind: Any, data: Any, where: str) -> Any:
+    _require(isinstance(data, dict), where, "an object")
+    values = {}
+    for each in fields(kind):
+        if each.name in data:
+            values[each.name] = _decode(_hints(kind)[each.name], data[each.name], f"{where}.{each.name}")
+        else:
+            _require(each.default is not MISSING, f"{where}.{each.name}", "present")
+    return kind(**values)
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _require(is_met: bool, where: str, expected: str) -> None:
+    if not is_met:
+        raise UnexpectedAnswer(
+            f"The console's answer is not as expected: {where} is not {expected}. "
+            "Its version and that of this program may not match."
+        )

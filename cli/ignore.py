@@ -1,0 +1,77 @@
+"""Which files of a folder are left out: `.trainyardignore`, in the form of `.gitignore`, after a few defaults."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .errors import InvalidChoice
+
+FILE_NAME = ".trainyardignore"
+DEFAULTS = (
+    ".git/", ".hg/", ".svn/", ".venv/", "venv/", "node_modules/", "__pycache__/", "*.pyc", ".ipynb_checkpoints/",
+    ".mypy_cache/", ".pytest_cache/", ".ruff_cache/", ".DS_Store", ".env", ".ssh/", "/trainyard-jobs/",
+)  # fmt: skip
+"""Caches, environments, version control, and files that often hold secrets. `!.env` in the file takes one back."""
+TOKENS = re.compile(r"(?P<any>\*\*/)|(?P<rest>/\*\*$)|(?P<star>\*+)|(?P<one>\?)|(?P<set>\[!?\]?[^\]]*\])|\\(?P<raw>.)")
+"""The parts of a pattern that are not literal."""
+PLAIN = {"any": "(?:.*/)?", "rest": "/.+", "star": "[^/]*", "one": "[^/]"}
+"""Regular expressions for some of them."""
+
+
+@dataclass(frozen=True)
+class _Rule:
+    pattern: re.Pattern[str]
+    is_negated: bool
+    folders_only: bool
+
+
+class Ignore:
+    """The rules of a folder. As in git, the last rule that matches decides."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self._rules = [rule for line in lines if (rule := _parse(line))]
+
+    def matches(self, path: str, *, is_folder: bool) -> bool:
+        """Return whether the entry at `path`, below the folder, is left out. Its parents are not looked at."""
+        for rule in reversed(self._rules):
+            if (is_folder or not rule.folders_only) and rule.pattern.fullmatch(path):
+                return not rule.is_negated
+        return False
+
+
+def _parse(line: str) -> _Rule | None:
+    line = line.rstrip("\r\n")
+    line = line if line.endswith("\\ ") else line.rstrip(" ")
+    if not line or line.startswith("#"):
+        return None
+    is_negated = line.startswith("!")
+    line = line.removeprefix("!") if is_negated else line
+    folders_only = line.endswith("/")
+    line = line.rstrip("/")
+    # A pattern with a slash is meant from the folder's top, one without at any depth.
+    is_anchored = "/" in line
+    expression = "".join(_expression(line.lstrip("/")))
+    try:
+        pattern = re.compile(expression if is_anchored else f"(?:.*/)?{expression}", re.DOTALL)
+    except re.error:
+        raise InvalidChoice(f"{FILE_NAME} has a pattern that is not understood: {line}") from None
+    return _Rule(pattern, is_negated, folders_only)
+
+
+def _expression(pattern: str) -> Iterable[str]:
+    """Yield the parts of a regular expression for a pattern: `*`, `?` and `[…]` within a name, `**` across names."""
+    position = 0
+    while position < len(pattern):
+        if token := TOKENS.match(pattern, position):
+            position = token.end()
+            kind = token.lastgroup
+            if kind == "set":
+                inner = token["set"][1:-1].replace("\\", "\\\\")
+                yield f"[{'^' + inner[1:] if inner.startswith('!') else inner.replace('^', chr(92) + '^')}]"
+            else:
+                yield re.escape(token["raw"]) if kind == "raw" else PLAIN[str(kind)]
+        else:
+            yield re.escape(pattern[position])
+            position += 1

@@ -1,0 +1,50 @@
+"""The program `trainyard`: its commands, and what becomes of errors."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from . import VERSION
+from .commands import account, datasets, jobs, models, runs, workspaces
+from .errors import DETACHED, CliError
+from .session import Session
+
+
+class Program(click.Group):
+    """Prints errors of the API and of this program, and ends with their exit status."""
+
+    def invoke(self, context: click.Context) -> Any:
+        """Run the command."""
+        session = context.ensure_object(Session)
+        try:
+            return super().invoke(context)
+        except CliError as error:
+            session.screen.error(error.code, error.message, error.fields)
+            context.exit(error.exit_status)
+        except BrokenPipeError:
+            sys.stderr.close()  # nobody reads on, for example after `| head`
+            context.exit(1)
+        except KeyboardInterrupt:
+            context.exit(DETACHED)
+
+
+@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option("--url", default="", metavar="URL", help="The console, if not the one that you logged in to last.")
+@click.version_option(VERSION, prog_name="trainyard")
+@click.pass_context
+def main(context: click.Context, url: str) -> None:
+    """Buy, run and watch distributed training on a Trainyard console.
+
+    Begin with `trainyard login`, then `trainyard run train.py` in your project's folder.
+    """
+    context.ensure_object(Session).url = url
+
+
+for command in (
+    account.login, account.logout, account.whoami, runs.run, runs.quote, jobs.jobs, jobs.status, jobs.logs,
+    jobs.metrics, jobs.stop, jobs.files, jobs.receipts, datasets.datasets, workspaces.workspace, models.models,
+):  # fmt: skip
+    main.add_command(command)

@@ -1,0 +1,321 @@
+"""What the API answers, as dataclasses. Amounts are in minor units, sizes in bytes, times ISO 8601 texts.
+
+`COMPONENTS` names the component of the OpenAPI schema that each one is a part of; a test compares them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Organization:
+    """The organization that a token belongs to."""
+
+    name: str
+    slug: str
+    service_active: bool
+
+
+@dataclass(frozen=True)
+class WhoAmI:
+    """Who a token speaks for, and what it may do."""
+
+    email: str
+    organization: Organization
+    role: str
+    capabilities: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product on offer."""
+
+    name: str
+    title: str
+
+
+@dataclass(frozen=True)
+class NodeSpec:
+    """A node type on sale."""
+
+    name: str
+    title: str
+    cpus: float
+    memory_mib: int
+    gpus: int
+    gpu_type: str
+    hourly_minor: str | None
+    currency: str
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image on offer."""
+
+    name: str
+    title: str
+    frameworks: tuple[str, ...]
+    builtin: bool
+    ready: bool
+    not_ready_because: str
+
+
+@dataclass(frozen=True)
+class DatasetVersion:
+    """A published version of a dataset."""
+
+    version: int
+    size_bytes: int
+    file_count: int
+    sha256: str
+    published_at: str
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset with its latest version, if there is one."""
+
+    name: str
+    created_at: str
+    latest: DatasetVersion | None
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A resumable upload."""
+
+    id: str
+    size_bytes: int
+    offset: int
+    version: int | None
+    error: dict[str, Any] | None
+    state: str = ""
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A workspace."""
+
+    name: str
+    created_at: str
+    description: str = ""
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file or folder in a listing of a workspace."""
+
+    name: str
+    kind: str
+    size: int
+    modified: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a quote or receipt."""
+
+    rule: str
+    title: str
+    quantity: str
+    unit: str
+    unit_minor: str
+    amount_minor: int
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What an estimate is based on."""
+
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The estimated cost: half of such runs cost less than `p50_minor`, nine of ten less than `p90_minor`."""
+
+    p50_minor: int
+    p90_minor: int
+    basis: Basis
+
+
+@dataclass(frozen=True)
+class Quote:
+    """A price with its ceiling."""
+
+    id: str
+    currency: str
+    mode: str
+    lines: tuple[Line, ...]
+    estimate: Estimate
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+    refusal: str
+    minimum_minor: int
+    ceiling_minor: int
+    deadline_seconds: int
+    expires_at: str
+
+
+@dataclass(frozen=True)
+class Order:
+    """An order and the number of its job."""
+
+    id: str
+    job: int
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a job is."""
+
+    fraction: float
+    epoch: int
+    epochs: int
+    eta_seconds: int | None
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One try of a job."""
+
+    number: int
+    reason: str
+    detail: str
+    started_at: str | None
+    finished_at: str | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job."""
+
+    id: int
+    name: str
+    tags: tuple[str, ...]
+    state: str
+    reason: str
+    detail: str
+    sentence: str
+    waiting_for: str
+    progress: Progress
+    attempts: tuple[Attempt, ...]
+    queued_at: str
+    started_at: str | None
+    finished_at: str | None
+    currency: str
+    cost_minor: int
+    ceiling_minor: int
+    framework: str
+    image: str
+    workspace: str
+    code_path: str
+    arguments: tuple[str, ...]
+    datasets: tuple[str, ...]
+    epochs: int
+    lr: str
+    batch_size: int
+    node_spec: str
+    nodes: int
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Why a job failed. `code` is the line of code; `rank` is the one that failed first."""
+
+    cause: str
+    title: str
+    advice: str
+    exception: str
+    rank: int | None
+    node: int | None
+    is_billed: bool
+    file: str = ""
+    line: int | None = None
+    function: str = ""
+    code: str = ""
+
+
+@dataclass(frozen=True)
+class Log:
+    """A part of a rank's output. `eof`: the output has ended."""
+
+    text: str
+    next_offset: int
+    eof: bool
+
+
+@dataclass(frozen=True)
+class JobEntry:
+    """A file or folder of a job."""
+
+    path: str
+    size: int
+    modified_at: str | None
+    kind: str
+
+
+@dataclass(frozen=True)
+class ModelVersion:
+    """A published version of a model."""
+
+    version: int
+    size_bytes: int
+    file_count: int
+    sha256: str
+    published_at: str
+    lineage: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model with its latest version, if there is one."""
+
+    name: str
+    created_at: str
+    latest: ModelVersion | None
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What was charged. `total_minor` is at most `ceiling_minor`."""
+
+    id: int
+    title: str
+    currency: str
+    lines: tuple[Line, ...]
+    total_minor: int
+    ceiling_minor: int
+    created_at: str
+
+
+COMPONENTS: dict[type, str] = {
+    Organization: "Organization",
+    WhoAmI: "WhoAmI",
+    Product: "Product",
+    NodeSpec: "NodeSpec",
+    Image: "Image",
+    DatasetVersion: "Version",
+    Dataset: "Dataset",
+    Upload: "Upload",
+    Workspace: "Workspace",
+    Entry: "Entry",
+    Line: "Line",
+    Quote: "Quote",
+    Order: "Order",
+    Progress: "Progress",
+    Attempt: "Attempt",
+    Job: "Job",
+    Diagnosis: "Diagnosis",
+    Log: "Log",
+    JobEntry: "JobEntry",
+    ModelVersion: "ModelVersion",
+    Model: "Model",
+    Receipt: "Receipt",
+}
+"""`Basis` and `Estimate` are free objects in the schema."""

@@ -1,0 +1,147 @@
+"""What is printed: sentences and tables for people, or one JSON document for programs (`--json`).
+
+Texts from the console, and above all the output of a run, are not trusted: a terminal would obey their control
+characters. `clean` takes those out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
+from decimal import Decimal
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
+from rich.text import Text
+
+ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?", re.DOTALL)
+"""Control sequences of terminals: CSI, then OSC and the other strings, then all others."""
+COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Control characters besides tab and line feed, and those that turn the direction of a line."""
+PIPE_WIDTH = 240
+"""Columns where the output is no terminal: a table's cells are not to be broken there."""
+ZERO_DECIMALS = frozenset(
+    ("BIF", "CLP", "DJF", "GNF", "JPY", "KMF", "KRW", "MGA", "PYG", "RWF", "VND", "VUV", "XAF", "XOF", "XPF")
+)
+THREE_DECIMALS = frozenset(["BHD", "JOD", "KWD", "OMR", "TND"])
+"""Decimals of the minor unit, as the console counts them; all other currencies have two."""
+
+
+Advance = Callable[[int], None]
+"""Moves a progress bar on by a number of bytes."""
+
+
+def clean(text: str) -> str:
+    """Return a text without what a terminal would obey; tabs and line ends stay."""
+    return CONTROLS.sub("", ESCAPES.sub("", text))
+
+
+def clean_output(text: str) -> str:
+    """Return a line of a run's output as `clean` does, but with its colours. Of an overwritten line the end stays."""
+    line = text.rstrip("\r").rpartition("\r")[2]
+    parts, position = list[str](), 0
+    for colour in COLOURS.finditer(line):
+        parts += [clean(line[position : colour.start()]), colour[0]]
+        position = colour.end()
+    result = "".join([*parts, clean(line[position:])])
+    return f"{result}\x1b[0m" if len(parts) else result
+
+
+def decimals(currency: str) -> int:
+    """Return the number of decimals of a currency."""
+    if currency in ZERO_DECIMALS:
+        return 0
+    return 3 if currency in THREE_DECIMALS else 2
+
+
+def money(amount_minor: int | str, currency: str) -> str:
+    """Return an amount such as `12.50 USD`."""
+    places = decimals(currency)
+    return f"{Decimal(amount_minor).scaleb(-places):,.{places}f} {currency}"
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 file` or `2 files`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def size(size_bytes: int) -> str:
+    """Return a size such as `1.5 MB`."""
+    value, units = float(size_bytes), ["bytes", "kB", "MB", "GB"]
+    while value >= 1000 and len(units) > 1:
+        value, units = value / 1000, units[1:]
+    return f"{value:,.0f} {units[0]}" if units[0] == "bytes" else f"{value:,.1f} {units[0]}"
+
+
+class Screen:
+    """Prints for people on standard output, or in JSON mode one document there and all else on standard error."""
+
+    def __init__(self) -> None:
+        self.is_json = False
+
+    @property
+    def console(self) -> Console:
+        """The terminal for people."""
+        file = sys.stderr if self.is_json else sys.stdout
+        width = None if file.isatty() else PIPE_WIDTH
+        return Console(file=file, width=width, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+    def say(self, text: str, *, style: str = "") -> None:
+        """Print a sentence."""
+        self.console.print(Text(clean(text), style=style))
+
+    def error(self, code: str, message: str, fields: dict[str, str]) -> None:
+        """Print an error on standard error."""
+        if self.is_json:
+            sys.stderr.write(json.dumps({"code": code, "message": message, "fields": fields}) + "\n")
+            return
+        console = Console(stderr=True, markup=False, highlight=False, emoji=False, soft_wrap=True)
+        console.print(Text.assemble((clean(f"Error ({code}): "), "bold red"), clean(message)))
+        for name, sentence in fields.items():
+            console.print(Text(clean(f"  {name}: {sentence}")))
+
+    def result(self, value: Any) -> bool:
+        """Print a value as a JSON document in JSON mode; return whether it was printed."""
+        if self.is_json:
+            sys.stdout.write(json.dumps(_plain(value), indent=2) + "\n")
+        return self.is_json
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> None:
+        """Print a table. Columns whose name ends with `#` are aligned to the right."""
+        table = Table(
+            title=Text(clean(title)) if title else None,
+            title_justify="left",
+            title_style="bold",
+            box=None,
+            pad_edge=False,
+        )
+        table.show_header = any(columns)
+        for name in columns:
+            table.add_column(name.removesuffix("#"), justify="right" if name.endswith("#") else "left")
+        for row in rows:
+            table.add_row(*(Text(clean(cell)) for cell in row))
+        self.console.print(table)
+
+    @contextmanager
+    def transfer(self, title: str, size_bytes: int | None) -> Iterator[Advance]:
+        """Show a progress bar of bytes; yield a function that moves it on."""
+        is_hidden = size_bytes == 0 or not self.console.is_terminal
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        with Progress(*columns, console=self.console, disable=is_hidden) as bar:
+            task = bar.add_task(clean(title), total=size_bytes)
+            yield lambda advance: bar.advance(task, advance)
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,71 @@
+"""What the commands share: where to find the console, how to print, and whom to ask."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+import httpx
+
+from .client import Client
+from .credentials import Console, Credentials
+from .errors import InvalidChoice
+from .screen import Screen
+from .transport import Transport
+from .uploads import Uploads
+
+
+@dataclass
+class Session:
+    """One run of the program. Tests replace `environment`, `http`, `pause` and `is_interactive`."""
+
+    url: str = ""
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    http: httpx.BaseTransport | None = None
+    pause: Callable[[float], None] = time.sleep
+    is_interactive: Callable[[], bool] = field(default_factory=lambda: sys.stdin.isatty)
+    screen: Screen = field(default_factory=Screen)
+
+    @property
+    def credentials(self) -> Credentials:
+        """The tokens of this user."""
+        return Credentials(self.environment)
+
+    def connect(self, console: Console | None = None) -> Client:
+        """Return a client of the chosen console. Raises NotLoggedIn."""
+        console = console or self.credentials.console(self.url)
+        return Client(Transport(console, transport=self.http, pause=self.pause))
+
+    def uploads(self, client: Client) -> Uploads:
+        """Return what sends large files, and remembers those that are not complete."""
+        base = self.environment.get("XDG_STATE_HOME", "")
+        folder = Path(base) if base.startswith("/") else Path.home() / ".local" / "state"
+        return Uploads(client, folder / "trainyard" / "uploads.json", pause=self.pause)
+
+    def confirm(self, question: str, *, is_confirmed: bool, option: str = "--yes") -> None:
+        """Ask before something that costs or deletes. Raises InvalidChoice where nobody can answer, click.Abort."""
+        if is_confirmed:
+            return
+        if not self.is_interactive():
+            raise InvalidChoice(f"{question} Nobody can answer here: add {option}.")
+        click.confirm(question, abort=True, err=self.screen.is_json)
+
+
+pass_session = click.make_pass_decorator(Session)
+
+
+def _set_json(context: click.Context, _option: click.Parameter, is_json: bool) -> None:
+    if is_json:
+        context.find_object(Session).screen.is_json = True  # type: ignore[union-attr]  # `main` has made it
+
+
+json_option = click.option(
+    "--json", is_flag=True, expose_value=False, callback=_set_json, help="Print one JSON document."
+)
+"""Adds `--json` to a command."""
+yes_option = click.option("--yes", "-y", is_flag=True, help="Answer all questions with yes.")

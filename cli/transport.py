@@ -1,0 +1,164 @@
+"""HTTP to one console: authentication, retries, errors and event streams.
+
+The token is sent to the console's own address only: redirects are not followed, and addresses in answers are not used.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import httpx
+
+from . import VERSION
+from .credentials import Console
+from .errors import ApiError, UnexpectedAnswer, Unreachable
+
+TRIES = 6
+"""Tries of one request: with the pauses between them, half a minute, about the restart of a console."""
+FIRST_PAUSE_SECONDS = 0.5
+MAX_PAUSE_SECONDS = 15.0
+"""Longest pause, also where Retry-After asks for more."""
+TIMEOUT = httpx.Timeout(60, connect=10)
+STREAM_TIMEOUT = httpx.Timeout(60, connect=10)
+"""The console sends a comment after 15 seconds of silence."""
+BUSY = frozenset({429, 502, 503, 504})
+"""Statuses of a console or proxy that may answer otherwise soon."""
+REPEATABLE = frozenset({"GET", "HEAD", "PUT", "DELETE"})
+"""Methods whose request may be sent again after a lost answer. So may those with an Idempotency-Key."""
+
+
+class Event(NamedTuple):
+    """A server-sent event; `data` is JSON."""
+
+    name: str
+    data: Any
+
+
+class Transport:
+    """Sends requests below `<url>/api/v1/`. `pause(seconds)` waits between two tries."""
+
+    def __init__(
+        self,
+        console: Console,
+        *,
+        transport: httpx.BaseTransport | None = None,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.url = console.url
+        self._pause = pause
+        self._http = httpx.Client(
+            base_url=f"{console.url}/api/v1/",
+            headers={
+                "Authorization": f"Token {console.token}",
+                "Accept": "application/json",
+                "User-Agent": f"trainyard-cli/{VERSION}",
+            },
+            timeout=TIMEOUT,
+            follow_redirects=False,
+            transport=transport,
+        )
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def request(
+        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, **options: Any
+    ) -> httpx.Response:
+        """Send a request, again after a failure that passes. Raises ApiError, Unreachable, UnexpectedAnswer."""
+        is_repeatable = method in REPEATABLE or "Idempotency-Key" in (headers or {})
+        for number in range(1, TRIES + 1):
+            try:
+                response = self._http.request(method, path, headers=dict(headers or {}), **options)
+            except httpx.TransportError as error:
+                # A request that found no connection was not sent.
+                is_sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
+                if number == TRIES or (is_sent and not is_repeatable):
+                    raise self.unreachable(error) from error
+                self._pause(_pause_after(number))
+                continue
+            if response.status_code in BUSY and is_repeatable and number < TRIES:
+                self._pause(_pause_after(number, response.headers.get("Retry-After", "")))
+                continue
+            self.require_success(response)
+            return response
+        raise AssertionError  # the last try has returned or raised
+
+    def json(self, method: str, path: str, **options: Any) -> Any:
+        """Send a request and return the JSON of its answer. Raises as `request` does."""
+        response = self.request(method, path, **options)
+        try:
+            return response.json()
+        except ValueError:
+            raise UnexpectedAnswer(f"{self.url} did not answer with JSON. Is it the address of a console?") from None
+
+    @contextmanager
+    def stream(
+        self, path: str, *, headers: Mapping[str, str] | None = None, **options: Any
+    ) -> Iterator[httpx.Response]:
+        """Open a GET request whose answer is read in parts. It is not sent again. Raises as `request` does."""
+        try:
+            with self._http.stream(
+                "GET", path, headers=dict(headers or {}), timeout=STREAM_TIMEOUT, **options
+            ) as response:
+                if not response.is_success:
+                    response.read()
+                self.require_success(response)
+                yield response
+        except httpx.TransportError as error:
+            raise self.unreachable(error) from error
+
+    def events(self, path: str, **options: Any) -> Iterator[Event]:
+        """Yield the events of a stream until it ends. Raises as `stream` does."""
+        with self.stream(path, headers={"Accept": "text/event-stream"}, **options) as response:
+            name, lines = "", list[str]()
+            for line in response.iter_lines():
+                field, _colon, value = line.partition(":")
+                value = value.removeprefix(" ")
+                if field == "event":
+                    name = value
+                elif field == "data":
+                    lines.append(value)
+                elif not line:
+                    if lines:
+                        yield Event(name, _parsed("\n".join(lines)))
+                    name, lines = "", []
+
+    def unreachable(self, error: httpx.TransportError) -> Unreachable:
+        """Return the error for a request without an answer."""
+        return Unreachable(f"{self.url} did not answer: {error or type(error).__name__}. Check the address and retry.")
+
+    def require_success(self, response: httpx.Response) -> None:
+        """Raise ApiError with the console's reason, unless the status is 2xx."""
+        if response.is_success:
+            return
+        if response.is_redirect:
+            raise UnexpectedAnswer(
+                f"{self.url} redirects to {response.headers.get('Location', 'another address')}. The token is not sent "
+                "there. Log in with the address that the console has in the browser."
+            )
+        try:
+            body = response.json()
+            fields = {str(name): str(sentence) for name, sentence in body.get("fields", {}).items()}
+            error = ApiError(response.status_code, str(body["code"]), str(body["message"]), fields)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            message = f"{self.url} answered {response.status_code} {response.reason_phrase}".rstrip()
+            error = ApiError(response.status_code, f"http_{response.status_code}", f"{message}. Try again later.")
+        raise error
+
+
+def _pause_after(number: int, retry_after: str = "") -> float:
+    """Return the seconds to wait after the try `number`."""
+    asked = float(retry_after) if retry_after.isascii() and retry_after.isdecimal() and len(retry_after) < 6 else 0.0
+    return min(max(FIRST_PAUSE_SECONDS * 2.0 ** (number - 1), asked), MAX_PAUSE_SECONDS)
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise UnexpectedAnswer("The console sent an event that is not JSON.") from None

@@ -1,0 +1,225 @@
+"""Follow a job live: its state, its curves and the output of one rank, until it ends."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from .client import Client
+from .decoding import decode
+from .errors import ApiError, Unreachable
+from .schemas import Job, Log
+from .screen import Screen, clean, clean_output, money
+
+RECONNECT_SECONDS = 1.0
+"""Pause before a stream that ended early is opened again."""
+TRIES = 30
+"""Tries in a row without an event: with their pauses, the restart of a console."""
+DRAIN_SECONDS = 10.0
+"""How long the end of the output may take after the job has ended."""
+MAX_LINE = 64 * 1024
+"""Characters after which a line without an end is printed."""
+
+
+@dataclass
+class JobView:
+    """What is known of a job that is followed."""
+
+    job: Job | None = None
+    latest: dict[str, float] = field(default_factory=dict)
+    """The newest value of each curve."""
+
+    def take(self, name: str, data: Any) -> None:
+        """Take in an event of the job's stream."""
+        if name == "state":
+            self.job = decode(Job, data, "state")
+        elif name == "metrics":
+            for curve, points in decode(dict[str, tuple[tuple[float, ...], ...]], data, "metrics").items():
+                if points and len(points[-1]) == 2:
+                    self.latest[curve] = points[-1][1]
+
+    def description(self) -> str:
+        """Return a line about the job as it is now."""
+        job = self.job
+        if job is None:
+            return "connecting"
+        if job.waiting_for:
+            return f"{job.state}: {job.waiting_for}"
+        parts = [job.state]
+        if job.progress.epochs:
+            parts.append(f"epoch {job.progress.epoch}/{job.progress.epochs}")
+        curve = "loss" if "loss" in self.latest else next(iter(self.latest), "")
+        if curve:
+            parts.append(f"{curve} {self.latest[curve]:.4g}")
+        parts.append(money(job.cost_minor, job.currency))
+        return " · ".join(parts)
+
+
+class Watch:
+    """Follows one job. `follow` may be called again after Ctrl-C, and goes on where it was."""
+
+    def __init__(
+        self,
+        client: Client,
+        job: int,
+        screen: Screen,
+        *,
+        with_logs: bool = True,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._client, self._job, self._screen, self._pause = client, job, screen, pause
+        self._view = JobView()
+        self._print_line: Callable[[str], None] = lambda _line: None
+        self._is_shown = threading.Event()
+        self._logs = LogFollower(client, job, self._print, pause) if with_logs else None
+
+    def follow(self) -> Job:
+        """Show the job until it has ended; return it as it is then. Raises CliError, and KeyboardInterrupt."""
+        view = self._view
+        try:
+            with _display(self._screen) as (update, self._print_line):
+                self._is_shown.set()
+                if view.job:  # after Ctrl-C
+                    update(view.description(), view.job.progress.fraction)
+                for _event in _job_events(self._client, self._job, view, self._pause):
+                    update(view.description(), view.job.progress.fraction if view.job else 0.0)
+                    if self._logs and view.job:
+                        self._logs.follow_attempts([each.number for each in view.job.attempts if each.started_at])
+                if self._logs:
+                    self._logs.drain(DRAIN_SECONDS)
+        finally:
+            self._is_shown.clear()
+        assert view.job is not None  # noqa: S101  # the stream ends with the state of an ended job
+        return view.job
+
+    def close(self) -> None:
+        """Print no more output."""
+        if self._logs:
+            self._logs.stop()
+        self._print_line = lambda _line: None
+        self._is_shown.set()
+
+    def _print(self, line: str) -> None:
+        self._is_shown.wait()  # not into a question
+        self._print_line(line)
+
+
+def _job_events(client: Client, job: int, view: JobView, pause: Callable[[float], None]) -> Iterator[None]:
+    """Take the events of the job's stream into `view`, and connect again until the job has ended."""
+    tries = 0
+    while not (view.job and view.job.finished_at):
+        try:
+            for event in client.job_events(job):
+                tries = 0
+                view.take(*event)
+                yield
+            error: Exception | None = None
+        except (Unreachable, ApiError) as problem:
+            if isinstance(problem, ApiError) and problem.status < 500:
+                raise
+            error = problem
+        if not (view.job and view.job.finished_at):
+            tries += 1
+            if tries == TRIES:
+                raise error or Unreachable("The live stream of the job ends without its end. Try again later.")
+            pause(RECONNECT_SECONDS)
+
+
+class LogFollower:
+    """Prints the output of rank 0, attempt after attempt, on a thread of its own."""
+
+    def __init__(
+        self, client: Client, job: int, print_line: Callable[[str], None], pause: Callable[[float], None]
+    ) -> None:
+        self._client, self._job, self._print, self._pause = client, job, print_line, pause
+        self._last_attempt = 0
+        self._attempts = queue.SimpleQueue[int | None]()
+        self._is_stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
+        self._thread.start()
+
+    def follow_attempts(self, numbers: list[int]) -> None:
+        """Tell which attempts have started."""
+        for number in numbers:
+            if number > self._last_attempt:
+                self._last_attempt = number
+                self._attempts.put(number)
+
+    def drain(self, seconds: float) -> None:
+        """Wait until all output of the ended job is printed, or for `seconds`."""
+        self._attempts.put(None)
+        self._thread.join(seconds)
+
+    def stop(self) -> None:
+        """Print no more."""
+        self._is_stopped.set()
+        self._attempts.put(None)
+
+    def _run(self) -> None:
+        while (attempt := self._attempts.get()) is not None:
+            for line in lines(self._client, self._job, rank=0, attempt=attempt, pause=self._pause):
+                if self._is_stopped.is_set():
+                    return
+                self._print(line)
+
+
+def lines(
+    client: Client, job: int, *, rank: int, attempt: int | None, pause: Callable[[float], None] = time.sleep
+) -> Iterator[str]:
+    """Yield the lines of a rank's output as they are written, to its end. Ends early if the console stays away."""
+    offset, rest, tries, is_ended = 0, "", 0, False
+    while not is_ended and tries < TRIES:
+        try:
+            for event in client.log_events(job, rank=rank, attempt=attempt, offset=offset):
+                part = decode(Log, event.data, "log")
+                offset, is_ended, tries = part.next_offset, part.eof, 0
+                *complete, rest = (rest + part.text).split("\n")
+                yield from complete
+                if len(rest) > MAX_LINE:
+                    yield rest
+                    rest = ""
+        except (Unreachable, ApiError) as problem:
+            if isinstance(problem, ApiError) and problem.status < 500:
+                break
+        if not is_ended:
+            tries += 1
+            pause(RECONNECT_SECONDS)
+    if rest:
+        yield rest
+
+
+@contextmanager
+def _display(screen: Screen) -> Iterator[tuple[Callable[[str, float], None], Callable[[str], None]]]:
+    """Yield a function that shows the job's state, and one that prints a line of output above it."""
+    console = screen.console
+    print_line = lambda line: console.print(Text.from_ansi(clean_output(line)))
+    if not console.is_terminal:
+        shown = [""]
+
+        def update(description: str, _fraction: float) -> None:
+            state = description.partition(" · ")[0]
+            if state != shown[0]:
+                shown[0] = state
+                console.print(Text(clean(state)))
+
+        yield update, print_line
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("connecting", total=1.0)
+        show = lambda description, fraction: bar.update(task, description=clean(description), completed=fraction)
+        yield show, print_line

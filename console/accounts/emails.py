@@ -1,0 +1,108 @@
+"""Send mails once, in each reader's language and time zone, and retry after failures.
+
+A row marks a mail as due. The sender claims the row first and releases it if sending fails. Mails are never sent inside
+a transaction.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from smtplib import SMTPException, SMTPNotSupportedError, SMTPRecipientsRefused
+from typing import Any, Protocol
+
+from django.conf import settings
+from django.core.mail import EmailMessage, get_connection
+from django.core.mail.backends.base import BaseEmailBackend
+from django.db.models import QuerySet
+from django.template.loader import render_to_string
+from django.utils import timezone, translation
+from django.utils.translation import gettext as _
+
+from console.accounts import zones
+
+logger = logging.getLogger(__name__)
+PERMANENT_FAILURE = 500
+"""The lowest SMTP code of permanent failures; lower codes may be retried."""
+Renderer = Callable[[], tuple[str, str]]
+"""Renders subject and text in the active language and time zone."""
+
+
+class Reader(Protocol):
+    """The recipient of a mail. A `User` is one."""
+
+    @property
+    def email(self) -> str:
+        """The mail address."""
+
+    @property
+    def language(self) -> str:
+        """A code of `settings.LANGUAGES`; empty for the default."""
+
+    @property
+    def time_zone(self) -> str:
+        """The IANA name of the chosen time zone; empty: the browser's."""
+
+    @property
+    def browser_time_zone(self) -> str:
+        """The IANA name that the browser last sent; empty: the installation's."""
+
+
+@dataclass(frozen=True)
+class Guest:
+    """A recipient without an account."""
+
+    email: str
+    language: str
+    time_zone: str = ""
+    browser_time_zone: str = ""
+
+
+def deliver(rows: QuerySet[Any], render: Renderer, to: Iterable[Reader]) -> bool:
+    """Claim the row, then send. Concurrent workers send once; a failure is retried by the next periodic task."""
+    if not rows.filter(mailed_at=None).update(mailed_at=timezone.now()):
+        return False
+    addresses_by_locale: dict[tuple[str, str], list[str]] = {}
+    for reader in to:
+        zone = zones.zone(reader.time_zone, reader.browser_time_zone).key
+        addresses_by_locale.setdefault((reader.language or settings.LANGUAGE_CODE, zone), []).append(reader.email)
+    mails = []
+    for (language, zone), addresses in sorted(addresses_by_locale.items()):
+        with translation.override(language), timezone.override(zone):
+            subject, text = render()
+        subject_line = " ".join(f"{settings.ACCOUNT_EMAIL_SUBJECT_PREFIX}{subject}".split())
+        mails.append(EmailMessage(subject_line, text, None, sorted(addresses)))
+    try:
+        with get_connection() as connection:
+            for mail in mails:
+                _send(connection, mail)
+    except (OSError, SMTPException):
+        logger.warning("A mail could not be sent; the next sweep tries again.", exc_info=True)
+        rows.update(mailed_at=None)
+        return False
+    return True
+
+
+def send_approval(user: Reader) -> bool:
+    """Tell a person that they can log in now. Returns False if the mail could not be sent; it is not tried again."""
+    with translation.override(user.language or settings.LANGUAGE_CODE):
+        subject = f"{settings.ACCOUNT_EMAIL_SUBJECT_PREFIX}{_('Your account was approved')}"
+        text = render_to_string("accounts/mail/approval.txt", {"url": settings.TRAINYARD_URL})
+    try:
+        return bool(EmailMessage(subject, text, None, [user.email]).send())
+    except (OSError, SMTPException):
+        logger.warning("The mail about an approved account could not be sent.", exc_info=True)
+        return False
+
+
+def _send(connection: BaseEmailBackend, mail: EmailMessage) -> None:
+    """Send one mail. A permanent failure of one address is logged and not retried."""
+    try:
+        connection.send_messages([mail])
+    except SMTPRecipientsRefused as error:
+        if not all(code >= PERMANENT_FAILURE for code, _message in error.recipients.values()):
+            raise
+        logger.warning("A mail is not taken by %d of its readers.", len(error.recipients))
+    except (SMTPNotSupportedError, ValueError):
+        logger.warning("A mail can't be sent to an address as it is written.", exc_info=True)

@@ -1,0 +1,116 @@
+"""Second factors of a log-in: authenticator apps, passkeys and recovery codes, by allauth's `mfa`.
+
+Their keys are encrypted in the database. The number of codes that can be tried is limited by account: an attacker who
+tries codes knows the password already, and may have many addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from allauth.core import context, ratelimit
+from allauth.mfa.adapter import DefaultMFAAdapter
+from allauth.mfa.base.forms import AuthenticateForm, ReauthenticateForm
+from allauth.mfa.models import Authenticator
+from allauth.mfa.webauthn.forms import AddWebAuthnForm
+from django.core.exceptions import ValidationError
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from console.accounts.models import User
+from console.core import encryption
+
+PURPOSE = b"trainyard second factors"
+FACTORS = (Authenticator.Type.TOTP, Authenticator.Type.WEBAUTHN)
+"""The types that protect a log-in. Recovery codes only replace them."""
+
+
+class SecondFactorAdapter(DefaultMFAAdapter):  # type: ignore[misc]  # allauth publishes no types
+    """Names this console in authenticator apps, and encrypts their keys."""
+
+    error_messages = DefaultMFAAdapter.error_messages | {
+        "too_many_codes": gettext_lazy("Too many wrong codes. Wait 15 minutes, then try again.")
+    }
+
+    def _get_site_name(self) -> str:
+        return "Trainyard"
+
+    def encrypt(self, text: str) -> str:
+        """Return the encrypted text."""
+        return encryption.encrypt(text, purpose=PURPOSE).decode()
+
+    def decrypt(self, encrypted_text: str) -> str:
+        """Return the text. Raises ValidationError if no key decrypts it, so that no code is accepted then."""
+        text = encryption.decrypt(encrypted_text.encode(), purpose=PURPOSE)
+        if not text:
+            raise self.validation_error("incorrect_code")
+        return text
+
+    def generate_authenticator_name(self, user: User, type: Authenticator.Type) -> str:  # noqa: A002  # allauth's name
+        """Return the suggested name of a new passkey."""
+        number = Authenticator.objects.filter(user=user, type=type).count() + 1
+        return _("Passkey %(number)d") % {"number": number}
+
+
+class _LimitedByAccount:
+    """Refuses codes after too many wrong ones for one account. allauth's own limit counts by address."""
+
+    user: User
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["code"].widget.attrs |= {"inputmode": "numeric", "autofocus": True}  # type: ignore[attr-defined]  # allauth's
+
+    def clean_code(self) -> str:
+        """Return the code. Raises ValidationError if it is wrong, was used or after too many wrong codes."""
+        key = f"second-factor:{self.user.pk}"
+        if not ratelimit.consume(context.request, action="second_factor", key=key):
+            raise SecondFactorAdapter().validation_error("too_many_codes")
+        code: str = super().clean_code()  # type: ignore[misc]  # of allauth's form, beside this class
+        ratelimit.clear(context.request, action="second_factor", key=key)
+        return code
+
+
+class CodeForm(_LimitedByAccount, AuthenticateForm):  # type: ignore[misc]  # allauth publishes no types
+    """The code of a log-in: of the authenticator app, or a recovery code."""
+
+
+class ConfirmationForm(_LimitedByAccount, ReauthenticateForm):  # type: ignore[misc]  # as above
+    """The code that confirms a change of one's own account."""
+
+
+class PasskeyForm(AddWebAuthnForm):  # type: ignore[misc]  # as above
+    """A new passkey, which logs in without a password unless the person decides otherwise."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["name"].label = _("Name")
+        self.fields["name"].max_length = 100
+        self.fields["name"].help_text = _("For example the device that keeps it.")
+        self.fields["passwordless"].label = _("Log in with this passkey alone")
+        self.fields["passwordless"].help_text = _(
+            "The device checks your fingerprint, face or PIN. Otherwise the passkey is asked for after the password."
+        )
+        self.fields["passwordless"].initial = True
+
+
+def is_protected(user: User) -> bool:
+    """Return whether the person's log-in needs a second factor."""
+    return bool(Authenticator.objects.filter(user=user, type__in=FACTORS).exists())
+
+
+def reset(*, user: User) -> int:
+    """Remove all second factors of a person who lost them. Returns how many there were."""
+    return int(Authenticator.objects.filter(user=user).delete()[0])
+
+
+def codes_left(factors: Iterable[Authenticator]) -> int | None:
+    """Return how many recovery codes among a person's factors are unused; None without codes."""
+    for factor in factors:
+        if factor.type == Authenticator.Type.RECOVERY_CODES:
+            try:
+                return len(factor.wrap().get_unused_codes())
+            except ValidationError:  # SECRET_KEY was replaced without a fallback
+                return 0
+    return None

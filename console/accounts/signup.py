@@ -1,0 +1,59 @@
+"""The sign-up form, which accepts invitations and never reveals who has an account.
+
+Separate from `forms`, which allauth's forms import.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from allauth.account.forms import SignupForm
+from allauth.core import context
+from allauth.socialaccount.forms import SignupForm as SocialSignupForm
+from django.conf import settings
+from django.contrib.auth.hashers import make_password
+from django.core.exceptions import ValidationError
+from django.http import HttpRequest
+from django.utils.module_loading import import_string
+from django.utils.translation import gettext as _
+
+from console.accounts import invitations, services
+from console.accounts.models import Invitation
+
+
+class _DomainRule:
+    """Takes addresses of the mail domains that may sign up. An invitation may go to any address."""
+
+    invitation: Invitation | None = None
+
+    def clean_email(self) -> str:
+        """Return the address. Raises ValidationError."""
+        email: str = super().clean_email()  # type: ignore[misc]  # of allauth's form, beside this class
+        if not self.invitation and not services.may_sign_up(email):
+            domains = ", ".join(settings.SIGNUP_EMAIL_DOMAINS)
+            raise ValidationError(_("Use an address of: %(domains)s.") % {"domains": domains})
+        return email
+
+
+class SingleSignOnForm(_DomainRule, SocialSignupForm):  # type: ignore[misc]  # allauth publishes no types
+    """The form for what a provider of single sign-on did not tell."""
+
+
+class AccountForm(_DomainRule, SignupForm):  # type: ignore[misc]  # as above
+    """allauth's form. With `?invitation=<token>` the address is fixed and signing up accepts the invitation."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.invitation = invitations.find(context.request.GET.get("invitation", ""))
+        if self.invitation:
+            del self.fields["organization"]
+            self.fields["email"].initial = self.initial["email"] = self.invitation.email
+            self.fields["email"].disabled = True
+        elif settings.SIGNUP_CAPTCHA_FIELD:
+            self.fields["captcha"] = import_string(settings.SIGNUP_CAPTCHA_FIELD)()
+
+    def try_save(self, request: HttpRequest) -> Any:
+        """Save the user. Hash the password also if the address has an account, so that timing reveals nothing."""
+        if self.account_already_exists:
+            make_password(self.cleaned_data.get("password1"))
+        return super().try_save(request)

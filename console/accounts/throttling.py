@@ -1,0 +1,39 @@
+"""The rate limit of the API: requests per minute of one token, or of one person in a browser.
+
+`rest_framework.views` imports this module through the settings, so it is imported for types only.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from django.conf import settings
+from django.core.cache import cache
+from rest_framework.request import Request
+from rest_framework.throttling import BaseThrottle
+
+from console.accounts.models import ApiToken
+
+if TYPE_CHECKING:
+    from rest_framework.views import APIView
+
+WINDOW_SECONDS = 60
+
+
+class RequestsPerMinute(BaseThrottle):
+    """Counts requests in windows of a minute. DRF's own throttles store the time of each request."""
+
+    def allow_request(self, request: Request, view: APIView) -> bool:
+        """Count the request, and return whether it is within the limit. Anonymous requests are not counted."""
+        limit = settings.API_REQUESTS_PER_MINUTE
+        if not limit or not request.user.is_authenticated:
+            return True
+        who = f"token:{request.auth.pk}" if isinstance(request.auth, ApiToken) else f"user:{request.user.pk}"
+        key = f"api_requests:{who}:{int(time.time()) // WINDOW_SECONDS}"
+        cache.add(key, 0, 2 * WINDOW_SECONDS)
+        return int(cache.incr(key)) <= limit
+
+    def wait(self) -> float:
+        """Return the seconds until the next window, which `Retry-After` says."""
+        return WINDOW_SECONDS - time.time() % WINDOW_SECONDS + 1

@@ -1,0 +1,52 @@
+"""Time zones: the reader's, for what is shown and mailed, and the installation's, for what is accounted.
+
+Months, invoices and budgets use the installation's zone (`TIME_ZONE`) for every reader. All other times are shown in
+the active zone, with its name.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from functools import cache
+from zoneinfo import ZoneInfo, available_timezones
+
+from django.conf import settings
+from django.utils import timezone
+
+COOKIE = "time_zone"
+"""Cookie with the browser's time zone, an IANA name."""
+MAX_NAME_LENGTH = 64
+"""The length of the database columns that hold a time zone."""
+REGIONS = ("Africa", "America", "Antarctica", "Arctic", "Asia", "Atlantic", "Australia", "Europe", "Indian", "Pacific")
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """Return the time zones on offer: UTC and those of places."""
+    return ("UTC", *sorted(name for name in available_timezones() if name.partition("/")[0] in REGIONS))
+
+
+@cache
+def _known() -> frozenset[str]:
+    return frozenset(available_timezones())
+
+
+def is_known(name: str) -> bool:
+    """Return whether a time zone exists. Browsers also send zones that are not on offer, such as `Etc/GMT+2`."""
+    return len(name) <= MAX_NAME_LENGTH and name in _known()
+
+
+def zone(*candidates: str) -> ZoneInfo:
+    """Return the first valid time zone, or the installation's."""
+    return ZoneInfo(next((name for name in candidates if is_known(name)), settings.TIME_ZONE))
+
+
+def abbreviation(at: datetime) -> str:
+    """Return the short name of a time's zone, such as CET, or `UTC+08` if it has none."""
+    name = at.tzname() or ""
+    return f"UTC{name}" if name[:1] in {"+", "-"} else name
+
+
+def installation_time(at: datetime | None = None) -> datetime:
+    """Return a time (default: now) in the installation's zone."""
+    return timezone.localtime(at, timezone.get_default_timezone())

@@ -1,0 +1,1 @@
+"""Shared parts of the console: errors, pagination, parsers, enqueueing, server-sent events."""

@@ -1,0 +1,92 @@
+"""Connect to hosts that customers name, at IP addresses that are allowed.
+
+A name is resolved once, and the connection goes to the very address that was checked. So a name that resolves
+differently the second time leads nowhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import ipaddress
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from runtime.packages.proxy import is_public
+
+TIMEOUT_SECONDS = 60
+"""How long a server may send nothing."""
+_TUNNELS = tuple(ipaddress.ip_network(text) for text in ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32"))
+"""IPv6 ranges that contain IPv4 addresses, which may be private (NAT64, 6to4, Teredo)."""
+
+
+class ForbiddenAddress(Exception):
+    """A host has no IP address that is allowed."""
+
+
+class _Connection(http.client.HTTPConnection):
+    """A connection to the IP address that was checked; over TLS, with the certificate of the host."""
+
+    def __init__(self, host: str, port: int, *, ip: str, tls: ssl.SSLContext | None) -> None:
+        self.default_port = http.client.HTTPS_PORT if tls else http.client.HTTP_PORT
+        super().__init__(host, port, timeout=TIMEOUT_SECONDS)
+        self._ip, self._tls = ip, tls
+
+    def connect(self) -> None:
+        """Connect without resolving the name again."""
+        raw = socket.create_connection((self._ip, self.port), self.timeout)
+        try:
+            self.sock = self._tls.wrap_socket(raw, server_hostname=self.host) if self._tls else raw
+        except BaseException:
+            raw.close()
+            raise
+
+
+def connection_to(origin: str, *, allows_private: bool = False) -> http.client.HTTPConnection:
+    """Return a connection to an origin such as `https://host:8443`; only to a public address unless `allows_private`.
+
+    Link-local addresses are never reached. Raises ForbiddenAddress, OSError.
+    """
+    parts = urlsplit(origin)
+    is_tls = parts.scheme == "https"
+    host, port = parts.hostname or "", parts.port or (http.client.HTTPS_PORT if is_tls else http.client.HTTP_PORT)
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for text in dict.fromkeys(str(entry[4][0]) for entry in found):
+        if _is_allowed(text, allows_private):
+            return _Connection(host, port, ip=text, tls=tls_context() if is_tls else None)
+    raise ForbiddenAddress(host)
+
+
+@contextlib.contextmanager
+def time_limit(connection: http.client.HTTPConnection, seconds: float) -> Iterator[None]:
+    """End the connection after this time, wherever the block is."""
+    connected = connection.sock  # the connection drops it before the answer is read
+
+    def end() -> None:
+        with contextlib.suppress(OSError):
+            connected.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _is_allowed(text: str, allows_private: bool) -> bool:
+    ip = ipaddress.ip_address(text.partition("%")[0])
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    if any(ip in network for network in _TUNNELS):
+        return False
+    # Link-local addresses hold the metadata services of clouds, so no setting allows them.
+    return is_public(text) or (allows_private and not (ip.is_link_local or ip.is_multicast or ip.is_unspecified))
+
+
+def tls_context() -> ssl.SSLContext:
+    """Return the context that checks certificates."""
+    return ssl.create_default_context()

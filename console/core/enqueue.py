@@ -1,0 +1,29 @@
+"""Enqueue Celery tasks. A lost message costs time only, because periodic tasks do the same work."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from celery import Task
+from django.db import transaction
+from kombu.exceptions import OperationalError
+
+logger = logging.getLogger(__name__)
+
+
+def send_on_commit(task: Task[Any, Any], *arguments: Any) -> None:
+    """Send `task` after the current transaction commits. Log an unreachable broker, never raise."""
+    transaction.on_commit(lambda: _send(task, arguments))
+
+
+def send(task: Task[Any, Any], *arguments: Any) -> None:
+    """Send `task` at once, outside a transaction. Log an unreachable broker, never raise."""
+    _send(task, arguments)
+
+
+def _send(task: Task[Any, Any], arguments: tuple[Any, ...]) -> None:
+    try:
+        task.apply_async(arguments, retry=False)
+    except OperationalError:
+        logger.warning("The broker is away: %s waits for the next sweep.", task.name)

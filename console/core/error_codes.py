@@ -1,0 +1,104 @@
+"""The codes of all errors that the API answers with: their HTTP status, and what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from django.utils.translation import gettext_lazy as _
+from rest_framework import exceptions
+
+from console.core.errors import CustomerError, Text
+
+STATUS_OF_CODE = {
+    "not_found": 404,
+    "file_not_found": 404,
+    "run_not_found": 404,
+    "name_taken": 409,
+    "in_use": 409,
+    "idempotency_conflict": 409,
+    "already_ended": 409,
+    "stale_transition": 409,
+    "quote_expired": 409,
+    "quota_exceeded": 409,
+    "budget_exceeded": 409,
+    "last_owner": 409,
+    "offset_conflict": 409,
+    "upload_ended": 410,
+    "file_changed": 412,
+    "unsupported_version": 412,
+    "too_large": 413,
+    "storage_full": 507,
+    "too_many_invitations": 429,
+    "too_many_uploads": 429,
+    "checksum_mismatch": 460,  # defined by tus
+    "insufficient_funds": 402,
+    "service_inactive": 403,
+    "not_allowed": 403,
+    "backend_unavailable": 503,
+    "cluster_away": 503,
+    "bucket_unavailable": 503,
+    "payments_unavailable": 503,
+    "pdf_unavailable": 503,
+}
+"""HTTP status by the code of a CustomerError; 400 for other codes. By code, so that no package need be imported."""
+
+CODE_OF_EXCEPTION: dict[type[exceptions.APIException], str] = {
+    exceptions.ParseError: "malformed",
+    exceptions.AuthenticationFailed: "authentication_failed",
+    exceptions.NotAuthenticated: "not_authenticated",
+    exceptions.MethodNotAllowed: "method_not_allowed",
+    exceptions.NotAcceptable: "not_acceptable",
+    exceptions.UnsupportedMediaType: "unsupported_media_type",
+    exceptions.Throttled: "throttled",
+    exceptions.PermissionDenied: "not_allowed",
+    exceptions.NotFound: "not_found",
+}
+INTERNAL: Text = _("Something went wrong on our side. The error was logged. Try again later.")
+MALFORMED: Text = _("The request is malformed. Check its syntax.")
+DATABASE_UNAVAILABLE: Text = _("The database cannot be reached. Try again in a few seconds.")
+OTHERS: dict[str, tuple[int, Text]] = {
+    "malformed": (400, MALFORMED),
+    "internal_error": (500, INTERNAL),
+    "database_unavailable": (503, DATABASE_UNAVAILABLE),
+}
+"""Errors that are no CustomerError: status and message by code."""
+
+
+@dataclass(frozen=True)
+class ErrorCode:
+    """A code with everything that it can mean."""
+
+    code: str
+    status: int
+    meanings: tuple[str, ...]
+    """What happened, in English: the first sentence of each error's docstring."""
+    messages: tuple[Text, ...]
+    """The messages that customers read, where the error has one of its own."""
+
+
+def reference() -> list[ErrorCode]:
+    """Return every code by name, from the error classes themselves."""
+    found: dict[str, tuple[int, dict[str, None], dict[Text, None]]] = {}
+    for kind in _kinds(CustomerError):
+        status = STATUS_OF_CODE.get(kind.code, 400)
+        _status, meanings, messages = found.setdefault(kind.code, (status, {}, {}))
+        meanings[" ".join((kind.__doc__ or "").split("\n\n")[0].split())] = None
+        if "message" in vars(kind):
+            messages[kind.message] = None
+    for exception, code in CODE_OF_EXCEPTION.items():
+        found.setdefault(code, (exception.status_code, {str(exception.default_detail): None}, {}))
+    for code, (status, message) in OTHERS.items():
+        found[code] = (status, {}, {message: None})
+    return [
+        ErrorCode(code, status, tuple(meanings), tuple(messages))
+        for code, (status, meanings, messages) in sorted(found.items())
+    ]
+
+
+def _kinds(root: type[CustomerError]) -> Iterator[type[CustomerError]]:
+    """Yield the error classes below a class; not the roots of packages, which are never raised themselves."""
+    for kind in root.__subclasses__():
+        if not (kind.__doc__ or "").startswith("Root of"):
+            yield kind
+        yield from _kinds(kind)

@@ -1,0 +1,88 @@
+"""Errors shown to customers: the root class, and those of accounts. Other packages define their own below the root."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from django.utils.functional import Promise
+from django.utils.translation import gettext_lazy as _
+
+Text = str | Promise
+
+
+class CustomerError(Exception):
+    """Root of the errors shown to customers: a stable `code`, a translated message, and messages by field.
+
+    `console.api` maps the classes to HTTP statuses.
+    """
+
+    code = "error"
+    message: Text = _("The request failed. Check its values and try again.")
+
+    def __init__(self, message: Text | None = None, *, fields: Mapping[str, Text] | None = None) -> None:
+        if message is not None:
+            self.message = message
+        self.fields: dict[str, Text] = dict(fields or {})
+        super().__init__(str(self.message))
+
+
+class AccountsError(CustomerError):
+    """Root of the errors of accounts."""
+
+    code = "accounts_error"
+
+
+class ServiceInactive(AccountsError):
+    """The organization's service is not active."""
+
+    code = "service_inactive"
+    message = _("Activate the distributed training service before you buy.")
+
+
+class TermsNotAccepted(AccountsError):
+    """The terms were not accepted."""
+
+    code = "terms_not_accepted"
+    message = _("Accept the terms to activate the service.")
+
+
+class LastOwner(AccountsError):
+    """The change would leave an organization without an owner."""
+
+    code = "last_owner"
+    message = _("An organization needs at least one owner. Make another member an owner first.")
+
+
+class InvalidInput(AccountsError):
+    """Invalid values, with a message per field."""
+
+    code = "invalid"
+    message = _("Some values are invalid. Correct them and try again.")
+
+
+class TooManyInvitations(AccountsError):
+    """The person or organization has reached its limit of invitations."""
+
+    code = "too_many_invitations"
+    message = _("Too many invitations. Revoke open invitations or try again tomorrow.")
+
+
+class InvitationNotForYou(AccountsError):
+    """The invitation was sent to another address."""
+
+    code = "not_allowed"
+    message = _("This invitation is for another e-mail address. Log in with that address.")
+
+
+class NotFound(AccountsError):
+    """The object does not exist or belongs to another organization; the two are not distinguished."""
+
+    code = "not_found"
+    message = _("This object does not exist in your organization.")
+
+
+class NotAllowed(AccountsError):
+    """The member's role does not allow the action."""
+
+    code = "not_allowed"
+    message = _("Your role in this organization doesn't allow this. Ask an owner.")

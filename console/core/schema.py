@@ -1,0 +1,50 @@
+"""The parts of the OpenAPI schema that all operations share: authentication and errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.utils.translation import gettext_lazy as _
+from drf_spectacular.extensions import OpenApiAuthenticationExtension
+from drf_spectacular.openapi import AutoSchema
+from drf_spectacular.utils import inline_serializer
+from rest_framework import serializers
+
+
+class ErrorSerializer(serializers.Serializer[Any]):
+    """The body of every error."""
+
+    code = serializers.SlugField(help_text=_("Stable error code for programs."))
+    message = serializers.CharField(help_text=_("What happened and how to fix it, in the language of the request."))
+    fields = serializers.DictField(  # type: ignore[assignment]  # a field of this name, as the contract has it
+        child=serializers.CharField(), required=False, help_text=_("Errors by field.")
+    )
+
+
+class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]  # registered by being defined
+    """`Authorization: Token ty_...`."""
+
+    target_class = "console.accounts.authentication.TokenAuthentication"
+    name = "token"
+
+    def get_security_definition(self, auto_schema: AutoSchema) -> dict[str, str]:
+        """Return the security scheme."""
+        description = "An API token of a member: `Authorization: Token ty_...`"
+        return {"type": "apiKey", "in": "header", "name": "Authorization", "description": description}
+
+
+class Schema(AutoSchema):
+    """Adds the error response to every operation."""
+
+    def _get_response_bodies(self, direction: Any = "response") -> dict[str, Any]:
+        bodies: dict[str, Any] = super()._get_response_bodies(direction)
+        if direction == "response":
+            error = self._get_response_for_code(ErrorSerializer, "4XX", direction=direction)  # type: ignore[no-untyped-call]
+            bodies["4XX"] = error
+        return bodies
+
+
+def results_of(serializer: type[serializers.BaseSerializer[Any]]) -> serializers.Serializer[Any]:
+    """Return the serializer of an unpaginated list: `{"results": [...]}`."""
+    name = f"{serializer.__name__.removesuffix('Serializer')}List"
+    return inline_serializer(name=name, fields={"results": serializer(many=True)})

@@ -1,1 +1,0 @@
-"""The database engine of `console.settings`: see `base`."""

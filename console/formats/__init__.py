@@ -1,0 +1,1 @@
+"""Formats of Django's own pages, such as the admin, where ours differ from Django's."""

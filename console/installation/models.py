@@ -1,0 +1,131 @@
+"""The installation's brand (one row), the versions of its legal texts, and notices to everyone."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.core.validators import URLValidator, validate_email
+from django.db import models
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+
+DEFAULT_NAME = "Trainyard"
+MAX_LOGO_BYTES = 256 * 1024
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+LEAST_CONTRAST = 4.5
+"""The contrast of white text on the colour that WCAG 2.2 (1.4.3) asks for."""
+
+
+def validate_color(value: str) -> None:
+    """Refuse what is not a colour as #rrggbb on which white text can be read."""
+    if not re.fullmatch(r"#[0-9a-fA-F]{6}", value):
+        raise ValidationError(_("Enter a colour such as #3454d1."))
+    if 1.05 / (_luminance(value) + 0.05) < LEAST_CONTRAST:
+        raise ValidationError(_("White text cannot be read well on this colour. Choose a darker one."))
+
+
+def validate_contact(value: str) -> None:
+    """Refuse what is neither an e-mail address nor an https address."""
+    try:
+        (validate_email if "@" in value and ":" not in value else URLValidator(schemes=["https"]))(value)
+    except ValidationError as error:
+        raise ValidationError(_("Enter an e-mail address or an address that begins with https://.")) from error
+
+
+class Brand(models.Model):
+    """The name and look of the console. There is at most one row; without it the defaults hold."""
+
+    name = models.CharField(_("name"), max_length=40, default=DEFAULT_NAME)
+    color = models.CharField(
+        _("colour"),
+        max_length=7,
+        blank=True,
+        validators=[validate_color],
+        help_text=_("Of buttons and links: #rrggbb."),
+    )
+    logo = models.BinaryField(_("logo"), blank=True, default=bytes, editable=False)
+    """A PNG picture; empty for the default one."""
+    support = models.CharField(
+        _("support"),
+        max_length=200,
+        blank=True,
+        validators=[validate_contact],
+        help_text=_("An e-mail address, or a page that begins with https://. Every page links to it."),
+    )
+    changed_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        verbose_name = _("brand")
+        verbose_name_plural = _("brand")
+        constraints = (models.CheckConstraint(condition=models.Q(pk=1), name="one_brand"),)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Save as the one row."""
+        self.pk = 1
+        super().save(*args, **kwargs)
+
+
+class LegalText(models.Model):
+    """A published version of the terms or the privacy policy. Never changed: customers accepted it as it is."""
+
+    class Kinds(models.TextChoices):
+        """The kinds of texts."""
+
+        TERMS = "terms", _("Terms of service")
+        PRIVACY = "privacy", _("Privacy policy")
+
+    kind = models.CharField(_("kind"), max_length=8, choices=Kinds.choices)
+    version = models.CharField(
+        _("version"), max_length=32, help_text=_("Such as 2026-11-22. Stored with each acceptance of the terms.")
+    )
+    text = models.TextField(_("text"), help_text=_("Plain text; an empty line begins a new paragraph."))
+    published_at = models.DateTimeField(_("published"), auto_now_add=True)
+
+    class Meta:
+        verbose_name = _("legal text")
+        verbose_name_plural = _("legal texts")
+        ordering = ("-id",)
+        constraints = (models.UniqueConstraint(fields=["kind", "version"], name="one_legal_text_per_version"),)
+
+    def __str__(self) -> str:
+        return f"{self.get_kind_display()} {self.version}"
+
+
+class Notice(models.Model):
+    """A sentence at the top of every page, from one time to another."""
+
+    class Levels(models.TextChoices):
+        """How the notice looks."""
+
+        INFO = "info", _("information")
+        WARNING = "warning", _("warning")
+
+    text = models.CharField(_("text"), max_length=300)
+    level = models.CharField(_("level"), max_length=8, choices=Levels.choices, default=Levels.INFO)
+    begins_at = models.DateTimeField(_("from"), default=timezone.now)
+    ends_at = models.DateTimeField(_("until"), null=True, blank=True, help_text=_("Empty: until it is deleted."))
+
+    class Meta:
+        verbose_name = _("notice")
+        verbose_name_plural = _("notices")
+        ordering = ("-begins_at",)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def clean(self) -> None:
+        """Refuse an end before the beginning."""
+        if self.ends_at and self.begins_at and self.ends_at <= self.begins_at:
+            raise ValidationError({"ends_at": _("The end must be after the beginning.")})
+
+
+def _luminance(color: str) -> float:
+    """Return the relative luminance of #rrggbb, 0 to 1, by WCAG 2.2."""
+    channels = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

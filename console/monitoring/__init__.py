@@ -1,0 +1,1 @@
+"""Health, readiness and the Prometheus endpoint. It may read every package."""

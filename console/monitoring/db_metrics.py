@@ -1,0 +1,220 @@
+"""Metrics from the database: the queue, durations of job states, ended runs, payment events.
+
+Open rows are found by partial indexes. Job events are summed incrementally, in the order of their ids, and the sums are
+cached in Redis. If Redis loses them, they are computed again from the rows, so no restart loses a count.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any
+
+import redis
+from django.conf import settings
+from django.db import connection
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from console.observability import redis_client
+from jobs.clusters import cluster_named
+from jobs.states import TRANSITIONS, JobState
+
+BUCKETS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 43200.0, 86400.0)
+"""Histogram buckets in seconds, from a warm start to a long run."""
+SETTLED_SECONDS = 5
+"""Younger events are left for later: a transaction that is still open may add one with a smaller id."""
+EVENTS_AT_ONCE = 20_000
+"""How many events one scrape sums at most; they take about a second."""
+LAG_SECONDS, LAG_EVENTS = 300, 500
+"""The webhook lag covers the events of this time, and at most this number."""
+STATES = tuple(str(state) for state in TRANSITIONS)
+VERSION = 1
+"""The version of the cached sums; those of another version are computed again."""
+
+QUEUE = """
+SELECT COALESCE(NULLIF(spec.cluster, ''), %s), spec.name, count(*),
+       COALESCE(EXTRACT(EPOCH FROM statement_timestamp() - min(GREATEST(job.queued_at, job.not_before))
+                FILTER (WHERE job.not_before IS NULL OR job.not_before <= statement_timestamp())), 0)::float
+FROM jobs_job job JOIN billing_nodespec spec ON spec.id = job.node_spec_id
+WHERE job.state = 'queued' GROUP BY 1, 2 ORDER BY 1, 2
+"""
+ACTIVE = """
+SELECT state, count(*) FROM jobs_job WHERE state IN ('starting', 'running', 'stopping') GROUP BY state
+"""
+UNFINISHED = """
+SELECT COALESCE(EXTRACT(EPOCH FROM statement_timestamp() - min(claimed_at)
+                FILTER (WHERE submitted_at IS NULL)), 0)::float,
+       COALESCE(EXTRACT(EPOCH FROM statement_timestamp() - min(job.cancel_requested_at)
+                FILTER (WHERE job.state = 'stopping')), 0)::float,
+       COALESCE(sum(granted_nodes), 0)
+FROM jobs_attempt attempt JOIN jobs_job job ON job.id = attempt.job_id
+WHERE attempt.finished_at IS NULL AND job.state IN ('starting', 'running', 'stopping')
+"""
+PAYMENTS = """
+SELECT state, count(*), EXTRACT(EPOCH FROM statement_timestamp() - min(received_at))::float FROM billing_stripeevent
+WHERE state IN ('received', 'parked') GROUP BY state
+UNION ALL
+SELECT 'quarantined', count(*), EXTRACT(EPOCH FROM statement_timestamp() - min(received_at))::float
+FROM billing_stripeevent WHERE state = 'quarantined'
+"""
+LAG = """
+SELECT COALESCE(max(EXTRACT(EPOCH FROM COALESCE(applied_at, statement_timestamp()) - received_at)), 0)::float
+FROM (SELECT * FROM billing_stripeevent ORDER BY id DESC LIMIT %s) newest
+WHERE received_at > statement_timestamp() - make_interval(secs => %s) AND state <> 'parked'
+"""
+EVENTS = """
+SELECT event.id, event.kind, COALESCE(event.data ->> 'reason', ''), before.kind,
+       EXTRACT(EPOCH FROM event.created_at - before.created_at)::float,
+       EXTRACT(EPOCH FROM attempt.submitted_at - attempt.claimed_at)::float
+FROM jobs_jobevent event
+LEFT JOIN LATERAL (
+    SELECT kind, created_at FROM jobs_jobevent earlier
+    WHERE earlier.job_id = event.job_id AND earlier.id < event.id AND earlier.kind = ANY(%(before)s)
+    ORDER BY earlier.id DESC LIMIT 1) before ON true
+LEFT JOIN jobs_attempt attempt
+    ON event.kind = 'running' AND attempt.job_id = event.job_id AND attempt.number = event.attempt
+WHERE event.id > %(after)s AND event.kind = ANY(%(states)s)
+      AND event.created_at < statement_timestamp() - make_interval(secs => %(settled)s)
+ORDER BY event.id LIMIT %(limit)s
+"""
+ORDERED = "ordered"
+"""The event of a purchase, which begins the first wait in the queue."""
+
+
+def open_work() -> Iterator[Metric]:
+    """Return gauges of open work: queued and active jobs, stuck claims and cancels, payment events."""
+    queued = GaugeMetricFamily("trainyard_jobs_queued", "Waiting jobs.", labels=("cluster", "node_spec"))
+    oldest = GaugeMetricFamily(
+        "trainyard_queue_oldest_seconds", "Wait of the oldest job that may start.", labels=("cluster", "node_spec")
+    )
+    for cluster, spec, count, age in _rows(QUEUE, [cluster_named("")]):
+        queued.add_metric((cluster, spec), count)
+        oldest.add_metric((cluster, spec), age)
+    yield queued
+    yield oldest
+    active = GaugeMetricFamily("trainyard_jobs_active", "Jobs on the clusters.", labels=("state",))
+    active_counts = dict(_rows(ACTIVE))
+    for state in (JobState.STARTING, JobState.RUNNING, JobState.STOPPING):
+        active.add_metric((str(state),), active_counts.get(str(state), 0))
+    yield active
+    [(unsubmitted, stopping, nodes)] = _rows(UNFINISHED)
+    for name, text, value in (
+        ("trainyard_unsubmitted_oldest_seconds", "Age of the oldest claim that no cluster has accepted.", unsubmitted),
+        ("trainyard_stopping_oldest_seconds", "Age of the oldest cancel whose run still exists.", stopping),
+        ("trainyard_nodes_granted", "Nodes held by open attempts.", nodes),
+    ):
+        yield GaugeMetricFamily(name, text, value=value)
+    yield from _payment_events()
+
+
+def _payment_events() -> Iterator[Metric]:
+    events = GaugeMetricFamily("trainyard_payment_events", "Open payment events.", labels=("state",))
+    oldest = GaugeMetricFamily(
+        "trainyard_payment_events_oldest_seconds", "Age of the oldest of them.", labels=("state",)
+    )
+    events_by_state = {state: (count, age) for state, count, age in _rows(PAYMENTS)}
+    for state in ("received", "parked", "quarantined"):
+        count, age = events_by_state.get(state, (0, None))
+        events.add_metric((state,), count)
+        oldest.add_metric((state,), age or 0.0)
+    yield events
+    yield oldest
+    [(lag,)] = _rows(LAG, [LAG_EVENTS, LAG_SECONDS])
+    yield GaugeMetricFamily(
+        "trainyard_webhook_lag_seconds", "Longest time from receipt to application, over five minutes.", value=lag
+    )
+
+
+def history() -> Iterator[Metric]:
+    """Return histograms of state and dispatch durations, and counters of ended runs, since the first job."""
+    sums = _sums()
+    transitions = HistogramMetricFamily(
+        "trainyard_transition_seconds", "Time that a job was in a state before the next.", labels=("before", "after")
+    )
+    dispatch = HistogramMetricFamily(
+        "trainyard_dispatch_seconds", "Time from the claim of a job to the cluster's acceptance.", labels=()
+    )
+    for key, (counts, total) in sorted(sums["times"].items()):
+        buckets = _cumulative(counts)
+        if key == "dispatch":
+            dispatch.add_metric((), buckets, total)
+        else:
+            transitions.add_metric(key.split(" "), buckets, total)
+    yield transitions
+    yield dispatch
+    ends = CounterMetricFamily(
+        "trainyard_runs_ended", "Ended attempts by reason, retried or not.", labels=("reason", "retried")
+    )
+    for key, count in sorted(sums["ends"].items()):
+        ends.add_metric(key.split(" "), count)
+    yield ends
+    yield GaugeMetricFamily(
+        "trainyard_figures_behind", "1 while older events are still being summed.", value=sums["behind"]
+    )
+
+
+def _sums() -> dict[str, Any]:
+    """Return the cached sums with the events since, and cache them. Without Redis, sum from the first event.
+
+    Two processes that do this at the same time compute the same sums, so either may write last.
+    """
+    key = redis_client.key("figures")
+    try:
+        sums: dict[str, Any] = json.loads(redis_client.client().get(key) or "{}")
+    except redis.RedisError:
+        sums = {}
+    if sums.get("version") != VERSION or sums["database"] != settings.DATABASES["default"]["NAME"]:
+        sums = _empty_sums()
+    after_id = sums["after"]
+    sums["times"] = defaultdict(lambda: [[0] * (len(BUCKETS) + 1), 0.0], sums["times"])
+    sums["ends"] = defaultdict(int, sums["ends"])
+    values = {
+        "after": after_id, "states": list(STATES), "before": [*STATES, ORDERED], "settled": SETTLED_SECONDS,
+        "limit": EVENTS_AT_ONCE,
+    }  # fmt: skip
+    rows = _rows(EVENTS, values)
+    for event_id, kind, reason, kind_before, seconds, submit_seconds in rows:
+        sums["after"] = event_id
+        if kind_before is not None:
+            _observe(sums["times"][f"{JobState.QUEUED if kind_before == ORDERED else kind_before} {kind}"], seconds)
+        if submit_seconds is not None:
+            _observe(sums["times"]["dispatch"], submit_seconds)
+        if reason:
+            sums["ends"][f"{reason} {'yes' if kind == JobState.QUEUED else 'no'}"] += 1
+    sums["behind"] = int(len(rows) == EVENTS_AT_ONCE)
+    if sums["after"] != after_id:
+        try:
+            redis_client.client().set(key, json.dumps(sums))
+        except redis.RedisError:
+            sums["behind"] = int(after_id == 0 and bool(rows)) or sums["behind"]
+    return sums
+
+
+def _empty_sums() -> dict[str, Any]:
+    return {
+        "version": VERSION,
+        "database": settings.DATABASES["default"]["NAME"],
+        "after": 0,
+        "times": {},
+        "ends": {},
+        "behind": 0,
+    }
+
+
+def _observe(histogram: list[Any], seconds: float) -> None:
+    histogram[0][bisect_left(BUCKETS, seconds)] += 1
+    histogram[1] += max(0.0, seconds)
+
+
+def _cumulative(counts: list[int]) -> list[tuple[str, float]]:
+    edges = [*(str(edge) for edge in BUCKETS), "+Inf"]
+    return [(edge, float(total)) for edge, total in zip(edges, accumulate(counts), strict=True)]
+
+
+def _rows(sql: str, values: Any = None) -> list[Any]:
+    with connection.cursor() as cursor:
+        cursor.execute(sql, values)
+        return list(cursor.fetchall())

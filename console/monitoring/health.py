@@ -1,0 +1,226 @@
+"""Liveness and readiness: `/healthz`, `/readyz` and the health panel of the admin.
+
+503 means that this process should get no traffic. A problem elsewhere (no worker, a cluster that does not answer) is
+*degraded*: pages are still served. Only staff and requests with METRICS_TOKEN see details.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import redis
+from django.conf import settings
+from django.contrib.auth.decorators import login_not_required
+from django.db import Error as DatabaseError
+from django.db import connection
+from django.db.migrations.executor import MigrationExecutor
+from django.http import HttpRequest, HttpResponseBase, JsonResponse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
+
+from console.core.errors import Text
+from console.monitoring import operations
+from console.monitoring.metrics import is_operator
+from console.observability import heartbeats, redis_client
+from jobs.models import ClusterStatus
+
+logger = logging.getLogger(__name__)
+
+OK, DEGRADED, FAILED = "ok", "degraded", "failed"
+LATE_SECONDS = {heartbeats.BEAT: 60.0, heartbeats.WORKER: 60.0, heartbeats.WATCHER: 30.0}
+"""When a heartbeat is late. Beat sends one every five seconds, a worker every two, a watcher every second."""
+SCHEMA_CACHE_SECONDS = 60.0
+"""How long an up-to-date schema is assumed to stay so; the check loads every migration."""
+_migrated_at: dict[str, float] = {}
+NAMES: dict[str, Text] = {
+    "database": gettext_lazy("Database"),
+    "migrations": gettext_lazy("Schema"),
+    "redis": gettext_lazy("Redis"),
+    "storage": gettext_lazy("Storage"),
+    heartbeats.BEAT: gettext_lazy("Clock (beat)"),
+    heartbeats.WORKER: gettext_lazy("Workers"),
+    heartbeats.WATCHER: gettext_lazy("Watcher"),
+    heartbeats.CLUSTER: gettext_lazy("Cluster"),
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """The result of one check. `part` names a cluster where there are several; `detail` is for operators."""
+
+    check: str
+    status: str
+    part: str = ""
+    detail: str = ""
+
+    @property
+    def name(self) -> str:
+        """Return the label, with its part."""
+        return f"{NAMES[self.check]} {self.part}".strip()
+
+
+@never_cache
+@require_safe
+@login_not_required
+def live(_request: HttpRequest) -> HttpResponseBase:
+    """Return 200 while the process answers."""
+    return JsonResponse({"status": OK})
+
+
+@never_cache
+@require_safe
+@login_not_required
+def ready(request: HttpRequest) -> HttpResponseBase:
+    """Return 503 if this process should get no traffic, else 200; the body lists every check."""
+    results = checks()
+    status = worst(results)
+    entries = [{"check": result.check, "part": result.part, "status": result.status} for result in results]
+    body: dict[str, Any] = {"status": "not_ready" if status == FAILED else status, "checks": entries}
+    if is_operator(request) or _is_staff(request):
+        for entry, result in zip(entries, results, strict=True):
+            entry["detail"] = result.detail
+        body["isolation_gaps"] = isolation_gaps()
+    return JsonResponse(body, status=503 if status == FAILED else 200)
+
+
+def worst(results: list[Check]) -> str:
+    """Return the worst status."""
+    return next((status for status in (FAILED, DEGRADED) if any(result.status == status for result in results)), OK)
+
+
+def checks() -> list[Check]:
+    """Run every check: first what this process needs, then other processes and clusters."""
+    own_results = [_run(check, function) for check, function in OWN_CHECKS.items()]
+    return own_results + _other_checks({result.check for result in own_results if result.status == OK})
+
+
+def isolation_gaps() -> dict[str, list[str]]:
+    """Return each cluster's isolation gaps, as its watcher last reported them; clusters without gaps are left out."""
+    try:
+        clusters = heartbeats.latest(heartbeats.recent(), heartbeats.CLUSTER)
+    except redis.RedisError:
+        return {}
+    return {name: gaps for name, heartbeat in sorted(clusters.items()) if (gaps := heartbeat.details.get("gaps"))}
+
+
+def dashboard(_request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
+    """Add what the first page of /admin/ shows (unfold's DASHBOARD_CALLBACK)."""
+    results = checks()
+    return context | {
+        "figures": operations.figures(),
+        "tables": operations.tables(),
+        "health_status": worst(results),
+        "health_lines": [result for result in results if result.status != OK],
+        "isolation_gaps": isolation_gaps(),
+    }
+
+
+# --- What this process needs ------------------------------------------------------------------------------------------
+
+
+def _run(check: str, function: Callable[[], str]) -> Check:
+    """Run a check, which returns a problem (empty if there is none) or raises."""
+    try:
+        problem = function()
+    except (DatabaseError, redis.RedisError, OSError) as error:
+        logger.warning("not ready: %s: %s", check, error)
+        problem = f"{type(error).__name__}: {error}"
+    return Check(check, FAILED if problem else OK, detail=problem)
+
+
+def _database() -> str:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
+    return ""
+
+
+def _migrations() -> str:
+    """Compare the migrations. A newer schema than this version's is fine: it also serves the version before."""
+    if time.monotonic() - _migrated_at.get(connection.alias, float("-inf")) < SCHEMA_CACHE_SECONDS:
+        return ""
+    executor = MigrationExecutor(connection)
+    plan = executor.migration_plan(executor.loader.graph.leaf_nodes())
+    if plan:
+        return _("%(count)d unapplied migrations. Run manage.py migrate.") % {"count": len(plan)}
+    _migrated_at[connection.alias] = time.monotonic()
+    return ""
+
+
+def _redis() -> str:
+    redis_client.client().ping()
+    return ""
+
+
+def _storage() -> str:
+    """Write and remove a file where datasets, workspaces and runs are stored."""
+    for root in (settings.TRAINYARD_STORAGE_ROOT, settings.TRAINYARD_RUNS_ROOT):
+        folder = Path(root) / ".health"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        probe = folder / f"{os.getpid()}-{uuid.uuid4().hex}"
+        try:
+            probe.write_bytes(b"written")  # an empty file can be created on a full disk
+        finally:
+            probe.unlink(missing_ok=True)
+    return ""
+
+
+OWN_CHECKS: dict[str, Callable[[], str]] = {
+    "database": _database,
+    "migrations": _migrations,
+    "redis": _redis,
+    "storage": _storage,
+}
+
+
+# --- Other processes and clusters -------------------------------------------------------------------------------------
+
+
+def _other_checks(passed: set[str]) -> list[Check]:
+    """Check processes and clusters. Without Redis their heartbeats are unknown, and they count as degraded."""
+    try:
+        recent = heartbeats.recent() if "redis" in passed else []
+    except redis.RedisError:
+        recent = []
+    parts = [
+        (heartbeats.BEAT, ""),
+        (heartbeats.WORKER, ""),
+        (heartbeats.WORKER, heartbeats.DISPATCH),
+        *((heartbeats.WATCHER, name) for name in settings.TRAINYARD_CLUSTERS),
+    ]
+    processes = [_process(kind, part, heartbeats.latest(recent, kind).get(part)) for kind, part in parts]
+    return processes + (_clusters() if "migrations" in passed else [])
+
+
+def _process(kind: str, part: str, heartbeat: heartbeats.Heartbeat | None) -> Check:
+    if heartbeat is None:
+        return Check(kind, DEGRADED, part, _("No heartbeat received yet."))
+    detail = _("Last heartbeat %(seconds)d seconds ago, from %(process)s.") % {
+        "seconds": heartbeat.age_seconds,
+        "process": heartbeat.process,
+    }
+    return Check(kind, DEGRADED if heartbeat.age_seconds > LATE_SECONDS[kind] else OK, part, detail)
+
+
+def _clusters() -> list[Check]:
+    """Check whether each cluster answered the last reconciliation; one without any yet is not degraded."""
+    statuses = {status.name: status for status in ClusterStatus.objects.all()}
+    return [
+        Check(heartbeats.CLUSTER, DEGRADED, name, status.detail)
+        if (status := statuses.get(name)) and not status.answers
+        else Check(heartbeats.CLUSTER, OK, name)
+        for name in settings.TRAINYARD_CLUSTERS
+    ]
+
+
+def _is_staff(request: HttpRequest) -> bool:
+    user = getattr(request, "user", None)
+    return bool(user and user.is_active and user.is_staff)

@@ -1,0 +1,186 @@
+"""`/metrics`: the Prometheus metrics of the whole installation, from any web process.
+
+A scrape reads indexed rows and the latest heartbeats, and never calls a cluster or a worker. The metrics of a part that
+is unavailable are left out, and `trainyard_up` names the part.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import redis
+from django.conf import settings
+from django.contrib.auth.decorators import login_not_required
+from django.db import Error as DatabaseError
+from django.db import connection, transaction
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+
+from console.monitoring import db_metrics
+from console.observability import counters, heartbeats, redis_client
+from jobs.models import ClusterStatus
+
+logger = logging.getLogger(__name__)
+
+CACHE_SECONDS = 3.0
+"""How long a scrape is reused, so that several scrapers cost one."""
+STATEMENT_SECONDS = 5
+"""The longest a query may take; each takes milliseconds, and Prometheus gives up after ten seconds."""
+LIVE_SECONDS = 30.0
+"""A process without a heartbeat for this long is not counted as running."""
+QUEUES = ("celery", "dispatch")
+UNACKNOWLEDGED = "unacked"
+
+
+@never_cache
+@require_safe
+@login_not_required
+def metrics(request: HttpRequest) -> HttpResponseBase:
+    """Return the metrics to a request with METRICS_TOKEN; 404 without it, or where none is set."""
+    if not is_operator(request):
+        return HttpResponse(status=404)
+    encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+    return HttpResponse(encode(REGISTRY), content_type=content_type)
+
+
+def is_operator(request: HttpRequest) -> bool:
+    """Return whether the request carries `Authorization: Bearer METRICS_TOKEN`."""
+    scheme, _, credentials = request.headers.get("Authorization", "").partition(" ")
+    token: str = settings.METRICS_TOKEN
+    return (
+        bool(token) and scheme.lower() == "bearer" and hmac.compare_digest(credentials.strip().encode(), token.encode())
+    )
+
+
+class Collector:
+    """Collects every metric, at most once in `CACHE_SECONDS`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._collected_at = float("-inf")
+        self._cached: list[Metric] = []
+
+    def collect(self) -> Iterator[Metric]:
+        """Return the metrics; `prometheus_client` calls this."""
+        with self._lock:
+            if time.monotonic() - self._collected_at > CACHE_SECONDS:
+                self._cached, self._collected_at = list(collect_metrics()), time.monotonic()
+            return iter(self._cached)
+
+
+def collect_metrics() -> Iterator[Metric]:
+    """Collect every metric."""
+    up = GaugeMetricFamily("trainyard_up", "Whether this part answered.", labels=("part",))
+    for part, sources in (("database", (_database,)), ("redis", (_counters, _heartbeats, _task_queue))):
+        metrics, is_up = _collect(sources)
+        up.add_metric((part,), float(is_up))
+        yield from metrics
+    yield up
+
+
+def _collect(sources: tuple[Callable[[], Iterator[Metric]], ...]) -> tuple[list[Metric], bool]:
+    """Return the metrics of a part, and whether it answered every source."""
+    metrics: list[Metric] = []
+    try:
+        for source in sources:
+            metrics += source()
+    except (DatabaseError, redis.RedisError) as error:
+        logger.warning("a scrape is incomplete: %s", error)
+        return metrics, False
+    return metrics, True
+
+
+def _database() -> Iterator[Metric]:
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(f"SET LOCAL statement_timeout = '{STATEMENT_SECONDS}s'")
+        yield from db_metrics.open_work()
+        yield from db_metrics.history()
+        reachable = GaugeMetricFamily("trainyard_cluster_up", "Whether a cluster answers.", labels=("cluster",))
+        for status in ClusterStatus.objects.filter(name__in=settings.TRAINYARD_CLUSTERS):
+            reachable.add_metric((status.name,), float(status.answers))
+        yield reachable
+
+
+def _counters() -> Iterator[Metric]:
+    for metric in counters.METRICS:
+        if not metric.buckets:
+            counter = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
+            for series in counters.read_series(metric):
+                counter.add_metric(series.labels, series.counts[0])
+            yield counter
+            continue
+        histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+        edges = [*(str(edge) for edge in metric.buckets), "+Inf"]
+        for series in counters.read_series(metric):
+            histogram.add_metric(series.labels, list(zip(edges, series.counts, strict=True)), series.total)
+        yield histogram
+
+
+def _heartbeats() -> Iterator[Metric]:
+    cluster_kinds = (heartbeats.WATCHER, heartbeats.CLUSTER)
+    current = [
+        heartbeat
+        for heartbeat in heartbeats.recent()
+        # The settings may no longer name a cluster that had a watcher before.
+        if heartbeat.kind not in cluster_kinds or heartbeat.part in settings.TRAINYARD_CLUSTERS
+    ]
+    last = GaugeMetricFamily(
+        "trainyard_last_sign_timestamp_seconds", "Last heartbeat of a process type.", labels=("process", "part")
+    )
+    for kind in heartbeats.KINDS:
+        for part, heartbeat in heartbeats.latest(current, kind).items():
+            last.add_metric((kind, part), heartbeat.at)
+    yield last
+    live = [heartbeat for heartbeat in current if heartbeat.age_seconds < LIVE_SECONDS]
+    processes = GaugeMetricFamily("trainyard_processes", "Processes with a recent heartbeat.", labels=("process",))
+    for kind in heartbeats.PROCESS_KINDS:
+        processes.add_metric((kind,), len({heartbeat.process for heartbeat in live if heartbeat.kind == kind}))
+    yield processes
+    streams = sum(int(heartbeat.details.get("streams", 0)) for heartbeat in live if heartbeat.kind == heartbeats.WEB)
+    yield GaugeMetricFamily("trainyard_live_streams", "Open event streams.", value=streams)
+    yield from _capacity(heartbeats.latest(current, heartbeats.CLUSTER))
+    yield from _ledger(heartbeats.latest(current, heartbeats.BOOKS).get(""))
+
+
+def _capacity(clusters: dict[str, heartbeats.Heartbeat]) -> Iterator[Metric]:
+    labels = ("cluster", "resource", "gpu_type")
+    total = GaugeMetricFamily("trainyard_capacity", "Total capacity of a cluster: cores, MiB, GPUs.", labels=labels)
+    free = GaugeMetricFamily("trainyard_capacity_free", "Free capacity of a cluster: cores, MiB, GPUs.", labels=labels)
+    gaps = GaugeMetricFamily("trainyard_isolation_gaps", "Isolation gaps of a cluster.", labels=("cluster",))
+    for name, heartbeat in clusters.items():
+        for family, amounts in ((total, heartbeat.details.get("total", [])), (free, heartbeat.details.get("free", []))):
+            for resource, gpu_type, amount in amounts:
+                family.add_metric((name, resource, gpu_type), amount)
+        gaps.add_metric((name,), len(heartbeat.details.get("gaps", [])))
+    yield total
+    yield free
+    yield gaps
+
+
+def _ledger(heartbeat: heartbeats.Heartbeat | None) -> Iterator[Metric]:
+    findings = GaugeMetricFamily("trainyard_ledger_wrong", "Findings of the last ledger check.", labels=("what",))
+    for kind, count in (heartbeat.details.get("wrong", {}) if heartbeat else {}).items():
+        findings.add_metric((kind,), count)
+    yield findings
+
+
+def _task_queue() -> Iterator[Metric]:
+    client: Any = redis_client.client()
+    for name, text, value in (
+        ("trainyard_task_queue_length", "Messages that no worker has taken.", sum(map(client.llen, QUEUES))),
+        ("trainyard_tasks_unacknowledged", "Messages that a worker has not finished.", client.hlen(UNACKNOWLEDGED)),
+    ):
+        yield GaugeMetricFamily(name, text, value=value)
+
+
+REGISTRY = CollectorRegistry(auto_describe=False)
+REGISTRY.register(Collector())

@@ -1,0 +1,137 @@
+"""The figures on the first page of /admin/: revenue, utilization, the queue, failures, and what needs attention.
+
+Sums over past rows are cached for some minutes; open work is counted each time, through partial indexes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import redis
+from django.core.cache import cache
+from django.db.models import Count, F, Max, Min, Q, Sum
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.timesince import timesince
+from django.utils.translation import gettext as _
+
+from billing.messages import money
+from billing.models import Receipt, StripeEvent
+from console.accounts.reports import Table
+from console.observability import heartbeats
+from jobs.models import Attempt, Job
+from jobs.states import ACTIVE, JobState
+
+REVENUE_DAYS, FAILURE_DAYS = 30, 7
+SUMS_CACHE_SECONDS = 300
+STUCK = timedelta(minutes=30)
+"""A job that starts or stops for longer is stuck: images are pulled and checkpoints are written in less."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure on the page, as text. `href` lists what it counts; `is_bad`: somebody should look at it."""
+
+    title: str
+    value: str
+    href: str = ""
+    is_bad: bool = False
+
+
+def figures() -> list[Figure]:
+    """Return the figures, in the order of the page."""
+    return [*_revenue_figures(), *_open_work(), *_problems()]
+
+
+def tables() -> list[Table]:
+    """Return the tables: utilization by cluster, and failures by reason."""
+    return [_utilization(), _failures()]
+
+
+def _revenue_figures() -> list[Figure]:
+    title = _("Charged in %(days)d days") % {"days": REVENUE_DAYS}
+    href = reverse("admin:billing_receipt_changelist")
+    sums = _cached("revenue", _revenue)
+    return [Figure(title, money(total, currency), href) for currency, total in sums] or [Figure(title, "0", href)]
+
+
+def _revenue() -> list[tuple[str, int]]:
+    since = timezone.now() - timedelta(days=REVENUE_DAYS)
+    sums = Receipt.objects.filter(created_at__gte=since).order_by("currency").values_list("currency")
+    return list(sums.annotate(total=Sum("total_minor")))
+
+
+def _open_work() -> list[Figure]:
+    jobs = reverse("admin:jobs_job_changelist")
+    queued = Job.objects.filter(state=JobState.QUEUED).aggregate(count=Count("pk"), since=Min("queued_at"))
+    open_attempts = Attempt.objects.filter(finished_at=None, job__state__in=ACTIVE)
+    running = open_attempts.aggregate(count=Count("pk"), nodes=Sum("granted_nodes"))
+    return [
+        Figure(_("Runs on the clusters"), str(running["count"]), f"{jobs}?state__exact={JobState.RUNNING}"),
+        Figure(_("Nodes in use"), str(running["nodes"] or 0)),
+        Figure(_("Waiting jobs"), str(queued["count"]), f"{jobs}?state__exact={JobState.QUEUED}"),
+        Figure(_("Longest wait"), timesince(queued["since"]) if queued["since"] else "–"),
+    ]
+
+
+def _problems() -> list[Figure]:
+    jobs, before = reverse("admin:jobs_job_changelist"), timezone.now() - STUCK
+    active = Job.objects.filter(state__in=ACTIVE)
+    stuck = active.annotate(claimed=Max("attempts__claimed_at")).filter(
+        Q(state=JobState.STARTING, claimed__lt=before) | Q(state=JobState.STOPPING, cancel_requested_at__lt=before)
+    )
+    stuck_count, events = stuck.count(), StripeEvent.objects.filter(state=StripeEvent.States.QUARANTINED).count()
+    return [
+        Figure(_("Stuck jobs"), str(stuck_count), f"{jobs}?state__exact={JobState.STARTING}", stuck_count > 0),
+        Figure(
+            _("Quarantined payment events"),
+            str(events),
+            reverse("admin:billing_stripeevent_changelist") + "?state__exact=quarantined",
+            events > 0,
+        ),
+    ]
+
+
+def _utilization() -> Table:
+    """Return what each cluster last reported of itself; empty without Redis."""
+    try:
+        reports = heartbeats.latest(heartbeats.recent(), heartbeats.CLUSTER)
+    except redis.RedisError:
+        reports = {}
+    names = {"cpus": _("CPUs"), "memory_mib": _("Memory"), "gpus": _("GPUs")}
+    rows = []
+    for cluster, report in sorted(reports.items()):
+        free = {(resource, kind): amount for resource, kind, amount in report.details.get("free", ())}
+        for resource, kind, total in report.details.get("total", ()):
+            used = (total - free.get((resource, kind), 0)) / total if total else 0
+            unit = f"{total / 1024:.0f} GiB" if resource == "memory_mib" else f"{total:g}"
+            rows.append((cluster, f"{names.get(resource, resource)} {kind}".strip(), unit, f"{used:.0%}"))
+    return Table(_("Utilization"), (_("Cluster"), _("Resource"), _("Total"), _("In use")), rows)
+
+
+def _failures() -> Table:
+    """Return the ends of jobs by reason, most frequent first."""
+    counts = _cached("ends", _ends)
+    total = sum(count for _reason, count in counts)
+    labels = dict(Job.Reasons.choices)
+    rows = [(str(labels.get(reason, reason)), str(count), f"{count / total:.1%}") for reason, count in counts]
+    title = _("Ended jobs by reason, %(days)d days") % {"days": FAILURE_DAYS}
+    return Table(title, (_("Reason"), _("Jobs"), _("Share")), rows)
+
+
+def _ends() -> list[tuple[str, int]]:
+    since = timezone.now() - timedelta(days=FAILURE_DAYS)
+    ended = Job.objects.filter(finished_at__gte=since).order_by().values_list("reason")
+    return list(ended.annotate(count=Count("pk")).order_by(F("count").desc(), "reason"))
+
+
+def _cached(name: str, compute: Callable[[], Any]) -> Any:
+    """Return the cached value, or compute and cache it. Without the cache it is computed."""
+    key = f"operations:{name}"
+    try:
+        return cache.get_or_set(key, compute, SUMS_CACHE_SECONDS)
+    except redis.RedisError:
+        return compute()

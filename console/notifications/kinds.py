@@ -1,0 +1,32 @@
+"""The kinds of notifications: what happened, who may see it, and whether it is mailed by default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.utils.translation import gettext_lazy as _
+
+from console.accounts.roles import Capability
+from console.core.errors import Text
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of notification. `needs`: the capability of its readers."""
+
+    title: Text
+    needs: Capability
+    is_mailed: bool
+
+
+KINDS = {
+    "job.succeeded": Kind(_("A job succeeded"), Capability.VIEW, is_mailed=False),
+    "job.failed": Kind(_("A job failed"), Capability.VIEW, is_mailed=True),
+    "job.cancelled": Kind(_("A job was cancelled"), Capability.VIEW, is_mailed=False),
+    "files.expiring": Kind(_("Files of jobs will be deleted"), Capability.STORE, is_mailed=True),
+    "wallet.topped_up": Kind(_("Money arrived in the wallet"), Capability.PAY, is_mailed=False),
+    "wallet.low": Kind(_("The wallet balance is low"), Capability.PAY, is_mailed=True),
+    "budget.reached": Kind(_("A share of a budget is used"), Capability.PAY, is_mailed=True),
+    "invoice.issued": Kind(_("An invoice was issued"), Capability.PAY, is_mailed=True),
+}
+"""The kinds by name. Programs that receive webhooks rely on the names, so none is changed."""

@@ -1,0 +1,129 @@
+"""Write notifications, members' choices, and webhooks."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import QuerySet
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from console.accounts.models import Membership, Organization, User
+from console.accounts.services import lock, record
+from console.core import encryption
+from console.core.errors import InvalidInput, NotFound
+from console.notifications.kinds import KINDS
+from console.notifications.models import Choices, Delivery, Notification, Webhook
+
+PURPOSE = b"trainyard webhooks"
+MAX_WEBHOOKS = 10
+"""Webhooks of an organization: enough for every tool of a team, few enough to serve all of them in time."""
+
+
+def publish(
+    *, organization: Organization | int, kind: str, data: Mapping[str, Any], user: User | int | None = None
+) -> None:
+    """Write a notification in the caller's transaction. Mails and webhooks follow within seconds of its commit."""
+    Notification.objects.create(
+        organization_id=getattr(organization, "pk", organization),
+        kind=kind,
+        data=dict(data),
+        user_id=getattr(user, "pk", user),
+    )
+
+
+def visible(membership: Membership) -> QuerySet[Notification]:
+    """Return the notifications that a member may see, newest first."""
+    kinds = [name for name, kind in KINDS.items() if membership.allows(kind.needs)]
+    return Notification.objects.filter(organization=membership.organization, kind__in=kinds)
+
+
+def choices_of(membership: Membership) -> dict[str, bool]:
+    """Return for each kind that the member may see whether it is mailed."""
+    chosen = Choices.objects.filter(membership=membership).values_list("mailed", flat=True).first() or {}
+    return {name: chosen.get(name, kind.is_mailed) for name, kind in KINDS.items() if membership.allows(kind.needs)}
+
+
+def choose(*, membership: Membership, mailed: Collection[str]) -> None:
+    """Have the kinds in `mailed`, and no others, sent to the member by mail."""
+    choices = {name: name in mailed for name in KINDS}
+    Choices.objects.update_or_create(membership=membership, defaults={"mailed": choices})
+
+
+def mark_read(*, membership: Membership) -> None:
+    """Remember that the member has seen every notification so far."""
+    newest = visible(membership).values_list("pk", flat=True).first()
+    if newest:
+        Choices.objects.update_or_create(membership=membership, defaults={"read_until": newest})
+
+
+def wants_mail(membership: Membership, kind: str) -> bool:
+    """Return whether a member gets mails of a kind."""
+    return choices_of(membership).get(kind, False)
+
+
+def webhooks_of(organization: Organization) -> QuerySet[Webhook]:
+    """Return the organization's webhooks."""
+    return Webhook.objects.filter(organization=organization)
+
+
+def webhook(organization: Organization, pk: int) -> Webhook:
+    """Return a webhook of the organization. Raises NotFound."""
+    found = webhooks_of(organization).filter(pk=pk).first()
+    if found is None:
+        raise NotFound
+    return found
+
+
+def create_webhook(*, membership: Membership, url: str, kinds: Collection[str] = ()) -> tuple[Webhook, str]:
+    """Create a webhook, and return it with the key of its signatures, which is shown this once. Raises InvalidInput."""
+    _check_url(url)
+    if unknown := sorted(set(kinds) - set(KINDS)):
+        raise InvalidInput(fields={"kinds": _("There is no kind %(kind)s.") % {"kind": unknown[0][:40]}})
+    secret = f"whsec_{secrets.token_urlsafe(32)}"
+    organization = membership.organization
+    with transaction.atomic():
+        lock(organization)
+        if webhooks_of(organization).count() >= MAX_WEBHOOKS:
+            raise InvalidInput(fields={"url": _("There are %(most)d webhooks already.") % {"most": MAX_WEBHOOKS}})
+        created = Webhook.objects.create(
+            organization=organization,
+            url=url,
+            kinds=sorted(kinds),
+            secret=encryption.encrypt(secret, purpose=PURPOSE),
+            created_by=membership.user,
+        )
+        record(organization=organization, actor=membership.user, action="webhook.created", target=url)
+    return created, secret
+
+
+def delete_webhook(*, webhook: Webhook, user: User) -> None:
+    """Delete a webhook and the log of its deliveries."""
+    with transaction.atomic():
+        record(organization=webhook.organization, actor=user, action="webhook.deleted", target=webhook.url)
+        webhook.delete()
+
+
+def send_again(*, webhook: Webhook, delivery_pk: int) -> None:
+    """Send a delivery once more, soon. Raises NotFound."""
+    changed = Delivery.objects.filter(webhook=webhook, pk=delivery_pk).update(
+        state=Delivery.States.DUE, tries=0, due_at=timezone.now(), error=""
+    )
+    if not changed:
+        raise NotFound
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        is_good = bool(parts.hostname) and (parts.port is None or parts.port > 0) and url.isascii() and " " not in url
+    except ValueError:
+        is_good = False
+    schemes = {"https", "http"} if settings.WEBHOOK_PRIVATE_ADDRESSES else {"https"}
+    if not is_good or parts.scheme not in schemes or parts.username or parts.fragment or len(url) > 500:
+        raise InvalidInput(fields={"url": _("Enter an address that begins with https:// and names a host.")})

@@ -1,0 +1,20 @@
+"""Celery tasks of notifications."""
+
+from __future__ import annotations
+
+from celery import shared_task
+
+from console.notifications import delivery
+
+
+@shared_task
+def deliver() -> None:
+    """Queue new notifications for their webhooks, and send what is due."""
+    delivery.queue()
+    delivery.deliver_due()
+
+
+@shared_task
+def tidy() -> None:
+    """Delete old notifications."""
+    delivery.tidy()

@@ -1,0 +1,79 @@
+"""The client's address, also behind trusted proxies.
+
+Only `client_address` reads `X-Forwarded-For`. The result replaces `REMOTE_ADDR`, which rate limits, the audit log and
+Django read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, MutableMapping, Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Any
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+IPV6_PREFIX = 64
+"""Limits count a whole /64 as one address: a customer has at least one such network."""
+
+
+def parse_networks(texts: Iterable[str]) -> list[Network]:
+    """Return the networks of TRUSTED_PROXIES: addresses or CIDR ranges. Raises ImproperlyConfigured."""
+    try:
+        return [ip_network(text.strip(), strict=False) for text in texts if text.strip()]
+    except ValueError as error:
+        raise ImproperlyConfigured(
+            f"TRUSTED_PROXIES: {error}. Name addresses or networks, such as 10.0.0.0/8."
+        ) from None
+
+
+def resolve_client(environ: MutableMapping[str, Any]) -> str | None:
+    """Put the client's address in the place of the proxy's, and return it. None where the peer has no address."""
+    peer, forwarded_for = (str(environ.get(name) or "") for name in ("REMOTE_ADDR", "HTTP_X_FORWARDED_FOR"))
+    address = client_address(peer, forwarded_for, settings.TRUSTED_PROXIES)
+    if address is not None:
+        environ["REMOTE_ADDR"] = address
+    return address
+
+
+def client_address(peer: str, forwarded_for: str, proxies: Sequence[Network]) -> str | None:
+    """Return the last address that no trusted proxy has, read from the nearest to the farthest.
+
+    `peer` is the address of the connection. Only what trusted proxies added to the header counts, so a client cannot
+    forge its address there. Anything that is no address ends the search.
+    """
+    address = _parse(peer)
+    if address is None:
+        return None
+    for hop in reversed(forwarded_for.split(",")):
+        if not any(address in network for network in proxies):
+            break
+        forwarded = _parse(hop)
+        if forwarded is None:
+            break
+        address = forwarded
+    return str(address)
+
+
+def rate_limit_key(address: str) -> str:
+    """Return the key under which limits count an address: for IPv6, its whole network."""
+    parsed = _parse(address)
+    if isinstance(parsed, IPv6Address):
+        return str(ip_network((parsed, IPV6_PREFIX), strict=False).network_address)
+    return address
+
+
+def _parse(text: str) -> Address | None:
+    """Parse an address with or without a port; drop the interface that a link-local one may name."""
+    text = text.strip()
+    if text.startswith("["):
+        text = text[1:].partition("]")[0]
+    elif text.count(":") == 1:
+        text = text.partition(":")[0]
+    try:
+        address = ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address

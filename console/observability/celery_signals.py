@@ -1,0 +1,97 @@
+"""Celery signal handlers: context fields, spans and counters of tasks, heartbeats of worker and beat."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from logging.config import dictConfig
+from typing import Any
+
+from celery import signals
+from django.conf import settings
+from opentelemetry.trace import Span, SpanKind
+
+from console.observability import context, heartbeats, tracing
+from console.observability.counters import TASK_SECONDS, TASK_TOTAL, buffer
+
+HEADER = "trainyard"
+"""The message header that holds {"about": context fields, "traceparent"}."""
+TRACEPARENT = "traceparent"
+DISPATCHER = "dispatcher"
+"""The program that starts jobs (`console.supervision.supervisor`); its Celery node name is `dispatcher@host`."""
+_process = {"program": heartbeats.WORKER}
+"""The program that this process runs: WORKER, DISPATCHER or BEAT. The signals below set it."""
+
+
+@signals.setup_logging.connect
+def _configure_logging(**_kwargs: Any) -> None:
+    """Configure logging as Django does; a connected handler keeps Celery from configuring its own."""
+    dictConfig(settings.LOGGING)
+
+
+@signals.before_task_publish.connect
+def _add_header(headers: dict[str, Any] | None = None, **_kwargs: Any) -> None:
+    """Put the context fields and the trace into the message. In beat, a published message is its heartbeat."""
+    if headers is not None:
+        headers[HEADER] = {"about": context.task_fields(), TRACEPARENT: tracing.current_traceparent()}
+    if _process["program"] == heartbeats.BEAT:
+        heartbeats.send(heartbeats.BEAT)
+
+
+@signals.beat_init.connect
+def _set_program_of_beat(**_kwargs: Any) -> None:
+    _process["program"] = heartbeats.BEAT
+
+
+@signals.celeryd_init.connect
+def _set_program_of_worker(sender: str = "", **_kwargs: Any) -> None:
+    if sender.startswith(f"{DISPATCHER}@"):
+        _process["program"] = DISPATCHER
+
+
+@signals.heartbeat_sent.connect
+@signals.worker_ready.connect
+def _send_heartbeat(**_kwargs: Any) -> None:
+    part = heartbeats.DISPATCH if _process["program"] == DISPATCHER else ""
+    heartbeats.send(heartbeats.WORKER, part, liveness_file=_process["program"])
+
+
+@signals.task_prerun.connect
+def _start_task(task: Any = None, task_id: str = "", **_kwargs: Any) -> None:
+    """Set the context fields of the message, and open the task's span."""
+    header = _header(task.request)
+    stack = ExitStack()
+    stack.enter_context(context.bound(**context.fields_from_header(header.get("about")), task=task.name))
+    parent = tracing.valid_traceparent(header.get(TRACEPARENT))
+    span = stack.enter_context(
+        tracing.span(f"task {task.name}", kind=SpanKind.CONSUMER, parent=parent, attributes={"celery.task_id": task_id})
+    )
+    task.request.trainyard_span = (stack, span, time.perf_counter())
+
+
+@signals.task_postrun.connect
+def _finish_task(task: Any = None, state: str | None = None, **_kwargs: Any) -> None:
+    opened: tuple[ExitStack, Span, float] | None = getattr(task.request, "trainyard_span", None)
+    if opened is None:
+        return
+    stack, span, started_at = opened
+    outcome = str(state or "unknown").lower()
+    if outcome == "failure":
+        tracing.mark_failed(span, "the task failed")
+    buffer.observe(TASK_SECONDS, time.perf_counter() - started_at, task=task.name)
+    buffer.count(TASK_TOTAL, task=task.name, outcome=outcome)
+    stack.close()
+
+
+@signals.worker_process_shutdown.connect
+@signals.worker_shutdown.connect
+def _flush(**_kwargs: Any) -> None:
+    """Transfer counts and spans: a pool process ends without running `atexit` handlers."""
+    buffer.flush()
+    tracing.flush()
+
+
+def _header(request: Any) -> dict[str, Any]:
+    """Return our header of a task's message; versions of Celery differ in where they put custom headers."""
+    header = getattr(request, HEADER, None) or (getattr(request, "headers", None) or {}).get(HEADER)
+    return header if isinstance(header, dict) else {}

@@ -1,0 +1,144 @@
+"""Log lines by structlog: JSON for collectors or text for people, with request and job fields, without secrets."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+from structlog.typing import EventDict, Processor
+
+from console.observability import context, tracing
+
+REDACTED = "[hidden]"
+_SEPARATOR = r"([\"']?\s*[:=]\s*[\"']?)"
+SECRET_PATTERNS = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\b(ty|sk_live|sk_test|rk_live|rk_test|whsec)_[A-Za-z0-9_-]{6,}", r"\1_" + REDACTED),
+        (rf"(?i)\b(authorization|stripe-signature|cookie|set-cookie){_SEPARATOR}[^\"'\r\n]+", r"\1\2" + REDACTED),
+        (r"(?i)\b(bearer|token|basic) +[A-Za-z0-9._~+/=-]{8,}", r"\1 " + REDACTED),
+        (rf"(?i)\b(\w*(?:passw(?:or)?d|secret|token|_key|sessionid)){_SEPARATOR}[^\s\"'&,;)}}\]]+", r"\1\2" + REDACTED),
+        (r"(://[^\s:/@]*:)[^\s@/]+@", r"\1" + REDACTED + "@"),
+        (r"(/accounts/(?:password/reset/key|confirm-email)/|/invitations/)[^\s/?\"']+", r"\1" + REDACTED),
+        (r"(?s)-----BEGIN [A-Z ]+-----.*?(-----END [A-Z ]+-----|$)", REDACTED),
+    )
+)
+"""Patterns of secrets, and their replacements."""
+MAYBE_SECRET = re.compile(r"ty_|sk_|rk_|whsec_|://|/accounts/|/invitations/|-----BEGIN |(?i:secret)"
+                     r"|(?i:token|passw|_key|cookie|sessionid|authorization|signature|bearer|basic)")  # fmt: skip
+"""Matches any text that one of `SECRET_PATTERNS` could match: one search clears most lines."""
+ACCESS_ATTRIBUTE = "access"
+"""The attribute of an access log's record that holds the request's method, path, status, seconds and bytes."""
+FIELDS_KEY = "trainyard.bound"
+"""The key under which a request's WSGI environ or ASGI scope holds its `context` fields."""
+
+
+def configuration(*, log_format: str, level: str) -> dict[str, Any]:
+    """Return Django's LOGGING. Raises ValueError for an unknown format."""
+    if log_format not in FORMATS:
+        raise ValueError(f"LOG_FORMAT is {log_format!r}. It can be: {', '.join(FORMATS)}.")
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"line": {"()": formatter, "log_format": log_format}},
+        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+        "root": {"handlers": ["stderr"], "level": level},
+        "loggers": {
+            **{name: {"level": "WARNING"} for name in ("httpx", "stripe", "urllib3")},
+            # These install handlers of their own by default.
+            "django": {"handlers": [], "propagate": True},
+            "uvicorn.access": {"handlers": [], "propagate": False},  # `console.access` replaces it
+        },
+    }
+
+
+def formatter(log_format: str) -> structlog.stdlib.ProcessorFormatter:
+    """Return the formatter of every handler: `text` or `json`."""
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[
+            structlog.processors.TimeStamper(fmt="iso", key="time"),
+            structlog.stdlib.add_log_level,
+            structlog.stdlib.add_logger_name,
+            _add_context,
+            structlog.processors.format_exc_info,
+            _redact,
+        ],
+        processors=FORMATS[log_format],
+    )
+
+
+def redact(text: str) -> str:
+    """Replace everything in `text` that looks like a secret."""
+    if not MAYBE_SECRET.search(text):
+        return text
+    for pattern, replacement in SECRET_PATTERNS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def request_scope(request: Any) -> dict[str, Any]:
+    """Return the mapping where a Django request keeps `FIELDS_KEY`: its ASGI scope, or its WSGI environ."""
+    scope = getattr(request, "scope", None)
+    return scope if isinstance(scope, dict) else getattr(request, "META", {})
+
+
+def log_request(
+    *, method: str, path: str, status: int, seconds: float, size: int | None, fields: dict[str, Any], logger: str
+) -> None:
+    """Log an answered request. The query is left out: it may hold a secret of its sender."""
+    details = {"method": method, "path": redact(path), "status": status, "seconds": round(seconds, 6), "bytes": size}
+    message = f"{method} {details['path']} {status} {seconds * 1000:.1f} ms"
+    logging.getLogger(logger).info(message, extra={ACCESS_ATTRIBUTE: details, "bound": fields})
+
+
+def _add_context(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    """Add the fields of the request or task, and the trace."""
+    record = event["_record"]
+    request = getattr(record, "request", None)  # Django logs a failed response after all middleware has run
+    fields = getattr(record, "bound", None) or (request_scope(request).get(FIELDS_KEY) if request is not None else None)
+    if fields is None:
+        fields = {**context.fields(), "trace_id": tracing.trace_id()}
+    event.update((name, fields[name]) for name in (*context.FIELDS, "trace_id") if fields.get(name))
+    return event
+
+
+def _add_process(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    """Add the process and, to a line of the access log, the details of the request."""
+    event["process"] = event["_record"].process
+    event.update(getattr(event["_record"], ACCESS_ATTRIBUTE, {}))
+    return event
+
+
+def _redact(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    for name in ("event", "exception"):
+        if name in event:
+            event[name] = redact(event[name])
+    return event
+
+
+def _join_lines(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    """Put the text on one line, so that text from outside cannot look like another line."""
+    event["event"] = " | ".join(event["event"].splitlines())
+    return event
+
+
+FORMATS: dict[str, Sequence[Processor]] = {
+    "text": (
+        _join_lines,
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+        structlog.dev.ConsoleRenderer(
+            colors=False, pad_event_to=0, pad_level=False, timestamp_key="time",
+            exception_formatter=structlog.dev.plain_traceback,
+        ),
+    ),
+    "json": (
+        _add_process,
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+        structlog.processors.EventRenamer("message"),
+        structlog.processors.JSONRenderer(ensure_ascii=False),
+    ),
+}  # fmt: skip
+"""The last processors of a line, by LOG_FORMAT."""

@@ -1,0 +1,1 @@
+"""The web server: one ASGI application on uvicorn, with limits for each client."""

@@ -1,0 +1,191 @@
+"""The ASGI application: Django, with limits that protect clients from other clients that are slow or send too much.
+
+A request holds a thread, with its database connection, only while Django works. The body is read before, and the
+response is sent after. Uploads are the exception: their views read the body as it arrives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from django.conf import settings
+
+from console.observability import addresses, heartbeats, logs
+from console.serving import refusals
+from console.serving.exchange import SCOPE_KEY, Exchange, IncomingBody
+from console.serving.limits import Limit
+from console.serving.refusals import Message, Receive, Refused, Send
+from console.serving.server import end_with_parent
+from console.serving.streams import Streams
+from console.serving.threads import Threads
+
+Scope = dict[str, Any]
+Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
+"""Paths with a thread of their own, so that they answer while all other threads are busy."""
+UPLOADS = {
+    "PUT": re.compile(r"/api/v1/(datasets/[^/]+/archive/|workspaces/[^/]+/files/.+)"),
+    "POST": re.compile(r"/api/v1/uploads/([0-9a-f-]{36}/)?"),
+    "PATCH": re.compile(r"/api/v1/uploads/[^/]+/"),
+}
+"""Paths by method that accept a body of any size. Their views check the sender's access before they read it."""
+HEARTBEAT_SECONDS = 5.0
+"""The interval of the heartbeats by which the status of web processes is known."""
+SPOOL_BYTES = 64 * 1024
+"""An arriving body up to this size stays in memory; a larger one goes to a temporary file."""
+CLIENT_CLOSED_REQUEST = 499
+"""The status in the access log if the client left before a response; nginx's convention."""
+
+
+class ClientLeft(Exception):
+    """The client closed the connection before the request was complete."""
+
+
+class Application:
+    """The ASGI application of one process. Its limits and threads are those of this process."""
+
+    def __init__(self, django: Handler) -> None:
+        self._django = django
+        self._pages = Threads(settings.WEB_THREADS, "page")
+        self._probes = Threads(1, "probe")
+        self._uploads = Threads(settings.UPLOAD_THREADS, "upload")
+        self._request_limit = Limit(settings.MAX_CONNECTIONS_PER_ADDRESS, refusals.TOO_MANY_CONNECTIONS)
+        # One address or organization can use at most half of the upload threads.
+        self._upload_limit = Limit(max(1, settings.UPLOAD_THREADS // 2), refusals.TOO_MANY_UPLOADS)
+        self._streams = Streams()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or the lifespan of the process."""
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+            return
+        response = _Response(send)
+        started_at = time.perf_counter()
+        try:
+            with self._request_limit.held(addresses.rate_limit_key(_client_of(scope))):
+                await self._serve(scope, receive, response.send)
+        except Refused as refused:
+            await refused.refusal.send_to(response.send)
+        except ClientLeft:
+            pass
+        finally:
+            logs.log_request(
+                method=scope["method"], path=scope["path"], status=response.status,
+                seconds=time.perf_counter() - started_at, size=response.size, fields=scope.get(logs.FIELDS_KEY) or {},
+                logger="console.access",
+            )  # fmt: skip
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the body, let Django answer, then send the response. Raises Refused, ClientLeft."""
+        exchange: Exchange = scope.setdefault(SCOPE_KEY, Exchange())
+        with ExitStack() as resources:
+            if (path := UPLOADS.get(scope["method"])) and path.fullmatch(scope["path"]):
+                resources.enter_context(self._upload_limit.held(addresses.rate_limit_key(_client_of(scope))))
+                exchange.body = IncomingBody(receive, lambda: self._admit_upload(scope, resources))
+                resources.callback(exchange.body.close)
+                body, threads = b"", self._uploads
+            else:
+                spool = resources.enter_context(tempfile.SpooledTemporaryFile(SPOOL_BYTES))
+                await _read_into(spool, scope, receive)
+                spool.seek(0)
+                body, threads = spool.read(), self._probes if scope["path"] in PROBES else self._pages
+            messages = await self._run_django(scope, body, threads)
+        if exchange.stream is None:  # else a view's response streams, and `messages` has only its start
+            for message in messages:
+                await send(message)
+        else:
+            await self._streams.send(exchange.stream, messages[0], _organization_of(scope), receive, send)
+
+    def _admit_upload(self, scope: Scope, resources: ExitStack) -> None:
+        """Count an upload under its organization too, because its users can have many addresses. Raises Refused."""
+        if (organization := _organization_of(scope)) is not None:
+            resources.enter_context(self._upload_limit.held(("organization", organization)))
+
+    async def _run_django(self, scope: Scope, body: bytes, threads: Threads) -> list[Message]:
+        """Return the ASGI messages of Django's response. Holds one of `threads` until Django is done."""
+        messages: list[Message] = []
+        never_set = asyncio.Event()
+        request_messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Message:
+            if request_messages:
+                return request_messages.pop()
+            # Never report a disconnect: a view runs to its end even if the client left.
+            await never_set.wait()
+            raise AssertionError  # cancelled once Django has answered
+
+        async def collect(message: Message) -> None:
+            messages.append(message)
+
+        async with threads.acquire():
+            await self._django(scope, receive, collect)
+        return messages
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        """Send heartbeats until the server stops."""
+        await receive()  # lifespan.startup
+        end_with_parent()
+        heartbeat = asyncio.create_task(self._send_heartbeats())
+        await send({"type": "lifespan.startup.complete"})
+        await receive()  # lifespan.shutdown
+        heartbeat.cancel()
+        with suppress(asyncio.CancelledError):
+            await heartbeat
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _send_heartbeats(self) -> None:
+        while True:
+            await asyncio.to_thread(heartbeats.send, heartbeats.WEB, streams=self._streams.events)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+
+class _Response:
+    """Passes a response on, and records its status and size (bytes of body) for the access log."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status, self.size = CLIENT_CLOSED_REQUEST, 0
+
+    async def send(self, message: Message) -> None:
+        """Send an ASGI message and record it."""
+        self.status = message.get("status", self.status)
+        self.size += len(message.get("body", b""))
+        await self._send(message)
+
+
+def _client_of(scope: Scope) -> str:
+    """Return the client's address; empty for a Unix socket."""
+    peer = (scope.get("client") or ("", 0))[0]
+    forwarded_for = b",".join(value for name, value in scope["headers"] if name == b"x-forwarded-for").decode("latin-1")
+    return addresses.client_address(peer, forwarded_for, settings.TRUSTED_PROXIES) or ""
+
+
+def _organization_of(scope: Scope) -> Any:
+    """Return the authenticated organization's id; None for anonymous clients, and before Django has authenticated."""
+    return (scope.get(logs.FIELDS_KEY) or {}).get("organization")
+
+
+async def _read_into(spool: tempfile.SpooledTemporaryFile[bytes], scope: Scope, receive: Receive) -> None:
+    """Read a whole body. Raises Refused if it is too large, ClientLeft if the client closes the connection."""
+    limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+    content_length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+    if content_length.isdigit() and int(content_length) > limit:
+        raise Refused(refusals.TOO_LARGE)
+    size, is_complete = 0, False  # counted, because a chunked body announces no length
+    while not is_complete:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > limit:
+            raise Refused(refusals.TOO_LARGE)
+        spool.write(chunk)
+        is_complete = not message.get("more_body", False)

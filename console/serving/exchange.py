@@ -1,0 +1,162 @@
+"""Share an upload's body and a streaming response between the server and a view.
+
+Both travel in the ASGI scope, so Django's request and handler classes stay unchanged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import Condition
+from typing import Any
+
+from django.http import HttpRequest, HttpResponseBase, StreamingHttpResponse
+
+from console.serving.refusals import Message, Receive
+
+SCOPE_KEY = "trainyard.exchange"
+"""The key of the Exchange in the ASGI scope."""
+READ_AHEAD_BYTES = 2 * 1024**2
+"""How much of a body is received before the view reads it: enough to keep the connection busy while the view writes."""
+
+
+@dataclass
+class Exchange:
+    """One request. The view of an upload reads `body`. The server sends `stream` after Django is done."""
+
+    body: IncomingBody | None = None
+    stream: StreamingHttpResponse | None = None
+
+
+def exchange_of(request: HttpRequest) -> Exchange | None:
+    """Return the request's exchange; None under another server, such as Django's test client."""
+    scope: dict[str, Any] = getattr(request, "scope", None) or {}
+    return scope.get(SCOPE_KEY)
+
+
+def is_event_stream(response: HttpResponseBase) -> bool:
+    """Return whether a response is a stream of server-sent events."""
+    return response.streaming and response.headers.get("Content-Type", "").startswith("text/event-stream")
+
+
+GATHER_SECONDS = 0.02
+"""How long a read waits for as many bytes as it wants, before it returns fewer. Few large pieces take less time than
+many small ones, and a process that dies loses only what arrived in this time."""
+
+
+class _End(enum.Enum):
+    """How a body ended."""
+
+    COMPLETE = enum.auto()
+    CLIENT_LEFT = enum.auto()
+
+
+class IncomingBody:
+    """The body of a request, read by a view in its thread as it arrives.
+
+    `begin` calls `admit` on the server's event loop, before the body is read. `admit` may raise Refused. The first
+    `read` starts to receive ahead of the view, so that receiving overlaps with what the view does.
+    """
+
+    def __init__(self, receive: Receive, admit: Callable[[], None]) -> None:
+        self._receive, self._admit = receive, admit
+        self._loop = asyncio.get_running_loop()
+        self._receiving: Future[None] | None = None
+        self._has_room = asyncio.Event()
+        # Both threads use these, under the condition.
+        self._changed = Condition()
+        self._pieces: deque[bytes] = deque()
+        self._size = 0
+        self._wanted = 1
+        """How many bytes the view waits for."""
+        self._end: _End | None = None
+
+    def begin(self) -> None:
+        """Admit the upload. Call it once the sender is authenticated. Raises Refused at the sender's limit."""
+        asyncio.run_coroutine_threadsafe(self._begin(), self._loop).result()
+
+    def read(self, size: int, /) -> bytes:
+        """Return at most `size` bytes, and none at the end. Raises ConnectionResetError if the client left.
+
+        What arrived before the client left is returned first.
+        """
+        if self._receiving is None:
+            self._receiving = asyncio.run_coroutine_threadsafe(self._receive_ahead(), self._loop)
+        with self._changed:
+            self._wait(size, timeout=GATHER_SECONDS) or self._wait(1)
+            if not self._pieces and self._end is _End.CLIENT_LEFT:
+                raise ConnectionResetError("The client closed the connection.")
+            data = self._take(size)
+            self._size -= len(data)
+            is_full = self._size >= READ_AHEAD_BYTES
+        if not is_full:
+            self._loop.call_soon_threadsafe(self._has_room.set)
+        return data
+
+    def add_last(self, piece: bytes, *, is_complete: bool) -> None:
+        """Add what arrived before the connection was lost. Call it on the event loop."""
+        self._add(piece)
+        self._finish(_End.COMPLETE if is_complete else _End.CLIENT_LEFT)
+
+    def close(self) -> None:
+        """Stop receiving. Call it on the event loop, after the view is done."""
+        if self._receiving is not None:
+            self._receiving.cancel()
+
+    def _wait(self, size: int, timeout: float | None = None) -> bool:
+        """Wait until `size` bytes arrived, or the body ended. The caller holds the condition."""
+        self._wanted = size
+        return self._changed.wait_for(lambda: self._size >= size or self._end is not None, timeout)
+
+    def _take(self, size: int) -> bytes:
+        """Remove and return the first bytes, at most `size`."""
+        taken, left = [], size
+        while self._pieces and left:
+            piece = self._pieces.popleft()
+            if len(piece) > left:
+                self._pieces.appendleft(piece[left:])
+                piece = piece[:left]
+            taken.append(piece)
+            left -= len(piece)
+        return taken[0] if len(taken) == 1 else b"".join(taken)
+
+    async def _begin(self) -> None:
+        self._admit()
+
+    async def _receive_ahead(self) -> None:
+        end = None
+        try:
+            while end is None:
+                message = await self._receive()
+                end = _end_of(message)
+                if self._add(message.get("body", b"")) and end is None:
+                    self._has_room.clear()
+                    await self._has_room.wait()
+        finally:  # also if the server stops: the view must not wait for ever
+            self._finish(end or _End.CLIENT_LEFT)
+
+    def _finish(self, end: _End) -> None:
+        with self._changed:
+            self._end = self._end or end
+            self._changed.notify()
+
+    def _add(self, piece: bytes) -> bool:
+        """Add received bytes; return whether enough wait for the view."""
+        with self._changed:
+            if piece:
+                self._pieces.append(piece)
+                self._size += len(piece)
+                if self._size >= self._wanted:
+                    self._changed.notify()
+            return self._size >= READ_AHEAD_BYTES
+
+
+def _end_of(message: Message) -> _End | None:
+    """Return how a message of the server ends the body; None if more follows."""
+    if message["type"] == "http.disconnect":
+        return _End.CLIENT_LEFT
+    return None if message.get("more_body", False) else _End.COMPLETE

@@ -1,0 +1,160 @@
+"""uvicorn's HTTP protocol with deadlines for slow clients, and limits on connections.
+
+A slow client holds a connection for a short time, and no thread. Connections of trusted proxies are not limited by
+address, because many clients share them. uvicorn has no setting for these deadlines, so this class reads attributes of
+uvicorn's protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from ipaddress import ip_address
+
+import h11
+from django.conf import settings
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from console.observability import addresses
+from console.serving import refusals
+from console.serving.exchange import SCOPE_KEY, Exchange
+from console.serving.limits import Limit
+from console.serving.refusals import Refusal
+
+CHECK_SECONDS = 1.0
+"""The interval of checks of a connection's deadlines."""
+LINGER_SECONDS = 10.0
+"""How long the rest of a body is read and dropped after an early response. A connection that is closed while the client
+still sends would lose the response."""
+STALLED_SECONDS = 60.0
+"""A connection whose client reads nothing of a response for this long is aborted."""
+CONNECTIONS_BY_ADDRESS = Limit(settings.MAX_CONNECTIONS_PER_ADDRESS, refusals.TOO_MANY_CONNECTIONS)
+"""Connections of this process by client address."""
+ALL_CONNECTIONS = Limit(settings.MAX_CONNECTIONS, refusals.BUSY)
+"""All connections of this process, under the one key ""."""
+
+
+class GuardedProtocol(H11Protocol):
+    """One connection."""
+
+    _address: str | None = None
+    """The key under which CONNECTIONS_BY_ADDRESS counts this connection; None if it counts under no address."""
+    _is_counted = False
+    _received_bytes = 0
+    """All bytes received on this connection."""
+    _head_since: float | None = None
+    """When a request whose headers are incomplete began to arrive."""
+    _body_window_since: float | None = None
+    """When the current window of a body began; `_bytes_before_window` holds the bytes received before it."""
+    _bytes_before_window = 0
+    _answered_since: float | None = None
+    """When the server began to answer a request whose body is incomplete."""
+    _stalled_since: float | None = None
+    """When the client stopped reading a response; None while it reads. Times are those of the event loop."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        """Accept the connection, or refuse it at a limit."""
+        super().connection_made(transport)
+        self._head_since = self.loop.time()
+        self._address = self._limited_address()
+        if not ALL_CONNECTIONS.acquire(""):
+            self._refuse(refusals.BUSY)
+        elif self._address is not None and not CONNECTIONS_BY_ADDRESS.acquire(self._address):
+            ALL_CONNECTIONS.release("")
+            self._refuse(refusals.TOO_MANY_CONNECTIONS)
+        else:
+            self._is_counted = True
+            self.loop.call_later(CHECK_SECONDS, self._check)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop counting the connection."""
+        exchange = self.scope.get(SCOPE_KEY) if self.scope else None
+        if isinstance(exchange, Exchange) and exchange.body is not None and self.cycle is not None:
+            # uvicorn drops what the application has not received yet.
+            exchange.body.add_last(bytes(self.cycle.body), is_complete=not self.cycle.more_body)
+        super().connection_lost(exc)
+        if self._is_counted:
+            self._is_counted = False
+            ALL_CONNECTIONS.release("")
+            if self._address is not None:
+                CONNECTIONS_BY_ADDRESS.release(self._address)
+
+    def data_received(self, data: bytes) -> None:
+        """Process received data, unless the connection is being closed."""
+        if self.transport.is_closing():
+            return
+        self._received_bytes += len(data)
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._head_since = None
+        elif self._head_since is None:
+            self._head_since = self.loop.time()
+
+    def pause_writing(self) -> None:
+        """Note when the client stopped reading."""
+        super().pause_writing()
+        self._stalled_since = self.loop.time()
+
+    def resume_writing(self) -> None:
+        """Note that the client reads again."""
+        super().resume_writing()
+        self._stalled_since = None
+
+    def shutdown(self) -> None:
+        """Finish the request. Close an event stream or download at once: it would outlast the server's shutdown."""
+        super().shutdown()
+        exchange = self.scope.get(SCOPE_KEY) if self.scope else None
+        if isinstance(exchange, Exchange) and exchange.stream is not None:
+            self.transport.close()
+
+    def _limited_address(self) -> str | None:
+        """Return the key that the connection counts under; None for a trusted proxy or a Unix socket."""
+        try:
+            peer = ip_address(self.client[0]) if self.client else None
+        except ValueError:  # a Unix socket has no IP address
+            return None
+        if peer is None or any(peer in network for network in settings.TRUSTED_PROXIES):
+            return None
+        return addresses.rate_limit_key(str(peer))
+
+    def _check(self) -> None:
+        """Close the connection if the client is late, else schedule the next check."""
+        if self.transport.is_closing():
+            return
+        now = self.loop.time()
+        if self._stalled_since is not None and now - self._stalled_since > STALLED_SECONDS:
+            self.transport.abort()  # `close` would wait until the client has read the rest
+        elif self._is_late(now):
+            # A client that sent nothing, or already gets a response, cannot use an error response.
+            if self._received_bytes and self._answered_since is None:
+                self._refuse(refusals.TOO_SLOW)
+            else:
+                self.transport.close()
+        else:
+            self.loop.call_later(CHECK_SECONDS, self._check)
+
+    def _is_late(self, now: float) -> bool:
+        """Return whether the client is too slow to send its headers or its body.
+
+        A body must bring BODY_BYTES_PER_SECOND on average in each window of BODY_SECONDS.
+        """
+        if self._head_since is not None:
+            return now - self._head_since > settings.HEADER_SECONDS
+        if self.conn.their_state is not h11.SEND_BODY:
+            self._body_window_since = self._answered_since = None  # no body is arriving
+            return False
+        if self.cycle.response_started:
+            # The response came before the end of the body, whose rest is dropped.
+            self._answered_since = self._answered_since or now
+            return now - self._answered_since > LINGER_SECONDS
+        if self._body_window_since is None or self.flow.read_paused:  # the server is slow, not the client
+            self._body_window_since, self._bytes_before_window = now, self._received_bytes
+        elif now - self._body_window_since > settings.BODY_SECONDS:
+            required = settings.BODY_SECONDS * settings.BODY_BYTES_PER_SECOND
+            if self._received_bytes - self._bytes_before_window < required:
+                return True
+            self._body_window_since, self._bytes_before_window = now, self._received_bytes
+        return False
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self.transport.write(refusal.http_bytes)
+        self.transport.close()

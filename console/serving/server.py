@@ -1,0 +1,57 @@
+"""Run uvicorn with our limits in `WEB_PROCESSES` processes: `python -m console.serving.server`."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import signal
+import threading
+from logging.config import dictConfig
+from multiprocessing.connection import wait
+
+import uvicorn
+from django.conf import settings
+
+from console.serving.protocol import GuardedProtocol
+
+KEEP_ALIVE_SECONDS = 15
+"""How long an idle connection stays open."""
+STOP_SECONDS = 10
+"""How long open requests may continue after SIGTERM."""
+HUNG_SECONDS = 120
+"""uvicorn replaces a process that does not answer its parent for this long. A slow start must fit in it."""
+
+
+def serve() -> None:
+    """Serve until SIGTERM or SIGINT."""
+    dictConfig(settings.LOGGING)
+    # Each connection takes a file descriptor, and the default soft limit is often 1,024.
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    host, _, port = settings.WEB_BIND.rpartition(":")
+    uvicorn.run(
+        "console.asgi:application", host=host.strip("[]"), port=int(port), workers=settings.WEB_PROCESSES,
+        http=GuardedProtocol, ws="none", lifespan="on", log_config=None, access_log=False, server_header=False,
+        # Only `console.observability.addresses` reads proxy headers.
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS, timeout_graceful_shutdown=STOP_SECONDS,
+        timeout_worker_healthcheck=HUNG_SECONDS,
+    )  # fmt: skip
+
+
+def end_with_parent() -> None:
+    """Stop this process when its parent is killed. Otherwise it would keep the port, and no other could bind it."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_wait_and_stop, args=(parent.sentinel,), name="parent", daemon=True).start()
+
+
+def _wait_and_stop(sentinel: int) -> None:
+    wait([sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
+    serve()

@@ -1,0 +1,115 @@
+"""Send streaming responses (event streams and downloads) after Django is done with the request.
+
+Event streams share a few threads. A download has a thread of its own, because its iterator may keep a database cursor
+open between two chunks; their number is limited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, aclosing
+
+from asgiref.sync import ThreadSensitiveContext, sync_to_async
+from django.conf import settings
+from django.db import connections
+from django.http import StreamingHttpResponse
+
+from console.serving import refusals
+from console.serving.exchange import is_event_stream
+from console.serving.limits import Limit
+from console.serving.refusals import Message, Receive, Send
+from console.serving.threads import SharedThreads
+
+STREAM_THREADS = 4
+"""Threads, each with a database connection, that all event streams of a process share."""
+MAX_DOWNLOADS = 64
+"""Concurrent downloads of a process. Each has a thread, but most need no database connection."""
+
+
+class Streams:
+    """The streaming responses of this process."""
+
+    def __init__(self) -> None:
+        self._threads = SharedThreads(STREAM_THREADS, "stream")
+        self._per_organization = Limit(settings.MAX_STREAMS_PER_ORGANIZATION, refusals.TOO_MANY_STREAMS)
+        self._downloads = Limit(MAX_DOWNLOADS, refusals.BUSY)
+        # One organization can use at most half of the downloads.
+        self._downloads_per_organization = Limit(max(1, MAX_DOWNLOADS // 2), refusals.TOO_MANY_STREAMS)
+        self.events = 0
+        """The number of open event streams."""
+
+    async def send(
+        self, response: StreamingHttpResponse, start: Message, owner: Hashable, receive: Receive, send: Send
+    ) -> None:
+        """Send `start`, then the content of `response`, until it ends or the client leaves. Raises Refused at a limit.
+
+        `start` is the ASGI message with status and headers. `owner` is the organization under whose limit the stream
+        counts; None counts under no limit.
+        """
+        is_download = not is_event_stream(response)
+        sending = self._send_file if is_download else self._send_events
+        try:
+            with ExitStack() as limits:
+                if owner is not None:
+                    limits.enter_context(self._per_organization.held(owner))
+                    if is_download:
+                        limits.enter_context(self._downloads_per_organization.held(owner))
+                await sending(response, start, receive, send)
+        finally:
+            async with self._threads.acquire():
+                await sync_to_async(response.close)()
+
+    async def _send_events(self, response: StreamingHttpResponse, start: Message, receive: Receive, send: Send) -> None:
+        self.events += 1
+        try:
+            async with self._threads.acquire():
+                await _send_until_disconnect(aiter(response), start, receive, send)
+        finally:
+            self.events -= 1
+
+    async def _send_file(self, response: StreamingHttpResponse, start: Message, receive: Receive, send: Send) -> None:
+        with self._downloads.held(""), ThreadPoolExecutor(1, thread_name_prefix="download") as thread:
+            async with ThreadSensitiveContext(executor=thread):
+                try:
+                    await _send_until_disconnect(_chunks(response), start, receive, send)
+                finally:
+                    await sync_to_async(connections.close_all)()
+
+
+async def _chunks(response: StreamingHttpResponse) -> AsyncIterator[bytes]:
+    """Yield the content of a synchronous response; its iterator runs in the download's thread."""
+    iterator = iter(response)
+
+    def next_chunk() -> bytes | None:
+        return next(iterator, None)  # StopIteration cannot leave a thread through a Future
+
+    while (chunk := await sync_to_async(next_chunk)()) is not None:
+        yield chunk
+
+
+async def _send_until_disconnect(chunks: AsyncIterator[bytes], start: Message, receive: Receive, send: Send) -> None:
+    """Send a response until it ends or the client leaves. An error of `chunks` is raised again."""
+
+    async def send_all() -> None:
+        await send(start)
+        async with aclosing(chunks) as open_chunks:  # type: ignore[type-var]  # async generators, all of them
+            async for chunk in open_chunks:
+                if chunk:
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def wait_for_disconnect() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    sending, waiting = asyncio.create_task(send_all()), asyncio.create_task(wait_for_disconnect())
+    try:
+        await asyncio.wait({sending, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (sending, waiting):
+            task.cancel()
+        result, _ = await asyncio.gather(sending, waiting, return_exceptions=True)
+    if isinstance(result, Exception):
+        raise result

@@ -1,0 +1,69 @@
+"""Parse the settings of sign-up and of OpenID Connect providers. Errors stop the process at its start."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from django.core.exceptions import ImproperlyConfigured
+
+REQUIRED = ("id", "name", "server_url", "client_id", "client_secret")
+OPTIONAL = ("verified_domains",)
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+
+SIGNUP_RULES = ("open", "approval", "closed")
+
+
+def parse_signup(text: str) -> str:
+    """Return who may sign up: one of SIGNUP_RULES. Raises ImproperlyConfigured."""
+    if text not in SIGNUP_RULES:
+        raise ImproperlyConfigured(f"SIGNUP is '{text}'. It must be one of: {', '.join(SIGNUP_RULES)}.")
+    return text
+
+
+def parse_providers(text: str) -> list[dict[str, Any]]:
+    """Return the providers of a JSON list as allauth's `APPS`. Raises ImproperlyConfigured."""
+    if not text.strip():
+        return []
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise ImproperlyConfigured(f"OIDC_PROVIDERS is no JSON: {error}.") from None
+    if not isinstance(data, list) or not all(isinstance(each, Mapping) for each in data):
+        raise ImproperlyConfigured("OIDC_PROVIDERS must be a JSON list of objects, one for each provider.")
+    providers = [_provider(each) for each in data]
+    if len({each["provider_id"] for each in providers}) < len(providers):
+        raise ImproperlyConfigured("OIDC_PROVIDERS: each provider needs an `id` of its own.")
+    return providers
+
+
+def _provider(data: Mapping[str, Any]) -> dict[str, Any]:
+    for name in REQUIRED:
+        if not isinstance(data.get(name), str) or not data[name]:
+            raise ImproperlyConfigured(f"OIDC_PROVIDERS: each provider needs `{name}`, a text.")
+    if unknown := sorted(set(data) - {*REQUIRED, *OPTIONAL}):
+        raise ImproperlyConfigured(f"OIDC_PROVIDERS: `{unknown[0]}` is not known. There are: {REQUIRED + OPTIONAL}.")
+    if not re.fullmatch(r"[a-z0-9-]{1,40}", data["id"]):
+        raise ImproperlyConfigured("OIDC_PROVIDERS: an `id` has 1 to 40 lower-case letters, digits and dashes.")
+    url = urlsplit(data["server_url"])
+    if url.scheme != "https" and not (url.scheme == "http" and url.hostname in LOCAL_HOSTS):
+        raise ImproperlyConfigured(f"OIDC_PROVIDERS: the `server_url` of {data['id']} must begin with https://.")
+    domains = data.get("verified_domains", [])
+    if not isinstance(domains, list) or not all(isinstance(each, str) for each in domains):
+        raise ImproperlyConfigured("OIDC_PROVIDERS: `verified_domains` is a list of mail domains.")
+    return {
+        "provider_id": data["id"],
+        "name": data["name"],
+        "client_id": data["client_id"],
+        "secret": data["client_secret"],
+        "settings": {"server_url": data["server_url"].rstrip("/"), "verified_email": domains},
+    }
+
+
+def origins(providers: list[dict[str, Any]]) -> list[str]:
+    """Return the origins to which the buttons of the providers lead."""
+    urls = [urlsplit(each["settings"]["server_url"]) for each in providers]
+    return sorted({f"{url.scheme}://{url.netloc}" for url in urls})

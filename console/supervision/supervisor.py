@@ -1,0 +1,318 @@
+"""`manage.py up`: start, supervise and stop all processes of the console on one machine, with supervisord.
+
+Every process has the mark of its installation in its command line and ends when its parent is killed. Before a start,
+leftovers are found by that mark, never by a stored pid. Processes that these start (Celery's pool, uvicorn's workers)
+end with them. Runs continue: the supervisors of their nodes are no children of these processes and carry no mark.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import IO
+from urllib.parse import urlsplit
+
+import httpx
+import psutil
+from django.conf import settings
+from django.contrib.staticfiles.finders import get_finders
+from django.core.management import call_command
+from django.db import connection, connections
+
+TASK_PROCESSES = 2
+DISPATCH_PROCESSES = 2
+"""For each cluster: at most one process dispatches to it and one waits for that (`jobs.locks.dispatch_lock`), so with
+two no cluster can delay another."""
+READY_SECONDS = 60.0
+"""How long the console may take to answer /readyz. An idle machine needs a few seconds."""
+STOP_SECONDS = 45.0
+"""How long supervisord may take to stop all programs, most of which end within a second. Then it is killed."""
+LEFTOVER_SECONDS = 15.0
+"""How long leftovers may take to end after each signal."""
+LOG_BYTES = 10 * 1024**2
+MAX_RESTARTS = 1000
+"""Failed starts in a row after which supervisord gives up: many, since the database may be down for long."""
+
+
+class UpError(Exception):
+    """The console cannot be started; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program that supervisord keeps running; lower `priority` starts earlier and stops later."""
+
+    name: str
+    arguments: tuple[str, ...]
+    purpose: str
+    priority: int
+    stop_seconds: int = 10
+
+
+def programs() -> list[Program]:
+    """Return the programs, in start order."""
+    celery = ("-m", "celery", "-A", "console.celery")
+    # Copies of checkpoints keep one process busy. A cluster that answers slowly, the fetch of direct uploads, and
+    # imports of datasets do too: there is one more for each.
+    others = len(settings.TRAINYARD_CLUSTERS) - 1 + bool(settings.UPLOAD_BUCKET) + bool(settings.DATASET_IMPORT_HOSTS)
+    concurrency = TASK_PROCESSES + others
+    worker = ("worker", "--without-mingle", "--without-gossip", "-l", "INFO", "--hostname")
+    tasks = (*worker, "worker@%h", "--queues", "celery", "--concurrency", str(concurrency))
+    dispatchers = str(DISPATCH_PROCESSES * len(settings.TRAINYARD_CLUSTERS))
+    dispatcher = (*worker, "dispatcher@%h", "--queues", "dispatch", "--concurrency", dispatchers)
+    beat = ("beat", "--schedule", str(settings.VAR_DIR / "beat.db"), "--pidfile", "", "-l", "INFO")
+    selected = [
+        Program("web", ("-m", "console.serving.server"), "pages, API and live views", 30, stop_seconds=15),
+        Program("worker", (*celery, *tasks), "tasks", 40, stop_seconds=20),
+        Program("dispatcher", (*celery, *dispatcher), "starts jobs", 40, stop_seconds=20),
+        Program("beat", (*celery, *beat), "the clock of the sweeps", 50),
+        Program("watcher", ("manage.py", "watch_runs"), "follows runs as they happen", 60),
+    ]
+    if settings.EMBEDDED_DATABASE or settings.EMBEDDED_REDIS:
+        selected.append(Program("services", ("manage.py", "hold_services"), "embedded PostgreSQL and Redis", 10))
+    if settings.PAYMENTS_SANDBOX:
+        selected.append(Program("sandbox", ("manage.py", "payments_sandbox"), "payments without Stripe", 35))
+    return sorted(selected, key=lambda program: program.priority)
+
+
+def start_services() -> None:
+    """Start the embedded servers that the settings use. Safe to repeat. Raises embedded.ServiceError."""
+    settings.EMBEDDED.start(database=settings.EMBEDDED_DATABASE, broker=settings.EMBEDDED_REDIS)
+
+
+def prepare() -> None:
+    """Start the servers, migrate the database and collect static files."""
+    start_services()
+    call_command("migrate", interactive=False, verbosity=0)
+    call_command("seed_catalogue", verbosity=0)
+    if settings.EMBEDDED_DATABASE:
+        # Without a checkpoint, a killed server would spend seconds syncing the new schema at its next start.
+        with connection.cursor() as cursor:
+            cursor.execute("CHECKPOINT")
+    connections.close_all()
+    _collect_static()
+
+
+def _collect_static() -> None:
+    """Collect and compress static files if they changed, one process at a time."""
+    folder: Path = settings.STATIC_ROOT
+    folder.mkdir(parents=True, exist_ok=True)
+    fingerprint_path, fingerprint = folder.with_name(f"{folder.name}.stamp"), _static_fingerprint()
+    with fingerprint_path.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if fingerprint_path.read_text() != fingerprint:
+            call_command("collectstatic", interactive=False, verbosity=0)
+            fingerprint_path.write_text(fingerprint)
+
+
+@contextmanager
+def up_lock() -> Iterator[None]:
+    """Hold the lock of this installation's `up`, which ends with the process. Raises AlreadyRunning."""
+    settings.VAR_DIR.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (settings.VAR_DIR / "up.lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AlreadyRunning(_read_pid(lock)) from None
+        lock.truncate(0)
+        lock.write(str(psutil.Process().pid))
+        lock.flush()
+        yield
+
+
+class AlreadyRunning(UpError):
+    """Another `up` of this installation is running."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        super().__init__(f"Trainyard is up already (process {pid}).")
+
+
+class Supervisord:
+    """supervisord with the programs, a child of this process."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start supervisord."""
+        config = settings.VAR_DIR / "supervisord.conf"
+        config.write_text(supervisor_config())
+        config.chmod(0o600)
+        command = [*_parent_death_prefix(), *_python(), "-m", "supervisor.supervisord", "-n", "-c", str(config)]
+        # In a session of its own, so that Ctrl-C reaches only `up`, which stops everything in order.
+        self._process = subprocess.Popen(command, cwd=settings.BASE_DIR, start_new_session=True)
+
+    def is_running(self) -> bool:
+        """Return whether supervisord runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def wait_until_ready(self, stop: Event) -> None:
+        """Wait until /readyz answers 200. Raises UpError."""
+        for _ in range(int(READY_SECONDS * 10)):
+            if is_ready() or stop.wait(0.1):
+                return
+            if not self.is_running():
+                break
+        raise UpError(f"The console did not get ready. See the logs in {settings.EMBEDDED.log_dir}.")
+
+    def stop(self) -> None:
+        """Stop all programs and supervisord. Safe to repeat."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        end_leftovers()
+
+
+def is_ready() -> bool:
+    """Return whether /readyz answers 200."""
+    try:
+        return httpx.get(f"http://{settings.WEB_BIND}/readyz", timeout=5, headers=_proxy_headers()).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def end_leftovers() -> None:
+    """Kill leftovers of a killed `up`, supervisord first, because it restarts the others."""
+    for only_supervisor in (True, False):
+        leftovers = [process for process in _marked_processes() if not only_supervisor or _is_supervisord(process)]
+        for process in leftovers:
+            _signal(process, signal.SIGTERM)
+        _, alive = psutil.wait_procs(leftovers, timeout=LEFTOVER_SECONDS)
+        for process in alive:
+            _signal(process, signal.SIGKILL)
+        psutil.wait_procs(alive, timeout=LEFTOVER_SECONDS)
+
+
+def supervisor_config() -> str:
+    """Return the configuration of supervisord."""
+    var, log_dir, sockets = settings.VAR_DIR, settings.EMBEDDED.log_dir, settings.EMBEDDED.socket_dir
+    control = sockets / "supervisor.sock"
+    sections: dict[str, dict[str, object]] = {
+        "supervisord": {
+            "logfile": log_dir / "supervisord.log",
+            "logfile_maxbytes": LOG_BYTES,
+            "logfile_backups": 3,
+            "pidfile": var / "supervisord.pid",
+            "directory": settings.BASE_DIR,
+            "childlogdir": log_dir,
+            "silent": "true",
+            **({"user": "root"} if psutil.Process().uids().effective == 0 else {}),
+        },
+        "unix_http_server": {"file": control, "chmod": "0700"},
+        "supervisorctl": {"serverurl": f"unix://{control}"},
+        "rpcinterface:supervisor": {
+            "supervisor.rpcinterface_factory": "supervisor.rpcinterface:make_main_rpcinterface"
+        },
+    }
+    for program in programs():
+        sections[f"program:{program.name}"] = {
+            "command": shlex.join([*_parent_death_prefix(), *_python(), *program.arguments]),
+            "priority": program.priority,
+            "autorestart": "true",
+            "startretries": MAX_RESTARTS,
+            "stopasgroup": "true",
+            "killasgroup": "true",
+            "stopwaitsecs": program.stop_seconds,
+            "redirect_stderr": "true",
+            "stdout_logfile": log_dir / f"{program.name}.log",
+            "stdout_logfile_maxbytes": LOG_BYTES,
+            "stdout_logfile_backups": 3,
+        }
+    lines = []
+    for section, values in sections.items():
+        lines.append(f"[{section}]")
+        # supervisord expands %(names)s
+        lines += [f"{name} = {str(value).replace('%', '%%')}" for name, value in values.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _python() -> list[str]:
+    """Return the interpreter with an `-X` option that marks this installation's processes."""
+    return [sys.executable, "-X", _installation_mark()]
+
+
+def _installation_mark() -> str:
+    return f"trainyard={settings.VAR_DIR}"
+
+
+def _parent_death_prefix() -> list[str]:
+    """Return the start of a command that ends with its parent; empty without setpriv."""
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []
+
+
+def _marked_processes() -> list[psutil.Process]:
+    own_pids = {psutil.Process().pid, *(parent.pid for parent in psutil.Process().parents())}
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if _installation_mark() in (process.info["cmdline"] or ()) and process.pid not in own_pids
+    ]
+
+
+def _is_supervisord(process: psutil.Process) -> bool:
+    return "supervisor.supervisord" in (process.info["cmdline"] or ())
+
+
+def _signal(process: psutil.Process, number: signal.Signals) -> None:
+    try:
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        return
+
+
+def require_free_ports() -> None:
+    """Raise UpError if another process uses a port."""
+    web_host, _, web_port = settings.WEB_BIND.rpartition(":")
+    addresses = [(web_host, int(web_port), "TRAINYARD_URL")]
+    if settings.PAYMENTS_SANDBOX:
+        addresses.append(("127.0.0.1", settings.SANDBOX_PORT, "SANDBOX_PORT"))
+    for host, port, variable in addresses:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                example = f"http://127.0.0.1:{port + 100}" if variable == "TRAINYARD_URL" else str(port + 100)
+                raise UpError(
+                    f"Port {port} of {host} can't be used ({error.strerror}). Stop the program that uses it, or "
+                    f"choose another port with {variable}, for example: {variable}={example} make up"
+                ) from error
+
+
+def _proxy_headers() -> dict[str, str]:
+    """Return the headers of a proxy, so that a console behind HTTPS does not redirect."""
+    parts = urlsplit(settings.TRAINYARD_URL)
+    return {"Host": parts.netloc, "X-Forwarded-Proto": parts.scheme}
+
+
+def _static_fingerprint() -> str:
+    """Return a digest that changes with any static file."""
+    digest = hashlib.sha256()
+    for finder in get_finders():
+        for name, storage in finder.list([]):
+            status = Path(storage.path(name)).stat()
+            digest.update(f"{name}:{status.st_size}:{status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _read_pid(lock: IO[str]) -> int:
+    lock.seek(0)
+    return int(lock.read().strip() or 0)

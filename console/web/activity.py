@@ -1,0 +1,100 @@
+"""Sentences of *Recent activity*, one for each action that the audit trail records."""
+
+from __future__ import annotations
+
+from django.utils.functional import Promise
+from django.utils.translation import gettext_lazy as _
+
+from console.accounts.models import AuditEvent, Membership
+
+SENTENCES: dict[str, Promise] = {
+    "organization.created": _("Created the organization"),
+    "organization.renamed": _("Renamed the organization to %(to)s"),
+    "service.activated": _("Activated the service"),
+    "service.deactivated": _("Deactivated the service"),
+    "member.invited": _("Invited %(target)s"),
+    "member.joined": _("%(target)s joined the organization"),
+    "member.role_changed": _("Changed the role of %(target)s to %(role)s"),
+    "member.removed": _("Removed %(target)s"),
+    "invitation.revoked": _("Revoked the invitation of %(target)s"),
+    "invitation.declined": _("%(target)s declined the invitation"),
+    "token.created": _("Created the API token %(target)s"),
+    "token.revoked": _("Revoked the API token %(target)s"),
+    "account.logged_in": _("Logged in"),
+    "account.log_in_failed": _("A log-in failed: wrong password"),
+    "account.factor_failed": _("A log-in failed: wrong code"),
+    "account.password_changed": _("Changed the password"),
+    "account.addresses_changed": _("Changed the e-mail addresses: %(target)s"),
+    "account.factor_added": _("Added a second factor: %(target)s"),
+    "account.factor_removed": _("Removed a second factor: %(target)s"),
+    "account.codes_renewed": _("Created new recovery codes"),
+    "account.provider_connected": _("Connected single sign-on: %(target)s"),
+    "account.provider_disconnected": _("Disconnected single sign-on: %(target)s"),
+    "account.session_ended": _("Ended a session"),
+    "budget.changed": _("Changed the budget of the organization"),
+    "debt.written_off": _("An administrator wrote off a debt"),
+    "order.placed": _("Ordered job %(target)s"),
+    "job.cancelled": _("Cancelled job %(target)s"),
+    "webhook.created": _("Created the webhook %(target)s"),
+    "webhook.deleted": _("Deleted the webhook %(target)s"),
+    "factors.reset": _("An administrator removed the second factors of %(target)s"),
+    "approval.requested": _("%(target)s signed up and waits for approval"),
+    "approval.given": _("An administrator approved %(target)s"),
+    "cluster.drained": _("Drained the cluster %(target)s"),
+    "cluster.resumed": _("Resumed the cluster %(target)s"),
+    "job.stopped_by_operator": _("An administrator stopped job %(target)s"),
+    "job.moved_by_operator": _("An administrator moved job %(target)s"),
+    "job.log_read_by_operator": _("An administrator read the log of job %(target)s"),
+    "job.changed": _("Changed the details of job %(target)s"),
+    "job.results_removed": _("Deleted the results of job %(target)s"),
+    "image.created": _("Registered the image %(target)s"),
+    "image.changed": _("Changed the image %(target)s"),
+    "image.deleted": _("Deleted the image %(target)s"),
+    "registry.saved": _("Saved the credentials of the registry %(target)s"),
+    "registry.deleted": _("Deleted the credentials of the registry %(target)s"),
+    "secret.created": _("Created the secret %(target)s"),
+    "secret.changed": _("Changed the secret %(target)s"),
+    "secret.deleted": _("Deleted the secret %(target)s"),
+    "dataset.created": _("Created the dataset %(target)s"),
+    "dataset.published": _("Published version %(version)s of the dataset %(target)s"),
+    "dataset.import_started": _("Started an import into the dataset %(target)s"),
+    "dataset.shared": _("Created a code that shares the dataset %(target)s"),
+    "dataset.share_taken": _("Another organization entered a code of the dataset %(target)s"),
+    "dataset.share_revoked": _("Revoked a share of the dataset %(target)s"),
+    "dataset.share_accepted": _("Added the shared dataset %(target)s"),
+    "dataset.share_left": _("Gave up the shared dataset %(target)s"),
+    "dataset.made_public": _("Made the dataset %(target)s public"),
+    "dataset.withdrawn": _("Withdrew the public dataset %(target)s"),
+    "dataset.deleted": _("Deleted the dataset %(target)s"),
+    "dataset.version_deleted": _("Deleted the dataset version %(target)s"),
+    "dataset.version.restored": _("Restored the dataset version %(target)s"),
+    "dataset.version.removed": _("Permanently deleted the dataset version %(target)s"),
+    "model.created": _("Created the model %(target)s"),
+    "model.published": _("Published version %(version)s of the model %(target)s"),
+    "model.deleted": _("Deleted the model %(target)s"),
+    "model.version_deleted": _("Deleted the model version %(target)s"),
+    "model.version.restored": _("Restored the model version %(target)s"),
+    "model.version.removed": _("Permanently deleted the model version %(target)s"),
+    "workspace.created": _("Created the workspace %(target)s"),
+    "workspace.deleted": _("Deleted the workspace %(target)s"),
+    "workspace.restored": _("Restored the workspace %(target)s"),
+    "workspace.removed": _("Permanently deleted the workspace %(target)s"),
+}
+"""Sentence by action. Placeholders are the event's target and data, see `sentence`."""
+MEMBER_BUDGET = _("Changed the budget of %(member)s")
+"""The sentence of `budget.changed` for the budget of one member."""
+
+
+def sentence(event: AuditEvent) -> str:
+    """Return the sentence of an event in the reader's language. An action without a sentence shows its code."""
+    text = SENTENCES.get(event.action)
+    if text is None:
+        return str(event)
+    if event.data.get("member"):
+        text = MEMBER_BUDGET
+    roles = dict(Membership.Roles.choices)
+    # Empty defaults for sentences that name data which the event lacks.
+    values = {"version": "", "member": "", **event.data, "target": event.target}
+    values["target"] = event.target.replace("job:", "#", 1) if event.target.startswith("job:") else event.target
+    values["role"] = roles.get(event.data.get("to", ""), event.data.get("to", ""))
+    return str(text) % values

@@ -1,0 +1,75 @@
+"""The page of the audit log, for owners."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.http import HttpResponse
+from django.shortcuts import render
+from django.utils.translation import gettext_lazy as _
+from django.views.decorators.http import require_GET
+
+from console.accounts import selectors
+from console.accounts.models import Membership
+from console.accounts.roles import Capability
+from console.web.access import MemberRequest, member
+from console.web.amounts import parse_row_id
+
+PAGE_SIZE = 50
+AREAS = {
+    "account": _("Log-in and second factors"),
+    "member": _("Members"),
+    "invitation": _("Invitations"),
+    "token": _("API tokens"),
+    "organization": _("Organization"),
+    "service": _("Service"),
+    "secret": _("Secrets"),
+    "registry": _("Registries"),
+    "order": _("Orders"),
+    "job": _("Jobs"),
+    "dataset": _("Datasets"),
+    "model": _("Models"),
+    "workspace": _("Workspaces"),
+    "image": _("Images"),
+    "budget": _("Budgets"),
+}
+"""What the filter offers: the first word of actions."""
+
+
+class FilterForm(forms.Form):
+    """What to show of the audit log."""
+
+    area = forms.ChoiceField(label=_("What"), required=False, choices=[("", _("Everything")), *AREAS.items()])
+    member = forms.ChoiceField(label=_("Who"), required=False)
+    address = forms.GenericIPAddressField(label=_("IP address"), required=False)
+    since = forms.DateField(label=_("From"), required=False, widget=forms.DateInput(attrs={"type": "date"}))
+    until = forms.DateField(label=_("To"), required=False, widget=forms.DateInput(attrs={"type": "date"}))
+
+    def __init__(self, members: list[Membership], *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        people = self.fields["member"]
+        assert isinstance(people, forms.ChoiceField)  # noqa: S101  # for types
+        people.choices = [("", _("Everyone")), *((str(each.user_id), each.user.email) for each in members)]
+
+
+@require_GET
+@member(Capability.MANAGE)
+def audit_log(request: MemberRequest) -> HttpResponse:
+    """Show who did what, when and from which address, newest first."""
+    organization = request.membership.organization
+    form = FilterForm(list(selectors.members(organization=organization)), request.GET)
+    wanted = form.cleaned_data if form.is_valid() else {}
+    events = selectors.filtered_audit_events(
+        organization=organization,
+        area=wanted.get("area", ""),
+        actor=int(wanted["member"]) if wanted.get("member") else None,
+        address=wanted.get("address", ""),
+        since=wanted.get("since"),
+        until=wanted.get("until"),
+        before=parse_row_id(request.GET.get("before", "")),
+    )
+    rows = list(events[: PAGE_SIZE + 1])
+    older = rows[PAGE_SIZE - 1].pk if len(rows) > PAGE_SIZE else None
+    context = {"form": form, "events": rows[:PAGE_SIZE], "older": older, "is_filtered": any(wanted.values())}
+    return render(request, "accounts/audit_log.html", context)

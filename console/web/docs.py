@@ -1,0 +1,205 @@
+"""The documentation: guides from `docs/` and every error code, searchable.
+
+It is public: prices and the environment contract are what people read before they sign up, and nothing of a customer is
+in it. The text is English in every language.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from django.conf import settings
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils.functional import Promise
+from django.utils.html import strip_tags
+from django.utils.safestring import SafeString, mark_safe
+from django.utils.translation import gettext_lazy as _
+from django.views.decorators.http import require_GET
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from console.core.error_codes import reference
+
+FILES: dict[str, tuple[str | Promise, str | Promise]] = {
+    "user-guide": (_("User guide"), _("From the first run to models, storage and the API, by task.")),
+    "command-line": (_("Command line"), _("Train from your own machine with the trainyard command.")),
+    "environment": (_("Environment contract"), _("Variables, folders, signals and arguments of your code.")),
+    "pricing": (_("Pricing"), _("Every price and figure, with worked examples.")),
+    "compatibility": (_("Compatibility"), _("Frameworks, versions, third-party scripts, known obstacles.")),
+    "faults": (_("Faults"), _("What happens in a fault, who pays, and how a run recovers.")),
+}
+"""The guides that are shown, by file name in `docs/`: title and contents."""
+ERRORS = "errors"
+ERRORS_TITLE = (_("Error codes"), _("Every error of the API: its status and what to do."))
+MAX_RESULTS = 30
+MAX_QUERY_LENGTH = 100
+EXCERPT_LENGTH = 180
+"""Characters of a section that a result shows."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with the text below it."""
+
+    page: str
+    anchor: str
+    title: str
+    level: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Guide:
+    """A rendered guide."""
+
+    html: SafeString
+    sections: tuple[Section, ...]
+
+
+@require_GET
+def docs(request: HttpRequest) -> HttpResponse:
+    """List the guides, or the sections that contain all words of `?q=`."""
+    query = request.GET.get("q", "").strip()[:MAX_QUERY_LENGTH]
+    context: dict[str, Any] = {"query": query, "pages": _pages()}
+    if query:
+        context["results"] = _results(query)
+    return render(request, "docs/index.html", context)
+
+
+@require_GET
+def docs_page(request: HttpRequest, page: str) -> HttpResponse:
+    """Show a guide, or the error codes."""
+    context: dict[str, Any] = {"page": page, "pages": _pages()}
+    if page == ERRORS:
+        context |= {"title": ERRORS_TITLE[0], "codes": reference()}
+    elif page in FILES:
+        guide = _guide(page)
+        context |= {"title": FILES[page][0], "guide": guide, "contents": [s for s in guide.sections if s.level == 2]}
+    else:
+        raise Http404
+    return render(request, "docs/page.html", context)
+
+
+def _pages() -> dict[str, tuple[str | Promise, str | Promise]]:
+    return FILES | {ERRORS: ERRORS_TITLE}
+
+
+def _results(query: str) -> list[dict[str, Any]]:
+    """Return the sections that contain all words, those with a word in the title first."""
+    words = query.lower().split()
+    titles = _pages()
+    found = [s for s in _all_sections() if all(word in f"{s.title} {s.text}".lower() for word in words)]
+    found.sort(key=lambda section: not any(word in section.title.lower() for word in words))
+    return [
+        {"section": section, "page_title": titles[section.page][0], "excerpt": _excerpt(section.text, words[0])}
+        for section in found[:MAX_RESULTS]
+    ]
+
+
+def _excerpt(text: str, word: str) -> str:
+    """Return the part of a text around a word."""
+    at = max(0, text.lower().find(word) - EXCERPT_LENGTH // 3)
+    return (
+        ("…" if at else "") + text[at : at + EXCERPT_LENGTH].strip() + ("…" if len(text) > at + EXCERPT_LENGTH else "")
+    )
+
+
+def _all_sections() -> list[Section]:
+    """Return the sections of all guides and the error codes."""
+    found = [section for page in FILES for section in _guide(page).sections]
+    for each in reference():
+        text = " ".join([*each.meanings, *map(str, each.messages)])
+        found.append(Section(ERRORS, each.code, each.code, 2, text))
+    return found
+
+
+@cache
+def _guide(page: str) -> Guide:
+    """Render a guide of this release, once per process."""
+    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
+    tokens = markdown.parse((settings.BASE_DIR / "docs" / f"{page}.md").read_text())
+    tokens = _without_contents(_without_title(tokens))
+    anchors: dict[str, int] = {}
+    for token, following in zip(tokens, [*tokens[1:], None], strict=True):
+        if token.type == "heading_open" and following is not None:
+            token.attrSet("id", _anchor(_plain(following), anchors))
+        elif token.type == "table_open":
+            token.attrSet("class", "table table-sm")
+        for child in token.children or ():
+            if child.type == "link_open":
+                child.attrSet("href", _address(str(child.attrGet("href")), page))
+    html = markdown.renderer.render(tokens, markdown.options, {})
+    html = html.replace("<table", '<div class="table-responsive" tabindex="0"><table').replace(
+        "</table>", "</table></div>"
+    )
+    html = html.replace("<th></th>", "<td></td>").replace("<pre>", '<pre class="code-block" tabindex="0">')
+    return Guide(mark_safe(html), tuple(_sections(page, tokens)))  # noqa: S308  # of our own files, raw HTML escaped
+
+
+def _without_title(tokens: list[Token]) -> list[Token]:
+    """Leave out the first heading: the page shows its own title."""
+    return tokens[3:] if tokens and tokens[0].type == "heading_open" and tokens[0].tag == "h1" else tokens
+
+
+def _without_contents(tokens: list[Token]) -> list[Token]:
+    """Leave out the file's own table of contents, a list of links to sections: the page shows one beside the text."""
+    for start, token in enumerate(tokens):
+        if token.type == "heading_open":
+            break
+        if token.type == "bullet_list_open" and token.level == 0:
+            end = next(
+                i for i in range(start, len(tokens)) if tokens[i].type == "bullet_list_close" and tokens[i].level == 0
+            )
+            links = [c for t in tokens[start:end] for c in t.children or () if c.type == "link_open"]
+            if links and all(str(link.attrGet("href")).startswith("#") for link in links):
+                return tokens[:start] + tokens[end + 1 :]
+    return tokens
+
+
+def _sections(page: str, tokens: list[Token]) -> list[Section]:
+    """Return the sections of a guide in order, with their texts."""
+    found: list[Section] = []
+    texts: list[str] = []
+    heading: Token | None = None
+    for index, token in enumerate(tokens):
+        if token.type == "heading_open":
+            if heading is not None:
+                found[-1] = Section(**(vars(found[-1]) | {"text": " ".join(texts)}))
+            heading, texts = token, []
+            title = _plain(tokens[index + 1])
+            found.append(Section(page, str(token.attrGet("id")), title, int(token.tag[1:]), ""))
+        elif token.type in {"inline", "fence"}:
+            texts.append(_plain(token))
+    if heading is not None:
+        found[-1] = Section(**(vars(found[-1]) | {"text": " ".join(texts)}))
+    return found
+
+
+def _plain(token: Token) -> str:
+    """Return the text of a token without markup."""
+    if token.children is None:
+        return token.content
+    return " ".join("".join(child.content if child.content else " " for child in token.children).split())
+
+
+def _anchor(title: str, used: dict[str, int]) -> str:
+    """Return a heading's anchor as GitHub makes it; a repeated one gets a number."""
+    anchor = re.sub(r"[^\w\- ]", "", strip_tags(title).lower()).replace(" ", "-")
+    used[anchor] = used.get(anchor, 0) + 1
+    return anchor if used[anchor] == 1 else f"{anchor}-{used[anchor] - 1}"
+
+
+def _address(href: str, page: str) -> str:
+    """Return the address of a link. Files that are not shown here are named by the guide they are linked from."""
+    if href.startswith(("#", "https://", "http://")):
+        return href
+    name, _hash, fragment = href.partition("#")
+    slug = name.removesuffix(".md")
+    target = slug if slug in FILES else page
+    address = reverse("docs_page", args=[target])
+    return f"{address}#{fragment}" if fragment and slug in FILES else address

@@ -1,0 +1,271 @@
+"""The page of a job: its header, and tabs that are rendered when they are opened.
+
+The job's event stream sends no texts. When it reports a change, the page requests `job_live`, which renders the header
+and the visible tab in the reader's language.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import urlencode
+
+from django.conf import settings
+from django.db.models import prefetch_related_objects
+from django.http import HttpResponse
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_GET
+
+from billing.messages import money
+from console.accounts.roles import Capability
+from console.core.errors import CustomerError, NotFound
+from console.web.access import MemberRequest, member
+from jobs import (
+    checks,
+    estimates,
+    expiry,
+    failures,
+    free_runs,
+    packages,
+    reruns,
+    results,
+    run_specs,
+    selectors,
+    snapshots,
+)
+from jobs.diagnosis import Fix
+from jobs.failures import Explanation
+from jobs.models import Job
+from jobs.states import JobState
+from storage import selectors as storage
+from storage.models import Allocation
+
+OVERVIEW = "overview"
+LIVE_TABS = frozenset({OVERVIEW, "nodes", "events", "cost"})
+"""Tabs whose contents change while the job is open. The others change by their own streams, or never."""
+LOG_BYTES_SHOWN = 16 * 1024
+"""Bytes of the end of a log that the tab has at first. A script replaces them by a window of the whole log."""
+OTHER_TABS = frozenset({"files", "metrics", "telemetry"})
+"""Tabs without contents from here: their own URLs and scripts fill them."""
+
+
+@require_GET
+@member(Capability.VIEW)
+def job_detail(request: MemberRequest, pk: int) -> HttpResponse:
+    """Show a job with one tab, the overview unless `?tab=` names another."""
+    job = selectors.job_for(request.membership.organization, pk)
+    chosen = request.GET.get("tab", "")
+    chosen = chosen if chosen in TABS or chosen in OTHER_TABS else OVERVIEW
+    context = _header(job) | {"title": free_runs.title(job), "chosen": chosen}
+    if chosen in TABS:
+        context |= TABS[chosen](job)
+    return render(request, "jobs/job_detail.html", context)
+
+
+@require_GET
+@member(Capability.VIEW)
+def job_tab(request: MemberRequest, pk: int, tab: str) -> HttpResponse:
+    """Return the contents of a tab of the job page. `tab` is a key of TABS."""
+    if tab not in TABS:
+        raise NotFound
+    job = selectors.job_for(request.membership.organization, pk)
+    return render(request, f"jobs/_job_{tab}.html", _shared(job) | TABS[tab](job))
+
+
+@require_GET
+@member(Capability.VIEW)
+def job_live(request: MemberRequest, pk: int) -> HttpResponse:
+    """Return the header of the job page and, out of band, the tab that `?tab=` names if its contents change."""
+    job = selectors.job_for(request.membership.organization, pk)
+    context = _header(job)
+    tab = request.GET.get("tab", "")
+    if tab in LIVE_TABS:
+        context |= {"tab": tab, "tab_template": f"jobs/_job_{tab}.html"} | TABS[tab](job)
+    return render(request, "jobs/_live.html", context)
+
+
+@require_GET
+@member(Capability.VIEW)
+def job_stacks(request: MemberRequest, pk: int, attempt: int) -> HttpResponse:
+    """Show the stacks of a hung attempt's ranks, and which ranks stopped at which line."""
+    stacks = selectors.stacks(selectors.job_for(request.membership.organization, pk), attempt)
+    ranks_by_frame: dict[str, list[int]] = {}
+    for stack in stacks:
+        ranks_by_frame.setdefault(_innermost_frame(stack["text"]), []).append(stack["rank"])
+    frames = [{"place": frame, "ranks": ranks} for frame, ranks in ranks_by_frame.items() if frame]
+    return render(request, "jobs/_job_stacks.html", {"stacks": stacks, "frames": frames})
+
+
+def _shared(job: Job) -> dict[str, Any]:
+    """Return what the header and most tabs show: the job, its state, and until when its files are kept."""
+    prefetch_related_objects([job], "attempts")
+    summary = selectors.summary(job)
+    summary["attempts"] = [_attempt(attempt) for attempt in summary["attempts"]]
+    return {
+        "job": job,
+        "summary": summary,
+        "quote": job.order.quote,
+        "files_end": _files_end(job),
+        "keep_days": results.KEEP_RUNS.days,
+    }
+
+
+def _header(job: Job) -> dict[str, Any]:
+    """Return the context of the header."""
+    shared = _shared(job)
+    reported = [attempt["failure"] for attempt in shared["summary"]["attempts"] if attempt["failure"]]
+    explanation = failures.explain(job)
+    return shared | {
+        "receipt": selectors.receipt(job) if job.is_ended else None,
+        "failure": reported[-1] if reported and job.state == JobState.FAILED else None,
+        "explanation": explanation,
+        "fix": _fix(job, explanation, has_files=shared["files_end"] is not None) if explanation else None,
+        "is_ending": expiry.is_soon(job),
+        "may_cancel": not job.is_ended and job.state != JobState.STOPPING,
+    }
+
+
+def _overview(job: Job) -> dict[str, Any]:
+    quote = job.order.quote
+    return {
+        # The quote has the names, which spares a query for a job without any.
+        "datasets": run_specs.mounted_versions(job) if selectors.datasets_of(quote) else [],
+        "models": run_specs.mounted_models(job) if selectors.models_of(quote) else [],
+        "published": storage.model_versions_of_job(job.organization, job.pk) if job.is_ended else [],
+        "packages": {"layer": job.packages, "log": packages.log_of(job.packages)} if job.packages else None,
+        "checklist": checks.checklist(job) if job.builtin_script else [],
+    }
+
+
+def _logs(job: Job) -> dict[str, Any]:
+    attempts = list(job.attempts.all())
+    last = attempts[-1].number if attempts else 1
+    failed_rank = ((attempts[-1].failure or {}).get("rank") or 0) if attempts else 0
+    return {
+        "ranks": range(job.nodes * job.workers_per_node),
+        "first_failed": failed_rank,
+        "attempt_numbers": [attempt.number for attempt in attempts],
+        "log_path": f"logs/attempt-{last}/rank-0.log",
+        "text": selectors.log(job, failed_rank, -LOG_BYTES_SHOWN, at_line=True).text,
+    }
+
+
+def _nodes(job: Job) -> dict[str, Any]:
+    return {"nodes": [_node(node) for node in selectors.nodes(job)]}
+
+
+def _events(job: Job) -> dict[str, Any]:
+    return {"events": selectors.events(job)}
+
+
+def _cost(job: Job) -> dict[str, Any]:
+    return {"receipt": selectors.receipt(job) if job.is_ended else None, "outcome": estimates.outcome(job)}
+
+
+def _configuration(job: Job) -> dict[str, Any]:
+    context: dict[str, Any] = {
+        "environment": _environment(job),
+        "latest_keep": timezone.now() + timedelta(days=settings.MAX_KEEP_DAYS),
+    }
+    if not job.builtin_script:
+        context |= {"configuration": reruns.configuration(job), "script_path": snapshots.script_path(job)}
+    return context
+
+
+TABS: dict[str, Callable[[Job], dict[str, Any]]] = {
+    OVERVIEW: _overview,
+    "logs": _logs,
+    "nodes": _nodes,
+    "events": _events,
+    "cost": _cost,
+    "configuration": _configuration,
+}
+"""Functions that return the context of each tab, besides `_shared`. The template is `jobs/_job_<tab>.html`."""
+
+
+def _fix(job: Job, explanation: Explanation, *, has_files: bool) -> dict[str, str]:
+    """Return the button beside a diagnosis: `url` and `title`, and the `name` of an icon."""
+    kind, frame = explanation.diagnosis.fix, explanation.diagnosis.frame
+    order = f"{reverse('training_new')}?"
+    if explanation.changes:
+        url = order + urlencode({"rerun": job.pk, **explanation.changes})
+        if explanation.hourly_minor is None:
+            title = _("Run again with batch size %(size)s") % {"size": explanation.changes["batch_size"]}
+        else:
+            title = _("Run again on %(spec)s, %(price)s per node-hour") % {
+                "spec": explanation.spec_title,
+                "price": money(explanation.hourly_minor, job.order.quote.currency),
+            }
+        return {"url": url, "title": title, "icon": "repeat"}
+    if kind is Fix.LONGER and has_files:
+        url = order + urlencode({"rerun": job.pk, "from_checkpoint": job.pk})
+        return {"url": url, "title": _("Continue with a higher time limit"), "icon": "rocket"}
+    if kind is Fix.FILES and has_files:
+        return {"url": reverse("job_files", args=[job.pk]), "title": _("Look at the files"), "icon": "folder"}
+    if kind is Fix.REQUIREMENTS and not job.workspace.deleted_at:
+        path = job.requirements_path or posixpath.join(posixpath.dirname(job.code_path), "requirements.txt")
+        url = reverse("workspace_file", args=[job.workspace.name, path])
+        return {"url": f"{url}?new=1", "title": _("Open requirements.txt"), "icon": "file-text"}
+    if kind is Fix.EDIT and frame is not None and not job.workspace.deleted_at:
+        path = _path_in_workspace(job, frame.file)
+        url = reverse("workspace_file", args=[job.workspace.name, path or job.code_path])
+        title = _("Open %(file)s") % {"file": posixpath.basename(path or job.code_path)}
+        return {"url": f"{url}#L{frame.line}" if path else url, "title": title, "icon": "file-text"}
+    return {"url": order + urlencode({"rerun": job.pk}), "title": _("Change the order and run again"), "icon": "repeat"}
+
+
+def _path_in_workspace(job: Job, file: str) -> str:
+    """Return the path of a file of a traceback inside the workspace; empty if it is not there."""
+    inside = file.removeprefix(f"{run_specs.WORKSPACE_TARGET}/")
+    if inside == file:
+        # The launcher reports the name alone.
+        return job.code_path if posixpath.basename(file) == posixpath.basename(job.code_path) else ""
+    return inside if posixpath.normpath(inside) == inside and not inside.startswith(("/", "..")) else ""
+
+
+def _files_end(job: Job) -> datetime | None:
+    """Return when the job's files will be deleted; None for an open job, and for one that has no files any more."""
+    end = results.kept_until(job)
+    has_files = end is not None and Allocation.objects.filter(key=results.allocation_key(job.pk)).exists()
+    return end if has_files else None
+
+
+def _attempt(attempt: dict[str, Any]) -> dict[str, Any]:
+    """Return an attempt with the derived values of its table row. A span is a time with a constant number of nodes."""
+    seconds = [(span["finished_at"] - span["started_at"]).total_seconds() for span in attempt["spans"]]
+    spans = [span | {"seconds": length} for span, length in zip(attempt["spans"], seconds, strict=True)]
+    started_at, checkpoint_at = attempt["started_at"], attempt["checkpoint_at"]
+    return attempt | {
+        "reason_title": Job.Reasons(attempt["reason"]).label if attempt["reason"] else "",
+        "ran_seconds": sum(seconds) if seconds else None,
+        "spans": spans,
+        # A checkpoint from before the attempt is an earlier attempt's.
+        "has_checkpoint": bool(started_at and checkpoint_at and checkpoint_at >= started_at),
+    }
+
+
+def _node(node: dict[str, Any]) -> dict[str, Any]:
+    """Return a node with its Unix times converted to datetimes."""
+    times = ("started_at", "finished_at")
+    return node | {
+        name: datetime.fromtimestamp(node[name], tz=UTC) if node.get(name) is not None else None for name in times
+    }
+
+
+def _innermost_frame(text: str) -> str:
+    """Return the innermost frame (`File "...", line ...`) of the current thread in faulthandler's output, or ""."""
+    _before, current, after = text.partition("Current thread")
+    lines = (after if current else text).splitlines()
+    return next((line.strip() for line in lines if line.lstrip().startswith("File ")), "")
+
+
+def _environment(job: Job) -> dict[str, str]:
+    try:
+        return selectors.environment(job)
+    except CustomerError:
+        return {}

@@ -1,0 +1,143 @@
+"""Pages of what happened in the organization, of the mails that a member gets, and of webhooks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.core.paginator import Paginator
+from django.http import HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
+
+from billing.messages import money
+from console.accounts.roles import Capability
+from console.notifications import services
+from console.notifications.kinds import KINDS
+from console.notifications.models import Notification
+from console.web.access import MemberRequest, errors_as_message, errors_in_form, member
+from jobs.messages import end_sentence
+
+PAGE_SIZE = 50
+DELIVERIES_SHOWN = 50
+
+
+class WebhookForm(forms.Form):
+    """A new webhook."""
+
+    url = forms.CharField(
+        label="URL",
+        max_length=500,
+        widget=forms.URLInput(attrs={"placeholder": "https://", "autocomplete": "off"}),
+        help_text=gettext_lazy("Gets a POST request with JSON for each notification."),
+    )
+    kinds = forms.MultipleChoiceField(
+        label=gettext_lazy("Only these"),
+        choices=[(name, kind.title) for name, kind in KINDS.items()],
+        required=False,
+        widget=forms.CheckboxSelectMultiple,
+        help_text=gettext_lazy("None chosen: all."),
+    )
+
+
+@require_GET
+@member(Capability.VIEW)
+def notification_list(request: MemberRequest) -> HttpResponse:
+    """List what happened, newest first, and the member's choices of mails."""
+    page = Paginator(services.visible(request.membership), PAGE_SIZE).get_page(request.GET.get("page"))
+    choices = services.choices_of(request.membership)
+    context = {
+        "page": page,
+        "rows": [_row(each) for each in page],
+        "choices": [(name, KINDS[name].title, is_mailed) for name, is_mailed in choices.items()],
+    }
+    response = render(request, "notifications/list.html", context)
+    services.mark_read(membership=request.membership)
+    return response
+
+
+@require_POST
+@member(Capability.VIEW)
+def notification_choices(request: MemberRequest) -> HttpResponse:
+    """Store which kinds the member gets by mail."""
+    services.choose(membership=request.membership, mailed=request.POST.getlist("mailed"))
+    messages.success(request, _("The choices were saved."))
+    return redirect("notification_list")
+
+
+@never_cache
+@require_http_methods(["GET", "POST"])
+@member(Capability.MANAGE)
+def webhook_list(request: MemberRequest) -> HttpResponse:
+    """List the webhooks. POST creates one, and shows its key once."""
+    form, secret = WebhookForm(request.POST if request.method == "POST" else None), ""
+    if form.is_valid():
+        with errors_in_form(form):
+            _webhook, secret = services.create_webhook(membership=request.membership, **form.cleaned_data)
+            form = WebhookForm()
+    hooks = services.webhooks_of(request.membership.organization).select_related("created_by")
+    titles = {hook.pk: [KINDS[kind].title for kind in hook.kinds] for hook in hooks}
+    rows = [{"webhook": hook, "titles": titles[hook.pk]} for hook in hooks]
+    return render(request, "notifications/webhooks.html", {"form": form, "secret": secret, "rows": rows})
+
+
+@require_GET
+@member(Capability.MANAGE)
+def webhook_detail(request: MemberRequest, pk: int) -> HttpResponse:
+    """Show the log of a webhook's deliveries."""
+    hook = services.webhook(request.membership.organization, pk)
+    deliveries = hook.deliveries.select_related("notification")[:DELIVERIES_SHOWN]
+    rows = [{"delivery": each, "title": KINDS[each.notification.kind].title} for each in deliveries]
+    return render(request, "notifications/webhook.html", {"webhook": hook, "rows": rows})
+
+
+@require_POST
+@member(Capability.MANAGE)
+def webhook_delete(request: MemberRequest, pk: int) -> HttpResponse:
+    """Delete a webhook."""
+    hook = services.webhook(request.membership.organization, pk)
+    services.delete_webhook(webhook=hook, user=request.membership.user)
+    messages.success(request, _("The webhook was deleted."))
+    return redirect("webhook_list")
+
+
+@require_POST
+@member(Capability.MANAGE)
+def webhook_send_again(request: MemberRequest, pk: int, delivery: int) -> HttpResponse:
+    """Send a delivery once more."""
+    hook = services.webhook(request.membership.organization, pk)
+    with errors_as_message(request):
+        services.send_again(webhook=hook, delivery_pk=delivery)
+        messages.success(request, _("It is sent again within seconds."))
+    return redirect("webhook_detail", pk)
+
+
+def _row(notification: Notification) -> dict[str, Any]:
+    """Return a notification as a row: its title, a sentence, and a link."""
+    data = notification.data
+    amount = {name: money(data[name], data["currency"]) for name in data if name.endswith("_minor")}
+    text, href = "", ""
+    if notification.kind.startswith("job."):
+        text = f"#{data['job']} {data['name']}"
+        href = reverse("job_detail", args=[data["job"]])
+    elif notification.kind == "files.expiring":
+        text = ", ".join(f"#{job}" for job in data["jobs"])
+        href = reverse("storage_usage")
+    elif notification.kind == "budget.reached":
+        text, href = f"{data['percent']} % {data['of']}".strip(), reverse("cost_list")
+    elif notification.kind == "invoice.issued":
+        text, href = f"{data['number']}: {amount['total_minor']}", reverse("invoice_detail", args=[data["invoice"]])
+    else:
+        text, href = next(iter(amount.values()), ""), reverse("wallet")
+    return {
+        "notification": notification,
+        "title": KINDS[notification.kind].title,
+        "text": text,
+        "detail": end_sentence(data["reason"]) if "reason" in data else "",
+        "href": href,
+    }

@@ -1,0 +1,28 @@
+"""Search and order of lists that a quota keeps short (datasets, models, workspaces), by `?q=` and `?sort=`."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from django.db.models import Model, QuerySet
+from django.http import HttpRequest
+from django.utils.translation import gettext_lazy as _
+
+Row = TypeVar("Row", bound=Model)
+MAX_QUERY_LENGTH = 100
+ORDERS = {
+    "": (_("By name"), ("name",)),
+    "newest": (_("Newest first"), ("-pk",)),
+    "oldest": (_("Oldest first"), ("pk",)),
+}
+"""The orders by name: title and columns."""
+
+
+def searched(request: HttpRequest, rows: QuerySet[Row]) -> tuple[QuerySet[Row], dict[str, Any]]:
+    """Return the rows whose name contains the query, in the chosen order, and the context of `list_search.html`."""
+    query, sort = request.GET.get("q", "").strip()[:MAX_QUERY_LENGTH], request.GET.get("sort", "")
+    sort = sort if sort in ORDERS else ""
+    if query:
+        rows = rows.filter(name__icontains=query)
+    orders = {name: title for name, (title, _columns) in ORDERS.items()}
+    return rows.order_by(*ORDERS[sort][1]), {"query": query, "sort": sort, "orders": orders}

@@ -1,0 +1,64 @@
+"""The page of a person's own log-in: password, second factors and sessions. The forms of factors are allauth's."""
+
+from __future__ import annotations
+
+from allauth.mfa.models import Authenticator
+from allauth.usersessions.internal.flows import sessions as session_flows
+from allauth.usersessions.models import UserSession
+from django.conf import settings
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.utils.translation import gettext as _
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_GET, require_POST
+
+from console.accounts import audit, second_factors, user_agents
+from console.accounts.models import User
+
+
+@never_cache
+@require_GET
+@login_required
+def security(request: HttpRequest) -> HttpResponse:
+    """Show the password, second factors and sessions of the person."""
+    assert isinstance(request.user, User)  # noqa: S101  # login_required; for types
+    factors = list(Authenticator.objects.filter(user=request.user).order_by("id"))
+    sessions = UserSession.objects.purge_and_list(request.user)
+    return render(
+        request,
+        "accounts/security.html",
+        {
+            "totp": next((each for each in factors if each.type == Authenticator.Type.TOTP), None),
+            "passkeys": [each for each in factors if each.type == Authenticator.Type.WEBAUTHN],
+            "codes_left": second_factors.codes_left(factors),
+            "has_providers": bool(settings.OIDC_PROVIDERS),
+            "sessions": [
+                {"row": session, "browser": user_agents.name(session.user_agent), "is_current": session.is_current()}
+                for session in sorted(sessions, key=lambda each: each.created_at, reverse=True)
+            ],
+        },
+    )
+
+
+@require_POST
+@login_required
+def end_session(request: HttpRequest, pk: int) -> HttpResponse:
+    """Log out one session of the person."""
+    session = get_object_or_404(UserSession, pk=pk, user=request.user)
+    session_flows.end_sessions(request, [session])
+    audit.record_for_person(user=session.user, action="session_ended")
+    messages.success(request, _("The session was ended."))
+    return redirect("security")
+
+
+@require_POST
+@login_required
+def end_other_sessions(request: HttpRequest) -> HttpResponse:
+    """Log out every session of the person but this one."""
+    assert isinstance(request.user, User)  # noqa: S101  # login_required; for types
+    session_flows.end_other_sessions(request, request.user)
+    audit.record_for_person(user=request.user, action="session_ended")
+    messages.success(request, _("All other sessions were ended."))
+    return redirect("security")

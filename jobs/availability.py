@@ -1,0 +1,180 @@
+"""When a run could start: at once, or after how long a wait, from the cluster's capacity and its open jobs.
+
+A forecast and no promise: it places jobs in the queue's order on the free capacity, and assumes that each one takes
+its estimated time. The scheduler may start a smaller run sooner.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Literal
+
+from django.utils import timezone
+
+from billing.models import NodeSpec
+from console.accounts.models import Organization
+from jobs import quotas
+from jobs.clusters import cluster_named, drain_reason, resources_of, stored_names
+from jobs.models import CapacitySnapshot, Job
+from jobs.scheduler import capacity_without
+from jobs.selectors import capacity_now
+from jobs.states import ENDED, JobState
+from runtime.specs import Capacity, Resources
+
+MAX_OPEN_JOBS = 200
+"""Open jobs of a cluster that a forecast places: it is made while a customer waits. Behind more, no time is given."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """When a run could start.
+
+    `now`; `waits`: in about `seconds` (None if unknown), after `ahead` jobs in the queue; `quota`: the same, but the
+    organization runs as many nodes as it may; `grows`: the cluster adds nodes on demand; `drained`: the administrator
+    starts no runs on it; `unknown`: it does not answer.
+    """
+
+    code: Literal["now", "waits", "quota", "grows", "drained", "unknown"]
+    seconds: float | None = None
+    ahead: int = 0
+
+
+@dataclass(frozen=True)
+class Load:
+    """Nodes that a job occupies or will occupy, and for how many seconds from its start, or from now if it runs."""
+
+    resources: Resources
+    kind: str
+    nodes: int
+    seconds: float
+
+
+class Forecast:
+    """The state of an organization's clusters, read once for several questions."""
+
+    def __init__(self, organization: Organization) -> None:
+        running = quotas.running_nodes(organization).get(organization.pk, 0)
+        self._quota_left = organization.quota.max_running_nodes - running
+        self._clusters: dict[str, _Cluster] = {}
+
+    def start(self, spec: NodeSpec, nodes: int) -> Start:
+        """Return when a run of `nodes` nodes of `spec` could start."""
+        name = cluster_named(spec.cluster)
+        if name not in self._clusters:
+            self._clusters[name] = _Cluster.read(name)
+        state = self._clusters[name]
+        if state.capacity is None:
+            return Start("unknown")
+        if state.is_drained:
+            return Start("drained")
+        ahead = len(state.queued)
+        if self._quota_left < nodes:
+            return Start("quota", None, ahead)
+        if state.capacity.elastic:
+            return Start("grows")
+        resources = resources_of(spec)
+        if state.capacity.nodes_now(resources, spec.name) >= nodes and not state.is_reserved:
+            return Start("now")
+        wanted = Load(resources, spec.name, nodes, 0)
+        seconds = None if state.is_truncated else wait_seconds(state.capacity, state.running, [*state.queued, wanted])
+        return Start("waits", seconds, ahead)
+
+
+@dataclass(frozen=True)
+class _Cluster:
+    capacity: Capacity | None
+    running: Sequence[Load] = ()
+    queued: Sequence[Load] = ()
+    is_reserved: bool = False
+    """Whether free capacity is kept for a job that has waited long."""
+    is_truncated: bool = False
+    is_drained: bool = False
+
+    @classmethod
+    def read(cls, name: str) -> _Cluster:
+        capacity = capacity_now(name)
+        is_drained = bool(drain_reason(name))
+        if is_drained or capacity is None or capacity.elastic:
+            return cls(capacity, is_drained=is_drained)
+        open_jobs = (
+            Job.objects.filter(node_spec__cluster__in=stored_names(name))
+            .exclude(state__in=ENDED)
+            .select_related("node_spec", "order__quote")
+            .order_by("queued_at", "pk")[: MAX_OPEN_JOBS + 1]
+        )
+        now = timezone.now()
+        jobs = list(open_jobs)
+        snapshots = CapacitySnapshot.objects.filter(node_spec__cluster__in=stored_names(name))
+        queued = [job for job in jobs if job.state == JobState.QUEUED]
+        return cls(
+            capacity,
+            running=[_load(job, now) for job in jobs if job.state != JobState.QUEUED],
+            queued=[_load(job, now) for job in queued],
+            is_reserved=bool(queued) and snapshots.filter(held_from__isnull=False).exists(),
+            is_truncated=len(jobs) > MAX_OPEN_JOBS,
+        )
+
+
+def wait_seconds(capacity: Capacity, running: Iterable[Load], queue: Sequence[Load]) -> float | None:
+    """Return when the last load of `queue` starts, in seconds; None if the others' ends never make room for it. Pure.
+
+    Loads start in order, each as soon as it fits.
+    """
+    ends = [(load.seconds, position, load) for position, load in enumerate(running)]
+    heapq.heapify(ends)
+    now, order = 0.0, len(ends)
+    for load in queue:
+        while capacity.nodes_now(load.resources, load.kind) < load.nodes:
+            if not ends:
+                return None
+            now, _position, ended = heapq.heappop(ends)
+            capacity = _release(capacity, ended)
+        capacity = capacity_without(capacity, load.resources, load.nodes, load.kind)
+        order += 1
+        heapq.heappush(ends, (now + load.seconds, order, load))
+    return now
+
+
+def _release(capacity: Capacity, load: Load) -> Capacity:
+    """Return the capacity after a load has ended. Which machines it used is not known.
+
+    Those with the most free capacity that fit: nodes of a run are placed together.
+    """
+    machines = list(capacity.machines)
+    freed = load.resources
+    for _node in range(load.nodes):
+        fitting = [
+            index
+            for index, machine in enumerate(machines)
+            if machine.total.cpus - machine.free.cpus >= freed.cpus - 1e-6
+            and machine.total.memory_mib - machine.free.memory_mib >= freed.memory_mib
+            and machine.total.gpus - machine.free.gpus >= freed.gpus
+        ]
+        if not fitting:
+            break
+        chosen = max(fitting, key=lambda index: machines[index].free.cpus)
+        free = machines[chosen].free
+        machines[chosen] = replace(
+            machines[chosen],
+            free=replace(
+                free,
+                cpus=round(free.cpus + freed.cpus, 6),
+                memory_mib=free.memory_mib + freed.memory_mib,
+                gpus=free.gpus + freed.gpus,
+            ),
+        )
+    return replace(capacity, machines=tuple(machines))
+
+
+def _load(job: Job, now: datetime) -> Load:
+    """Return what a job occupies: its estimated time, or what is left of it; at most until its deadline."""
+    estimated = min(float(job.order.quote.basis["p50_seconds"]), job.deadline_seconds)
+    if job.started_at is not None and job.state != JobState.QUEUED:
+        elapsed = (now - job.started_at).total_seconds()
+        total = min(elapsed / job.progress, job.deadline_seconds) if job.progress > 0 else estimated
+        # A run that takes longer than estimated ends by its deadline.
+        estimated = total - elapsed if total > elapsed else max(0.0, job.deadline_seconds - elapsed)
+    return Load(resources_of(job.node_spec), job.node_spec.name, job.nodes, estimated)

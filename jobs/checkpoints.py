@@ -1,0 +1,129 @@
+"""Start a job from the checkpoints of an earlier one.
+
+A worker copies them into the job's own checkpoint folder before the job's first attempt is submitted, so the code finds
+them in CHECKPOINT_DIR as after a retry. The earlier job keeps its own.
+"""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import transaction
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+
+from console.accounts.models import Organization
+from console.core.errors import CustomerError
+from jobs import job_files, results
+from jobs.clusters import cluster
+from jobs.errors import JobsError
+from jobs.models import Attempt, Job
+from runtime.errors import InvalidSpec, RuntimeFault
+from storage import files, quota
+from storage.errors import FileMissing
+from storage.quota import Reservation
+from storage.tree_copy import Copied, copy_tree
+
+
+class NoCheckpoints(JobsError):
+    """A job cannot start from the checkpoints of another one."""
+
+    code = "no_checkpoints"
+    message = _("The run cannot start from these checkpoints. Choose another job.")
+
+
+def find_source(*, organization: Organization, pk: int, cluster_name: str) -> Job:
+    """Return the ended job whose checkpoints a run on the cluster can start from. Raises NoCheckpoints."""
+    job = Job.objects.filter(organization=organization, pk=pk).first()
+    if job is None:
+        raise NoCheckpoints(_("This job does not exist. Choose one of your own jobs."))
+    if not job.is_ended:
+        raise NoCheckpoints(
+            _("Job #%(job)d has not ended. Wait for it to end, or choose another job.") % {"job": job.pk}
+        )
+    attempt = job.attempts.last()
+    if attempt is not None and not _shares_storage(attempt.backend):
+        sentence = _(
+            "The cluster of job #%(job)d does not share its storage with the console, so its checkpoints can't be "
+            "copied. Choose another job."
+        )
+        raise NoCheckpoints(sentence % {"job": job.pk})
+    if not _shares_storage(cluster_name):
+        raise NoCheckpoints(
+            _("The cluster of this node spec can't get the files of job #%(job)d. Choose another node spec.")
+            % {"job": job.pk}
+        )
+    if not _has_checkpoints(job):
+        raise NoCheckpoints(
+            _("Job #%(job)d has no checkpoints. It wrote none, or they were deleted.") % {"job": job.pk}
+        )
+    return job
+
+
+def awaits_copy(attempt: Attempt) -> bool:
+    """Whether the checkpoints that the attempt's job starts from are not copied yet."""
+    # Read again: `attempt.job` may be older than a copy made by another process.
+    return Job.objects.filter(pk=attempt.job_id, from_checkpoint__isnull=False, checkpoints_copied_at=None).exists()
+
+
+def copy_for(attempt: Attempt) -> None:
+    """Copy the checkpoints that the attempt's job starts from, once, and count them against the quota.
+
+    One process at a time may call it; safe to repeat. Raises InvalidSpec (from_checkpoint), BackendUnavailable.
+    """
+    job = Job.objects.select_related("organization", "from_checkpoint").get(pk=attempt.job_id)
+    source = job.from_checkpoint
+    if source is None or job.checkpoints_copied_at is not None:
+        return
+    copies: list[Copied] = []
+    with Reservation(job.organization, label=f"#{job.pk} {job.name}") as reservation:
+        try:
+            root, path = job_files.resolve(source, "checkpoints")
+            cluster(attempt.backend).fill_checkpoints(
+                results.checkpoint_key(job.pk),
+                lambda folder: copies.append(
+                    copy_tree(
+                        root=root,
+                        path=path,
+                        target=folder,
+                        meter=reservation,
+                        max_entries=settings.MAX_ARCHIVE_FILES,
+                        keep_links=True,  # only the run follows them, inside its sandbox
+                    )
+                ),
+            )
+        except CustomerError as error:
+            raise InvalidSpec(f"The checkpoints can't be copied: {error}", field="from_checkpoint") from error
+        with transaction.atomic():
+            quota.count_results(
+                organization=job.organization,
+                key=results.allocation_key(job.pk),
+                label=f"#{job.pk} {job.name}",
+                usage=copies[0].usage,
+                kept_until=None,
+            )
+            reservation.release()
+            Job.objects.filter(pk=job.pk).update(checkpoints_copied_at=timezone.now())
+
+
+def discard_copy(attempt: Attempt) -> None:
+    """Remove the copy again after the first attempt could not be started. Later attempts keep their checkpoints."""
+    if attempt.number == 1 and Job.objects.filter(pk=attempt.job_id).exclude(checkpoints_copied_at=None).exists():
+        key = results.checkpoint_key(attempt.job_id)
+        cluster(attempt.backend).delete_shared(key)
+        Job.objects.filter(pk=attempt.job_id).update(checkpoints_copied_at=None)
+        results.discard_count(attempt.job_id)
+
+
+def _has_checkpoints(job: Job) -> bool:
+    try:
+        root, path = job_files.resolve(job, "checkpoints")
+        return not results.is_expired(job) and bool(files.list_folder(root=root, path=path, limit=1).entries)
+    except FileMissing:
+        return False
+
+
+def _shares_storage(cluster_name: str) -> bool:
+    try:
+        return cluster(cluster_name).shares_storage
+    except RuntimeFault:  # the settings no longer name it, so nothing can be copied
+        return False

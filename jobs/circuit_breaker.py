@@ -1,0 +1,116 @@
+"""A circuit breaker per cluster: after a failed call, no process calls the cluster for a while.
+
+The open circuit is a key in the Django cache, which all processes share; it expires, or is deleted when the cluster
+answers. While it is open, every call raises BackendUnavailable. Without the cache every call is made.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import redis
+from django.core.cache import cache
+
+from runtime.backends.base import Backend
+from runtime.errors import BackendUnavailable
+
+logger = logging.getLogger(__name__)
+
+GUARDED = frozenset(
+    {
+        "submit", "describe", "logs", "samples", "stacks", "stop", "delete", "delete_shared", "names", "capacity",
+        "check_image", "isolation_gaps",
+    }
+)  # fmt: skip
+"""Methods that call the cluster's API. `changes` is not among them: the watcher has its own reconnection pauses."""
+PAUSES = (5, 10, 20, 40, 60)
+"""Seconds without calls after each failure in a row, unless `close_if_it_answers` ends them. The first is one
+reconciliation interval; a minute at most keeps a recovered cluster from waiting long."""
+SLOW_SECONDS = 20.0
+"""A successful call that took longer counts as a failure: it held a worker as long as a whole reconciliation may."""
+
+
+def guarded(name: str, backend: Backend) -> Backend:
+    """Return `backend` with its API calls guarded by the circuit of the cluster `name`."""
+    return cast("Backend", _Guarded(name, backend))
+
+
+def circuit_is_open(name: str) -> bool:
+    """Whether the cluster is not called at the moment."""
+    return why_open(name) is not None
+
+
+def why_open(name: str) -> str | None:
+    """Return the error that opened the circuit; None while it is closed."""
+    return _call_cache(cache.get, _open_key(name))  # type: ignore[no-any-return]  # what `_fail` stores
+
+
+def close_if_it_answers(name: str, backend: Backend) -> None:
+    """Close the circuit of a cluster that did not answer and does now. One that was too slow keeps its pause.
+
+    The test takes two seconds at most, so that a cancel does not wait for the end of a long pause.
+    """
+    is_silent = circuit_is_open(name) and not _call_cache(cache.get, _slow_key(name))
+    if is_silent and backend.answers():
+        _call_cache(cache.delete, _open_key(name))
+        logger.info("The cluster %s answers again.", name)
+
+
+class _Guarded:
+    """Passes attributes on to the backend, and wraps the methods in GUARDED."""
+
+    def __init__(self, name: str, backend: Backend) -> None:
+        self._name = name
+        self._backend = backend
+
+    def __getattr__(self, method: str) -> Any:
+        call = getattr(self._backend, method)
+        return functools.partial(self._guard, call) if method in GUARDED else call
+
+    def _guard(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        if (reason := why_open(self._name)) is not None:
+            raise BackendUnavailable(reason)
+        started = time.monotonic()
+        try:
+            result = call(*arguments, **options)
+        except BackendUnavailable as error:
+            _call_cache(cache.delete, _slow_key(self._name))
+            self._fail(str(error))
+            raise
+        if (seconds := time.monotonic() - started) > SLOW_SECONDS:
+            _call_cache(cache.set, _slow_key(self._name), True, 10 * PAUSES[-1])
+            self._fail(f"It took {seconds:.0f} s to answer.")
+        elif _call_cache(cache.get, _failures_key(self._name)):
+            _call_cache(cache.delete, _failures_key(self._name))
+        return result
+
+    def _fail(self, reason: str) -> None:
+        failures = int(_call_cache(cache.get, _failures_key(self._name)) or 0)
+        pause = PAUSES[min(failures, len(PAUSES) - 1)]
+        _call_cache(cache.set, _failures_key(self._name), failures + 1, 10 * PAUSES[-1])
+        if _call_cache(cache.add, _open_key(self._name), reason, pause):
+            logger.warning("The cluster %s is not called for %d s: %s", self._name, pause, reason)
+
+
+def _open_key(name: str) -> str:
+    return f"cluster-open:{name}"
+
+
+def _slow_key(name: str) -> str:
+    return f"cluster-slow:{name}"
+
+
+def _failures_key(name: str) -> str:
+    return f"cluster-failures:{name}"
+
+
+def _call_cache(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Return `call(*arguments)`; None if Redis does not answer."""
+    try:
+        return call(*arguments)
+    except redis.RedisError:
+        return None

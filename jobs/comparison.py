@@ -1,0 +1,157 @@
+"""A quote beside the same run on other numbers of nodes, and on other node specs: time, price, efficiency, start.
+
+Nothing is stored. Each alternative is checked and priced by the code that would quote it, so a quote for it has the
+same price as long as prices and earlier runs stay the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from billing.models import NodeSpec, Quote
+from billing.pricing import Estimate
+from billing.quotes import CurrentPrices, current_prices, price
+from console.core.errors import CustomerError, InvalidInput
+from jobs import estimates, orders, reruns
+from jobs.availability import Forecast, Start
+from jobs.errors import ChoiceUnavailable
+from jobs.estimates import History
+from jobs.models import Job
+from jobs.purchase import Purchase, parse, stored
+
+NODE_COUNTS = (1, 2, 4)
+"""Numbers of nodes that a quote is compared with."""
+MAX_SPECS = 12
+"""Node specs that a quote is compared with: each costs a few queries."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Price and time of an alternative. Amounts in minor units."""
+
+    p50_minor: int
+    p90_minor: int
+    ceiling_minor: int
+    deadline_seconds: int
+    estimate: Mapping[str, Any]
+    """Times in seconds and their basis, as `Quote.basis`."""
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """The quoted run (`is_quoted`), or the same run on other nodes.
+
+    `figures` and `start` are None if it is refused; `refusal` then says why. `efficiency` is the share of linear
+    scaling from one node, `is_measured` whether earlier runs on different numbers of nodes show it.
+    """
+
+    node_spec: NodeSpec
+    nodes: int
+    workers_per_node: int
+    is_quoted: bool = False
+    figures: Figures | None = None
+    start: Start | None = None
+    refusal: str = ""
+    efficiency: float | None = None
+    is_measured: bool = False
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A quote's alternatives: by number of nodes, and by node spec in catalogue order. Both include the quote."""
+
+    quote: Quote
+    by_nodes: list[Alternative]
+    by_spec: list[Alternative]
+
+
+def compare(quote: Quote) -> Comparison:
+    """Compare a quote with its alternatives. Raises ChoiceUnavailable if what it names no longer exists."""
+    earlier = reruns.exact_original(quote)
+    purchase = _checked(quote, {}, earlier)
+    comparer = _Comparer(quote, purchase, earlier)
+    counts = sorted({*NODE_COUNTS, purchase.nodes})
+    specs = NodeSpec.objects.filter(is_active=True)[:MAX_SPECS]
+    return Comparison(
+        quote,
+        by_nodes=[comparer.on_nodes(count) for count in counts],
+        by_spec=[comparer.on_spec(spec) for spec in specs],
+    )
+
+
+class _Comparer:
+    """What all alternatives of a quote share, read once."""
+
+    def __init__(self, quote: Quote, purchase: Purchase, earlier: Job | None) -> None:
+        self._quote, self._purchase, self._earlier = quote, purchase, earlier
+        self._prices: CurrentPrices = current_prices(quote.organization)
+        self._forecast = Forecast(quote.organization)
+        self._history: History = estimates.history(purchase)
+        self._one_node = estimates.estimate_from(self._history, replace(purchase, nodes=1))
+
+    def on_nodes(self, nodes: int) -> Alternative:
+        """Return the run on a number of nodes."""
+        if nodes == self._purchase.nodes:
+            found = self._quoted()
+        else:
+            found = self._alternative(self._purchase.node_spec, {"nodes": nodes}, self._history)
+        if found.figures is None:
+            return found
+        efficiency = _efficiency(self._one_node, found.figures.estimate, nodes)
+        return replace(found, efficiency=efficiency, is_measured=self._history.measures_scaling)
+
+    def on_spec(self, spec: NodeSpec) -> Alternative:
+        """Return the run on as many nodes of a spec."""
+        if spec == self._purchase.node_spec:
+            return self._quoted()
+        # The number of processes goes with the node: one per GPU. Nodes without GPUs keep what was chosen.
+        has_gpus = spec.gpus or self._purchase.node_spec.gpus
+        workers = (spec.gpus or 1) if has_gpus else self._purchase.workers_per_node
+        return self._alternative(spec, {"node_spec": spec.name, "workers_per_node": workers}, None)
+
+    def _quoted(self) -> Alternative:
+        quote, purchase = self._quote, self._purchase
+        return Alternative(
+            purchase.node_spec,
+            purchase.nodes,
+            purchase.workers_per_node,
+            is_quoted=True,
+            figures=Figures(quote.p50_minor, quote.p90_minor, quote.ceiling_minor, quote.deadline_seconds, quote.basis),
+            start=self._forecast.start(purchase.node_spec, purchase.nodes),
+        )
+
+    def _alternative(self, spec: NodeSpec, changes: Mapping[str, Any], history: History | None) -> Alternative:
+        nodes = changes.get("nodes", self._purchase.nodes)
+        found = Alternative(spec, nodes, changes.get("workers_per_node", self._purchase.workers_per_node))
+        try:
+            purchase = _checked(self._quote, changes, self._earlier)
+            estimate = estimates.estimate_from(history or estimates.history(purchase), purchase)
+            offer = price(self._prices, **orders.pricing_inputs(purchase, estimate))
+        except CustomerError as error:
+            return replace(found, refusal=_refusal(error))
+        figures = Figures(offer.p50_minor, offer.p90_minor, offer.ceiling_minor, offer.deadline_seconds, vars(estimate))
+        return replace(found, figures=figures, start=self._forecast.start(spec, nodes))
+
+
+def _checked(quote: Quote, changes: Mapping[str, Any], earlier: Job | None) -> Purchase:
+    """Return a quote's purchase with changes, checked as an order would be. Raises ChoiceUnavailable."""
+    data = {**stored(quote.purchase), **changes}
+    try:
+        return parse(organization=quote.organization, data=data, is_pinned=True, earlier=earlier)
+    except InvalidInput as error:
+        raise ChoiceUnavailable(fields=error.fields) from error
+
+
+def _efficiency(one_node: Estimate, estimate: Mapping[str, Any], nodes: int) -> float | None:
+    """Return the share of linear scaling, 0 to 1; None if the customer's own time limit stands for an estimate."""
+    seconds = float(estimate["p50_seconds"])
+    if "customer" in {one_node.source, estimate["source"]} or not seconds:
+        return None
+    return round(min(1.0, one_node.p50_seconds / seconds / nodes), 3)
+
+
+def _refusal(error: CustomerError) -> str:
+    """Return an error's sentences, each once."""
+    return " ".join(dict.fromkeys(map(str, error.fields.values()))) or str(error.message)

@@ -1,0 +1,204 @@
+"""What a job's money bought: its cost on other numbers of nodes, what was free, and the cost of a metric's value.
+
+Reads only; nothing here is charged. Amounts are in minor units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from enum import StrEnum
+
+from django.utils import timezone
+
+from billing import pricing
+from billing.pricebooks import price_rows
+from jobs import curves, estimates, usage
+from jobs.curves import Better, Curve
+from jobs.models import Job
+from jobs.states import JobState
+
+NODE_COUNTS = (1, 2, 4)
+"""Numbers of nodes that a run is compared with, besides its own."""
+MIN_FREE_SECONDS = 1
+"""Free time that is listed: less is worth nothing."""
+
+
+class Basis(StrEnum):
+    """Where the time of an alternative comes from."""
+
+    OWN = "own"
+    """The run itself."""
+    MEASURED = "measured"
+    """Completed runs of the script on this number of nodes."""
+    SCALED = "scaled"
+    """Runs on other numbers of nodes, by the efficiency measured between them."""
+    ASSUMED = "assumed"
+    """Runs on one other number of nodes, by the usual efficiency: `estimates.ASSUMED_SCALING`."""
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A complete run on a number of nodes, at the prices of the job's quote."""
+
+    nodes: int
+    seconds: float
+    cost_minor: int
+    basis: Basis
+    efficiency: float | None
+    """Share of linear scaling from one node; None if there is no time for one node."""
+
+
+def alternatives(job: Job) -> list[Alternative]:
+    """Return what the run costs on other numbers of nodes, fewest first; empty if no run of its script completed.
+
+    A completed run is the measure: the others' times are relative to it. Otherwise the times are estimates.
+    """
+    runs = estimates.samples_like(job)
+    counts = sorted({count for count in (*NODE_COUNTS, job.nodes) if count <= job.order.product.max_nodes})
+    found = {count: estimates.learn(runs, nodes=count, epochs=job.epochs) for count in counts}
+    own_seconds = _own_seconds(job)
+    own = found.get(job.nodes)
+    correction = own_seconds / own.p50_seconds if own_seconds and own and own.p50_seconds else 1.0
+    times = {count: each.p50_seconds * correction for count, each in found.items() if each}
+    prices = price_rows(job.order.quote.book) if times else []
+    listed = []
+    for count, seconds in times.items():
+        estimate = found[count]
+        cost_minor = (
+            job.order.hold.metered_minor if own_seconds and count == job.nodes else _cost(job, prices, count, seconds)
+        )
+        if cost_minor is None or estimate is None:
+            continue
+        if own_seconds and count == job.nodes:
+            basis = Basis.OWN
+        elif not estimate.measured_nodes:
+            basis = Basis.MEASURED
+        else:
+            basis = Basis.ASSUMED if estimate.efficiency is None else Basis.SCALED
+        efficiency = times[1] / seconds / count if 1 in times and seconds else None
+        listed.append(Alternative(count, seconds, cost_minor, basis, efficiency))
+    return listed
+
+
+def _own_seconds(job: Job) -> float | None:
+    """Return the running time of a run that completed in one attempt on all its nodes; else None."""
+    attempts = list(job.attempts.all())
+    if job.state != JobState.SUCCEEDED or len(attempts) != 1 or attempts[0].granted_nodes != job.nodes:
+        return None
+    started_at, finished_at = attempts[0].started_at, attempts[0].finished_at
+    if started_at is None or finished_at is None or len(attempts[0].spans) > 1:
+        return None
+    return (finished_at - started_at).total_seconds() or None
+
+
+def _cost(job: Job, prices: list[pricing.PriceRow], nodes: int, seconds: float) -> int | None:
+    """Return the cost of a complete run; None if the price book has no price for this number of nodes."""
+    terms = pricing.Terms.from_json(job.order.quote.terms)
+    purchase = pricing.Purchase(job.order.product.name, terms.mode, job.node_spec.name, nodes, job.epochs)
+    try:
+        offer = pricing.quote(
+            prices,
+            purchase,
+            pricing.Estimate(seconds, seconds, ""),
+            headroom=Decimal(1),
+            min_deadline_seconds=0,
+            max_deadline_seconds=max(job.order.product.max_seconds, int(seconds) + 1),
+            included_seconds=terms.included_seconds,
+        )
+    except pricing.PricingError:
+        return None
+    return offer.p50_minor
+
+
+@dataclass(frozen=True)
+class FreeTime:
+    """Time of a job that was free, and what its nodes would have cost meanwhile."""
+
+    rule: str
+    seconds: float
+    worth_minor: Decimal
+
+
+def free_times(job: Job) -> list[FreeTime]:
+    """Return the queue, starts, hangs and faults of a job with their worth at its node price, in minor units.
+
+    Empty for a free job: there is no price to compare with.
+    """
+    terms = pricing.Terms.from_json(job.order.quote.terms)
+    if not terms.hourly:
+        return []
+    lines = usage.free_lines(job, job.attempts.all(), job.finished_at or timezone.now())
+    found: dict[str, FreeTime] = {}
+    for line in lines:
+        seconds = Decimal(line.quantity)
+        worth = seconds * (line.nodes or job.nodes) * terms.hourly / pricing.SECONDS_PER_HOUR
+        before = found.get(line.rule, FreeTime(line.rule, 0.0, Decimal(0)))
+        found[line.rule] = FreeTime(line.rule, before.seconds + float(seconds), before.worth_minor + worth)
+    return [each for each in found.values() if each.seconds >= MIN_FREE_SECONDS]
+
+
+@dataclass(frozen=True)
+class CostOfValue:
+    """What a run had spent at a curve's best value, and when it first reached a target. Costs in minor units."""
+
+    job: Job
+    best: float
+    best_minor: float
+    reached_minor: float | None
+    """None: the run did not reach the target."""
+    reached_seconds: float | None
+
+
+def compared(job: Job, limit: int) -> list[Job]:
+    """Return the job and at most `limit` of its latest siblings that were paid for in the same currency."""
+    quote = job.order.quote
+    others = [each for each in curves.siblings(job, limit) if each.order.quote.ceiling_minor]
+    return [job, *(each for each in others if each.order.quote.currency == quote.currency)]
+
+
+def names_of(job: Job) -> list[str]:
+    """Return the names of the job's curves whose best value is known, the most telling first.
+
+    Those whose highest value is best come before losses, and of each those of a test or validation.
+    """
+    names = [name for name in curves.extents([job])[job.pk] if curves.better(name)]
+
+    def rank(name: str) -> tuple[bool, bool, str]:
+        is_held_out = any(word in name.lower() for word in ("test", "val", "eval"))
+        return curves.better(name) is not Better.HIGHER, not is_held_out, name
+
+    return sorted(names, key=rank)
+
+
+def costs_of_value(jobs: Sequence[Job], name: str, target: float | None = None) -> tuple[float, list[CostOfValue]]:
+    """Return the target (default: the best value of the first job) and what each run with the curve spent for it.
+
+    The runs are in the order of `jobs`. Raises ValueError if the first job does not have the curve.
+    """
+    found = [(job, curve) for job in jobs for curve in curves.curves(job, limit=None, name=name).curves]
+    if not found or found[0][0] != jobs[0]:
+        raise ValueError(name)
+    sign = -1 if curves.better(name) is Better.LOWER else 1
+    goal = found[0][1].value[_best(found[0][1], sign)] if target is None else target
+    listed = []
+    for job, curve in found:
+        best = _best(curve, sign)
+        reached = [place for place, value in enumerate(curve.value) if sign * value >= sign * goal]
+        first = min(reached, key=curve.seconds.__getitem__, default=None)
+        listed.append(
+            CostOfValue(
+                job,
+                curve.value[best],
+                curve.cost_minor[best],
+                None if first is None else curve.cost_minor[first],
+                None if first is None else curve.seconds[first],
+            )
+        )
+    return goal, listed
+
+
+def _best(curve: Curve, sign: int) -> int:
+    """Return the place of the best value, the earliest of equal ones."""
+    return max(range(len(curve.value)), key=lambda place: (sign * curve.value[place], -curve.seconds[place]))

@@ -1,0 +1,232 @@
+"""Curves of jobs for charts, tables and exports: each point with its epoch, time and money spent. Reads only."""
+
+from __future__ import annotations
+
+import bisect
+import enum
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from django.db.models import Count, Max, Min
+from django.utils import timezone
+
+from billing.pricing import SECONDS_PER_HOUR, Terms
+from jobs import usage
+from jobs.models import Attempt, Job, MetricPoint
+from jobs.points import thinned
+
+POINTS_SHOWN = 1000
+"""Points per curve in one response. A longer curve is thinned; its lowest and highest values always remain."""
+
+
+class Better(enum.StrEnum):
+    """Which values of a curve are better."""
+
+    LOWER = "lower"
+    HIGHER = "higher"
+    UNKNOWN = ""
+
+
+LOWER_IS_BETTER = frozenset(
+    {"loss", "error", "err", "perplexity", "ppl", "mse", "rmse", "mae", "nll", "wer", "cer", "fid", "bce", "entropy"}
+)
+HIGHER_IS_BETTER = frozenset(
+    {"accuracy", "acc", "top1", "top5", "f1", "auc", "precision", "recall", "bleu", "rouge", "map", "iou", "dice"}
+    | {"score", "reward", "return", "r2", "psnr", "ssim"}
+)
+"""Words in the names of curves whose best value is the lowest or the highest."""
+
+
+def better(name: str) -> Better:
+    """Return which values of the curve are better, by the words of its name."""
+    words = set(re.split(r"[^a-z0-9]+", name.lower()))
+    if words & LOWER_IS_BETTER:
+        return Better.LOWER
+    return Better.HIGHER if words & HIGHER_IS_BETTER else Better.UNKNOWN
+
+
+class Spending:
+    """What a job's node time had cost at each moment: its billed node-seconds at the price of its quote.
+
+    The minimum charge and the price of completed epochs are left out, because they do not grow with time. The cost
+    never exceeds the ceiling. A free run costs 0.
+    """
+
+    def __init__(self, job: Job, attempts: Iterable[Attempt], now: datetime) -> None:
+        terms = Terms.from_json(job.order.quote.terms)
+        self._per_second = float(terms.hourly) / SECONDS_PER_HOUR
+        self._ceiling_minor = terms.ceiling_minor
+        self._moments: list[float] = []  # ends and starts of spans, Unix seconds
+        self._node_seconds: list[float] = []  # billed until each moment
+        used = 0.0
+        for attempt in attempts:
+            for nodes, began, ended in usage.billed_spans(attempt, now):
+                self._moments += [began.timestamp(), ended.timestamp()]
+                self._node_seconds += [used, used := used + nodes * (ended - began).total_seconds()]
+
+    @property
+    def is_free(self) -> bool:
+        """Whether node time costs nothing."""
+        return self._per_second == 0
+
+    def minor(self, at: datetime) -> float:
+        """Return the cost until `at`, in minor units with fractions."""
+        moment, index = at.timestamp(), bisect.bisect_right(self._moments, at.timestamp())
+        if index == 0:
+            return 0.0
+        used = self._node_seconds[index - 1]
+        if index < len(self._moments):
+            began, ended = self._moments[index - 1], self._moments[index]
+            used += (self._node_seconds[index] - used) * (moment - began) / (ended - began)
+        return min(float(self._ceiling_minor), used * self._per_second)
+
+
+@dataclass
+class Curve:
+    """One curve of a job, as lists of equal length: point by point, sorted by attempt and step.
+
+    `step` continues where the script restarts its count (`MetricPoint.position`); `reported_step` and `epoch` are as
+    reported. `seconds` since the job's first start; `cost_minor` as of `Spending`.
+    """
+
+    name: str
+    attempt: list[int] = field(default_factory=list)
+    step: list[int] = field(default_factory=list)
+    reported_step: list[int] = field(default_factory=list)
+    epoch: list[float | None] = field(default_factory=list)
+    at: list[datetime] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    cost_minor: list[float] = field(default_factory=list)
+    value: list[float] = field(default_factory=list)
+
+    @property
+    def better(self) -> Better:
+        """Return which values are better."""
+        return better(self.name)
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Keep only the points at these places."""
+        for name in COLUMNS:
+            column = getattr(self, name)
+            setattr(self, name, [column[place] for place in places])
+
+
+COLUMNS = ("attempt", "step", "reported_step", "epoch", "at", "seconds", "cost_minor", "value")
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The curves of a job, sorted by name."""
+
+    job: int
+    currency: str
+    is_free: bool
+    last: int
+    """Id of the last point: later points have higher ids."""
+    kept_every: int
+    """Every nth point of a curve is stored, because the job reported more than `telemetry.MAX_POINTS`. 1: all are."""
+    curves: list[Curve]
+
+
+def curves(job: Job, *, after: int = 0, limit: int | None = POINTS_SHOWN, name: str = "") -> Curves:
+    """Return the curves of a job, or only that of a name, from points with an id above `after`.
+
+    Of each at most about `limit` points.
+    """
+    now = timezone.now()
+    attempts = list(job.attempts.all())
+    spending = Spending(job, attempts, now)
+    by_number = {attempt.number: attempt for attempt in attempts}
+    origin = min((each.started_at for each in attempts if each.started_at), default=job.queued_at)
+    by_name: dict[str, Curve] = {}
+    last = after
+    points = MetricPoint.objects.filter(job=job, pk__gt=after).order_by("attempt", "position", "pk")
+    if name:
+        points = points.filter(name=name)
+    columns = ("pk", "attempt", "name", "position", "step", "epoch", "value", "at")
+    for pk, attempt, curve_name, position, step, epoch, value, at in points.values_list(*columns):
+        last = max(last, pk)
+        curve = by_name.setdefault(curve_name, Curve(curve_name))
+        moment = _within(at, by_number.get(attempt), origin)
+        curve.attempt.append(attempt)
+        curve.step.append(position)
+        curve.reported_step.append(step)
+        curve.epoch.append(epoch)
+        curve.at.append(at)
+        curve.seconds.append(round((moment - origin).total_seconds(), 3))
+        curve.cost_minor.append(round(spending.minor(moment), 4))
+        curve.value.append(value)
+    if limit is not None:
+        for curve in by_name.values():
+            if len(curve.value) > limit:
+                curve.keep(thinned(curve.value, limit))
+    return Curves(
+        job=job.pk,
+        currency=job.order.quote.currency,
+        is_free=spending.is_free,
+        last=last,
+        kept_every=max((each.cursor.get("kept_every", 1) for each in attempts), default=1),
+        curves=[by_name[each] for each in sorted(by_name)],
+    )
+
+
+def _within(at: datetime, attempt: Attempt | None, origin: datetime) -> datetime:
+    """Return a reported time, limited to the running time of its attempt: customer code may report any."""
+    began = (attempt.started_at if attempt else None) or origin
+    ended = attempt.finished_at if attempt else None
+    return max(began, min(at, ended) if ended else at)
+
+
+@dataclass(frozen=True)
+class Extent:
+    """A curve in one row."""
+
+    name: str
+    points: int
+    lowest: float
+    highest: float
+
+    @property
+    def best(self) -> float | None:
+        """Return the best value; None if it is unknown which values are better."""
+        return {Better.LOWER: self.lowest, Better.HIGHER: self.highest}.get(better(self.name))
+
+
+def extents(jobs: Sequence[Job]) -> dict[int, dict[str, Extent]]:
+    """Return the extents of curves by job and curve name."""
+    rows = (
+        MetricPoint.objects.filter(job__in=jobs)
+        .order_by("name")
+        .values_list("job", "name")
+        .annotate(points=Count("pk"), lowest=Min("value"), highest=Max("value"))
+    )
+    found: dict[int, dict[str, Extent]] = {job.pk: {} for job in jobs}
+    for job, name, points, lowest, highest in rows:
+        found[job][name] = Extent(name, points, lowest, highest)
+    return found
+
+
+def siblings(job: Job, limit: int) -> list[Job]:
+    """Return the latest other runs of the same script in the same workspace that have curves, newest first."""
+    runs = Job.objects.filter(organization=job.organization_id, code_key=job.code_key, builtin_script="")
+    return list(
+        runs.exclude(pk=job.pk)
+        .filter(started_at__isnull=False)
+        .select_related("order__quote", "order__hold", "node_spec", "image")
+        .order_by("-pk")[:limit]
+    )
+
+
+CSV_HEADER = ("curve", "attempt", "step", "reported_step", "epoch", "time", "seconds", "cost_minor", "value")
+
+
+def table(found: Curves) -> Iterator[tuple[Any, ...]]:
+    """Yield a row per point, as CSV_HEADER names its cells."""
+    for curve in found.curves:
+        columns = (curve.attempt, curve.step, curve.reported_step, curve.epoch)
+        times = (each.isoformat() for each in curve.at)
+        for row in zip(*columns, times, curve.seconds, curve.cost_minor, curve.value, strict=True):
+            yield (curve.name, *("" if cell is None else cell for cell in row))

@@ -1,0 +1,381 @@
+"""Estimate how long a run takes, from earlier runs of the same code on the same node spec.
+
+The model: a start-up time plus a time per epoch, scaled over nodes by the efficiency measured on several node counts.
+Only runs that completed in one attempt count. Guesses widen p90, never p50; the estimate states its number of runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from django.contrib.postgres.expressions import ArraySubquery
+from django.db.models import Case, F, OuterRef, QuerySet, When
+
+from billing.pricing import Estimate
+from jobs import telemetry
+from jobs.models import Attempt, Job, JobDataset
+from jobs.purchase import Purchase
+from jobs.states import EndReason, JobState
+
+MAX_RUNS = 60
+"""Latest runs that an estimate uses: enough for stable quantiles, few enough to read for every quote."""
+FEW_RUNS = 5
+FEW_RUNS_SPREAD = 1.2
+"""Minimum p90/p50 with fewer than FEW_RUNS runs: a few similar times do not show how much the next may differ."""
+OTHER_BATCH_SPREAD = 1.2
+OTHER_DATA_SPREAD = 1.5
+SCALED_SPREAD = 1.2
+UNMEASURED_SPREAD = 1.5
+"""Factors on p90 if no earlier run had this batch size, these dataset versions or this number of nodes, and if all runs
+used one number of nodes, so that scaling was never measured. Chosen by judgement; *Estimate accuracy* in the admin
+shows whether nine of ten runs stay within p90."""
+ASSUMED_SCALING = 0.8
+"""Exponent of speed over nodes where it was not measured: twice the nodes are 1.74 times as fast, as is common for data
+parallel training."""
+REFERENCE_SPREAD = 1.5
+PROBE_SPREAD = 1.5
+"""p90/p50 of estimates from the product's reference speed and from a one-minute probe."""
+MIN_RUNS_FOR_START_UP = 4
+"""Runs needed to separate start-up time from time per epoch; with three, one outlier decides the slope."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One earlier run, and whether its batch size and dataset versions are those of the purchase."""
+
+    nodes: int
+    epochs: float
+    seconds: float
+    same_batch: bool = True
+    same_data: bool = True
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of runs on one number of nodes: `start` plus `epoch` per epoch. `ratios`: actual over predicted."""
+
+    start: float
+    epoch: float
+    ratios: tuple[float, ...]
+
+    def seconds(self, epochs: float) -> float:
+        """Return the predicted time of a run with this many epochs."""
+        return self.start + self.epoch * epochs
+
+
+@dataclass(frozen=True)
+class History:
+    """Earlier runs of a purchase's script on its node spec, on any number of nodes. Probes only if there are none."""
+
+    runs: Sequence[Sample]
+    probes: Sequence[Sample]
+
+    @property
+    def measures_scaling(self) -> bool:
+        """Whether the runs that an estimate uses had different numbers of nodes."""
+        return len({run.nodes for run in _most_similar(self.runs)[0]}) > 1
+
+
+def history(purchase: Purchase) -> History:
+    """Read the earlier runs for `estimate_from`."""
+    runs = samples(purchase)
+    return History(runs, () if runs else probe_samples(purchase))
+
+
+def estimate(purchase: Purchase) -> Estimate:
+    """Estimate a purchase's total time: from earlier runs, else a probe, else the product's reference speed."""
+    return estimate_from(history(purchase), purchase)
+
+
+def estimate_from(earlier: History, purchase: Purchase) -> Estimate:
+    """Estimate a purchase's total time from earlier runs of the same script, processes, data and node spec."""
+    if learned := learn(earlier.runs, nodes=purchase.nodes, epochs=purchase.epochs):
+        return learned
+    if probed := _from_probes(earlier.probes, nodes=purchase.nodes, epochs=purchase.epochs):
+        return probed
+    reference = float(purchase.product.reference_seconds_per_epoch) * purchase.epochs / purchase.nodes
+    if purchase.max_seconds and purchase.max_seconds < reference * REFERENCE_SPREAD:
+        return Estimate(min(reference, purchase.max_seconds), purchase.max_seconds, "customer")
+    return Estimate(reference, reference * REFERENCE_SPREAD, "reference")
+
+
+def included_seconds(purchase: Purchase) -> int:
+    """Return the running time included in a fixed price: the reference p90 times the product's headroom.
+
+    Earlier runs do not count: slow ones of the customer would buy more node time at the same price. Nodes do not count
+    either: the price grows with them, so each node buys its own time.
+    """
+    product = purchase.product
+    p90 = product.reference_seconds_per_epoch * purchase.epochs * Decimal(str(REFERENCE_SPREAD))
+    return min(product.max_seconds, math.ceil(p90 * product.headroom))
+
+
+# --- Earlier runs -----------------------------------------------------------------------------------------------------
+
+
+def samples(purchase: Purchase) -> list[Sample]:
+    """Return the latest runs of this script on this node spec that completed in one attempt, on one number of nodes."""
+    versions = {version.pk for version in purchase.dataset_versions}
+    return _samples(_code_filter(purchase), purchase.workers_per_node, purchase.batch_size, versions)
+
+
+def samples_like(job: Job) -> list[Sample]:
+    """Return the latest runs of a job's script on its node spec, as `samples` does for a purchase."""
+    code = {"organization": job.organization_id, "code_key": job.code_key, "node_spec": job.node_spec_id}
+    versions = set(JobDataset.objects.filter(job=job).values_list("version", flat=True))
+    return _samples(code, job.workers_per_node, job.batch_size, versions)
+
+
+def _samples(code: Mapping[str, Any], workers_per_node: int, batch_size: int, versions: set[int]) -> list[Sample]:
+    # A first attempt that completed was the only one. Only its columns are read, because every quote does this.
+    runs = _completed_first_attempts(code, workers_per_node)
+    measured = [
+        Sample(
+            nodes=nodes,
+            epochs=epochs,
+            seconds=(finished_at - started_at).total_seconds(),
+            same_batch=their_batch_size == batch_size,
+            same_data=set(data) == versions,
+        )
+        for epochs, their_batch_size, started_at, finished_at, spans, nodes, data in runs
+        if started_at and finished_at and len(spans) <= 1
+    ]
+    return [sample for sample in measured if sample.seconds > 0]
+
+
+def probe_samples(purchase: Purchase) -> list[Sample]:
+    """Return the probes of this script, each up to its last finished epoch if its metrics show one."""
+    probes = (
+        _runs_of(_code_filter(purchase))
+        .filter(order__quote__purchase__has_key="probe", epoch__gt=0)
+        .filter(reason__in=[EndReason.COMPLETED, EndReason.TIME_LIMIT], started_at__isnull=False)
+        .order_by("-id")[:MAX_RUNS]
+    )
+    measured = []
+    for probe in probes:
+        if probe.started_at is None or probe.finished_at is None:
+            continue
+        # The time after the last finished epoch belongs to no whole epoch.
+        last_epoch_at = telemetry.epoch_finished_at(probe) if probe.reason == EndReason.TIME_LIMIT else None
+        until = last_epoch_at or probe.finished_at
+        seconds = (until - probe.started_at).total_seconds()
+        if seconds > 0:
+            measured.append(Sample(1, probe.epoch, seconds, same_batch=probe.batch_size == purchase.batch_size))
+    return measured
+
+
+def _code_filter(purchase: Purchase) -> dict[str, Any]:
+    """Return the filter for runs of the same code on the same node spec."""
+    organization = purchase.workspace.organization_id
+    return {"organization": organization, "code_key": purchase.code_key, "node_spec": purchase.node_spec}
+
+
+def _runs_of(code: Mapping[str, Any]) -> QuerySet[Job]:
+    return Job.objects.filter(builtin_script="", **code)
+
+
+def _completed_first_attempts(code: Mapping[str, Any], workers_per_node: int) -> QuerySet[Attempt, tuple[Any, ...]]:
+    """Return, newest first: epochs, batch size, start, end, spans, nodes, and the ids of dataset versions."""
+    return (
+        Attempt.objects.filter(number=1, reason=EndReason.COMPLETED)
+        .filter(job__in=_runs_of(code))
+        .filter(job__state=JobState.SUCCEEDED, job__workers_per_node=workers_per_node)
+        .filter(job__started_at__isnull=False, job__finished_at__isnull=False)
+        .order_by("-job_id")
+        .values_list("job__epochs", "job__batch_size", "job__started_at", "job__finished_at", "spans")
+        .annotate(
+            ran_on=Case(When(granted_nodes__gt=0, then="granted_nodes"), default="job__nodes"),
+            data=ArraySubquery(JobDataset.objects.filter(job=OuterRef("job")).order_by().values("version")),
+        )[:MAX_RUNS]
+    )
+
+
+# --- Estimates (pure) ------------------------------------------------------------------------------------------------
+
+
+def learn(runs: Sequence[Sample], *, nodes: int, epochs: int) -> Estimate | None:
+    """Estimate a run of `epochs` on `nodes` from earlier runs; None if there are none.
+
+    The most similar runs are used: same data and batch size, else same data, else any. If some of them had this number
+    of nodes, only those count; otherwise those with the closest number are scaled.
+    """
+    similar, spread = _most_similar(runs)
+    if not similar:
+        return None
+    paces = {count: pace_of([run for run in similar if run.nodes == count]) for count in {run.nodes for run in similar}}
+    if nodes in paces:
+        pace = paces[nodes]
+        p50 = pace.seconds(epochs)
+        return _from_history(p50, p50 * spread * _spread(pace.ratios), len(pace.ratios))
+    scaling = _scaling({count: pace.seconds(epochs) for count, pace in paces.items()})
+    base = min(paces, key=lambda count: (abs(math.log(count / nodes)), count))
+    alpha = ASSUMED_SCALING if scaling is None else scaling
+    p50 = paces[base].seconds(epochs) * (base / nodes) ** alpha
+    ratios = [ratio for pace in paces.values() for ratio in pace.ratios]
+    spread *= SCALED_SPREAD if scaling is not None else UNMEASURED_SPREAD
+    estimated = _from_history(p50, p50 * spread * _spread(ratios), len(ratios))
+    return Estimate(
+        estimated.p50_seconds,
+        estimated.p90_seconds,
+        "history",
+        estimated.runs,
+        measured_nodes=tuple(sorted(paces)),
+        efficiency=None if scaling is None else round((nodes / base) ** (scaling - 1), 3),
+    )
+
+
+def pace_of(runs: Sequence[Sample]) -> Pace:
+    """Return the pace of runs on one number of nodes.
+
+    Runs with different numbers of epochs separate start-up from epoch time, by the median slope over all pairs
+    (Theil-Sen), which outliers hardly change. With too few runs all time is attributed to the epochs.
+    """
+    lengths = {run.epochs for run in runs}
+    if len(lengths) > 1 and len(runs) >= MIN_RUNS_FOR_START_UP:
+        slopes = [
+            (first.seconds - second.seconds) / (first.epochs - second.epochs)
+            for first, second in itertools.combinations(runs, 2)
+            if first.epochs != second.epochs
+        ]
+        epoch = statistics.median(slopes)
+        start = statistics.median(run.seconds - epoch * run.epochs for run in runs)
+        if epoch > 0 and start >= 0:
+            return Pace(start, epoch, tuple(run.seconds / (start + epoch * run.epochs) for run in runs))
+    epoch = statistics.median(run.seconds / run.epochs for run in runs)
+    return Pace(0.0, epoch, tuple(run.seconds / (epoch * run.epochs) for run in runs))
+
+
+def _from_probes(probes: Sequence[Sample], *, nodes: int, epochs: int) -> Estimate | None:
+    if not probes:
+        return None
+    pace = pace_of(probes)
+    p50 = pace.seconds(epochs) / nodes**ASSUMED_SCALING
+    spread = PROBE_SPREAD * (1 if nodes == 1 else UNMEASURED_SPREAD) * _spread(pace.ratios)
+    return Estimate(round(p50, 3), round(p50 * spread, 3), "probe", len(probes))
+
+
+def _most_similar(runs: Sequence[Sample]) -> tuple[list[Sample], float]:
+    tiers: list[tuple[list[Sample], float]] = [
+        ([run for run in runs if run.same_data and run.same_batch], 1.0),
+        ([run for run in runs if run.same_data], OTHER_BATCH_SPREAD),
+        (list(runs), OTHER_DATA_SPREAD),
+    ]
+    return next(((tier, spread) for tier, spread in tiers if tier), ([], 1.0))
+
+
+def _scaling(seconds: dict[int, float]) -> float | None:
+    """Return the measured exponent of speed over nodes; None if all runs had the same number.
+
+    Limited to -1..1: code that seems to gain more than its nodes was measured with noise.
+    """
+    slopes = [
+        math.log(seconds[fewer] / seconds[more]) / math.log(more / fewer)
+        for fewer, more in itertools.combinations(sorted(seconds), 2)
+    ]
+    return max(-1.0, min(1.0, statistics.median(slopes))) if slopes else None
+
+
+def _from_history(p50: float, p90: float, runs: int) -> Estimate:
+    return Estimate(round(p50, 3), round(max(p50, p90), 3), "history", runs)
+
+
+def _spread(ratios: Iterable[float]) -> float:
+    """Return the p90 of actual over predicted times, with a minimum if there are few runs."""
+    values = list(ratios)
+    p90 = values[0] if len(values) == 1 else statistics.quantiles(values, n=10, method="inclusive")[-1]
+    return max(p90, FEW_RUNS_SPREAD if len(values) < FEW_RUNS else 1.0)
+
+
+# --- Accuracy ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A completed run compared with its quote."""
+
+    job: Job
+    source: str
+    p50_seconds: float
+    p90_seconds: float
+    actual_seconds: float
+
+    @property
+    def error(self) -> float:
+        """Return the relative error of p50: 0.2 means that the run took 20% longer."""
+        return self.actual_seconds / self.p50_seconds - 1 if self.p50_seconds else 0.0
+
+    @property
+    def shorter(self) -> float:
+        """Return the error of a run that took less time, as a positive fraction."""
+        return -self.error
+
+    @property
+    def is_within_p90(self) -> bool:
+        """Whether the run took no longer than its p90."""
+        return self.actual_seconds <= self.p90_seconds
+
+
+def outcome(job: Job) -> Outcome | None:
+    """Compare a job, loaded with its quote, with its estimate; None if it did not complete."""
+    if job.state != JobState.SUCCEEDED or job.started_at is None or job.finished_at is None:
+        return None
+    basis = job.order.quote.basis
+    return Outcome(
+        job=job,
+        source=str(basis.get("source", "")),
+        p50_seconds=float(basis["p50_seconds"]),
+        p90_seconds=float(basis["p90_seconds"]),
+        actual_seconds=(job.finished_at - job.started_at).total_seconds(),
+    )
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Accuracy of a week's estimates, for one source or all. Errors are fractions."""
+
+    week: str
+    source: str
+    runs: int
+    median_error: float
+    """Median of the absolute errors of p50."""
+    within_p90: float
+    """Share of the runs that took no longer than p90; 0.9 is the target."""
+
+
+def accuracy(outcomes: Iterable[Outcome]) -> list[Accuracy]:
+    """Return the accuracy by week and source, newest first; the source `all` covers every source. Pure."""
+    groups: dict[tuple[str, str], list[Outcome]] = {}
+    for each in outcomes:
+        ended = each.job.finished_at
+        if ended is None or not each.p50_seconds or each.source == "free":
+            continue
+        week = f"{ended.isocalendar().year}-W{ended.isocalendar().week:02d}"
+        for source in (each.source, "all"):
+            groups.setdefault((week, source), []).append(each)
+    return [
+        Accuracy(
+            week,
+            source,
+            len(group),
+            statistics.median(abs(each.error) for each in group),
+            sum(each.is_within_p90 for each in group) / len(group),
+        )
+        for week in sorted({week for week, _source in groups}, reverse=True)
+        for source in sorted({source for _week, source in groups}, key=lambda name: (name != "all", name))
+        if (group := groups.get((week, source)))
+    ]
+
+
+def completed_jobs() -> QuerySet[Job]:
+    """Return completed, paid runs with their quotes, newest first."""
+    return (
+        Job.objects.filter(state=JobState.SUCCEEDED, builtin_script="", order__quote__ceiling_minor__gt=0)
+        .select_related("order__quote", "organization", "node_spec")
+        .order_by(F("finished_at").desc())
+    )

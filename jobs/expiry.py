@@ -1,0 +1,86 @@
+"""Announce the deletion of job files: one mail per organization, NOTICE before the files are deleted.
+
+A job is announced once for each time that its files are kept until. Changing that time clears `Job.deletion_notice`.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import partial
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import QuerySet
+from django.template.loader import render_to_string
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from console.accounts.emails import deliver
+from console.accounts.models import Membership, User
+from console.notifications import services as notifications
+from jobs import results
+from jobs.models import DeletionNotice, Job
+from storage.models import Allocation
+
+NOTICE = timedelta(days=7)
+"""How long before the deletion it is announced: enough to notice a mail after a holiday."""
+JOBS_IN_MAIL = 50
+"""Jobs that one mail names."""
+
+
+def announce() -> int:
+    """Send the notices that are due and return their number. Safe to repeat."""
+    for organization_pk in _expiring().order_by().values_list("organization", flat=True).distinct():
+        _write_notice(organization_pk)
+    due = DeletionNotice.objects.filter(mailed_at=None).select_related("organization")
+    return sum(
+        deliver(DeletionNotice.objects.filter(pk=notice.pk), partial(_mail, notice), _readers(notice)) for notice in due
+    )
+
+
+def is_soon(job: Job) -> bool:
+    """Whether the job's files exist and are deleted within NOTICE."""
+    end = results.kept_until(job)
+    now = timezone.now()
+    return end is not None and now < end <= now + NOTICE
+
+
+def _expiring() -> QuerySet[Allocation]:
+    """Return the files that are deleted within NOTICE."""
+    now = timezone.now()
+    return Allocation.objects.filter(kind=Allocation.Kinds.RUN, kept_until__gt=now, kept_until__lte=now + NOTICE)
+
+
+def _write_notice(organization_pk: int) -> None:
+    """Write one notice about all jobs of an organization that are not announced yet."""
+    expiring = [allocation.job_pk for allocation in _expiring().filter(organization=organization_pk)]
+    with transaction.atomic():
+        # The lock lets one of two concurrent calls announce a job, and the other find it announced.
+        unannounced = Job.objects.select_for_update().filter(pk__in=expiring, deletion_notice=None).order_by("pk")
+        jobs = [job.pk for job in unannounced if is_soon(job)]
+        if jobs:
+            notice = DeletionNotice.objects.create(organization_id=organization_pk)
+            Job.objects.filter(pk__in=jobs).update(deletion_notice=notice)
+            notifications.publish(
+                organization=organization_pk, kind="files.expiring", data={"jobs": jobs[:JOBS_IN_MAIL]}
+            )
+
+
+def _readers(notice: DeletionNotice) -> set[User]:
+    """Return the active members who can save the files; nobody if all jobs are kept longer by now."""
+    if not notice.jobs.exists():
+        return set()
+    members = Membership.objects.filter(organization=notice.organization, user__is_active=True).select_related("user")
+    return {member.user for member in members if notifications.wants_mail(member, "files.expiring")}
+
+
+def _mail(notice: DeletionNotice) -> tuple[str, str]:
+    jobs = sorted(notice.jobs.all(), key=lambda job: (results.kept_until(job), job.pk))
+    context = {
+        "organization": notice.organization,
+        "jobs": [(job, timezone.localtime(results.kept_until(job))) for job in jobs[:JOBS_IN_MAIL]],
+        "others": len(jobs) - JOBS_IN_MAIL,
+        "url": settings.TRAINYARD_URL,
+    }
+    subject = _("Files of %(organization)s will be deleted") % {"organization": notice.organization}
+    return subject, render_to_string("jobs/mail/deletion.txt", context)

@@ -1,0 +1,45 @@
+"""CSV export of jobs. Texts that customers chose are escaped so that no spreadsheet runs a formula."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import Any
+
+from billing.exports import csv_row, safe
+from billing.messages import to_major
+from jobs import free_runs
+
+COLUMNS = (
+    "job", "name", "state", "reason", "workspace", "script", "image", "node_spec", "nodes", "member", "tags",
+    "ordered_at", "started_at", "finished_at", "cost", "ceiling", "currency",
+)  # fmt: skip
+
+
+def jobs_csv(jobs: Iterable[Any]) -> Iterator[str]:
+    """Yield a CSV row per job; `jobs` come from `job_search.export`."""
+    yield csv_row(COLUMNS)
+    for job in jobs:
+        yield csv_row(
+            (
+                str(job.pk),
+                safe(free_runs.title(job, is_probe=job.was_probe)),
+                job.state,
+                job.reason,
+                safe(job.workspace_name),
+                safe(job.code_path),
+                safe(job.image.name),
+                safe(job.spec_title),
+                str(job.nodes),
+                safe(job.placed_by or ""),
+                safe(" ".join(job.tags)),
+                *(_text(at) for at in (job.queued_at, job.started_at, job.finished_at)),
+                f"{to_major(job.metered_minor, job.currency):f}",
+                f"{to_major(job.ceiling_minor, job.currency):f}",
+                job.currency,
+            )
+        )
+
+
+def _text(at: datetime | None) -> str:
+    return at.isoformat(timespec="seconds") if at else ""

@@ -1,0 +1,95 @@
+"""Find out which images the clusters can run.
+
+Functions that say why an image cannot run return a sentence in the reader's language; an empty one means that it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from django.conf import settings
+from django.utils.translation import gettext as _
+
+from console.accounts.models import Organization
+from jobs import clusters
+from jobs.clusters import cluster, cluster_names, image_of
+from runtime.errors import InvalidSpec, RuntimeFault
+from runtime.images.contents import Contents, contents
+from runtime.specs import PullSecret
+from storage import registries
+from storage.models import Image
+
+
+def problem(image: Image) -> str:
+    """Return why no cluster can run the image; empty if a cluster can run it, or does not answer."""
+    return problems([image]).get(image.pk, "")
+
+
+def problems(images: Iterable[Image]) -> dict[int, str]:
+    """Return the sentence of `problem` by image primary key, for the images that have one. Makes one query."""
+    unavailable = clusters.unavailable_clusters()
+    if any(name in unavailable for name in cluster_names()):
+        return {}  # a cluster that does not answer might run any of them
+    reasons = ((image.pk, [problem_on(image, name) for name in cluster_names()]) for image in images)
+    # An image has a problem only if every cluster refuses it. The page shows one reason: that of the first cluster.
+    return {pk: sentences[0] for pk, sentences in reasons if all(sentences)}
+
+
+def problem_on(image: Image, name: str) -> str:
+    """Return why the cluster cannot run the image; empty if it can, or does not answer."""
+    try:
+        cluster(name).check_image(image_of(image))
+    except InvalidSpec:
+        return refusal(image, name)
+    except RuntimeFault:
+        return ""
+    return ""
+
+
+def refusal(image: Image, name: str) -> str:
+    """Return why a cluster refused the image, and what to do."""
+    if image.is_builtin:
+        sentence = _(
+            "The image %(image)s is not ready on this cluster. Choose another one, or ask the "
+            "administrator to build it."
+        )
+    elif settings.TRAINYARD_CLUSTERS.get(name) is None:  # the local backend has no configuration, and pulls no images
+        sentence = _(
+            "This cluster runs built-in environments, and pulls no images, so it cannot run %(image)s. Choose a "
+            "built-in image, and list further packages in a requirements.txt."
+        )
+    else:
+        sentence = _("The registry reference of the image %(image)s is not valid. Edit the image.")
+    return sentence % {"image": image.name}
+
+
+def pull_secret(*, organization: Organization, image: Image) -> PullSecret | None:
+    """Return the credentials that the customer stored for the registry of their own image."""
+    if image.is_builtin:
+        return None
+    registry = registries.registry_for(organization=organization, reference=image.reference)
+    if registry is None or not registry.username:
+        return None
+    return PullSecret(registry.host, registry.username, registries.password_of(registry))
+
+
+def contents_of(image: Image) -> Contents | None:
+    """Return what a built-in image contains; None if it is not built on this machine, or is an own image."""
+    return contents(settings.TRAINYARD_IMAGES_ROOT, image.name) if image.is_builtin else None
+
+
+def runs_own_images() -> bool:
+    """Whether any cluster pulls images from registries: all do, except the local backend (configuration None)."""
+    return any(config is not None for config in settings.TRAINYARD_CLUSTERS.values())
+
+
+def default_image(ready: Iterable[Image]) -> Image | None:
+    """Return the image preselected for a new order; None if none is ready.
+
+    Built-in images come first, then images whose first framework is PyTorch, then the order of names.
+    """
+    return min(
+        ready,
+        key=lambda image: (not image.is_builtin, image.frameworks[:1] != ["pytorch"], image.name),
+        default=None,
+    )

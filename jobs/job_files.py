@@ -1,0 +1,177 @@
+"""The files of a job by their paths: `outputs/…`, `checkpoints/…` and `logs/attempt-<number>/…`.
+
+Outputs and checkpoints are shared by the job's attempts. Customers' code writes all of them, so they are opened through
+`storage.files` only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from jobs.clusters import cluster
+from jobs.models import Attempt, Job
+from jobs.results import ClusterUnavailable, checkpoint_key
+from runtime.errors import RuntimeFault
+from storage import files
+from storage.errors import FileMissing, UnsafePath, WrongKind
+from storage.folder_archives import Source
+from storage.paths import Kind, split_path
+
+TOPS = ("outputs", "checkpoints", "logs")
+"""The folders at the top of a job's files."""
+LOG_NAME = re.compile(r"rank-\d+\.log|stacks-\d+\.txt")
+"""The files of an attempt's log folder that customers see: each rank's output, and its stacks when the run hung. The
+other files there are the platform's own."""
+_ATTEMPT_NAME = re.compile(r"attempt-([1-9]\d{0,5})")
+
+
+class Location(NamedTuple):
+    """A path for the functions of `storage.files`: the folder that holds it, and the path below that folder."""
+
+    root: Path
+    path: str
+
+
+@dataclass(frozen=True)
+class JobEntry:
+    """A file or folder of a job. `size` is in bytes, 0 for a folder. `modified` is None for one that does not exist."""
+
+    path: str
+    kind: Kind
+    size: int
+    modified: datetime | None
+
+
+@dataclass(frozen=True)
+class JobPage:
+    """A part of a folder's entries. `next` is the `after` of the part that follows, None for the last one."""
+
+    entries: tuple[JobEntry, ...]
+    next: str | None = None
+
+
+def resolve(job: Job, path: str) -> Location:
+    """Return where a file or folder of a job is. Nothing says that it exists.
+
+    `path` begins with one of TOPS; "" and `logs` are no folders on a disk, so they have no location. Raises
+    FileMissing, UnsafePath, and ClusterUnavailable if the settings no longer name the cluster.
+    """
+    top, *below = split_path(path) or ("",)
+    if top == "logs" and below:
+        return _log_location(job, below)
+    if top not in {"outputs", "checkpoints"}:
+        raise FileMissing
+    attempt = job.attempts.last()
+    key = checkpoint_key(job.pk)
+    try:
+        backend = cluster(attempt.backend if attempt else job.node_spec.cluster)
+        root = backend.output_folder(key) if top == "outputs" else backend.checkpoint_folder(key)
+    except RuntimeFault:
+        raise ClusterUnavailable from None
+    return Location(root, "/".join(below))
+
+
+def list_files(job: Job, path: str = "", *, limit: int, after: str = "") -> JobPage:
+    """Return the first `limit` files and folders of a folder after those of an earlier page, whose `next` is `after`.
+
+    Folders come first. A top folder that does not exist, as before the run, is empty. Raises FileMissing, UnsafePath,
+    WrongKind, InvalidInput, ClusterUnavailable.
+    """
+    parts = split_path(path)
+    if not parts:
+        return JobPage(tuple(_folder_at(job, top) for top in TOPS))
+    if parts == ("logs",):
+        return JobPage(tuple(_folder_at(job, f"logs/{name}") for name in _log_folders(job)))
+    try:
+        root, below = resolve(job, path)
+        listing = files.list_folder(
+            root=root, path=below, limit=limit, after=after, folders_first=True, is_listed=_filter_of(parts)
+        )
+    except FileMissing:
+        if len(parts) > 1:
+            raise
+        return JobPage(())
+    folder = "/".join(parts)
+    # Only what customers can download; an entry may have been replaced since it was scanned.
+    listed = (each for each in listing.entries if each.kind in {Kind.FILE, Kind.FOLDER})
+    entries = tuple(JobEntry(f"{folder}/{each.name}", each.kind, each.size, each.modified) for each in listed)
+    return JobPage(entries, listing.next)
+
+
+def read(job: Job, path: str) -> files.OpenFile:
+    """Open a file of the job. Raises FileMissing, UnsafePath, WrongKind, Unreadable, ClusterUnavailable."""
+    if not split_path(path) or path.strip("/") == "logs":
+        raise WrongKind
+    root, below = resolve(job, path)
+    return files.read(root=root, path=below)
+
+
+def archive_sources(job: Job, path: str = "") -> list[Source]:
+    """Return the sources of `storage.folder_archives` for a file or folder. Raises as `read` does."""
+    parts = split_path(path)
+    if parts in {(), ("logs",)}:
+        folders = [top for top in TOPS if top != "logs"] if not parts else []
+        paths = [*folders, *(f"logs/{name}" for name in _log_folders(job))]
+        return [_source(job, each, name=each) for each in paths if _folder_at(job, each).modified]
+    source = _source(job, path, name=parts[-1])
+    kind = files.stat(root=source.root, path=source.path).kind  # raises if there is nothing to pack
+    if kind is Kind.LINK:
+        raise UnsafePath
+    if kind is Kind.OTHER:
+        raise WrongKind
+    return [source]
+
+
+def _source(job: Job, path: str, *, name: str) -> Source:
+    root, below = resolve(job, path)
+    return Source(root, below, name, _filter_of(split_path(path)))
+
+
+def _folder_at(job: Job, path: str) -> JobEntry:
+    """Return a folder that is listed whether it exists or not. `logs` is as new as the newest attempt's folder."""
+    if path == "logs":
+        times = (_folder_at(job, f"logs/{name}").modified for name in _log_folders(job))
+        return JobEntry(path, Kind.FOLDER, 0, max(filter(None, times), default=None))
+    try:
+        root, below = resolve(job, path)
+        modified = files.stat(root=root, path=below).modified
+    except FileMissing:
+        modified = None
+    return JobEntry(path, Kind.FOLDER, 0, modified)
+
+
+def _log_folders(job: Job) -> list[str]:
+    return [f"attempt-{number}" for number in job.attempts.values_list("number", flat=True)]
+
+
+def _filter_of(parts: Sequence[str]) -> Callable[[os.DirEntry[str]], bool]:
+    """Return the filter of the entries that customers see of a folder: files and folders, of logs only some files."""
+    return _is_log if parts[0] == "logs" else _is_file_or_folder
+
+
+def _is_log(entry: os.DirEntry[str]) -> bool:
+    return LOG_NAME.fullmatch(entry.name) is not None and entry.is_file(follow_symlinks=False)
+
+
+def _is_file_or_folder(entry: os.DirEntry[str]) -> bool:
+    return entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
+
+
+def _log_location(job: Job, below: list[str]) -> Location:
+    """Return where an attempt's log folder, or a file in it, is."""
+    number = _ATTEMPT_NAME.fullmatch(below[0])
+    attempt: Attempt | None = job.attempts.filter(number=int(number[1])).first() if number else None
+    if attempt is None or len(below) > 2 or (len(below) == 2 and not LOG_NAME.fullmatch(below[1])):
+        raise FileMissing
+    try:
+        root = cluster(attempt.backend).run_folder(attempt.run_name)
+    except RuntimeFault:
+        raise ClusterUnavailable from None
+    # The run's folder is the root, because on Kubernetes customers' code can replace `logs` by a link.
+    return Location(root, "/".join(["logs", *below[1:]]))

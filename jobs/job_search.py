@@ -1,0 +1,312 @@
+"""The search of the list of jobs: filters, order, pages, counts and the views that members save.
+
+Each part is quick for an organization with a million jobs. Filters by state, workspace, node spec and time read an
+index. Name, tag and member are compared in the first `WINDOW` jobs that the other filters leave. Pages begin after a
+job, so that no earlier row is read again, and nothing is counted beyond `COUNT_LIMIT`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import date, datetime, time, timedelta
+from typing import Any
+from urllib.parse import urlencode
+
+from django.db import transaction
+from django.db.models import IntegerField, Q, QuerySet, Subquery
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from billing.models import NodeSpec
+from console.accounts.models import Membership, Organization
+from console.core.errors import InvalidInput, NotFound
+from jobs import rows
+from jobs.errors import QuotaExceeded
+from jobs.fields import is_text
+from jobs.models import Job, SavedView
+from jobs.states import ENDED, JobState
+from storage.models import Workspace
+
+PAGE_SIZE = 25
+"""Jobs per page of the list."""
+WINDOW = 20_000
+"""Jobs in which name, tag and member are compared: about 50 ms of the database's time."""
+COUNT_LIMIT = 1000
+"""Jobs of a state are counted up to this number."""
+EXPORT_BATCH = 500
+"""Jobs that an export reads at a time."""
+MAX_TEXT_LENGTH = 254
+"""Characters of a parameter: the length of an e-mail address, the longest of them."""
+MAX_VIEWS = 50
+"""Saved views per member."""
+MAX_VIEW_NAME_LENGTH = 60
+STATES = {
+    "open": (gettext_lazy("Open"), tuple(sorted(set(JobState) - ENDED))),
+    "succeeded": (gettext_lazy("Succeeded"), (JobState.SUCCEEDED,)),
+    "failed": (gettext_lazy("Failed"), (JobState.FAILED,)),
+    "cancelled": (gettext_lazy("Cancelled"), (JobState.CANCELLED,)),
+}
+"""The filter by state: title and states by name."""
+ORDERS = {
+    "": (gettext_lazy("Newest first"), ("-queued_at", "-id")),
+    "oldest": (gettext_lazy("Oldest first"), ("queued_at", "id")),
+}
+"""The orders by name: title and columns. Every index of `Job` for the list ends with these columns."""
+
+
+@dataclass(frozen=True)
+class JobSearch:
+    """The filters and the order of a list of jobs. An empty value does not filter."""
+
+    state: str = ""
+    """A key of STATES."""
+    q: str = ""
+    """A part of the name, in any case."""
+    tag: str = ""
+    workspace: str = ""
+    """A workspace's name."""
+    node_spec: str = ""
+    """A node spec's name."""
+    member: str = ""
+    """The e-mail address of the member who ordered."""
+    since: str = ""
+    until: str = ""
+    """First and last day of the order, as ISO dates in the reader's time zone."""
+    sort: str = ""
+    """A key of ORDERS."""
+
+    @classmethod
+    def parse(cls, parameters: Mapping[str, Any]) -> JobSearch:
+        """Return the search that the parameters of a URL name. Unknown and invalid ones are left out."""
+        values = {field.name: str(parameters.get(field.name, "")).strip() for field in fields(cls)}
+        values = {name: text for name, text in values.items() if is_text(text) and len(text) <= MAX_TEXT_LENGTH}
+        for name, known in (("state", STATES), ("sort", ORDERS)):
+            if values.get(name) not in known:
+                values.pop(name, None)
+        for name in ("since", "until"):
+            if values.get(name) and _day(values[name]) is None:
+                del values[name]
+        return cls(**values)
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """Return the parameters that name this search; empty values are left out."""
+        return {name: text for name, text in asdict(self).items() if text}
+
+    @property
+    def query_string(self) -> str:
+        """Return the parameters as in a URL."""
+        return urlencode(self.parameters)
+
+    @property
+    def is_filtered(self) -> bool:
+        """Return whether there is a filter besides the state."""
+        return bool(replace(self, state="", sort="").parameters)
+
+    @property
+    def ordering(self) -> tuple[str, str]:
+        """Return the columns of the order."""
+        return ORDERS[self.sort][1]
+
+    @property
+    def is_newest_first(self) -> bool:
+        """Return whether the order descends."""
+        return self.sort == ""
+
+    def in_state(self, state: str) -> JobSearch:
+        """Return the same search for another state."""
+        return replace(self, state=state)
+
+
+@dataclass(frozen=True)
+class JobPage:
+    """One page of a search."""
+
+    jobs: list[Job]
+    newer: int | None = None
+    """The job before which the previous page ends; None on the first page."""
+    older: int | None = None
+    """The job after which the next page begins; None on the last page."""
+
+
+class _Count(Subquery):
+    """The number of rows of a query."""
+
+    template = "(SELECT COUNT(*) FROM (%(subquery)s) counted)"
+    output_field = IntegerField()
+
+
+def matching(organization: Organization, search: JobSearch) -> QuerySet[Job]:
+    """Return the jobs of a search in its order, without related rows."""
+    jobs = _candidates(organization, search)
+    if windowed := _windowed_filter(search):
+        end = _window_end(organization, search)
+        # A range of the index that all filters read: a subquery for the window would be planned as a full scan.
+        within = {"queued_at__gte" if search.is_newest_first else "queued_at__lte": end} if end else {}
+        jobs = jobs.filter(windowed, **within)
+    return jobs
+
+
+def is_partial(organization: Organization, search: JobSearch) -> bool:
+    """Return whether name, tag and member were not compared in all jobs, because there are more than `WINDOW`."""
+    return bool(_windowed_filter(search)) and _window_end(organization, search) is not None
+
+
+def page(
+    organization: Organization, search: JobSearch, *, after: int | None = None, before: int | None = None
+) -> JobPage:
+    """Return the page after or before a job of the search; the first page without one, or if it is unknown."""
+    jobs = matching(organization, search)
+    is_backwards = after is None and before is not None
+    edge = _edge(organization, before if is_backwards else after)
+    if edge is None:
+        found = _read(organization, search, jobs[: PAGE_SIZE + 1])
+        return JobPage(found[:PAGE_SIZE], older=found[PAGE_SIZE - 1].pk if len(found) > PAGE_SIZE else None)
+    jobs = jobs.filter(_beyond(edge, is_below=search.is_newest_first != is_backwards))
+    found = _read(organization, search, (jobs.reverse() if is_backwards else jobs)[: PAGE_SIZE + 1])
+    has_more = len(found) > PAGE_SIZE
+    if has_more:
+        found = found[1:] if is_backwards else found[:PAGE_SIZE]
+    if not found or (is_backwards and not has_more):
+        return page(organization, search)  # the first page, which is full again
+    return JobPage(
+        found,
+        newer=found[0].pk if has_more or not is_backwards else None,
+        older=found[-1].pk if has_more or is_backwards else None,
+    )
+
+
+def counts(organization: Organization) -> dict[str, int]:
+    """Return the number of an organization's jobs by key of STATES, each at most COUNT_LIMIT + 1, with one query."""
+    limited = [
+        _Count(
+            Job.objects.filter(organization=organization, state__in=states).order_by().values("pk")[: COUNT_LIMIT + 1]
+        )
+        for _title, states in STATES.values()
+    ]
+    counted = Organization.objects.filter(pk=organization.pk).values_list(*limited).get()
+    return dict(zip(STATES, counted, strict=True))
+
+
+def count(organization: Organization, search: JobSearch) -> int:
+    """Return the number of jobs of a search, at most COUNT_LIMIT + 1."""
+    return matching(organization, search).order_by().values("pk")[: COUNT_LIMIT + 1].count()
+
+
+def export(organization: Organization, search: JobSearch) -> Iterator[Job]:
+    """Yield all jobs of a search in its order, with `image` and `reason` loaded, a batch at a time."""
+    jobs, edge = matching(organization, search), None
+    while True:
+        after = jobs.filter(_beyond(edge, is_below=search.is_newest_first)) if edge else jobs
+        batch = _read(organization, search, after[:EXPORT_BATCH], "finished_at", "reason")
+        yield from batch
+        if len(batch) < EXPORT_BATCH:
+            return
+        edge = (batch[-1].queued_at, batch[-1].pk)
+
+
+def views(membership: Membership) -> list[SavedView]:
+    """Return a member's saved views by name."""
+    return list(membership.job_views.all())
+
+
+def save_view(*, membership: Membership, name: str, search: JobSearch) -> SavedView:
+    """Save a search under a name; an existing view of that name gets the search. Raises InvalidInput, QuotaExceeded."""
+    name = " ".join(name.split())
+    if not name or len(name) > MAX_VIEW_NAME_LENGTH or not is_text(name) or not name.isprintable():
+        sentence = _("The name must have 1 to %(most)d printable characters.") % {"most": MAX_VIEW_NAME_LENGTH}
+        raise InvalidInput(fields={"name": sentence})
+    with transaction.atomic():
+        Membership.objects.select_for_update(no_key=True).get(pk=membership.pk)  # so that the limit holds
+        if membership.job_views.exclude(name=name).count() >= MAX_VIEWS:
+            raise QuotaExceeded(
+                _("You have %(most)d saved views, the most that a member can have. Delete one first.")
+                % {"most": MAX_VIEWS}
+            )
+        view, _is_new = SavedView.objects.update_or_create(
+            membership=membership, name=name, defaults={"query": search.parameters}
+        )
+    return view
+
+
+def delete_view(*, membership: Membership, pk: int) -> None:
+    """Delete a saved view of the member. Raises NotFound."""
+    deleted, _rows = membership.job_views.filter(pk=pk).delete()
+    if not deleted:
+        raise NotFound
+
+
+def _candidates(organization: Organization, search: JobSearch) -> QuerySet[Job]:
+    """Return the jobs that the filters with an index leave, in the search's order."""
+    jobs = Job.objects.filter(_indexed_filter(organization, search), organization=organization)
+    return jobs.order_by(*search.ordering)
+
+
+def _window_end(organization: Organization, search: JobSearch) -> datetime | None:
+    """Return when the first job after the window was ordered; None if the window has all jobs."""
+    return _candidates(organization, search).values_list("queued_at", flat=True)[WINDOW : WINDOW + 1].first()
+
+
+def _read(organization: Organization, search: JobSearch, jobs: QuerySet[Job], *columns: str) -> list[Job]:
+    """Return the jobs of a slice for `rows.row`, in the search's order. Other rows are joined for these jobs alone."""
+    chosen = rows.listed(organization).filter(pk__in=list(jobs.values_list("pk", flat=True)))
+    return list(chosen.order_by(*search.ordering).only(*rows.FIELDS, *columns))
+
+
+def _indexed_filter(organization: Organization, search: JobSearch) -> Q:
+    """Return the filters that an index answers. Names are resolved first: the planner then knows the rows' number."""
+    wanted = Q()
+    if search.state:
+        states = STATES[search.state][1]
+        wanted &= Q(state__in=states) if len(states) > 1 else Q(state=states[0])
+    if search.workspace:
+        named = Workspace.objects.filter(organization=organization, name=search.workspace)
+        wanted &= Q(workspace__in=list(named.values_list("pk", flat=True)))
+    if search.node_spec:
+        wanted &= Q(node_spec__in=list(NodeSpec.objects.filter(name=search.node_spec).values_list("pk", flat=True)))
+    if day := _day(search.since):
+        wanted &= Q(queued_at__gte=_midnight(day))
+    if day := _day(search.until):
+        wanted &= Q(queued_at__lt=_midnight(day + timedelta(days=1)))
+    return wanted
+
+
+def _windowed_filter(search: JobSearch) -> Q:
+    wanted = Q()
+    if search.q:
+        wanted &= Q(name__icontains=search.q)
+    if search.tag:
+        wanted &= Q(tags__contains=[search.tag])
+    if search.member:
+        wanted &= Q(order__placed_by__email=search.member.lower())
+    return wanted
+
+
+def _edge(organization: Organization, pk: int | None) -> tuple[datetime, int] | None:
+    """Return where a job stands in the order; None for an unknown job."""
+    if pk is None:
+        return None
+    return Job.objects.filter(organization=organization, pk=pk).values_list("queued_at", "pk").first()
+
+
+def _beyond(edge: tuple[datetime, int], *, is_below: bool) -> Q:
+    """Return what selects the jobs below or above a place in the order. The first condition is for the index."""
+    at, pk = edge
+    sign = "lt" if is_below else "gt"
+    strictly = Q(**{f"queued_at__{sign}": at}) | Q(**{"queued_at": at, f"pk__{sign}": pk})
+    return Q(**{f"queued_at__{sign}e": at}) & strictly
+
+
+def _day(text: str) -> date | None:
+    """Parse an ISO date; None if it is empty, invalid, or too near the limits of `datetime`."""
+    try:
+        day = date.fromisoformat(text)
+    except ValueError:
+        return None
+    return day if 2000 <= day.year <= 9000 else None
+
+
+def _midnight(day: date) -> datetime:
+    return timezone.make_aware(datetime.combine(day, time.min))

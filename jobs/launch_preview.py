@@ -1,0 +1,83 @@
+"""What the code of a quoted run will get: its arguments, and the environment variables of a rank. Nothing is stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from billing.models import Quote
+from console.core.errors import InvalidInput, NotFound
+from jobs import reruns
+from jobs.clusters import cluster, image_of, resources_of
+from jobs.errors import ChoiceUnavailable
+from jobs.purchase import Purchase, parse, stored
+from jobs.run_specs import DATASETS_TARGET, HANG_SECONDS, MODELS_TARGET, WORKSPACE_TARGET
+from jobs.states import OnHang
+from runtime.errors import RuntimeFault
+from runtime.launcher.masking import MASK
+from runtime.launcher.variables import expand
+from runtime.specs import RunSpec
+
+RUN_NAME = "job-0-1"
+"""The name of a run whose job does not exist yet: the numbers of the job and of its first attempt."""
+
+
+@dataclass(frozen=True)
+class LaunchPreview:
+    """The arguments and variables of a rank. Ports are 0, the job's number is 0, and secrets are masked."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+
+
+def launch_preview(quote: Quote, rank: int = 0) -> LaunchPreview:
+    """Return what a rank of a quoted run will get.
+
+    Raises NotFound for an unknown rank or a cluster that does not answer, ChoiceUnavailable if what the quote names no
+    longer exists.
+    """
+    earlier = reruns.exact_original(quote)
+    try:
+        purchase = parse(organization=quote.organization, data=stored(quote.purchase), is_pinned=True, earlier=earlier)
+    except InvalidInput as error:
+        raise ChoiceUnavailable(fields=error.fields) from error
+    spec = _spec(purchase)
+    if not 0 <= rank < spec.world_size:
+        raise NotFound
+    try:
+        contract = cluster(purchase.node_spec.cluster).environment(spec, rank)
+    except RuntimeFault as error:
+        raise NotFound from error
+    own = {**purchase.environment, **dict.fromkeys(purchase.secrets, MASK.decode())}
+    arguments = [expand(each, contract | purchase.environment) for each in purchase.arguments]
+    return LaunchPreview(arguments, dict(sorted({**contract, **own}.items())))
+
+
+def _spec(purchase: Purchase) -> RunSpec:
+    """Return the parts of the run's spec that its environment depends on."""
+    fault_tolerance = purchase.fault_tolerance
+    return RunSpec(
+        name=RUN_NAME,
+        framework=purchase.framework,
+        image=image_of(purchase.image),
+        nodes=purchase.nodes,
+        workers_per_node=purchase.workers_per_node,
+        resources=resources_of(purchase.node_spec),
+        script=purchase.code_path,
+        deadline_seconds=0,
+        arguments=purchase.arguments,
+        epochs=purchase.epochs,
+        lr=purchase.lr,
+        lr_scaling=purchase.lr_scaling,
+        warmup_epochs=purchase.warmup_epochs,
+        batch_size=purchase.batch_size,
+        datasets=tuple(choice.name for choice in purchase.datasets),
+        models=tuple(choice.name for choice in purchase.models),
+        workspace_target=WORKSPACE_TARGET,
+        datasets_target=DATASETS_TARGET,
+        models_target=MODELS_TARGET,
+        min_nodes=fault_tolerance.min_nodes,
+        controller=fault_tolerance.controller,
+        collective_timeout_seconds=fault_tolerance.collective_timeout_seconds,
+        stall_check_seconds=fault_tolerance.stall_check_seconds,
+        hang_seconds=0 if fault_tolerance.on_hang == OnHang.IGNORE else HANG_SECONDS,
+    )

@@ -1,0 +1,484 @@
+"""Write sentences about jobs: why one waits, what happened, why it ended and who pays.
+
+The database stores codes and data. Each reader gets a sentence in their own language when they read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+from django.utils import formats, timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext, pgettext
+
+from billing.messages import money
+from console.accounts.zones import abbreviation
+from jobs.resource_usage import Efficiency, Straggler
+from jobs.states import EndReason, OnHang
+from runtime.specs import FailureCode, WaitingCode
+
+MAX_PLACE_LENGTH = 200
+"""Characters of a file name or a stack position. Both come from the customer's code and may have any length."""
+END_SENTENCES = {
+    EndReason.COMPLETED: gettext_lazy("The run completed."),
+    EndReason.CODE_FAILED: gettext_lazy(
+        "Your code ended with an error. You pay for the time used, at least the minimum charge."
+    ),
+    EndReason.OUT_OF_MEMORY: gettext_lazy(
+        "The run used more memory than its nodes have. Choose a larger node spec or a smaller batch "
+        "size. You pay for the time used, at least the minimum charge."
+    ),
+    EndReason.DISK_FULL: gettext_lazy(
+        "The run wrote more than its nodes' disks hold. Write less, or delete old checkpoints during the "
+        "run. You pay for the time used, at least the minimum charge."
+    ),
+    EndReason.HUNG: gettext_lazy(
+        "The run hung: output, metrics and computation stopped. You pay for the time up to its last sign "
+        "of progress, and for the processor time used after that. The rest of the time it hung is free."
+    ),
+    EndReason.CANCELLED: gettext_lazy(
+        "The run was cancelled. If it used any time, you pay for that time, at least the minimum charge."
+    ),
+    EndReason.TIME_LIMIT: gettext_lazy(
+        "Stopped at its time limit to stay under the price ceiling. You pay for the time used, at least "
+        "the minimum charge."
+    ),
+    EndReason.NO_CAPACITY: gettext_lazy("The cluster did not have enough capacity for the run. The run is free."),
+    EndReason.NODE_LOST: gettext_lazy("The platform lost a node of the run. The run is free."),
+    EndReason.PLATFORM_ERROR: gettext_lazy("The platform failed to run this. The run is free."),
+    EndReason.PACKAGES_FAILED: gettext_lazy(
+        "The packages of the requirements file could not be installed. The run did not start and is free."
+    ),
+}
+"""Why a job ended, and who pays."""
+
+
+FREE_END_SENTENCES = {
+    EndReason.CODE_FAILED: gettext_lazy("Your code ended with an error. This run was free."),
+    EndReason.TIME_LIMIT: gettext_lazy("The free run reached its time limit."),
+    EndReason.CANCELLED: gettext_lazy("The run was cancelled. It was free."),
+}
+"""Replace sentences of END_SENTENCES that mention a charge, for probes and checks."""
+
+
+def end_sentence(reason: str, failure: Mapping[str, Any] | None = None, *, is_free: bool = False) -> str:
+    """Return why a job ended and who pays; empty for a job that has not ended.
+
+    `reason` is an EndReason, `failure` the last attempt's Failure as JSON data. `is_free`: the order has a price of 0.
+    """
+    if is_free and reason in FREE_END_SENTENCES:
+        return str(FREE_END_SENTENCES[EndReason(reason)])
+    # Only the Kubernetes backend sets `charged_whole`, for images of customers.
+    if reason == EndReason.HUNG and ((failure or {}).get("data") or {}).get("charged_whole"):
+        return _(
+            "The run hung: output, metrics and computation stopped. In an image of your own the platform "
+            "can't verify progress, so you pay for the time until the run was ended."
+        )
+    return str(END_SENTENCES[EndReason(reason)]) if reason else ""
+
+
+FAILURE_SENTENCES: dict[str, Any] = {
+    FailureCode.STOPPED: gettext_lazy("The run was stopped."),
+    FailureCode.TIME_LIMIT: gettext_lazy("The run reached its time limit."),
+    FailureCode.NODE_LOST: gettext_lazy("Node %(node)s was lost: its supervisor or its machine stopped."),
+    FailureCode.NODE_SILENT: gettext_lazy(
+        "Node %(node)s stopped responding: it froze or lost its connection to the other nodes."
+    ),
+    FailureCode.NODE_NOT_STARTED: gettext_lazy("Node %(node)s did not start."),
+    FailureCode.NODES_NOT_MET: gettext_lazy("The nodes could not connect to each other in time."),
+    FailureCode.NODES_NOT_PLACED: gettext_lazy(
+        "The cluster had capacity for only %(placed)s of %(nodes)s nodes, but the run needs all of them "
+        "at once. The nodes were released."
+    ),
+    FailureCode.EVICTED: gettext_lazy(
+        "The cluster evicted node %(node)s: its machine was drained, or was short of memory or disk."
+    ),
+    FailureCode.PREEMPTED: gettext_lazy("Node %(node)s was preempted by a workload of higher priority."),
+    FailureCode.IMAGE_NAME: gettext_lazy("The image %(image)s does not exist. Check its name and tag."),
+    FailureCode.IMAGE_CREDENTIALS: gettext_lazy(
+        "The registry denied access to the image %(image)s. Check the user name and password saved for it."
+    ),
+    FailureCode.IMAGE_NETWORK: gettext_lazy("Could not reach the registry of the image %(image)s."),
+    FailureCode.IMAGE_UNUSABLE: gettext_lazy(
+        "The image %(image)s has no Python at the expected path. Use an image with Python 3.8 or later."
+    ),
+    FailureCode.LAUNCHER_KILLED: gettext_lazy(
+        "The run's own processes stopped the launcher on node %(node)s. Send signals only to processes "
+        "that your code starts."
+    ),
+    FailureCode.NOT_STARTED: gettext_lazy("The platform could not start the run."),
+    FailureCode.VANISHED: gettext_lazy("The cluster no longer has this run."),
+    FailureCode.MOVED: gettext_lazy("An administrator ended this attempt, so that another one starts. It is free."),
+}
+"""Sentences of failures; `_SENTENCE_FUNCTIONS` has those of the others. A value that is missing becomes an ellipsis."""
+STEPS = {
+    "place": gettext_lazy("The cluster is assigning machines to the nodes."),
+    "container": gettext_lazy("The nodes are pulling the image and starting their containers."),
+}
+"""The current step of a starting run, by the `step` of WaitingCode.STARTING. Others have a general sentence."""
+WAITING_SENTENCES: dict[str, Any] = {
+    "copying_checkpoints": gettext_lazy("The checkpoints of job #%(job)s are copied. Then the nodes start."),
+    WaitingCode.IMAGE_NAME: gettext_lazy(
+        "The image %(image)s does not exist. Check its name and tag on the Images page, then cancel this "
+        "run and order it again."
+    ),
+    WaitingCode.IMAGE_CREDENTIALS: gettext_lazy(
+        "The registry denied access to the image %(image)s. Correct the user name and password saved for "
+        "this registry; the cluster retries automatically."
+    ),
+    WaitingCode.IMAGE_NETWORK: gettext_lazy(
+        "The cluster can't reach the registry of the image %(image)s. It retries automatically. If this "
+        "continues, contact the administrator."
+    ),
+    WaitingCode.VOLUME: gettext_lazy(
+        "The storage of the run can't be attached to its nodes yet. If this continues, give the "
+        "administrator the name of the volume: %(claim)s."
+    ),
+    WaitingCode.QUOTA: gettext_lazy(
+        "The cluster's quota is used up. The run starts when another run of your organization ends. To "
+        "run more at once, ask the administrator."
+    ),
+    WaitingCode.TOO_LARGE: gettext_lazy(
+        "No machine in the cluster is large enough for a node of this run. The run starts when the "
+        "cluster grows. You can cancel it for free."
+    ),
+    WaitingCode.TAINT: gettext_lazy(
+        "The machines that fit are reserved for other work or not ready. If this continues, give the "
+        "administrator the taint: %(taint)s."
+    ),
+    WaitingCode.ADMISSION: gettext_lazy(
+        "The cluster has not admitted the run yet. All nodes start together when its queue admits the run."
+    ),
+    WaitingCode.UNSCHEDULABLE: gettext_lazy(
+        "No machine in the cluster can take the nodes of this run now. If this continues, give the "
+        "administrator this detail: %(detail)s"
+    ),
+}
+"""Why a submitted run does not run yet, and what to do. `_free_machines_sentence` has CPUs, memory and GPUs."""
+QUEUE_SENTENCES = {
+    "backend_unavailable": gettext_lazy(
+        "The cluster is not responding. The run starts when the cluster responds again."
+    ),
+    "drained": gettext_lazy("The administrator starts no runs on this cluster for now: %(why)s"),
+    "packages": gettext_lazy("Installing the packages of the requirements file. Nothing is charged yet."),
+}
+"""Why a queued job waits, by the code of `waiting.Reason`. `waiting_sentence` has the codes with figures."""
+REFUSALS = {
+    "script": gettext_lazy("The script is no longer in the workspace."),
+    "mounts": gettext_lazy("A folder of the run no longer exists: its workspace or one of its datasets."),
+    "from_checkpoint": gettext_lazy(
+        "The checkpoints of the earlier job could not be copied. They were deleted, or your storage quota is used up."
+    ),
+    "image": gettext_lazy("The image can't be used on this cluster now."),
+    "packages": gettext_lazy("The packages of the requirements file are no longer installed. Order the run again."),
+    "controller": gettext_lazy("The image has no MPI on this cluster."),
+    "gpus": gettext_lazy("The image cannot use GPUs on this cluster. Choose nodes without GPUs, or another image."),
+}
+"""Why a cluster refused to start a run, by the field of InvalidSpec."""
+
+
+def failure_sentence(failure: Mapping[str, Any]) -> str:
+    """Return the sentence for a `runtime.specs.Failure`, given as the JSON data that an attempt stores."""
+    code, data = str(failure.get("code", "")), dict(failure.get("data") or {})
+    process = {"rank": failure.get("rank"), "node": failure.get("node")}
+    if sentence_function := _SENTENCE_FUNCTIONS.get(code):
+        return sentence_function(process | data)
+    if sentence := FAILURE_SENTENCES.get(code):
+        return str(sentence) % _WithEllipsis(process | data)
+    return _process_sentence(process, failure) or _("The platform failed during the run.")
+
+
+def _process_sentence(process: Mapping[str, Any], failure: Mapping[str, Any]) -> str:
+    """Return how a rank's process ended; empty if the failure is not one of a process. `process`: its rank and node."""
+    if process["rank"] is not None and failure.get("signal"):
+        return _("Rank %(rank)s on node %(node)s was killed by %(signal)s.") % {**process, "signal": failure["signal"]}
+    if process["rank"] is not None and failure.get("exit_code") is not None:
+        return _("Rank %(rank)s on node %(node)s exited with code %(code)s.") % {
+            **process,
+            "code": failure["exit_code"],
+        }
+    return ""
+
+
+def _exception_sentence(data: Mapping[str, Any]) -> str:
+    """Return a rank's exception as Python prints it, and where it was raised. The full stop is the sentence's own."""
+    if not data.get("exception"):
+        return _("The code ended with an exception.")
+    exception = ": ".join(str(part) for part in (data["exception"], data.get("message")) if part).rstrip(".")
+    position = _code_position(data)
+    sentence = _("Rank %(rank)s: %(exception)s (%(where)s).") if position else _("Rank %(rank)s: %(exception)s.")
+    return sentence % {"rank": data["rank"], "exception": exception, "where": position}
+
+
+def _code_position(data: Mapping[str, Any]) -> str:
+    """Return the known ones of file, line and function; empty without a file."""
+    position = {name: str(data.get(name) or "")[:MAX_PLACE_LENGTH] for name in ("file", "line", "function")}
+    if not position["file"] or not position["line"]:
+        return position["file"]
+    if not position["function"]:
+        return _("%(file)s, line %(line)s") % position
+    return _("%(file)s, line %(line)s, in %(function)s") % position
+
+
+def _refusal_sentence(data: Mapping[str, Any]) -> str:
+    """Return why the cluster refused the run. `field` is that of InvalidSpec."""
+    return str(REFUSALS.get(str(data.get("field")), _("The cluster can't run this with its current settings.")))
+
+
+def _out_of_memory(data: Mapping[str, Any]) -> str:
+    limit = data.get("limit_mib")
+    if limit is None:
+        return _("Node %(node)s ran out of memory.") % {"node": data["node"]}
+    return _("Node %(node)s exceeded its memory limit of %(limit)s MiB.") % {"node": data["node"], "limit": limit}
+
+
+def _too_many_processes(data: Mapping[str, Any]) -> str:
+    # `tasks`: how many processes ran when the launcher got no CPU time.
+    if data.get("tasks") is not None:
+        return _("Node %(node)s ran %(tasks)s processes at once, which left no CPU time for anything else.") % data
+    if data.get("limit") is None:
+        return _("Node %(node)s could not start another process or thread: it reached its limit.") % data
+    return _("Node %(node)s exceeded its limit of %(limit)s processes.") % data
+
+
+def _disk_full(data: Mapping[str, Any]) -> str:
+    if "free_mib" in data:  # only the local backend sets it, when others have filled the disk
+        return _("The disk of a machine is full, but not because of this run.")
+    if (limit := data.get("limit_mib")) is None:
+        return _("The run exceeded its disk limit.")
+    if data.get("by_quota"):  # the rest of the storage quota was less than the disk limit
+        return _("The run wrote more than the %(limit)s MiB left in your storage quota.") % {"limit": limit}
+    return _("The run exceeded its disk limit of %(limit)s MiB.") % {"limit": limit}
+
+
+def _hang_sentence(data: Mapping[str, Any]) -> str:
+    """Return for how long no rank made progress, and, if known, the position of the rank that the others wait for."""
+    seconds = data.get("seconds")
+    if seconds is None:
+        return _("No rank made progress.")
+    sentence = _("No rank made progress for %(seconds)d seconds.") % {"seconds": float(seconds)}
+    if not data.get("where") or data.get("rank") is None:
+        return sentence
+    cause = _("Rank %(rank)s is in %(where)s; the other ranks wait for it.")
+    return joined(sentence, cause % {"rank": data["rank"], "where": str(data["where"])[:MAX_PLACE_LENGTH]})
+
+
+_SENTENCE_FUNCTIONS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    FailureCode.REFUSED: _refusal_sentence,
+    FailureCode.RANK_RAISED: _exception_sentence,
+    FailureCode.OUT_OF_MEMORY: _out_of_memory,
+    FailureCode.TOO_MANY_PROCESSES: _too_many_processes,
+    FailureCode.DISK_FULL: _disk_full,
+    FailureCode.HUNG: _hang_sentence,
+}
+"""Functions for failures with more than one sentence. They get the failure's data, with its `rank` and `node`."""
+
+
+def terms_sentences(purchase: Mapping[str, Any]) -> list[str]:
+    """Return how the retries, minimum nodes and hang policy of a quote's purchase affect its price, as sentences."""
+    sentences = []
+    if retries := int(purchase.get("retries") or 0):
+        sentences.append(
+            ngettext(
+                "%(retries)d retry is included. Each attempt is charged for its own time. All attempts "
+                "together never cost more than the ceiling, so the next attempt can use only what is "
+                "left.",
+                "%(retries)d retries are included. Each attempt is charged for its own time. All "
+                "attempts together never cost more than the ceiling, so the next attempt can use only "
+                "what is left.",
+                retries,
+            )
+            % {"retries": retries}
+        )
+    if least := int(purchase.get("min_nodes") or 0):
+        sentence = _(
+            "The run can start and continue with %(least)d of %(nodes)d nodes. Nodes that do not run "
+            "cost nothing, and with fewer nodes the ceiling covers more time."
+        )
+        sentences.append(sentence % {"least": least, "nodes": purchase["nodes"]})
+    if purchase.get("on_hang") == OnHang.IGNORE:
+        sentences.append(_("Hang detection is off: time without progress is charged like any other time."))
+    return sentences
+
+
+def waiting_sentence(code: str, data: Mapping[str, Any], *, nodes: int, spec: str, ahead: int) -> str:
+    """Return why a queued job waits, its place in the queue, and what could start now instead.
+
+    `code` and `data` are those of `waiting.Reason`. `nodes` is what the job needs, `spec` the title of its node spec,
+    `ahead` the number of jobs before it.
+    """
+    place_in_queue = _("You're next in the queue.")
+    if ahead:
+        place_in_queue = ngettext("%(ahead)d job is ahead of yours.", "%(ahead)d jobs are ahead of yours.", ahead) % {
+            "ahead": ahead
+        }
+    if code in {"capacity", "too_large"}:
+        return _capacity_sentence(code, data, nodes=nodes, spec=spec, place_in_queue=place_in_queue)
+    if code == "reserved":
+        return joined(_("The cluster is reserving capacity for a larger run that has waited longest."), place_in_queue)
+    if code == "quota":
+        return _(
+            "Your organization is using %(running)d of its %(most)d nodes, and this run needs %(nodes)d "
+            "more. It starts when one of your other runs ends."
+        ) % {"running": data.get("running", 0), "most": data.get("most", 0), "nodes": nodes}
+    if code in QUEUE_SENTENCES:
+        return str(QUEUE_SENTENCES[code]) % data
+    if code in {"retry", "backoff"}:
+        return joined(retry_sentence(data), _not_before(data) or place_in_queue)
+    return _("It starts shortly.") if ahead == 0 else place_in_queue
+
+
+def unanswered_sentence() -> str:
+    """Return the sentence for a run whose cluster does not answer."""
+    return str(QUEUE_SENTENCES["backend_unavailable"])
+
+
+class _WithEllipsis(dict[str, Any]):
+    """Values for a sentence. Missing and empty ones become an ellipsis."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__({name: "…" if value is None or value == "" else value for name, value in values.items()})
+
+    def __missing__(self, name: str) -> str:
+        return "…"
+
+
+def starting_sentence(code: str, data: Mapping[str, Any]) -> str:
+    """Return what a submitted run waits for, and what to do. `code` is a WaitingCode, `data` its values."""
+    if code in {WaitingCode.CPUS, WaitingCode.MEMORY, WaitingCode.GPUS}:
+        reason = _free_machines_sentence(code, data)
+    elif code == WaitingCode.STARTING:
+        reason = str(STEPS.get(str(data.get("step")), _("Capacity is allocated. The nodes are starting.")))
+    else:
+        reason = str(WAITING_SENTENCES.get(code, _("Capacity is allocated. The nodes are starting."))) % _WithEllipsis(
+            data
+        )
+    return joined(reason, _("Nothing is charged yet."))
+
+
+def _free_machines_sentence(code: str, data: Mapping[str, Any]) -> str:
+    """Return the sentence for a run that waits for free CPUs, memory or GPUs."""
+    values = _WithEllipsis(data)
+    if code == WaitingCode.GPUS:
+        kind = str(data.get("gpu_type") or "GPU")
+        sentence = _("Waiting for %(wanted)s × %(kind)s on each of %(nodes)s nodes. Free now: %(free)s.")
+        reason = sentence % _WithEllipsis({**data, "kind": kind})
+    elif code == WaitingCode.CPUS:
+        sentence = _(
+            "Waiting for %(wanted)s cores on each of %(nodes)s nodes. The machine with the most has %(free)s free."
+        )
+        reason = sentence % values
+    else:
+        sentence = _(
+            "Waiting for %(wanted)s MiB of memory on each of %(nodes)s nodes. The machine with the most "
+            "has %(free)s free."
+        )
+        reason = sentence % values
+    return joined(reason, _("The run starts when they are free. A smaller node spec or fewer nodes may start sooner."))
+
+
+def retry_sentence(data: Mapping[str, Any]) -> str:
+    """Return why a job is retried, and who pays for the last attempt. `data` has the `reason` of its end."""
+    sentences = {
+        EndReason.CODE_FAILED: _(
+            "The last attempt failed with an error in the code. The run is retried, as you ordered."
+        ),
+        EndReason.OUT_OF_MEMORY: _("The last attempt ran out of memory. The run is retried, as you ordered."),
+        EndReason.HUNG: _("The last attempt hung. The run is retried, as you ordered."),
+        EndReason.NO_CAPACITY: _(
+            "The cluster could not place all nodes at once. That attempt is free, and the run is retried."
+        ),
+    }
+    # All other reasons that lead to a retry are platform faults.
+    free = _("The platform lost the last attempt. That attempt is free, and the run is restarted.")
+    return sentences.get(EndReason(str(data["reason"])), free) if data.get("reason") else free
+
+
+def _not_before(data: Mapping[str, Any]) -> str:
+    """Return until when a retry waits, in the reader's time zone and format; empty if it does not wait."""
+    if not data.get("at"):
+        return ""
+    moment = timezone.localtime(datetime.fromisoformat(str(data["at"])))
+    time = f"{formats.time_format(moment, 'H:i:s')} {abbreviation(moment)}"
+    return _("The next attempt starts after %(time)s.") % {"time": time}
+
+
+def _capacity_sentence(code: str, data: Mapping[str, Any], *, nodes: int, spec: str, place_in_queue: str) -> str:
+    """Return the sentence for a queued job whose cluster has too few free machines, or is too small."""
+    if code == "too_large":
+        most = int(data.get("most", 0))
+        reason = (
+            _("The cluster is now too small for %(nodes)d nodes of %(spec)s. It can hold at most %(most)d.")
+            if most
+            else _("The cluster no longer has a machine that is large enough for a node of %(spec)s.")
+        ) % {"nodes": nodes, "spec": spec, "most": most}
+        return joined(reason, _("The run starts when the cluster grows again. You can cancel it for free."))
+    free = int(data.get("free", 0))
+    reason = ngettext(
+        "Waiting for %(nodes)d free node of %(spec)s;", "Waiting for %(nodes)d free nodes of %(spec)s;", nodes
+    ) % {"nodes": nodes, "spec": spec}
+    free_now = ngettext("%(free)d is free now.", "%(free)d are free now.", free) % {"free": free}
+    instead = _("A run on %(free)d of them would start now.") % {"free": free} if free else ""
+    return joined(reason, free_now, place_in_queue, instead)
+
+
+def straggler_sentence(straggler: Straggler) -> str:
+    """Return which rank is slow, and by how much."""
+    sentence = _(
+        "Rank %(rank)d on node %(node)d is slow: its compute time per step is %(ratio)s times that of "
+        "the median rank, and the other ranks wait for it."
+    )
+    ratio = formats.number_format(round(straggler.ratio, 1), 1)
+    return sentence % {"rank": straggler.rank, "node": straggler.node, "ratio": ratio}
+
+
+def efficiency_sentence(efficiency: Efficiency) -> str:
+    """Return the scaling efficiency, and the run that it is compared with."""
+    by_steps = _(
+        "Scaling efficiency %(percent)d %%: %(nodes)d nodes process %(times)s times as much data per "
+        "second as one node in job #%(job)d."
+    )
+    by_epochs = _(
+        "Scaling efficiency %(percent)d %%: %(nodes)d nodes complete %(times)s times as many epochs per "
+        "second as one node in job #%(job)d."
+    )
+    return (by_steps if efficiency.by == "steps" else by_epochs) % {
+        "percent": round(100 * efficiency.value),
+        "nodes": efficiency.nodes,
+        "times": formats.number_format(round(efficiency.value * efficiency.nodes, 1), 1),
+        "job": efficiency.job,
+    }
+
+
+def event_sentence(kind: str, data: Mapping[str, Any]) -> str:
+    """Return the sentence for a JobEvent. `kind` is a JobState, or the kind of another event below."""
+    if kind == "settled":
+        return _("Charged %(amount)s. The rest of the hold was released.") % {
+            "amount": money(int(data["total_minor"]), str(data["currency"]))
+        }
+    failure = failure_sentence(data["failure"]) if data.get("failure") else ""
+    if data.get("retry"):
+        return joined(failure, retry_sentence(data))
+    if data.get("reason"):
+        return joined(end_sentence(str(data["reason"]), data.get("failure")), failure)
+    sentences = {
+        "ordered": _("Ordered. The ceiling is held in the wallet."),
+        # From `lifecycle.return_to_queue`; the events of retries were handled above.
+        "queued": _("Back in the queue: another run took the capacity first."),
+        "starting": _("Capacity is allocated. The nodes are starting."),
+        "running": _("Running on all nodes. Charging starts now."),
+        "stopping": _("Cancelling. The code has a short time to write a checkpoint."),
+        "stopped_by_operator": _("An administrator stopped this job: %(why)s") % {"why": data.get("why", "")},
+        "moved_by_operator": _(
+            "An administrator is moving this job. The code has a short time to write a checkpoint: %(why)s"
+        )
+        % {"why": data.get("why", "")},
+    }
+    return sentences.get(kind, kind)
+
+
+def joined(*sentences: str) -> str:
+    """Join the non-empty sentences as the reader's language does: in Chinese, with a zero-width space."""
+    return pgettext("between sentences", " ").join(sentence for sentence in sentences if sentence)

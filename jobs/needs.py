@@ -1,0 +1,69 @@
+"""Which open jobs use an object of `storage`, which asks before it deletes or changes one.
+
+No model is imported here, because the app registers `open_jobs` before models are loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from django.apps import apps
+from django.db.models import Q
+from django.utils import formats, timezone
+from django.utils.translation import gettext as _
+
+from jobs.states import ENDED
+
+if TYPE_CHECKING:
+    from jobs.models import Job
+
+MAX_NAMED = 5
+"""Jobs that an error message names: enough to find them, and still one sentence."""
+
+
+def open_jobs(
+    *,
+    reader: int | None,
+    versions: Collection[int],
+    models: Collection[int],
+    workspaces: Collection[int],
+    images: Collection[int],
+    secrets: Collection[int],
+) -> list[str]:
+    """Return queued and running jobs that use any of these ids, each with its latest end.
+
+    A job of another organization than the `reader`, which uses a shared dataset, is not named.
+    """
+    if not any((versions, models, workspaces, images, secrets)):
+        return []
+    reading = apps.get_model("jobs", "JobDataset").objects.filter(version__in=versions).values("job")
+    loading = apps.get_model("jobs", "JobModel").objects.filter(version__in=models).values("job")
+    uses = Q(workspace__in=workspaces) | Q(image__in=images) | Q(pk__in=reading) | Q(pk__in=loading)
+    for secret in apps.get_model("storage", "Secret").objects.filter(pk__in=secrets):
+        uses |= Q(organization=secret.organization_id, secrets__contains=[secret.name])
+    jobs = apps.get_model("jobs", "Job").objects.exclude(state__in=ENDED).filter(uses).order_by("pk")
+    rows = jobs.select_related("order__quote", "order__product").prefetch_related("attempts")[:MAX_NAMED]
+    return [_description(job, is_own=job.organization_id == reader) for job in rows]
+
+
+def _description(job: Job, *, is_own: bool) -> str:
+    name = f"#{job.pk} {job.name}" if is_own else _("A run of another organization")
+    ends_at = _latest_end(job)
+    if ends_at is None:
+        minutes = -(-job.deadline_seconds // 60)
+        return _("%(name)s (not started; runs for at most %(minutes)d min)") % {"name": name, "minutes": minutes}
+    time = formats.date_format(timezone.localtime(ends_at), "DATETIME_FORMAT")
+    return _("%(name)s (until %(time)s at the latest)") % {"name": name, "time": time}
+
+
+def _latest_end(job: Job) -> datetime | None:
+    """Return when the running attempt must have ended; None if there is none."""
+    attempt = next((each for each in job.attempts.all() if each.started_at and not each.finished_at), None)
+    if attempt is None or attempt.started_at is None:
+        return None
+    seconds = job.deadline_seconds
+    if attempt.granted_nodes < job.nodes:  # on fewer nodes it may run longer: see `usage.left_seconds`
+        seconds = max(seconds, job.order.quote.purchase.get("max_seconds") or job.order.product.max_seconds)
+    return attempt.started_at + timedelta(seconds=seconds)

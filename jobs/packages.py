@@ -1,0 +1,380 @@
+"""Extra Python packages of runs: read a requirements file, install its packages once, release the jobs that wait.
+
+An order with requirements refers to a PackageLayer. While the layer is not installed, its jobs wait in the queue. The
+installation is a process of its own (`runtime.packages.builder`), or a run on a Kubernetes cluster
+(`runtime.packages.cluster_builder`). Both survive a restart of the console, so `advance` only starts them and reads
+their results. Each step can be repeated.
+"""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import Exists, OuterRef, Sum
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from billing.models import NodeSpec
+from console.accounts.models import Organization
+from console.core.errors import CustomerError, InvalidInput
+from jobs import lifecycle, locks
+from jobs.clusters import cluster, cluster_named, image_of, runs_root
+from jobs.images import pull_secret
+from jobs.models import Job, PackageLayer
+from jobs.pubsub import publish_state
+from jobs.states import ENDED, EndReason, JobState
+from runtime.backends.kubernetes.config import ClusterConfig
+from runtime.errors import InvalidSpec, RuntimeFault
+from runtime.packages import builder, cluster_builder, layers, requirements
+from runtime.packages.builder import InstallRequest, InstallResult
+from runtime.packages.layers import Layer
+from runtime.packages.requirements import InvalidRequirements, Problem
+from storage import files, selectors
+from storage.errors import NotText
+from storage.models import Image, Workspace
+from storage.paths import split_path
+
+logger = logging.getLogger(__name__)
+
+FILE_NAME = "requirements.txt"
+FIELD = "requirements"
+MAX_INSTALLATIONS = 2
+"""Installations that run at once on this machine: each may use two cores, which runs then lack."""
+MAX_FAULTS = 3
+"""Platform faults after which an installation counts as failed: a fourth try rarely cures a repeated fault."""
+UNUSED_FOR = timedelta(days=30)
+"""Layers that no order has used for so long are removed. Another order installs the packages again."""
+States = PackageLayer.States
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """A requirements file: its path in the workspace, and its requirements in their normal form."""
+
+    path: str
+    lines: tuple[str, ...]
+
+
+# --- Choosing ---------------------------------------------------------------------------------------------------------
+
+
+def read_requirements(workspace: Workspace, path: str) -> Requirements:
+    """Read a requirements file of a workspace. Raises InvalidInput at the field `requirements`."""
+    root = selectors.workspace_folder(workspace)
+    try:
+        text = files.read_text(root=root, path=path, limit_bytes=requirements.MAX_BYTES)
+        return Requirements("/".join(split_path(path)), requirements.parse(text))
+    except NotText:
+        raise _invalid(_("This is not a text file of at most 64 KiB.")) from None
+    except CustomerError as error:
+        raise _invalid(str(error.message)) from None
+    except InvalidRequirements as error:
+        raise _invalid(_refusal(error)) from None
+
+
+def requirements_of(job: Job) -> Requirements | None:
+    """Return the requirements of a job as they were at its order; None if it has none."""
+    if job.packages is None:
+        return None
+    return Requirements(job.requirements_path, tuple(job.packages.requirements.splitlines()))
+
+
+def check(required: Requirements, *, image: Image | None, spec: NodeSpec | None) -> None:
+    """Check that the packages can be added to the image on the spec's cluster. Raises InvalidInput."""
+    config = _cluster_config(cluster_named(spec.cluster)) if spec is not None else None
+    if config is not None and not cluster_builder.can_install(config):
+        raise _invalid(
+            _(
+                "The cluster of this node spec reaches no package index, so it can't install packages. Use an image "
+                "that contains them, choose another node spec, or ask the administrator to set up an index."
+            )
+        )
+    if image is None or config is not None:  # only the cluster knows what its images contain
+        return
+    conflict = requirements.find_conflict(required.lines, layers.installed_versions(_image_folder(image)))
+    if conflict is not None:
+        sentence = _(
+            "The image %(image)s contains %(name)s %(version)s, which can't be replaced. Remove or loosen "
+            "“%(requirement)s”, or choose another image."
+        )
+        values = {"image": image.name, "name": conflict.name, "version": conflict.installed}
+        raise _invalid(sentence % {**values, "requirement": conflict.requirement})
+
+
+def unchosen_file(organization: Organization, purchase: Mapping[str, Any]) -> str:
+    """Return the path of the requirements file beside a purchase's script; "" if it is chosen, or there is none.
+
+    `purchase` is that of a quote.
+    """
+    if purchase.get("requirements") or purchase.get("exact"):
+        return ""
+    path = posixpath.join(posixpath.dirname(str(purchase.get("code_path", ""))), FILE_NAME)
+    try:
+        workspace = selectors.workspace_named(organization, str(purchase.get("workspace", "")))
+        return read_requirements(workspace, path).path
+    except CustomerError:
+        return ""
+
+
+def require_layer(
+    *, organization: Organization, image: Image, digest: str, cluster_name: str, lines: Sequence[str]
+) -> PackageLayer:
+    """Return the layer with these requirements, to be installed if it is not. The caller has locked the quota.
+
+    `digest` is the image's on the order, if known.
+    """
+    now = timezone.now()
+    values = {"image": image, "requirements": "\n".join(lines), "requested_at": now, "used_at": now}
+    config = _cluster_config(cluster_name)
+    if config is None:
+        folder = _image_folder(image)
+        key = layers.layer_key(image=folder, versions=layers.installed_versions(folder), requirements=lines)
+    else:
+        values |= {"cluster": cluster_name, "image_digest": digest}
+        key = cluster_builder.layer_key(config, image_of(image, digest), lines)
+    layer, is_new = PackageLayer.objects.select_for_update().get_or_create(
+        organization=organization, key=key, defaults=values
+    )
+    if is_new:
+        return layer
+    layer.used_at = now
+    # A failed layer is tried again: the index may have the package by now.
+    if layer.state != States.PENDING and not (layer.state == States.READY and _on_disk(layer).is_complete):
+        layer.state, layer.reason, layer.log, layer.faults, layer.requested_at = States.PENDING, "", "", 0, now
+        builder.forget_result(_on_disk(layer))
+    layer.save()
+    return layer
+
+
+def folder_of(job: Job) -> str:
+    """Return the folder of a job's packages; "" if it has none."""
+    return str(_on_disk(job.packages).packages) if job.packages else ""
+
+
+def log_of(layer: PackageLayer) -> str:
+    """Return the end of the installation's output so far."""
+    if layer.state != States.PENDING:
+        return layer.log
+    return cluster_builder.log_of(_on_disk(layer)) if layer.cluster else builder.log_of(_on_disk(layer))
+
+
+# --- Installing -------------------------------------------------------------------------------------------------------
+
+
+def advance() -> set[str]:
+    """Start and finish installations, and release their jobs; return the clusters on which jobs can start now.
+
+    Does nothing while another process does it.
+    """
+    with locks.packages_lock() as is_ours:
+        if not is_ours:
+            return set()
+        waiting = []
+        pending = PackageLayer.objects.filter(state=States.PENDING).select_related("image", "organization")
+        for layer in pending.order_by("requested_at"):
+            if (ended := _take_result(layer)) is not None:
+                _save_result(layer, *ended)
+            else:
+                waiting.append(layer)
+        # An organization has one installation at a time on each cluster, and one on this machine ("").
+        busy = {(layer.cluster, layer.organization_id) for layer in waiting if _is_working(layer)}
+        for layer in waiting:
+            slot = (layer.cluster, layer.organization_id)
+            is_full = not layer.cluster and sum(not name for name, _pk in busy) >= MAX_INSTALLATIONS
+            if slot not in busy and not is_full and _has_room(layer):
+                _start(layer)
+                busy.add(slot)
+        return _release_jobs()
+
+
+def remove_unused() -> None:
+    """Remove the layers that no order has used for UNUSED_FOR. Their rows stay, for the pages of their jobs."""
+    old = PackageLayer.objects.filter(used_at__lt=timezone.now() - UNUSED_FOR, state__in=[States.READY, States.FAILED])
+    _remove(old.values_list("pk", flat=True))
+
+
+def _start(layer: PackageLayer) -> None:
+    request = InstallRequest(
+        image=layer.image.name,
+        images_root=str(settings.TRAINYARD_IMAGES_ROOT),
+        requirements=tuple(layer.requirements.splitlines()),
+        indexes=tuple(settings.PACKAGE_INDEXES),
+        file_hosts=tuple(settings.PACKAGE_FILE_HOSTS),
+        network=settings.TRAINYARD_RUN_NETWORK,
+        disk_mib=min(InstallRequest.disk_mib, settings.PACKAGES_MAX_MIB),
+    )
+    if not layer.cluster:
+        builder.start(_on_disk(layer), request)
+        return
+    config = _cluster_config(layer.cluster)
+    if config is None or not cluster_builder.can_install(config):  # the settings have changed
+        _save_result(layer, InstallResult(f"The cluster {layer.cluster} no longer installs packages."), "")
+        return
+    try:
+        cluster_builder.start(
+            _on_disk(layer),
+            request,
+            backend=cluster(layer.cluster),
+            config=config,
+            image=image_of(layer.image, layer.image_digest),
+            pull_secret=pull_secret(organization=layer.organization, image=layer.image),
+            organization_slug=layer.organization.slug,
+        )
+    except (InvalidSpec, OSError) as error:
+        _save_result(layer, InstallResult(str(error), is_fault=True), "")
+    except (RuntimeFault, CustomerError) as error:  # the cluster, or its free machines, may be back at the next call
+        logger.warning("The packages %s can't be installed on %s now: %s", layer.key, layer.cluster, error)
+
+
+def _take_result(layer: PackageLayer) -> tuple[InstallResult, str] | None:
+    """Return how the installation ended, and the end of its output; None if it has not, or nobody knows now."""
+    on_disk = _on_disk(layer)
+    if not layer.cluster:
+        result = builder.result_of(on_disk)
+        return None if result is None else (result, builder.log_of(on_disk))
+    try:
+        return cluster_builder.take_result(on_disk, cluster(layer.cluster))
+    except RuntimeFault:
+        return None
+
+
+def _is_working(layer: PackageLayer) -> bool:
+    """Whether an installation of this layer is under way, on this machine also one of another layer.
+
+    A cluster that does not answer may have one.
+    """
+    if not layer.cluster:
+        return builder.is_working(_on_disk(layer))
+    try:
+        return cluster_builder.is_working(_on_disk(layer), cluster(layer.cluster))
+    except RuntimeFault:
+        return layer.cluster in settings.TRAINYARD_CLUSTERS
+
+
+def _save_result(layer: PackageLayer, result: InstallResult, log: str) -> None:
+    layer.log = log
+    if result.is_fault:
+        logger.error("The packages %s of %s could not be installed: %s", layer.key, layer.organization, result.reason)
+        layer.faults += 1
+        if layer.faults < MAX_FAULTS:
+            builder.forget_result(_on_disk(layer))  # the next call starts again
+        else:
+            layer.state = States.FAILED
+    else:
+        layer.state = States.FAILED if result.reason else States.READY
+        layer.reason = result.reason
+        layer.size_bytes = result.size_bytes
+    PackageLayer.objects.filter(pk=layer.pk, state=States.PENDING).update(
+        state=layer.state, reason=layer.reason, log=layer.log, faults=layer.faults, size_bytes=layer.size_bytes
+    )
+    if layer.state == States.FAILED:
+        _on_disk(layer).remove()
+
+
+def _release_jobs() -> set[str]:
+    """Let the jobs start whose packages are installed, and end those whose packages cannot be."""
+    released = set()
+    waiting = Job.objects.filter(awaits_packages=True, state=JobState.QUEUED)
+    for job in waiting.exclude(packages__state=States.PENDING).select_related("packages", "node_spec"):
+        layer = job.packages
+        if layer is not None and layer.state == States.READY:
+            Job.objects.filter(pk=job.pk).update(awaits_packages=False)
+            publish_state(job.pk)
+            released.add(cluster_named(job.node_spec.cluster))
+        else:
+            _end_job(job, layer.reason if layer else "")
+    return released
+
+
+def _end_job(job: Job, reason: str) -> None:
+    """End a job whose packages could not be installed. Without a reason, that is a fault of the platform."""
+    try:
+        lifecycle.end_queued(
+            job_pk=job.pk,
+            reason=EndReason.PACKAGES_FAILED if reason else EndReason.PLATFORM_ERROR,
+            detail=reason,
+        )
+    except Exception:  # one job must not keep the others waiting
+        logger.exception("Job %s could not be ended; the next call tries again.", job.pk)
+
+
+def _has_room(layer: PackageLayer) -> bool:
+    """Whether the organization has room for another layer; if not, fail this one.
+
+    Removes the layers that were not used for longest and that no open job needs.
+    """
+    limit = settings.PACKAGES_MAX_MIB << 20
+    ready = PackageLayer.objects.filter(organization=layer.organization, state=States.READY)
+    open_jobs = Job.objects.filter(packages=OuterRef("pk")).exclude(state__in=ENDED)
+    unused = ready.exclude(Exists(open_jobs)).order_by("used_at").values_list("pk", flat=True)
+    while (used := ready.aggregate(total=Sum("size_bytes"))["total"] or 0) >= limit:
+        oldest = unused.first()
+        if oldest is None or not _remove([oldest]):
+            reason = (
+                f"The packages of your open jobs take {used >> 20} MiB, the limit is {settings.PACKAGES_MAX_MIB} MiB."
+            )
+            PackageLayer.objects.filter(pk=layer.pk).update(state=States.FAILED, reason=reason)
+            return False
+    return True
+
+
+def _remove(keys: Iterable[int]) -> bool:
+    """Remove layers that no open job needs; return whether any was removed."""
+    has_removed = False
+    for key in keys:
+        with transaction.atomic():
+            # Orders lock the layer before they write their job, so none can come between this check and the removal.
+            layer = PackageLayer.objects.select_for_update(of=("self",)).get(pk=key)
+            if Job.objects.filter(packages=layer).exclude(state__in=ENDED).exists():
+                continue
+            PackageLayer.objects.filter(pk=key).update(state=States.REMOVED, size_bytes=0)
+        _on_disk(layer).remove()
+        has_removed = True
+    return has_removed
+
+
+def _on_disk(layer: PackageLayer) -> Layer:
+    root = settings.TRAINYARD_PACKAGES_ROOT
+    if layer.cluster:
+        root = cluster_builder.layers_root(runs_root(layer.cluster))
+    return Layer(root, str(layer.organization_id), layer.key)
+
+
+def _cluster_config(name: str) -> ClusterConfig | None:
+    """Return the configuration of a Kubernetes cluster; None for this machine."""
+    config: ClusterConfig | None = settings.TRAINYARD_CLUSTERS.get(name)
+    return config
+
+
+def _image_folder(image: Image) -> Path:
+    root: Path = settings.TRAINYARD_IMAGES_ROOT
+    return root / image.name
+
+
+def _invalid(sentence: str) -> InvalidInput:
+    return InvalidInput(fields={FIELD: sentence})
+
+
+def _refusal(error: InvalidRequirements) -> str:
+    """Return the sentence for a refused requirements file."""
+    sentences = {
+        Problem.TOO_LARGE: _("This is not a text file of at most 64 KiB."),
+        Problem.TOO_MANY: _("The file lists more than %(most)d packages."),
+        Problem.EMPTY: _("The file lists no packages."),
+        Problem.OPTION: _("Line %(line)d: “%(text)s” contains an option. List only packages, such as einops>=0.8."),
+        Problem.PLACE: _(
+            "Line %(line)d: “%(text)s” is an address or a path. List only packages of the package index, such as "
+            "einops>=0.8."
+        ),
+        Problem.SYNTAX: _("Line %(line)d: “%(text)s” is not a requirement such as einops>=0.8."),
+    }
+    values = {"line": error.line, "text": error.text, "most": requirements.MAX_REQUIREMENTS}
+    return sentences[error.problem] % values

@@ -1,0 +1,98 @@
+"""The order of a curve's points, which of them a chart shows, and how many epochs a run has finished. Pure.
+
+Scripts count steps and epochs differently: many restart the step count in each epoch, some count epochs from 0, some
+report fractions of an epoch. The states are JSON, stored in the attempt's cursor, so that a later read continues.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypedDict
+
+
+class CurveState(TypedDict):
+    """Where one curve of an attempt stands."""
+
+    offset: int
+    """Added to a reported step to get the point's position."""
+    first: int
+    """The step that the current count began with."""
+    last: int
+    """The largest step of the current count."""
+    gap: int
+    """The latest distance between two steps. A restarted count continues at this distance."""
+    epoch: float | None
+
+
+class EpochState(TypedDict):
+    """The epochs that an attempt has reported."""
+
+    first: float
+    last: float
+    is_fraction: bool
+    """Whether the script reports how many epochs are done (2.37), not the number of the current one."""
+
+
+def next_position(curve: CurveState | None, step: int, epoch: float | None) -> tuple[int, CurveState]:
+    """Return the position of a curve's next point, and the curve's new state.
+
+    The position equals the reported step until the script restarts its count; from then on it continues after the last
+    one, so sorting by position gives the points by epoch and step. The count has restarted where a step is not beyond
+    the first one of the count, or not beyond the last one although a later epoch has begun.
+    """
+    if curve is None:
+        return step, {"offset": 0, "first": step, "last": step, "gap": 1, "epoch": epoch}
+    is_later_epoch = epoch is not None and curve["epoch"] is not None and epoch > curve["epoch"]
+    has_restarted = step <= curve["first"] or (is_later_epoch and step <= curve["last"])
+    latest_epoch = curve["epoch"] if epoch is None else epoch
+    if has_restarted:
+        position = curve["offset"] + curve["last"] + curve["gap"]
+        return position, {
+            "offset": position - step,
+            "first": step,
+            "last": step,
+            "gap": curve["gap"],
+            "epoch": latest_epoch,
+        }
+    gap = step - curve["last"] if step > curve["last"] else curve["gap"]
+    last = max(step, curve["last"])
+    return curve["offset"] + step, {**curve, "last": last, "gap": gap, "epoch": latest_epoch}
+
+
+def report_epoch(state: EpochState | None, epoch: float) -> EpochState:
+    """Return the state after the script has reported an epoch."""
+    is_fraction = epoch != math.floor(epoch)
+    if state is None:
+        return {"first": epoch, "last": epoch, "is_fraction": is_fraction}
+    return {
+        "first": min(epoch, state["first"]),
+        "last": max(epoch, state["last"]),
+        "is_fraction": is_fraction or state["is_fraction"],
+    }
+
+
+def finished_epochs(state: EpochState | None) -> int:
+    """Return how many epochs are certainly finished: an epoch is, once a later one was reported.
+
+    A script that never reports epoch 0 counts from 1.
+    """
+    if state is None:
+        return 0
+    first_number = 0 if state["first"] < 1 or state["is_fraction"] else 1
+    return math.floor(state["last"]) - first_number
+
+
+def thinned(values: Sequence[float], limit: int) -> list[int]:
+    """Return the places of at most about `limit` values that show the same curve.
+
+    Of each of `limit / 2` equal parts the lowest and the highest value remain, so no peak is lost; and the last value.
+    """
+    if len(values) <= limit:
+        return list(range(len(values)))
+    size = math.ceil(len(values) / (limit // 2))
+    kept = {len(values) - 1}
+    for begun in range(0, len(values), size):
+        part = range(begun, min(begun + size, len(values)))
+        kept |= {min(part, key=values.__getitem__), max(part, key=values.__getitem__)}
+    return sorted(kept)

@@ -1,0 +1,78 @@
+"""Redis channels, one per job: a message means that the job's rows have changed.
+
+Live views subscribe. A message is a hint only and may be lost; the rows are the truth.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from functools import cache
+from types import TracebackType
+from typing import Self
+
+import redis
+from django.conf import settings
+from django.db import transaction
+
+logger = logging.getLogger(__name__)
+
+REPLY_SECONDS = 5.0
+"""How long to wait for Redis to confirm a subscription. It answers within milliseconds, or is away."""
+PREFIX = "job:"
+
+
+def channel(job_pk: int) -> str:
+    """Return the name of a job's channel."""
+    return f"{PREFIX}{job_pk}"
+
+
+def publish_state(job_pk: int) -> None:
+    """Publish that a job changed, after the current transaction commits. If Redis is away, the message is lost."""
+    transaction.on_commit(lambda: _publish(job_pk))
+
+
+class Subscriber:
+    """Receives the messages of all jobs from the start of the block. Any method may raise RedisError."""
+
+    def __enter__(self) -> Self:
+        self._client = redis.Redis.from_url(settings.REDIS_URL)
+        self._subscription = self._client.pubsub()  # type: ignore[no-untyped-call]  # redis types only a part of itself
+        try:
+            self._subscription.psubscribe(f"{PREFIX}*")
+            self._subscription.get_message(timeout=REPLY_SECONDS)  # confirmed: no message is missed from here on
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def wait(self, seconds: float) -> set[int]:
+        """Return the jobs that changed: as soon as there is one, or none after this time."""
+        names = set()
+        message = self._subscription.get_message(ignore_subscribe_messages=True, timeout=seconds)
+        while message is not None:
+            names.add(message["channel"].decode().removeprefix(PREFIX))
+            message = self._subscription.get_message(ignore_subscribe_messages=True, timeout=0)
+        return {int(name) for name in names if name.isdecimal()}
+
+    def _close(self) -> None:
+        with contextlib.suppress(redis.RedisError, OSError):
+            self._subscription.close()
+        self._client.close()
+
+
+def _publish(job_pk: int) -> None:
+    try:
+        _client().publish(channel(job_pk), "changed")
+    except redis.RedisError:
+        logger.warning("Redis is away: live views of job %s show its change a few seconds later.", job_pk)
+
+
+@cache
+def _client() -> redis.Redis:
+    return redis.Redis.from_url(settings.REDIS_URL)

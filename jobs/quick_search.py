@@ -1,0 +1,62 @@
+"""Find an organization's objects by a few characters, for the command palette: jobs, datasets, models, workspaces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.db.models import Model, QuerySet
+
+from console.accounts.models import Organization
+from jobs import free_runs, job_search
+from jobs.fields import is_text
+from jobs.job_search import JobSearch
+from jobs.models import Job
+from storage import selectors as storage
+
+MAX_PER_KIND = 5
+MAX_QUERY_LENGTH = 100
+MAX_NUMBER_DIGITS = 15
+"""Digits of a job's number: no larger number is a row's."""
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One object. `id` names it in URLs: a job's number, another object's name."""
+
+    kind: str
+    """`job`, `dataset`, `model` or `workspace`."""
+    id: str
+    title: str
+    detail: str = ""
+    """The state of a job, the beginning of another object's description."""
+
+
+def search(organization: Organization, query: str) -> list[Hit]:
+    """Return at most MAX_PER_KIND objects of each kind whose name contains the query, and the job of that number."""
+    query = query.strip()
+    if not query or len(query) > MAX_QUERY_LENGTH or not is_text(query):
+        return []
+    return [
+        *_jobs(organization, query),
+        *_named("dataset", storage.datasets_for(organization), query),
+        *_named("model", storage.models_for(organization), query),
+        *_named("workspace", storage.workspaces_for(organization), query),
+    ]
+
+
+def _jobs(organization: Organization, query: str) -> list[Hit]:
+    number = query.removeprefix("#")
+    found: list[int] = []
+    if number.isdecimal() and len(number) <= MAX_NUMBER_DIGITS:
+        found += Job.objects.filter(organization=organization, pk=int(number)).values_list("pk", flat=True)
+    found += job_search.matching(organization, JobSearch(q=query)).values_list("pk", flat=True)[:MAX_PER_KIND]
+    first = list(dict.fromkeys(found))[:MAX_PER_KIND]
+    jobs = Job.objects.filter(pk__in=first).select_related("image", "order__quote").in_bulk()
+    return [
+        Hit("job", str(pk), f"#{pk} {free_runs.title(jobs[pk])}", str(jobs[pk].get_state_display())) for pk in first
+    ]
+
+
+def _named(kind: str, objects: QuerySet[Model], query: str) -> list[Hit]:
+    rows = objects.filter(name__icontains=query).order_by("name").values_list("name", "description")[:MAX_PER_KIND]
+    return [Hit(kind, name, name, description[:80]) for name, description in rows]

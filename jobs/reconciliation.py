@@ -1,0 +1,216 @@
+"""Update jobs to the state that their clusters report, and repair missed changes.
+
+The watcher calls `follow` for each change of a run. Celery beat calls `reconcile` every few seconds. It asks for the
+status of every open run, makes a scheduling pass, and stops or deletes runs that no open attempt accounts for. So a
+lost task, a dead worker or a Redis that was away delays a job by one such interval at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Iterable
+
+from django.db import transaction
+from django.db.models import Q, QuerySet
+
+from console.core.enqueue import send_on_commit
+from console.observability import context
+from jobs import circuit_breaker, clusters, lifecycle, locks, results, telemetry
+from jobs.clusters import cluster, cluster_named, cluster_names
+from jobs.dispatch import dispatch, dispatch_queue, log_fields, stop_run
+from jobs.models import Attempt
+from jobs.states import ACTIVE, EndReason, JobState
+from jobs.usage import GRACE_SECONDS
+from runtime.errors import BackendUnavailable, RunNotFound
+from runtime.specs import Failure, FailureCode, RunPhase, RunStatus
+
+logger = logging.getLogger(__name__)
+
+RECONCILE_SECONDS = 20.0
+"""A reconciliation asks for no further status after this time, so that a slow cluster cannot keep a worker process busy
+for minutes. The order is random, so that every job gets its turn."""
+
+
+def follow(*, run_name: str) -> None:
+    """Read a run's new output and update its job. Does nothing for a run without an open attempt."""
+    attempt = _open_attempt(run_name)
+    if attempt:
+        _reconcile(attempt, reads_output=True)
+
+
+def reconcile(cluster_name: str = "") -> None:
+    """Reconcile one cluster, or all of them. Skip a cluster that another process reconciles."""
+    for name in [cluster_name] if cluster_name else clusters.clusters_to_reconcile():
+        with locks.reconciliation_lock(name) as is_ours:
+            if is_ours:
+                _reconcile_cluster(name)
+
+
+def reconcile_job(*, job_pk: int) -> None:
+    """Update one job to the state that its cluster reports."""
+    attempt = _open_attempts().filter(job_id=job_pk).last()
+    if attempt:
+        _reconcile(attempt)
+
+
+def stop(*, job_pk: int) -> None:
+    """Ask the cluster to stop the run of a job that is cancelled or moved, and update the job."""
+    is_unwanted = Q(job__state=JobState.STOPPING) | Q(move_requested_at__isnull=False)
+    attempt = Attempt.objects.filter(is_unwanted, job_id=job_pk, finished_at=None).last()
+    if attempt:
+        try:
+            cluster(attempt.backend).stop(attempt.run_name, GRACE_SECONDS)
+        except BackendUnavailable:
+            return  # the next reconciliation asks again
+        reconcile_job(job_pk=job_pk)
+
+
+def delete_old_runs() -> None:
+    """Delete the files of ended runs after the retention time, and runs without an attempt."""
+    for name in clusters.clusters_to_reconcile():
+        try:
+            _delete_old_runs(name)
+        except BackendUnavailable:
+            continue  # the next call tries again
+
+
+# --- One run ----------------------------------------------------------------------------------------------------------
+
+
+@context.with_fields(log_fields)
+def _reconcile(attempt: Attempt, *, reads_output: bool = False) -> None:
+    try:
+        status = cluster(attempt.backend).describe(attempt.run_name)
+    except BackendUnavailable:
+        return
+    except RunNotFound:
+        _end_vanished(attempt)
+        return
+    is_unwanted = attempt.job.state == JobState.STOPPING or attempt.move_requested_at
+    if is_unwanted and status.phase in {RunPhase.STARTING, RunPhase.RUNNING}:
+        stop_run(attempt.backend, attempt.run_name)
+    if status.phase is RunPhase.ENDED:
+        telemetry.ingest_all(attempt=attempt)
+    elif reads_output:
+        telemetry.ingest(attempt=attempt)
+    _observe(attempt, status)
+
+
+def _observe(attempt: Attempt, status: RunStatus) -> None:
+    with transaction.atomic():
+        job = lifecycle.observe(attempt=attempt, status=status)
+        if job.is_ended or job.state == JobState.QUEUED:
+            send_on_commit(dispatch, cluster_named(attempt.backend))
+            send_on_commit(results.count_storage, job.pk)
+
+
+def _end_vanished(attempt: Attempt) -> None:
+    """End an attempt whose run the backend does not have, unless the dispatcher has yet to submit it."""
+    job = attempt.job
+    if attempt.submitted_at is None and job.state == JobState.STARTING:
+        return
+    failure = None
+    if job.state != JobState.STOPPING:
+        reason = EndReason.NODE_LOST
+        failure = Failure("The cluster no longer knows this run.", FailureCode.VANISHED)
+    else:
+        # If it had started, it vanished at an unknown time while it was being stopped: a platform fault, and free.
+        reason = EndReason.NODE_LOST if attempt.started_at else EndReason.CANCELLED
+    with transaction.atomic():
+        lifecycle.end_attempt(attempt=attempt, reason=reason, failure=failure)
+        send_on_commit(dispatch, cluster_named(attempt.backend))
+
+
+def _open_attempts() -> QuerySet[Attempt]:
+    """Return attempts that a cluster may be running."""
+    return Attempt.objects.filter(finished_at=None, job__state__in=ACTIVE).select_related("job")
+
+
+def _open_attempt(run_name: str) -> Attempt | None:
+    """Return the open attempt with this run name; None for any other name, such as one that is not ours."""
+    parts = run_name.split("-")
+    if len(parts) != 3 or parts[0] != "job" or not (parts[1].isdecimal() and parts[2].isdecimal()):
+        return None
+    return _open_attempts().filter(job_id=int(parts[1]), number=int(parts[2])).first()
+
+
+# --- One cluster ------------------------------------------------------------------------------------------------------
+
+
+def _reconcile_cluster(name: str) -> None:
+    started = time.monotonic()
+    with contextlib.suppress(BackendUnavailable):
+        circuit_breaker.close_if_it_answers(name, cluster(name))
+    attempts = Attempt.objects.filter(clusters.on_cluster(name), finished_at=None, job__state__in=ACTIVE)
+    jobs = list(attempts.values_list("job", "job__state"))
+    random.shuffle(jobs)
+    # Cancelled jobs first: their machines are free for others as soon as they end.
+    for pk, _state in sorted(jobs, key=lambda each: each[1] != JobState.STOPPING):
+        try:
+            reconcile_job(job_pk=pk)
+        except Exception:
+            # An error with one job must not stop the reconciliation of the others.
+            logger.exception("Job %s could not be reconciled; the next reconciliation tries again.", pk)
+        if time.monotonic() - started > RECONCILE_SECONDS:
+            logger.warning("The cluster %s answers slowly; the next reconciliation continues.", name)
+            break
+    dispatch_queue(name)
+    _stop_unwanted_runs(name)
+    clusters.report_capacity(name)
+
+
+def _stop_unwanted_runs(name: str) -> None:
+    """Stop live runs of ended attempts, and delete those without an attempt. Stores whether the cluster answers."""
+    try:
+        for run_name, attempt in _runs_on(name, live=True):
+            if attempt is None:
+                _delete_unknown(name, run_name)
+            elif attempt.finished_at:
+                stop_run(name, run_name)
+    except BackendUnavailable as error:
+        clusters.record_status(name=name, answers=False, detail=str(error))
+    else:
+        clusters.record_status(name=name, answers=True)
+
+
+def _delete_old_runs(name: str) -> None:
+    runs = _runs_on(name, live=False)
+    for run_name, attempt in runs:
+        if attempt is None:
+            _delete_unknown(name, run_name)
+        elif attempt.finished_at and results.is_expired(attempt.job) and not results.is_needed(attempt.job):
+            results.delete_run(attempt)
+    never_submitted = Attempt.objects.filter(clusters.on_cluster(name), submitted_at=None).exclude(finished_at=None)
+    results.delete_unused_copies(
+        never_submitted.filter(job__checkpoints_copied_at__isnull=False).select_related("job__organization")
+    )
+    results.measure_uncounted([attempt for _name, attempt in runs if attempt])
+
+
+def _runs_on(name: str, *, live: bool) -> list[tuple[str, Attempt | None]]:
+    """Return the runs that a cluster has, each with its attempt; None if this cluster has no such attempt.
+
+    Runs of a cluster that the settings no longer name are left out: it may be this cluster under its old name.
+    """
+    names = [run_name for run_name in cluster(name).names(live=live) if run_name.startswith("job-")]
+    attempts = {attempt.run_name: attempt for attempt in _attempts_of(names)} if names else {}
+    clusters_by_run = {run_name: cluster_named(attempt.backend) for run_name, attempt in attempts.items()}
+    return [
+        (run_name, attempts[run_name] if clusters_by_run.get(run_name) == name else None)
+        for run_name in names
+        if clusters_by_run.get(run_name, name) in {name, *cluster_names()}
+    ]
+
+
+def _attempts_of(run_names: Iterable[str]) -> QuerySet[Attempt]:
+    """Return all attempts of the jobs that these run names mention."""
+    job_ids = {int(part[1]) for each in run_names if len(part := each.split("-")) == 3 and part[1].isdecimal()}
+    return Attempt.objects.filter(job_id__in=job_ids).select_related("job")
+
+
+def _delete_unknown(name: str, run_name: str) -> None:
+    logger.warning("The cluster %s has a run %s without an attempt; deleting it.", name, run_name)
+    cluster(name).delete(run_name)

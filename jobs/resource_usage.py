@@ -1,0 +1,275 @@
+"""Resource usage of a run's nodes and ranks over time, its slow ranks and its scaling efficiency.
+
+The launchers' samples (`runtime.launcher.telemetry.sampling`) are read with a limit, thinned and averaged; nothing is
+stored. The customer's code can write to them, so they are parsed leniently and never affect money.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from jobs.clusters import cluster
+from jobs.models import Attempt, Job
+from jobs.states import JobState
+from runtime.errors import RuntimeFault
+
+CHUNK_BYTES = 1024 * 1024
+MAX_BYTES = 16 * CHUNK_BYTES
+"""Bytes of samples read per node: about a day of them."""
+MAX_SAMPLES = 1200
+"""Samples parsed per node. Of more, every nth is used; charts show far fewer points."""
+POINTS_SHOWN = 240
+"""Points per chart: about one per two pixels."""
+RECENT_SECONDS = 60
+"""The window of current figures and of slow ranks; long enough to average over several steps."""
+SLOW_RATIO = 1.3
+"""A rank whose steps take this much longer than those of the median rank is slow. Smaller differences are noise."""
+MAX_RUNS_COMPARED = 20
+"""Latest one-node runs among which one with the same data is looked for."""
+GPU_SERIES = {"gpu": "utilization", "gpu_memory": "memory"}
+SERIES = ("cpu", "memory", "net_rx", "net_tx", "disk_read", "disk_write")
+
+
+@dataclass
+class NodeUse:
+    """One node over time. Each of `series` is as long as `at` (Unix seconds); None marks missing values."""
+
+    node: int
+    at: list[float] = field(default_factory=list)
+    series: dict[str, list[float | None]] = field(default_factory=dict)
+
+
+@dataclass
+class RankUse:
+    """One rank: its recent usage, and its steps over the attempt and recently. Bytes, cores, seconds.
+
+    `cpu` is the recent mean, `memory` the recent maximum.
+    """
+
+    rank: int
+    node: int
+    cpu: float | None = None
+    memory: float | None = None
+    steps: float = 0.0
+    step_seconds: float = 0.0
+    comm_seconds: float | None = None
+    recent_steps: float = 0.0
+    recent_compute_seconds: float | None = None
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """Return the time per step, including waits for other ranks."""
+        return self.step_seconds / self.steps if self.steps else None
+
+    @property
+    def comm_share(self) -> float | None:
+        """Return the share of step time spent waiting for other ranks, 0..1."""
+        if self.comm_seconds is None or self.step_seconds <= 0:
+            return None
+        return min(1.0, self.comm_seconds / self.step_seconds)
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A slow rank; `ratio` is its compute time per step over that of the median rank."""
+
+    rank: int
+    node: int
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Scaling efficiency: 1.0 means `nodes` times the throughput of one node, measured by `job`."""
+
+    value: float
+    nodes: int
+    job: int
+    by: str
+    """`steps` or `epochs`."""
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    """Resource usage of one attempt."""
+
+    attempt: int | None
+    nodes: list[NodeUse]
+    ranks: list[RankUse]
+    stragglers: list[Straggler]
+    efficiency: Efficiency | None
+
+
+def telemetry(job: Job, attempt_number: int | None = None) -> Telemetry:
+    """Return the resource usage of an attempt (default: the latest)."""
+    attempts = list(job.attempts.all())
+    chosen = [each for each in attempts if attempt_number in {None, each.number}]
+    if not chosen:
+        return Telemetry(None, [], [], [], None)
+    nodes, ranks = _read(chosen[-1])
+    return Telemetry(chosen[-1].number, nodes, ranks, stragglers(ranks), _efficiency(job, chosen[-1], ranks))
+
+
+def stragglers(ranks: Iterable[RankUse]) -> list[Straggler]:
+    """Return the slow ranks."""
+    measured = [
+        (each, each.recent_compute_seconds / each.recent_steps)
+        for each in ranks
+        if each.recent_compute_seconds is not None and each.recent_steps > 0
+    ]
+    if len(measured) < 2:
+        return []
+    median = statistics.median_low([seconds for _rank, seconds in measured])
+    return [
+        Straggler(each.rank, each.node, seconds / median)
+        for each, seconds in measured
+        if median > 0 and seconds > SLOW_RATIO * median
+    ]
+
+
+def _read(attempt: Attempt) -> tuple[list[NodeUse], list[RankUse]]:
+    nodes: list[NodeUse] = []
+    ranks: dict[int, RankUse] = {}
+    for node in range(attempt.granted_nodes):
+        samples = _samples(attempt, node)
+        if samples:
+            nodes.append(_node_use(node, samples))
+            _add_ranks(ranks, node, samples)
+    return nodes, [ranks[rank] for rank in sorted(ranks)]
+
+
+def _samples(attempt: Attempt, node: int) -> list[dict[str, Any]]:
+    """Return a node's samples in order: about MAX_SAMPLES of them, and all of the last minute."""
+    lines: list[str] = []
+    offset = 0
+    try:
+        while offset < MAX_BYTES:
+            chunk = cluster(attempt.backend).samples(attempt.run_name, node, offset, CHUNK_BYTES)
+            if not chunk.text:
+                break
+            lines += chunk.text.splitlines()
+            offset = chunk.next_offset
+    except RuntimeFault:
+        return []
+    stride = math.ceil(len(lines) / MAX_SAMPLES) if lines else 1
+    recent = max(0, len(lines) - RECENT_SECONDS)
+    selected = [*lines[:recent:stride], *lines[recent:]]
+    return [sample for sample in map(_parse, selected) if sample is not None]
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    try:
+        sample = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return sample if isinstance(sample, dict) and _number(sample.get("at")) is not None else None
+
+
+def _node_use(node: int, samples: list[dict[str, Any]]) -> NodeUse:
+    size = math.ceil(len(samples) / POINTS_SHOWN)
+    buckets = [samples[start : start + size] for start in range(0, len(samples), size)]
+    use = NodeUse(node, at=[float(bucket[-1]["at"]) for bucket in buckets])
+    values = {name: [_mean(sample.get(name) for sample in bucket) for bucket in buckets] for name in SERIES}
+    for name, source in GPU_SERIES.items():
+        values[name] = [
+            _mean(gpu.get(source) for sample in bucket for gpu in _parts(sample, "gpus")) for bucket in buckets
+        ]
+    use.series = {name: points for name, points in values.items() if any(point is not None for point in points)}
+    return use
+
+
+def _add_ranks(ranks: dict[int, RankUse], node: int, samples: list[dict[str, Any]]) -> None:
+    since = float(samples[-1]["at"]) - RECENT_SECONDS
+    recent_cpu: dict[int, list[Any]] = {}
+    for sample in samples:
+        for part in _parts(sample, "ranks"):
+            number = _number(part.get("rank"))
+            if number is None:
+                continue
+            use = ranks.setdefault(int(number), RankUse(int(number), node))
+            is_recent = float(sample["at"]) >= since
+            if is_recent:
+                recent_cpu.setdefault(use.rank, []).append(part.get("cpu"))
+                use.memory = _maximum(use.memory, _number(part.get("memory")))
+            steps, seconds = _number(part.get("steps")) or 0.0, _number(part.get("step_seconds")) or 0.0
+            comm_seconds = _number(part.get("comm_seconds"))
+            use.steps += steps
+            use.step_seconds += seconds
+            if comm_seconds is not None:
+                use.comm_seconds = (use.comm_seconds or 0.0) + comm_seconds
+            if is_recent and comm_seconds is not None:
+                use.recent_steps += steps
+                use.recent_compute_seconds = (use.recent_compute_seconds or 0.0) + max(0.0, seconds - comm_seconds)
+    for number, values in recent_cpu.items():
+        ranks[number].cpu = _mean(values)
+
+
+def _efficiency(job: Job, attempt: Attempt, ranks: list[RankUse]) -> Efficiency | None:
+    """Compare with the latest completed run of the same code and data on one node of the spec."""
+    nodes = attempt.granted_nodes
+    if nodes < 2 or (single := _one_node_run(job)) is None:
+        return None
+    baseline = single.attempts.filter(reason="completed").last()
+    if baseline is None:
+        return None
+    rate = _samples_per_second(job, nodes, ranks)
+    base_rate = _samples_per_second(single, 1, _read(baseline)[1]) if rate else None
+    if rate and base_rate:
+        return Efficiency(rate / (nodes * base_rate), nodes, single.pk, "steps")
+    rate, base_rate = _epochs_per_second(job, attempt), _epochs_per_second(single, baseline)
+    return Efficiency(rate / (nodes * base_rate), nodes, single.pk, "epochs") if rate and base_rate else None
+
+
+def _one_node_run(job: Job) -> Job | None:
+    similar = Job.objects.filter(
+        organization=job.organization_id,
+        code_key=job.code_key,
+        node_spec=job.node_spec_id,
+        workers_per_node=job.workers_per_node,
+        nodes=1,
+        state=JobState.SUCCEEDED,
+    ).order_by("-id")[:MAX_RUNS_COMPARED]
+    data = _data_of(job)
+    return next((each for each in similar.prefetch_related("job_datasets") if _data_of(each) == data), None)
+
+
+def _data_of(job: Job) -> set[int]:
+    return {item.version_id for item in job.job_datasets.all()}
+
+
+def _samples_per_second(job: Job, nodes: int, ranks: list[RankUse]) -> float | None:
+    """Return training samples per second of all ranks together, during steps."""
+    steps, seconds = sum(each.steps for each in ranks), sum(each.step_seconds for each in ranks)
+    return nodes * job.workers_per_node * job.batch_size * steps / seconds if steps and seconds > 0 else None
+
+
+def _epochs_per_second(job: Job, attempt: Attempt) -> float | None:
+    if attempt.reason != "completed" or attempt.started_at is None or attempt.finished_at is None:
+        return None
+    seconds = (attempt.finished_at - attempt.started_at) / timedelta(seconds=1)
+    return job.epochs / seconds if seconds > 0 else None
+
+
+def _parts(sample: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    parts = sample.get(name)
+    return [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+
+
+def _number(value: Any) -> float | None:
+    is_valid = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e300
+    return float(value) if is_valid else None
+
+
+def _maximum(first: float | None, second: float | None) -> float | None:
+    return max((value for value in (first, second) if value is not None), default=None)
+
+
+def _mean(values: Iterable[Any]) -> float | None:
+    numbers = [number for number in map(_number, values) if number is not None]
+    return sum(numbers) / len(numbers) if numbers else None

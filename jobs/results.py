@@ -1,0 +1,181 @@
+"""The files that runs leave on their clusters: logs, results, checkpoints and outputs.
+
+They count against the storage quota from the end of each attempt until they are deleted: at the time that `kept_until`
+returns, or earlier by the customer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from celery import shared_task
+from django.db import transaction
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+
+from console.accounts.models import User
+from console.accounts.services import record
+from console.core.errors import CustomerError
+from jobs.clusters import cluster
+from jobs.errors import JobsError
+from jobs.models import Attempt, Job
+from jobs.states import ENDED
+from runtime.errors import BackendUnavailable, RuntimeFault
+from storage import catalog, quota, trees
+from storage.errors import InUse
+from storage.models import Allocation
+
+KEEP_RUNS = timedelta(days=30)
+"""How long logs and results of an ended job are kept unless the customer chooses another time (`Job.keep_until`).
+Customers read this figure before they buy."""
+KEEP_AT_LEAST = timedelta(days=1)
+"""How long they are kept if the chosen time comes before the end of the job, so that there is time to read its log."""
+MEASURE_PAUSE = timedelta(minutes=1)
+"""Minimum interval between measurements of a workspace that other open jobs use: one walks all its files."""
+
+logger = logging.getLogger(__name__)
+
+
+class ClusterUnavailable(JobsError):
+    """The cluster that has the files does not answer."""
+
+    code = "cluster_away"
+    message = _("The cluster that stores these files is not responding. Try again later.")
+
+
+def checkpoint_key(job_pk: int) -> str:
+    """Return the key of the checkpoints and outputs, which all attempts at a job share."""
+    return f"job-{job_pk}"
+
+
+def allocation_key(job_pk: int) -> str:
+    """Return the key under which `storage.quota` counts a job's files."""
+    return f"job:{job_pk}"
+
+
+def kept_until(job: Job) -> datetime | None:
+    """Return until when a job's files are kept; None for a job that has not ended, whose files stay."""
+    if job.finished_at is None:
+        return None
+    if job.keep_until is None:
+        return job.finished_at + KEEP_RUNS
+    return max(job.keep_until, job.finished_at + KEEP_AT_LEAST)
+
+
+def is_expired(job: Job) -> bool:
+    """Whether the retention of the job's files is over."""
+    end = kept_until(job)
+    return end is not None and end <= timezone.now()
+
+
+@shared_task
+def count_storage(job_pk: int) -> None:
+    """Measure the files of an attempt that has just ended, and its workspace."""
+    job = Job.objects.select_related("workspace", "organization").get(pk=job_pk)
+    measure(job)
+    measured_at = job.workspace.measured_at
+    is_fresh = measured_at is not None and timezone.now() - measured_at < MEASURE_PAUSE
+    # While other jobs use the workspace, the last one to end measures it.
+    if not (is_fresh and Job.objects.filter(workspace=job.workspace_id).exclude(state__in=ENDED).exists()):
+        catalog.measure_workspace(workspace=job.workspace)
+
+
+def measure(job: Job) -> None:
+    """Measure the files of a job's ended attempts, and count them against the quota. Safe to repeat."""
+    total = trees.Usage()
+    attempts = list(job.attempts.exclude(finished_at=None))
+    for attempt in attempts:
+        total += _run_usage(attempt)
+    if total.entry_count or (attempts and job.checkpoints_copied_at):
+        total += _shared_usage(attempts[-1])
+    job.refresh_from_db(fields=["finished_at", "keep_until"])  # they may have changed while the files were measured
+    quota.count_results(
+        organization=job.organization,
+        key=allocation_key(job.pk),
+        label=f"#{job.pk} {job.name}",
+        usage=total,
+        kept_until=kept_until(job),
+    )
+
+
+def discard_count(job_pk: int) -> None:
+    """Stop counting the files of a job."""
+    Allocation.objects.filter(key=allocation_key(job_pk)).delete()
+
+
+def is_needed(job: Job) -> bool:
+    """Whether an open job still has to copy the job's checkpoints."""
+    waiting = Job.objects.filter(from_checkpoint=job, checkpoints_copied_at=None)
+    return waiting.exclude(state__in=ENDED).exists()
+
+
+def delete_unused_copies(attempts: Iterable[Attempt]) -> None:
+    """Delete expired copies of checkpoints that were made for runs which were never submitted.
+
+    A cluster does not list such runs. Raises BackendUnavailable.
+    """
+    for attempt in attempts:
+        if is_expired(attempt.job):
+            delete_run(attempt)
+            Job.objects.filter(pk=attempt.job_id).update(checkpoints_copied_at=None)
+
+
+def measure_uncounted(attempts: list[Attempt]) -> None:
+    """Measure ended attempts that `count_storage` missed, and jobs that ended after their last attempt was measured."""
+    ended = {attempt.job_id for attempt in attempts if attempt.finished_at}
+    keys = [allocation_key(pk) for pk in ended]
+    counted = dict(Allocation.objects.filter(key__in=keys).values_list("key", "kept_until"))
+    for job in Job.objects.filter(pk__in=ended).select_related("organization").iterator():
+        key = allocation_key(job.pk)
+        if key not in counted or (job.is_ended and counted[key] is None):
+            measure(job)
+
+
+def delete_run(attempt: Attempt) -> None:
+    """Delete the files of an ended attempt, and its job's checkpoints and outputs. Raises BackendUnavailable."""
+    cluster(attempt.backend).delete(attempt.run_name)
+    cluster(attempt.backend).delete_shared(checkpoint_key(attempt.job_id))
+    measure(attempt.job)
+
+
+def remove(*, job: Job, user: User | None) -> None:
+    """Delete all files of an ended job but its workspace. Safe to repeat. Raises InUse, ClusterUnavailable."""
+    if not job.is_ended:
+        raise InUse(_("This job has not ended. Wait for it to end, or cancel it first."))
+    if is_needed(job):
+        raise InUse(
+            _("A queued job starts from the checkpoints of this job. Wait for it to start, or cancel it first.")
+        )
+    try:
+        for attempt in job.attempts.all():
+            delete_run(attempt)
+    except BackendUnavailable:
+        raise ClusterUnavailable from None
+    with transaction.atomic():
+        record(organization=job.organization, actor=user, action="job.results_removed", target=f"job:{job.pk}")
+
+
+def _run_usage(attempt: Attempt) -> trees.Usage:
+    try:
+        return _usage_of(cluster(attempt.backend).run_folder(attempt.run_name))
+    except RuntimeFault:
+        return trees.Usage()
+
+
+def _shared_usage(attempt: Attempt) -> trees.Usage:
+    """Return the usage of the job's checkpoints and outputs."""
+    try:
+        backend, key = cluster(attempt.backend), checkpoint_key(attempt.job_id)
+        return _usage_of(backend.checkpoint_folder(key)) + _usage_of(backend.output_folder(key))
+    except RuntimeFault:
+        return trees.Usage()
+
+
+def _usage_of(folder: Path) -> trees.Usage:
+    try:
+        return trees.measure(root=folder).usage
+    except CustomerError:  # nothing that the console can reach
+        return trees.Usage()

@@ -1,0 +1,46 @@
+"""Jobs for list pages: one query per page, with only the columns that a row shows. Reads only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models import F, QuerySet
+
+from console.accounts.models import Organization
+from jobs import free_runs, selectors
+from jobs.models import Job
+
+FIELDS = (
+    "id", "name", "tags", "code_path", "state", "epochs", "epoch", "progress", "nodes", "deadline_seconds",
+    "queued_at", "started_at", "builtin_script", "image__name",
+)  # fmt: skip
+
+
+def listed(organization: Organization) -> QuerySet[Job]:
+    """Return an organization's jobs, newest first, annotated for `row`."""
+    return (
+        Job.objects.filter(organization=organization)
+        .annotate(
+            workspace_name=F("workspace__name"),
+            spec_title=F("node_spec__title"),
+            metered_minor=F("order__hold__metered_minor"),
+            placed_by=F("order__placed_by__email"),
+            currency=F("order__quote__currency"),
+            ceiling_minor=F("order__quote__ceiling_minor"),
+            was_probe=free_runs.PROBES,
+            p50_seconds=F("order__quote__basis__p50_seconds"),
+        )
+        .select_related("image")
+        .only(*FIELDS)
+        .order_by("-id")
+    )
+
+
+def row(job: Any) -> dict[str, Any]:
+    """Return the context of one row; `job` comes from `listed`."""
+    return {
+        "job": job,
+        "title": free_runs.title(job, is_probe=job.was_probe),
+        "progress": selectors.progress(job, p50_seconds=float(job.p50_seconds or 0)),
+        "cost_minor": job.metered_minor,
+    }

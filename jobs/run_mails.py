@@ -1,0 +1,55 @@
+"""Mail the end of a run to the member who ordered it, if the member wants such mails."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import partial
+
+from django.conf import settings
+from django.template.loader import render_to_string
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from billing.messages import money
+from console.accounts.emails import deliver
+from console.accounts.models import Membership, User
+from console.notifications import services as notifications
+from console.notifications.models import Notification
+from jobs.messages import end_sentence, failure_sentence
+from jobs.models import Job
+
+KINDS = ("job.succeeded", "job.failed", "job.cancelled")
+STALE = timedelta(days=1)
+"""An end is not mailed later than this: after a long outage of mail, hundreds of old mails would help nobody."""
+
+
+def send_due() -> int:
+    """Send the mails that are due and return their number. Safe to repeat."""
+    since = timezone.now() - STALE
+    due = Notification.objects.filter(mailed_at=None, kind__in=KINDS, created_at__gt=since).select_related("user")
+    return sum(deliver(Notification.objects.filter(pk=each.pk), partial(_mail, each), _readers(each)) for each in due)
+
+
+def _readers(notification: Notification) -> list[User]:
+    user = notification.user
+    if user is None or not user.is_active:
+        return []
+    member = Membership.objects.filter(organization=notification.organization_id, user=user).first()
+    return [user] if member and notifications.wants_mail(member, notification.kind) else []
+
+
+def _mail(notification: Notification) -> tuple[str, str]:
+    job = Job.objects.select_related("order__hold__quote", "organization").get(pk=notification.data["job"])
+    attempt = job.attempts.last()
+    failure = attempt.failure if attempt else None
+    context = {
+        "job": job,
+        "sentence": end_sentence(job.reason, failure, is_free=job.order.quote.ceiling_minor == 0),
+        "failure": failure_sentence(failure) if failure else "",
+        "charged": money(notification.data["charged_minor"], notification.data["currency"]),
+        "url": f"{settings.TRAINYARD_URL}{reverse('job_detail', args=[job.pk])}",
+        "choices_url": f"{settings.TRAINYARD_URL}{reverse('notification_list')}",
+    }
+    subject = _("#%(job)d %(name)s: %(state)s") % {"job": job.pk, "name": job.name, "state": job.get_state_display()}
+    return subject, render_to_string("jobs/mail/end.txt", context)

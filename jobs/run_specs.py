@@ -1,0 +1,128 @@
+"""From an attempt to the RunSpec that a backend receives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from django.db.models import Prefetch, prefetch_related_objects
+
+from jobs import lifecycle, packages, results, snapshots, traces, usage
+from jobs.clusters import image_of, resources_of
+from jobs.images import pull_secret
+from jobs.models import Attempt, Job, JobDataset, JobModel
+from jobs.states import OnHang
+from jobs.usage import GRACE_SECONDS
+from runtime.errors import InvalidSpec
+from runtime.specs import Controller, Framework, LocalRankArgument, LrScaling, RunSpec
+from storage import mounts, secret_store
+from storage import selectors as storage_selectors
+from storage.errors import SecretUnreadable
+from storage.models import DatasetVersion, ModelVersion
+
+WORKSPACE_TARGET = "/workspace"
+DATASETS_TARGET = "/datasets"
+MODELS_TARGET = "/models"
+HANG_SECONDS = 120
+"""How long a run may show no sign of progress before it counts as hung. Longer than the pauses of ordinary training
+(an evaluation, a checkpoint); the launcher's own detector may be certain sooner."""
+
+
+def mounted_versions(job: Job) -> list[DatasetVersion]:
+    """Return the dataset versions that a job mounts, in the order chosen. Read once for each instance of the job."""
+    rows = JobDataset.objects.select_related("version__dataset")
+    prefetch_related_objects([job], Prefetch("job_datasets", rows))
+    return [row.version for row in job.job_datasets.all()]
+
+
+def mounted_models(job: Job) -> list[ModelVersion]:
+    """Return the model versions that a job mounts, in the order chosen. Read once for each instance of the job."""
+    prefetch_related_objects([job], Prefetch("job_models", JobModel.objects.select_related("version__model")))
+    return [row.version for row in job.job_models.all()]
+
+
+def run_spec(attempt: Attempt) -> RunSpec:
+    """Return the attempt's spec, the same at every call."""
+    job, nodes = attempt.job, attempt.granted_nodes
+    versions, models = mounted_versions(job), mounted_models(job)
+    deadline_seconds = _deadline_seconds(attempt)
+    return RunSpec(
+        name=attempt.run_name,
+        framework=Framework(job.framework),
+        image=image_of(job.image, job.image_digest),
+        nodes=nodes,
+        workers_per_node=job.workers_per_node,
+        resources=resources_of(job.node_spec),
+        script=snapshots.script_path(job),
+        builtin_script=job.builtin_script,
+        deadline_seconds=deadline_seconds,
+        arguments=tuple(job.arguments),
+        expands_arguments=job.expands_arguments,
+        environment=job.environment,
+        local_rank_argument=LocalRankArgument(job.local_rank_argument),
+        epochs=job.epochs,
+        lr=job.lr,
+        lr_scaling=LrScaling(job.lr_scaling),
+        warmup_epochs=job.warmup_epochs,
+        batch_size=job.batch_size,
+        datasets=tuple(version.dataset.name for version in versions),
+        models=tuple(version.model.name for version in models),
+        mounts=mounts.mounts_for(
+            workspace=job.workspace,
+            dataset_versions=versions,
+            model_versions=models,
+            workspace_target=WORKSPACE_TARGET,
+            datasets_target=DATASETS_TARGET,
+            models_target=MODELS_TARGET,
+        ),
+        workspace_target=WORKSPACE_TARGET,
+        datasets_target=DATASETS_TARGET,
+        models_target=MODELS_TARGET,
+        restart_count=attempt.number - 1,
+        grace_seconds=min(GRACE_SECONDS, deadline_seconds // 4),
+        checkpoint_key=results.checkpoint_key(job.pk),
+        min_nodes=min(job.min_nodes, nodes),
+        controller=Controller(job.controller),
+        collective_timeout_seconds=job.collective_timeout_seconds,
+        stall_check_seconds=job.stall_check_seconds,
+        hang_seconds=0 if job.on_hang == OnHang.IGNORE else HANG_SECONDS,
+        packages=packages.folder_of(job),
+        labels={"organization": job.organization.slug, "job": str(job.pk)},
+        node_kind=job.node_spec.name,
+        organization_nodes=job.organization.quota.max_running_nodes,
+        traceparent=traces.traceparent_of(attempt),
+    )
+
+
+def launch_spec(attempt: Attempt) -> RunSpec:
+    """Return `run_spec` plus what only the start needs: the remaining storage quota, the pull secret and the secrets.
+
+    The script of an exact rerun is then in the workspace. Raises InvalidSpec.
+    """
+    job = attempt.job
+    snapshots.restore(job)
+    return replace(
+        run_spec(attempt),
+        storage_left_mib=None if job.builtin_script else storage_selectors.quota_left(job.organization) >> 20,
+        pull_secret=pull_secret(organization=job.organization, image=job.image),
+        secrets=_secrets(job),
+    )
+
+
+def _secrets(job: Job) -> dict[str, str]:
+    """Return the current values of the secrets that the order names. Raises InvalidSpec."""
+    if not job.secrets:
+        return {}
+    try:
+        return secret_store.values_of(job.organization, job.secrets)
+    except SecretUnreadable as error:
+        raise InvalidSpec(str(error.message), field="secrets") from error
+
+
+def _deadline_seconds(attempt: Attempt) -> int:
+    """Return the time that earlier attempts have left; on fewer nodes an attempt may take longer."""
+    job = attempt.job
+    if attempt.number == 1 and attempt.granted_nodes == job.nodes:
+        return job.deadline_seconds
+    earlier = job.attempts.filter(number__lt=attempt.number)
+    longest = lifecycle.longest_seconds(job)
+    return max(1, usage.left_seconds(job, earlier, nodes=attempt.granted_nodes, longest_seconds=longest))

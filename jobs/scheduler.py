@@ -1,0 +1,217 @@
+"""The queue of a cluster: choose the job that starts next, and store why the others wait.
+
+The cost of a pass depends on what it starts, not on the length of the queue: a job that cannot start is never loaded.
+Why a job waits is stored once per node spec (`CapacitySnapshot`); `waiting` reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timedelta
+from functools import reduce
+from operator import or_
+
+from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.utils import timezone
+
+from billing.models import NodeSpec
+from console.accounts.models import Quota
+from jobs import quotas
+from jobs.clusters import cluster_named, resources_of
+from jobs.models import LEAST_NODES, Attempt, CapacitySnapshot, Job
+from jobs.states import JobState
+from runtime.specs import Capacity, Resources
+
+BACKFILL_LIMIT = timedelta(minutes=10)
+"""How long smaller jobs may start ahead of an older job that does not fit yet. After that, free capacity is kept for
+the older job; without a limit, a steady stream of small jobs would delay it for ever."""
+MIN_PAGE, MAX_PAGE = 8, 100
+"""Bounds of the number of jobs loaded at once. A page holds as many jobs as there are free nodes: at most so many can
+start. The minimum saves queries when jobs of a page turn out to be over their quota, the maximum bounds memory."""
+Position = tuple[datetime, int]
+"""A place in the queue: when the job was queued, and its id."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The capacity for a node spec during a pass; the fields are columns of `CapacitySnapshot`."""
+
+    free: int
+    most: int
+    answers: bool
+    held_from: datetime | None
+    held_from_job: int | None
+    drain_reason: str = ""
+
+
+def waiting_specs(cluster_name: str) -> list[NodeSpec]:
+    """Return the cluster's node specs that at least one job waits for and could start on now."""
+    ready = Job.objects.filter(_is_ready(timezone.now()), node_spec=OuterRef("pk"), state=JobState.QUEUED)
+    specs = NodeSpec.objects.filter(Exists(ready)).select_related("capacity_snapshot")
+    return [spec for spec in specs if cluster_named(spec.cluster) == cluster_name]
+
+
+class SchedulingPass:
+    """One pass over a cluster's queue, given its capacity. The caller starts jobs and reports each one here."""
+
+    def __init__(self, specs: Sequence[NodeSpec], capacity: Capacity, reserved: Iterable[Attempt] = ()) -> None:
+        """`reserved` are claimed attempts that the cluster does not have yet, and whose nodes stay free for them."""
+        self._specs = {spec.pk: spec for spec in specs}
+        self._now = timezone.now()
+        self._running = quotas.running_nodes()
+        limits = Quota.objects.filter(organization__in=self._running)
+        self._node_limits = dict(limits.values_list("organization_id", "max_running_nodes"))
+        self._held_from: Position | None = None
+        self._reserved = list(reserved)
+        self.update_capacity(capacity)
+
+    def update_capacity(self, capacity: Capacity) -> None:
+        """Replace the capacity that this pass computes with by what the cluster has now."""
+        for attempt in self._reserved:
+            spec = attempt.job.node_spec
+            capacity = capacity_without(capacity, resources_of(spec), attempt.granted_nodes, spec.name)
+        self._set_capacity(capacity)
+
+    def _set_capacity(self, capacity: Capacity) -> None:
+        self._capacity = capacity
+        self._free = {pk: capacity.nodes_now(resources_of(spec), spec.name) for pk, spec in self._specs.items()}
+
+    def allocate(self, job: Job, nodes: int) -> None:
+        """Subtract `nodes` nodes of the job's spec, which were submitted to the cluster."""
+        self._running[job.organization_id] = self._running.get(job.organization_id, 0) + nodes
+        self._set_capacity(capacity_without(self._capacity, resources_of(job.node_spec), nodes, job.node_spec.name))
+
+    def startable(self) -> Iterator[tuple[Job, int]]:
+        """Yield each job that can start now, oldest first, and the number of nodes for it.
+
+        Between two jobs the caller reports the first one with `allocate`.
+        """
+        last: Position | None = None
+        is_last = False
+        while not is_last and (page := self._page(last)):
+            # A job that starts to fit during this pass, after an end or an order, gets a pass of its own.
+            is_last = len(page) < MIN_PAGE
+            reserved = self._first_overdue(last)
+            for job in page:
+                last = (job.queued_at, job.pk)
+                if reserved and reserved < last:
+                    self._held_from = reserved
+                    return
+                quota, free = self._free_in_quota(job), self._free[job.node_spec_id]
+                if quota < job.least_nodes:
+                    continue
+                if free >= job.least_nodes:
+                    yield job, min(job.nodes, quota, free)
+                elif self._now - job.queued_at > BACKFILL_LIMIT:
+                    self._held_from = last
+                    return
+
+    def save_snapshots(self) -> None:
+        """Store the capacity for each node spec. Rows that would not change are not written."""
+        held_from, held_job = self._held_from or (None, None)
+        snapshots = {
+            pk: Snapshot(
+                free=self._free[pk],
+                most=self._max_nodes(pk),
+                answers=True,
+                held_from=held_from,
+                held_from_job=held_job,
+            )
+            for pk in self._specs
+        }
+        _store({pk: asdict(snapshot) for pk, snapshot in snapshots.items()}, self._specs.values())
+
+    def _queued(self, after: Position | None = None) -> QuerySet[Job]:
+        jobs = Job.objects.filter(_is_ready(timezone.now()), state=JobState.QUEUED, node_spec__in=self._specs)
+        if after:
+            jobs = jobs.filter(Q(queued_at__gt=after[0]) | Q(queued_at=after[0], pk__gt=after[1]))
+        return jobs.alias(least=LEAST_NODES).order_by("queued_at", "pk")
+
+    def _page(self, after: Position | None) -> list[Job]:
+        """Return the next jobs that fit the free capacity, without organizations known to be over their quota."""
+        fits = [Q(node_spec=pk, least__lte=free) for pk, free in self._free.items() if free]
+        if not fits:
+            return []
+        jobs = self._queued(after).filter(reduce(or_, fits)).exclude(self._over_quota())
+        size = min(MAX_PAGE, max(MIN_PAGE, sum(self._free.values())))
+        return list(jobs.select_related("node_spec", "image", "workspace", "organization__quota")[:size])
+
+    def _first_overdue(self, after: Position | None) -> Position | None:
+        """Return the first job that has waited past BACKFILL_LIMIT for capacity, though its quota has room."""
+        too_large = [
+            Q(node_spec=pk, least__gt=free, least__lte=most)
+            for pk, free in self._free.items()
+            if (most := self._max_nodes(pk)) > free
+        ]
+        if not too_large:
+            return None
+        large = reduce(or_, too_large)
+        while True:
+            overdue = self._queued(after).filter(large, queued_at__lt=self._now - BACKFILL_LIMIT)
+            jobs = list(overdue.exclude(self._over_quota()).select_related("organization__quota")[:MIN_PAGE])
+            for job in jobs:
+                after = job.queued_at, job.pk
+                if self._free_in_quota(job) >= job.least_nodes:
+                    return after
+            if len(jobs) < MIN_PAGE:
+                return None
+
+    def _max_nodes(self, spec: int) -> int:
+        """Return how many nodes of the spec the cluster could run if it were empty."""
+        return self._capacity.nodes_ever(resources_of(self._specs[spec]), self._specs[spec].name)
+
+    def _free_in_quota(self, job: Job) -> int:
+        self._node_limits[job.organization_id] = job.organization.quota.max_running_nodes
+        return quotas.free_nodes(job, self._running)
+
+    def _over_quota(self) -> Q:
+        """Return the filter for jobs that do not fit the quota of an organization seen so far in this pass."""
+        free = {pk: limit - self._running.get(pk, 0) for pk, limit in self._node_limits.items()}
+        full = [pk for pk, nodes in free.items() if nodes <= 0]
+        partly = (Q(organization=pk, least__gt=nodes) for pk, nodes in free.items() if nodes > 0)
+        return reduce(or_, partly, Q(organization__in=full))
+
+
+def save_unavailable(specs: Sequence[NodeSpec]) -> None:
+    """Store that the cluster of these specs does not answer."""
+    _store({spec.pk: {"answers": False} for spec in specs}, specs)
+
+
+def save_drained(specs: Sequence[NodeSpec], reason: str) -> None:
+    """Store that the cluster of these specs is drained, and why."""
+    _store({spec.pk: {"answers": True, "drain_reason": reason} for spec in specs}, specs)
+
+
+def capacity_without(capacity: Capacity, resources: Resources, nodes: int, kind: str = "") -> Capacity:
+    """Return the capacity left after `nodes` nodes with `resources` start, placed machine by machine."""
+    machines = []
+    for machine in capacity.machines:
+        placed = min(nodes, replace(capacity, machines=(machine,), elastic=False).nodes_now(resources, kind))
+        nodes -= placed
+        free = machine.free
+        if placed:
+            free = replace(
+                free,
+                cpus=round(free.cpus - resources.cpus * placed, 6),
+                memory_mib=free.memory_mib - resources.memory_mib * placed,
+                gpus=free.gpus - resources.gpus * placed,
+            )
+        machines.append(replace(machine, free=free))
+    return replace(capacity, machines=tuple(machines))
+
+
+def _is_ready(now: datetime) -> Q:
+    """Return the filter for jobs whose wait before a retry is over, and whose packages are installed."""
+    return Q(awaits_packages=False) & (Q(not_before=None) | Q(not_before__lte=now))
+
+
+def _store(values_of: Mapping[int, Mapping[str, object]], specs: Iterable[NodeSpec]) -> None:
+    """Write the snapshots of specs from `waiting_specs`, which bring their stored one along."""
+    for spec in specs:
+        stored: CapacitySnapshot | None = getattr(spec, "capacity_snapshot", None)
+        values = values_of[spec.pk]
+        if stored is not None and all(getattr(stored, name) == value for name, value in values.items()):
+            continue
+        if stored is None or not CapacitySnapshot.objects.filter(pk=stored.pk).update(**values):
+            CapacitySnapshot.objects.update_or_create(node_spec_id=spec.pk, defaults=values)

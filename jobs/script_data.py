@@ -1,0 +1,86 @@
+"""Find the variables and datasets that a script reads, and warn before the purchase of those that were not chosen.
+
+The script is searched with patterns, not parsed: hostile input could exhaust the recursion of Python's parser. Names
+that are assembled elsewhere are not found, so these are warnings and never errors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.utils.translation import gettext as _
+
+from console.accounts.models import Organization
+from console.core.errors import CustomerError
+from runtime import environment
+from storage import files, selectors, sharing
+
+MAX_WARNINGS = 5
+"""Warnings shown; a script with more unchosen names is likelier misread than misused."""
+COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
+VARIABLE = re.compile(r"\bDATASETS(_PATH)?\b")
+QUOTED_NAME = re.compile(r"""(?<=["'/])[a-z0-9][a-z0-9_-]{0,62}(?=["'/])""")
+"""Whole strings, or whole path components, that could be the name of a dataset."""
+JOINED_NAME = re.compile(
+    r"""DATASETS_PATH (?: \}?/ | ["'] (?:\s*,\s*["'][^"'\n]{0,200}["'])? \s*[\])]{1,4}\s*"""
+    r"""(?: [,/+]\s*f?["']/? | \}/ ) ) ([a-z0-9][a-z0-9_-]{0,62})\b""",
+    re.VERBOSE,
+)
+"""A name directly after the variable: with os.path.join, `/`, `+`, in an f-string, or in shell syntax."""
+
+QUOTED_VARIABLE = re.compile(r"""["']([A-Z][A-Z0-9_]+)["']""")
+
+
+@dataclass(frozen=True)
+class DatasetUse:
+    """Whether a script uses datasets, which ones it certainly names, and which its strings could refer to."""
+
+    uses_datasets: bool = False
+    named: frozenset[str] = frozenset()
+    possible: frozenset[str] = frozenset()
+
+
+def read_script(text: str) -> DatasetUse:
+    """Return the datasets that a script's text refers to."""
+    code = COMMENT.sub("", text)
+    if not VARIABLE.search(code):
+        return DatasetUse()
+    return DatasetUse(
+        uses_datasets=True, named=frozenset(JOINED_NAME.findall(code)), possible=frozenset(QUOTED_NAME.findall(code))
+    )
+
+
+def contract_variables(text: str) -> list[str]:
+    """Return the variables of the environment contract that a script's text names as strings, in alphabetical order."""
+    return sorted(environment.CONTRACT & set(QUOTED_VARIABLE.findall(COMMENT.sub("", text))))
+
+
+def warnings(organization: Organization, purchase: Mapping[str, Any]) -> list[str]:
+    """Return a warning for each dataset that the script reads and the purchase does not include.
+
+    Empty if the script cannot be read.
+    """
+    if purchase.get("exact"):
+        return []  # it reads what the earlier job read
+    script = str(purchase.get("code_path", ""))
+    chosen = {str(dataset).partition("@")[0] for dataset in purchase.get("datasets") or ()}
+    try:
+        workspace = selectors.workspace_named(organization, str(purchase.get("workspace", "")))
+        use = read_script(files.read_text(root=selectors.workspace_folder(workspace), path=script))
+    except CustomerError:
+        return []
+    if not use.uses_datasets:
+        return []
+    existing = set(sharing.usable_datasets(organization).values_list("name", flat=True))
+    not_chosen = (use.named | use.possible & existing) - chosen
+    if not not_chosen and not chosen and not use.named:
+        return [_("%(script)s uses datasets, but none is chosen.") % {"script": script}]
+    missing = _("%(script)s reads the dataset %(name)s, which is not chosen.")
+    unknown = _("%(script)s reads the dataset %(name)s, which your organization does not have. Upload it first.")
+    return [
+        (missing if name in existing else unknown) % {"script": script, "name": name}
+        for name in sorted(not_chosen)[:MAX_WARNINGS]
+    ]

@@ -1,0 +1,147 @@
+"""Snapshots of what a job was ordered with: the script's bytes and the identity of the image.
+
+Arguments and dataset versions are columns of the job. A script is stored once per organization and content. The
+snapshot lets a customer see what changed since, and run the same script again (`reruns`).
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import io
+import posixpath
+from dataclasses import dataclass
+
+from console.core.errors import CustomerError
+from jobs.clusters import cluster, image_of
+from jobs.models import Job, ScriptSnapshot
+from runtime.errors import InvalidSpec, RuntimeFault
+from storage import catalog, files, selectors
+from storage.diffs import DiffLine, line_diff
+from storage.models import Image, Workspace
+
+HASH_LIMIT = 64 * 1024**2
+"""The largest script that is hashed, in bytes: it is read while the customer waits. A larger one has no snapshot."""
+COPY_STEM_LENGTH = 200
+"""Characters of a script's name in the name of its copy: with the hash, the name stays within 255 bytes."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """The bytes of a script, or only their hash if there are more than `files.TEXT_LIMIT`."""
+
+    sha256: str
+    size_bytes: int
+    content: bytes | None
+
+
+class ScriptState(enum.StrEnum):
+    """How the script in the workspace compares with the snapshot."""
+
+    UNCHANGED = "unchanged"
+    CHANGED = "changed"
+    MISSING = "missing"
+    """It was deleted, moved, or cannot be read."""
+    UNKNOWN = "unknown"
+    """The job has no snapshot."""
+
+
+def read_script(workspace: Workspace, path: str) -> Script | None:
+    """Return the script at a path of a workspace; None if it is larger than HASH_LIMIT. Raises as `files.read`."""
+    file = files.read(root=selectors.workspace_folder(workspace), path=path)
+    with file.stream:
+        if file.size > HASH_LIMIT:
+            return None
+        digest, size, content = hashlib.sha256(), 0, b""
+        for chunk in file:  # at most `file.size` bytes, though a run may append to the file
+            digest.update(chunk)
+            size += len(chunk)
+            if size <= files.TEXT_LIMIT:
+                content += chunk
+    return Script(digest.hexdigest(), size, content if size <= files.TEXT_LIMIT else None)
+
+
+def store(organization_pk: int, script: Script | None) -> ScriptSnapshot | None:
+    """Return the row of a script; None if there is no script. Call it in the transaction that writes the job."""
+    if script is None:
+        return None
+    row, _created = ScriptSnapshot.objects.get_or_create(
+        organization_id=organization_pk,
+        sha256=script.sha256,
+        defaults={"size_bytes": script.size_bytes, "content": script.content},
+    )
+    return row
+
+
+def image_identity(image: Image, cluster_name: str) -> str:
+    """Return what identifies the image's content on a cluster (`Backend.image_identity`); empty if that is unknown."""
+    try:
+        return cluster(cluster_name).image_identity(image_of(image))
+    except RuntimeFault:
+        return ""
+
+
+# --- The snapshot and the workspace now -------------------------------------------------------------------------------
+
+
+def text_of(job: Job) -> str | None:
+    """Return the script's text as it was ordered; None if it is not stored. U+FFFD replaces invalid UTF-8."""
+    content = job.script.content if job.script else None
+    return None if content is None else bytes(content).decode(errors="replace")
+
+
+def script_now(job: Job) -> Script | None:
+    """Return the script that is in the job's workspace now; None if it cannot be read."""
+    try:
+        return read_script(job.workspace, job.code_path)
+    except CustomerError:
+        return None
+
+
+def state_of(job: Job, now: Script | None) -> ScriptState:
+    """Compare the snapshot with the script `now`."""
+    if job.script is None:
+        return ScriptState.UNKNOWN
+    if now is None:
+        return ScriptState.MISSING
+    return ScriptState.UNCHANGED if now.sha256 == job.script.sha256 else ScriptState.CHANGED
+
+
+def diff(job: Job, now: Script | None) -> list[DiffLine]:
+    """Return the lines that differ from the snapshot to the script `now`; empty if either has no text."""
+    old = text_of(job)
+    if old is None or now is None or now.content is None:
+        return []
+    return line_diff(old=old, new=now.content.decode(errors="replace"))
+
+
+# --- Running a snapshot -----------------------------------------------------------------------------------------------
+
+
+def script_path(job: Job) -> str:
+    """Return the path in the workspace of the script that the job runs: its own, or the copy of its snapshot."""
+    if not job.runs_snapshot or job.script is None:
+        return job.code_path
+    folder, name = posixpath.split(job.code_path)
+    stem = name.removesuffix(".py").encode()[:COPY_STEM_LENGTH].decode(errors="ignore")
+    return posixpath.join(folder, f"{stem}.{job.script.sha256[:12]}.py")
+
+
+def restore(job: Job) -> None:
+    """Write the copy of the snapshot beside the job's script, unless it is there unchanged.
+
+    It is checked before each attempt, because customers' code can write to the workspace. Raises InvalidSpec.
+    """
+    if not job.runs_snapshot or job.script is None or job.script.content is None:
+        return
+    path = script_path(job)
+    try:
+        present = read_script(job.workspace, path)
+    except CustomerError:
+        present = None
+    if present is not None and present.sha256 == job.script.sha256:
+        return
+    try:
+        catalog.write_file(workspace=job.workspace, path=path, stream=io.BytesIO(bytes(job.script.content)))
+    except CustomerError as error:
+        raise InvalidSpec(f"The script of the order can't be written to '{path}': {error}", field="script") from error

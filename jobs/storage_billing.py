@@ -1,0 +1,80 @@
+"""Bill the storage of each organization once a day, and act when it stays unpaid.
+
+Unpaid storage is announced by mail at once. After `STOP_WRITES_AFTER` nothing more can be written, and after
+`DELETE_AFTER` the files of the oldest ended job get a retention of `expiry.NOTICE`, one job a day. Payment ends all.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from functools import partial
+
+from django.db import transaction
+from django.db.models import Q
+from django.utils import timezone
+
+from billing import storage_charges
+from billing.emails import payers
+from billing.models import Account, StorageBalance, StorageDay
+from billing.storage_charges import storage_price
+from console.accounts.emails import deliver
+from console.accounts.models import Organization, Quota
+from console.accounts.zones import installation_time
+from jobs import expiry, results
+from jobs.models import Job
+from storage import selectors as storage
+from storage.models import Allocation
+
+logger = logging.getLogger(__name__)
+
+
+def charge_all() -> None:
+    """Charge today's storage of every wallet, and what is still due. Safe to repeat."""
+    today = installation_time().date()
+    rated = StorageDay.objects.filter(day=today).values("account")
+    wallets = Account.objects.filter(kind=Account.Kinds.WALLET)
+    currencies = wallets.order_by().values_list("currency", flat=True).distinct()
+    priced = [currency for currency in currencies if storage_price(currency) is not None]
+    due = Q(storage_balance__due_minor__gte=1) | Q(organization__quota__stops_writes=True)
+    wallets = wallets.filter(due | Q(currency__in=priced) & ~Q(pk__in=rated))
+    for account in wallets.select_related("organization").iterator():
+        try:
+            if account.currency in priced:
+                size_bytes = storage.usage(account.owner).counted_bytes
+                storage_charges.charge_day(account=account, day=today, size_bytes=size_bytes)
+            storage_charges.collect(account=account)
+            _enforce(account)
+        except Exception:
+            # An error with one organization must not keep the others from being charged.
+            logger.exception("The storage of account %s could not be charged; the next hour tries again.", account.pk)
+    unpaid = StorageBalance.objects.filter(mailed_at=None, unpaid_since__isnull=False)
+    for balance in unpaid.select_related("account__organization"):
+        rows = StorageBalance.objects.filter(pk=balance.pk)
+        deliver(rows, partial(storage_charges.unpaid_mail, balance), payers(balance.account.owner))
+
+
+def _enforce(account: Account) -> None:
+    """Stop or allow writes, and expire old files, by how long storage has been unpaid."""
+    balance = StorageBalance.objects.filter(account=account).first()
+    since = balance.unpaid_since if balance else None
+    unpaid_for = timezone.now() - since if since else timedelta(0)
+    stops = unpaid_for >= storage_charges.STOP_WRITES_AFTER
+    Quota.objects.filter(organization=account.owner).exclude(stops_writes=stops).update(stops_writes=stops)
+    if unpaid_for >= storage_charges.DELETE_AFTER:
+        _expire_oldest(account.owner)
+
+
+def _expire_oldest(organization: Organization) -> None:
+    """Let the files of the oldest ended job be kept for NOTICE only, once a day. `expiry.announce` sends the mail."""
+    end = timezone.now() + expiry.NOTICE
+    runs = Allocation.objects.filter(organization=organization, kind=Allocation.Kinds.RUN)
+    if runs.filter(kept_until__gt=end - timedelta(days=1), kept_until__lte=end).exists():
+        return  # one was chosen within the last day
+    pks = [allocation.job_pk for allocation in runs.filter(kept_until__gt=end)]
+    oldest = Job.objects.filter(pk__in=pks, finished_at__isnull=False).order_by("finished_at", "pk").first()
+    if oldest is None:
+        return
+    with transaction.atomic():
+        Job.objects.filter(pk=oldest.pk).update(keep_until=end, deletion_notice=None)
+        runs.filter(key=results.allocation_key(oldest.pk)).update(kept_until=end)

@@ -1,0 +1,90 @@
+"""Submit claimed attempts to a cluster, several at once, so that one slow API call does not delay all others."""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import TypeVar
+
+from django.db import connections
+
+from jobs.models import Attempt
+
+logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+
+def logging_errors(step: Callable[..., Result], job_pk: int, *arguments: object) -> Result | None:
+    """Return the step's result; log any error and return None, so that one job never stops the queue."""
+    try:
+        return step(*arguments)
+    except Exception:
+        logger.exception("Job %s could not be started; the next reconciliation tries again.", job_pk)
+        return None
+
+
+class SubmitPool:
+    """Up to `max_concurrent` threads that call `submit`, which returns whether the cluster has the attempt.
+
+    Attempts are submitted in the order in which they were added, each once. Leaving the block waits for all of them.
+    With a `max_concurrent` of 1 there are no threads: `add` submits.
+    """
+
+    def __init__(self, submit: Callable[[Attempt], bool], *, max_concurrent: int) -> None:
+        self._submit = submit
+        self._max_concurrent = max_concurrent
+        self._added: queue.SimpleQueue[Attempt | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._pending = 0
+        self._has_failed = False
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> SubmitPool:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for _thread in self._threads:
+            self._added.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def add(self, attempt: Attempt) -> bool:
+        """Submit the attempt as soon as a thread is free. If an earlier one failed, drain and return False."""
+        if self._max_concurrent == 1:
+            return self._try_submit(attempt)
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending < self._max_concurrent)
+            self._pending += 1
+            pending, has_failed = self._pending, self._has_failed
+        if pending > len(self._threads):
+            # A new thread starts with an empty context: copy the one that logs and spans read.
+            run = contextvars.copy_context().run
+            self._threads.append(threading.Thread(target=run, args=(self._work,), name="submit", daemon=True))
+            self._threads[-1].start()
+        self._added.put(attempt)
+        return self.drain() if has_failed else True
+
+    def drain(self) -> bool:
+        """Wait until nothing is pending. Return whether every attempt since the last drain was submitted."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._pending)
+            has_failed, self._has_failed = self._has_failed, False
+        return not has_failed
+
+    def _try_submit(self, attempt: Attempt) -> bool:
+        return bool(logging_errors(self._submit, attempt.job_id, attempt))
+
+    def _work(self) -> None:
+        try:
+            while (attempt := self._added.get()) is not None:
+                is_submitted = self._try_submit(attempt)
+                with self._changed:
+                    self._has_failed |= not is_submitted
+                    self._pending -= 1
+                    self._changed.notify_all()
+        finally:
+            connections.close_all()

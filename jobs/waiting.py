@@ -1,0 +1,60 @@
+"""Why a job waits in the queue, from its row and the snapshot that the last scheduling pass left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.utils import timezone
+
+from jobs.models import CapacitySnapshot, Job
+
+RETRY_CODES = frozenset({"retry", "backoff"})
+"""Codes of jobs that wait for another attempt."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a job waits: a code, and the figures that `messages.waiting_sentence` needs for it."""
+
+    code: str
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+def waiting_reason(job: Job) -> Reason:
+    """Return why a queued job waits. `job` comes from `selectors.jobs_for`."""
+    if job.awaits_packages:
+        return Reason("packages")
+    snapshot = snapshot_of(job)
+    stored = Reason(job.waiting_code, job.waiting_data)
+    if snapshot is None or (job.not_before and job.not_before > timezone.now()):
+        return stored
+    running: int = job.running_nodes  # type: ignore[attr-defined]  # an annotation of `jobs_for`
+    limit = job.organization.quota.max_running_nodes
+    if not snapshot.answers:
+        reason = Reason("backend_unavailable")
+    elif snapshot.drain_reason:
+        reason = Reason("drained", {"why": snapshot.drain_reason})
+    elif limit - running < job.least_nodes:
+        reason = Reason("quota", {"running": running, "most": limit})
+    elif snapshot.most < job.least_nodes:
+        reason = Reason("too_large", {"most": snapshot.most})
+    elif snapshot.free < job.least_nodes:
+        reason = Reason("capacity", {"free": snapshot.free})
+    elif snapshot.held_from and (snapshot.held_from, snapshot.held_from_job) < (job.queued_at, job.pk):
+        reason = Reason("reserved")
+    else:
+        reason = stored
+    return reason
+
+
+def cluster_answers(job: Job) -> bool:
+    """Whether the cluster that a job of `selectors.jobs_for` is for answered when it was last asked."""
+    snapshot = snapshot_of(job)
+    return snapshot is None or snapshot.answers
+
+
+def snapshot_of(job: Job) -> CapacitySnapshot | None:
+    """Return the last snapshot for the job's node spec; None before the first pass."""
+    snapshot: CapacitySnapshot | None = getattr(job.node_spec, "capacity_snapshot", None)
+    return snapshot

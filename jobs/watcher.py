@@ -1,0 +1,112 @@
+"""Follow the clusters: bring each change of a run to its job's row as it happens.
+
+Each cluster has a thread of its own, so that one that is slow or away delays no other. `reconciliation` applies
+changes that the watcher missed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from django.db import close_old_connections, connections
+
+from console.observability import heartbeats
+from jobs import reconciliation
+from jobs.clusters import cluster, cluster_names
+from runtime.errors import BackendUnavailable, RuntimeFault
+from runtime.specs import RunPhase
+
+logger = logging.getLogger(__name__)
+
+READ_INTERVAL_SECONDS = 0.25
+"""Minimum interval between two reads of one run's output. A run that writes without pause would otherwise be read at
+every write; its end is read at once."""
+KEEP_READ_TIMES_SECONDS = 60.0
+"""How long the time of a run's last read is kept; any value above READ_INTERVAL_SECONDS serves."""
+RECONNECT_PAUSES = (1, 2, 5, 10, 30)
+"""Seconds before reconnecting to a cluster, after each failure in a row. The last one repeats."""
+STABLE_SECONDS = 60.0
+"""After a connection of this length, earlier failures no longer count."""
+STOP_SECONDS = 3.0
+"""How long to wait for each thread at shutdown; they are daemons, and hold nothing that needs closing."""
+
+
+def follow_all(stop: threading.Event) -> None:
+    """Follow every cluster until `stop` is set."""
+    threads = [
+        threading.Thread(target=ClusterFollower(name, stop).run, name=f"watch-{name}", daemon=True)
+        for name in cluster_names()
+    ]
+    for thread in threads:
+        thread.start()
+    stop.wait()
+    for thread in threads:
+        thread.join(STOP_SECONDS)
+
+
+class ClusterFollower:
+    """Follows one cluster."""
+
+    def __init__(self, name: str, stop: threading.Event) -> None:
+        self.name = name
+        self._stop = stop
+        self._read_at: dict[str, float] = {}
+        self._unread: set[str] = set()
+
+    def run(self) -> None:
+        """Follow the cluster until stopped; reconnect whenever the connection breaks."""
+        failures = 0
+        while not self._stop.is_set():
+            started = time.monotonic()
+            try:
+                self.follow_once()
+            except BackendUnavailable as error:
+                logger.warning("The cluster %s can't be followed: %s", self.name, error)
+            except Exception:
+                logger.exception("The cluster %s can't be followed.", self.name)
+            finally:
+                connections.close_all()
+            failures = 0 if time.monotonic() - started > STABLE_SECONDS else failures
+            self._stop.wait(RECONNECT_PAUSES[min(failures, len(RECONNECT_PAUSES) - 1)])
+            failures += 1
+
+    def follow_once(self) -> None:
+        """Follow until the connection breaks or the watcher stops. Raises the cluster's errors."""
+        for gap in cluster(self.name).isolation_gaps():
+            logger.warning("Isolation: %s (cluster %s)", gap, self.name)
+        for changed in cluster(self.name).changes():
+            if self._stop.is_set():
+                return
+            heartbeats.send(heartbeats.WATCHER, self.name)
+            self._process(changed)
+
+    def _process(self, changed: set[str]) -> None:
+        """Read the changed runs that are due; keep the others for a later change or heartbeat."""
+        self._unread |= changed
+        now = time.monotonic()
+        due = {name for name in self._unread if self._is_due(name, now)}
+        self._unread -= due
+        for name in due:
+            self._read_at[name] = now
+            self._read(name)
+        self._read_at = {
+            name: at for name, at in self._read_at.items() if now - at < KEEP_READ_TIMES_SECONDS or name in self._unread
+        }
+
+    def _is_due(self, name: str, now: float) -> bool:
+        if now - self._read_at.get(name, 0.0) >= READ_INTERVAL_SECONDS:
+            return True
+        try:
+            return cluster(self.name).describe(name).phase is RunPhase.ENDED
+        except RuntimeFault:
+            return True  # `follow` handles the error
+
+    def _read(self, name: str) -> None:
+        """Update one run's job. An error is logged, and the next reconciliation tries again."""
+        try:
+            close_old_connections()
+            reconciliation.follow(run_name=name)
+        except Exception:
+            logger.exception("The change of %s could not be processed; the next reconciliation tries again.", name)

@@ -1,0 +1,84 @@
+"""The CPUs, memory, GPUs and disk of this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.launcher import disk
+
+_QUERY_SECONDS = 10
+"""How long nvidia-smi may take; it answers within a second unless the driver hangs."""
+_MIN_FREE_MIB = 1024
+"""Free space below which no run starts, unless its own limit is lower."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU: its device number, its name for CUDA_VISIBLE_DEVICES, and its model."""
+
+    index: int
+    uuid: str
+    model: str
+
+
+def cpus() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def memory_mib() -> int:
+    """Return the machine's memory in MiB."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) // 1024
+    raise RuntimeError("/proc/meminfo has no MemTotal")
+
+
+class Disk:
+    """The disk that holds the runs' folders. `limit_mib` is how much one run may write.
+
+    The customer pays for a run that ends because it filled the disk. So no run starts while little is free.
+    """
+
+    def __init__(self, folder: Path, limit_mib: int) -> None:
+        self._folder = folder
+        # Below the reserve, the disk counts as full for running runs too.
+        self._min_free_bytes = (min(limit_mib, _MIN_FREE_MIB) << 20) + disk.RESERVE_BYTES
+        self._was_full = False
+
+    def is_full(self) -> bool:
+        """Whether too little is free to start a run. Logs a warning when that changes."""
+        free = disk.free_bytes(self._folder)
+        # Unknown free space (None) is no reason to refuse runs.
+        if free is None or free >= self._min_free_bytes:
+            self._was_full = False
+        elif not self._was_full:
+            logger.warning("No run begins in %s: %d MiB are free on its disk.", self._folder, free >> 20)
+            self._was_full = True
+        return self._was_full
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """Return the machine's NVIDIA GPUs; none without a working driver."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ()
+    try:
+        result = subprocess.run(
+            [tool, "--query-gpu=index,uuid,name", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=_QUERY_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    rows = [line.split(", ", 2) for line in result.stdout.splitlines() if line.strip()]
+    return tuple(Gpu(int(index), uuid, model) for index, uuid, model in rows)

@@ -1,0 +1,10 @@
+"""The Kubernetes backend: each run is an Indexed Job.
+
+Words that every module here uses:
+
+- A *node* is one Pod of the run. Its number is the Pod's completion index.
+- A *machine* is a Kubernetes Node, which Pods are scheduled to.
+- A *rank* is one process of the customer's code inside a Pod.
+- The *launcher* is the first process of each Pod. It starts the ranks and writes the node's *record*, JSON that it
+  signs with the run's key.
+"""

@@ -1,0 +1,411 @@
+"""The Kubernetes backend: `KubernetesBackend` runs each RunSpec as an Indexed Job.
+
+The API server holds all state of a run, so any number of processes may use one cluster, and each may die at any moment.
+Annotations of the run's Job store the state that must outlive a Pod.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from runtime.backends import log_chunks
+from runtime.backends.admission import check_gpus
+from runtime.backends.base import Check
+from runtime.backends.kubernetes import check as cluster_check
+from runtime.backends.kubernetes import names
+from runtime.backends.kubernetes.capacity import capacity as compute_capacity
+from runtime.backends.kubernetes.capacity import declared_capacity, pending_requests
+from runtime.backends.kubernetes.client import ApiClient, ApiError, Object, resource_path
+from runtime.backends.kubernetes.config import ClusterConfig
+from runtime.backends.kubernetes.disruptions import DeletionTracker
+from runtime.backends.kubernetes.launcher_archive import LauncherConfigMaps
+from runtime.backends.kubernetes.logs import extract_rank
+from runtime.backends.kubernetes.objects import TERMINAL_PHASES, is_deleting, object_labels, pod_phase, timestamp
+from runtime.backends.kubernetes.pod_plan import build_pod_plan
+from runtime.backends.kubernetes.runs import Runs
+from runtime.backends.kubernetes.state import JobState, Termination, is_submitted, newest_pods, read_job, read_pod
+from runtime.backends.kubernetes.submission import Submission
+from runtime.backends.kubernetes.volume import RunFolders
+from runtime.backends.kubernetes.watch import LISTED, Watcher
+from runtime.errors import BackendUnavailable, InvalidSpec, RunNotFound
+from runtime.launcher.frameworks import rank_environment
+from runtime.launcher.topology import Plan
+from runtime.specs import Capacity, Controller, FailureCode, Image, LogChunk, Outcome, RunPhase, RunSpec, RunStatus
+
+# Host and path, then a tag, a digest, or both.
+_IMAGE_REFERENCE = re.compile(r"^[a-z0-9][a-z0-9._:/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?$")
+_ABANDONED_SECONDS = 900.0
+"""Age at which a Job with an incomplete submission is deleted. A submission takes seconds, and its caller repeats a
+failed one for some minutes."""
+_OUTPUT_POLL_SECONDS = 1.0
+"""How often `changes` looks for new output in shared storage, which cannot be watched over a network."""
+_REPORT_ALL_SECONDS = 3.0
+"""How often `changes` reports every running run if storage is not shared. It then cannot see which runs wrote output,
+and each report costs a request for logs."""
+_CAPACITY_CACHE_SECONDS = 1.0
+"""How long a computed capacity is reused. One scheduling pass asks for it several times."""
+
+
+class KubernetesBackend:
+    """Runs on one cluster."""
+
+    submits_at_once = 8
+
+    def __init__(self, *, config: ClusterConfig, root: Path) -> None:
+        """`root` is the folder of this cluster's runs, as the console sees it, inside the config's volume."""
+        if config.volume.shared and not root.is_relative_to(config.volume.root):
+            raise ValueError(f"The cluster '{config.name}': its runs must lie in its volume, {config.volume.root}.")
+        self._config = config
+        self._root = root
+        self._api = ApiClient(config)
+        self._folders = RunFolders(root, config.uid) if config.volume.shared else None
+        self.shares_storage = config.volume.shared
+        self._runs = Runs(self._api, config, self._folders, self._capacity_if_known)
+        self._launchers = LauncherConfigMaps(self._api, config)
+        self._submission = Submission(self._api, config, self._runs, root, self._folders, launchers=self._launchers)
+        self._cached_capacity: tuple[float, Capacity] | None = None
+
+    # The protocol
+
+    def submit(self, spec: RunSpec) -> None:
+        """See `Backend.submit`. A run that does not fit now stays pending in the cluster."""
+        with self._translate_refusals():
+            self._submission.submit(spec)
+        self._cached_capacity = None
+
+    def describe(self, name: str) -> RunStatus:
+        """See `Backend.describe`."""
+        with self._translate_refusals():
+            return self._runs.status(name)
+
+    def logs(self, name: str, rank: int, offset: int = 0, limit: int = 65536, *, at_line: bool = False) -> LogChunk:
+        """See `Backend.logs`. Raises RunNotFound for a rank that the run does not have."""
+        with self._translate_refusals():
+            job, state, has_ended = self._read_run(name)
+            workers = state.spec.workers
+            if not 0 <= rank < state.nodes * workers:
+                raise RunNotFound(f"The run '{name}' has no rank {rank}.")
+            if self._folders is not None:
+                piece = self._folders.read(name, "logs", f"rank-{rank}.log", offset, limit)
+            else:
+                offset = max(0, offset)  # the size is not known without reading all of it
+                data, at_end = self._read_pod_log(job, rank // workers, rank, offset, limit)
+                piece = log_chunks.Piece(data, at_end, offset)
+        return log_chunks.text_chunk(piece, final=has_ended and piece.at_end, at_line=at_line)
+
+    def samples(self, name: str, node: int, offset: int = 0, limit: int = 65536) -> LogChunk:
+        """See `Backend.samples`. Empty if storage is not shared."""
+        with self._translate_refusals():
+            _job, state, has_ended = self._read_run(name)
+        if not 0 <= node < state.nodes:
+            raise RunNotFound(f"The run '{name}' has no node {node}.")
+        if self._folders is None:
+            return LogChunk("", max(0, offset), eof=has_ended)
+        file = f"{node}.samples.jsonl"
+        piece = self._folders.read(name, "nodes", file, offset, limit)
+        if b"\n" not in piece.data and not piece.at_end:  # one line is longer than `limit`
+            piece = self._folders.read(name, "nodes", file, offset, log_chunks.MAX_LINE_BYTES)
+        return log_chunks.lines_chunk(piece.data, offset, final=has_ended and piece.at_end)
+
+    def stacks(self, name: str) -> dict[int, str]:
+        """See `Backend.stacks`. Empty if storage is not shared."""
+        with self._translate_refusals():
+            self._runs.get_job(name)
+        if self._folders is None:
+            return {}
+        stacks = {}
+        for file in self._folders.list_files(name, "logs"):
+            rank = file.removeprefix("stacks-").removesuffix(".txt")
+            if rank.isdecimal() and file == f"stacks-{rank}.txt":
+                piece = self._folders.read(name, "logs", file, 0, log_chunks.MAX_LINE_BYTES)
+                stacks[int(rank)] = piece.data.decode("utf-8", "replace")
+        return dict(sorted(stacks.items()))
+
+    def stop(self, name: str, grace_seconds: int) -> None:
+        """See `Backend.stop`."""
+        with self._translate_refusals():
+            job = self._runs.find_job(name)
+            if job is None:
+                return
+            if not is_submitted(job):  # not a run yet, so there is nothing to end in order
+                self._runs.delete_job(job)
+                return
+            state = read_job(job)
+            if state.final_status is not None or state.end_condition:
+                return
+            now = time.time()
+            message = "The run was stopped on request."
+            termination = Termination(Outcome.STOPPED, FailureCode.STOPPED, message, now)
+            if grace_seconds < state.spec.grace_seconds:
+                # The Pods are deleted with the shorter grace period before the Job controller deletes them, because a
+                # kubelet keeps the first grace period that it received.
+                self._runs.terminate(state, termination, grace_end=now + grace_seconds, through_job=False)
+                self._runs.write_stop_file(state, grace_seconds)
+                self._delete_pods(job, grace_seconds)
+            self._runs.terminate(state, termination)
+
+    def delete(self, name: str) -> None:
+        """See `Backend.delete`."""
+        with self._translate_refusals():
+            job = self._runs.find_job(name)
+            if job is not None:
+                # The Pods are deleted before the Job. Otherwise the garbage collector would give them their full grace
+                # period, and a kubelet keeps the first that it received. The second time is for Pods that the Job
+                # controller created in between.
+                self._delete_pods(job, 0)
+                self._runs.delete_job(job)
+                self._delete_pods(job, 0)
+            self._delete_orphans(job["metadata"]["namespace"] if job is not None else self._config.namespace, name)
+        if self._folders is not None:
+            self._folders.remove(name)
+
+    def delete_shared(self, key: str) -> None:
+        """See `Backend.delete_shared`."""
+        if self._folders is not None:
+            self._folders.remove_shared(key)
+
+    def names(self, *, live: bool = False) -> list[str]:
+        """See `Backend.names`. Also deletes abandoned submissions and, unless `live`, launchers of old versions."""
+        with self._translate_refusals():
+            selector = names.LIVE_RUN_SELECTOR if live else names.RUN_SELECTOR
+            jobs = self._api.list(self._collection("batch/v1", "jobs"), labelSelector=selector)["items"]
+            abandoned = [job for job in jobs if _is_abandoned(job)]
+            for job in abandoned:
+                self._runs.delete_job(job)
+            if not live:
+                self._launchers.remove_unused(jobs)
+        return sorted(job["metadata"]["name"] for job in jobs if not is_deleting(job) and job not in abandoned)
+
+    def capacity(self) -> Capacity:
+        """See `Backend.capacity`. Requests of pending Pods count as used. The result is at most a second old."""
+        now = time.monotonic()
+        if self._cached_capacity is None or now > self._cached_capacity[0] + _CAPACITY_CACHE_SECONDS:
+            self._cached_capacity = (now, self._compute_capacity())
+        return self._cached_capacity[1]
+
+    def answers(self) -> bool:
+        """See `Backend.answers`."""
+        return self._api.is_ready()
+
+    def changes(self, stop_after: float | None = None) -> Iterator[set[str]]:
+        """See `Backend.changes`. Finds new output by polling, as `_OUTPUT_POLL_SECONDS` explains."""
+        ends_at = None if stop_after is None else time.monotonic() + stop_after
+        paths = {
+            "jobs": self._collection("batch/v1", "jobs"),
+            "pods": self._collection("v1", "pods"),
+            "events": self._collection("v1", "events"),
+        }
+        running: set[str] = set()  # names of runs that may write output
+        deletions = DeletionTracker()
+
+        def on_change(kind: str, change: str, item: Object) -> None:
+            if change == LISTED:
+                if kind == "pods":
+                    deletions.reset(item["items"])
+                return
+            name = object_labels(item).get(names.RUN_LABEL, "")
+            if kind == "jobs":
+                if change == "DELETED":
+                    running.discard(name)
+                    deletions.forget(item["metadata"]["uid"])
+                return
+            was_deleted_first = deletions.observe(change, item)  # before any Pod of its run failed
+            if change == "DELETED" or is_deleting(item):
+                self._runs.save_pod(item, was_deleted_first=was_deleted_first)
+            if pod_phase(item) == "Running":
+                running.add(name)
+
+        watcher = Watcher(self._api, paths, on_change)
+        try:
+            yield from self._changes(watcher, running, ends_at)
+        finally:
+            watcher.close()
+
+    def check_image(self, image: Image, controller: Controller = Controller.GLOO, *, gpus: int = 0) -> None:
+        """See `Backend.check_image`. Does not ask the registry: the console may have no access to it."""
+        del controller  # the launcher reports an image without mpirun
+        if image.builtin:
+            if image.builtin not in self._config.images:
+                raise InvalidSpec(
+                    f"The cluster '{self._config.name}' has no image '{image.builtin}'. Choose another, or ask your "
+                    "administrator to add it.",
+                    field="image",
+                )
+            check_gpus(image, self._config.flavours.get(image.builtin), gpus)
+        elif not _IMAGE_REFERENCE.match(image.reference):
+            raise InvalidSpec(f"'{image.reference}' is not a valid image reference.", field="image")
+
+    def image_identity(self, image: Image) -> str:
+        """See `Backend.image_identity`."""
+        return image.reference or self._config.images.get(image.builtin, "")
+
+    def prepare(self, image: Image) -> None:
+        """Do nothing: machines keep the images that they pulled."""
+
+    def retire(self) -> None:
+        """Do nothing: `prepare` starts nothing."""
+
+    def isolation_gaps(self) -> list[str]:
+        """See `Backend.isolation_gaps`."""
+        gaps = []
+        if self._config.volume.host_path:
+            gaps.append("Pods of runs mount a folder of their machine, which the Pod Security Standards forbid.")
+        if self._folders is None:
+            gaps.append(
+                "Storage is not shared: checkpoints and outputs end with their pod, and metrics files are not read."
+            )
+        return gaps
+
+    def environment(self, spec: RunSpec, rank: int) -> dict[str, str]:
+        """See `Backend.environment`. Addresses are empty: a Pod gets its address when it starts."""
+        topology = build_pod_plan(spec, self._config, self._root).topology
+        unknown = {"addresses": [""] * spec.nodes, "node": rank // spec.workers_per_node, "master_port": 0}
+        ports = {name: [0] * len(topology[name]) for name in ("worker_ports", "spare_ports")}
+        return rank_environment(Plan.from_data({**topology, **unknown, **ports}), rank % spec.workers_per_node)
+
+    def run_folder(self, name: str) -> Path:
+        """See `Backend.run_folder`. Does not exist if storage is not shared."""
+        return self._root / name
+
+    def checkpoint_folder(self, key: str) -> Path:
+        """See `Backend.checkpoint_folder`."""
+        return self._root / ".checkpoints" / key
+
+    def fill_checkpoints(self, key: str, copy: Callable[[Path], None]) -> None:
+        """See `Backend.fill_checkpoints`."""
+        if self._folders is None:
+            raise InvalidSpec("The cluster's storage is not shared with the console.", field="from_checkpoint")
+        self._folders.fill_checkpoints(key, copy)
+
+    def output_folder(self, key: str) -> Path:
+        """See `Backend.output_folder`. Does not exist if storage is not shared."""
+        return self._root / ".outputs" / key
+
+    # Helpers
+
+    @contextlib.contextmanager
+    def _translate_refusals(self) -> Iterator[None]:
+        """Map unexpected API refusals to BackendUnavailable: the cluster is not set up for the console."""
+        try:
+            yield
+        except ApiError as error:
+            name = self._config.name
+            raise BackendUnavailable(
+                f"The cluster '{name}' refuses: {error}. 'manage.py check_cluster {name}' says what is missing."
+            ) from error
+
+    def _collection(self, version: str, plural: str) -> str:
+        """Return the path of a collection in the runs' namespace, or in all if each organization has one."""
+        namespace = "" if self._config.namespace_per_organization else self._config.namespace
+        return resource_path(version, plural, namespace)
+
+    def _read_run(self, name: str) -> tuple[Object, JobState, bool]:
+        """Return a run's Job, its state, and whether the run has ended. An ended run writes nothing more."""
+        job = self._runs.get_job(name)
+        state = read_job(job)
+        return job, state, state.final_status is not None or self._runs.status(name).phase is RunPhase.ENDED
+
+    def _read_pod_log(self, job: Object, node: int, rank: int, offset: int, limit: int) -> tuple[bytes, bool]:
+        """Read a rank's output from the API server: the bytes, and whether that is all. Empty without a started Pod."""
+        state = read_job(job)
+        pods = newest_pods(state, [pod for pod in map(read_pod, self._runs.list_pods(job)) if pod is not None])
+        pod = pods.get(node)
+        if pod is None or pod.started_at is None:
+            return b"", True
+        path = resource_path("v1", "pods", state.namespace, pod.name, "log")
+        try:
+            return extract_rank(self._api.stream(path, container=names.CONTAINER_NAME), rank, offset, limit)
+        except ApiError as error:
+            if error.status in {400, 404}:  # the container has not started; the Pod is deleted
+                return b"", True
+            raise
+
+    def _delete_pods(self, job: Object, grace_seconds: int) -> None:
+        """Delete the run's Pods that have not ended, except those with a shorter grace period already."""
+        # A grace period of 0 would remove the Pod from the API server while its processes still run.
+        grace = max(1, grace_seconds)
+        for pod in self._runs.list_pods(job):
+            meta = pod["metadata"]
+            if pod_phase(pod) in TERMINAL_PHASES:
+                continue
+            if meta.get("deletionGracePeriodSeconds", names.POD_MARGIN_SECONDS + grace_seconds) > grace:
+                path = resource_path("v1", "pods", meta["namespace"], meta["name"])
+                self._api.delete(path, grace_seconds=grace, uid=meta["uid"])
+
+    def _delete_orphans(self, namespace: str, name: str) -> None:
+        """Delete the run's objects that somebody detached from its Job. Kubernetes deletes the others with the Job."""
+        for version, plural, object_name in (
+            ("v1", "services", name),
+            ("v1", "secrets", name),
+            ("v1", "secrets", f"{name}-pull"),
+            ("v1", "secrets", f"{name}-secrets"),
+            ("v1", "configmaps", name),
+            ("networking.k8s.io/v1", "networkpolicies", name),
+        ):
+            self._api.delete(resource_path(version, plural, namespace, object_name))
+
+    def _compute_capacity(self) -> Capacity:
+        """Compute the cluster's total and free resources. Raises BackendUnavailable."""
+        with self._translate_refusals():
+            jobs = self._resumed_jobs()
+            if self._config.elastic and self._config.capacity is not None:
+                return declared_capacity(self._config.capacity, jobs, self._config)
+            try:
+                nodes = self._api.list(resource_path("v1", "nodes"))["items"]
+                not_ended = "status.phase!=Succeeded,status.phase!=Failed"
+                pods = self._api.list(resource_path("v1", "pods"), fieldSelector=not_ended)["items"]
+            except ApiError:
+                # The console may not list Nodes or the Pods of all namespaces.
+                if self._config.elastic:
+                    return Capacity((), elastic=True)
+                if self._config.capacity is None:
+                    raise
+                return declared_capacity(self._config.capacity, jobs, self._config)
+        return compute_capacity(nodes, pods, self._config, pending=pending_requests(jobs, pods, self._config))
+
+    def _resumed_jobs(self) -> list[Object]:
+        """Return the Jobs of runs that have Pods, or are about to."""
+        jobs = self._api.list(self._collection("batch/v1", "jobs"), labelSelector=names.LIVE_RUN_SELECTOR)["items"]
+        return [job for job in jobs if not job["spec"].get("suspend") and not read_job(job).end_condition]
+
+    def _capacity_if_known(self) -> Capacity | None:
+        try:
+            return self.capacity()
+        except BackendUnavailable:
+            return None
+
+    def _changes(self, watcher: Watcher, running: set[str], ends_at: float | None) -> Iterator[set[str]]:
+        """Yield the runs that the watcher reports and those that wrote output, until the monotonic time `ends_at`."""
+        fingerprints: dict[str, tuple[int, ...]] = {}
+        next_poll_at = 0.0
+        while ends_at is None or time.monotonic() < ends_at:
+            changed = watcher.changed()
+            if time.monotonic() >= next_poll_at:
+                if self._folders is None:
+                    changed |= running.copy()
+                    next_poll_at = time.monotonic() + _REPORT_ALL_SECONDS
+                else:
+                    current = {name: self._folders.fingerprint(name) for name in running.copy()}
+                    changed |= {name for name, fingerprint in current.items() if fingerprints.get(name) != fingerprint}
+                    fingerprints = current
+                    next_poll_at = time.monotonic() + _OUTPUT_POLL_SECONDS
+            yield changed
+
+
+def _is_abandoned(job: Object) -> bool:
+    """Whether the Job's submission is incomplete and too old to be continued."""
+    created_at = timestamp(job["metadata"]["creationTimestamp"]) or 0.0
+    return not is_submitted(job) and time.time() > created_at + _ABANDONED_SECONDS
+
+
+def check(config: ClusterConfig, root: Path, *, smoke: bool = True) -> Iterator[Check]:
+    """Check a cluster and yield one line for each finding; `smoke` ends with a run of one node.
+
+    Problems of the cluster do not raise; each is a line with its remedy.
+    """
+    backend = KubernetesBackend(config=config, root=root)
+    return cluster_check.check(ApiClient(config), config, root, backend if smoke else None)

@@ -1,0 +1,216 @@
+"""Compute a cluster's total and free capacity from its Nodes, its Pods and the runs' Jobs. Pure.
+
+A machine that accepts no Pod now, because it is cordoned or NotReady, counts as full. A machine that no run may ever
+use, because of its labels or taints, does not count at all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from runtime.backends.kubernetes.config import ClusterConfig, Toleration
+from runtime.backends.kubernetes.names import RUN_LABEL
+from runtime.backends.kubernetes.objects import TERMINAL_PHASES, Object, object_labels, pod_phase, timestamp
+from runtime.backends.kubernetes.state import SpecSummary
+from runtime.specs import Capacity, NodeCapacity, Resources
+
+Request = tuple[Resources, str]
+"""The resources that one node of a run requests, and its node kind."""
+
+_BINARY_EXPONENTS = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
+_DECIMAL_EXPONENTS = {"n": -3, "u": -2, "m": -1, "": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
+_QUANTITY = re.compile(r"^([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE]?)$")
+_EXCLUDING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
+
+
+def capacity(
+    nodes: Iterable[Object], pods: Iterable[Object], config: ClusterConfig, *, pending: Iterable[Request] = ()
+) -> Capacity:
+    """Return the machines that runs may use, with their total and their free resources.
+
+    DaemonSet and static Pods reduce a machine's total; other Pods reduce only its free resources. Each `pending`
+    request is subtracted from the first machine that it fits on, because its Pod will be scheduled soon.
+    """
+    used: dict[str, list[Resources]] = {}
+    overhead: dict[str, list[Resources]] = {}
+    for pod in pods:
+        machine = pod["spec"].get("nodeName")
+        if machine and pod_phase(pod) not in TERMINAL_PHASES:
+            (overhead if _is_overhead(pod) else used).setdefault(machine, []).append(_pod_request(pod, config))
+    # "" stands for the kinds that have no selector or toleration of their own.
+    kinds = frozenset({"", *config.tolerations, *config.node_selectors})
+    machines = []
+    for node in nodes:
+        closed_to = frozenset(kind for kind in kinds if not _accepts(node, kind, config))
+        if closed_to == kinds:
+            continue
+        name = node["metadata"]["name"]
+        gpu_type = object_labels(node).get(config.gpu_label, "")
+        allocatable = resources(node["status"].get("allocatable") or {}, config, gpu_type=gpu_type)
+        total = _subtract(allocatable, overhead.get(name, []))
+        free = _subtract(total, used.get(name, [])) if _is_schedulable(node) else Resources(0.0, 0, 0, "")
+        gpus_only = any(taint["key"] == config.gpu_resource for taint in _permanent_taints(node))
+        machines.append(NodeCapacity(name, total, free, closed_to, gpus_only))
+    machines.sort(key=lambda machine: machine.name)
+    return _reserve(Capacity(tuple(machines), kinds - {""}, config.elastic), pending)
+
+
+def declared_capacity(declared: Capacity, jobs: Iterable[Object], config: ClusterConfig) -> Capacity:
+    """Return the capacity that the settings declare, less the requests of the runs' live Jobs.
+
+    For a console that may not list Nodes, and for a cluster that adds machines on demand.
+    """
+    return _reserve(declared, pending_requests(jobs, (), config))
+
+
+def pending_requests(jobs: Iterable[Object], pods: Iterable[Object], config: ClusterConfig) -> list[Request]:
+    """Return one request for each Pod of the Jobs that is not scheduled yet. `pods` are all scheduled Pods."""
+    scheduled: dict[str, int] = {}
+    for pod in pods:
+        run = object_labels(pod).get(RUN_LABEL)
+        if run and pod["spec"].get("nodeName"):
+            scheduled[run] = scheduled.get(run, 0) + 1
+    requests = []
+    for job in jobs:
+        status = job.get("status") or {}
+        ended = int(status.get("succeeded") or 0) + int(status.get("failed") or 0)
+        unscheduled = job["spec"]["completions"] - ended - scheduled.get(job["metadata"]["name"], 0)
+        requests += [request_of(job, config)] * max(0, unscheduled)
+    return requests
+
+
+def request_of(job: Object, config: ClusterConfig) -> Request:
+    """Return the resources that each Pod of a run's Job requests, and the run's node kind."""
+    template = job["spec"]["template"]
+    request = _pod_request(template, config)
+    selector = template["spec"].get("nodeSelector") or {}
+    gpu_type = selector.get(config.gpu_label, "") if request.gpus else ""
+    return replace(request, gpu_type=gpu_type), SpecSummary.of_job(job).kind
+
+
+def not_ready_since(node: Object) -> float | None:
+    """Return since when the Node is not Ready, in Unix seconds; None if it is Ready."""
+    ready = _condition(node, "Ready")
+    return None if ready.get("status") == "True" else timestamp(ready.get("lastTransitionTime"))
+
+
+def quantity(text: str | float) -> float:
+    """Convert a Kubernetes quantity, such as "500m" or "2Gi", to a number. Raises ValueError."""
+    match = _QUANTITY.match(str(text))
+    if not match:
+        raise ValueError(f"'{text}' is not a valid quantity.")
+    number, suffix = float(match.group(1)), match.group(2)
+    if suffix in _BINARY_EXPONENTS:
+        return float(number * 1024 ** _BINARY_EXPONENTS[suffix])
+    return float(number * 1000.0 ** _DECIMAL_EXPONENTS[suffix])
+
+
+def cpus(text: str) -> float:
+    """Convert a CPU quantity to cores."""
+    return round(quantity(text), 6)
+
+
+def mebibytes(text: str) -> int:
+    """Convert a memory quantity to MiB, rounded down."""
+    return int(quantity(text)) >> 20
+
+
+def resources(quantities: Mapping[str, str], config: ClusterConfig, *, gpu_type: str = "") -> Resources:
+    """Convert a Pod's requests or a Node's allocatable quantities to Resources."""
+    gpus = int(quantity(quantities.get(config.gpu_resource, "0")))
+    memory = mebibytes(quantities.get("memory", "0"))
+    return Resources(cpus(quantities.get("cpu", "0")), memory, gpus, gpu_type if gpus else "")
+
+
+def _reserve(capacity: Capacity, requests: Iterable[Request]) -> Capacity:
+    """Subtract each request from the first machine that it fits on."""
+    machines = list(capacity.machines)
+    for request, kind in requests:
+        for index, machine in enumerate(machines):
+            if Capacity((machine,), capacity.kinds).nodes_now(request, kind):
+                machines[index] = replace(machine, free=_subtract(machine.free, [request]))
+                break
+    return replace(capacity, machines=tuple(machines))
+
+
+def _accepts(node: Object, kind: str, config: ClusterConfig) -> bool:
+    """Whether Pods of this node kind may be scheduled to the Node, by its labels and permanent taints.
+
+    The GPU resource's own taint does not count: `NodeCapacity.gpus_only` stands for it.
+    """
+    selector = config.node_selectors.get(kind, config.node_selectors.get("", {}))
+    tolerations = config.tolerations.get(kind, config.tolerations.get("", ()))
+    return all(object_labels(node).get(key) == value for key, value in selector.items()) and all(
+        taint["key"] == config.gpu_resource or any(_tolerates(toleration, taint) for toleration in tolerations)
+        for taint in _permanent_taints(node)
+    )
+
+
+def _permanent_taints(node: Object) -> list[Object]:
+    """Return the taints that exclude Pods, without those that Kubernetes sets while a Node is not ready."""
+    taints = (node.get("spec") or {}).get("taints") or []
+    return [
+        taint
+        for taint in taints
+        if taint.get("effect") in _EXCLUDING_EFFECTS and not taint["key"].startswith("node.kubernetes.io/")
+    ]
+
+
+def _is_overhead(pod: Object) -> bool:
+    """Return whether the Pod is part of the machine: it belongs to a DaemonSet, or is a static Pod."""
+    owners = pod["metadata"].get("ownerReferences") or []
+    return any(owner.get("kind") in {"DaemonSet", "Node"} for owner in owners)
+
+
+def _tolerates(toleration: Toleration, taint: Object) -> bool:
+    if toleration.key and toleration.key != taint["key"]:
+        return False
+    if toleration.effect and toleration.effect != taint.get("effect"):
+        return False
+    return toleration.operator == "Exists" or toleration.value == (taint.get("value") or "")
+
+
+def _is_schedulable(node: Object) -> bool:
+    is_cordoned = (node.get("spec") or {}).get("unschedulable")
+    return not is_cordoned and _condition(node, "Ready").get("status") == "True"
+
+
+def _condition(node: Object, name: str) -> Object:
+    conditions = (node.get("status") or {}).get("conditions") or []
+    return next((condition for condition in conditions if condition["type"] == name), {})
+
+
+def _pod_request(pod: Object, config: ClusterConfig) -> Resources:
+    """Return the Pod's effective request as the scheduler counts it.
+
+    Of each resource, that is the sum over its containers or its largest init container, if that is more.
+    """
+    containers, init_containers = (
+        [
+            resources((container.get("resources") or {}).get("requests") or {}, config)
+            for container in pod["spec"].get(field) or []
+        ]
+        for field in ("containers", "initContainers")
+    )
+    running = _sum(containers)
+    return Resources(
+        max([running.cpus, *(request.cpus for request in init_containers)]),
+        max([running.memory_mib, *(request.memory_mib for request in init_containers)]),
+        max([running.gpus, *(request.gpus for request in init_containers)]),
+    )
+
+
+def _sum(items: Iterable[Resources]) -> Resources:
+    items = list(items)
+    return Resources(
+        sum(item.cpus for item in items), sum(item.memory_mib for item in items), sum(item.gpus for item in items)
+    )
+
+
+def _subtract(total: Resources, items: Iterable[Resources]) -> Resources:
+    used = _sum(items)
+    gpus = max(0, total.gpus - used.gpus)
+    cores = max(0.0, round(total.cpus - used.cpus, 6))
+    return Resources(cores, max(0, total.memory_mib - used.memory_mib), gpus, total.gpu_type if gpus else "")

@@ -1,0 +1,290 @@
+"""Find the first cause of a run's failure. Pure.
+
+The cause decides whether the customer pays, so its two sources are trusted differently:
+
+- The API server is trusted. Only it can report a cause that makes the run free: a lost, evicted or preempted Pod, or
+  missing capacity.
+- A launcher's signed record is trusted for causes that the customer pays for (`_TRUSTED_CLAIMS`). Customer code shares
+  the Pod with the launcher and may forge the record. So any other claim becomes CODE_FAILED, unless the API server
+  confirms it.
+
+`docs/kubernetes.md` has the complete table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from runtime.backends.kubernetes.disruptions import DeletionEvents, unexplained_deletions
+from runtime.backends.kubernetes.state import REMOVED, JobState, PodState, Termination
+from runtime.backends.records import Record, failure_from
+from runtime.launcher.protocol import first_cause
+from runtime.specs import Failure, FailureCode, Outcome
+
+_MACHINE_LOSS_LAG_SECONDS = 120.0
+"""Longest delay between the loss of a machine and its report. Kubernetes marks a Node NotReady 40 to 50 s after its
+last heartbeat and evicts its Pods 30 s later (`pod.EVICTION_SECONDS`); 120 leaves a reserve. A rank that fails within
+this time before the report counts as a consequence of the loss."""
+_REPORT_LAG_SECONDS = 2.0
+"""Longest delay between any other cause and its report. API timestamps are whole seconds."""
+_OUT_OF_MEMORY_EXIT_CODE = 137
+"""128 + SIGKILL. Other processes of a container cannot kill its first process. So if nobody deleted the Pod, the kernel
+killed the process for its memory."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a run ended without completing."""
+
+    outcome: Outcome
+    failure: Failure
+    at: float
+    """When it was reported, in Unix seconds."""
+    lag_seconds: float = _REPORT_LAG_SECONDS
+    """How much earlier than `at` it may have happened."""
+
+
+class _Reason(NamedTuple):
+    """The meaning of an API server's `reason` for a run. `message` completes the sentence "Node 3 ..."."""
+
+    outcome: Outcome
+    code: FailureCode
+    message: str
+    lag_seconds: float = _REPORT_LAG_SECONDS
+
+
+def _node_lost(message: str) -> _Reason:
+    return _Reason(Outcome.NODE_LOST, FailureCode.NODE_LOST, message, _MACHINE_LOSS_LAG_SECONDS)
+
+
+_EVICTED = _Reason(Outcome.NODE_LOST, FailureCode.EVICTED, "was evicted by its machine")
+_PREEMPTED = _Reason(Outcome.NODE_LOST, FailureCode.PREEMPTED, "was preempted by a Pod of higher priority")
+_UNREACHABLE = _node_lost("was lost: its machine is unreachable")
+_SHUT_DOWN = _node_lost("was lost: its machine was shut down")
+_UNRESPONSIVE = _node_lost("was lost: its machine does not respond")
+_REMOVED = _node_lost("was lost: its Pod was deleted from the cluster")
+_REBOOTED = _node_lost("was lost: its machine restarted")
+_NO_CAPACITY = _Reason(Outcome.NO_CAPACITY, FailureCode.NODES_NOT_PLACED, "found too few free resources on its machine")
+_DISK_FULL = _Reason(Outcome.DISK_FULL, FailureCode.DISK_FULL, "wrote more than its disk limit")
+_OUT_OF_MEMORY = _Reason(Outcome.OUT_OF_MEMORY, FailureCode.OUT_OF_MEMORY, "ran out of memory")
+_NO_PYTHON = _Reason(Outcome.CODE_FAILED, FailureCode.IMAGE_UNUSABLE, "could not be started: its image has no Python")
+
+_DISRUPTION_REASONS = {
+    "PreemptionByScheduler": _PREEMPTED,
+    "DeletionByTaintManager": _UNREACHABLE,
+    "DeletionByPodGC": _node_lost("was lost: its machine was removed from the cluster"),
+    "EvictionByEvictionAPI": _Reason(
+        Outcome.NODE_LOST, FailureCode.EVICTED, "was evicted: its machine is being drained"
+    ),
+    "TerminationByKubelet": _EVICTED,
+    REMOVED: _REMOVED,
+}
+"""By the reason of the Pod's condition DisruptionTarget."""
+_POD_REASONS = {
+    "Evicted": _EVICTED,
+    "Preempting": _PREEMPTED,
+    "NodeLost": _UNREACHABLE,
+    "Terminated": _SHUT_DOWN,
+    "NodeShutdown": _SHUT_DOWN,
+    "Shutdown": _SHUT_DOWN,
+    "NodeAffinity": _Reason(
+        Outcome.NODE_LOST, FailureCode.NODE_LOST, "was rejected by its machine, which restarted with other labels"
+    ),
+    "UnexpectedAdmissionError": _Reason(Outcome.NODE_LOST, FailureCode.NODE_LOST, "was rejected by its machine"),
+    "DeadlineExceeded": _Reason(Outcome.TIME_LIMIT, FailureCode.TIME_LIMIT, "reached its time limit"),
+}
+"""By the reason in the Pod's status."""
+_OUT_OF_RESOURCE = re.compile(r"^(OutOf|Outof)")
+"""Pod reasons such as OutOfcpu: the kubelet rejected a Pod that the scheduler had placed."""
+EXIT_UNKNOWN_REASONS = frozenset({"Unknown", "ContainerStatusUnknown"})
+"""Container reasons of a kubelet that restarted and found the container gone; the exit code means nothing."""
+_CONTAINER_REASONS = {
+    "OOMKilled": _OUT_OF_MEMORY,
+    "StartError": _NO_PYTHON,
+    "ContainerCannotRun": _NO_PYTHON,
+    **dict.fromkeys(EXIT_UNKNOWN_REASONS, _REBOOTED),
+}
+"""By the reason of the container's terminated state."""
+_OWN_DISK_LIMIT = re.compile(r"exceeds the (?:total )?limit|exceeded its local ephemeral storage limit", re.IGNORECASE)
+"""The kubelet's messages for a Pod that was evicted because it exceeded its own disk limit. Other evictions mean that
+the machine ran short of resources."""
+_TRUSTED_CLAIMS = frozenset({"code_failed", "out_of_memory", "disk_full", "hung", "time_limit"})
+"""Kinds of causes that a signed record may claim: the customer pays for each of them."""
+
+
+def find_cause(
+    job: JobState,
+    pods: Mapping[int, PodState],
+    records: Mapping[int, Record],
+    unresponsive: Mapping[int, float],
+    events: DeletionEvents | None = None,
+) -> Cause | None:
+    """Return the first cause of the run's end, or None if the run completed.
+
+    `unresponsive` maps each node whose end no kubelet reported to the time since when. `events` is None if they were
+    not read.
+    """
+    if len(pods) == job.nodes and all(pod.succeeded for pod in pods.values()):
+        return None
+    has_enough_nodes = job.is_elastic and _count_succeeded(pods) >= job.spec.min_nodes
+    reported = _reported_causes(job, pods, unresponsive, events)
+    # An elastic run that enough nodes completed has failed only for a cause that concerns no single node.
+    if has_enough_nodes:
+        reported = [cause for cause in reported if cause.failure.node is None]
+    external = min(reported, key=_earliest_time, default=None)
+    # A launcher that claims STOPPED only obeyed. The Job's termination says why.
+    claims = [
+        claim for record in records.values() for claim in record.get("causes", ()) if claim["kind"] != Outcome.STOPPED
+    ]
+    trusted = first_cause([claim for claim in claims if claim["kind"] in _TRUSTED_CLAIMS])
+    # The API server's cause comes first if it may have happened before the claimed one.
+    if external is not None and (trusted is None or _earliest_time(external) <= float(trusted["at"])):
+        return external
+    if trusted is not None:
+        return _claimed_cause(trusted)
+    if claims:
+        return _unconfirmed_cause(job, records, first_cause(claims) or claims[0])
+    return None if has_enough_nodes else _cause_by_exit_codes(job, pods)
+
+
+def _earliest_time(cause: Cause) -> float:
+    return cause.at - cause.lag_seconds
+
+
+def _count_succeeded(pods: Mapping[int, PodState]) -> int:
+    return sum(pod.succeeded for pod in pods.values())
+
+
+# Causes that the API server reports
+
+
+def _reported_causes(
+    job: JobState, pods: Mapping[int, PodState], unresponsive: Mapping[int, float], events: DeletionEvents | None
+) -> list[Cause]:
+    causes = [] if job.termination is None else [_termination_cause(job.termination)]
+    causes += [cause for cause in (_pod_cause(job, pod) for pod in pods.values()) if cause is not None]
+    # Each further source counts only for nodes that the sources before it do not explain.
+    causes += _job_disruption(job, {cause.failure.node for cause in causes})
+    if not causes:
+        causes += _external_deletion(job, pods, events or DeletionEvents())
+    explained = {cause.failure.node for cause in causes}
+    unexplained = unexplained_deletions(job, pods)
+    # Nodes whose machine went silent while their Pod ran, by events and by the Pods themselves.
+    silent_since = {node: at for node, at in (events.not_ready_at if events else {}).items() if node in unexplained}
+    silent_since |= {node: at for node, at in unresponsive.items() if node in pods}
+    causes += [
+        _cause(pods.get(node, PodState(node)), _UNRESPONSIVE, at=at)
+        for node, at in silent_since.items()
+        if node not in explained
+    ]
+    return causes
+
+
+def _termination_cause(termination: Termination) -> Cause:
+    """Return the decision of `stop` or a guard as a cause. It has no lag: the console stored it when it decided."""
+    failure = Failure(termination.message, termination.code, dict(termination.data))
+    return Cause(termination.outcome, failure, termination.at, lag_seconds=0.0)
+
+
+def _pod_cause(job: JobState, pod: PodState) -> Cause | None:
+    """Return the cause that the Pod's status names; None if it has only an exit code."""
+    if _OUT_OF_RESOURCE.match(pod.pod_reason):
+        return _cause(pod, _NO_CAPACITY)
+    if pod.pod_reason == "Evicted" and _OWN_DISK_LIMIT.search(pod.pod_message):
+        return _cause(pod, _DISK_FULL, data={"limit_mib": job.spec.disk_mib})
+    reason = _DISRUPTION_REASONS.get(pod.disruption) or _POD_REASONS.get(pod.pod_reason)
+    # A Pod that was deleted before its container started also has an unknown exit. Its machine did not restart.
+    was_never_started = pod.container_reason in EXIT_UNKNOWN_REASONS and pod.deletion_deadline is not None
+    if reason is None and pod.ended and not was_never_started:
+        reason = _CONTAINER_REASONS.get(pod.container_reason)
+    if reason is None:
+        return None
+    # The limit is data for the console's message.
+    if reason is _OUT_OF_MEMORY:
+        return _cause(pod, reason, at=pod.disrupted_at, data={"limit_mib": job.spec.memory_mib})
+    cause = _cause(pod, reason, at=pod.disrupted_at)
+    if reason is _NO_PYTHON and job.spec.builtin:
+        return dataclasses.replace(cause, outcome=Outcome.PLATFORM_ERROR)  # it is the platform's own image
+    return cause
+
+
+def _job_disruption(job: JobState, explained: Set[int | None]) -> list[Cause]:
+    """Return the disruption that the Job's Failed condition reports, for a Pod that is already deleted.
+
+    The Job's podFailurePolicy has one rule, for the condition DisruptionTarget, and its message names the Pod.
+    """
+    if job.failure_reason != "PodFailurePolicy" or job.failed_at is None:
+        return []
+    match = re.search(rf"/{re.escape(job.name)}-(\d+)-", job.failure_message)
+    node = int(match.group(1)) if match else None
+    if node in explained:
+        return []
+    failure = Failure(f"Node {node} was disrupted: {job.failure_message}.", FailureCode.EVICTED, node=node)
+    return [Cause(Outcome.NODE_LOST, failure, job.failed_at, _MACHINE_LOSS_LAG_SECONDS)]
+
+
+def _external_deletion(job: JobState, pods: Mapping[int, PodState], events: DeletionEvents) -> list[Cause]:
+    """Return the deletion of a Pod by somebody other than the Job controller as a cause; at most one.
+
+    Customer code cannot request such a deletion. If no Pod failed by itself, every deletion was external. If one did,
+    the Job controller deletes the others, so a deletion counts as external only if the Job's events prove it.
+    """
+    # BackoffLimitExceeded is the Job's reason if a Pod failed or was deleted.
+    if job.failure_reason != "BackoffLimitExceeded" or job.failed_at is None or job.is_elastic or not pods:
+        return []
+    failed_by_itself = any(pod.ended and pod.exit_code and pod.deletion_deadline is None for pod in pods.values())
+    deleted = unexplained_deletions(job, pods)
+    if failed_by_itself:
+        deleted = events.deleted_externally(deleted)
+    if not deleted:
+        return []
+    first = min(deleted, key=lambda node: (pods[node].deletion_deadline or 0.0) if node in pods else 0.0)
+    return [_cause(pods.get(first, PodState(first)), _REMOVED, at=job.failed_at)]
+
+
+def _cause(pod: PodState, reason: _Reason, *, at: float | None = None, data: Mapping[str, Any] | None = None) -> Cause:
+    detail = f" ({pod.pod_message})" if pod.pod_message else ""
+    failure = Failure(f"Node {pod.node} {reason.message}{detail}.", reason.code, dict(data or {}), pod.node)
+    cause_at = at or pod.finished_at or pod.deletion_deadline or pod.created_at
+    return Cause(reason.outcome, failure, cause_at, reason.lag_seconds)
+
+
+# Causes that launchers claim, and causes by exit codes
+
+
+def _claimed_cause(claim: Record) -> Cause:
+    return Cause(Outcome(claim["kind"]), failure_from(claim), float(claim["at"]))
+
+
+def _unconfirmed_cause(job: JobState, records: Mapping[int, Record], claim: Record) -> Cause:
+    """Return a claim about the platform that the API server does not confirm. The customer pays, with one exception.
+
+    The exception is a platform image whose nodes never met. No customer code had started that could forge this claim.
+    """
+    never_ran = not any(record.get("started_at") for record in records.values())
+    is_platform_fault = claim.get("code") == FailureCode.NODES_NOT_MET and never_ran and job.spec.builtin
+    return _claimed_cause(claim if is_platform_fault else {**claim, "kind": Outcome.CODE_FAILED})
+
+
+def _cause_by_exit_codes(job: JobState, pods: Mapping[int, PodState]) -> Cause:
+    """Return a cause for a run that neither the API server nor a launcher explains."""
+    ended_at = job.ended_at or 0.0
+    if job.failure_reason == "DeadlineExceeded":
+        failure = Failure("The run reached its time limit.", FailureCode.TIME_LIMIT)
+        return Cause(Outcome.TIME_LIMIT, failure, ended_at)
+    failed = [pod for pod in pods.values() if pod.ended and pod.exit_code]
+    if not failed:
+        # The customer cannot delete Pods without a trace.
+        failure = Failure(f"The run ended without a trace of why. {job.failure_message}".strip())
+        return Cause(Outcome.PLATFORM_ERROR, failure, ended_at)
+    first = min(failed, key=lambda pod: pod.finished_at or 0.0)
+    if first.exit_code == _OUT_OF_MEMORY_EXIT_CODE and first.deletion_deadline is None and job.spec.builtin:
+        # containerd sometimes misses the kernel's notice and reports Error in place of OOMKilled.
+        return _cause(first, _OUT_OF_MEMORY, data={"limit_mib": job.spec.memory_mib})
+    message = f"Node {first.node} ended with exit code {first.exit_code} and left no record."
+    failure = Failure(message, FailureCode.RANK_EXITED, node=first.node, exit_code=first.exit_code)
+    return Cause(Outcome.CODE_FAILED, failure, first.finished_at or 0.0)

@@ -1,0 +1,353 @@
+"""Settings of one Kubernetes cluster, parsed and validated. Pure: a JSON object in, a frozen ClusterConfig out.
+
+`ClusterConfig.from_data` raises ValueError with a sentence that names the setting; a ClusterConfig is always valid.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import urlsplit
+
+from runtime.specs import Capacity, Flavour, NodeCapacity, Resources
+
+_DNS_LABEL = re.compile(r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
+_DNS_SUBDOMAIN = re.compile(r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")
+_LABEL_VALUE = re.compile(r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$")
+_QUALIFIED_NAME = re.compile(r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")
+_EFFECTS = frozenset({"", "NoSchedule", "PreferNoSchedule", "NoExecute"})
+# A read-only default for mappings: the config is frozen.
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Volume:
+    """The storage that Pods mount: either a `claim` or a `host_path`."""
+
+    root: str
+    """The folder at which the console sees this storage."""
+    claim: str = ""
+    """A ReadWriteMany PersistentVolumeClaim of this name in every namespace of runs."""
+    host_path: str = ""
+    """A folder of each machine."""
+    shared: bool = True
+    """False: each machine has a `host_path` of its own, so the console cannot see what Pods write. Logs then come from
+    the API server, and checkpoints are lost with their Pod."""
+
+
+@dataclass(frozen=True)
+class Toleration:
+    """A toleration of the Pods of a node kind; fields as in the Kubernetes API."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+
+@dataclass(frozen=True)
+class PackageIndex:
+    """The package index that installations of customers' requirements use, from inside the cluster."""
+
+    url: str
+    networks: tuple[str, ...]
+    """CIDRs of the addresses that serve the index and its files."""
+    certificate: str = ""
+    """A file of trusted certificates, as the console sees it; empty: the public authorities."""
+
+    @property
+    def port(self) -> int:
+        """The port of the index, and of its files."""
+        parts = urlsplit(self.url)
+        return parts.port or (443 if parts.scheme == "https" else 80)
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """One cluster. Without `context`, `kubeconfig` and `in_cluster`, the default kubeconfig is used.
+
+    Mappings by node kind have the names of node types as keys. The key `""` applies to all types without a key.
+    """
+
+    name: str
+    volume: Volume
+    namespace: str = "trainyard-runs"
+    context: str = ""
+    kubeconfig: str = ""
+    in_cluster: bool = False
+    images: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    """Registry reference of each built-in image."""
+    flavours: Mapping[str, Flavour] = field(default_factory=lambda: _EMPTY)
+    """Flavour of each built-in image at its reference."""
+    pythons: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    """Path of the Python interpreter in a built-in image or reference; by default `python3` on the image's PATH."""
+    image_pull_secrets: tuple[str, ...] = ()
+    """Secrets in the namespace with which every Pod pulls its image, in addition to the run's own."""
+    queue: str = ""
+    """Kueue LocalQueue that admits runs, all Pods at once; empty: no Kueue."""
+    priority_class: str = ""
+    node_selectors: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: _EMPTY)
+    tolerations: Mapping[str, tuple[Toleration, ...]] = field(default_factory=lambda: _EMPTY)
+    spread: str = "pack"
+    """`pack`: prefer Pods of a run in one topology domain (`topology_key`); `spread`: prefer different domains."""
+    topology_key: str = "kubernetes.io/hostname"
+    namespace_per_organization: bool = False
+    gang_seconds: int = 300
+    """A run is ended if only some of its Pods are scheduled this long after its Job started."""
+    start_seconds: int = 600
+    """How long scheduled Pods may take to start, including image pulls. After that the run ends, free of charge."""
+    uid: int = 10001
+    """User that Pods run as."""
+    gpu_resource: str = "nvidia.com/gpu"
+    gpu_label: str = "nvidia.com/gpu.product"
+    """Label of Kubernetes Nodes that names their GPU type."""
+    disk_mib: int = 51200
+    """Disk limit of runs whose spec has none."""
+    request_seconds: float = 10.0
+    """Timeout of one API request."""
+    capacity: Capacity | None = None
+    """Capacity of a cluster whose Nodes the console may not list; for an elastic cluster, its maximum."""
+    elastic: bool = False
+    """An autoscaler adds machines for pending Pods, so the present Nodes do not limit the size of runs."""
+    package_index: PackageIndex | None = None
+    """None: orders on this cluster cannot have a requirements file."""
+
+    @property
+    def ends_partial_placement(self) -> bool:
+        """Whether the backend ends runs that are only partly scheduled; Kueue admits all Pods or none."""
+        return not self.queue
+
+    @classmethod
+    def from_data(cls, name: str, data: Mapping[str, Any]) -> ClusterConfig:
+        """Parse one cluster's value in the setting TRAINYARD_CLUSTERS. Raises ValueError, worded for administrators."""
+        reader = _Reader(name, data)
+        reader.refuse_unknown({"backend", *cls.__dataclass_fields__} - {"name"})
+        if data.get("in_cluster") and (data.get("kubeconfig") or data.get("context")):
+            raise reader.error("in_cluster", "excludes kubeconfig and context: set one of them")
+        return cls(
+            name=name,
+            volume=_volume(reader),
+            namespace=reader.matching("namespace", cls.namespace, _DNS_LABEL, "a namespace's name"),
+            context=reader.text("context"),
+            kubeconfig=reader.text("kubeconfig"),
+            in_cluster=reader.flag("in_cluster"),
+            images=reader.texts("images"),
+            flavours=_flavours(reader),
+            pythons=reader.texts("pythons"),
+            image_pull_secrets=_names(reader, "image_pull_secrets"),
+            queue=reader.matching("queue", "", _DNS_SUBDOMAIN, "a LocalQueue's name"),
+            priority_class=reader.matching("priority_class", "", _DNS_SUBDOMAIN, "a PriorityClass's name"),
+            node_selectors=_selectors(reader),
+            tolerations=_tolerations(reader),
+            spread=reader.choice("spread", cls.spread, ("pack", "spread")),
+            topology_key=reader.matching("topology_key", cls.topology_key, _QUALIFIED_NAME, "a label's name"),
+            namespace_per_organization=reader.flag("namespace_per_organization"),
+            # An autoscaler needs minutes to add machines.
+            gang_seconds=reader.number("gang_seconds", 900 if reader.flag("elastic") else cls.gang_seconds, minimum=1),
+            start_seconds=reader.number("start_seconds", cls.start_seconds, minimum=1),
+            uid=reader.number("uid", cls.uid, minimum=1),
+            gpu_resource=reader.matching("gpu_resource", cls.gpu_resource, _QUALIFIED_NAME, "a resource's name"),
+            gpu_label=reader.matching("gpu_label", cls.gpu_label, _QUALIFIED_NAME, "a label's name"),
+            disk_mib=reader.number("disk_mib", cls.disk_mib, minimum=1),
+            request_seconds=float(reader.number("request_seconds", int(cls.request_seconds), minimum=1)),
+            capacity=_capacity(reader),
+            elastic=reader.flag("elastic"),
+            package_index=_package_index(reader),
+        )
+
+
+class _Reader:
+    """Reads typed values from one cluster's JSON object; each method raises ValueError naming the setting."""
+
+    def __init__(self, name: str, data: object) -> None:
+        self.cluster = name
+        if not _DNS_LABEL.match(name):
+            raise ValueError(f"'{name}' cannot name a cluster: use lower-case letters, digits and dashes.")
+        if not isinstance(data, Mapping):
+            raise ValueError(f"The cluster '{name}' must be a JSON object.")  # noqa: TRY004 - settings raise ValueError only
+        self.data: Mapping[str, Any] = data
+
+    def error(self, setting: str, problem: str) -> ValueError:
+        return ValueError(f"The cluster '{self.cluster}': '{setting}' {problem}.")
+
+    def refuse_unknown(self, known: set[str]) -> None:
+        for setting in self.data:
+            if setting not in known:
+                raise self.error(setting, f"is not a setting; the settings are {', '.join(sorted(known))}")
+        if self.data.get("backend", "kubernetes") != "kubernetes":
+            raise self.error("backend", "must be kubernetes here")
+
+    def text(self, setting: str, default: str = "") -> str:
+        value = self.data.get(setting, default)
+        if not isinstance(value, str):
+            raise self.error(setting, "must be a string")
+        return value
+
+    def matching(self, setting: str, default: str, pattern: re.Pattern[str], description: str) -> str:
+        value = self.text(setting, default)
+        if value and not pattern.match(value):
+            raise self.error(setting, f"is '{value}', which is not {description}")
+        return value or default
+
+    def choice(self, setting: str, default: str, choices: tuple[str, ...]) -> str:
+        value = self.text(setting, default)
+        if value not in choices:
+            raise self.error(setting, f"must be one of {', '.join(choices)}")
+        return value
+
+    def flag(self, setting: str, *, default: bool = False) -> bool:
+        value = self.data.get(setting, default)
+        if not isinstance(value, bool):
+            raise self.error(setting, "must be true or false")
+        return value
+
+    def number(self, setting: str, default: int, *, minimum: int) -> int:
+        value = self.data.get(setting, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise self.error(setting, f"must be a whole number of at least {minimum}")
+        return value
+
+    def mapping(self, setting: str) -> Mapping[str, Any]:
+        value = self.data.get(setting, {})
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            raise self.error(setting, "must be a JSON object")
+        return value
+
+    def texts(self, setting: str) -> Mapping[str, str]:
+        value = self.mapping(setting)
+        if not all(isinstance(text, str) and text for text in value.values()):
+            raise self.error(setting, "must map names to strings that are not empty")
+        return MappingProxyType(dict(value))
+
+
+def _volume(reader: _Reader) -> Volume:
+    if not reader.mapping("volume"):
+        raise reader.error("volume", 'must be {"claim": NAME, "root": PATH} or {"host_path": PATH, "root": PATH}')
+    volume_reader = _Reader(reader.cluster, reader.mapping("volume"))
+    known = {"claim", "host_path", "root", "shared"}
+    for setting in volume_reader.data:
+        if setting not in known:
+            raise reader.error("volume", f"has no '{setting}'; its settings are {', '.join(sorted(known))}")
+    volume = Volume(
+        root=volume_reader.text("root"),
+        claim=volume_reader.matching("claim", "", _DNS_SUBDOMAIN, "a PersistentVolumeClaim's name"),
+        host_path=volume_reader.text("host_path"),
+        shared=volume_reader.flag("shared", default=True),
+    )
+    if bool(volume.claim) == bool(volume.host_path):
+        raise reader.error("volume", "needs either a claim or a host_path")
+    if volume.claim and not volume.shared:
+        raise reader.error("volume", "is a claim, so 'shared' must be true: mount the claim at its root")
+    for setting, path in (("root", volume.root), ("host_path", volume.host_path)):
+        if (path or setting == "root") and not _is_folder_path(path):
+            raise reader.error("volume", f"needs an absolute path as its {setting}, without '..' or ':'")
+    return volume
+
+
+def _package_index(reader: _Reader) -> PackageIndex | None:
+    data = reader.mapping("package_index")
+    if not data:
+        return None
+    networks = data.get("networks", [])
+    texts = [data.get("url"), data.get("certificate", "")]
+    if set(data) - {"url", "networks", "certificate"} or not isinstance(networks, list) or not networks:
+        raise reader.error(
+            "package_index", 'must be {"url": URL, "networks": [CIDR, ...]}, optionally with certificate'
+        )
+    if not all(isinstance(text, str) for text in (*texts, *networks)):
+        raise reader.error("package_index", "must have strings as its url, certificate and networks")
+    index = PackageIndex(str(data["url"]), tuple(networks), str(data.get("certificate", "")))
+    try:
+        parts = urlsplit(index.url)
+        is_valid = parts.scheme in {"http", "https"} and bool(parts.hostname) and index.port > 0
+        for network in networks:
+            ipaddress.ip_network(network)
+    except ValueError as error:
+        raise reader.error("package_index", f"is not valid: {error}") from None
+    if not is_valid or parts.username or parts.password:
+        # Build code of packages could read a password.
+        raise reader.error("package_index", "needs an http or https address as its url, without a password")
+    return index
+
+
+def _is_folder_path(path: str) -> bool:
+    return path.startswith("/") and bool(path.strip("/")) and ".." not in path.split("/") and ":" not in path
+
+
+def _flavours(reader: _Reader) -> Mapping[str, Flavour]:
+    names = reader.texts("flavours")
+    if not set(names.values()) <= set(Flavour):
+        raise reader.error("flavours", f"must map names of images to {' or '.join(Flavour)}")
+    return MappingProxyType({name: Flavour(flavour) for name, flavour in names.items()})
+
+
+def _names(reader: _Reader, setting: str) -> tuple[str, ...]:
+    value = reader.data.get(setting, [])
+    if not isinstance(value, list) or not all(isinstance(name, str) and _DNS_SUBDOMAIN.match(name) for name in value):
+        raise reader.error(setting, "must be a list of names")
+    return tuple(value)
+
+
+def _selectors(reader: _Reader) -> Mapping[str, Mapping[str, str]]:
+    selectors: dict[str, Mapping[str, str]] = {}
+    for kind, labels in reader.mapping("node_selectors").items():
+        is_valid = isinstance(labels, Mapping) and all(
+            isinstance(value, str) and _QUALIFIED_NAME.match(str(key)) and _LABEL_VALUE.match(value)
+            for key, value in labels.items()
+        )
+        if not is_valid:
+            raise reader.error("node_selectors", f"must map labels to values for '{kind}'")
+        selectors[kind] = MappingProxyType(dict(labels))
+    return MappingProxyType(selectors)
+
+
+def _tolerations(reader: _Reader) -> Mapping[str, tuple[Toleration, ...]]:
+    return MappingProxyType(
+        {
+            kind: tuple(
+                _toleration(reader, kind, entry) for entry in (entries if isinstance(entries, list) else [entries])
+            )
+            for kind, entries in reader.mapping("tolerations").items()
+        }
+    )
+
+
+def _toleration(reader: _Reader, kind: str, data: object) -> Toleration:
+    if not isinstance(data, Mapping) or set(data) - set(Toleration.__dataclass_fields__):
+        raise reader.error("tolerations", f"must be a list of objects with key, operator, value, effect for '{kind}'")
+    toleration = Toleration(**data)
+    if not all(isinstance(value, str) for value in data.values()) or toleration.effect not in _EFFECTS:
+        raise reader.error("tolerations", f"has an unknown effect for '{kind}'")
+    if toleration.operator not in {"Equal", "Exists"} or (toleration.operator == "Exists" and toleration.value):
+        raise reader.error("tolerations", f"must use the operator Equal, or Exists without a value, for '{kind}'")
+    if not toleration.key and toleration.operator != "Exists":
+        raise reader.error("tolerations", f"needs a key for '{kind}'")
+    return toleration
+
+
+def _capacity(reader: _Reader) -> Capacity | None:
+    entries = reader.data.get("capacity")
+    if entries is None:
+        return None
+    machines = []
+    try:
+        for entry in entries:
+            total = Resources(
+                cpus=float(entry["cpus"]),
+                memory_mib=int(entry["memory_mib"]),
+                gpus=int(entry.get("gpus", 0)),
+                gpu_type=str(entry.get("gpu_type", "")),
+            )
+            machines += [
+                NodeCapacity(f"{entry.get('name', 'node')}-{index}", total, total)
+                for index in range(int(entry.get("count", 1)))
+            ]
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise reader.error(
+            "capacity", "must be a list of objects with cpus and memory_mib, and optionally gpus, gpu_type, name, count"
+        ) from error
+    return Capacity(tuple(machines))

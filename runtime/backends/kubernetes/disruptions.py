@@ -1,0 +1,140 @@
+"""Distinguish Pods that the Job controller deleted from those that somebody else deleted. Pure.
+
+When one Pod of a run fails, the Job controller deletes the others. When somebody deletes one Pod, the others fail,
+because their peer is gone. The first case is billed, the second is free. Afterwards both look alike, and clocks of
+different machines cannot order them. Two sources distinguish them:
+
+- A watch delivers the changes of all Pods in one order. `DeletionTracker` reports a Pod that was deleted before any Pod
+  of its run failed.
+- The Job controller records an event for each Pod that it deletes. `DeletionEvents` shows which deletions it did not
+  request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from runtime.backends.kubernetes.objects import (
+    TERMINAL_PHASES,
+    Object,
+    controller_uid,
+    is_deleting,
+    pod_phase,
+    timestamp,
+)
+from runtime.backends.kubernetes.state import JobState, PodState
+
+_EVENTS_COMPLETE_SECONDS = 3000.0
+"""How long after the Job's failure its events count as complete. API servers delete events after 3600 s by default."""
+_MAX_NODES = 10
+"""The largest run whose events count as complete. Kubernetes' event recorder merges similar events for one object from
+the tenth on, and drops those beyond a burst of 25."""
+_LAST_EVENT_SECONDS = 30.0
+"""How long to wait for the Job controller's last event. It arrives within seconds; after 30 s it was dropped."""
+
+
+class DeletionTracker:
+    """Follows a watch of Pods and reports those that were deleted before any Pod of their run failed.
+
+    Only Pods that were seen alive since the last list count, because the order of changes between two lists is unknown.
+    """
+
+    def __init__(self) -> None:
+        self._alive: dict[str, str] = {}
+        """UID of each Pod that was seen alive, to the UID of its Job."""
+        self._failed_jobs: set[str] = set()
+
+    def reset(self, pods: Iterable[Object]) -> None:
+        """Start again from a list of all Pods."""
+        self._alive.clear()
+        for pod in pods:
+            if pod_phase(pod) == "Failed":
+                self._failed_jobs.add(controller_uid(pod))
+            elif pod_phase(pod) not in TERMINAL_PHASES and not is_deleting(pod):
+                self._alive[pod["metadata"]["uid"]] = controller_uid(pod)
+
+    def observe(self, change: str, pod: Object) -> bool:
+        """Process one watch event of type `change`; return True if it deletes a Pod of a run without failed Pods."""
+        uid, job = pod["metadata"]["uid"], controller_uid(pod)
+        if pod_phase(pod) in TERMINAL_PHASES:
+            self._alive.pop(uid, None)
+            if pod_phase(pod) == "Failed":
+                self._failed_jobs.add(job)
+            return False
+        if change == "DELETED" or is_deleting(pod):
+            return self._alive.pop(uid, None) is not None and job not in self._failed_jobs
+        self._alive[uid] = job
+        return False
+
+    def forget(self, job: str) -> None:
+        """Drop the state of the Job with this UID, which ended or was deleted."""
+        self._failed_jobs.discard(job)
+
+
+@dataclass(frozen=True)
+class DeletionEvents:
+    """The facts about the end of a failed run's Pods that its events show."""
+
+    by_controller: frozenset[int] = frozenset()
+    """Nodes whose Pod the Job controller deleted."""
+    is_complete: bool = False
+    """Whether `by_controller` has every node whose Pod the Job controller deleted."""
+    wait_until: float = 0.0
+    """When to stop waiting for further events, in Unix seconds; 0 if none are expected."""
+    not_ready_at: Mapping[int, float] = field(default_factory=dict)
+    """Nodes whose machine became NotReady while the Pod was there, and when."""
+
+    def deleted_externally(self, nodes: Iterable[int]) -> set[int]:
+        """Return those of the deleted `nodes` that the Job controller certainly did not delete."""
+        return set(nodes) - self.by_controller if self.is_complete else set()
+
+    def are_expected(self, nodes: Iterable[int], now: float) -> bool:
+        """Return whether an event may still arrive for one of the deleted `nodes`."""
+        return now < self.wait_until and bool(set(nodes) - self.by_controller)
+
+
+def unexplained_deletions(job: JobState, pods: Mapping[int, PodState]) -> set[int]:
+    """Return the nodes whose Pod is deleted or being deleted, and whose status does not say why."""
+    return {
+        node
+        for node in range(job.nodes)
+        if node not in pods or (pods[node].deletion_deadline is not None and not pods[node].disruption)
+    }
+
+
+def event_selectors(job: JobState) -> tuple[str, str]:
+    """Return the field selectors of the two event lists that `read_events` takes."""
+    return f"involvedObject.uid={job.uid}", "involvedObject.kind=Pod,reason=NodeNotReady"
+
+
+def read_events(
+    job: JobState, job_events: Iterable[Object], pod_events: Iterable[Object], *, now: float
+) -> DeletionEvents:
+    """Read the events of a run's Job, and the NodeNotReady events of any Pods in its namespace."""
+    pod_name = re.compile(rf"^{re.escape(job.name)}-(\d+)-[a-z0-9]+$")
+    messages: dict[str, list[str]] = {}
+    for event in job_events:
+        messages.setdefault(str(event.get("reason")), []).append(str(event.get("message", "")))
+    deletions = [
+        pod_name.match(message.removeprefix("Deleted pod: ")) for message in messages.get("SuccessfulDelete", [])
+    ]
+    not_ready_at: dict[int, float] = {}
+    for event in pod_events:
+        match = pod_name.match(str((event.get("involvedObject") or {}).get("name", "")))
+        at = timestamp(event.get("firstTimestamp") or event.get("eventTime"))
+        # An earlier run may have had the same name.
+        if match is not None and at is not None and (job.start_time is None or at >= job.start_time):
+            node = int(match.group(1))
+            not_ready_at[node] = min(at, not_ready_at.get(node, at))
+    failed_at = job.failed_at or 0.0
+    are_reliable = job.nodes <= _MAX_NODES and not job.is_elastic and job.failed_at is not None
+    # The controller records the Job's failure after all deletions.
+    has_last_event = bool(job.end_condition) and job.failure_reason in messages
+    return DeletionEvents(
+        by_controller=frozenset(int(match.group(1)) for match in deletions if match is not None),
+        is_complete=are_reliable and has_last_event and now < failed_at + _EVENTS_COMPLETE_SECONDS,
+        wait_until=failed_at + _LAST_EVENT_SECONDS if are_reliable and not has_last_event else 0.0,
+        not_ready_at=not_ready_at,
+    )

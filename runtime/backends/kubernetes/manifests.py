@@ -1,0 +1,199 @@
+"""Build the manifests of a run's objects. Pure: a RunSpec and a ClusterConfig in, dicts out.
+
+The objects of a run carry its labels and are owned by its Job, so deleting the Job deletes all of them. The launcher's
+ConfigMap and an organization's objects are shared and stay. `docs/kubernetes.md` lists the objects.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+
+from runtime.backends.kubernetes import names
+from runtime.backends.kubernetes.config import ClusterConfig
+from runtime.backends.kubernetes.objects import Manifest
+from runtime.backends.kubernetes.pod import PodPlan, pod_spec
+from runtime.backends.kubernetes.state import SpecSummary
+from runtime.specs import PullSecret, RunSpec
+
+_DOCKER_HUB_HOSTS = ("docker.io", "index.docker.io", "registry-1.docker.io")
+_DOCKER_HUB_KEY = "https://index.docker.io/v1/"
+"""The key under which container runtimes look up credentials for Docker Hub."""
+_LAUNCHER_DIGEST_LENGTH = 12
+"""Hex digits of the launcher's digest in its ConfigMap's name: enough to tell its few versions apart."""
+
+
+def job(spec: RunSpec, config: ClusterConfig, plan: PodPlan, launcher_name: str) -> Manifest:
+    """Return the run's Job, suspended. `launcher_name` names the launcher's ConfigMap. Raises InvalidSpec."""
+    run_labels = names.labels_of(spec)
+    if 0 < spec.min_nodes < spec.nodes:
+        # An elastic run continues without a failed node, so one failed index does not fail the Job.
+        failure_policy: Manifest = {"backoffLimitPerIndex": 0, "maxFailedIndexes": spec.nodes - spec.min_nodes}
+    else:
+        # With a backoffLimit of 0 any failed Pod fails the Job. With this rule the Job's Failed condition shows that
+        # the cause was a disruption, and names the Pod. `causes` reads it.
+        rule = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+        failure_policy = {"backoffLimit": 0, "podFailurePolicy": {"rules": [rule]}}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": spec.name,
+            "namespace": names.namespace_of(spec, config),
+            "labels": {**run_labels, **({names.QUEUE_LABEL: config.queue} if config.queue else {})},
+            "annotations": {names.SPEC_ANNOTATION: SpecSummary.of(spec).to_json()},
+        },
+        "spec": {
+            "completions": spec.nodes,
+            "parallelism": spec.nodes,
+            "completionMode": "Indexed",
+            "podReplacementPolicy": "Failed",  # never two Pods of one node at the same time
+            "suspend": True,  # until all objects that it owns exist (`submission`), or until Kueue admits it
+            **failure_policy,
+            "template": {"metadata": {"labels": run_labels}, "spec": pod_spec(spec, config, plan, launcher_name)},
+        },
+    }
+
+
+def owned_objects(
+    spec: RunSpec, config: ClusterConfig, plan: PodPlan, uid: str, keys: Mapping[str, str]
+) -> list[Manifest]:
+    """Return the run's other objects, owned by its Job, whose UID is `uid`. `keys` are `token` and `record_key`."""
+    objects = [_service(spec), _pod_plan(plan), _network_policy(spec, config), _secret(keys)]
+    if spec.pull_secret is not None:
+        objects.append(_pull_secret(spec, spec.pull_secret))
+    if spec.secrets:
+        objects.append({**_secret(spec.secrets), "metadata": {"name": names.secrets_name(spec)}})
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": spec.name, "uid": uid}
+    for manifest in objects:
+        defaults = {"name": spec.name, "namespace": names.namespace_of(spec, config), "labels": names.labels_of(spec)}
+        manifest["metadata"] = {**defaults, **manifest.get("metadata", {}), "ownerReferences": [owner]}
+    return objects
+
+
+def launcher(namespace: str, archive: bytes) -> Manifest:
+    """Return a ConfigMap that holds the launcher. Its name contains the digest, so each version has its own."""
+    digest = hashlib.sha256(archive).hexdigest()
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": f"trainyard-launcher-{digest[:_LAUNCHER_DIGEST_LENGTH]}",
+            "namespace": namespace,
+            "labels": {names.MANAGED_BY_LABEL: names.MANAGER, names.COMPONENT_LABEL: names.LAUNCHER_COMPONENT},
+        },
+        "immutable": True,
+        "binaryData": {names.LAUNCHER_FILE: base64.b64encode(archive).decode()},
+    }
+
+
+def organization_objects(spec: RunSpec, config: ClusterConfig) -> list[Manifest]:
+    """Return the namespace of the run's organization, with its limits and a NetworkPolicy that denies ingress."""
+    namespace = names.namespace_of(spec, config)
+    org_labels = {
+        names.MANAGED_BY_LABEL: names.MANAGER,
+        names.ORGANIZATION_LABEL: names.labels_of(spec).get(names.ORGANIZATION_LABEL, ""),
+    }
+    # The other Pod Security Standards forbid host paths.
+    level = "privileged" if config.volume.host_path else "restricted"
+    security_labels = {f"pod-security.kubernetes.io/{mode}": level for mode in ("enforce", "warn")}
+    meta = {"namespace": namespace, "labels": org_labels}
+    objects: list[Manifest] = [
+        {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": namespace, "labels": {**org_labels, **security_labels}},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "LimitRange",
+            "metadata": {"name": "trainyard", **meta},
+            "spec": {
+                "limits": [
+                    {
+                        "type": "Container",
+                        "default": {"cpu": "1", "memory": "1Gi"},
+                        "defaultRequest": {"cpu": "100m", "memory": "128Mi"},
+                    }
+                ]
+            },
+        },
+        {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": {"name": "trainyard-default", **meta},
+            "spec": {"podSelector": {}, "policyTypes": ["Ingress"]},
+        },
+    ]
+    if spec.organization_nodes:
+        quota = {"metadata": {"name": "trainyard", **meta}, "spec": {"hard": {"pods": str(spec.organization_nodes)}}}
+        objects.append({"apiVersion": "v1", "kind": "ResourceQuota", **quota})
+    return objects
+
+
+# Objects owned by the Job
+
+
+def _service(spec: RunSpec) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,  # launchers find each other by name even if a Pod is not ready
+            "selector": {names.RUN_LABEL: spec.name},
+            "ports": [{"name": "control", "port": names.CONTROL_PORT, "protocol": "TCP"}],
+        },
+    }
+
+
+def _pod_plan(plan: PodPlan) -> Manifest:
+    document = json.dumps(plan.document, sort_keys=True)
+    return {"apiVersion": "v1", "kind": "ConfigMap", "data": {"order.json": document}}
+
+
+def _network_policy(spec: RunSpec, config: ClusterConfig) -> Manifest:
+    """Allow traffic among the run's Pods and to the cluster's DNS only; for installations also to the index."""
+    own = {"podSelector": {"matchLabels": {names.RUN_LABEL: spec.name}}}
+    system = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}}
+    # The default address of NodeLocal DNSCache, which runs on the host's network.
+    node_local_dns = {"ipBlock": {"cidr": "169.254.20.10/32"}}
+    dns = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
+    egress: list[Manifest] = [{"to": [own]}, {"to": [system, node_local_dns], "ports": dns}]
+    if spec.builtin_script == "install" and config.package_index is not None:
+        networks = [{"ipBlock": {"cidr": network}} for network in config.package_index.networks]
+        egress.append({"to": networks, "ports": [{"protocol": "TCP", "port": config.package_index.port}]})
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "spec": {
+            "podSelector": own["podSelector"],
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [{"from": [own]}],
+            "egress": egress,
+        },
+    }
+
+
+def _secret(keys: Mapping[str, str]) -> Manifest:
+    data = {name: _base64(value) for name, value in keys.items()}
+    return {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "data": data}
+
+
+def _pull_secret(spec: RunSpec, pull: PullSecret) -> Manifest:
+    key = _DOCKER_HUB_KEY if pull.host in _DOCKER_HUB_HOSTS else pull.host
+    auth = {"username": pull.username, "password": pull.password, "auth": _base64(f"{pull.username}:{pull.password}")}
+    config = json.dumps({"auths": {key: auth}})
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": f"{spec.name}-pull"},
+        "type": "kubernetes.io/dockerconfigjson",
+        "data": {".dockerconfigjson": _base64(config)},
+    }
+
+
+def _base64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()

@@ -1,0 +1,108 @@
+"""Names of a run's Kubernetes objects: labels, annotations, namespaces, host names, mount paths. Pure.
+
+Several modules, and several versions of the console, read and write these names. Changing a value here breaks runs that
+an older version started.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from runtime.backends.kubernetes.config import ClusterConfig
+from runtime.specs import RunSpec
+
+MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
+MANAGER = "trainyard"
+"""Value of `MANAGED_BY_LABEL` on every object that the console creates."""
+COMPONENT_LABEL = "app.kubernetes.io/component"
+LAUNCHER_COMPONENT = "launcher"
+"""Value of `COMPONENT_LABEL` on the ConfigMaps that hold a launcher."""
+RUN_LABEL = "trainyard.dev/run"
+ORGANIZATION_LABEL = "trainyard.dev/organization"
+JOB_LABEL = "trainyard.dev/job"
+ENDED_LABEL = "trainyard.dev/ended"
+"""Set on a Job together with `FINAL_STATUS_ANNOTATION`, so that listings of live runs can exclude it."""
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+
+RUN_SELECTOR = f"{MANAGED_BY_LABEL}={MANAGER},{RUN_LABEL}"
+"""Label selector for the objects of all runs."""
+LIVE_RUN_SELECTOR = f"{RUN_SELECTOR},!{ENDED_LABEL}"
+"""Label selector for the Jobs of runs whose final status is not stored yet."""
+
+# Annotations of a run's Job. Times are Unix seconds. Some values are older than the names of their constants.
+SPEC_ANNOTATION = "trainyard.dev/spec"
+"""JSON: the parts of the RunSpec that are needed after submission (`state.SpecSummary`)."""
+SUBMITTED_ANNOTATION = "trainyard.dev/submitted-at"
+"""When the submission was complete. Without it the run does not exist yet."""
+STARTED_ANNOTATION = "trainyard.dev/started-at"
+"""When the last of the run's Pods started."""
+TERMINATION_ANNOTATION = "trainyard.dev/taken-down"
+"""JSON: why and when `stop` or a guard ended the run (`state.Termination`). Written once."""
+GRACE_END_ANNOTATION = "trainyard.dev/hurried-until"
+"""When the Pods must have ended, after a later `stop` shortened the grace period."""
+POD_ANNOTATION_PREFIX = "trainyard.dev/pod-"
+"""Followed by a node's number. JSON: the last known state of a deleted Pod (`state.PodState`)."""
+FINAL_STATUS_ANNOTATION = "trainyard.dev/final"
+"""JSON: the run's final RunStatus. Written once."""
+
+LAST_USED_ANNOTATION = "trainyard.dev/used-at"
+"""On a launcher's ConfigMap: when a console last started a run with it. Unix seconds."""
+INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
+
+CONTAINER_NAME = "node"
+RUN_ROOT_PATH = "/trainyard/run-root"
+POD_PLAN_PATH = "/trainyard/order"
+LAUNCHER_PATH = "/trainyard/launcher"
+LAUNCHER_FILE = "launcher.pyz"
+CONTROL_PORT = 29400
+"""Where node 0's launcher listens for the other launchers."""
+POD_MARGIN_SECONDS = 15
+"""How much longer a Pod's grace period and deadline are than the run's own. The launcher ends the run at the run's
+limits; the margin leaves it time to write its record before the kubelet kills the Pod."""
+_LABEL_VALUE = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")
+_NOT_IN_SLUG = re.compile(r"[^a-z0-9-]+")
+_MAX_LABEL_LENGTH = 63
+"""The API's limit for label values and namespace names."""
+
+
+def namespace_for(config: ClusterConfig, organization: str) -> str:
+    """Return the namespace of an organization's runs. `organization` is its slug; "" is none."""
+    if not config.namespace_per_organization or not organization:
+        return config.namespace
+    slug = _NOT_IN_SLUG.sub("-", organization.lower()).strip("-")
+    name = f"{config.namespace}-{slug}"
+    if slug == organization and len(name) <= _MAX_LABEL_LENGTH:
+        return name
+    # Two different slugs can be equal once changed or cut; the digest keeps their namespaces apart.
+    digest = hashlib.sha256(organization.encode()).hexdigest()[:10]
+    return f"{name[: _MAX_LABEL_LENGTH - 11].rstrip('-')}-{digest}"
+
+
+def namespace_of(spec: RunSpec, config: ClusterConfig) -> str:
+    """Return the namespace of this run."""
+    return namespace_for(config, spec.labels.get("organization", ""))
+
+
+def labels_of(spec: RunSpec) -> dict[str, str]:
+    """Return the labels of every object that belongs to this run."""
+    labels = {MANAGED_BY_LABEL: MANAGER, RUN_LABEL: spec.name}
+    for key, label in (("organization", ORGANIZATION_LABEL), ("job", JOB_LABEL)):
+        if _LABEL_VALUE.match(spec.labels.get(key, "")):
+            labels[label] = spec.labels[key]
+    return labels
+
+
+def secrets_name(spec: RunSpec) -> str:
+    """Return the name of the Secret with the values that the customer chose for the run."""
+    return f"{spec.name}-secrets"
+
+
+def host_name(run: str, node: int) -> str:
+    """Return the DNS name of a node's Pod, as the run's other Pods resolve it."""
+    return f"{run}-{node}.{run}"
+
+
+def gpu_label_value(gpu_type: str) -> str:
+    """Convert a GPU type to a valid label value, as GPU feature discovery does: dashes in place of spaces."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", gpu_type).strip("-._")[:_MAX_LABEL_LENGTH]

@@ -1,0 +1,276 @@
+"""Derive a run's RunStatus from its Job, its Pods and its launchers' records. Pure.
+
+The Job and the Pods come from the API server (`state`). A record is JSON that a node's launcher wrote; the caller has
+verified its signature. The meter runs from `started_at` to `finished_at`. The outcome decides whether it is billed:
+
+- If no kubelet reports a node's end, a record that says that the node exited with 0 counts as its end. So a completed
+  run is billed, even if its machines are lost afterwards.
+- Every other end has the cause that `causes.find_cause` returns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence, Set
+
+from runtime.backends.kubernetes.causes import EXIT_UNKNOWN_REASONS, Cause, find_cause
+from runtime.backends.kubernetes.disruptions import DeletionEvents, unexplained_deletions
+from runtime.backends.kubernetes.names import POD_MARGIN_SECONDS
+from runtime.backends.kubernetes.state import JobState, PodState
+from runtime.backends.records import Record, latest, progress_at, restarts
+from runtime.specs import Failure, NodeStatus, Outcome, RunPhase, RunStatus, Span
+
+_JOB_VERDICT_SECONDS = 30.0
+"""How long to wait for the Job controller's verdict after Pods were deleted; it writes within 5 s, 30 leaves room for a
+busy API server."""
+_KUBELET_REPORT_SECONDS = 15.0
+"""How long after a Pod should have ended its kubelet may take to report it; then the machine counts as unresponsive.
+A working kubelet reports within 2 s, 15 leaves room for a busy API server."""
+
+
+def derive_status(
+    job: JobState,
+    pods: Mapping[int, PodState],
+    records: Mapping[int, Record],
+    *,
+    now: float,
+    unreachable: Mapping[int, float] | None = None,
+    events: DeletionEvents | None = None,
+) -> RunStatus:
+    """Return the run's status. `pods` and `records` are by node.
+
+    `now` and all times are Unix seconds. `unreachable` maps each node whose machine is NotReady or deleted to the time
+    since when. `events` are the facts about deleted Pods that the Job's events show; None if they were not read.
+    """
+    unreachable = unreachable or {}
+    overdue = _overdue_nodes(job, pods, now)
+    pods = _with_recorded_successes(job, pods, records, overdue.keys() | unreachable.keys(), now)
+    # Nodes whose end nobody reports, and since when they count as lost.
+    unresponsive = {
+        node: since for node, since in {**overdue, **unreachable}.items() if node not in pods or not pods[node].ended
+    }
+    nodes = tuple(_node_status(job, node, pods.get(node), unresponsive.get(node)) for node in range(job.nodes))
+    phase = _run_phase(job, nodes)
+    # The outcome is stored once. So the run stays STOPPING until every fact is known that decides the payer.
+    awaits_events = events is not None and events.are_expected(unexplained_deletions(job, pods), now)
+    if phase is RunPhase.ENDED and (awaits_events or _awaits_job_verdict(job, pods, now)):
+        phase = RunPhase.STOPPING
+    has_ended = phase is RunPhase.ENDED
+    started_at = _started_at(job, pods, records.values(), now)
+    finished_at = _finished_at(job, pods, unresponsive, started_at) if has_ended else None
+    cause = None
+    if has_ended and job.end_condition != "Complete":
+        # In a stopped run an overdue Pod is no lost node: its kubelet may still honor an earlier, longer grace period.
+        lost = {node: at for node, at in unresponsive.items() if node in unreachable or job.termination is None}
+        cause = find_cause(job, pods, records, lost, events)
+    outcome = None
+    if has_ended:
+        outcome = cause.outcome if cause else Outcome.COMPLETED
+    return RunStatus(
+        name=job.name,
+        phase=phase,
+        nodes=nodes,
+        submitted_at=job.submitted_at,
+        started_at=started_at,
+        finished_at=finished_at,
+        outcome=outcome,
+        failure=_failure(job, cause) if cause else None,
+        spans=_spans(job, pods, unresponsive, started_at, finished_at),
+        progress_at=_progress_at(job, records.values(), cause, finished_at),
+        checkpoint_at=latest(records.values(), "checkpoint_at"),
+        restarts=restarts(records.values()),
+    )
+
+
+# Nodes that no kubelet reports on
+
+
+def _overdue_nodes(job: JobState, pods: Mapping[int, PodState], now: float) -> dict[int, float]:
+    """Return the nodes whose Pod is not reported as ended although its deletion is overdue, and since when."""
+    deadlines = {
+        node: max(pod.deletion_deadline, _grace_end(job))
+        for node, pod in pods.items()
+        if pod.deletion_deadline and not pod.ended
+    }
+    # A disrupted Pod was lost when it was disrupted, which is before its deadline.
+    return {
+        node: pods[node].disrupted_at or deadline
+        for node, deadline in deadlines.items()
+        if now > deadline + _KUBELET_REPORT_SECONDS
+    }
+
+
+def _grace_end(job: JobState) -> float:
+    """Return when the Pods of a stopped run must have ended; 0 if the run was not stopped.
+
+    A kubelet keeps the first grace period that it received. So a later, shorter one does not count here.
+    """
+    if job.termination is None:
+        return job.grace_end
+    return max(job.grace_end, job.termination.at + job.spec.grace_seconds + POD_MARGIN_SECONDS)
+
+
+def _with_recorded_successes(
+    job: JobState, pods: Mapping[int, PodState], records: Mapping[int, Record], unresponsive: Set[int], now: float
+) -> dict[int, PodState]:
+    """Return the Pods. Those without an exit from their kubelet are marked as succeeded if their record says so."""
+    merged = dict(pods)
+    for node, record in records.items():
+        pod = pods.get(node, PodState(node))
+        finished_at = _recorded_success_at(record)
+        has_reported_exit = pod.exit_code is not None and pod.container_reason not in EXIT_UNKNOWN_REASONS
+        if finished_at is None or has_reported_exit:
+            continue
+        # A kubelet that works gets the time to report the exit itself.
+        if pod.ended or node in unresponsive or now > finished_at + _KUBELET_REPORT_SECONDS:
+            merged[node] = _as_succeeded(pod, finished_at)
+    # Node 0 exits with 0 only after every other node has reported success to it. So its success covers nodes without a
+    # record, unless the run is elastic and continued without them.
+    first = merged.get(0)
+    if first is not None and first.succeeded and first.finished_at is not None and not job.is_elastic:
+        for node in unresponsive - records.keys():
+            if node in merged and not merged[node].ended:
+                merged[node] = _as_succeeded(merged[node], first.finished_at)
+    return merged
+
+
+def _recorded_success_at(record: Record) -> float | None:
+    """Return when the node exited with 0, by its last record; None if it did not."""
+    succeeded = record.get("phase") == "ended" and record.get("exit_code") == 0 and not record.get("causes")
+    return float(record["finished_at"]) if succeeded and record.get("finished_at") else None
+
+
+def _as_succeeded(pod: PodState, at: float) -> PodState:
+    """Return the Pod with exit code 0 at this time, and without the fields that would name another cause."""
+    return dataclasses.replace(pod, ended=True, exit_code=0, finished_at=at, container_reason="", disruption="")
+
+
+# Phases
+
+
+def _node_status(job: JobState, node: int, pod: PodState | None, unresponsive_since: float | None) -> NodeStatus:
+    if pod is None:
+        # A terminated Job that has created no Pods will create none.
+        never_started = job.suspended or job.start_time is None
+        has_ended = bool(job.end_condition) or (job.termination is not None and never_started)
+        return NodeStatus(node, RunPhase.ENDED if has_ended else RunPhase.STARTING)
+    if pod.ended or unresponsive_since is not None or job.end_condition:
+        phase = RunPhase.ENDED
+    elif pod.started_at is None:
+        phase = RunPhase.STARTING
+    else:
+        is_stopping = pod.deletion_deadline is not None or job.termination is not None
+        phase = RunPhase.STOPPING if is_stopping else RunPhase.RUNNING
+    return NodeStatus(
+        node=node,
+        phase=phase,
+        address=pod.address,
+        started_at=pod.started_at,
+        finished_at=pod.finished_at if pod.ended else unresponsive_since,
+        exit_code=pod.exit_code,
+    )
+
+
+def _run_phase(job: JobState, nodes: Sequence[NodeStatus]) -> RunPhase:
+    # A run has ended if every node has, and no Pod can follow: the Job has ended or is being ended, or every node ran.
+    phases = {node.phase for node in nodes}
+    is_stopping = job.is_failing or job.termination is not None
+    have_finished = all(node.finished_at is not None for node in nodes)
+    if phases == {RunPhase.ENDED} and (job.end_condition or is_stopping or have_finished):
+        return RunPhase.ENDED
+    if is_stopping or RunPhase.STOPPING in phases:
+        return RunPhase.STOPPING
+    return RunPhase.STARTING if RunPhase.STARTING in phases else RunPhase.RUNNING
+
+
+def _awaits_job_verdict(job: JobState, pods: Mapping[int, PodState], now: float) -> bool:
+    """Return whether the Job controller's verdict is still to come for a Pod that was deleted for no known reason.
+
+    The verdict distinguishes a deletion by the controller, after another Pod failed, from one by somebody else.
+    """
+    if job.end_condition or job.termination or job.is_elastic or all(pod.exit_code == 0 for pod in pods.values()):
+        return False
+    was_deleted = any(pod.ended and pod.deletion_deadline is not None and not pod.disruption for pod in pods.values())
+    last_end = max((pod.finished_at or 0.0 for pod in pods.values()), default=0.0)
+    return was_deleted and now < last_end + _JOB_VERDICT_SECONDS
+
+
+# Times
+
+
+def _started_at(job: JobState, pods: Mapping[int, PodState], records: Iterable[Record], now: float) -> float | None:
+    """Return when the last Pod's container started; None before. If Pods are deleted, use their records."""
+    if job.started_at is not None:
+        return job.started_at
+    started = [pod.started_at for pod in pods.values() if pod.started_at is not None]
+    if len(started) == job.nodes:
+        # Kubelets round down to whole seconds, which may lie before the submission.
+        return max(*started, job.submitted_at or 0.0)
+    recorded = [float(record["started_at"]) for record in records if record.get("started_at")]
+    return min(max(recorded), now) if recorded else None  # a record may not start the meter in the future
+
+
+def _finished_at(
+    job: JobState, pods: Mapping[int, PodState], unresponsive: Mapping[int, float], started_at: float | None
+) -> float | None:
+    """Return when the last node ended. Falls back to the end of the Job, to its termination, then to its submission."""
+    ends = [pod.finished_at for pod in pods.values() if pod.ended and pod.finished_at is not None]
+    ends += unresponsive.values()
+    if len(ends) < job.nodes and job.ended_at is not None:
+        ends.append(job.ended_at)
+    if not ends:
+        ends.append(job.termination.at if job.termination else job.submitted_at or 0.0)
+    return max(*ends, started_at or 0.0)
+
+
+def _spans(
+    job: JobState,
+    pods: Mapping[int, PodState],
+    unresponsive: Mapping[int, float],
+    started_at: float | None,
+    finished_at: float | None,
+) -> tuple[Span, ...]:
+    """Return one span from start to end. In an elastic run, each lost node begins a new span with one node less."""
+    if started_at is None:
+        return ()
+    losses: list[float] = []
+    if job.is_elastic:
+        losses = [pod.finished_at for pod in pods.values() if pod.ended and pod.exit_code != 0 and pod.finished_at]
+        losses += unresponsive.values()
+    spans, since, count = [], started_at, job.nodes
+    for at in sorted(max(loss, started_at) for loss in losses):
+        # The loss of the last node, or one at the run's end, leaves nothing to meter.
+        if count == 1 or (finished_at is not None and at >= finished_at):
+            break
+        if at > since:
+            spans.append(Span(count, since, at))
+            since = at
+        count -= 1
+    return (*spans, Span(count, since, finished_at))
+
+
+# The price of a hung run
+
+
+def _progress_at(
+    job: JobState, records: Iterable[Record], cause: Cause | None, finished_at: float | None
+) -> float | None:
+    """Return the last sign of progress, up to which a hung run is billed.
+
+    Only records from platform images are trusted. In a customer's image, customer code can read the launcher's key and
+    claim an early hang, so such a run is billed to its end.
+    """
+    is_hung = cause is not None and cause.outcome is Outcome.HUNG
+    if not job.spec.builtin:
+        return finished_at if is_hung else None
+    return progress_at(records, cause.failure.data if cause is not None and is_hung else None)
+
+
+def _failure(job: JobState, cause: Cause) -> Failure:
+    """Return the cause's failure, marked `charged_whole` if the run hung and is billed to its end (`_progress_at`).
+
+    The console shows the customer an explanation for that mark.
+    """
+    if cause.outcome is not Outcome.HUNG or job.spec.builtin:
+        return cause.failure
+    return dataclasses.replace(cause.failure, data={**cause.failure.data, "charged_whole": True})

@@ -1,0 +1,328 @@
+"""Explain why a submitted run has not started, and decide when to give up on it. Pure.
+
+`explain` turns the Pods' conditions and events into a `Waiting`: a code, its data and a sentence. Of several obstacles,
+it names the one that a person can do most about.
+
+`find_termination` ends a run that holds machines but cannot start: only some of its Pods were scheduled, or their
+containers do not start. Such a run never ran and is free. Its outcome decides whether it is retried.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from runtime.backends.kubernetes.capacity import cpus, mebibytes, request_of
+from runtime.backends.kubernetes.config import ClusterConfig
+from runtime.backends.kubernetes.objects import Object, container_statuses
+from runtime.backends.kubernetes.state import JobState, PodState, Termination
+from runtime.specs import Capacity, FailureCode, Outcome, RunPhase, RunStatus, Waiting, WaitingCode
+
+IMAGE_REFUSED_SECONDS = 60.0
+"""How long a registry may refuse an image's name or credentials before the run ends. kubelets retry a pull after 10, 20
+and 40 s, so at least three attempts failed by then."""
+_MAX_DETAIL = 500
+"""Characters of a Kubernetes message that are passed on: the console shows them in one line and stores them per job."""
+
+# Container runtimes and registries report a failed pull in free text. The patterns are tried in the order of
+# `classify_pull_error`.
+_NETWORK_ERROR = re.compile(
+    r"dial tcp|no such host|i/o timeout|timed? ?out|deadline exceeded|connection re(?:fused|set)|no route|unreachable|"
+    r"x509|tls|certificate|\beof\b|toomanyrequests|too many requests|50[0-9]|server misbehaving|lookup .* on",
+    re.IGNORECASE,
+)
+_NAME_ERROR = re.compile(
+    r"not ?found|manifest unknown|name unknown|does not exist|invalid ?(?:image|reference)|couldn't parse|"
+    r"no such image|no match for platform",
+    re.IGNORECASE,
+)
+_CREDENTIALS_ERROR = re.compile(
+    r"\b401\b|\b403\b|unauthori[sz]ed|authentication required|authorization failed|denied|forbidden|no basic auth",
+    re.IGNORECASE,
+)
+_AMBIGUOUS_PREFIX = re.compile(
+    r"pull access denied, repository does not exist or may require authorization", re.IGNORECASE
+)
+"""containerd's words for both a missing repository and missing credentials. The text that follows shows which it is."""
+_CREDENTIALS_REFUSED = re.compile(r"\b401\b|\b403\b|unauthori[sz]ed|forbidden", re.IGNORECASE)
+_ANY_PULL_ERROR = re.compile(
+    f"{_NETWORK_ERROR.pattern}|{_NAME_ERROR.pattern}|{_CREDENTIALS_ERROR.pattern}", re.IGNORECASE
+)
+_PULL_REASONS = frozenset(
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "ErrImageNeverPull",
+        "RegistryUnavailable",
+        "ImageInspectError",
+    }
+)
+_CONTAINER_REASONS = frozenset({"CreateContainerError", "CreateContainerConfigError", "RunContainerError"})
+_INSUFFICIENT = re.compile(r"Insufficient ([A-Za-z0-9./-]*[A-Za-z0-9])")
+_TAINT = re.compile(r"had untolerated taint(?:\(s\))? ?\{?([^}:,]*)")
+_VOLUME_ERROR = re.compile(r"persistentvolumeclaim|PersistentVolume|volume", re.IGNORECASE)
+_CLAIM_NAME = re.compile(r'persistentvolumeclaim "([^"]+)"')
+_MOUNT_EVENTS = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
+_POLICY_REFUSAL = re.compile(r"violates PodSecurity|admission webhook|denied the request", re.IGNORECASE)
+_IMAGE_FAILURES = {
+    WaitingCode.IMAGE_NAME: FailureCode.IMAGE_NAME,
+    WaitingCode.IMAGE_CREDENTIALS: FailureCode.IMAGE_CREDENTIALS,
+    WaitingCode.IMAGE_NETWORK: FailureCode.IMAGE_NETWORK,
+}
+
+
+def explain(
+    job: Object,
+    pods: Sequence[Object],
+    events: Sequence[Object],
+    *,
+    config: ClusterConfig,
+    capacity: Capacity | None = None,
+    workload: Object | None = None,
+) -> Waiting:
+    """Return the obstacle that delays the run's start.
+
+    `events` are those of the Job and its Pods. `capacity` is None if it is not known. `workload` is Kueue's Workload of
+    the Job, if Kueue admits runs here.
+    """
+    nodes = job["spec"]["completions"]
+    ordered = sorted(events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
+    if job["spec"].get("suspend"):
+        return _explain_admission(config, workload)
+    rejection = _explain_rejected_pods(ordered)
+    if rejection is not None and len(pods) < nodes:
+        return rejection
+    for explain_pod in (_explain_image, _explain_volume):
+        for pod in pods:
+            obstacle = explain_pod(pod, _events_of(pod, ordered))
+            if obstacle is not None:
+                return obstacle
+    unscheduled = [message for pod in pods if (message := _unscheduled_message(pod)) is not None]
+    insufficient = next((message for message in unscheduled if _INSUFFICIENT.search(message)), None)
+    if insufficient and capacity is not None and not capacity.nodes_ever(*request_of(job, config)):
+        return Waiting(WaitingCode.TOO_LARGE, {}, f"No machine of this cluster is that large: {insufficient}")
+    if unscheduled:
+        return _explain_unscheduled(pods[0], unscheduled[0], config=config, capacity=capacity, nodes=len(unscheduled))
+    return _explain_starting(nodes, pods)
+
+
+def classify_pull_error(message: str) -> WaitingCode:
+    """Return whether the image's name, the credentials or the network is at fault, by a failed pull's message.
+
+    The network comes first, because an unreachable registry is reported in many ways. A name comes before credentials,
+    because registries report a repository that they hide as both missing and denied.
+    """
+    text, is_ambiguous = _AMBIGUOUS_PREFIX.subn("", message)
+    if _NETWORK_ERROR.search(text) and not _NAME_ERROR.search(text):
+        return WaitingCode.IMAGE_NETWORK
+    if _NAME_ERROR.search(text) or (is_ambiguous and not _CREDENTIALS_REFUSED.search(text)):
+        return WaitingCode.IMAGE_NAME
+    return WaitingCode.IMAGE_CREDENTIALS if _CREDENTIALS_ERROR.search(text) else WaitingCode.IMAGE_NETWORK
+
+
+def find_termination(
+    job: JobState,
+    pods: Mapping[int, PodState],
+    status: RunStatus,
+    waiting: Waiting | None,
+    *,
+    config: ClusterConfig,
+    now: float,
+) -> Termination | None:
+    """Return why the run must be ended now; None if it may continue. `waiting` is None once the run has started."""
+    if job.termination is not None or status.phase is RunPhase.ENDED:
+        return None
+    if status.started_at is not None:
+        if not job.suspended:
+            return None
+        # Kueue preempts a run by suspending its Job, and would resume that Job later. The console starts a new attempt
+        # instead, so this one ends.
+        message = "The queue took the run's quota back for another."
+        return Termination(Outcome.NODE_LOST, FailureCode.PREEMPTED, message, now)
+    if job.suspended or job.start_time is None or waiting is None or job.is_failing:
+        return None
+    scheduled = [pod for pod in pods.values() if pod.machine]
+    return _partial_placement(job, scheduled, waiting, config, now) or _stuck_start(
+        job, scheduled, waiting, config, now
+    )
+
+
+# Obstacles to a start
+
+
+def _explain_admission(config: ClusterConfig, workload: Object | None) -> Waiting:
+    conditions = ((workload or {}).get("status") or {}).get("conditions") or []
+    message = next(
+        (condition.get("message", "") for condition in conditions if condition["type"] == "QuotaReserved"), ""
+    )
+    sentence = f"Waiting for the queue '{config.queue}' to admit the run. {message}".strip()
+    return Waiting(WaitingCode.ADMISSION, {"queue": config.queue, "detail": message}, sentence)
+
+
+def _explain_rejected_pods(events: Sequence[Object]) -> Waiting | None:
+    """Return why the API server rejected Pods that the Job controller tried to create; None if it did not."""
+    messages = _messages(events, {"FailedCreate"})
+    if not messages:
+        return None
+    message = messages[-1]
+    if "exceeded quota" in message:
+        return Waiting(WaitingCode.QUOTA, {"detail": message}, f"The namespace's quota is used up: {message}")
+    if _POLICY_REFUSAL.search(message):
+        data = {"queue": "", "detail": message}
+        return Waiting(WaitingCode.ADMISSION, data, f"The cluster's policy refuses the run's pods: {message}")
+    return Waiting(WaitingCode.UNSCHEDULABLE, {"detail": message}, f"The run's pods cannot be created: {message}")
+
+
+def _explain_image(pod: Object, events: Sequence[Object]) -> Waiting | None:
+    """Return why the container's image cannot be pulled or its container cannot be created; None if neither fails."""
+    for container in container_statuses(pod):
+        state = (container.get("state") or {}).get("waiting") or {}
+        image = container.get("image") or pod["spec"]["containers"][0]["image"]
+        if state.get("reason") in _PULL_REASONS:
+            message = str(state.get("message") or "")
+            pull_events = [text for text in _messages(events, {"Failed"}) if "pull" in text]
+            # During back-off, older kubelets report the pull's error only in an event.
+            if pull_events and not _ANY_PULL_ERROR.search(message):
+                message = pull_events[-1]
+            is_name = state["reason"] in {"InvalidImageName", "ErrImageNeverPull"}
+            code = WaitingCode.IMAGE_NAME if is_name else classify_pull_error(message)
+            sentence = f"The image {image} cannot be pulled: {message.strip() or state['reason']}"
+            return Waiting(code, {"image": image, "detail": message.strip()[:_MAX_DETAIL]}, sentence)
+        if state.get("reason") in _CONTAINER_REASONS:
+            message = f"{state['reason']}: {state.get('message', '')}"
+            sentence = f"The container cannot be created: {message}"
+            return Waiting(WaitingCode.UNSCHEDULABLE, {"detail": message}, sentence)
+    return None
+
+
+def _explain_volume(pod: Object, events: Sequence[Object]) -> Waiting | None:
+    """Return why the Pod's storage cannot be mounted; None if it can."""
+    messages = _messages(events, _MOUNT_EVENTS)
+    # The run's own ConfigMaps and Secret are created just after its Job. Until then mounts fail and are retried.
+    messages = [text for text in messages if "configmap" not in text.lower() and "secret" not in text.lower()]
+    unscheduled = _unscheduled_message(pod)
+    if unscheduled is not None and _VOLUME_ERROR.search(unscheduled):
+        messages = [unscheduled]
+    if not messages or _is_running(pod):
+        return None
+    claim = _CLAIM_NAME.search(messages[-1])
+    data = {"claim": claim.group(1) if claim else _claim_name(pod), "detail": messages[-1][:_MAX_DETAIL]}
+    return Waiting(WaitingCode.VOLUME, data, f"The storage cannot be mounted: {messages[-1]}")
+
+
+def _explain_unscheduled(
+    pod: Object, message: str, *, config: ClusterConfig, capacity: Capacity | None, nodes: int
+) -> Waiting:
+    """Return which resource `nodes` Pods like this one wait for, by the scheduler's `message`."""
+    requests = pod["spec"]["containers"][0]["resources"]["requests"]
+    missing = set(_INSUFFICIENT.findall(message))
+    selector = pod["spec"].get("nodeSelector") or {}
+    # Without "Insufficient" in the message, no machine matches the selector, which names the GPU type.
+    lacks_gpu_type = config.gpu_resource in requests and not missing and config.gpu_label in selector
+    free: float | None
+    if config.gpu_resource in missing or lacks_gpu_type:
+        gpu_type = selector.get(config.gpu_label, "")
+        free = None if capacity is None else _free_gpus(capacity, gpu_type)
+        data = {"wanted": int(requests[config.gpu_resource]), "gpu_type": gpu_type, "nodes": nodes, "free": free}
+        return Waiting(WaitingCode.GPUS, data, f"Not enough GPUs are free: {message}")
+    if "cpu" in missing:
+        free = None if capacity is None else max((machine.free.cpus for machine in capacity.machines), default=0.0)
+        data = {"wanted": cpus(requests["cpu"]), "nodes": nodes, "free": free}
+        return Waiting(WaitingCode.CPUS, data, f"Not enough CPUs are free: {message}")
+    if "memory" in missing:
+        free = None if capacity is None else max((machine.free.memory_mib for machine in capacity.machines), default=0)
+        data = {"wanted": mebibytes(requests["memory"]), "nodes": nodes, "free": free}
+        return Waiting(WaitingCode.MEMORY, data, f"Not enough memory is free: {message}")
+    taint = _TAINT.search(message)
+    if taint and "didn't match" not in message:
+        data = {"taint": taint.group(1).strip(), "detail": message[:_MAX_DETAIL]}
+        return Waiting(WaitingCode.TAINT, data, f"The machines are kept for others, or not ready: {message}")
+    sentence = f"The run's pods cannot be placed: {message}"
+    return Waiting(WaitingCode.UNSCHEDULABLE, {"detail": message[:_MAX_DETAIL]}, sentence)
+
+
+def _explain_starting(nodes: int, pods: Sequence[Object]) -> Waiting:
+    running = sum(_is_running(pod) for pod in pods)
+    scheduled = sum(bool(pod["spec"].get("nodeName")) for pod in pods)
+    step = "place" if scheduled < nodes else "container"
+    waiting = nodes - running
+    subject = "1 node" if waiting == 1 else f"{waiting} nodes"
+    missing = "a machine" if step == "place" else "the image and the container"
+    sentence = f"Waiting for {subject} to start: {missing}."
+    return Waiting(WaitingCode.STARTING, {"nodes": waiting, "step": step}, sentence)
+
+
+def _unscheduled_message(pod: Object) -> str | None:
+    """Return the scheduler's message for a Pod that it could not schedule; None if it did not try or succeeded."""
+    for condition in (pod.get("status") or {}).get("conditions") or []:
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return str(condition.get("message") or condition.get("reason") or "")
+    return None
+
+
+def _is_running(pod: Object) -> bool:
+    return any((container.get("state") or {}).get("running") for container in container_statuses(pod))
+
+
+def _events_of(pod: Object, events: Sequence[Object]) -> list[Object]:
+    uid = pod["metadata"]["uid"]
+    return [event for event in events if (event.get("involvedObject") or {}).get("uid") == uid]
+
+
+def _messages(events: Sequence[Object], reasons: frozenset[str] | set[str]) -> list[str]:
+    return [str(event.get("message", "")) for event in events if event.get("reason") in reasons]
+
+
+def _claim_name(pod: Object) -> str:
+    for volume in pod["spec"].get("volumes") or []:
+        if "persistentVolumeClaim" in volume:
+            return str(volume["persistentVolumeClaim"]["claimName"])
+    return ""
+
+
+def _free_gpus(capacity: Capacity, gpu_type: str) -> int:
+    return sum(
+        machine.free.gpus
+        for machine in capacity.machines
+        if gpu_type in {"", machine.free.gpu_type or machine.total.gpu_type}
+    )
+
+
+# When to give up
+
+
+def _partial_placement(
+    job: JobState, scheduled: list[PodState], waiting: Waiting, config: ClusterConfig, now: float
+) -> Termination | None:
+    """End a run if only some of its Pods were scheduled in time. They hold machines that another run could use."""
+    is_late = job.start_time is not None and now > job.start_time + config.gang_seconds
+    if not (config.ends_partial_placement and scheduled and len(scheduled) < job.nodes and is_late):
+        return None
+    message = f"Only {len(scheduled)} of {job.nodes} nodes were placed in {config.gang_seconds} s. {waiting.sentence}"
+    data: dict[str, Any] = {
+        "placed": len(scheduled),
+        "nodes": job.nodes,
+        "seconds": config.gang_seconds,
+        "waiting_code": waiting.code.value,
+    }
+    return Termination(Outcome.NO_CAPACITY, FailureCode.NODES_NOT_PLACED, message, now, data)
+
+
+def _stuck_start(
+    job: JobState, scheduled: list[PodState], waiting: Waiting, config: ClusterConfig, now: float
+) -> Termination | None:
+    """End a run whose Pods were scheduled, but whose containers do not start: its image, storage or machine fails."""
+    waiting_pods = [pod for pod in scheduled if pod.started_at is None]
+    is_refused = waiting.code in {WaitingCode.IMAGE_NAME, WaitingCode.IMAGE_CREDENTIALS}
+    timeout = IMAGE_REFUSED_SECONDS if is_refused else float(config.start_seconds)
+    if not waiting_pods or (len(scheduled) < job.nodes and not is_refused):
+        return None
+    if now < max(pod.scheduled_at or pod.created_at for pod in waiting_pods) + timeout:
+        return None
+    # The customer is responsible for an image of their own, and the platform for everything else.
+    outcome = Outcome.CODE_FAILED if is_refused and not job.spec.builtin else Outcome.PLATFORM_ERROR
+    code = _IMAGE_FAILURES.get(waiting.code, FailureCode.NODE_NOT_STARTED)
+    data = {**waiting.data, "node": min(pod.node for pod in waiting_pods)}
+    return Termination(outcome, code, waiting.sentence, now, data)

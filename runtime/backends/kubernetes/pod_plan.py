@@ -1,0 +1,72 @@
+"""Build a run's Pod plan: `order.json`, which the launcher of each Pod reads.
+
+`runtime.launcher.pod.main` documents its fields. All Pods of a run read the same plan. One spec always yields the same
+plan, so a repeated submission changes nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from runtime.backends import launch_plan, sandbox
+from runtime.backends.kubernetes.config import ClusterConfig
+from runtime.backends.kubernetes.names import CONTROL_PORT, RUN_ROOT_PATH, host_name
+from runtime.backends.kubernetes.pod import PodPlan
+from runtime.specs import PACKAGES_TARGET, RunSpec
+
+MASTER_PORT = 29500
+"""Rank 0's port, torchrun's default. Each Pod has an address of its own, so fixed ports are always free."""
+_FIRST_WORKER_PORT = 29600
+"""Ports of the workers, then the spare ones, are consecutive from here on."""
+
+
+def build_pod_plan(spec: RunSpec, config: ClusterConfig, root: Path) -> PodPlan:
+    """Build the plan. `root` is the folder of all runs, as the console sees it."""
+    ports = launch_plan.ports_needed(spec)
+    first_spare = _FIRST_WORKER_PORT + ports["worker_ports"]
+    topology = {
+        **launch_plan.plan(spec),
+        "interface": "",  # which interface a Pod has depends on the cluster's network
+        "own_network": True,
+        "master_port": MASTER_PORT,
+        "worker_ports": list(range(_FIRST_WORKER_PORT, first_spare)),
+        "spare_ports": list(range(first_spare, first_spare + ports["spare_ports"])),
+    }
+    del topology["addresses"]  # Pods learn each other's addresses when they start
+    writable_folders = {
+        "run": sandbox.RUN_TARGET,
+        "checkpoints": sandbox.CHECKPOINT_TARGET,
+        "outputs": sandbox.OUTPUT_TARGET,
+    }
+    if any(mount.target == spec.workspace_target and not mount.read_only for mount in spec.mounts):
+        writable_folders["workspace"] = spec.workspace_target
+    document = {
+        "run": spec.name,
+        "names": [host_name(spec.name, node) for node in range(spec.nodes)],
+        "folder": RUN_ROOT_PATH,
+        "control_port": CONTROL_PORT,
+        "start_seconds": config.gang_seconds + config.start_seconds,
+        "deadline_seconds": spec.deadline_seconds,
+        "grace_seconds": spec.grace_seconds,
+        "log_limit_bytes": spec.log_limit_bytes,
+        "memory_bytes": spec.resources.memory_mib << 20,
+        **launch_plan.disk_limit(spec, config.disk_mib),
+        "written": writable_folders,
+        "gpus": spec.resources.gpus,
+        "python": "",
+        "builtin_script": spec.builtin_script,
+        "environment": {},
+        **({"packages": PACKAGES_TARGET} if spec.packages else {}),
+        **({"variables": spec.environment} if spec.environment else {}),
+        "plan": topology,
+    }
+    runs_path = root.relative_to(config.volume.root) if config.volume.shared else Path()
+    run_root = runs_path / spec.name
+    key = spec.checkpoint_key
+    return PodPlan(
+        document=document,
+        run_root=str(run_root),
+        run_dir=str(run_root / "run"),
+        checkpoint_dir=str(runs_path / ".checkpoints" / key if key else run_root / "checkpoints"),
+        output_dir=str(runs_path / ".outputs" / key if key else run_root / "outputs"),
+    )

@@ -1,0 +1,149 @@
+"""Submit a run: create its objects in an order that allows any step to be repeated.
+
+The Job is created first, suspended, and owns all other objects. The last step marks it as submitted and resumes it. If
+the submitter dies in between, the Job that is left does not count as a run. The next submission continues with it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+from runtime.backends import admission
+from runtime.backends.kubernetes import manifests
+from runtime.backends.kubernetes.client import ApiClient, ApiError, Object, collection_path, resource_path
+from runtime.backends.kubernetes.config import ClusterConfig
+from runtime.backends.kubernetes.launcher_archive import LauncherConfigMaps
+from runtime.backends.kubernetes.names import SUBMITTED_ANNOTATION, namespace_of
+from runtime.backends.kubernetes.objects import Manifest, is_deleting, is_owned_by
+from runtime.backends.kubernetes.pod import image_of, sub_path
+from runtime.backends.kubernetes.pod_plan import build_pod_plan
+from runtime.backends.kubernetes.runs import Runs
+from runtime.backends.kubernetes.state import is_live_run, is_submitted
+from runtime.backends.kubernetes.volume import RunFolders
+from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RuntimeFault
+from runtime.specs import PACKAGES_TARGET, Mount, RunSpec
+
+_SECRET_ATTEMPTS = 3
+"""How often to try to create the run's Secret while another process deletes or creates one of its name."""
+_FIELDS_BY_WORD = {"image": "image", "subPath": "mounts", "mountPath": "mounts", "resources": "resources"}
+"""The RunSpec's field that causes an invalid object, by a word in the API server's message. The order matters."""
+
+
+class Submission:
+    """Submits runs to one cluster."""
+
+    def __init__(
+        self,
+        api: ApiClient,
+        config: ClusterConfig,
+        runs: Runs,
+        root: Path,
+        folders: RunFolders | None,
+        *,
+        launchers: LauncherConfigMaps,
+    ) -> None:
+        """`folders` is None if the console does not share the cluster's storage."""
+        self._api = api
+        self._config = config
+        self._runs = runs
+        self._root = root
+        self._folders = folders
+        self._launchers = launchers
+
+    def submit(self, spec: RunSpec) -> None:
+        """See `Backend.submit`."""
+        admission.check_name(spec.name)
+        if not spec.name[0].isalpha():
+            raise InvalidSpec(f"'{spec.name}' cannot name a run on Kubernetes: begin with a letter.", field="name")
+        job = self._runs.find_job(spec.name)
+        if job is not None and is_live_run(job):
+            return
+        spec = self._validate(spec)
+        try:
+            self._create_objects(spec, job)
+        except ApiError as error:
+            self._delete_incomplete(spec)
+            raise self._translate(error) from error
+
+    def _validate(self, spec: RunSpec) -> RunSpec:
+        """Return the spec with the sources of its mounts resolved. Raises InvalidSpec."""
+        image_of(spec, self._config)
+        if spec.packages and self._folders is None:
+            raise InvalidSpec("This cluster cannot add packages to an image.", field="packages")
+        spec = admission.check_shape(spec)
+        if self._folders is not None:
+            spec = admission.check_folders(spec)
+        for source in (*spec.mounts, *([Mount(spec.packages, PACKAGES_TARGET)] if spec.packages else [])):
+            sub_path(source, self._config)
+        return spec
+
+    def _create_objects(self, spec: RunSpec, job: Object | None) -> None:
+        """Create the run's objects. `job` is the Job that an interrupted submission left; None if there is none."""
+        plan = build_pod_plan(spec, self._config, self._root)
+        namespace = namespace_of(spec, self._config)
+        if job is not None and is_deleting(job):
+            raise BackendUnavailable(f"An earlier run named '{spec.name}' is still being deleted.")
+        if job is None:
+            if namespace != self._config.namespace:
+                for manifest in manifests.organization_objects(spec, self._config):
+                    self._api.apply(manifest)
+            if self._folders is not None:
+                self._folders.create(spec.name, spec.checkpoint_key)
+        launcher_name = self._launchers.ensure(namespace)
+        job = job or self._api.create(manifests.job(spec, self._config, plan, launcher_name))
+        if job is None:
+            # `create` found a Job of this name: another process submits the same run at this moment.
+            job = self._api.get(resource_path("batch/v1", "jobs", namespace, spec.name))
+        keys = {"token": secrets.token_hex(32), "record_key": secrets.token_hex(32)}
+        for manifest in manifests.owned_objects(spec, self._config, plan, job["metadata"]["uid"], keys):
+            if manifest["kind"] == "Secret" and manifest["metadata"]["name"] == spec.name:  # it has `keys`
+                self._create_secret(manifest)
+            else:
+                self._api.apply(manifest)
+        self._mark_submitted(job)
+
+    def _create_secret(self, manifest: Manifest) -> None:
+        """Create the run's Secret. Keep one of this Job, whose keys Pods may use; replace one of an earlier Job."""
+        job_uid = manifest["metadata"]["ownerReferences"][0]["uid"]
+        path = f"{collection_path(manifest)}/{manifest['metadata']['name']}"
+        for _attempt in range(_SECRET_ATTEMPTS):
+            if self._api.create(manifest) is not None:
+                return
+            existing = self._api.find(path)
+            if existing is None:
+                continue
+            if is_owned_by(existing, job_uid):
+                return
+            self._api.delete(path, uid=existing["metadata"]["uid"])
+        raise BackendUnavailable("The run's Secret could not be created: another one of its name keeps coming back.")
+
+    def _mark_submitted(self, job: Object) -> None:
+        """Make the run exist, and resume its Job unless Kueue will."""
+        meta = job["metadata"]
+        change: dict[str, Any] = {
+            "metadata": {"uid": meta["uid"], "annotations": {SUBMITTED_ANNOTATION: repr(time.time())}}
+        }
+        if not self._config.queue:
+            change["spec"] = {"suspend": False}
+        self._api.patch(resource_path("batch/v1", "jobs", meta["namespace"], meta["name"]), change)
+
+    def _delete_incomplete(self, spec: RunSpec) -> None:
+        """Delete the Job of a failed submission, and with it all objects, unless another process completed it."""
+        job = self._runs.find_job(spec.name)
+        if job is not None and not is_submitted(job):
+            self._runs.delete_job(job)
+
+    def _translate(self, error: ApiError) -> RuntimeFault:
+        """Return the protocol's error for an API refusal. 422 means an invalid object, 403 also a used-up quota."""
+        if error.status == 422:
+            field = next((field for word, field in _FIELDS_BY_WORD.items() if word in error.message), "name")
+            return InvalidSpec(f"The cluster refuses the run: {error.message}", field=field)
+        if error.status == 403 and "exceeded quota" in error.message:
+            return NoCapacity(f"The namespace's quota is used up: {error.message}")
+        return BackendUnavailable(
+            f"The cluster '{self._config.name}' refuses the run: {error}. 'manage.py check_cluster "
+            f"{self._config.name}' says what is missing."
+        )

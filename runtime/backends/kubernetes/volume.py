@@ -1,0 +1,207 @@
+"""The run folders of one cluster, on storage that the console and the Pods share.
+
+Pods run customer code, which can write anything there. So every path is opened component by component without following
+links, and only regular files are read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from runtime.backends.log_chunks import Piece, read_piece
+from runtime.errors import BackendUnavailable
+from runtime.trash import Trash, remove_tree
+
+_SHARED_KEY = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+"""As `admission` accepts keys; no path outside the folders of `_SHARED` matches."""
+_SHARED = (".checkpoints", ".outputs")
+"""The folders with what the attempts of a job share, each in a folder named by their key."""
+_SUBFOLDERS = ("", "run", "run/tensorboard", "logs", "nodes", "checkpoints", "outputs")
+"""The folders of a run; "" is its own. Parents come first."""
+_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+"""O_NONBLOCK: opening a named pipe must not wait for a writer."""
+_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_MAX_UNCACHED_FILES = 16
+"""Files per folder for which `fingerprint` asks the storage server each time. That covers the logs of a usual machine's
+ranks. Each further file would cost a round trip per second and run."""
+_MAX_FINGERPRINT_FILES = 1000
+"""Files per folder that `fingerprint` looks at: customer code could create any number."""
+
+
+class RunFolders:
+    """The folders of all runs, in `root`. `uid` is the user that Pods run as."""
+
+    def __init__(self, root: Path, uid: int) -> None:
+        self.root = root
+        self._uid = uid
+
+    def create(self, name: str, shared_key: str) -> None:
+        """Create the folders that a run's Pods mount, where they do not exist. Raises BackendUnavailable."""
+        try:
+            # 0711: other users may pass through these folders, but not list them.
+            for folder in (*_SHARED, ".trash"):
+                (self.root / folder).mkdir(parents=True, exist_ok=True, mode=0o711)
+            for subfolder in _SUBFOLDERS:
+                self._create_for_pods(self.root / name / subfolder)
+            if shared_key:
+                for folder in _SHARED:
+                    self._create_for_pods(self.root / folder / shared_key)
+        except OSError as error:
+            raise BackendUnavailable(f"The run's folders could not be created: {error}.") from error
+
+    def read(self, name: str, folder: str, file: str, offset: int, limit: int) -> Piece:
+        """Return up to `limit` bytes from `offset`; a negative one counts from the end. A missing file is empty."""
+        file_fd = self._open_file(name, folder, file)
+        if file_fd is None:
+            return Piece(b"", True, max(0, offset), 0)
+        with os.fdopen(file_fd, "rb") as stream:
+            return read_piece(stream, offset, limit)
+
+    def write(self, name: str, folder: str, file: str, data: bytes) -> None:
+        """Replace a file that Pods may read, by a rename. Does nothing if customer code made that impossible."""
+        folder_fd = self._open_folder(name, folder)
+        if folder_fd is None:
+            return
+        temporary = f".{file}.{secrets.token_hex(8)}"
+        try:
+            file_fd = os.open(temporary, _CREATE_FLAGS, 0o644, dir_fd=folder_fd)
+            with os.fdopen(file_fd, "wb") as stream:
+                os.fchmod(file_fd, 0o644)  # whatever the umask is
+                stream.write(data)
+            os.replace(temporary, file, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=folder_fd)
+        finally:
+            os.close(folder_fd)
+
+    def list_files(self, name: str, folder: str) -> list[str]:
+        """Return the names of a run's files in one of its folders."""
+        folder_fd = self._open_folder(name, folder)
+        if folder_fd is None:
+            return []
+        try:
+            return os.listdir(folder_fd)  # noqa: PTH208 - pathlib cannot list an open folder
+        finally:
+            os.close(folder_fd)
+
+    def fingerprint(self, name: str) -> tuple[int, ...]:
+        """Return a value that changes when the run writes logs, records or metrics, built from their sizes and times.
+
+        Only values of the same process are comparable: Python's `hash` of a name differs between processes.
+        """
+        values: list[int] = []
+        for folder in ("logs", "nodes", "run"):
+            folder_fd = self._open_folder(name, folder)
+            if folder_fd is None:
+                continue
+            try:
+                files = ["metrics.jsonl"] if folder == "run" else sorted(os.listdir(folder_fd))  # noqa: PTH208 - as above
+                for index, file in enumerate(files[:_MAX_FINGERPRINT_FILES]):
+                    with contextlib.suppress(OSError):
+                        read_stat = _stat_uncached if index < _MAX_UNCACHED_FILES else _stat
+                        info = read_stat(file, folder_fd)
+                        # Launchers rewrite their record each second even if nothing changed, so its time says nothing.
+                        modified = info.st_mtime_ns if folder != "nodes" else 0
+                        values += [hash(file), info.st_size, modified]
+            finally:
+                os.close(folder_fd)
+        return tuple(values)
+
+    def remove(self, name: str) -> None:
+        """Remove a run's folder, if it exists."""
+        trash = Trash(self.root / ".trash")
+        trash.move_in(self.root / name)
+        trash.empty()
+
+    def fill_checkpoints(self, key: str, copy: Callable[[Path], None]) -> None:
+        """Replace the checkpoints under this key by those that `copy` writes, and let Pods change them."""
+        for parent in _SHARED:
+            (self.root / parent).mkdir(parents=True, exist_ok=True, mode=0o711)
+        folder = self.root / ".checkpoints" / key
+        remove_tree(folder)
+        self._create_for_pods(folder)
+        try:
+            copy(folder)
+            for _path, folders, files, folder_fd in os.fwalk(folder):
+                for name in (*folders, *files):
+                    self._open_to_pods(name, folder_fd)
+        except BaseException:
+            remove_tree(folder)
+            raise
+
+    def remove_shared(self, key: str) -> None:
+        """Remove the checkpoints and outputs that attempts share under this key."""
+        for parent in _SHARED:
+            folder = self.root / parent / key
+            if _SHARED_KEY.match(key) and folder.is_dir():
+                remove_tree(folder)
+
+    def _create_for_pods(self, folder: Path) -> None:
+        """Create a folder that Pods may write to, unless it exists."""
+        folder.mkdir(exist_ok=True, mode=0o700)
+        if os.geteuid() == 0:
+            os.chown(folder, self._uid, self._uid, follow_symlinks=False)
+        elif os.geteuid() != self._uid:
+            # Without root the console cannot give the folder to the Pods' user, so it opens it to everybody. Other
+            # users of the machine cannot enter the folders above, and other runs' Pods do not mount it.
+            folder.chmod(0o777)
+
+    def _open_to_pods(self, name: str, folder_fd: int) -> None:
+        """Let Pods change a file or folder that the console has created, as `_create_for_pods` does."""
+        mode = os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode
+        if os.geteuid() == 0:
+            os.chown(name, self._uid, self._uid, dir_fd=folder_fd, follow_symlinks=False)
+        elif os.geteuid() != self._uid and not stat.S_ISLNK(mode):
+            os.chmod(name, stat.S_IMODE(mode) | (0o777 if stat.S_ISDIR(mode) else 0o666), dir_fd=folder_fd)
+
+    def _open_folder(self, name: str, folder: str) -> int | None:
+        """Return a descriptor of one of a run's folders; None if it does not exist or is a link."""
+        run_fd = -1
+        try:
+            run_fd = os.open(self.root / name, _READ_FLAGS | os.O_DIRECTORY)
+            return os.open(folder, _READ_FLAGS | os.O_DIRECTORY, dir_fd=run_fd)
+        except OSError:
+            return None
+        finally:
+            if run_fd >= 0:
+                os.close(run_fd)
+
+    def _open_file(self, name: str, folder: str, file: str) -> int | None:
+        """Return a descriptor of a regular file; None for anything else."""
+        folder_fd = self._open_folder(name, folder)
+        if folder_fd is None:
+            return None
+        try:
+            file_fd = os.open(file, _READ_FLAGS, dir_fd=folder_fd)
+        except OSError:
+            return None
+        finally:
+            os.close(folder_fd)
+        if stat.S_ISREG(os.fstat(file_fd).st_mode):
+            return file_fd
+        os.close(file_fd)
+        return None
+
+
+def _stat(file: str, folder_fd: int) -> os.stat_result:
+    """Return a file's attributes. An NFS client may answer from its cache, which is up to a minute old."""
+    return os.stat(file, dir_fd=folder_fd, follow_symlinks=False)
+
+
+def _stat_uncached(file: str, folder_fd: int) -> os.stat_result:
+    """Return a file's attributes as the storage server has them: an NFS client asks it when a file is opened."""
+    try:
+        file_fd = os.open(file, _READ_FLAGS, dir_fd=folder_fd)
+    except OSError:
+        return _stat(file, folder_fd)
+    try:
+        return os.fstat(file_fd)
+    finally:
+        os.close(file_fd)

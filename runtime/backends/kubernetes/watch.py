@@ -1,0 +1,130 @@
+"""Follow a cluster's Jobs, Pods and events by watches, each on a thread of its own.
+
+A watch can lose events. So each one starts with a list and continues from the last resourceVersion that it saw. If that
+version has expired or a request failed, it lists again. Differences between two lists are reported like watch events.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from runtime.backends.kubernetes.client import ApiClient, ApiError, Object, ResourceVersionExpired
+from runtime.backends.kubernetes.names import LIVE_RUN_SELECTOR, RUN_LABEL, RUN_SELECTOR
+from runtime.backends.kubernetes.objects import TERMINAL_PHASES, object_labels, pod_phase
+from runtime.errors import BackendUnavailable
+
+HEARTBEAT_SECONDS = 0.5
+"""How long `changed` waits for a change: `Backend.changes` promises a heartbeat at least every second."""
+_WATCH_SECONDS = 240
+"""How long one watch request lasts; load balancers often close connections after 5 minutes."""
+_BATCH_SECONDS = 0.02
+"""How long to collect changes after the first: starting a run changes many objects within milliseconds."""
+_MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.2, 5.0
+"""Pause before listing again after an error. It doubles up to the maximum; `Backend.changes` may be late by as much."""
+
+ChangeListener = Callable[[str, str, Object], None]
+"""Called with the kind (`jobs`, `pods`), the type of change and the object: ADDED, MODIFIED, DELETED, or LISTED."""
+LISTED = "LISTED"
+"""Our own type of change: the object is a whole list, from which the following changes continue."""
+
+_QUERIES: dict[str, dict[str, str]] = {
+    "jobs": {"labelSelector": LIVE_RUN_SELECTOR},
+    "pods": {"labelSelector": RUN_SELECTOR},
+    "events": {"fieldSelector": "type!=Normal"},
+}
+
+
+class Watcher:
+    """Follows a cluster until `close`."""
+
+    def __init__(self, api: ApiClient, paths: Mapping[str, str], listener: ChangeListener) -> None:
+        """Start one thread for each kind in `paths` (`jobs`, `pods`, `events`), whose value is the collection's path.
+
+        `listener` is called on those threads and must not raise.
+        """
+        self._api = api
+        self._listener = listener
+        self._changed_runs: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        self._run_by_uid: dict[str, str] = {}
+        """The run of each known Job and Pod."""
+        for kind, path in paths.items():
+            threading.Thread(target=self._follow, args=(kind, path), name=f"watch-{kind}", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop the threads, each at its next event."""
+        self._closed.set()
+
+    def changed(self) -> set[str]:
+        """Wait for changes and return the names of the changed runs; empty after HEARTBEAT_SECONDS without any."""
+        names = set()
+        with contextlib.suppress(queue.Empty):
+            names.add(self._changed_runs.get(timeout=HEARTBEAT_SECONDS))
+            batch_ends_at = time.monotonic() + _BATCH_SECONDS
+            while (remaining := batch_ends_at - time.monotonic()) > 0:
+                names.add(self._changed_runs.get(timeout=remaining))
+        return names
+
+    def _follow(self, kind: str, path: str) -> None:
+        query = _QUERIES[kind]
+        version, retry_seconds = "", _MIN_RETRY_SECONDS
+        versions: dict[str, str] = {}  # the resourceVersion of each object, by UID
+        while not self._closed.is_set():
+            try:
+                if not version:
+                    version = self._list(kind, path, query, versions)
+                for event in self._api.watch(path, version, _WATCH_SECONDS, **query):
+                    if self._closed.is_set():
+                        return
+                    version = event["object"]["metadata"]["resourceVersion"]
+                    retry_seconds = _MIN_RETRY_SECONDS
+                    if event["type"] != "BOOKMARK":
+                        self._process(kind, event["type"], event["object"], versions)
+            except ResourceVersionExpired:
+                version = ""
+            except (BackendUnavailable, ApiError):
+                version = ""
+                self._closed.wait(retry_seconds * random.uniform(0.5, 1.5))  # noqa: S311 - spreads the consoles' requests
+                retry_seconds = min(retry_seconds * 2, _MAX_RETRY_SECONDS)
+
+    def _list(self, kind: str, path: str, query: Mapping[str, str], versions: dict[str, str]) -> str:
+        """List the collection, report its differences from `versions`, and return its resourceVersion."""
+        listing = self._api.list(path, **query)
+        self._listener(kind, LISTED, listing)
+        is_first, listed = not versions, {}
+        for item in listing["items"]:
+            meta = item["metadata"]
+            listed[meta["uid"]] = meta["resourceVersion"]
+            # Pods that ended before the first list are skipped: while a run's end is not stored, its Job reports it.
+            if is_first and kind == "pods" and pod_phase(item) in TERMINAL_PHASES:
+                continue
+            if versions.get(meta["uid"]) != meta["resourceVersion"]:
+                self._process(kind, "MODIFIED", item, versions)
+        for uid in set(versions) - set(listed):
+            del versions[uid]
+            if uid in self._run_by_uid:
+                self._changed_runs.put(self._run_by_uid.pop(uid))
+        versions.update(listed)
+        return str(listing["metadata"]["resourceVersion"])
+
+    def _process(self, kind: str, change: str, item: Object, versions: dict[str, str]) -> None:
+        if kind == "events":
+            name = self._run_by_uid.get((item.get("involvedObject") or {}).get("uid", ""))
+            if name is not None and change != "DELETED":
+                self._changed_runs.put(name)
+            return
+        meta, name = item["metadata"], object_labels(item).get(RUN_LABEL, "")
+        if change == "DELETED":
+            versions.pop(meta["uid"], None)
+            self._run_by_uid.pop(meta["uid"], None)
+        else:
+            versions[meta["uid"]] = meta["resourceVersion"]
+            self._run_by_uid[meta["uid"]] = name
+        self._listener(kind, change, item)
+        if name:
+            self._changed_runs.put(name)

@@ -1,0 +1,88 @@
+"""Build the part of a node's plan that is the same on all backends. Pure: a RunSpec in, plain data out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runtime.backends import network, sandbox
+from runtime.launcher.node_limits import NodePlan
+from runtime.specs import Controller, Framework, RunSpec
+
+
+def disk_limit(spec: RunSpec, disk_mib: int) -> NodePlan:
+    """Return the disk limit of a run: its own or else `disk_mib`, but at most what its storage quota has left.
+
+    A run whose quota is used up gets a limit of 1 MiB, since 0 means no limit.
+    """
+    run_limit_mib, quota_left_mib = spec.resources.disk_mib or disk_mib, spec.storage_left_mib
+    if quota_left_mib is None or quota_left_mib >= run_limit_mib:
+        return {"disk_bytes": run_limit_mib << 20}
+    return {"disk_bytes": max(1, quota_left_mib) << 20, "disk_by_quota": True}
+
+
+def launcher_call(folder: str) -> list[str]:
+    """Return the arguments with which Python starts the launcher of this folder. The launcher's own arguments follow.
+
+    Running the folder itself would take longer, since Python would first search for its `__main__`. The garbage
+    collector stays off until the ranks run, because the start frees almost none of its objects.
+    """
+    parent, _, package = folder.rpartition("/")
+    code = f"import gc, sys; gc.disable(); sys.path[:0] = [{parent!r}]; from {package}.__main__ import start; start()"
+    return ["-I", "-S", "-c", code]
+
+
+def _script(spec: RunSpec) -> str:
+    """Return the script's path inside the run: in the workspace, or beside the launcher for one of ours."""
+    if spec.builtin_script:
+        return f"{sandbox.LAUNCHER_TARGET}/{spec.builtin_script}.py"
+    return f"{spec.workspace_target}/{spec.script}"
+
+
+def plan(spec: RunSpec) -> dict[str, Any]:
+    """Return the launchers' plan, the same on every node; `runtime.launcher.topology.Plan` documents its fields."""
+    return {
+        "run_id": spec.name,
+        "nodes": spec.nodes,
+        "workers": spec.workers_per_node,
+        "framework": spec.framework.value,
+        "controller": spec.controller.value,
+        "backend": "mpi" if spec.controller is Controller.MPI else "nccl" if spec.resources.gpus else "gloo",
+        "addresses": [network.ADDRESS] * spec.nodes,  # Kubernetes removes these: Pods have their own
+        "min_nodes": spec.min_nodes,
+        "collective_timeout_seconds": spec.collective_timeout_seconds,
+        "stall_check_seconds": spec.stall_check_seconds,
+        "script": _script(spec),
+        "arguments": list(spec.arguments),
+        "epochs": spec.epochs,
+        "lr": spec.lr,
+        "batch_size": spec.batch_size,
+        "datasets": list(spec.datasets),
+        "datasets_path": spec.datasets_target,
+        "models": list(spec.models),
+        "models_path": spec.models_target,
+        "workspace": spec.workspace_target,
+        "run_dir": sandbox.RUN_TARGET,
+        "checkpoint_dir": sandbox.CHECKPOINT_TARGET,
+        "output_dir": sandbox.OUTPUT_TARGET,
+        "restart_count": spec.restart_count,
+        "omp_threads": max(1, int(spec.resources.cpus // spec.workers_per_node)),
+        "interface": network.INTERFACE,
+        "hang_seconds": spec.hang_seconds,
+        "cpus": spec.resources.cpus,
+        **({"lr_scaling": spec.lr_scaling.value} if spec.lr_scaling != "none" else {}),
+        **({"warmup_epochs": spec.warmup_epochs} if spec.warmup_epochs else {}),
+        **({"local_rank_argument": spec.local_rank_argument.value} if spec.local_rank_argument != "auto" else {}),
+        **({"expands_arguments": True} if spec.expands_arguments else {}),
+        **({"traceparent": spec.traceparent} if spec.traceparent else {}),
+    }
+
+
+def ports_needed(spec: RunSpec) -> dict[str, int]:
+    """Return how many ports a run needs besides the master's, for its workers and for later rounds.
+
+    Every TensorFlow process listens on a port; with other frameworks only rank 0 does. An elastic run needs new ports
+    each time it continues without a node.
+    """
+    workers = spec.world_size if spec.framework is Framework.TENSORFLOW else 0
+    rounds = spec.nodes - spec.min_nodes if 0 < spec.min_nodes < spec.nodes else 0
+    return {"worker_ports": workers, "spare_ports": rounds * max(1, workers)}

@@ -1,0 +1,424 @@
+"""The local backend: every node of a run is a supervised, sandboxed process tree on this machine.
+
+All state is on disk. Any number of `LocalBackend` objects, in any number of processes, may work on one root at the same
+time, and any of them may die at any moment.
+"""
+
+from __future__ import annotations
+
+import compileall
+import contextlib
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from runtime.backends import admission, host, launch_plan, log_chunks, sandbox
+from runtime.backends.local import cgroups, submission
+from runtime.backends.local.inotify import FolderWatch
+from runtime.backends.local.node_plan import LocalNodePlan
+from runtime.backends.local.runs import TRASH, Run
+from runtime.backends.local.warm_pool.client import WarmPool, network_gap
+from runtime.backends.local.warm_pool.protocol import ForkServer, StartRequest
+from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound
+from runtime.files import FileLock
+from runtime.images import recipes, venvs
+from runtime.launcher import seccomp
+from runtime.launcher.frameworks import rank_environment
+from runtime.launcher.topology import Plan
+from runtime.specs import Capacity, Controller, Image, LogChunk, NodeCapacity, Resources, RunPhase, RunSpec, RunStatus
+from runtime.trash import Trash, remove_tree
+
+_HEARTBEAT_SECONDS = 0.5
+"""Interval of `changes` heartbeats; the protocol promises one every second."""
+_SOURCE_ROOT = Path(__file__).resolve().parents[3]
+_LAUNCHER = _SOURCE_ROOT / "runtime" / "launcher"
+
+
+class LocalBackend:
+    """Runs jobs on this machine. `root` holds the runs, `images_root` the built-in images (`runtime.images.venvs`).
+
+    `cpus` and `memory_mib` limit all runs together. They default to the machine's cores and to `memory_fraction` of its
+    memory. `disk_mib` is the disk limit of a run whose spec has none.
+
+    `network`: `private` gives each run a network namespace of its own where the kernel allows it, `host` shares the
+    machine's. `cgroups`: use control groups where the kernel allows it. `warm_seconds`: how long the warm pool stays
+    after the last submission; 0: every start is cold.
+    """
+
+    shares_storage = True
+    submits_at_once = 1  # a submission holds the lock of `root`, so a second one would only wait
+
+    def __init__(
+        self,
+        *,
+        root: Path,
+        images_root: Path,
+        cpus: float | None = None,
+        memory_mib: int | None = None,
+        memory_fraction: float = 0.9,
+        disk_mib: int = 51200,
+        network: str = "private",
+        cgroups: bool = True,
+        warm_seconds: float = 0,
+    ) -> None:
+        self._root = root.resolve()
+        self._images_root = images_root.resolve()
+        self._disk_mib = disk_mib
+        self._network = network
+        self._cgroups = cgroups
+        self._warm_seconds = warm_seconds
+        self._gpus = host.gpus()
+        self._total = Resources(
+            cpus=host.cpus() if cpus is None else cpus,
+            memory_mib=int(host.memory_mib() * memory_fraction) if memory_mib is None else memory_mib,
+            gpus=len(self._gpus),
+            gpu_type=self._gpus[0].model if self._gpus else "",
+        )
+        self._disk = host.Disk(self._root, self._disk_mib)
+        self._trash = Trash(self._root / TRASH)
+        self._pool = WarmPool(self._root, idle_seconds=warm_seconds)
+        # Compiled here because a sandbox cannot write the bytecode; images with our Python version then load it.
+        compileall.compile_dir(_LAUNCHER, quiet=2)
+        for folder in (
+            self._root,
+            *(self._root / name for name in (".active", ".changes", ".checkpoints", ".outputs")),
+        ):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    # The protocol
+
+    def submit(self, spec: RunSpec) -> None:
+        """See `Backend.submit`. Accepts built-in images only."""
+        admission.check_name(spec.name)
+        run = self._run(spec.name)
+        if run.exists():  # checked again under the lock; this check spares the work before it
+            return
+        spec = admission.check(spec, self._images_root)
+        bubblewrap = sandbox.find_bubblewrap()
+        has_trash = False
+        try:
+            with FileLock(self._root / ".lock"):
+                if run.exists():
+                    return
+                # A submission of this name that was interrupted may have left a folder.
+                has_trash = run.destroy()
+                gpus = self._reserve(spec)
+                try:
+                    self._start(run, spec, gpus, bubblewrap)
+                except BaseException as error:  # also SystemExit: no failed submission may keep its capacity
+                    has_trash = run.destroy()
+                    if isinstance(error, OSError):
+                        raise BackendUnavailable(f"The run could not be started on this machine: {error}.") from error
+                    raise
+        finally:
+            # Removing files may take long, so the lock is released first.
+            if has_trash:
+                self._trash.empty()
+
+    def describe(self, name: str) -> RunStatus:
+        """See `Backend.describe`."""
+        return self._run(name).status()
+
+    def logs(self, name: str, rank: int, offset: int = 0, limit: int = 65536, *, at_line: bool = False) -> LogChunk:
+        """See `Backend.logs`. A rank that the run does not have raises RunNotFound."""
+        run = self._run(name)
+        # The status is read before the log. A log that is read after the run's end is complete.
+        has_ended = run.status().phase is RunPhase.ENDED
+        if not 0 <= rank < run.spec().world_size:
+            raise RunNotFound(f"The run '{name}' has no rank {rank}.")
+        piece = _read(run.folder / "logs" / f"rank-{rank}.log", offset, limit)
+        return log_chunks.text_chunk(piece, final=has_ended and piece.at_end, at_line=at_line)
+
+    def samples(self, name: str, node: int, offset: int = 0, limit: int = 65536) -> LogChunk:
+        """See `Backend.samples`. A node that the run does not have raises RunNotFound."""
+        run = self._run(name)
+        has_ended = run.status().phase is RunPhase.ENDED  # before the samples, as in `logs`
+        if not 0 <= node < run.spec().nodes:
+            raise RunNotFound(f"The run '{name}' has no node {node}.")
+        path = run.folder / "nodes" / f"{node}.samples.jsonl"
+        piece = _read(path, offset, limit)
+        if b"\n" not in piece.data and not piece.at_end:  # one line is longer than `limit`
+            piece = _read(path, offset, log_chunks.MAX_LINE_BYTES)
+        return log_chunks.lines_chunk(piece.data, offset, final=has_ended and piece.at_end)
+
+    def stacks(self, name: str) -> dict[int, str]:
+        """See `Backend.stacks`."""
+        run = self._run(name)
+        run.submission()  # raises RunNotFound
+        stacks = {}
+        for path in (run.folder / "logs").glob("stacks-*.txt"):
+            stacks[int(path.stem.partition("-")[2])] = path.read_text("utf-8", "replace")
+        return dict(sorted(stacks.items()))
+
+    def stop(self, name: str, grace_seconds: int) -> None:
+        """See `Backend.stop`."""
+        run = self._run(name)
+        with contextlib.suppress(RunNotFound):
+            if run.status().phase is not RunPhase.ENDED:
+                run.request_stop(grace_seconds)
+
+    def delete(self, name: str) -> None:
+        """See `Backend.delete`.
+
+        Ending the run and removing its files may take long, so neither happens under the lock.
+        """
+        run = self._run(name)
+        run.end()
+        with FileLock(self._root / ".lock"):
+            run.destroy()  # moves the folder; it finds no live supervisor to wait for
+        self._trash.empty()
+
+    def delete_shared(self, key: str) -> None:
+        """See `Backend.delete_shared`."""
+        self._trash.move_in(self.checkpoint_folder(key))
+        self._trash.move_in(self.output_folder(key))
+        self._trash.empty()
+
+    def fill_checkpoints(self, key: str, copy: Callable[[Path], None]) -> None:
+        """See `Backend.fill_checkpoints`."""
+        folder = self.checkpoint_folder(key)
+        remove_tree(folder)
+        folder.mkdir(parents=True, mode=0o700)
+        try:
+            copy(folder)
+        except BaseException:
+            remove_tree(folder)
+            raise
+
+    def names(self, *, live: bool = False) -> list[str]:
+        """See `Backend.names`. Includes submissions that are not complete."""
+        if live:
+            return sorted(path.name for path in (self._root / ".active").iterdir())
+        return sorted(path.name for path in self._root.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+    def capacity(self) -> Capacity:
+        """See `Backend.capacity`: one machine."""
+        free, _gpus = self._free()
+        return Capacity((NodeCapacity(socket.gethostname(), self._total, free),))
+
+    def answers(self) -> bool:
+        """See `Backend.answers`: always, since it is this machine."""
+        return True
+
+    def changes(self, stop_after: float | None = None) -> Iterator[set[str]]:
+        """See `Backend.changes`. Watches `.changes`, which has one file per run. Customer code cannot write there."""
+        ends_at = None if stop_after is None else time.monotonic() + stop_after
+        with contextlib.closing(FolderWatch(self._root / ".changes")) as watch:
+            while ends_at is None or time.monotonic() < ends_at:
+                yield watch.wait(_HEARTBEAT_SECONDS)
+
+    def check_image(self, image: Image, controller: Controller = Controller.GLOO, *, gpus: int = 0) -> None:
+        """See `Backend.check_image`."""
+        admission.check_image(image, self._images_root, controller, gpus=gpus)
+
+    def image_identity(self, image: Image) -> str:
+        """See `Backend.image_identity`."""
+        return venvs.identity(self._images_root, image.builtin)
+
+    def environment(self, spec: RunSpec, rank: int) -> dict[str, str]:
+        """See `Backend.environment`."""
+        # Ports are chosen at submission; the protocol promises 0 in their place.
+        ports = {"master_port": 0, "worker_ports": [0] * launch_plan.ports_needed(spec)["worker_ports"]}
+        plan = Plan.from_data({**launch_plan.plan(spec), **ports, "node": rank // spec.workers_per_node})
+        return rank_environment(plan, rank % spec.workers_per_node)
+
+    def run_folder(self, name: str) -> Path:
+        """See `Backend.run_folder`; the layout is in `runtime.backends.local.runs`."""
+        return self._run(name).folder
+
+    def prepare(self, image: Image) -> None:
+        """Start a fork server for this image in the background, if warm starts are enabled."""
+        fork_server = self._fork_server(image)
+        if fork_server is not None:
+            self._pool.prepare(fork_server)
+
+    def is_prepared(self, image: Image) -> bool:
+        """Whether the next run of this image starts warm."""
+        fork_server = self._fork_server(image)
+        return fork_server is not None and self._pool.is_prepared(fork_server)
+
+    def isolation_gaps(self) -> list[str]:
+        """See `Backend.isolation_gaps`."""
+        gaps = []
+        # Each reason is an English sentence, or "" where the isolation works.
+        reason = network_gap() if self._network == "private" else "The settings ask for that."
+        if reason:
+            gaps.append(f"Runs share this machine's network and can reach what listens on its loopback. {reason}")
+        reason = cgroups.unavailable_reason() if self._cgroups else "The settings ask for that."
+        if reason:
+            gaps.append(
+                "Memory and processes of runs are measured four times a second instead of held by the kernel, and "
+                f"their CPU time is not limited. {reason}"
+            )
+        elif reason := cgroups.no_cpu_limit_reason():
+            gaps.append(f"The CPU time of runs is not limited. {reason}")
+        if reason := seccomp.unavailable_reason():
+            gaps.append(f"Runs may make every call of the kernel, also those that reach other runs. {reason}")
+        return gaps
+
+    def retire(self) -> None:
+        """See `Backend.retire`."""
+        self._pool.stop()
+
+    # Capacity
+
+    def _free(self) -> tuple[Resources, list[int]]:
+        """Return the free resources and the indices of the free GPUs; none while the disk is full."""
+        if self._disk.is_full():
+            return Resources(0, 0), []
+        cpus, memory = self._total.cpus, self._total.memory_mib
+        gpus = {gpu.index for gpu in self._gpus}
+        for path in (self._root / ".active").iterdir():
+            run = self._run(path.name)
+            try:
+                if run.status().phase is RunPhase.ENDED:
+                    continue
+                submission = run.submission()
+            except RunNotFound:  # an interrupted submission, or one that another process is making right now
+                continue
+            resources, nodes = submission["spec"]["resources"], submission["spec"]["nodes"]
+            cpus -= resources["cpus"] * nodes
+            memory -= resources["memory_mib"] * nodes
+            gpus.difference_update(*submission["gpus"])
+        # Rounded, since sums such as 0.1 + 0.2 leave a residue. Live runs may exceed a capacity that was lowered since.
+        free = Resources(max(0.0, round(cpus, 6)), max(0, memory), len(gpus), self._total.gpu_type if gpus else "")
+        return free, sorted(gpus)
+
+    def _reserve(self, spec: RunSpec) -> list[list[int]]:
+        """Return the GPU indices of each node. The caller holds the root's lock. Raises InvalidSpec, NoCapacity.
+
+        Nothing is written: `_start` reserves the capacity by recording the run.
+        """
+        free, gpus = self._free()
+        capacity = Capacity((NodeCapacity(socket.gethostname(), self._total, free),))
+        if (fitting_nodes := capacity.nodes_ever(spec.resources)) < spec.nodes:
+            raise InvalidSpec(
+                f"{spec.nodes} nodes of this kind can never run here: the cluster has room for {fitting_nodes}.",
+                field="nodes",
+            )
+        if (fitting_nodes := capacity.nodes_now(spec.resources)) < spec.nodes:
+            raise NoCapacity(f"{spec.nodes} nodes are needed, and {fitting_nodes} of this kind are free now.")
+        per_node = spec.resources.gpus
+        return [gpus[node * per_node : (node + 1) * per_node] for node in range(spec.nodes)]
+
+    # Starting
+
+    def _start(self, run: Run, spec: RunSpec, gpus: list[list[int]], bubblewrap: str) -> None:
+        run.prepare()
+        for folder in self._shared_folders(run, spec):
+            folder.mkdir(exist_ok=True, mode=0o700)
+        token = secrets.token_hex(32)  # with it, the run's launchers prove to each other that they belong to it
+        # mpirun starts the ranks of MPI runs, so they cannot be forked in advance.
+        fork_server = self._fork_server(spec.image) if spec.controller is not Controller.MPI else None
+        with contextlib.ExitStack() as stack:
+            locks: list[int] = []
+            plans: list[LocalNodePlan] = []
+            for node in range(spec.nodes):
+                node_sandbox = self._node_sandbox(run, spec, node, gpus[node])
+                # Supervisors inherit the locks, so the kernel releases each one when its supervisor dies.
+                locks.append(run.hold_lock(node))
+                stack.callback(os.close, locks[-1])
+                plan = submission.node_plan(
+                    spec,
+                    node,
+                    node_sandbox,
+                    self._environment(node_sandbox),
+                    bubblewrap=bubblewrap,
+                    disk_mib=self._disk_mib,
+                    cgroups=self._cgroups,
+                )
+                plan["folder"] = str(run.folder)
+                plan["change_file"] = str(run.change_file)
+                plan["fork_server"] = str(self._pool.socket_path(fork_server)) if fork_server else ""
+                plan["launcher"]["token"] = token
+                plans.append(plan)
+            ports = launch_plan.ports_needed(spec)
+            request: StartRequest = {
+                "folder": str(run.folder),
+                "nonce": secrets.token_hex(16),
+                "network": self._network,
+                "worker_ports": ports["worker_ports"],
+                "spare_ports": ports["spare_ports"],
+                "locks": locks,
+                "nodes": plans,
+            }
+            log = run.folder / "logs" / "supervisor-0.log"
+            # The supervisors start when the block is left, and only if the run is recorded under this nonce.
+            with self._pool.started(request, fork_server, log) as nonce:
+                run.record(spec, nonce=nonce, gpus=gpus)
+
+    def _fork_server(self, image: Image) -> ForkServer | None:
+        """Return the fork server of an image's current build; None where every start is cold."""
+        if not self._warm_seconds:
+            return None
+        folder = self._images_root / image.builtin
+        return {
+            # Each build of the image writes `ready.json` anew, so its time identifies the build.
+            "name": self._pool.fork_server_name(image.builtin, (folder / "ready.json").stat().st_mtime_ns),
+            "python": str(folder / "bin" / "python"),
+            "modules": recipes.preloads(image.builtin),
+            # No GPUs: importing must not initialize any, since each run gets its own.
+            "environment": sandbox.base_environment(folder, []),
+        }
+
+    def _shared_folders(self, run: Run, spec: RunSpec) -> tuple[Path, Path]:
+        """Return the run's checkpoint and output folders, which it has to itself without a key."""
+        if not spec.checkpoint_key:
+            return run.folder / "checkpoints", run.folder / "outputs"
+        return self.checkpoint_folder(spec.checkpoint_key), self.output_folder(spec.checkpoint_key)
+
+    def _node_sandbox(self, run: Run, spec: RunSpec, node: int, gpus: list[int]) -> sandbox.Sandbox:
+        checkpoints, outputs = self._shared_folders(run, spec)
+        hostname = f"{spec.name}-{node}"
+        etc = run.folder / "etc" / str(node)
+        sandbox.write_etc(etc, hostname)
+        image = self._images_root / spec.image.builtin
+        return sandbox.Sandbox(
+            hostname=hostname,
+            run_folder=run.folder / "run",
+            checkpoint_folder=checkpoints,
+            output_folder=outputs,
+            etc_folder=etc,
+            image=image,
+            interpreter_prefixes=sandbox.interpreter_prefixes(image),
+            launcher=_LAUNCHER,
+            mounts=spec.mounts,
+            datasets_target=spec.datasets_target,
+            models_target=spec.models_target,
+            memory_bytes=spec.resources.memory_mib << 20,
+            gpus=tuple(gpus),
+            packages=Path(spec.packages) if spec.packages else None,
+        )
+
+    def _environment(self, node_sandbox: sandbox.Sandbox) -> dict[str, str]:
+        return sandbox.base_environment(
+            node_sandbox.image,
+            [gpu.uuid for gpu in self._gpus if gpu.index in node_sandbox.gpus],
+            has_packages=node_sandbox.packages is not None,
+        )
+
+    def _run(self, name: str) -> Run:
+        """Return the run of this name, which may not exist. Raises RunNotFound for a name that is no run's folder."""
+        if name.startswith(".") or "/" in name or not name:
+            raise RunNotFound(f"There is no run named '{name}'.")
+        return Run(self._root, name)
+
+    def checkpoint_folder(self, key: str) -> Path:
+        """See `Backend.checkpoint_folder`."""
+        return self._root / ".checkpoints" / key
+
+    def output_folder(self, key: str) -> Path:
+        """See `Backend.output_folder`."""
+        return self._root / ".outputs" / key
+
+
+def _read(path: Path, offset: int, limit: int) -> log_chunks.Piece:
+    """Return up to `limit` bytes from an offset; a missing file is empty."""
+    try:
+        with path.open("rb") as file:
+            return log_chunks.read_piece(file, offset, limit)
+    except FileNotFoundError:
+        return log_chunks.Piece(b"", True, max(0, offset), 0)

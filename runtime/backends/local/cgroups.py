@@ -1,0 +1,314 @@
+"""A control group for each node of a run, through which the kernel limits its memory, processes and CPU time.
+
+Supports cgroup v2 (one tree, of which a part must be delegated to this user) and v1 (a tree per controller). Groups are
+created below this process's own, so limits on the console hold for its runs too. Where `create` returns no group,
+`resource_limits` measures usage instead. Standard library only: the supervisor imports this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+PROC = Path("/proc")
+REQUIRED_CONTROLLERS = ("memory", "pids")
+"""Controllers without which there is no group."""
+CONTROLLERS = (*REQUIRED_CONTROLLERS, "cpu")
+"""Controllers that a group uses; v1 may lack `cpu`."""
+_CPU_TIME_CONTROLLER = "cpuacct"
+"""The v1 controller that counts CPU time."""
+_PROCESSES_GROUP = "trainyard-console"
+"""v2: the child group that `_enable_controllers` moves this group's own processes to."""
+_PERIOD_US = 100_000
+"""The kernel's default period of CPU quotas, in microseconds."""
+_MIN_QUOTA_US = 1_000
+"""The smallest quota that the kernel accepts."""
+_LAUNCHER_QUOTA_US = 2_000
+"""CPU time per period for the launcher, beyond the purchased CPUs, since it runs in the same group."""
+_SHARES_PER_CORE, _MIN_SHARES = 1024, 2
+_WEIGHT_PER_CORE, _MIN_WEIGHT, _MAX_WEIGHT = 100, 1, 10_000
+"""Shares (v1) and weight (v2) per core, and the kernel's limits for them. Each core gets the kernel's default, which is
+the share of one process outside any group. A group with one default for all its cores would get half a core on a busy
+machine of two."""
+_SOCKET_MEMORY_DIVISOR = 16
+"""v1 limits the memory of sockets apart: a node gets a sixteenth of its memory for them, in addition. The kernel limits
+all sockets of a machine to the same part, so nodes at their limit starve no other socket. v2 needs no such limit, since
+`memory.max` includes sockets."""
+_NEAR_LIMIT = 0.9
+"""The part of its memory limit from which a v1 group counts as full: the kernel may refuse a large allocation, such as
+a huge page, before the limit is reached."""
+_REMOVE_SECONDS = 2.0
+"""How long to wait for the killed processes of a group to end; they do within milliseconds."""
+_REMOVE_RETRY_SECONDS = 0.01
+"""Interval between attempts to remove a group."""
+
+
+class Group:
+    """One node's group. `folders` is by controller: one each with v1, the same for all with v2 (`unified`)."""
+
+    def __init__(self, folders: dict[str, Path], *, unified: bool) -> None:
+        self._folders = folders
+        self._unified = unified
+
+    @property
+    def folders(self) -> list[Path]:
+        """The group's folders, for `remove`."""
+        return sorted(set(self._folders.values()))
+
+    def join(self) -> None:
+        """Move this process into the group. Raises OSError."""
+        for folder in self.folders:
+            (folder / "cgroup.procs").write_text("0")
+
+    def oom_kills(self) -> int:
+        """Return how often the kernel's OOM killer killed a process of the group."""
+        return _read_count(
+            self._folders["memory"] / ("memory.events" if self._unified else "memory.oom_control"), "oom_kill"
+        )
+
+    def has_reached_memory_limit(self) -> bool:
+        """Whether the group ever reached its memory limit.
+
+        If not, an OOM kill in it means that the machine's memory was full.
+        """
+        folder = self._folders["memory"]
+        if self._unified:
+            return _read_count(folder / "memory.events", "max") > 0
+        # v1's own counter, `memory.failcnt`, stays 0 where memory and swap have the same limit.
+        try:
+            peak_bytes, limit_bytes = (
+                int((folder / f"memory.{name}").read_text()) for name in ("max_usage_in_bytes", "limit_in_bytes")
+            )
+        except (OSError, ValueError):
+            return True
+        return peak_bytes >= _NEAR_LIMIT * limit_bytes
+
+    def process_refusals(self) -> int:
+        """Return how often the kernel refused a new process or thread because of the group's limit."""
+        return _read_count(self._folders["pids"] / "pids.events", "max")
+
+    def cpu_seconds(self) -> float | None:
+        """Return the CPU seconds of all processes that were ever in the group; None where nothing counts them."""
+        folder = self._folders.get("cpu" if self._unified else _CPU_TIME_CONTROLLER)
+        if folder is None:
+            return None
+        try:
+            if self._unified:
+                return _read_count(folder / "cpu.stat", "usage_usec") / 1e6
+            return int((folder / "cpuacct.usage").read_text()) / 1e9
+        except (OSError, ValueError):
+            return None
+
+    def tasks(self) -> int:
+        """Return the number of processes and threads in the group."""
+        try:
+            return int((self._folders["pids"] / "pids.current").read_text())
+        except (OSError, ValueError):
+            return 0
+
+    def limit(self, *, memory_bytes: int, processes: int, cpus: float) -> None:
+        """Set the limits; `processes` includes threads. Raises OSError where the kernel refuses one."""
+        memory, pids, cpu = (self._folders.get(name) for name in CONTROLLERS)
+        quota = max(_MIN_QUOTA_US, int(cpus * _PERIOD_US)) + _LAUNCHER_QUOTA_US
+        if memory is None or pids is None:
+            raise OSError("controllers are missing")
+        (pids / "pids.max").write_text(str(processes))
+        if self._unified:
+            (memory / "memory.max").write_text(str(memory_bytes))
+            _write_if_present(memory / "memory.swap.max", "0")  # absent in a kernel without swap accounting
+            if cpu is not None:
+                (cpu / "cpu.max").write_text(f"{quota} {_PERIOD_US}")
+                weight = min(_MAX_WEIGHT, max(_MIN_WEIGHT, int(cpus * _WEIGHT_PER_CORE)))
+                _write_if_present(cpu / "cpu.weight", str(weight))
+        else:
+            (memory / "memory.limit_in_bytes").write_text(str(memory_bytes))
+            # Limits memory and swap together, so that swap adds nothing. Absent in a kernel without swap accounting.
+            _write_if_present(memory / "memory.memsw.limit_in_bytes", str(memory_bytes))
+            # v1 counts the memory of sockets apart, and does not limit it by default.
+            _write_if_present(memory / "memory.kmem.tcp.limit_in_bytes", str(memory_bytes // _SOCKET_MEMORY_DIVISOR))
+            if cpu is not None:
+                _write_if_present(cpu / "cpu.cfs_quota_us", str(quota))
+                _write_if_present(cpu / "cpu.shares", str(max(_MIN_SHARES, int(cpus * _SHARES_PER_CORE))))
+
+
+def create(
+    name: str,
+    *,
+    memory_bytes: int,
+    processes: int,
+    cpus: float,
+    proc: Path = PROC,
+    announce: Callable[[list[Path]], object] = lambda _folders: None,
+) -> Group | None:
+    """Create a group with these limits; return None where the kernel refuses, without leaving anything behind.
+
+    `announce` is called with the folders before they are created, so that the caller can record them for a clean-up
+    after a crash.
+    """
+    parents, unified = find_parents(proc)
+    folders = {controller: parent / name for controller, parent in parents.items()}
+    group = Group(folders, unified=unified)
+    announce(group.folders)
+    if not all(controller in folders for controller in REQUIRED_CONTROLLERS):
+        return None
+    try:
+        for folder in group.folders:
+            folder.mkdir()
+        group.limit(memory_bytes=memory_bytes, processes=processes, cpus=cpus)
+    except OSError:
+        remove(group.folders)
+        return None
+    return group
+
+
+def find_parents(proc: Path = PROC) -> tuple[dict[str, Path], bool]:
+    """Return the folder in which this process may create groups, by controller, and whether it belongs to v2.
+
+    `proc` is /proc; tests pass another. v1 comes first: where both are mounted, v1 has the controllers.
+    """
+    groups = _memberships(proc)
+    unified: Path | None = None
+    parents: dict[str, Path] = {}
+    for line in _lines(proc / "self" / "mountinfo"):
+        if " - cgroup" not in line:
+            continue
+        # "<id> <parent> <device> <root> <mount point> <options> ... - <type> <source> <type's options>", proc(5).
+        mount_fields, _, type_fields = line.partition(" - ")
+        fields, (kind, _source, options, *_rest) = mount_fields.split(), [*type_fields.split(), "", "", ""]
+        root, mount = fields[3], Path(fields[4])
+        if kind == "cgroup2" and "" in groups:
+            unified = _folder_of(mount, root, groups[""])
+        elif kind == "cgroup":
+            for controller in set(options.split(",")) & {*CONTROLLERS, _CPU_TIME_CONTROLLER} & set(groups):
+                parents[controller] = _folder_of(mount, root, groups[controller])
+    writable = {controller: parent for controller, parent in parents.items() if os.access(parent, os.W_OK)}
+    if writable.keys() >= set(REQUIRED_CONTROLLERS):
+        return writable, False
+    if unified is not None and _enable_controllers(unified):
+        return dict.fromkeys(CONTROLLERS, unified), True
+    return {}, False
+
+
+def unavailable_reason(proc: Path = PROC) -> str:
+    """Return why nodes get no control groups here, as an English sentence; "" if they get them."""
+    parents, _unified = find_parents(proc)
+    if parents:
+        return ""
+    return (
+        "There is no cgroup that this user may divide: run the console as root, or as a systemd service with "
+        "'Delegate=yes'."
+    )
+
+
+def no_cpu_limit_reason(proc: Path = PROC) -> str:
+    """Return why CPU time is not limited although memory and processes are, as an English sentence; "" where it is."""
+    parents, _unified = find_parents(proc)
+    if not parents or "cpu" in parents:
+        return ""
+    return "The cgroup controller 'cpu' is not mounted, or this user may make no groups in it."
+
+
+def kill(folders: Iterable[Path]) -> None:
+    """Kill every process in these groups."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            (folder / "cgroup.kill").write_text("1")  # v2 from Linux 5.14 on
+            continue
+        for line in _lines(folder / "cgroup.procs"):
+            with contextlib.suppress(OSError, ValueError):
+                os.kill(int(line), signal.SIGKILL)
+
+
+def processes(folders: Iterable[Path]) -> list[int]:
+    """Return the pids in these groups, each once: with v1 a process is in several folders."""
+    return sorted({int(line) for folder in folders for line in _lines(folder / "cgroup.procs")})
+
+
+def remove(folders: Iterable[Path]) -> bool:
+    """Kill the processes that are left in these groups and remove the groups; return whether all are removed."""
+    remaining = list(folders)
+    give_up_at = time.monotonic() + _REMOVE_SECONDS
+    while remaining := [folder for folder in remaining if not _remove_folder(folder)]:
+        if time.monotonic() > give_up_at:
+            break
+        kill(remaining)
+        time.sleep(_REMOVE_RETRY_SECONDS)  # v1 sends no event when a group becomes empty
+    return not remaining
+
+
+def _remove_folder(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _enable_controllers(folder: Path) -> bool:
+    """Enable the controllers for new groups in this v2 folder if necessary; return whether they are enabled.
+
+    A v2 group that has processes of its own cannot enable controllers for its children. So where the kernel refuses,
+    these processes are moved to a child group first.
+    """
+    try:
+        available = set((folder / "cgroup.controllers").read_text().split())
+        if not set(CONTROLLERS) <= available or not os.access(folder, os.W_OK):
+            return False
+        control = folder / "cgroup.subtree_control"
+        if set(CONTROLLERS) <= set(control.read_text().split()):
+            return True
+        enabling = " ".join(f"+{name}" for name in CONTROLLERS)
+        try:
+            control.write_text(enabling)
+        except OSError:
+            child = folder / _PROCESSES_GROUP
+            child.mkdir(exist_ok=True)
+            for pid in _lines(folder / "cgroup.procs"):
+                with contextlib.suppress(ProcessLookupError):  # it has ended since
+                    (child / "cgroup.procs").write_text(pid)
+            control.write_text(enabling)
+    except OSError:
+        return False
+    return True
+
+
+def _memberships(proc: Path) -> dict[str, str]:
+    """Return this process's group by controller, without a trailing `_PROCESSES_GROUP`. The key "" stands for v2."""
+    groups = {}
+    # "<hierarchy>:<controllers>:<path>", cgroups(7).
+    for line in _lines(proc / "self" / "cgroup"):
+        _number, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            groups[controller] = path.removesuffix(f"/{_PROCESSES_GROUP}") or "/"
+    return groups
+
+
+def _folder_of(mount: Path, root: str, path: str) -> Path:
+    """Return the folder of the group `path`. The mount at `mount` shows the tree from `root` on, often not from "/"."""
+    return mount / os.path.relpath(path, root) if path.startswith(root) else mount / path.lstrip("/")
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _read_count(path: Path, name: str) -> int:
+    for line in _lines(path):
+        counter, _, value = line.partition(" ")
+        if counter == name:
+            return int(value)
+    return 0
+
+
+def _write_if_present(path: Path, value: str) -> None:
+    if path.exists():
+        path.write_text(value)

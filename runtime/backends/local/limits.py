@@ -1,0 +1,228 @@
+"""Limits of a local node: time, memory, processes and disk, and whether its launcher answers.
+
+This module only detects what is wrong; the supervisor asks one to four times a second and acts. `now` and other times
+are `time.monotonic()`. Standard library only: the supervisor imports this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from runtime.backends.local import cgroups, resource_limits
+from runtime.backends.local.node_plan import LocalNodePlan
+from runtime.backends.local.peer_liveness import PeerWatch
+from runtime.backends.local.process_tree import ProcessTree, recorded_cgroups
+from runtime.launcher import disk
+from runtime.launcher.cgroup_events import Counter
+from runtime.launcher.node_limits import CHECK_SECONDS, OOM_EFFECT_SECONDS, NodeLimits
+from runtime.launcher.record import Record, Verdict
+from runtime.launcher.telemetry.hang_detector import TOTAL_SHARE
+
+START_SECONDS = 90.0
+"""How long a node may take to start. A launcher waits 60 s for the others and then reports that they did not meet,
+which explains more than this limit does."""
+SLOW_CHECK_SECONDS = 1.0
+"""Interval between checks of a running node with a control group: the kernel enforces its limits in between."""
+
+_MANY_PROCESSES = 500
+"""Number of processes and threads from which a launcher without CPU time is the code's fault. Honest training has a few
+hundred; below this number the machine is overloaded."""
+_STARVED_SHARE = 0.5
+"""The share of the time between two checks that a starved launcher waits for a core."""
+
+
+class Limits(NodeLimits):
+    """The limits of one node. `is_working`: whether its processes used CPU time between the last two checks."""
+
+    _plan: LocalNodePlan
+
+    def __init__(self, plan: LocalNodePlan, record: Record, tree: ProcessTree) -> None:
+        super().__init__(plan, record)
+        self._tree = tree
+        self._peers = PeerWatch(record.folder, record.node, plan["nodes"])
+        self._folder = record.folder
+        # The free space at the start, less the reserve below which a disk counts as full; negative on a full disk.
+        self._free_bytes_at_start = (disk.free_bytes(self._folder) or 0) - disk.RESERVE_BYTES
+        self._disk = disk.DiskLimit(
+            int(plan["disk_bytes"]),
+            plan["written"],
+            available_bytes=self._free_bytes_at_start,
+            open_files=self._open_files,
+            repeats=record.node == 0,  # node 0 measures for all nodes, since they share the folders
+            by_quota=bool(plan.get("disk_by_quota")),
+        )
+        self._ranks_by_pid: Mapping[int, int] = {}
+        self._refused_processes = Counter()
+        self._tasks = 0
+        # Each pair below is the time of a measurement and its result, which is None where nothing was measured.
+        self._launcher_cpu: tuple[float, resource_limits.CpuSchedule | None] = (self._created_at, None)
+        self._starved_checks = 0
+        self._cpu_seconds: tuple[float, float | None] = (self._created_at, None)
+        self._used_seconds: float | None = None
+        self.is_working = False
+        self._starved_at: float | None = None
+
+    def note_running(self, ranks_by_pid: Mapping[int, int]) -> None:
+        """Note that these ranks run; the first call starts the deadline."""
+        super().note_running(ranks_by_pid)
+        self._ranks_by_pid = ranks_by_pid
+
+    @property
+    def check_interval(self) -> float:
+        """How long to wait between two checks."""
+        # A survey of the disk proceeds in steps, one at each check.
+        is_limited_by_kernel = self._tree.group is not None and self._record.started
+        return SLOW_CHECK_SECONDS if is_limited_by_kernel and not self._disk.is_measuring else CHECK_SECONDS
+
+    def check(self, now: float) -> Verdict | None:
+        """Return the verdict if the node must end now; None if all is well."""
+        self._peers.kill_silent_peers(now)
+        node = self._record.node
+        if not self._record.started and now - self._created_at > START_SECONDS:
+            return Verdict("platform_error", "node_not_started", "The node did not start in time.")
+        self._check_launcher_starved(now)
+        self._measure_cpu_use(now)
+        if self.is_silent(now):
+            if self._is_starved(now):
+                return self._starved_verdict()
+            if self.code_has_started:
+                return self.launcher_killed("stopped answering")
+            return Verdict("node_lost", "node_silent", f"Node {node} stopped answering.")
+        # After the start the launchers detect a lost node. An elastic run starts without it.
+        if not self._record.started and not self._plan["elastic"]:
+            peer = self._peers.lost_peer()
+            if peer is not None:
+                return Verdict("node_lost", "node_lost", f"Node {peer} was lost.", node=peer)
+        verdict = self._measure(now)
+        return self._disk.check(now, self._record) if verdict is None else verdict
+
+    def check_after_end(self) -> Verdict | None:
+        """Return the verdict for a machine whose disk others have filled, else None. Called once no process is left."""
+        if not self._record.node:
+            self._disk.finish(self._record)
+        free_bytes = disk.free_bytes(self._folder)
+        if free_bytes is None or free_bytes >= disk.RESERVE_BYTES:
+            return None
+        # A disk that was full before the run started (`_free_bytes_at_start` is not positive) was filled by others.
+        if self._free_bytes_at_start > 0 and self._disk.has_filled_the_disk():
+            return None
+        return Verdict(
+            "platform_error",
+            "disk_full",
+            f"The disk of the machine is full: {free_bytes >> 20} MiB are free. This run did not fill it.",
+            data={"free_mib": free_bytes >> 20},
+        )
+
+    def explain_failure(self, failure: Mapping[str, Any], now: float) -> Verdict | None:
+        """Return the limit that explains a failed rank or a lost node; None if none does.
+
+        An OOM kill or a refused process makes ranks fail; a starved launcher makes another node look lost.
+        """
+        if failure["kind"] == "node_lost" and self._is_starved(now):
+            return self._starved_verdict()
+        if failure["kind"] != "code_failed" or self._tree.group is None:
+            return None
+        self._count_kernel_events(now)
+        for counter, verdict in (
+            (self._oom, self._memory_verdict),
+            (self._refused_processes, self._too_many_processes),
+        ):
+            if self.is_recent(counter, now):
+                return verdict(failure.get("rank"))
+        return None
+
+    def killed_for_memory(self) -> Verdict | None:
+        """Return the verdict if the kernel killed a process of the node for its memory; None if it did not."""
+        self._count_kernel_events(time.monotonic())
+        return None if self._oom.increased_at is None else self._memory_verdict(None)
+
+    def _memory_verdict(self, rank: int | None) -> Verdict:
+        """Return the verdict for an OOM kill: the node's own limit, or a machine without free memory."""
+        if self._tree.group is None or self._tree.group.has_reached_memory_limit():
+            return self.out_of_memory(rank)
+        message = f"The machine ran out of memory, and node {self._record.node} was below its limit."
+        return Verdict("platform_error", "platform_error", message)
+
+    def _count_kernel_events(self, now: float) -> None:
+        group = self._tree.group
+        if group is not None:
+            self._oom.count(group.oom_kills(), now)
+            self._refused_processes.count(group.process_refusals(), now)
+
+    def _measure(self, now: float) -> Verdict | None:
+        """Return the verdict on memory and processes. With a control group, only count the kernel's events."""
+        if self._tree.group is not None:
+            self._count_kernel_events(now)
+            return None
+        if not self._tree.init:
+            return None
+        max_bytes, max_processes = int(self._plan["memory_bytes"]), int(self._plan["process_limit"])
+        # Before the ranks run, bubblewrap may still be preparing the sandbox. Its /tmp would then be the host's.
+        measured_bytes = max_bytes if self._record.started else None
+        usage = resource_limits.measure(self._tree.init, max_bytes=measured_bytes, max_processes=max_processes)
+        self._tasks = usage.processes
+        if usage.processes > max_processes:
+            return self._too_many_processes(None)
+        if usage.memory_bytes > max_bytes:
+            return self.out_of_memory(self._ranks_by_pid.get(usage.heaviest or 0), usage.memory_bytes)
+        return None
+
+    def _open_files(self) -> Iterator[str]:
+        """Yield the /proc paths of the run's open descriptors. A deleted file takes up disk until it is closed."""
+        for pid in cgroups.processes(recorded_cgroups(self._folder / "nodes")):
+            folder = f"/proc/{pid}/fd"
+            with contextlib.suppress(OSError), os.scandir(folder) as entries:
+                for entry in entries:
+                    yield entry.path
+
+    def _check_launcher_starved(self, now: float) -> None:
+        """Note if the code's other processes kept the launcher from getting CPU time at two checks in a row.
+
+        The kernel adds a wait for a core to the statistics only when that wait ends. So a launcher also counts as
+        starved if it wants a core now and has hardly run since the last check.
+        """
+        if not self._tree.init or now - self._launcher_cpu[0] < SLOW_CHECK_SECONDS:
+            return
+        if self._tree.group is not None:
+            self._tasks = self._tree.group.tasks()
+        (previous_at, previous), current = self._launcher_cpu, resource_limits.cpu_schedule(self._tree.init)
+        self._launcher_cpu = (now, current)
+        if previous is None or current is None:
+            return
+        starved_seconds = _STARVED_SHARE * (now - previous_at)
+        has_waited = current.waited_seconds - previous.waited_seconds >= starved_seconds
+        has_run = current.ran_seconds - previous.ran_seconds >= starved_seconds
+        is_starved = self._tasks >= _MANY_PROCESSES and (has_waited or (current.is_runnable and not has_run))
+        self._starved_checks = self._starved_checks + 1 if is_starved else 0
+        if self._starved_checks > 1:
+            self._starved_at = now
+
+    def _measure_cpu_use(self, now: float) -> None:
+        """Measure the CPU time of the node's control group. The launcher's samples miss short-lived processes."""
+        if self._tree.group is None or now - self._cpu_seconds[0] < SLOW_CHECK_SECONDS:
+            return
+        (previous_at, previous), current = self._cpu_seconds, self._tree.group.cpu_seconds()
+        self._cpu_seconds = (now, current)
+        if previous is not None and current is not None:
+            self._used_seconds = current - previous
+            self.is_working = self._used_seconds / (now - previous_at) >= TOTAL_SHARE
+
+    def take_used_seconds(self) -> float | None:
+        """Return the CPU seconds used between the last two measurements; None if they were returned or not measured."""
+        used, self._used_seconds = self._used_seconds, None
+        return used
+
+    def _is_starved(self, now: float) -> bool:
+        return self._starved_at is not None and now - self._starved_at <= OOM_EFFECT_SECONDS
+
+    def _starved_verdict(self) -> Verdict:
+        node, tasks = self._record.node, self._tasks
+        message = f"Node {node} ran {tasks} processes at once, and its launcher got no CPU time."
+        return Verdict("code_failed", "too_many_processes", message, data={"tasks": tasks})
+
+    def _too_many_processes(self, rank: int | None) -> Verdict:
+        return self.too_many_processes(rank, int(self._plan["process_limit"]))

@@ -1,0 +1,39 @@
+"""The plan of one node, which its supervisor receives when it starts. Standard library only."""
+
+from __future__ import annotations
+
+from runtime.launcher.node_limits import NodePlan
+from runtime.launcher.topology import LaunchPlan
+
+
+class LocalNodePlan(NodePlan, total=False):
+    """The plan of one node, as JSON. Paths are those of the host."""
+
+    name: str
+    """The run's name."""
+    node: int
+    nodes: int
+    elastic: bool
+    """Whether the run can continue without some of its nodes."""
+    ranks: list[int]
+    """The global ranks of this node."""
+    cpus: float
+    process_limit: int
+    """Processes and threads that the node may have at once."""
+    folder: str
+    """The run's folder; see `runtime.backends.local.runs`."""
+    change_file: str
+    """The file that is written whenever the run's status or output changes, to wake the followers of the run."""
+    sandbox: list[str]
+    """The command that starts the sandbox; `command` follows."""
+    command: list[str]
+    """The command that starts the launcher inside the sandbox."""
+    cgroups: bool
+    """Whether to use control groups where the kernel allows."""
+    fork_server: str
+    """The socket of the fork server that forks the ranks; "" where they start cold."""
+    nonce: str
+    """Random; distinguishes this submission from a later one of the same name."""
+    listener: int | None
+    """Descriptor of the socket where node 0's launcher listens for the others; None on every other node."""
+    launcher: LaunchPlan

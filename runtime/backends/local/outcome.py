@@ -1,0 +1,161 @@
+"""Merge the records of a local run's nodes into one RunStatus. Pure.
+
+All nodes share one outcome, that of the first cause. A node is lost if its supervisor died without a final record.
+Other nodes' reports of that are only effects. A lost node that an elastic run continued without is no cause.
+
+A launcher's report alone never makes a run free of charge: customer code runs beside the launcher and can keep
+launchers from reaching each other. Once code has started, a report of a lost node counts only if that node's supervisor
+died. Otherwise the code is held responsible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from runtime.backends.records import failure_from, latest, progress_at, restarts
+from runtime.launcher.protocol import first_cause
+from runtime.specs import FailureCode, NodeStatus, Outcome, RunPhase, RunStatus, Span
+
+Record = dict[str, Any]
+
+
+def merge(name: str, submitted_at: float, records: Sequence[Record]) -> RunStatus:
+    """Return the status of a run that was submitted at `submitted_at` (Unix seconds).
+
+    `records` has one record per node, as its supervisor wrote it. The reader has added `alive` (whether the supervisor
+    runs), `seen_at` (its last heartbeat) and `silent` (whether it was killed because it sent none).
+    """
+    nodes = tuple(_node_status(record) for record in records)
+    phase = _phase(nodes)
+    changes = _membership_changes(records)
+    last_members = set(changes[-1]["nodes"]) if changes else {node.node for node in nodes}
+    # An elastic run may start without some of its nodes; its meter does not wait for them.
+    first_members = set(changes[0]["nodes"]) if changes and not changes[0]["round"] else {node.node for node in nodes}
+    initial_starts = [node.started_at for node in nodes if node.node in first_members]
+    have_started = None not in initial_starts
+    started_at = max((at for at in initial_starts if at is not None), default=None) if have_started else None
+    ends = [node.finished_at for node in nodes if node.finished_at is not None]
+    has_ended = phase is RunPhase.ENDED
+    finished_at = max(ends, default=submitted_at) if has_ended else None
+    cause = first_cause(_causes(records, last_members)) if has_ended else None
+    outcome = Outcome(cause["kind"]) if cause else Outcome.COMPLETED
+    return RunStatus(
+        name=name,
+        phase=phase,
+        nodes=nodes,
+        submitted_at=submitted_at,
+        started_at=started_at,
+        finished_at=finished_at,
+        outcome=outcome if has_ended else None,
+        failure=failure_from(cause) if cause else None,
+        spans=() if started_at is None else _spans(len(first_members), started_at, finished_at, changes),
+        progress_at=progress_at(records, (cause.get("data") or {}) if cause and outcome is Outcome.HUNG else None),
+        checkpoint_at=latest(records, "checkpoint_at"),
+        restarts=restarts(records),
+        waiting_for=_waiting_for(nodes) if phase is RunPhase.STARTING else "",
+    )
+
+
+def _membership_changes(records: Sequence[Record]) -> list[Record]:
+    """Return the changes of membership (`nodes`, `round`, `at`), which only node 0's record holds."""
+    return max((record.get("members", []) for record in records), key=len, default=[])
+
+
+def _spans(nodes: int, started_at: float, finished_at: float | None, changes: Sequence[Record]) -> tuple[Span, ...]:
+    """Return the periods with a constant number of nodes, from `started_at` to `finished_at`."""
+    spans = [Span(nodes, started_at)]
+    for change in changes:
+        count = len(change["nodes"])
+        at = max(started_at, float(change["at"]))
+        at = at if finished_at is None else min(at, finished_at)
+        if count == spans[-1].nodes:
+            continue
+        last = spans.pop()
+        if at > last.started_at:  # a span without length is dropped
+            spans.append(Span(last.nodes, last.started_at, at))
+        spans.append(Span(count, max(at, last.started_at)))
+    last = spans.pop()
+    return (*spans, Span(last.nodes, last.started_at, finished_at))
+
+
+def _is_lost(record: Record) -> bool:
+    return record["phase"] != "ended" and not record["alive"]
+
+
+def _node_status(record: Record) -> NodeStatus:
+    is_lost = _is_lost(record)
+    return NodeStatus(
+        node=record["node"],
+        phase=RunPhase.ENDED if is_lost else RunPhase(record["phase"]),
+        address=record["address"],
+        started_at=record["started_at"],
+        finished_at=record["seen_at"] if is_lost else record["finished_at"],
+        exit_code=record["exit_code"],
+        detail="The node's supervisor ended before the run did." if is_lost else record["detail"],
+    )
+
+
+def _phase(nodes: Sequence[NodeStatus]) -> RunPhase:
+    phases = {node.phase for node in nodes}
+    if phases == {RunPhase.ENDED}:
+        return RunPhase.ENDED
+    if RunPhase.STOPPING in phases:
+        return RunPhase.STOPPING
+    return RunPhase.STARTING if RunPhase.STARTING in phases else RunPhase.RUNNING
+
+
+def _waiting_for(nodes: Sequence[NodeStatus]) -> str:
+    waiting = [str(node.node) for node in nodes if node.phase is RunPhase.STARTING]
+    if len(waiting) == 1:
+        return f"Waiting for node {waiting[0]} to start."
+    return f"Waiting for {len(waiting)} nodes to start."
+
+
+def _causes(records: Sequence[Record], members: set[int]) -> list[Record]:
+    """Return the causes that concern the run's last members; an elastic run continued without the others.
+
+    A report that another node was lost is dropped if that node's own record explains its end. A record that only
+    reports the loss of others explains nothing: two nodes that are cut off from each other report each other as lost.
+    """
+    records = [record for record in records if record["node"] in members]
+    explained = {
+        record["node"]
+        for record in records
+        if record["phase"] == "ended" and any(not _is_about_another_node(cause, record) for cause in record["causes"])
+    }
+    lost = [record for record in records if _is_lost(record)]
+    lost_nodes = {record["node"] for record in lost}
+    has_code_started = any(record["started_at"] is not None for record in records)
+    causes = [
+        _blame_code_unless_confirmed(cause, record) if has_code_started and cause["node"] not in lost_nodes else cause
+        for record in records
+        for cause in record["causes"]
+        if cause.get("node") in members | {None}
+        and not (_is_about_another_node(cause, record) and cause["node"] in explained)
+    ]
+    return causes + [_loss_cause(record, causes) for record in lost]
+
+
+def _blame_code_unless_confirmed(cause: Record, record: Record) -> Record:
+    """Turn a report that no supervisor confirms, about other nodes, into a failure of the code that kept them apart."""
+    if not _is_about_another_node(cause, record) and cause.get("code") != FailureCode.NODES_NOT_MET:
+        return cause
+    return {**cause, "kind": Outcome.CODE_FAILED, "code": FailureCode.LAUNCHER_KILLED}
+
+
+def _is_about_another_node(cause: Record, record: Record) -> bool:
+    """Whether the record reports another node's loss, or repeats a cause that another node reported."""
+    is_other = cause.get("node") != record["node"]
+    return bool(cause.get("heard") or (cause["kind"] == Outcome.NODE_LOST and is_other))
+
+
+def _loss_cause(record: Record, causes: Sequence[Record]) -> Record:
+    """Return a node's loss as a cause, dated at its last heartbeat, with one other node's message about it."""
+    node = record["node"]
+    code, reason = FailureCode.NODE_LOST, "its supervisor was killed or the machine went down"
+    if record.get("silent"):
+        code, reason = FailureCode.NODE_SILENT, "its supervisor stood still and gave no sign of life"
+    reports = [cause["message"] for cause in causes if cause["node"] == node and cause["kind"] == Outcome.NODE_LOST]
+    message = " ".join([f"Node {node} was lost: {reason}.", *reports[:1]])
+    return {"kind": Outcome.NODE_LOST, "code": code, "at": record["seen_at"], "node": node, "message": message}

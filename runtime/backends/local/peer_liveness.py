@@ -1,0 +1,115 @@
+"""Detect by their records whether the supervisors of a run's other nodes are alive.
+
+A supervisor updates its record's modification time as a heartbeat. If its process has ended, its node is lost. If the
+record has not changed for `SILENCE_SECONDS`, the supervisor is frozen. The first process that notices this records
+it and kills the supervisor, and the kernel then ends the node's processes. Standard library only: the supervisor
+imports this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from runtime import pids
+
+SILENCE_SECONDS = 10.0
+"""Time without a heartbeat after which a supervisor counts as frozen. It sends one every second or more often."""
+_CHECK_SECONDS = 1.0
+"""Interval between two checks of the other records."""
+_RECHECK_SECONDS = 2.5
+"""How long to wait for one more heartbeat before a supervisor is killed. That is more than two of its intervals, so one
+that has just been resumed survives."""
+
+
+class PeerWatch:
+    """Watches the other nodes' records. It measures silence by a clock that stops while the machine sleeps."""
+
+    def __init__(self, folder: Path, node: int, nodes: int) -> None:
+        self._paths = {other: record_path(folder, other) for other in range(nodes) if other != node}
+        self._last_changes: dict[int, tuple[int, float]] = {}
+        """By node: the record's modification time (ns), and since when it is unchanged."""
+        self._next_check_at = 0.0
+
+    def kill_silent_peers(self, now: float) -> None:
+        """Kill each supervisor that has been silent for too long, so that its node is found lost."""
+        if now < self._next_check_at:
+            return
+        # After such a gap this process was itself stopped or starved, so it measures silence anew.
+        if self._next_check_at and now - self._next_check_at > SILENCE_SECONDS / 2:
+            self._last_changes.clear()
+        self._next_check_at = now + _CHECK_SECONDS
+        for node, path in list(self._paths.items()):
+            try:
+                modified_at = path.stat().st_mtime_ns
+            except OSError:
+                continue  # It has not written its first record; the deadline of the node's start covers that.
+            last_modified_at, unchanged_since = self._last_changes.get(node, (0, now))
+            if modified_at != last_modified_at:
+                self._last_changes[node] = (modified_at, now)
+            elif now - unchanged_since > SILENCE_SECONDS:
+                record = load_record(path)
+                if record is None:
+                    continue
+                if record["phase"] != "ended" and pids.is_alive(record["pid"], record["start_time"]):
+                    kill_silent(path, record)
+                del self._paths[node]  # the node has ended or was killed: nothing more to watch
+
+    def lost_peer(self) -> int | None:
+        """Return a node whose supervisor has died or recorded a failure; None if there is none.
+
+        Before the launchers have met, nothing else detects this.
+        """
+        for node, path in self._paths.items():
+            record = load_record(path)
+            if record is None:
+                continue
+            is_lost = record["phase"] != "ended" and not pids.is_alive(record["pid"], record["start_time"])
+            if is_lost or record["causes"]:
+                return node
+        return None
+
+
+def record_path(folder: Path, node: int) -> Path:
+    """Return the path of a node's record."""
+    return folder / "nodes" / f"{node}.json"
+
+
+def load_record(path: Path) -> dict[str, Any] | None:
+    """Return a node's record with two fields added; None if there is none.
+
+    `seen_at` is the last heartbeat (Unix seconds). `silent`: the supervisor was killed because it sent none.
+    """
+    try:
+        record: dict[str, Any] = json.loads(path.read_bytes())
+        record["seen_at"] = path.stat().st_mtime
+    except (OSError, ValueError):
+        return None
+    record["silent"] = path.with_suffix(".silent").exists()
+    return record
+
+
+def is_silent(path: Path, record: dict[str, Any]) -> bool:
+    """Whether a node's live supervisor has sent no heartbeat for too long. May take `_RECHECK_SECONDS`.
+
+    Checked twice: after a machine's sleep, this process may be resumed before the supervisor.
+    """
+    if record["phase"] == "ended" or time.time() - record["seen_at"] <= SILENCE_SECONDS:
+        return False
+    time.sleep(_RECHECK_SECONDS)  # the question is whether nothing happens meanwhile, so no event could end it
+    try:
+        return bool(path.stat().st_mtime == record["seen_at"])
+    except OSError:
+        return False
+
+
+def kill_silent(path: Path, record: dict[str, Any]) -> None:
+    """Record that this node was silent, and kill its supervisor; the kernel then ends the node's processes."""
+    with contextlib.suppress(OSError):
+        os.close(os.open(path.with_suffix(".silent"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    pids.send(record["pid"], record["start_time"], signal.SIGKILL)

@@ -1,0 +1,140 @@
+"""The process tree of one node: bubblewrap, its sandbox, and everything in it.
+
+All of them end together. The sandbox's first process dies with this process (`--die-with-parent`), and the kernel then
+kills all others of its PID namespace. Standard library only: the supervisor imports this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from runtime.backends.local import cgroups, resource_limits
+from runtime.backends.local.node_plan import LocalNodePlan
+from runtime.backends.local.warm_pool import protocol
+from runtime.launcher import seccomp
+from runtime.launcher.processes import Exit, send_signal, spawn
+
+
+class ProcessTree:
+    """One node's processes.
+
+    `exit`: how bubblewrap ended, None before. `init`: the pid of the sandbox's first process, the launcher, on the
+    host; 0 before it runs. `cgroups_file` lists the node's control groups while they exist.
+    """
+
+    def __init__(self, plan: LocalNodePlan, cgroups_file: Path) -> None:
+        self._plan = plan
+        self._cgroups_file = cgroups_file
+        self._bubblewrap = 0
+        self.group: cgroups.Group | None = None
+        self.init = 0
+        self.exit: Exit | None = None
+
+    def start(self, launch_plan_fd: int, *, output: int, inherit: Sequence[int]) -> int | None:
+        """Start the launcher in its sandbox. It reads its launch plan from the socket `launch_plan_fd`.
+
+        Its output goes to the descriptor `output`, and it inherits those in `inherit`. Returns the launcher's
+        descriptor of the socket to the forked ranks; None for a cold start.
+        """
+        plan = self._plan
+        if plan["cgroups"]:
+            self._create_cgroup()
+        fork = protocol.request_ranks(plan["fork_server"], len(plan["ranks"])) if plan["fork_server"] else None
+        info_fd, bubblewrap_info_fd = os.pipe()
+        seccomp_fds = _seccomp_fds()
+        bubblewrap, *options = plan["sandbox"]
+        options += ["--info-fd", str(bubblewrap_info_fd)]
+        for seccomp_fd in seccomp_fds:
+            options += ["--seccomp", str(seccomp_fd)]
+        arguments = [bubblewrap, *options, *plan["command"], "--socket", str(launch_plan_fd)]
+        fork_fds = [] if fork is None else [fork.launcher_end.fileno()]
+        inherited = [launch_plan_fd, bubblewrap_info_fd, *seccomp_fds, *fork_fds, *inherit]
+        self._bubblewrap = spawn(arguments, {}, output=output, inherit=inherited, prepare=self._prepare)
+        for descriptor in (bubblewrap_info_fd, *seccomp_fds):
+            os.close(descriptor)
+        # bubblewrap writes one JSON object. It writes nothing if it fails, and its exit is then reported.
+        with os.fdopen(info_fd, "rb") as info, contextlib.suppress(ValueError, KeyError):
+            self.init = int(json.loads(info.read())["child-pid"])
+            resource_limits.raise_launcher_priority(self.init)
+        if fork is not None:
+            fork.offer_sandbox(self.init, self._bubblewrap, self._limits(), self._cgroup_folders())
+            fork.launcher_end.close()
+        return fork_fds[0] if fork_fds else None
+
+    def _cgroup_folders(self) -> list[Path]:
+        return [] if self.group is None else self.group.folders
+
+    def _limits(self) -> dict[str, int]:
+        plan = self._plan
+        # A file may also lie in /dev/shm or /tmp, which only the memory limit bounds.
+        file_bytes = max(plan["disk_bytes"], plan["memory_bytes"])
+        return resource_limits.kernel_limits(processes=plan["process_limit"], file_bytes=file_bytes)
+
+    def _create_cgroup(self) -> None:
+        plan = self._plan
+        name = f"trainyard-{plan['name']}-{plan['node']}-{plan['nonce'][:8]}"
+        self.group = cgroups.create(
+            name,
+            memory_bytes=plan["memory_bytes"],
+            processes=plan["process_limit"],
+            cpus=plan["cpus"],
+            # Written before the groups exist, so that a later clean-up always knows of them.
+            announce=lambda folders: self._cgroups_file.write_text(json.dumps([str(folder) for folder in folders])),
+        )
+
+    def _prepare(self) -> None:
+        """Limit this process. Runs in the new process before it executes bubblewrap."""
+        resource_limits.apply_limits(self._limits())
+        if self.group is not None:
+            self.group.join()
+
+    def note_exit(self, ended: Exit) -> None:
+        """Note that a child of this process has ended; it may be bubblewrap."""
+        if ended.pid == self._bubblewrap:
+            self.exit = ended
+
+    def kill(self) -> None:
+        """Kill the sandbox's first process, with which all others end, and bubblewrap, unless it has ended."""
+        for pid in (self.init, self._bubblewrap):
+            if pid and self.exit is None:
+                send_signal(pid, signal.SIGKILL)
+
+    def remove_cgroups(self) -> None:
+        """Remove the control groups, once no process runs."""
+        if cgroups.remove(self._cgroup_folders()):
+            self._cgroups_file.unlink(missing_ok=True)
+
+
+def _seccomp_fds() -> list[int]:
+    """Return the descriptor from which bubblewrap reads the seccomp filter; none where the kernel has no filters."""
+    program = None if seccomp.unavailable_reason() else seccomp.sandbox_filter()
+    if program is None:
+        return []
+    reader, writer = os.pipe()
+    os.write(writer, program)  # does not block: a pipe holds far more
+    os.close(writer)
+    return [reader]
+
+
+def recorded_cgroups(folder: Path) -> list[Path]:
+    """Return the control groups of all nodes of a run, as their supervisors recorded them in `folder`."""
+    folders: list[Path] = []
+    for cgroups_file in folder.glob("*.cgroups"):
+        with contextlib.suppress(OSError, ValueError):
+            folders += map(Path, json.loads(cgroups_file.read_bytes()))
+    return folders
+
+
+def remove_recorded_cgroups(cgroups_file: Path) -> None:
+    """Remove the control groups of a node whose supervisor was killed."""
+    try:
+        folders = [Path(folder) for folder in json.loads(cgroups_file.read_bytes())]
+    except (OSError, ValueError):
+        return
+    if cgroups.remove(folders):
+        cgroups_file.unlink(missing_ok=True)

@@ -1,0 +1,194 @@
+"""Limit the resources of a sandbox, and measure its usage from outside.
+
+Measuring is cheap unless a limit may be exceeded. Each check sums resident sizes, which count shared pages once per
+process. Only if that sum passes the limit does it read proportional sizes, for which the kernel walks over every
+mapping. Standard library only: the supervisor imports this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from pathlib import Path
+from typing import NamedTuple
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_MAX_OPEN_FILES = 65536
+"""Descriptors of each process: data loaders need thousands."""
+_HIGHEST_PRIORITY = -20
+"""The highest priority as a nice value."""
+_MAX_QUEUED_SIGNALS = 4096
+"""Signals and timers that may be queued. The kernel counts them per user, which is the console's user too."""
+_MEMORY_FOLDERS = ("tmp", "dev/shm")
+"""The sandbox's tmpfs folders, relative to its root."""
+
+
+class Usage(NamedTuple):
+    """The current usage of a sandbox.
+
+    `heaviest` is the launcher's child that uses the most memory, with its descendants, by its pid inside the sandbox;
+    None unless a limit was exceeded.
+    """
+
+    processes: int
+    memory_bytes: int
+    heaviest: int | None
+
+
+def kernel_limits(*, processes: int, file_bytes: int) -> dict[str, int]:
+    """Return the limits of every process of a node, by their names in the module `resource`.
+
+    RLIMIT_NPROC does not hold for root, and counts per user. So `Limits` or a control group limits the number of
+    processes too; this limit only stops a flood.
+    """
+    return {
+        "RLIMIT_NOFILE": _MAX_OPEN_FILES,
+        # A kernel that pipes core dumps to a program ignores a limit of 0, but 1 turns them off; see core(5). That
+        # program would run outside all limits.
+        "RLIMIT_CORE": 1,
+        "RLIMIT_NPROC": 2 * processes,
+        "RLIMIT_SIGPENDING": _MAX_QUEUED_SIGNALS,
+        "RLIMIT_FSIZE": file_bytes,
+    }
+
+
+def apply_limits(limits: dict[str, int]) -> None:
+    """Set these limits on this process and its later children, but none above the hard limit that it has."""
+    for name, limit in limits.items():
+        kind = getattr(resource, name)
+        _soft, hard = resource.getrlimit(kind)
+        allowed = limit if hard == resource.RLIM_INFINITY else min(hard, limit)
+        resource.setrlimit(kind, (allowed, allowed))
+
+
+def raise_own_priority() -> None:
+    """Give this process real-time priority, so that no flood of processes delays the end of a node.
+
+    Does nothing unless root runs it. Its children get normal scheduling (SCHED_RESET_ON_FORK).
+    """
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+
+
+def raise_launcher_priority(launcher: int) -> None:
+    """Give the launcher, by its pid, a higher priority than the code beside it. Does nothing unless root runs this.
+
+    The node's CPU limit still holds, so code that keeps its launcher busy takes no time from other runs. The launcher's
+    children get normal priority (SCHED_RESET_ON_FORK).
+    """
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(launcher, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+        os.setpriority(os.PRIO_PROCESS, launcher, _HIGHEST_PRIORITY)
+
+
+class CpuSchedule(NamedTuple):
+    """The use of cores by one process since its start. `is_runnable`: it runs or waits for a core now."""
+
+    is_runnable: bool
+    ran_seconds: float
+    waited_seconds: float
+
+
+def cpu_schedule(pid: int) -> CpuSchedule | None:
+    """Return a process's CPU scheduling statistics; None where the kernel has none."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        ran, waited = map(int, Path(f"/proc/{pid}/schedstat").read_text().split()[:2])
+    except (OSError, ValueError, IndexError):
+        return None
+    return CpuSchedule(state == "R", ran / 1e9, waited / 1e9)
+
+
+def measure(init: int, *, max_bytes: int | None, max_processes: int) -> Usage:
+    """Measure the sandbox whose first process has the pid `init` on the host, up to these limits.
+
+    Memory is measured only if `max_bytes` is given. With more than `max_processes`, nothing else is measured, so
+    that a flood of processes is detected quickly.
+    """
+    # Each child of the launcher, with its descendants.
+    families: dict[int, list[int]] = {}
+    sandbox_pids = [init]
+    for child in _children(init):
+        families[child] = _descendants(child, max_processes)
+        sandbox_pids += families[child]
+        if len(sandbox_pids) > max_processes:
+            return Usage(len(sandbox_pids), 0, None)
+    if max_bytes is None:
+        return Usage(len(sandbox_pids), 0, None)
+    tmpfs_bytes = _tmpfs_bytes(init)
+    memory = sum(map(_resident_bytes, sandbox_pids)) + tmpfs_bytes
+    heaviest = None
+    if memory > max_bytes:
+        sizes = {child: [_proportional_size(pid) for pid in family] for child, family in families.items()}
+        total = sum(size for family in sizes.values() for size, _shared in family)
+        shared = sum(shared_bytes for family in sizes.values() for _size, shared_bytes in family)
+        # Mapped tmpfs files are in both `shared` and `tmpfs_bytes`, so they must not count twice.
+        memory = max(total, total - shared + tmpfs_bytes)
+        if sizes:
+            heaviest = _pid_in_sandbox(max(sizes, key=lambda child: sum(size for size, _shared in sizes[child])))
+    return Usage(len(sandbox_pids), memory, heaviest)
+
+
+def _children(pid: int) -> list[int]:
+    """Return the pids of a process's children, which the kernel lists by the thread that forked them."""
+    pids: list[int] = []
+    try:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            pids.extend(map(int, (thread / "children").read_text().split()))
+    except OSError:
+        return pids
+    return pids
+
+
+def _descendants(pid: int, max_processes: int) -> list[int]:
+    """Return the pids of a process and its descendants; stop once they are more than `max_processes`."""
+    pids = [pid]
+    for parent in pids:  # the list grows meanwhile
+        if len(pids) > max_processes:
+            break
+        pids.extend(_children(parent))
+    return pids
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+    except (OSError, IndexError):
+        return 0
+
+
+def _proportional_size(pid: int) -> tuple[int, int]:
+    """Return a process's proportional set size in bytes, and the part of it that is shared memory."""
+    total = shared = 0
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                total = int(line.split()[1]) * 1024
+            elif line.startswith("Pss_Shmem:"):
+                shared = int(line.split()[1]) * 1024
+    except OSError:
+        return _resident_bytes(pid), 0
+    return total, shared
+
+
+def _tmpfs_bytes(init: int) -> int:
+    used = 0
+    for folder in _MEMORY_FOLDERS:
+        try:
+            filesystem = os.statvfs(f"/proc/{init}/root/{folder}")
+        except OSError:
+            continue
+        used += (filesystem.f_blocks - filesystem.f_bfree) * filesystem.f_frsize
+    return used
+
+
+def _pid_in_sandbox(pid: int) -> int | None:
+    """Return the pid that a process of the host has inside its sandbox, the innermost PID namespace."""
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    except OSError:
+        return None
+    return None

@@ -1,0 +1,198 @@
+"""The folder of one local run.
+
+    <root>/<name>/submission.json        the spec, the time of submission, each node's GPUs
+                  stop.json              a request to end
+                  nodes/<node>.json      the record of the node's supervisor
+                  nodes/<node>.lock      locked while the supervisor lives
+                  nodes/<node>.silent    exists if the supervisor was killed because it sent no heartbeat
+                  nodes/<node>.cgroups   the node's control groups, while they exist
+                  nodes/<node>.samples.jsonl  resource usage over time
+                  logs/rank-<rank>.log   the output of each rank
+                  logs/node-<node>.log   the output of the launcher
+                  logs/stacks-<rank>.txt the rank's stacks when the run hung
+                  run/                   RUN_DIR; written by customer code, hostile
+                  checkpoints/           CHECKPOINT_DIR of a run without a checkpoint key
+                  outputs/               OUTPUT_DIR of a run without a key
+    <root>/.checkpoints/<key>/           CHECKPOINT_DIR shared by attempts
+    <root>/.outputs/<key>/               OUTPUT_DIR shared by attempts
+    <root>/.active/<name>                exists while the run holds capacity
+    <root>/.trash/                       folders that are being removed
+    <root>/.changes/<name>               touched whenever the run's status or output changes
+
+`submission.json` is written last, by a rename. Without it the run does not exist: its supervisors do not start, and a
+later submission may clear the folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from runtime import pids
+from runtime.backends.local import outcome, peer_liveness, process_tree
+from runtime.errors import RunNotFound
+from runtime.files import write_json
+from runtime.specs import Outcome, RunPhase, RunSpec, RunStatus
+from runtime.trash import Trash
+
+TRASH = ".trash"
+_END_SECONDS = 5.0
+"""How long supervisors get to end their nodes before they are killed; killing a node takes a fraction of a second."""
+
+
+class Run:
+    """The folder of one run, which may not exist. `root` holds the folders of all runs."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.name = name
+        self.folder = root / name
+        self.active = root / ".active" / name
+        self.change_file = root / ".changes" / name
+        self._trash = Trash(root / TRASH)
+
+    def exists(self) -> bool:
+        """Whether the run exists."""
+        return (self.folder / "submission.json").exists()
+
+    def prepare(self) -> None:
+        """Create the folders that supervisors and code write to."""
+        for subfolder in ("nodes", "logs", "run/tensorboard", "checkpoints", "outputs"):
+            (self.folder / subfolder).mkdir(parents=True, mode=0o700)
+        self.active.touch()
+
+    def hold_lock(self, node: int) -> int:
+        """Lock the node and return the descriptor, which its supervisor inherits. The folder must be new."""
+        descriptor = os.open(self._lock_path(node), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return descriptor
+
+    def record(self, spec: RunSpec, *, nonce: str, gpus: list[list[int]]) -> None:
+        """Write `submission.json`, which makes the run exist. `gpus` has the GPU indices of each node.
+
+        Does not touch the change file: the supervisors do when they start.
+        """
+        write_json(
+            self.folder / "submission.json",
+            {"spec": json.loads(spec.to_json()), "nonce": nonce, "gpus": gpus, "submitted_at": time.time()},
+        )
+
+    def submission(self) -> dict[str, Any]:
+        """Return the contents of `submission.json`, written by `record`. Raises RunNotFound."""
+        try:
+            data: dict[str, Any] = json.loads((self.folder / "submission.json").read_bytes())
+        except (OSError, ValueError) as error:
+            raise RunNotFound(f"There is no run named '{self.name}'.") from error
+        return data
+
+    def spec(self) -> RunSpec:
+        """Return the spec as submitted. Raises RunNotFound."""
+        return RunSpec.from_json(json.dumps(self.submission()["spec"]))
+
+    def status(self) -> RunStatus:
+        """Return the run's status; release its capacity if it has ended. Raises RunNotFound."""
+        submission = self.submission()
+        records = [self._read_record(node) for node in range(submission["spec"]["nodes"])]
+        status = outcome.merge(self.name, submission["submitted_at"], records)
+        if status.phase is RunPhase.ENDED:
+            self.active.unlink(missing_ok=True)
+            if status.outcome is Outcome.NODE_LOST:
+                self._remove_cgroups_of_lost_nodes()
+        return status
+
+    def _remove_cgroups_of_lost_nodes(self) -> None:
+        """Remove the control groups that a killed supervisor could not remove itself."""
+        for cgroups_file in (self.folder / "nodes").glob("*.cgroups"):
+            process_tree.remove_recorded_cgroups(cgroups_file)
+
+    def _read_record(self, node: int) -> outcome.Record:
+        """Return a node's record with the fields that `outcome.merge` expects; kill its supervisor if it is frozen."""
+        path = peer_liveness.record_path(self.folder, node)
+        record = peer_liveness.load_record(path)
+        if record is None:
+            is_alive = self._is_lock_held(node)
+            # The supervisor writes its first record while it holds its lock. So the record is read once more after the
+            # lock was checked: if there is none and nobody holds the lock, the node is lost.
+            record = peer_liveness.load_record(path) or {
+                "node": node,
+                "phase": "starting",
+                "address": "",
+                "started_at": None,
+                "finished_at": None,
+                "exit_code": None,
+                "detail": "",
+                "causes": [],
+                "alive": is_alive,
+                "seen_at": self.submission()["submitted_at"],
+            }
+        if "alive" not in record:
+            record["alive"] = pids.is_alive(record["pid"], record["start_time"])
+            if record["alive"] and peer_liveness.is_silent(path, record):
+                peer_liveness.kill_silent(path, record)
+                record["alive"] = not pids.wait_for_end(record["pid"], record["start_time"], _END_SECONDS)
+                record["silent"] = True
+            if not record["alive"] and record["phase"] != "ended":
+                # The supervisor may have written its last record after this one was read.
+                record = {**(peer_liveness.load_record(path) or record), "alive": False}
+        return record
+
+    def request_stop(self, grace_seconds: int) -> None:
+        """Ask every supervisor to end the run. A request that ends it sooner stays in force."""
+        path, now = self.folder / "stop.json", time.time()
+        try:
+            request = json.loads(path.read_bytes())
+            ends_at = request["at"] + request["grace_seconds"]
+        except (OSError, ValueError):
+            ends_at = float("inf")
+        if now + grace_seconds < ends_at:
+            write_json(path, {"at": now, "grace_seconds": grace_seconds})
+        for pid, start_time in self._supervisors():
+            pids.send(pid, start_time, signal.SIGTERM)  # wakes the supervisor, which then reads stop.json
+
+    def destroy(self) -> bool:
+        """End the run and move its folder to the trash; return whether there was one. The caller empties the trash."""
+        existed = self.folder.is_dir()
+        if existed:
+            self.end()
+            self._remove_cgroups_of_lost_nodes()
+            self._trash.move_in(self.folder)
+        self.active.unlink(missing_ok=True)
+        self.change_file.unlink(missing_ok=True)
+        return existed
+
+    def end(self) -> None:
+        """Have each supervisor end its node; kill those that do not within `_END_SECONDS`."""
+        if not any(pids.is_alive(pid, start_time) for pid, start_time in self._supervisors()):
+            return
+        self.request_stop(0)
+        give_up_at = time.monotonic() + _END_SECONDS
+        for pid, start_time in self._supervisors():
+            if not pids.wait_for_end(pid, start_time, give_up_at - time.monotonic()):
+                pids.send(pid, start_time, signal.SIGKILL)
+                pids.wait_for_end(pid, start_time, _END_SECONDS)
+
+    def _supervisors(self) -> list[tuple[int, int]]:
+        """Return the pid and start time (`pids.start_time`) of each supervisor that has written a record."""
+        records = (peer_liveness.load_record(path) for path in (self.folder / "nodes").glob("*.json"))
+        return [(record["pid"], record["start_time"]) for record in records if record is not None]
+
+    def _lock_path(self, node: int) -> Path:
+        return self.folder / "nodes" / f"{node}.lock"
+
+    def _is_lock_held(self, node: int) -> bool:
+        try:
+            descriptor = os.open(self._lock_path(node), os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            # Shared, so that two readers at once do not take each other for the supervisor.
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False

@@ -1,0 +1,74 @@
+"""Turn a RunSpec into the plan of each node. Pure: a spec in, plain data out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from runtime.backends import launch_plan, sandbox
+from runtime.backends.local.node_plan import LocalNodePlan
+from runtime.specs import RunSpec
+
+TASK_LIMIT = 1024
+"""Processes and threads that every node may have at once, besides `TASKS_PER_RANK`: enough for any tool's helpers."""
+TASKS_PER_RANK = 1024
+"""Processes and threads for each rank. With data loaders on a machine of many cores, a few hundred are usual."""
+
+
+def node_plan(
+    spec: RunSpec,
+    node: int,
+    node_sandbox: sandbox.Sandbox,
+    environment: Mapping[str, str],
+    *,
+    bubblewrap: str,
+    disk_mib: int,
+    cgroups: bool,
+) -> LocalNodePlan:
+    """Return the plan of one node. `disk_mib` is the disk limit of a spec that has none.
+
+    The caller adds the values that all nodes share: `folder`, `change_file`, `fork_server` and the launcher's token.
+    The starter adds the nonce, the listener and the ports.
+    """
+    first_rank = node * spec.workers_per_node
+    python = str(node_sandbox.image / "bin" / "python")
+    disk = launch_plan.disk_limit(spec, disk_mib)
+    return {
+        "name": spec.name,
+        "node": node,
+        "nodes": spec.nodes,
+        "elastic": 0 < spec.min_nodes < spec.nodes,
+        "ranks": list(range(first_rank, first_rank + spec.workers_per_node)),
+        "sandbox": [bubblewrap, *sandbox.arguments(node_sandbox, environment)],
+        "command": [python, *launch_plan.launcher_call(sandbox.LAUNCHER_TARGET)],
+        "cgroups": cgroups,
+        "listener": None,
+        "deadline_seconds": spec.deadline_seconds,
+        "grace_seconds": spec.grace_seconds,
+        "log_limit_bytes": spec.log_limit_bytes,
+        "cpus": spec.resources.cpus,
+        "memory_bytes": spec.resources.memory_mib << 20,
+        "process_limit": TASK_LIMIT + TASKS_PER_RANK * spec.workers_per_node,
+        "disk_bytes": disk["disk_bytes"],
+        "disk_by_quota": disk.get("disk_by_quota", False),
+        "written": _writable_folders(spec, node_sandbox),
+        "launcher": {
+            "plan": {**launch_plan.plan(spec), "node": node},
+            "python": python,
+            "environment": dict(environment),
+            "variables": spec.environment,
+            "secrets": spec.secrets,
+        },
+    }
+
+
+def _writable_folders(spec: RunSpec, node_sandbox: sandbox.Sandbox) -> dict[str, str]:
+    """Return the folders that the run may write to, by name; all count towards its disk limit."""
+    workspaces = [
+        mount.source for mount in spec.mounts if mount.target == spec.workspace_target and not mount.read_only
+    ]
+    folders = {
+        "run": str(node_sandbox.run_folder),
+        "checkpoints": str(node_sandbox.checkpoint_folder),
+        "outputs": str(node_sandbox.output_folder),
+    }
+    return folders | ({"workspace": workspaces[0]} if workspaces else {})

@@ -1,0 +1,148 @@
+"""The supervisor of one node: a detached process that starts the launcher in its sandbox and enforces its limits.
+
+It receives its plan once and then needs no console: it enforces the deadline, the limits and the log caps, and writes
+the node's record. If it dies, the kernel ends the sandbox. Standard library only, so that it starts in milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from runtime import pids
+from runtime.backends.local import resource_limits
+from runtime.backends.local.limits import Limits
+from runtime.backends.local.node_plan import LocalNodePlan
+from runtime.backends.local.process_tree import ProcessTree
+from runtime.launcher.node import Node
+from runtime.launcher.output import Output
+from runtime.launcher.processes import Exit, reap, signal_name
+from runtime.launcher.protocol import Message
+from runtime.launcher.record import Record, Verdict
+
+_REPORT_SECONDS = 3.0
+"""How long a node must show no progress before its CPU use is reported to the launcher."""
+_SIGNAL_EXIT_BASE = 128
+"""Added to the number of the signal that ended the launcher, in bubblewrap's exit code."""
+
+
+class Supervisor(Node):
+    """One node, from the launcher's start to the last line of its record."""
+
+    _plan: LocalNodePlan
+    _limits: Limits
+    _tree: ProcessTree
+
+    def __init__(self, plan: LocalNodePlan) -> None:
+        folder, node, launcher_plan = Path(plan["folder"]), plan["node"], plan["launcher"]["plan"]
+        # The first fields of the record, by which readers find out if this process is alive.
+        process = {"pid": os.getpid(), "start_time": pids.start_time(os.getpid())}
+        address = launcher_plan["addresses"][node]
+        record = Record(folder, Path(plan["change_file"]), node=node, address=address, first_fields=process)
+        tree = ProcessTree(plan, folder / "nodes" / f"{node}.cgroups")
+        super().__init__(
+            plan,
+            launcher_plan,
+            record=record,
+            limits=Limits(plan, record, tree),
+            tree=tree,
+            output=Output(selectors.DefaultSelector(), folder / "logs"),
+            metrics_path=str(folder / "run" / "metrics.jsonl"),
+        )
+        self._stop_path = folder / "stop.json"
+
+    def run(self) -> None:
+        """Supervise the node to its end."""
+        plan = self._plan
+        self._record.create()
+        self._record.reserve_space()
+        resource_limits.raise_own_priority()
+        self._catch_signals()
+        self._start(plan["ranks"], plan["listener"], plan["launcher"])
+        self._run_loop()
+        self._finish_record()
+        self._tree.remove_cgroups()
+        ended = self._tree.exit
+        self._record.finish(finished_at=time.time(), exit_code=None if ended is None else ended.exit_code)
+
+    # Starting
+
+    def _catch_signals(self) -> None:
+        """Have every caught signal wake the selector, by a byte in a socket pair."""
+        reader, writer = socket.socketpair()
+        for end in (reader, writer):
+            end.setblocking(False)
+        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        # SIGTERM means that stop.json may exist. The other signals must not end this process.
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda _number, _frame: None)  # a handler; with SIG_IGN nothing would wake up
+        self._selector.register(reader, selectors.EVENT_READ, (reader, writer))
+
+    def _start_launcher(self, launch_plan_fd: int, output: int, inherit: Sequence[int]) -> Message:
+        return {"warm": self._tree.start(launch_plan_fd, output=output, inherit=inherit)}
+
+    # Events
+
+    def _handle_own_event(self, ready: Any) -> None:
+        with contextlib.suppress(BlockingIOError):
+            ready[0].recv(4096)
+        for ended in reap():
+            self._tree.note_exit(ended)
+        self._check_for_stop()
+
+    def _check(self, now: float) -> None:
+        self._check_for_stop()
+        super()._check(now)
+        used_seconds = self._limits.take_used_seconds()
+        if used_seconds is not None and time.time() - (self._record.data["progress_at"] or 0.0) > _REPORT_SECONDS:
+            self._send({"type": "cpu_use", "is_working": self._limits.is_working, "seconds": used_seconds})
+
+    def _check_for_stop(self) -> None:
+        try:
+            stop = json.loads(self._stop_path.read_bytes())
+        except (OSError, ValueError):
+            return
+        # The request has Unix times, the limits monotonic ones.
+        self._limits.kill_by(time.monotonic() + stop["at"] + stop["grace_seconds"] - time.time())
+        self._end(Verdict("stopped", "stopped", "The run was stopped on request."))
+
+    # Ending
+
+    def _explain_exit(self, ended: Exit) -> None:
+        """Record why the launcher ended without reporting its end. `ended` is bubblewrap's exit."""
+        code = ended.exit_code or 0
+        was_killed = bool(ended.signal) or code > _SIGNAL_EXIT_BASE
+        verdict = self._limits.killed_for_memory() if was_killed else None
+        self._record.add_cause(verdict or self._exit_verdict(ended.signal, code))
+        if verdict is None:
+            self._record.data["detail"] = "\n".join(self._output.launcher_lines)
+
+    def _exit_verdict(self, bubblewrap_signal: str, code: int) -> Verdict:
+        """Return the verdict by the signal that ended bubblewrap ("" for none) and its exit code."""
+        node = self._node
+        if bubblewrap_signal:
+            # The sandbox cannot signal bubblewrap, so a process of the host ended it.
+            return Verdict("node_lost", "node_lost", f"The sandbox of node {node} was ended ({bubblewrap_signal}).")
+        exit_reason = signal_name(code - _SIGNAL_EXIT_BASE) if code > _SIGNAL_EXIT_BASE else f"code {code}"
+        if self._limits.code_has_started:
+            return self._limits.launcher_killed(f"was ended ({exit_reason})")
+        message = f"Node {node} could not be started or broke down ({exit_reason})."
+        return Verdict("platform_error", "platform_error", message)
+
+    def _check_after_end(self) -> None:
+        """If others had filled the disk, record that as the first cause in place of the code's failure."""
+        verdict = self._limits.check_after_end()
+        causes = self._record.data["causes"]
+        if verdict is None or not any(cause["kind"] == "code_failed" and not cause.get("heard") for cause in causes):
+            return
+        self._record.add_cause(verdict)
+        # The earliest cause decides the outcome.
+        causes[-1]["at"] = min(float(cause["at"]) for cause in causes) - 0.001

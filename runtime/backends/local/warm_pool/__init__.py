@@ -1,0 +1,5 @@
+"""The warm pool: processes kept ready so that a run starts at once. A run that finds none of them starts cold.
+
+A *daemon*, one for each folder of runs, forks the supervisors of new runs. It keeps one *fork server* for each image
+(`runtime.launcher.warm.forkserver`), an interpreter with the image's frameworks imported, which forks the ranks.
+"""

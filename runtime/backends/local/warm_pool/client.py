@@ -1,0 +1,162 @@
+"""The backend's side of the warm pool: start a run's supervisors through the daemon or cold, and keep a daemon running.
+
+If the daemon does not confirm a request, the run starts cold under another nonce. A daemon that wakes up late then
+finds no submission with its nonce, and starts nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from runtime import pids
+from runtime.backends.local.warm_pool import protocol
+from runtime.backends.local.warm_pool.daemon import STATE_FILE, DaemonSettings, DaemonState
+from runtime.backends.local.warm_pool.protocol import ForkServer, StartRequest
+from runtime.errors import RuntimeFault
+
+_SOURCE_ROOT = Path(__file__).resolve().parents[4]
+_PACKAGE = _SOURCE_ROOT / "runtime"
+# Python code that runs `main` of a module of `runtime.backends`; the module's name is filled in later.
+_COMMAND = f"import sys; sys.path.insert(0, {str(_SOURCE_ROOT)!r}); from runtime.backends.{{}} import main; main()"
+_END_SECONDS = 10.0
+"""How long the daemon may take to end its fork servers. Killing one that holds a GPU library takes about a second."""
+
+
+class WarmPool:
+    """Starts runs under one root. `idle_seconds`: how long a daemon without requests stays; 0: every start is cold."""
+
+    def __init__(self, root: Path, *, idle_seconds: float) -> None:
+        self._root = root
+        self._folder = root / protocol.FOLDER
+        self._idle_seconds = idle_seconds
+        self._version = _version()
+
+    @contextlib.contextmanager
+    def started(self, request: StartRequest, fork_server: ForkServer | None, log: Path) -> Iterator[str]:
+        """Start a run when the block is left, if the block has recorded it under the nonce that this yields."""
+        if self._idle_seconds and self._is_running():
+            with protocol.request_sent(self._root, {"fork_server": fork_server, "start": request}) as accepted:
+                if accepted:
+                    yield request["nonce"]
+                    return
+        request["nonce"] = secrets.token_hex(16)
+        with self._started_cold(request, log):
+            yield request["nonce"]
+        if self._idle_seconds:
+            self.prepare(fork_server)
+
+    def prepare(self, fork_server: ForkServer | None) -> None:
+        """Make sure that a daemon and this fork server (None: only the daemon) run. Both start in the background."""
+        if self._is_running():
+            with protocol.request_sent(self._root, {"fork_server": fork_server, "start": None}):
+                return
+        settings: DaemonSettings = {
+            "root": str(self._root),
+            "version": self._version,
+            "idle_seconds": self._idle_seconds,
+            "fork_server": fork_server,
+        }
+        process, stdin = _start_module("local.warm_pool.daemon", json.dumps(settings))
+        stdin.close()
+        # The process ends as soon as the daemon has detached from it.
+        threading.Thread(target=process.wait, daemon=True).start()
+
+    def is_prepared(self, fork_server: ForkServer) -> bool:
+        """Whether this fork server accepts requests."""
+        return (self._folder / fork_server["name"]).exists()
+
+    def socket_path(self, fork_server: ForkServer) -> Path:
+        """Return where this fork server listens once it runs."""
+        return self._folder / fork_server["name"]
+
+    def fork_server_name(self, image: str, built_at: int) -> str:
+        """Return the name of an image's fork server, which is also its socket's name.
+
+        It differs for each build of the image (`built_at`, ns) and each version of this code.
+        """
+        return hashlib.sha256(f"{self._version}-{image}-{built_at}".encode()).hexdigest()[:16]
+
+    def stop(self) -> None:
+        """End the daemon and its fork servers. Runs continue."""
+        state = self._daemon_state()
+        if state is not None and pids.send(state["pid"], state["start_time"], signal.SIGTERM):
+            pids.wait_for_end(state["pid"], state["start_time"], _END_SECONDS)
+
+    def _is_running(self) -> bool:
+        """Whether a daemon of this version of the code runs; one of another version is asked to end."""
+        state = self._daemon_state()
+        if state is None:
+            return False
+        if state["version"] != self._version:
+            pids.send(state["pid"], state["start_time"], signal.SIGTERM)
+            return False
+        return pids.is_alive(state["pid"], state["start_time"])
+
+    def _daemon_state(self) -> DaemonState | None:
+        try:
+            state: DaemonState = json.loads((self._folder / STATE_FILE).read_bytes())
+        except (OSError, ValueError):
+            return None
+        return state
+
+    @contextlib.contextmanager
+    def _started_cold(self, request: StartRequest, log: Path) -> Iterator[None]:
+        process, stdin = _start_module("local.warm_pool.starter", json.dumps(request), log, request["locks"])
+        try:
+            yield
+        finally:
+            stdin.close()  # the starter has detached from this process and waits for the end of its input
+            process.wait()
+
+
+def _start_module(
+    module: str, text: str, log: Path | None = None, inherit: Sequence[int] = ()
+) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+    """Start a module of `runtime.backends` and write this text to its stdin; return the process and the open stdin."""
+    with log.open("ab") if log is not None else contextlib.nullcontext(subprocess.DEVNULL) as output:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _COMMAND.format(module)],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            cwd="/",
+            env={"LANG": "C.UTF-8"},
+            pass_fds=inherit,
+            start_new_session=True,
+        )
+    if process.stdin is None:
+        raise RuntimeFault("a process was started without a stdin")
+    process.stdin.write(text.encode())
+    process.stdin.flush()
+    return process, process.stdin
+
+
+def network_gap() -> str:
+    """Return why runs on this machine cannot have a network of their own; "" if they can.
+
+    Entering a network cannot be undone, so another process tries it.
+    """
+    command = [sys.executable, "-I", "-S", "-c", _COMMAND.format("network")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return result.stdout.strip() if not result.returncode else "The kernel could not be asked."
+
+
+def _version() -> str:
+    """Return a hash of the interpreter's path and the source files' times.
+
+    A daemon keeps running the code that it has loaded, so one of another version must be replaced.
+    """
+    digest = hashlib.sha256(sys.executable.encode())
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        digest.update(f"{path}{path.stat().st_mtime_ns}".encode())
+    return digest.hexdigest()

@@ -1,0 +1,208 @@
+"""The warm pool's daemon: forks the supervisors of new runs, and keeps a fork server for each image.
+
+    python -I -S -c "..." < settings
+
+It may die at any moment; only speed is lost. Runs that it started continue, since each is a session of its own. Its
+fork servers die with it, and the next submission starts cold. Each root has at most one daemon, which holds
+`.warm_pool/lock`. It ends after `idle_seconds` without requests. Standard library only, so that its forks are small.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import TypedDict
+
+from runtime import pids
+from runtime.backends.local.warm_pool import protocol, starter
+from runtime.backends.local.warm_pool.protocol import ForkServer
+from runtime.launcher.processes import reap, spawn
+
+STATE_FILE = "daemon.json"
+_POLL_SECONDS = 1.0
+"""How often an idle daemon looks for ended children and at the clock."""
+_LOCK_SECONDS = 3.0
+"""How long to wait for the lock. A daemon of another version that was asked to end may still hold it."""
+_LOCK_RETRY_SECONDS = 0.05
+_RESTART_SECONDS = 60.0
+"""Pause before a fork server that ended is started again, so that one whose imports fail costs little."""
+_FORK_SERVER = Path(__file__).resolve().parents[3] / "launcher" / "warm" / "forkserver.py"
+
+
+class DaemonSettings(TypedDict):
+    """The daemon's input. `fork_server` is the first one to start."""
+
+    root: str
+    version: str
+    idle_seconds: float
+    fork_server: ForkServer | None
+
+
+class DaemonState(TypedDict):
+    """The running daemon, in `STATE_FILE`: its process, and the version of the code that it has loaded."""
+
+    pid: int
+    start_time: int | None
+    version: str
+
+
+def main() -> None:
+    """Detach, read the settings from stdin, and serve."""
+    if os.fork():
+        os._exit(0)
+    settings: DaemonSettings = json.loads(sys.stdin.buffer.read())
+    folder = Path(settings["root"]) / protocol.FOLDER
+    folder.mkdir(mode=0o700, exist_ok=True)
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if _acquire(lock):
+        Daemon(folder, settings, lock).run()
+
+
+def _acquire(lock: int) -> bool:
+    """Lock this file; return False if another daemon keeps the lock."""
+    give_up_at = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > give_up_at:
+                return False
+            time.sleep(_LOCK_RETRY_SECONDS)  # flock(2) has no timeout
+        else:
+            return True
+
+
+class Daemon:
+    """Forks supervisors for requests, and fork servers for the images that the requests name."""
+
+    def __init__(self, folder: Path, settings: DaemonSettings, lock: int) -> None:
+        self._folder = folder
+        self._settings = settings
+        self._lock = lock
+        self._fork_servers: dict[int, str] = {}
+        """Names by pid."""
+        self._ended_at: dict[str, float] = {}
+        """By name: when the fork server last ended (monotonic)."""
+        # Through this pipe the forks that handle requests send the daemon the fork servers that it must start.
+        self._fork_server_reader, self._fork_server_writer = os.pipe()
+        os.set_blocking(self._fork_server_reader, False)
+        self._is_stopping = False
+
+    def run(self) -> None:
+        """Serve until idle for too long, or SIGTERM."""
+        os.chdir(self._folder)
+        log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        for stream in (1, 2):
+            os.dup2(log, stream)
+        listener = socket.socket(socket.AF_UNIX)
+        Path(protocol.SOCKET).unlink(missing_ok=True)
+        listener.bind(protocol.SOCKET)
+        listener.listen(64)
+        start_time = pids.start_time(os.getpid())
+        state: DaemonState = {"pid": os.getpid(), "start_time": start_time, "version": self._settings["version"]}
+        # A rename, so that readers never see half a file.
+        Path(f"{STATE_FILE}.new").write_text(json.dumps(state))
+        Path(f"{STATE_FILE}.new").rename(STATE_FILE)
+        signal.signal(signal.SIGTERM, self._stop)
+        # Forks then share these objects' pages: the garbage collector no longer writes to them.
+        gc.collect()
+        gc.freeze()
+        if self._settings["fork_server"] is not None:
+            self._start_fork_server(self._settings["fork_server"])
+        self._serve(listener)
+        for name in (STATE_FILE, protocol.SOCKET):
+            Path(name).unlink(missing_ok=True)
+        for pid in self._fork_servers:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        for name in self._fork_servers.values():
+            Path(name).unlink(missing_ok=True)
+
+    def _serve(self, listener: socket.socket) -> None:
+        last_request_at = time.monotonic()
+        while not self._is_stopping and time.monotonic() - last_request_at < self._settings["idle_seconds"]:
+            ready, _, _ = select.select([listener.fileno(), self._fork_server_reader], [], [], _POLL_SECONDS)
+            self._reap()
+            if self._fork_server_reader in ready:
+                self._start_needed_fork_servers()
+            if listener.fileno() in ready and not self._is_stopping:
+                last_request_at = time.monotonic()
+                self._accept(listener)
+
+    def _stop(self, _number: int, _frame: object) -> None:
+        self._is_stopping = True
+
+    def _reap(self) -> None:
+        for ended in reap():
+            name = self._fork_servers.pop(ended.pid, None)
+            if name is not None:
+                Path(name).unlink(missing_ok=True)
+                self._ended_at[name] = time.monotonic()
+
+    # Supervisors
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            connection, _address = listener.accept()
+            with connection:
+                if not os.fork():
+                    listener.close()
+                    self._handle_request(connection)
+
+    def _handle_request(self, connection: socket.socket) -> None:
+        """In a fork of the daemon: receive a request, and become the supervisors of the run that it starts."""
+        try:
+            # A second fork, so that the daemon need not wait for the supervisor.
+            if os.fork():
+                os._exit(0)
+            os.close(self._lock)
+            os.close(self._fork_server_reader)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.setsid()
+            os.chdir("/")
+            request = protocol.receive_request(connection)
+            if request["fork_server"] is not None:
+                os.write(self._fork_server_writer, json.dumps(request["fork_server"]).encode() + b"\n")
+            os.close(self._fork_server_writer)
+            connection.sendall(protocol.ACCEPTED)
+            connection.settimeout(None)
+            # At the end of input the submitter has recorded the submission, or has died.
+            while connection.recv(1):
+                pass
+            connection.close()
+            start = request["start"]
+            if start is not None and starter.is_submitted(start):
+                starter.supervise(start)
+        except BaseException as error:  # this process must never return into the daemon's loop
+            sys.stderr.write(f"a submission was not started: {error!r}\n")
+        finally:
+            os._exit(0)
+
+    # Fork servers
+
+    def _start_needed_fork_servers(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            for line in os.read(self._fork_server_reader, 1 << 16).splitlines():
+                fork_server: ForkServer = json.loads(line)
+                name = fork_server["name"]
+                ended_at = self._ended_at.get(name)
+                is_running = name in self._fork_servers.values()
+                if not is_running and (ended_at is None or time.monotonic() >= ended_at + _RESTART_SECONDS):
+                    self._start_fork_server(fork_server)
+
+    def _start_fork_server(self, fork_server: ForkServer) -> None:
+        idle_seconds = str(self._settings["idle_seconds"])
+        arguments = [fork_server["python"], "-u", str(_FORK_SERVER), fork_server["name"], idle_seconds]
+        arguments += fork_server["modules"]
+        environment = fork_server["environment"]
+        pid = spawn(arguments, environment, output=2, folder=str(self._folder), new_session=True)
+        self._fork_servers[pid] = fork_server["name"]

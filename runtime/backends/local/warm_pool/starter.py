@@ -1,0 +1,89 @@
+"""Start one submitted run: prepare its network and ports, then become the supervisors of its nodes.
+
+    python -I -S -c "..." < request
+
+It waits for the end of its input, which means that the submission is recorded or that the submitter has died. In the
+second case it starts nothing. Standard library only, so that it starts in milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from runtime.backends import network
+from runtime.backends.local.node_plan import LocalNodePlan
+from runtime.backends.local.supervisor import Supervisor
+from runtime.backends.local.warm_pool.protocol import StartRequest
+
+
+def main() -> None:
+    """Detach from the submitter, read the request from stdin, and supervise the run if its submission is recorded."""
+    if os.fork():
+        os._exit(0)
+    request: StartRequest | None = json.loads(sys.stdin.buffer.read() or b"null")
+    if request is not None and is_submitted(request):
+        supervise(request)
+
+
+def is_submitted(request: StartRequest) -> bool:
+    """Whether this submission is recorded. A later submission of the same name has another nonce."""
+    try:
+        submission = json.loads((Path(request["folder"]) / "submission.json").read_bytes())
+        return bool(submission["nonce"] == request["nonce"])
+    except (OSError, ValueError):
+        return False
+
+
+def supervise(request: StartRequest) -> None:
+    """Prepare the nodes' network and ports, and supervise each node in a process and session of its own."""
+    nodes = request["nodes"]
+    sharing_reason = network.enter() if request["network"] == "private" else "The setting asks for the host's network."
+    if sharing_reason:
+        sys.stderr.write(f"The run shares the network of this machine. {sharing_reason}\n")
+    elif nodes[0]["launcher"]["plan"]["controller"] == "mpi":
+        sys.stderr.write(f"{network.add_bridge()}\n".lstrip())
+    listener = network.listen()
+    # One port for the master, then those of the workers and the spare ones for later rounds.
+    workers = request["worker_ports"]
+    ports = [network.reserve_port() for _port in range(1 + workers + request["spare_ports"])]
+    port_numbers = [port.getsockname()[1] for port in ports]
+    shared_plan = {
+        # TensorFlow's chief listens at the first worker's port.
+        "master_port": port_numbers[1] if workers else port_numbers[0],
+        "worker_ports": port_numbers[1 : 1 + workers],
+        "spare_ports": port_numbers[1 + workers :],
+        "own_network": not sharing_reason and len(nodes) == 1,
+    }
+    for node in nodes:
+        node["launcher"]["plan"].update(shared_plan)
+        node["launcher"]["control_port"] = listener.getsockname()[1]
+        node["nonce"] = request["nonce"]
+    # This process supervises node 0 and keeps the ports reserved until the run ends. Forks supervise the other nodes.
+    for node in nodes[1:]:
+        if not os.fork():
+            for inherited in (listener, *ports):
+                inherited.close()
+            _supervise_node(node, request["locks"])
+            os._exit(0)
+    nodes[0]["listener"] = listener.detach()
+    _supervise_node(nodes[0], request["locks"])
+
+
+def _supervise_node(node: LocalNodePlan, locks: list[int]) -> None:
+    """Supervise this node to its end. Of the locks it keeps only its own, which shows that the supervisor lives."""
+    # Node 0's process has a session of its own already.
+    if node["node"]:
+        os.setsid()
+    for lock_node, lock in enumerate(locks):
+        if lock_node == node["node"]:
+            os.set_inheritable(lock, False)
+        else:
+            os.close(lock)
+    log = os.open(f"{node['folder']}/logs/supervisor-{node['node']}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    Supervisor(node).run()

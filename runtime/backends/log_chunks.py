@@ -1,0 +1,57 @@
+"""Cut the bytes of ranks' logs and nodes' samples into LogChunks.
+
+`final`: the run has ended, and what was read reaches the end of the file.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+from typing import BinaryIO, NamedTuple
+
+from runtime.specs import LogChunk
+
+MAX_LINE_BYTES = 1 << 20
+"""The longest line of samples and the longest stack dump that are read. The launcher's messages have the same limit."""
+
+
+class Piece(NamedTuple):
+    """Bytes read from a file, whether it ends there, where they begin, and its size (None: unknown)."""
+
+    data: bytes
+    at_end: bool
+    offset: int
+    size: int | None = None
+
+
+def read_piece(stream: BinaryIO, offset: int, limit: int) -> Piece:
+    """Read up to `limit` bytes of a file from an offset; a negative one counts from the end."""
+    size = stream.seek(0, os.SEEK_END)
+    offset = max(0, size + offset) if offset < 0 else offset
+    stream.seek(offset)
+    data = stream.read(limit)
+    return Piece(data, not stream.read(1), offset, size)
+
+
+def text_chunk(piece: Piece, *, final: bool, at_line: bool = False) -> LogChunk:
+    """Decode the bytes of a log. Leave an incomplete character at their end to the next chunk, unless `final`.
+
+    `at_line`: begin with a whole line; where that would leave nothing, with a whole character.
+    """
+    data, offset = piece.data, piece.offset
+    if offset and at_line:
+        start = data.find(b"\n", 0, len(data) - 1) + 1
+        if not start:
+            # UTF-8 has at most three continuation bytes in a character.
+            start = next((at for at, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), 0)
+        data, offset = data[start:], offset + start
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    text = decoder.decode(data, final=final)
+    incomplete_bytes = len(decoder.getstate()[0])
+    return LogChunk(text, offset + len(data) - incomplete_bytes, eof=final, offset=offset, size=piece.size)
+
+
+def lines_chunk(data: bytes, offset: int, *, final: bool) -> LogChunk:
+    """Decode the complete lines of `data`, read at `offset`. The next chunk begins with the incomplete line."""
+    data = data[: data.rfind(b"\n") + 1]
+    return LogChunk(data.decode("utf-8", "replace"), max(0, offset) + len(data), eof=final)

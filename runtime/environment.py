@@ -1,0 +1,99 @@
+"""Which environment variables an order may set itself. Pure.
+
+The platform sets the variables of the environment contract and those of the frameworks. They are taken from the code
+that sets them, so a new one is reserved without a change here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from runtime.launcher.frameworks import rank_environment
+from runtime.launcher.topology import Plan, common_environment
+from runtime.specs import Controller, Framework
+
+NAME_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}\Z")
+MAX_VARIABLES = 100
+"""Variables of one order."""
+MAX_BYTES = 32 * 1024
+"""Bytes of all names and values of an order's variables. They are part of one message to each launcher (1 MiB)."""
+MAX_SECRETS = 10
+"""Secrets of one order."""
+MAX_SECRET_BYTES = 8 * 1024
+"""Bytes of a secret: more than keys and certificates have. All of an order's fit into a message to a launcher."""
+OVERRIDABLE = frozenset(
+    {
+        *("OMP_NUM_THREADS", "PYTHONUNBUFFERED", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
+        *("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"),
+    }
+)
+"""Defaults of the platform that an order may replace: they only tune the run."""
+_ASSIGNED = frozenset(
+    {
+        # The GPUs of a node are assigned to it.
+        *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
+        # With these, the interpreter would not find its library or the script's folder, or would not end. Loaders'
+        # variables such as LD_PRELOAD are allowed: only the ranks get them, never a process of the platform.
+        *("PYTHONHOME", "PYTHONSAFEPATH", "PYTHONPLATLIBDIR", "PYTHONEXECUTABLE", "PYTHONINSPECT"),
+    }
+)
+_RESERVED_PREFIXES = (
+    *("TRAINYARD_", "KUBERNETES_", "TORCHELASTIC_"),
+    # What mpirun passes to its processes.
+    *("OMPI_COMM_", "OMPI_MCA_ess", "OMPI_MCA_orte", "OMPI_MCA_plm", "PMI_", "PMIX_", "PRTE_", "ORTE_"),
+)
+_PLAN = Plan(
+    run_id="run",
+    node=0,
+    nodes=2,
+    workers=1,
+    framework="",
+    backend="",
+    addresses=["", ""],
+    master_port=1,
+    script="",
+    arguments=[],
+    epochs=1,
+    lr="1",
+    batch_size=1,
+    datasets=[],
+    datasets_path="",
+    workspace="",
+    run_dir="",
+    checkpoint_dir="",
+    restart_count=0,
+    omp_threads=1,
+    interface="",
+    worker_ports=[1, 1],
+    output_dir="-",
+)
+# A run that uses every option.
+_LARGEST_PLAN = _PLAN._replace(
+    interface="lo", min_nodes=1, collective_timeout_seconds=1, stall_check_seconds=1, traceparent="-"
+)
+CONTRACT = frozenset(common_environment(_PLAN, 0)) - OVERRIDABLE
+"""The variables that every rank has. Arguments may refer to them."""
+_SET_BY_PLATFORM = frozenset(
+    name
+    for framework in Framework
+    for controller in Controller
+    for name in rank_environment(_LARGEST_PLAN._replace(framework=framework.value, controller=controller.value), 0)
+)
+
+
+def is_name(name: str) -> bool:
+    """Whether a variable can have this name."""
+    return bool(NAME_PATTERN.match(name))
+
+
+def is_reserved(name: str) -> bool:
+    """Whether the platform sets this variable, or needs it unset."""
+    if name in OVERRIDABLE:
+        return False
+    return name in _SET_BY_PLATFORM or name in _ASSIGNED or name.startswith(_RESERVED_PREFIXES)
+
+
+def size_of(variables: Mapping[str, str]) -> int:
+    """Return the bytes of all names and values, with two separators each, as in a process's environment."""
+    return sum(len(name.encode()) + len(value.encode()) + 2 for name, value in variables.items())

@@ -1,0 +1,322 @@
+"""Build the images of the local backend from their recipes, and test them.
+
+An image is ready only after two sandboxed processes have completed a collective in it, in every framework that its
+recipe names. A build that fails or is interrupted leaves no ready image, and can be repeated at any time.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import shutil
+import subprocess
+import venv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from runtime.backends import host, smoke_run
+from runtime.backends.local.backend import LocalBackend
+from runtime.errors import RuntimeFault
+from runtime.files import FileLock
+from runtime.images import uv, venvs, wheels
+from runtime.images.recipes import RECIPES, Recipe, Section, SmokeTest, names, read_recipe
+from runtime.specs import Flavour, Image, Mount, Outcome, Resources, RunSpec
+from runtime.trash import remove_tree
+
+_VISION_HOOK = "trainyard_torchvision"
+"""The module and the .pth file that `_declare_vision_operators` adds to an image."""
+_VARIABLES_FILE = "trainyard_variables.pth"
+"""The file that `_set_variables` adds. Python executes .pth files in site-packages when it starts."""
+_FLAVOUR_REASONS = {Flavour.CPU: "this machine shows no NVIDIA GPU", Flavour.CUDA: "this machine has an NVIDIA GPU"}
+_ERROR_LINES = 15
+"""Lines from the end of the output that an error shows: enough for pip's own summary."""
+_SMOKE_SECONDS = 120
+"""How long a test run may take; importing TensorFlow on a slow disk takes most of it."""
+_SMOKE_NODES = 2
+"""The fewest nodes that need a collective."""
+
+
+class ImageBuildFailed(RuntimeFault):
+    """The image could not be built. The text names the step and ends with the last lines of its output."""
+
+    code = "image_build_failed"
+
+
+class Progress(Protocol):
+    """Receives the progress of a build."""
+
+    def step(self, text: str) -> None:
+        """Report that a new step begins."""
+
+    def output(self, line: str) -> None:
+        """Report a line of output of the step's programs."""
+
+
+class ImageStatus(NamedTuple):
+    """An image that has a recipe, and whether it is built."""
+
+    name: str
+    is_ready: bool
+    """Whether runs of it can start."""
+    is_current: bool
+    """Whether it was built from this version of its recipe, in the requested flavour."""
+    unbuildable: str
+    """Why it cannot be built yet, from its recipe; "" if it can."""
+    flavour: Flavour | None
+    """The flavour that it was built in; None where it was not built."""
+
+
+def machine_flavour() -> Flavour:
+    """Return the flavour that suits this machine: CUDA where NVIDIA's driver shows a GPU."""
+    return Flavour.CUDA if host.gpus() else Flavour.CPU
+
+
+def list_images(images_root: Path, recipes: Path = RECIPES, *, flavour: Flavour | None = None) -> list[ImageStatus]:
+    """Return every image that has a recipe. `flavour` is the requested one; None: the machine's."""
+    target = flavour or machine_flavour()
+    return [
+        ImageStatus(
+            recipe.name,
+            venvs.is_ready(images_root, recipe.name),
+            venvs.is_current(images_root, recipe, target),
+            recipe.unbuildable,
+            venvs.flavour(images_root, recipe.name),
+        )
+        for recipe in (read_recipe(name, recipes) for name in names(recipes))
+    ]
+
+
+def build(
+    images_root: Path,
+    name: str,
+    *,
+    flavour: Flavour | None = None,
+    force: bool = False,
+    progress: Progress,
+    recipes: Path = RECIPES,
+) -> bool:
+    """Build the image unless it is current; return whether it was built.
+
+    `flavour` None means the machine's. `force` builds a current image again, and compiles its wheels again. Live runs
+    keep the image that they started with.
+    Raises InvalidSpec, ImageBuildFailed.
+    """
+    target = flavour or machine_flavour()
+    recipe = read_recipe(name, recipes)
+    if recipe.unbuildable:
+        raise ImageBuildFailed(f"The image '{name}' cannot be built here: {recipe.unbuildable}")
+    images_root = images_root.resolve()
+    images_root.mkdir(parents=True, exist_ok=True)
+    with FileLock(images_root / f".{name}.lock"):
+        if venvs.is_current(images_root, recipe, target) and not force:
+            return False
+        folder = images_root / name
+        _set_aside(folder)
+        try:
+            progress.step(f"Flavour: {target} ({'set' if flavour else _FLAVOUR_REASONS[target]})")
+            _install(folder, recipe, target, progress, rebuild=force)
+            venvs.mark_candidate(folder)
+            for smoke_test in recipe.smoke_tests:
+                _test_image(images_root, name, smoke_test, progress)
+        except wheels.CompilerMissing as error:
+            raise ImageBuildFailed(f"The image '{name}' cannot be built: {error}") from error
+        except OSError as error:
+            raise ImageBuildFailed(f"The image '{name}' could not be built: {error}.") from error
+        venvs.mark_ready(folder, recipe.digest, target)
+    return True
+
+
+def install(folder: Path, name: str, *, flavour: Flavour, progress: Progress, recipes: Path = RECIPES) -> None:
+    """Install a recipe into `folder` without the test run, for container images (deploy/docker).
+
+    Raises InvalidSpec, ImageBuildFailed.
+    """
+    recipe = read_recipe(name, recipes)
+    if recipe.unbuildable:
+        raise ImageBuildFailed(f"The image '{name}' cannot be built here: {recipe.unbuildable}")
+    try:
+        _install(folder, recipe, flavour, progress, rebuild=False)
+    except (wheels.CompilerMissing, OSError) as error:
+        raise ImageBuildFailed(f"The image '{name}' cannot be built: {error}") from error
+
+
+def _set_aside(folder: Path) -> None:
+    """Move a ready image out of the way; remove one that is not ready.
+
+    Live sandboxes use the moved image, so it stays until the next build.
+    """
+    previous = folder.with_name(f".{folder.name}.before")
+    if venvs.is_ready(folder.parent, folder.name):
+        shutil.rmtree(previous, ignore_errors=True)
+        folder.rename(previous)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+# Installing
+
+
+def _install(folder: Path, recipe: Recipe, flavour: Flavour, progress: Progress, *, rebuild: bool) -> None:
+    progress.step(f"Creating a virtual environment in {folder}")
+    # It is built in its final folder, since its scripts contain absolute paths.
+    venv.create(folder, with_pip=bool(recipe.sections), symlinks=True)
+    python = folder / "bin" / "python"
+    for section in recipe.sections:
+        _install_section(section, recipe.replacements_for(flavour), python, progress, rebuild=rebuild)
+    requirements = [requirement for section in recipe.sections for requirement in section.requirements]
+    if any(requirement.startswith("torchvision") for requirement in requirements):
+        _declare_vision_operators(python, progress)
+    if recipe.variables:
+        _set_variables(python, recipe.variables)
+    for check in recipe.checks:
+        progress.step(f"Checking: {check}")
+        _run([str(python), "-I", "-c", check], progress)
+
+
+def _install_section(
+    section: Section, replacements: Mapping[str, str], python: Path, progress: Progress, *, rebuild: bool
+) -> None:
+    def run(command: list[str], environment: Mapping[str, str]) -> str:
+        return _run(command, progress, environment)
+
+    if section.compilation is not None:
+        wheel_paths = wheels.build_wheels(section, python, rebuild=rebuild, run=run, report_step=progress.step)
+        progress.step(f"Installing {', '.join(section.requirements)}")
+        _uv_install(python, [*section.options, *wheel_paths], progress)
+        return
+    requirements = [replacements.get(requirement, requirement) for requirement in section.requirements]
+    progress.step(f"Installing {', '.join(requirements)}")
+    try:
+        _uv_install(python, [*section.options, *requirements], progress)
+    except ImageBuildFailed:
+        if requirements == list(section.requirements):  # nothing was replaced, so there is nothing to fall back to
+            raise
+        _install_fallback(section, python, progress)
+
+
+def _install_fallback(section: Section, python: Path, progress: Progress) -> None:
+    """Install a section whose CPU build could not be installed from the indexes and folders in pip's configuration."""
+    packages = ", ".join(section.requirements)
+    progress.step(
+        f"No configured package index has the CPU build of {packages}. Trying PyTorch's own index of CPU builds"
+    )
+    try:
+        _uv_install(python, [*section.options, "--torch-backend", "cpu", *section.requirements], progress)
+    except ImageBuildFailed:
+        progress.step(f"PyTorch's index cannot be reached. Installing {packages} as published: with CUDA, several GB")
+        _uv_install(python, [*section.options, *section.requirements], progress)
+
+
+def _uv_install(python: Path, arguments: list[str], progress: Progress) -> None:
+    command = [uv.executable(), "pip", "install", "--python", str(python), *arguments]
+    _run(command, progress, uv.environment())
+
+
+def _run(command: list[str], progress: Progress, environment: Mapping[str, str] | None = None) -> str:
+    """Run a command, with `environment` added to this process's; return its output. Raises ImageBuildFailed."""
+    # PYTHONPATH would make the image's interpreter import packages from outside the image.
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    settings = {
+        "PYTHONUNBUFFERED": "1",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_NO_INPUT": "1",
+        "PIP_PROGRESS_BAR": "off",
+    }
+    output: list[str] = []
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env={**inherited, **settings, **(environment or {})},
+        cwd="/",
+    ) as process:
+        for line in process.stdout or ():
+            output.append(line.rstrip())
+            progress.output(output[-1])
+    if process.returncode:
+        raise ImageBuildFailed(
+            _with_output(f"'{' '.join(command[1:5])} ...' failed with code {process.returncode}.", output)
+        )
+    return "\n".join(output)
+
+
+def _with_output(message: str, lines: list[str]) -> str:
+    last_lines = collections.deque((line for line in lines if line.strip()), maxlen=_ERROR_LINES)
+    return "\n".join([message, *(f"    {line}" for line in last_lines)])
+
+
+def _declare_vision_operators(python: Path, progress: Progress) -> None:
+    """Make torchvision's CUDA wheel importable beside a torch without CUDA.
+
+    On such a torch, torchvision's library does not register two operators that its Python code needs. The hook
+    registers them when torchvision is first imported, so scripts without torchvision start as fast as before.
+    """
+    if _evaluate(python, "import torch", "torch.version.cuda") != "None":
+        return
+    progress.step("This torch has no CUDA: declaring torchvision's operators for it")
+    site_packages = _site_packages(python)
+    shutil.copyfile(RECIPES / "vision_hook.py", site_packages / f"{_VISION_HOOK}.py")
+    (site_packages / f"{_VISION_HOOK}.pth").write_text(f"import {_VISION_HOOK}\n")
+
+
+def _set_variables(python: Path, variables: Sequence[tuple[str, str]]) -> None:
+    """Have every interpreter of the image set these environment variables when it starts, unless they are set."""
+    lines = [f"import os; os.environ.setdefault({name!r}, {value!r})\n" for name, value in variables]
+    (_site_packages(python) / _VARIABLES_FILE).write_text("".join(lines))
+
+
+def _site_packages(python: Path) -> Path:
+    return Path(_evaluate(python, "import sysconfig", "sysconfig.get_path('purelib')"))
+
+
+def _evaluate(python: Path, imports: str, expression: str) -> str:
+    """Return the text of an expression in the image's interpreter."""
+    # -I: neither the environment nor the current folder changes the result.
+    command = [str(python), "-I", "-c", f"{imports}; print({expression})"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+# Testing
+
+
+def _test_image(images_root: Path, name: str, smoke_test: SmokeTest, progress: Progress) -> None:
+    """Run two nodes with one process each in the image, as a customer's run would. Raises ImageBuildFailed."""
+    progress.step(f"Proving it: {smoke_test.framework} over {smoke_test.controller}, two sandboxed processes")
+    test_folder = images_root / f".{name}.smoke"
+    # 1 TiB: no machine is too small for the test run's limits.
+    backend = LocalBackend(root=test_folder / "runs", images_root=images_root, cpus=_SMOKE_NODES, memory_mib=1 << 20)
+    backend.delete("smoke")  # left by a build that was interrupted
+    workspace = test_folder / "workspace"
+    workspace.mkdir(exist_ok=True)
+    spec = RunSpec(
+        name="smoke",
+        framework=smoke_test.framework,
+        image=Image(builtin=name),
+        nodes=_SMOKE_NODES,
+        workers_per_node=1,
+        resources=Resources(cpus=1, memory_mib=4096),
+        script="",
+        builtin_script="smoke",
+        deadline_seconds=_SMOKE_SECONDS,
+        mounts=(Mount(str(workspace), "/workspace", read_only=False),),
+        controller=smoke_test.controller,
+    )
+    try:
+        backend.submit(spec)
+        # The deadline counts from the start of the ranks; 60 s more cover the start and the end of the nodes.
+        status = smoke_run.await_end(backend, spec.name, _SMOKE_SECONDS + 60)
+        text = "".join(backend.logs(spec.name, rank).text for rank in range(spec.world_size))
+        if status.outcome is not Outcome.COMPLETED:
+            cause = status.failure.message if status.failure else "It did not end in time."
+            raise ImageBuildFailed(
+                _with_output(f"The image '{name}' was built, but does not work: {cause}", text.splitlines())
+            )
+        for line in text.splitlines():
+            progress.output(line)
+    finally:
+        backend.delete(spec.name)
+        remove_tree(test_folder)

@@ -1,0 +1,62 @@
+"""What a built image contains: versions of Python, CUDA and its packages, from the metadata that pip and uv write."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.images import venvs
+
+_SUFFIX = ".dist-info"
+_CUDA_RUNTIMES = ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime-cu13")
+_FRAMEWORKS = {
+    "pytorch": ("torch",),
+    "horovod": ("horovod",),
+    "tensorflow": ("tensorflow", "tensorflow-cpu"),
+}
+"""The packages of each framework, by the values of `runtime.specs.Framework`."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Versions by name; `cuda` is empty in the CPU flavour."""
+
+    python: str
+    cuda: str
+    frameworks: dict[str, str]
+    packages: dict[str, str]
+
+
+def contents(images_root: Path, name: str) -> Contents | None:
+    """Return the contents of a ready image; None if it is not ready."""
+    folder = images_root / name
+    if not venvs.is_ready(images_root, name):
+        return None
+    try:
+        return _read(folder, (folder / "ready.json").stat().st_mtime_ns)  # each build writes it anew
+    except OSError:  # it is being rebuilt
+        return None
+
+
+@functools.lru_cache(maxsize=32)
+def _read(folder: Path, _built_at: int) -> Contents:
+    found = {}
+    for path in folder.glob(f"lib/python*/site-packages/*{_SUFFIX}"):
+        name, _, version = path.name.removesuffix(_SUFFIX).rpartition("-")
+        found[name.replace("_", "-").lower()] = version
+    packages = dict(sorted(found.items()))
+    frameworks = {
+        framework: packages[name] for framework, names in _FRAMEWORKS.items() for name in names if name in packages
+    }
+    cuda = next((packages[name] for name in _CUDA_RUNTIMES if name in packages), "")
+    return Contents(_python_version(folder), cuda, frameworks, packages)
+
+
+def _python_version(folder: Path) -> str:
+    """Return the version in `pyvenv.cfg`: venv calls it `version`, uv `version_info`."""
+    for line in (folder / "pyvenv.cfg").read_text().splitlines():
+        name, _, value = line.partition("=")
+        if name.strip() in {"version", "version_info"}:
+            return value.strip()
+    return ""

@@ -1,0 +1,68 @@
+"""uv with pip's configuration: `python -m runtime.images.uv pip install -r requirements/base.txt`.
+
+uv does not read pip's configuration, which names a machine's wheel folders, indexes and certificates. Standard library
+only: `make setup` runs it when nothing but pip and uv is installed.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+# pip's options, and the variables by which uv takes the same setting.
+_VARIABLES = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "trusted-host": "UV_INSECURE_HOST",
+    "cert": "SSL_CERT_FILE",
+    "default-timeout": "UV_HTTP_TIMEOUT",
+}
+# uv separates the values of these options by commas, and all others by spaces; pip uses white space.
+_COMMA_SEPARATED = {"find-links"}
+
+
+def executable() -> str:
+    """Return the path of the uv beside this interpreter. Raises FileNotFoundError where there is none."""
+    path = Path(sys.executable).with_name("uv")
+    if not path.exists():
+        raise FileNotFoundError(f"uv is not installed beside {sys.executable}. Run: pip install uv")
+    return str(path)
+
+
+def environment(configuration: str | None = None) -> dict[str, str]:
+    """Return the variables that give uv pip's configuration, without those that are set already.
+
+    `configuration` is the output of `pip config list`; None runs that command.
+    """
+    if configuration is None:
+        command = [sys.executable, "-m", "pip", "config", "list"]
+        configuration = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    settings: dict[str, str] = {}
+    for section in ("global", "install", ":env:"):  # the later ones override, as in pip
+        for line in configuration.splitlines():
+            name, _, value = line.partition("=")
+            if name.startswith(f"{section}."):
+                settings[name.removeprefix(f"{section}.")] = str(ast.literal_eval(value))
+    variables = {
+        _VARIABLES[name]: ("," if name in _COMMA_SEPARATED else " ").join(value.split())
+        for name, value in settings.items()
+        if name in _VARIABLES
+    }
+    # pip takes the best version of all its indexes; uv would take a package from the first index that has it.
+    variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+    return {name: value for name, value in variables.items() if value and name not in os.environ}
+
+
+def main(arguments: list[str], environ: Mapping[str, str] = os.environ) -> None:
+    """Replace this process by uv with these arguments."""
+    program = executable()
+    os.execve(program, [program, *arguments], {**environ, **environment()})  # noqa: S606 - no shell is wanted
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

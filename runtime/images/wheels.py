@@ -1,0 +1,181 @@
+"""Compile wheels of packages that are published as source only, once per machine, and cache them.
+
+A wheel's folder in the cache is named by the digest of everything that it is built from: the recipe's section, the
+interpreter and the installed packages. A wheel appears there complete or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from runtime.backends import host
+from runtime.errors import RuntimeFault
+from runtime.images import uv
+from runtime.images.recipes import Compilation, Section
+
+_COMPILER_MEMORY_MIB = 2048
+"""Memory that one C++ compiler process needs for torch's headers. It limits how many run at once."""
+# A sitecustomize.py, which Python imports at its start.
+_HIDE_CUDA = """\
+import os.path
+exists = os.path.exists
+# Where torch looks for CUDA by default. A part of a toolkit may lie there, and Horovod's build would need all of it.
+os.path.exists = lambda path: path != "/usr/local/cuda" and exists(path)
+"""
+RunCommand = Callable[[list[str], Mapping[str, str]], str]
+"""Runs a command with these additional variables and returns its output. Raises ImageBuildFailed."""
+
+
+class CompilerMissing(RuntimeFault):
+    """A tool that compiles the wheel is missing on this machine."""
+
+    code = "compiler_missing"
+
+
+def build_wheels(
+    section: Section, python: Path, *, rebuild: bool = False, run: RunCommand, report_step: Callable[[str], None]
+) -> list[str]:
+    """Return the paths of the section's wheels, built for the interpreter `python` and its installed packages.
+
+    Uses the cache unless `rebuild`. `report_step` is called with the text of each step.
+
+    Raises CompilerMissing, OSError where the cache cannot be written, and the exceptions of `run`.
+    """
+    if section.compilation is None:
+        raise ValueError("this section is not compiled")
+    installed = run([uv.executable(), "pip", "freeze", "--python", str(python)], {})
+    cached = cache_folder() / _digest(section, installed)
+    if rebuild:
+        shutil.rmtree(cached, ignore_errors=True)
+    if not cached.is_dir():
+        _require_tools()
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cached.parent, prefix=".compiling-") as folder:
+            wheels = _compile(section, section.compilation, python, Path(folder), run=run, report_step=report_step)
+            if not cached.is_dir():  # another process may have compiled them meanwhile
+                wheels.rename(cached)
+    return sorted(map(str, cached.glob("*.whl")))
+
+
+def cache_folder() -> Path:
+    """Return the user's cache of compiled wheels: `$XDG_CACHE_HOME/trainyard/wheels`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainyard" / "wheels"
+
+
+def _digest(section: Section, installed: str) -> str:
+    interpreter = [sys.version, sysconfig.get_platform()]
+    return hashlib.sha256(json.dumps([section, installed, interpreter]).encode()).hexdigest()
+
+
+def _require_tools() -> None:
+    missing = [tool for tool in ("g++", "make") if shutil.which(tool) is None]
+    if missing:
+        raise CompilerMissing(
+            f"{' and '.join(missing)} must be installed to compile this image (Debian, Ubuntu: apt-get install "
+            "g++ make; Fedora: dnf install gcc-c++ make). Then build it again."
+        )
+
+
+def _compile(
+    section: Section,
+    compilation: Compilation,
+    python: Path,
+    folder: Path,
+    *,
+    run: RunCommand,
+    report_step: Callable[[str], None],
+) -> Path:
+    tools, wheels = folder / "tools", folder / "wheels"
+    if compilation.tools:
+        report_step(f"Fetching what compiles: {', '.join(compilation.tools)}")
+        # Beside the image, not in it: build tools are not needed at run time.
+        target = ["--python", str(python), "--target", str(tools)]
+        run([uv.executable(), "pip", "install", *target, *compilation.tools], uv.environment())
+    jobs = max(1, min(int(host.cpus()), host.memory_mib() // _COMPILER_MEMORY_MIB))
+    report_step(f"Compiling {', '.join(section.requirements)}, {jobs} files at a time (minutes; once on this machine)")
+    environment = {
+        **dict(compilation.environment),
+        "CXX": str(_compiler(compilation, folder)),
+        "MAKEFLAGS": f"-j{jobs}",
+        "PYTHONPATH": str(tools),
+        "PATH": os.pathsep.join([str(tools / "bin"), str(python.parent), *_path_without_cuda(folder)]),
+    }
+    tools.mkdir(exist_ok=True)
+    (tools / "sitecustomize.py").write_text(_HIDE_CUDA)
+    # Unset, not empty: torch takes an empty CUDA_HOME for a path.
+    unset = ["env", "-u", "CUDA_HOME", "-u", "CUDA_PATH"]
+    # pip's own cache keys wheels by name and interpreter only, so it could return one built for another framework.
+    command = [
+        *unset,
+        str(python),
+        "-m",
+        "pip",
+        "wheel",
+        "-v",
+        "--no-cache-dir",
+        "--no-deps",
+        "--wheel-dir",
+        str(wheels),
+    ]
+    run([*command, *section.options, *section.requirements], environment)
+    return wheels
+
+
+def _path_without_cuda(folder: Path) -> list[str]:
+    """Return the folders of PATH without CUDA's compiler.
+
+    Wheels are compiled for CPUs. If Horovod's build finds an `nvcc`, it looks for a complete CUDA toolkit and fails.
+    """
+    folders = []
+    for number, directory in enumerate(os.environ.get("PATH", os.defpath).split(os.pathsep)):
+        if not Path(directory, "nvcc").exists():
+            folders.append(directory)
+            continue
+        links = folder / f"path-{number}"
+        links.mkdir()
+        for program in Path(directory).iterdir():
+            if not program.name.startswith("nvcc"):
+                (links / program.name).symlink_to(program)
+        folders.append(str(links))
+    return folders
+
+
+def _compiler(compilation: Compilation, folder: Path) -> Path:
+    """Write a shell script that calls g++ with the recipe's changes of arguments; return its path."""
+    empty_file = folder / "empty.cc"
+    empty_file.touch()
+    flags = [*compilation.flags, *((f"*/{name}", str(empty_file)) for name in compilation.emptied_files)]
+    wrapper = folder / "c++"
+    wrapper.write_text(_wrapper(flags))
+    wrapper.chmod(0o755)
+    return wrapper
+
+
+def _wrapper(flags: Sequence[tuple[str, str]]) -> str:
+    """Return that script. `flags` are pairs as in `Compilation`: no replacement drops, no pattern adds an argument."""
+    cases = [f"    {old}) {f'word={shlex.quote(new)}' if new else 'continue'} ;;" for old, new in flags if old]
+    extra_arguments = " ".join(shlex.quote(new) for old, new in flags if not old)
+    return "\n".join(
+        [
+            "#!/bin/sh",
+            "# g++, but for the words that the recipe wants changed",
+            "for word; do",
+            "  shift",
+            '  case "$word" in',
+            *cases,
+            "  esac",
+            '  set -- "$@" "$word"',
+            "done",
+            f'exec g++ "$@" {extra_arguments}'.rstrip(),
+            "",
+        ]
+    )

@@ -1,0 +1,132 @@
+"""The key-value server where the ranks of Horovod's Gloo controller meet: GET, PUT and DELETE on `/scope/key`.
+
+For an elastic run it also replaces `horovodrun`'s driver. A worker that has lost a peer asks for
+`/rank_and_size/<host>:<local rank>`. The server answers once every worker of the new round has asked. Workers store
+addresses at `/worker_addresses` to be notified of added hosts. They are not used, since nodes are never added.
+
+The server listens before any rank starts, because Horovod aborts after three tries. It never unpickles workers' data.
+"""
+
+from __future__ import annotations
+
+import socket
+import socketserver
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Dict, Optional, Set
+
+_MAX_VALUE_BYTES = 1 << 20
+"""Maximum size of a value; Horovod's are addresses of some hundred bytes."""
+_MAX_KEYS = 100_000
+"""Maximum number of keys; Horovod stores a few for each pair of ranks."""
+_PLACE_PATH = "/rank_and_size/"
+_REMOVED_WORKER_PLACE = "-1,-1,-1,-1,-1,-1"
+"""The answer to a worker that is no longer part of the run. Otherwise a place: see `elastic.horovod_places`."""
+
+
+class RendezvousServer(ThreadingHTTPServer):
+    """Listens as soon as it is created, so that its port is known. After `serve`, a thread answers requests."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, 0), _Handler)
+        self.values: Dict[str, bytes] = {}
+        self._serving = False
+        self._changed = threading.Condition()
+        self._places: Dict[str, str] = {}  # the place of each worker of the round
+        self._waiting_workers: Set[str] = set()  # the workers that wait for their place
+        self._meeting_count = 0  # how often all workers have asked
+        self._have_all_met = False  # whether they have since the last `assign`
+
+    def server_bind(self) -> None:
+        """As in `http.server`, but without the reverse lookup of the address, which may take long."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name = str(self.server_address[0])
+        self.server_port = self.port
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return int(self.server_address[1])
+
+    def serve(self) -> None:
+        """Answer requests from now on, in the background."""
+        if not self._serving:
+            self._serving = True
+            threading.Thread(target=self.serve_forever, name="rendezvous", daemon=True).start()
+
+    def assign(self, places: Dict[str, str], *, new_workers: bool = False) -> None:
+        """Set the workers of the next round and each one's place. `new_workers`: they are new processes."""
+        with self._changed:
+            self._places = dict(places)
+            self._waiting_workers = set() if new_workers else self._waiting_workers & set(places)
+            self._have_all_met = False
+            self._end_meeting_if_complete()
+            self._changed.notify_all()
+            if new_workers:
+                self.values.clear()
+
+    @property
+    def have_all_met(self) -> bool:
+        """Whether all workers have met since the last `assign`."""
+        return self._have_all_met
+
+    def wait_for_place(self, worker: str) -> str:
+        """Return the worker's place once all workers have asked.
+
+        They may ask although no node was lost, if a collective failed by itself. Each then gets its old place.
+        """
+        with self._changed:
+            previous_count = self._meeting_count
+            self._waiting_workers.add(worker)
+            self._end_meeting_if_complete()
+            while self._meeting_count == previous_count and worker in self._places:
+                self._changed.wait()
+            return self._places.get(worker, _REMOVED_WORKER_PLACE)
+
+    def _end_meeting_if_complete(self) -> None:
+        if self._places and self._waiting_workers >= set(self._places):
+            self._meeting_count += 1
+            self._waiting_workers = set()
+            self._have_all_met = True
+            # The keys of the last round would connect workers to old addresses.
+            self.values.clear()
+            self._changed.notify_all()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: RendezvousServer
+
+    def do_GET(self) -> None:
+        if self.path.startswith(_PLACE_PATH):
+            value: Optional[bytes] = self.server.wait_for_place(self.path[len(_PLACE_PATH) :]).encode()
+        else:
+            value = self.server.values.get(self.path)
+        if value is None:
+            self._answer(HTTPStatus.NOT_FOUND)
+        else:
+            self._answer(HTTPStatus.OK, value)
+
+    def do_PUT(self) -> None:
+        length = int(self.headers.get("Content-Length", 0))
+        if length > _MAX_VALUE_BYTES or len(self.server.values) >= _MAX_KEYS:
+            self._answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+            return
+        self.server.values[self.path] = self.rfile.read(length)
+        self._answer(HTTPStatus.OK)
+
+    def do_DELETE(self) -> None:
+        self.server.values.pop(self.path, None)
+        self._answer(HTTPStatus.OK)
+
+    def _answer(self, status: HTTPStatus, body: bytes = b"") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is http.server's
+        """Keep requests out of the node's log."""

@@ -1,0 +1,137 @@
+"""The platform's script that installs packages: it runs uv as `plan.json` in the mounted inputs says.
+
+It runs in a sandbox, since packages that are published as source run their own code when they are built. On the local
+backend the sandbox has no network. uv's requests then go to a port of its loopback, and this script passes them on to a
+mounted socket, behind which a proxy connects to package indexes only (`runtime.packages.proxy`). On a cluster, the
+pod's network policy allows the connections to the index.
+
+Fields of `plan.json`:
+
+    uv              path of uv
+    arguments       further arguments of `uv pip install`
+    environment     {name: value} for uv
+    proxy           path of the proxy's socket; without it, uv connects itself
+    cache           folder of uv's cache; without it, a temporary one
+"""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from typing import Any, Dict, List
+
+_CHUNK_BYTES = 1 << 16
+_DIST_INFO = re.compile(r"([A-Za-z0-9][A-Za-z0-9._]*)-([A-Za-z0-9][A-Za-z0-9.!+_]*)\.dist-info")
+"""A folder with the metadata of an installed package. Installers leave others behind, such as `~orch-2.0.dist-info`."""
+_PTH_LOADER = "sitecustomize.py"
+_PTH_LOADER_SOURCE = '''"""Process the .pth files beside this file, then run the image's own sitecustomize, if any.
+
+Python itself processes .pth files only in the folders of its own packages.
+"""
+
+import importlib.machinery
+import importlib.util
+import os
+import site
+import sys
+
+_folder = os.path.dirname(os.path.abspath(__file__))
+site.addsitedir(_folder)
+_spec = importlib.machinery.PathFinder.find_spec(
+    "sitecustomize", [path for path in sys.path if os.path.abspath(path) != _folder]
+)
+if _spec is not None and _spec.loader is not None:
+    _spec.loader.exec_module(importlib.util.module_from_spec(_spec))
+'''
+
+
+def main() -> int:
+    """Install; return uv's exit code."""
+    with open(os.path.join(os.environ["DATASETS_PATH"], "inputs", "plan.json"), encoding="utf-8") as file:
+        plan: Dict[str, Any] = json.load(file)
+    target, temporary = (os.path.join(os.environ["RUN_DIR"], name) for name in ("site-packages", "tmp"))
+    for folder in (target, temporary):
+        os.mkdir(folder)
+    # uv keeps packages that are installed already. So it sees the image's, and installs only what the image lacks.
+    seeds = copy_seeds(target)
+    constraints = os.path.join(temporary, "constraints.txt")
+    with open(constraints, "w", encoding="utf-8") as file:
+        file.writelines("{}=={}\n".format(*match.groups()) for match in map(_DIST_INFO.fullmatch, seeds) if match)
+    environment = {**os.environ, **plan["environment"], "TMPDIR": temporary}
+    environment["UV_CACHE_DIR"] = plan.get("cache") or os.path.join(temporary, "cache")
+    if "proxy" in plan:
+        address = "http://127.0.0.1:{}".format(serve_proxy(plan["proxy"]))
+        environment.update(dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), address))
+    command = [plan["uv"], "pip", "install", "--python", sys.executable, "--target", target]
+    command += ["--constraints", constraints, *plan["arguments"]]
+    code = subprocess.run(command, env=environment, check=False).returncode
+    for seed in seeds:
+        shutil.rmtree(os.path.join(target, seed), ignore_errors=True)
+    if code == 0:
+        write_pth_loader(target)
+    return code
+
+
+def write_pth_loader(target: str) -> None:
+    """Let interpreters that have `target` on PYTHONPATH process its .pth files, if there are any."""
+    path = os.path.join(target, _PTH_LOADER)
+    if any(name.endswith(".pth") for name in os.listdir(target)) and not os.path.lexists(path):
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(_PTH_LOADER_SOURCE)
+
+
+def copy_seeds(target: str) -> List[str]:
+    """Copy the metadata of the image's packages to `target`; return the names of the copies.
+
+    If two folders on the path have a package, the first is the one that imports find.
+    """
+    seeds: Dict[str, str] = {}
+    for folder in filter(os.path.isdir, sys.path):
+        for name in sorted(os.listdir(folder)):
+            match = _DIST_INFO.fullmatch(name)
+            package = re.sub(r"[._]+", "-", match.group(1)).lower() if match else ""
+            if match and package not in seeds:
+                seeds[package] = name
+                shutil.copytree(os.path.join(folder, name), os.path.join(target, name))
+    return list(seeds.values())
+
+
+def serve_proxy(path: str) -> int:
+    """Pass connections to a port of the loopback on to the socket at `path`; return the port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=_accept, args=(listener, path), daemon=True).start()
+    return int(listener.getsockname()[1])
+
+
+def _accept(listener: socket.socket, path: str) -> None:
+    while True:
+        client, _address = listener.accept()
+        upstream = socket.socket(socket.AF_UNIX)
+        try:
+            upstream.connect(path)
+        except OSError:
+            client.close()
+            continue
+        for source, destination in ((client, upstream), (upstream, client)):
+            threading.Thread(target=_pipe, args=(source, destination), daemon=True).start()
+
+
+def _pipe(source: socket.socket, destination: socket.socket) -> None:
+    try:
+        while True:
+            data = source.recv(_CHUNK_BYTES)
+            if not data:
+                break
+            destination.sendall(data)
+        destination.shutdown(socket.SHUT_WR)
+    except OSError:
+        for end in (source, destination):
+            end.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""Replace the values of secrets in the output of a run before it is stored.
+
+An exact value is replaced by `***`, and so is each line of a value of several lines. Values of fewer than MIN_LENGTH
+characters are not, because they would also match ordinary text.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, List, Optional
+
+MIN_LENGTH = 6
+"""Minimum number of characters of a value, or of one of its lines, that is replaced."""
+MAX_LINES = 100
+"""Lines of one value that are replaced one by one. A private key has about 50; each costs a search of the output."""
+MASK = b"***"
+
+
+class Mask:
+    """Replaces the values of secrets in texts and streams. Without any value, everything passes unchanged."""
+
+    def __init__(self, values: Iterable[str] = ()) -> None:
+        texts = {text for value in values for text in (value, value.strip(), *_lines(value)) if len(text) >= MIN_LENGTH}
+        # Longest first: of two values that begin alike, the longer one is replaced.
+        self._texts = [text.encode("utf-8", "surrogatepass") for text in sorted(texts, key=len, reverse=True)]
+
+    def stream(self) -> Optional[MaskedStream]:
+        """Return the state of one stream; None if there is nothing to replace."""
+        return MaskedStream(self) if self._texts else None
+
+    def data(self, data: bytes) -> bytes:
+        """Return bytes with the values replaced."""
+        for text in self._texts:
+            data = data.replace(text, MASK)
+        return data
+
+    def text(self, text: str) -> str:
+        """Return a text with the values replaced. It may have been cut, so its end may be part of a value."""
+        if not self._texts:
+            return text
+        data = self.data(text.encode("utf-8", "surrogatepass"))
+        overlap = max(_overlap(data, each) for each in self._texts)
+        if overlap >= MIN_LENGTH:
+            data = data[:-overlap] + MASK
+        return data.decode("utf-8", "replace")
+
+    def message(self, value: Any) -> Any:
+        """Return a value of a JSON message with the values replaced in all of its texts."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, dict):
+            return {self.text(str(name)): self.message(item) for name, item in value.items()}
+        if isinstance(value, list):
+            return [self.message(item) for item in value]
+        return value
+
+    def complete_length(self, data: bytes) -> int:
+        """Return how many of these bytes can be stored now. The rest may be the beginning of a value."""
+        end = len(data) - max(_overlap(data, text) for text in self._texts)
+        while True:
+            # A value that lies across `end` stays in one piece.
+            crossing = [data.find(text, max(0, end - len(text) + 1), end + len(text) - 1) for text in self._texts]
+            starts = [start for start in crossing if start >= 0]
+            if not starts:
+                return end
+            end = min(starts)
+
+
+class MaskedStream:
+    """One stream, whose values may be divided between any two pieces."""
+
+    def __init__(self, mask: Mask) -> None:
+        self._mask = mask
+        self._rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Return the next piece with the values replaced, without an end that may be the beginning of a value."""
+        data = self._rest + data
+        end = self._mask.complete_length(data)
+        self._rest = data[end:]
+        return self._mask.data(data[:end])
+
+    def finish(self) -> bytes:
+        """Return what is left at the end of the stream."""
+        rest, self._rest = self._rest, b""
+        return self._mask.data(rest)
+
+
+def _lines(value: str) -> List[str]:
+    return [line.strip() for line in value.splitlines()[:MAX_LINES]]
+
+
+def _overlap(data: bytes, text: bytes) -> int:
+    """Return the length of the longest end of `data` that is a beginning of `text`, and not all of it."""
+    start = max(0, len(data) - len(text) + 1)
+    while True:
+        start = data.find(text[:1], start)
+        if start < 0:
+            return 0
+        if text.startswith(data[start:]):
+            return len(data) - start
+        start += 1

@@ -1,0 +1,1 @@
+"""The first process of a pod, which runs one node of a run on Kubernetes."""

@@ -1,0 +1,49 @@
+"""Enforce a pod's deadline even if its main thread is blocked: a write to stalled storage may never return.
+
+A second thread acts only if the main thread is late.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Callable, Optional
+
+MAX_LATE_SECONDS = 3.0
+"""How late the main thread may be before this thread acts."""
+_CHECK_SECONDS = 1.0
+"""How often the thread looks at the clock."""
+
+
+class DeadlineThread:
+    """Calls `kill` and `exit_process` if the main thread has not done their work in time.
+
+    `kill` ends all other processes. `exit_process` writes the last record and ends this process. `kill_at` and
+    `exit_at` are when the main thread should have done so (monotonic; None: never).
+    """
+
+    def __init__(self, kill: Callable[[], None], exit_process: Callable[[], None]) -> None:
+        self._kill = kill
+        self._exit_process = exit_process
+        self._is_over = threading.Event()
+        self.kill_at: Optional[float] = None
+        self.exit_at: Optional[float] = None
+
+    def start(self) -> None:
+        """Start the thread. This process must not fork afterwards, since forking with threads is unsafe."""
+        threading.Thread(target=self._run, name="guard", daemon=True).start()
+
+    def stop(self) -> None:
+        """Stop the thread, because the main thread has written the last record."""
+        self._is_over.set()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(_CHECK_SECONDS):
+            now = time.monotonic()
+            if self.kill_at is not None and now > self.kill_at + MAX_LATE_SECONDS:
+                self.kill_at = None
+                self._kill()
+                self.exit_at = now + MAX_LATE_SECONDS
+            if self.exit_at is not None and now > self.exit_at:
+                self._exit_process()
+                return

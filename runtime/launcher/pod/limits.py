@@ -1,0 +1,118 @@
+"""Limits of a pod's node, as its first process can observe them: time, memory, disk, and whether the launcher answers.
+
+This module only detects violations. Once customer code runs, the launcher's end counts as caused by the code, because
+the code can kill or stop the launcher. Nothing that a pod reports makes a run free of charge.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Dict, List, Mapping, Optional
+
+from .. import cgroup_events, disk
+from ..node_limits import NodeLimits, NodePlan
+from ..processes import Exit
+from ..record import Record, Verdict
+
+START_MARGIN_SECONDS = 15.0
+"""How much longer than its launcher the supervisor waits for the ranks' start: the launcher can name the late nodes."""
+
+
+class PodPlan(NodePlan, total=False):
+    """The fields of order.json, which every pod of a run reads; `pod.main` describes them."""
+
+    run: str
+    plan: Dict[str, Any]
+    names: List[str]
+    folder: str
+    control_port: int
+    start_seconds: float
+    python: str
+    gpus: int
+    environment: Dict[str, str]
+    variables: Dict[str, str]
+    packages: str
+    builtin_script: str
+
+
+class PodLimits(NodeLimits):
+    """The limits of one pod's node."""
+
+    _plan: PodPlan
+
+    def __init__(self, plan: PodPlan, record: Record) -> None:
+        super().__init__(plan, record)
+        self._launched = False  # the launcher was started
+        self._oom = cgroup_events.Counter(cgroup_events.oom_kills())
+        self._refused = cgroup_events.Counter(cgroup_events.process_refusals())
+        self._disk: Optional[disk.DiskLimit] = None
+        if plan.get("disk_bytes") and record.node == 0:
+            self._disk = disk.DiskLimit(
+                int(plan["disk_bytes"]), plan["written"], by_quota=bool(plan.get("disk_by_quota"))
+            )
+
+    @property
+    def start_seconds(self) -> float:
+        """How many seconds the nodes may still take to meet.
+
+        Read once, when the launcher starts: it also restarts the wait for the launcher's first message.
+        """
+        now = time.monotonic()
+        self._launched = True
+        self._last_message_at = now
+        return max(1.0, self._created_at + float(self._plan["start_seconds"]) - now)
+
+    def check(self, now: float) -> Optional[Verdict]:
+        """Return a verdict if a limit is exceeded, else None."""
+        silent = self.is_silent(now)  # at every check, as it requires
+        self._count_kernel_events(now)
+        if silent and self.code_has_started:
+            return self.launcher_killed("stopped answering")
+        if not self._record.started:
+            return self._check_start(now, silent)
+        return None if self._disk is None else self._disk.check(now, self._record)
+
+    def _check_start(self, now: float, silent: bool) -> Optional[Verdict]:
+        """Return a verdict if the ranks do not start in time."""
+        node, seconds = self._record.node, float(self._plan["start_seconds"])
+        if not self._launched and now - self._created_at > seconds:
+            message = "The names of the run's nodes were not known within {:.0f} seconds.".format(seconds)
+            return Verdict("platform_error", "nodes_not_met", message)
+        if self._launched and silent:
+            return Verdict("platform_error", "node_silent", "Node {} stopped answering.".format(node))
+        if now - self._created_at > seconds + START_MARGIN_SECONDS:
+            return Verdict("platform_error", "node_not_started", "Node {} did not start in time.".format(node))
+        return None
+
+    def explain_failure(self, failure: Mapping[str, Any], now: float) -> Optional[Verdict]:
+        """Return the limit that explains a failed rank; None if none does."""
+        self._count_kernel_events(now)
+        if failure["kind"] != "code_failed":
+            return None
+        if self.is_recent(self._oom, now):
+            return self.out_of_memory(failure.get("rank"))
+        if self.is_recent(self._refused, now):
+            return self.too_many_processes(failure.get("rank"), cgroup_events.process_limit())
+        return None
+
+    def explain_exit(self, ended: Exit) -> Verdict:
+        """Return why the launcher ended without reporting its end."""
+        self._count_kernel_events(time.monotonic())
+        if ended.signal == "SIGKILL" and self._oom.increased_at is not None:
+            return self.out_of_memory(None)
+        if self.code_has_started:
+            return self.launcher_killed("was ended ({})".format(ended.signal or "code {}".format(ended.exit_code)))
+        message = "Node {} could not be started or broke down.".format(self._record.node)
+        return Verdict("platform_error", "node_not_started", message)
+
+    def check_after_end(self) -> None:
+        """After the end of all processes, record the newest checkpoint and note a full disk."""
+        if self._disk is not None:
+            self._disk.finish(self._record)
+        free = disk.free_bytes(self._record.folder)
+        if free is not None and free < disk.RESERVE_BYTES and self._record.causes:
+            self._record.add_detail("The storage of the run is full: {} MiB are free.".format(free >> 20))
+
+    def _count_kernel_events(self, now: float) -> None:
+        self._oom.count(cgroup_events.oom_kills(), now)
+        self._refused.count(cgroup_events.process_refusals(), now)

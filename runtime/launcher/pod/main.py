@@ -1,0 +1,100 @@
+"""The first process of a pod: runs one node of a run on Kubernetes, from its plan to its signed last record.
+
+    python3 -I -S /trainyard/launcher/launcher.pyz --pod
+
+It reads its plan and its environment once and then depends on nothing else. It enforces the deadline and the log limits
+and writes the record even if no console, API server or kubelet runs. Customer code has the same user and can change its
+files. The plan is therefore read before that code starts, and the record is signed (`signed_record`). The first process
+of a pid namespace cannot be killed from inside, and all others end with it.
+
+Environment; none of it reaches the ranks, except secrets:
+
+    TRAINYARD_NODE         this node's number (the Job's completion index)
+    TRAINYARD_ADDRESS      this pod's IP
+    TRAINYARD_TOKEN        the secret that the run's launchers share
+    TRAINYARD_RECORD_KEY   the key that signs the record
+    TRAINYARD_SECRET_*     the order's secrets, by name; the ranks get them without the prefix
+    TRAINYARD_ORDER        path of the plan; default /trainyard/order/order.json
+    TRAINYARD_TERMINATION  path of the last record; default /dev/termination-log
+
+While the node ends, it checks `nodes/stop.json` in the run's folder for a signed request to end sooner
+(`signed_record.sign_stop`). The file is needed because a kubelet never shortens a grace period that has begun.
+
+The rest of the environment is the image's. Ranks get it without TRAINYARD_* and KUBERNETES_*, with HOME=/tmp,
+USER=trainyard (the image may not know the user id), and the plan's `environment`.
+
+The plan is one JSON object, the same for every node of the run; unknown fields are ignored:
+
+    run                 the run's name
+    names               [the host name of each node]. Node 0's is resolved repeatedly until the ranks run, since DNS may
+                        know it late or return the address of an earlier pod
+    folder              the run's folder, with `logs/` and `nodes/` (created if missing); default /trainyard/run-root
+    control_port        where node 0's launcher listens for the others
+    start_seconds       how long the nodes may take to meet, from this process's start; images may still be pulled
+    deadline_seconds    how long the ranks may run, from their start; 0: no limit
+    grace_seconds       how long before the deadline the ranks get SIGTERM, so that they can write a checkpoint; also
+                        the grace period when the kubelet stops the pod
+    log_limit_bytes     limit of each rank's output, in the file and on stdout
+    memory_bytes        the pod's memory limit, for the message about an OOM kill
+    disk_bytes          what the run may add to the folders in `written`; 0: not measured
+    disk_by_quota       true if that is the rest of the organization's storage quota
+    written             {"run": path, "checkpoints": path, "workspace"?: path}, as the pod sees them
+    gpus                GPUs of each node; default 0
+    python              the interpreter of the ranks; empty: this process's
+    builtin_script      a script of the platform, such as `smoke`; if empty, the plan's `script` is used
+    environment         {name: value} for the ranks, added to the image's
+    variables           {name: value} of the order, for the ranks only
+    packages            folder of packages besides the image's, or ""
+    plan                the fields of `runtime.launcher.topology.Plan` except `node` and `addresses`
+
+It writes the same files to the run's folder as a local run: `logs/rank-<rank>.log`, `logs/node-<node>.log` (the
+launcher's output), `logs/stacks-<rank>.txt`, `nodes/<node>.samples.jsonl`, and the signed `nodes/<node>.json`. The
+modification time of the last one is the heartbeat. It also writes the ranks' output to stdout (`log_mux`), in case the
+console cannot see the storage.
+
+Fields of the record, in this order. Its last version, cut to 4096 bytes, is the termination message:
+
+    run, node
+    phase               starting, running, stopping, ended. Only `ended` is final: older records could be replayed
+    address             the pod's IP
+    started_at          when this node's ranks were started, by its clock; null: no customer code ever ran here
+    finished_at         when no process of the run was left here
+    exit_code           0: every rank succeeded
+    detail              sentences that explain, but are no cause
+    causes              [as in `protocol`: kind, code, at, node, rank?, exit_code?, signal?, message?, data?,
+                        last_lines?]
+    round, members      of an elastic run, as for local runs
+    progress_at         the last sign of progress
+    checkpoint_at       modification time of the newest checkpoint file (node 0)
+    signature
+
+If `started_at` is set, a `node_lost` or `platform_error` among the causes is no proof: customer code can provoke it by
+stopping a launcher for a while. Billing therefore asks the API server. The end of this node's own launcher is reported
+as `code_failed` with the code `launcher_killed`, since the platform never ends it. This process exits with 0 if the
+node succeeded, else with 1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from ..protocol import make_undumpable
+from .identity import PodIdentity
+from .node import PodNode
+
+
+def main() -> int:
+    """Run as the first process of a pod; return its exit code."""
+    make_undumpable()
+    os.umask(0o002)
+    try:
+        pod = PodIdentity.from_environment(os.environ)
+        plan = json.loads(Path(pod.plan_path).read_bytes())
+    except (OSError, KeyError, ValueError) as error:
+        sys.stderr.write("This pod's plan cannot be read: {!r}\n".format(error))
+        return 1
+    os.environ.clear()  # the secrets in it must not reach any child process
+    return PodNode(pod, plan).run()

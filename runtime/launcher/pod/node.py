@@ -1,0 +1,284 @@
+"""One node of a run in a pod, from the lookup of the hub's address to the last record.
+
+`main` documents its input and output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, Optional, Sequence
+
+from ..dns import NameLookup
+from ..extract import extract_file
+from ..node import Node
+from ..processes import Exit, reap
+from ..protocol import Message
+from ..record import Record, Verdict, open_file
+from ..signed_record import MAX_RECORD_BYTES, STOP_FILE, read_stop, sign_record
+from ..topology import LaunchPlan
+from .deadline import DeadlineThread
+from .identity import PodIdentity
+from .limits import PodLimits, PodPlan
+from .log_mux import LogMux
+from .output import PodOutput
+from .process_tree import PodTree
+from .signals import STOP_SIGNALS, Signals
+
+# Flags for files that the run's code may have replaced by a link or a pipe.
+_UNTRUSTED_FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_FLUSH_SECONDS = 5.0
+"""How long the last output may take to be written to stdout."""
+_FINISH_SECONDS = 20.0
+"""How long ending a node may take before the deadline thread ends this process."""
+_RECORD_TRIES = 3
+"""Tries to write the last record to the run's folder. Few, because the copy that counts goes to the kubelet."""
+
+
+class PodNode(Node):
+    """The supervision of one pod's node."""
+
+    _plan: PodPlan
+    _limits: PodLimits
+    _tree: PodTree
+    _output: PodOutput
+    # Longer intervals than on local disks, since many nodes share the storage.
+    _heartbeat_seconds = 5.0
+    _metrics_seconds = 1.0
+
+    def __init__(self, pod: PodIdentity, plan: PodPlan) -> None:
+        self._pod = pod
+        self._folder = Path(plan.get("folder") or "/trainyard/run-root")
+        self._launcher_plan: Dict[str, Any] = {**plan["plan"], "node": pod.node}
+        record = Record(
+            self._folder,
+            None,
+            node=pod.node,
+            address=pod.address,
+            first_fields={"run": plan["run"]},
+            encode=lambda data: sign_record(data, pod.record_key),
+        )
+        super().__init__(
+            plan,
+            self._launcher_plan,
+            record=record,
+            limits=PodLimits(plan, record),
+            tree=PodTree(),
+            output=PodOutput(selectors.DefaultSelector(), self._folder / "logs"),
+            metrics_path=os.path.join(self._launcher_plan["run_dir"], "metrics.jsonl"),
+        )
+        self._signals = Signals()
+        self._selector.register(self._signals, selectors.EVENT_READ, self._signals)
+        self._deadline = DeadlineThread(self._tree.kill, self._exit_stalled)
+        self._hub_lookup: Optional[NameLookup] = None  # on nodes other than 0, until the ranks run
+        self._ended_before_start = False  # the node ended before its launcher was started
+        self._stop_request = b""  # the last request in STOP_FILE
+        self._exit_code: Optional[int] = None  # the exit code, once the last record is written
+
+    @property
+    def _is_over(self) -> bool:
+        return self._ended_before_start or super()._is_over
+
+    def run(self) -> int:
+        """Run the node to its end; return the exit code of this process."""
+        self._create_folders()
+        self._record.create()
+        if self._node:
+            self._hub_lookup = NameLookup(self._plan["names"][0])
+            self._selector.register(self._hub_lookup, selectors.EVENT_READ, self._hub_lookup)
+        else:
+            self._start_or_fail(self._pod.address)
+        self._run_loop()
+        return self._finish()
+
+    def _create_folders(self) -> None:
+        """Create the folders that the code and this process write to. Note failures in the record."""
+        for path in (
+            str(self._folder / "logs"),
+            str(self._folder / "nodes"),
+            self._launcher_plan["checkpoint_dir"],
+            os.path.join(self._launcher_plan["run_dir"], "tensorboard"),
+        ):
+            try:
+                os.makedirs(path, exist_ok=True)
+            except OSError as error:
+                self._record.add_detail("The folder {} could not be created: {}.".format(path, error.strerror))
+
+    # Starting
+
+    def _start_or_fail(self, hub: str) -> None:
+        """Start the launcher with `hub` as the address of node 0. If that fails, record why."""
+        try:
+            self._start_with_hub(hub)
+        except OSError as error:
+            message = "Node {} could not be started: {}.".format(self._node, error)
+            self._fail(Verdict("platform_error", "node_not_started", message))
+
+    def _start_with_hub(self, hub: str) -> None:
+        pod_plan, plan = self._plan, self._launcher_plan
+        # Only these two addresses are known now. The others send theirs when they join the hub.
+        plan["addresses"] = [hub, *[""] * (int(plan["nodes"]) - 1)]
+        plan["addresses"][self._node] = self._pod.address
+        if pod_plan.get("builtin_script"):
+            plan["script"] = extract_file("{}.py".format(pod_plan["builtin_script"]))
+        launch_plan: LaunchPlan = {
+            "plan": plan,
+            "token": self._pod.token,
+            "control_port": pod_plan["control_port"],
+            "python": pod_plan.get("python") or sys.executable,
+            "environment": self._environment,
+            "variables": pod_plan.get("variables", {}),
+            "secrets": self._pod.secrets,
+            "devices": [str(gpu) for gpu in range(int(pod_plan.get("gpus", 0)))],
+            "owns_pid_namespace": self._tree.is_first_process,
+            "umask": 0o002,
+        }
+        workers = int(plan["workers"])
+        first_rank = self._node * workers
+        listener = None if self._node else self._open_hub(int(pod_plan["control_port"]))
+        self._start(range(first_rank, first_rank + workers), listener, launch_plan)
+
+    def _start_launcher(self, launch_plan_fd: int, output: int, inherit: Sequence[int]) -> Message:
+        self._tree.start(launch_plan_fd, self._environment, output=output, inherit=inherit)
+        return {"start_seconds": self._limits.start_seconds}
+
+    @property
+    def _environment(self) -> Dict[str, str]:
+        environment = {**self._pod.environment, **self._plan.get("environment", {})}
+        packages = self._plan.get("packages", "")
+        if packages:
+            # They come before the image's own folders.
+            for name, folder in (("PATH", os.path.join(packages, "bin")), ("PYTHONPATH", packages)):
+                environment[name] = os.pathsep.join(filter(None, (folder, environment.get(name, ""))))
+        return environment
+
+    def _open_hub(self, port: int) -> int:
+        family = socket.AF_INET6 if ":" in self._pod.address else socket.AF_INET
+        return socket.create_server((self._pod.address, port), family=family, backlog=128).detach()
+
+    # Events
+
+    def _handle_own_event(self, source: Any) -> None:
+        if isinstance(source, LogMux):
+            source.flush()
+        elif isinstance(source, NameLookup):
+            self._read_hub_address(source)
+        else:
+            # Signals: a child has ended, or the kubelet or somebody inside the pod asks for the end.
+            signals = self._signals.read()
+            for ended in reap():
+                self._tree.note_exit(ended)
+            if any(each.number in STOP_SIGNALS and each.is_from_outside for each in signals):
+                self._limits.kill_by(time.monotonic() + float(self._plan["grace_seconds"]))
+                self._end(Verdict("stopped", "stopped", "The run was stopped on request."))
+
+    def _read_hub_address(self, lookup: NameLookup) -> None:
+        """Start the launcher with the hub's address, or send it the new address if it runs already."""
+        try:
+            address = lookup.read()
+        except OSError as error:
+            self._stop_lookup()
+            if not self._tree.launched:
+                message = "Node {} could not be started: {}.".format(self._node, error)
+                self._fail(Verdict("platform_error", "node_not_started", message))
+            return
+        if address is None:
+            return
+        if self._tree.launched:
+            self._send({"type": "hub_address", "address": address})
+        else:
+            self._start_or_fail(address)
+
+    def _check(self, now: float) -> None:
+        super()._check(now)
+        if self._record.phase == "stopping":
+            self._read_stop_request()
+
+    def _read_stop_request(self) -> None:
+        """Check the run's folder for a request to end sooner. The kubelet cannot ask: it sends SIGTERM only once."""
+        try:
+            descriptor = os.open(self._folder / "nodes" / STOP_FILE, _UNTRUSTED_FILE_FLAGS)
+        except OSError:
+            return
+        try:
+            request = os.read(descriptor, MAX_RECORD_BYTES)
+        except OSError:
+            return
+        finally:
+            os.close(descriptor)
+        if request == self._stop_request:
+            return  # handled already: a request counts from when it was first read
+        self._stop_request = request
+        grace_seconds = read_stop(request, self._pod.record_key, run=self._plan["run"])
+        if grace_seconds is not None:
+            self._limits.kill_by(time.monotonic() + grace_seconds)
+
+    def _stop_lookup(self) -> None:
+        if self._hub_lookup is not None:
+            self._selector.unregister(self._hub_lookup)
+            self._hub_lookup.close()
+            self._hub_lookup = None
+
+    def _note_running(self, message: Message) -> None:
+        self._stop_lookup()
+        if not self._record.started:
+            self._deadline.start()
+        super()._note_running(message)
+
+    def _handle_timers(self) -> None:
+        # The deadline thread acts if this thread then blocks.
+        self._deadline.kill_at = self._limits.kill_at
+        super()._handle_timers()
+
+    # Ending
+
+    def _kill(self) -> None:
+        self._deadline.kill_at = None
+        self._deadline.exit_at = time.monotonic() + _FINISH_SECONDS
+        super()._kill()
+        self._ended_before_start = not self._tree.launched
+
+    def _finish(self) -> int:
+        """After the launcher's end, end all processes, read the rest of the pipes, and write the last record."""
+        self._deadline.exit_at = time.monotonic() + _FINISH_SECONDS
+        self._stop_lookup()
+        self._tree.end_all()
+        finished_at = time.time()
+        self._finish_record()
+        self._exit_code = self._write_last_record(finished_at)
+        self._output.log_mux.finish(_FLUSH_SECONDS)
+        self._record.finish(_RECORD_TRIES)
+        return self._exit_code
+
+    def _explain_exit(self, ended: Exit) -> None:
+        self._record.add_cause(self._limits.explain_exit(ended))
+        self._record.add_detail("\n".join(self._output.launcher_lines))
+
+    def _check_after_end(self) -> None:
+        self._limits.check_after_end()
+
+    def _write_last_record(self, finished_at: float) -> int:
+        """Write the last record to the termination log; return the exit code of this process."""
+        exit_code = None if self._tree.exit is None else self._tree.exit.exit_code
+        self._record.data.update(phase="ended", finished_at=finished_at, exit_code=exit_code)
+        with contextlib.suppress(OSError):
+            descriptor = open_file(Path(self._pod.termination_path), os.O_TRUNC)
+            try:
+                os.write(descriptor, sign_record(self._record.data, self._pod.record_key, MAX_RECORD_BYTES))
+            finally:
+                os.close(descriptor)
+        return 0 if exit_code == 0 and not self._record.causes else 1
+
+    def _exit_stalled(self) -> None:
+        """On the deadline thread, if a write blocks the main one: write the last record and end this process."""
+        if self._exit_code is None:
+            if self._tree.exit is None and not self._record.causes:
+                self._record.add_cause(self._limits.time_limit_verdict())
+            self._record.add_detail("The storage of the run stood still.")
+            self._exit_code = self._write_last_record(time.time())
+        os._exit(self._exit_code)

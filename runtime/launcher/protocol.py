@@ -1,0 +1,181 @@
+"""The launcher's protocol: JSON lines over a socket, to its supervisor and to the launchers of the other nodes.
+
+Messages describe the run and never decide about money: the supervisor measures times and enforces limits itself.
+Customer code has the same user, so messages can be trusted only because that code cannot reach the sockets. Ranks do
+not inherit them, and `make_undumpable` hides `/proc/<launcher>/fd`.
+
+Every line is one JSON object of at most 1 MiB with a `type`. Ranks are identified by their *seat*, their global rank at
+the run's submission, so that `rank-<rank>.log` stays one process's log; in a later round the code may see another RANK.
+Times (`at`) are Unix seconds. Readers skip types and fields that they do not know.
+
+Launcher to supervisor:
+
+    heartbeat                                 at least every second
+    starting                                  the first rank is about to start
+    running  pids {pid: rank}, round          ranks have (re)started; the round is 0 at first and rises when a node is
+                                              lost
+    rank_ended  rank, exit_code, signal, aborted_late, round
+    cause    cause {kind, code, at, node, rank?, exit_code?, signal?, message?, data?, echo?, heard?}; see `cause`.
+                                              For a rank that raised an exception, `data` has exception, message, file,
+                                              line and function. `echo`: the failure may be the effect of a lost peer.
+                                              `heard`: reported by another node.
+    members  nodes [number], round, at        from node 0 only: the nodes that take part, by their numbers at submission
+    sample   (fields: `telemetry.sampling`)   resource usage of this node
+    progress at                               the last sign of progress on this node; at most once a second
+    stacks   rank, text                       a rank's stacks when the run was found hung
+    ended                                     last message of a node that ended by itself
+
+Supervisor to launcher, after the launch plan (`topology.LaunchPlan`):
+
+    end                                       send SIGTERM to every rank; later failures are no causes
+    abort    cause                            end the whole run at once: this node exceeded a limit and is about to be
+                                              killed. Otherwise the others would take it for a lost node. The answer is
+                                              `ended`, once the message to the other nodes is sent
+    output                                    ranks have written output; at most once a second
+    hub_address  address                      in a pod: node 0's current address, until the nodes have met
+    cpu_use  is_working, seconds              while the launcher reports no progress, at most once a second: whether the
+                                              node uses CPU time, and how much since the last message
+
+Launcher to launcher (node 0 is the hub; the others are connected only to it):
+
+    hello    token, node, nonce, address      first message of a node, with its own address
+    welcome  proof                            first message of the hub: HMAC of the nonce with the token. Without it
+                                              a node ignores the connection and looks for the hub again
+    heartbeat                                 at least every second
+    start    round, rendezvous_port,          from the hub: start the ranks; `addresses` are those of the hellos
+             addresses
+    done                                      to the hub: every rank of this node has succeeded
+    abort    cause?                           to all: the run has failed; end the ranks
+    round    round, members, soft             from the hub: a node was lost, and these continue. Hard: end the ranks,
+                                              then send `ranks_ended`. Soft (Horovod): leave them running, they
+                                              reconnect
+    ranks_ended  round                        to the hub: no rank of the previous round runs on this node
+    reconnected  round                        from the hub: the ranks of a soft round have reconnected
+    restart_round  round                      to the hub: a rank ended in a soft round; make it a hard one
+    progress round, and the fields of         to the hub: how long this node has shown no sign of progress
+             `telemetry.hang_detector.NodeProgress`
+    inspect  round                            from the hub: report what the ranks are doing
+    rank_states  states {rank: state}, round  to the hub, in answer; see `telemetry.hang_detector.RankState`
+    capture_stacks  round                     from the hub: the run hangs; capture stacks for the supervisor
+    stacks_captured  round                    to the hub: they were captured
+    mpi      (fields: `mpi`)                  start an MPI daemon, or report its end
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import socket
+import time
+from typing import Any, Dict, List, Optional, Sequence
+
+Message = Dict[str, Any]
+
+MAX_LINE_BYTES = 1 << 20
+"""Maximum length of a message: stacks and samples of hundreds of ranks need less."""
+_PR_SET_DUMPABLE = 4
+_READ_BYTES = 1 << 16
+"""Maximum bytes that one call reads."""
+# Signals that may be effects: a rank that lost a connection may abort, and the launcher ends ranks by SIGTERM. A rank
+# that died by any other signal is more likely the first cause.
+_EFFECT_SIGNALS = ("", "SIGABRT", "SIGTERM")
+_SIMULTANEOUS_SECONDS = 1.0
+"""Two failures of the same moment may be reported this far apart, because of clocks and the order of reaping."""
+# Kinds of causes that may be about one rank. The supervisor changes the first to the second after an OOM kill.
+_KINDS_OF_A_RANK = ("code_failed", "out_of_memory")
+
+
+class ConnectionLost(Exception):
+    """The other end is closed."""
+
+
+class Link:
+    """One end of a JSON-lines connection. Reading blocks no longer than the socket's own time-out."""
+
+    def __init__(self, connection: socket.socket, max_line_bytes: int = MAX_LINE_BYTES) -> None:
+        self.socket = connection
+        self.max_line_bytes = max_line_bytes
+        self._buffer = b""
+
+    def fileno(self) -> int:
+        """The socket's descriptor, for a selector."""
+        return self.socket.fileno()
+
+    def send(self, message: Message) -> None:
+        """Send one message. Raises ConnectionLost."""
+        try:
+            self.socket.sendall(json.dumps(message).encode() + b"\n")
+        except OSError as error:
+            raise ConnectionLost(str(error)) from error
+
+    def receive(self) -> List[Message]:
+        """Return the messages that have arrived. Raises ConnectionLost.
+
+        Invalid lines are left out; an incomplete line waits for its end.
+        """
+        try:
+            data = self.socket.recv(_READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return []
+        except OSError as error:
+            raise ConnectionLost(str(error)) from error
+        if not data:
+            raise ConnectionLost("closed")
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        if len(self._buffer) > self.max_line_bytes:
+            raise ConnectionLost("a line without an end")
+        return [message for message in map(_parse, lines) if message is not None]
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.socket.close()
+
+
+def _parse(line: bytes) -> Optional[Message]:
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):  # RecursionError: nested too deep
+        return None
+    return message if isinstance(message, dict) else None
+
+
+def cause(kind: str, code: str, node: int, **fields: Any) -> Message:
+    """Return a cause of the run's end, by the values of an Outcome and a FailureCode; `at` defaults to now."""
+    return {"kind": kind, "code": code, "at": time.time(), "node": node, **fields}
+
+
+def first_cause(causes: Sequence[Message]) -> Optional[Message]:
+    """Return the cause that came first; the others are its effects. Pure.
+
+    A cause has `kind` and `at` (Unix seconds), and `signal` if a signal ended the rank. An `echo` is an error that a
+    lost peer causes; it comes first only if there are no other causes.
+
+    The times of two failures are not exact. A rank may seem to fail up to a second before the failure that caused its
+    error, and `echoes` may not know that error. Within that second, a rank that was killed by a signal comes first,
+    then a lost node, then any other failure.
+    """
+    # A cause that another node reported (`heard`) is left out if its own node has reported it too.
+    reported_by_own_node = {(each.get("node"), each.get("rank")) for each in causes if not each.get("heard")}
+    distinct = [
+        each
+        for each in causes
+        if not each.get("heard") or (each.get("node"), each.get("rank")) not in reported_by_own_node
+    ]
+    by_time = sorted(distinct, key=lambda each: (bool(each.get("echo")), float(each["at"])))
+    if not by_time:
+        return None
+    earliest = by_time[0]
+    if earliest["kind"] != "code_failed" or earliest.get("echo"):
+        return earliest
+    simultaneous = [
+        each for each in by_time if not each.get("echo") and each["at"] - earliest["at"] <= _SIMULTANEOUS_SECONDS
+    ]
+    for each in simultaneous:
+        if each["kind"] in _KINDS_OF_A_RANK and (each.get("signal") or "") not in _EFFECT_SIGNALS:
+            return each
+    return next((each for each in simultaneous if each["kind"] == "node_lost"), earliest)
+
+
+def make_undumpable() -> None:
+    """Make this process non-dumpable: others of its user then cannot open its descriptors, memory or environment."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

@@ -1,0 +1,279 @@
+"""The connections between the launchers of one run.
+
+Node 0 is the hub: it listens, and every other node holds one connection to it. A cluster's DNS may return an old
+address, on which another run's pod now listens. A node therefore reconnects until the hub has proved that it knows the
+run's token. The hub closes connections that send no valid token. A node that sends nothing for `SILENCE_SECONDS` counts
+as lost, even if its connection is open.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import socket
+import time
+from selectors import EVENT_READ, BaseSelector
+from typing import Dict, List, Optional, Sequence, Set, Tuple
+
+from ..protocol import MAX_LINE_BYTES, ConnectionLost, Link, Message
+
+HEARTBEAT_SECONDS = 1.0
+"""Interval of heartbeats between nodes, and to the supervisor."""
+SILENCE_SECONDS = 10.0
+"""A node that sends nothing for so long is lost. Ten heartbeats may be late on a loaded machine or network."""
+_CONNECT_SECONDS = 2.0
+"""How long connecting to the hub may block this launcher."""
+_CONNECT_RETRY_SECONDS = 0.25
+"""Interval between tries to reach the hub."""
+_HELLO_SECONDS = 5.0
+"""How long a new connection may take to send its hello."""
+_MAX_HELLO_BYTES = 4096
+"""Maximum length of a message before the token is verified."""
+_MAX_UNVERIFIED = 64
+"""Maximum number of connections without a verified token."""
+
+
+class Peers:
+    """The other nodes. `events` returns their messages as (node, message).
+
+    For a lost node, `events` returns `{"type": "lost", "silent": bool}` once. `silent`: its connection was still open.
+    On nodes other than the hub, the hub is the only other node. `address` is this node's own, sent in its hello.
+    """
+
+    def __init__(self, selector: BaseSelector, node: int, nodes: int, token: str, address: str = "") -> None:
+        self._selector = selector
+        self._node = node
+        self._nodes = nodes
+        self._token = token
+        self._listener: Optional[socket.socket] = None
+        self._unverified: Dict[Link, float] = {}  # on the hub: connections without a hello, and since when
+        self._links: Dict[int, Link] = {}
+        # Every node that was ever connected, with the monotonic time of its last message (infinite: lost).
+        self._last_message_at: Dict[int, float] = {}
+        self._finished: Set[int] = set()  # nodes that may disconnect without being lost
+        self._addresses: Dict[int, str] = {node: address} if address else {}
+        # On other nodes: where the hub is while it has not answered, the connection that waits for its welcome, the
+        # nonce that was sent on it, and when to connect next.
+        self._hub_address: Optional[Tuple[str, int]] = None
+        self._pending_link: Optional[Link] = None
+        self._nonce = ""
+        self._connect_at = 0.0
+        self._heartbeat_at = 0.0
+
+    def listen(self, listener: socket.socket) -> None:
+        """Act as the hub, on a listening socket."""
+        listener.setblocking(False)
+        self._listener = listener
+        self._selector.register(listener, EVENT_READ, self)
+
+    def join(self, address: Tuple[str, int]) -> None:
+        """Connect to the hub, now or in a later `events(None)`.
+
+        Calling again with a new address replaces the old one.
+        """
+        if 0 in self._last_message_at:
+            return  # the hub has answered already
+        if address != self._hub_address and self._pending_link is not None:
+            self._drop_pending()
+        self._hub_address = address
+        if self._pending_link is None:
+            self._connect(address)
+
+    def addresses(self, planned: Sequence[str]) -> List[str]:
+        """Return each node's address: the one in its hello, else the one in `planned`."""
+        return [self._addresses.get(node, address) for node, address in enumerate(planned)]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the hub has met every node."""
+        return len(self._last_message_at) == self._nodes - 1
+
+    @property
+    def missing(self) -> List[int]:
+        """The nodes that the hub has not met."""
+        return [node for node in range(1, self._nodes) if node not in self._last_message_at]
+
+    def note_finished(self, node: int) -> None:
+        """Let this node disconnect from now on without counting as lost."""
+        self._finished.add(node)
+
+    def all_finished(self, members: Sequence[int]) -> bool:
+        """Whether all of these nodes, except this one, have reported that their ranks are done."""
+        return all(member in self._finished for member in members if member != self._node)
+
+    @property
+    def any_finished(self) -> bool:
+        """Whether any node has reported that its ranks are done."""
+        return bool(self._finished)
+
+    def send(self, message: Message) -> None:
+        """Send a message to every connected node; `events` reports broken connections."""
+        for link in list(self._links.values()):
+            try:
+                link.send(message)
+            except ConnectionLost:
+                continue
+
+    def events(self, source: object) -> List[Tuple[int, Message]]:
+        """Handle one ready file, or timers if it is None; return the messages that result.
+
+        `source` is what was registered with the selector: a Link, or this object for the listening socket.
+        """
+        if source is None:
+            return self._handle_timers()
+        if isinstance(source, Link) and source is self._pending_link:
+            return self._complete_join(source)
+        if not isinstance(source, Link):
+            self._accept()
+        elif source in self._unverified:
+            self._verify(source)
+        else:
+            return self._listen(source)
+        return []
+
+    def _listen(self, link: Link) -> List[Tuple[int, Message]]:
+        """Read the messages of a connected node."""
+        node = next((node for node, other in self._links.items() if other is link), None)
+        if node is None:
+            return []  # lost by an earlier event of the same poll
+        try:
+            messages = link.receive()
+        except ConnectionLost:
+            return self._mark_lost(node)
+        self._last_message_at[node] = time.monotonic()
+        return [(node, message) for message in messages if message.get("type") != "heartbeat"]
+
+    def _handle_timers(self) -> List[Tuple[int, Message]]:
+        now = time.monotonic()
+        for link, since in list(self._unverified.items()):
+            if now - since > _HELLO_SECONDS:
+                self._reject(link)
+        if now >= self._heartbeat_at:
+            self._heartbeat_at = now + HEARTBEAT_SECONDS
+            self.send({"type": "heartbeat"})
+        lost: List[Tuple[int, Message]] = []
+        for node in [node for node, at in self._last_message_at.items() if now - at > SILENCE_SECONDS]:
+            lost += self._mark_lost(node, silent=True)
+        if self._hub_address is not None and self._pending_link is None and now >= self._connect_at:
+            self._connect(self._hub_address)
+        return lost
+
+    def _connect(self, address: Tuple[str, int]) -> None:
+        """Connect to this address and send a hello. The other end counts as the hub once it has sent a welcome."""
+        self._connect_at = time.monotonic() + _CONNECT_RETRY_SECONDS
+        try:
+            connection = socket.create_connection(address, timeout=_CONNECT_SECONDS)
+        except OSError:
+            return
+        connection.settimeout(SILENCE_SECONDS)
+        self._pending_link = Link(connection, _MAX_HELLO_BYTES)
+        self._selector.register(self._pending_link, EVENT_READ, self._pending_link)
+        self._nonce = os.urandom(16).hex()
+        hello = {"type": "hello", "token": self._token, "node": self._node, "nonce": self._nonce}
+        try:
+            self._pending_link.send({**hello, "address": self._addresses.get(self._node, "")})
+        except ConnectionLost:
+            self._drop_pending()
+
+    def _complete_join(self, link: Link) -> List[Tuple[int, Message]]:
+        """Handle the answer to a hello. Drop the connection if it is no welcome with a valid proof."""
+        try:
+            messages = link.receive()
+        except ConnectionLost:
+            self._drop_pending()
+            return []
+        if not messages:
+            return []
+        welcome = messages[0]
+        if welcome.get("type") != "welcome" or not _is_equal(
+            welcome.get("proof", ""), _proof(self._token, self._nonce)
+        ):
+            self._drop_pending()
+            return []
+        self._pending_link = self._hub_address = None
+        self._selector.unregister(link)  # `_add_link` registers it again
+        link.max_line_bytes = MAX_LINE_BYTES
+        self._add_link(0, link)
+        return [(0, message) for message in messages[1:] if message.get("type") != "heartbeat"]
+
+    def _drop_pending(self) -> None:
+        if self._pending_link is not None:
+            self._selector.unregister(self._pending_link)
+            self._pending_link.close()
+            self._pending_link = None
+
+    def _accept(self) -> None:
+        if self._listener is None:
+            return
+        try:
+            connection, _address = self._listener.accept()
+        except OSError:
+            return  # the other end has disconnected already
+        if len(self._unverified) >= _MAX_UNVERIFIED:
+            connection.close()
+            return
+        connection.setblocking(False)
+        link = Link(connection, _MAX_HELLO_BYTES)
+        self._unverified[link] = time.monotonic()
+        self._selector.register(link, EVENT_READ, link)
+
+    def _verify(self, link: Link) -> None:
+        """On the hub, accept a connection whose hello has the token and the number of a node that is still missing."""
+        try:
+            messages = link.receive()
+        except ConnectionLost:
+            self._reject(link)
+            return
+        if not messages:
+            return
+        hello = messages[0]
+        node = hello.get("node")
+        if (
+            not _is_equal(hello.get("token", ""), self._token)
+            or not isinstance(node, int)
+            or not 0 < node < self._nodes
+            or node in self._last_message_at
+        ):
+            self._reject(link)
+            return
+        del self._unverified[link]
+        self._selector.unregister(link)
+        link.socket.settimeout(SILENCE_SECONDS)
+        link.max_line_bytes = MAX_LINE_BYTES
+        address = hello.get("address")
+        if isinstance(address, str) and address:
+            self._addresses[node] = address
+        self._add_link(node, link)
+        try:
+            link.send({"type": "welcome", "proof": _proof(self._token, str(hello.get("nonce", "")))})
+        except ConnectionLost:
+            return  # `events` reports it
+
+    def _add_link(self, node: int, link: Link) -> None:
+        self._links[node] = link
+        self._last_message_at[node] = time.monotonic()
+        self._selector.register(link, EVENT_READ, link)
+
+    def _reject(self, link: Link) -> None:
+        del self._unverified[link]
+        self._selector.unregister(link)
+        link.close()
+
+    def _mark_lost(self, node: int, silent: bool = False) -> List[Tuple[int, Message]]:
+        link = self._links.pop(node, None)
+        if link is not None:
+            self._selector.unregister(link)
+            link.close()
+        # Kept, because `is_complete` counts every node that was ever connected; infinite, to be lost only once.
+        self._last_message_at[node] = float("inf")
+        return [] if node in self._finished else [(node, {"type": "lost", "silent": silent})]
+
+
+def _proof(token: str, nonce: str) -> str:
+    """Return the answer to a hello. It proves that the sender knows the token, without sending the token."""
+    return hmac.new(token.encode(), b"welcome " + nonce.encode("utf-8", "replace"), "sha256").hexdigest()
+
+
+def _is_equal(received: object, expected: str) -> bool:
+    """Compare in constant time. `received` may be any JSON value."""
+    return hmac.compare_digest(str(received).encode("utf-8", "replace"), expected.encode())

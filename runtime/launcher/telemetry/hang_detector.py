@@ -1,0 +1,361 @@
+"""Decide whether a run hangs. Pure: the input is observations and their times.
+
+Each node has a `ProgressTracker`. At every check it sends its `NodeProgress`: how long it has shown no sign of
+progress. Node 0's `HangDetector` receives the progress of all nodes. There are two kinds of hang:
+
+    idle      No process of any node computes, reads, writes or prints, and no GPU works. If this lasts for
+              `hang_seconds`, the run hangs. If every rank is in a call that waits for the others, a shorter period is
+              enough: four times the longest idle period from which this run has recovered. The shorter period is at
+              least `MIN_HANG_SECONDS`, and applies only after the first milestone (output, metric or step).
+    spinning  Something computes, but the run prints, writes, reads and steps nothing. Waiting for a GPU or a peer can
+              look like this. The run hangs only if several inspections over all of `hang_seconds` found every rank at
+              the same place. At least one rank must be in a call that waits for the others. Each other rank must be in
+              such a call too, or parked: its first thread does nothing, its other threads do little, and its other
+              processes do not work.
+
+An idle run still uses a little CPU time. It is no sign of progress, or a polling thread would hide every hang. It is
+billed nevertheless, or code could stay below the threshold and work for free. `HangDetector.cpu_seconds` has the CPU
+time of all nodes since the last sign.
+
+In doubt the run goes on. Node 0 inspects ranks only when a hang is likely. Each time that an inspection finds a rank at
+work, the pause before the next one doubles.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Set
+
+MIN_HANG_SECONDS = 20.0
+"""Minimum length of an idle period that counts as a hang (or `hang_seconds`, if that is shorter)."""
+BUSY_SHARE = 0.05
+"""A process that uses less of a core is idle. Not 0, because background threads run while a script waits."""
+_MAX_BUSY_SHARE = 0.15
+"""Upper limit of `ProgressTracker.busy_share`, however much background activity a process has."""
+TOTAL_SHARE = 0.5
+"""A node works if all its processes together use this much of a core, even if each one is idle."""
+_MAX_BACKGROUND_SHARE = 0.075
+"""A process that uses more of a core than this does work, not background activity."""
+_STARVED_SHARE = 0.5
+"""A process that is ready to run for this part of the time counts as working, even if it gets no core."""
+_PARKED_SHARE = 0.02
+"""The first thread of a parked rank uses less of a core than this."""
+_DISK_RATE = 64 << 10
+"""Disk traffic of so many bytes per second is progress; logs write less."""
+_NETWORK_RATE = 1 << 20
+"""Network traffic of so many bytes per second is progress; frameworks' heartbeats cause less."""
+_GPU_PERCENT = 1
+"""At this load a GPU computes. It may only wait in a kernel, so this is no milestone."""
+_GPU_MEMORY_PERCENT = 3
+"""At this load of its memory, a GPU makes progress; a waiting kernel hardly uses memory."""
+_BLOCKED_FACTOR = 4
+"""A process that is blocked by a disk counts as progress for this many times `hang_seconds`."""
+_IDLE_FACTOR = 4
+"""An idle period is a hang if it is this many times as long as the run's longest one so far."""
+_MIN_IDLE_SECONDS = 1.0
+"""Shorter idle periods are not recorded."""
+_MIN_INSPECTIONS = 4
+"""How many inspections in a row must find a spinning run's ranks at the same place."""
+_MAX_DOUBLINGS = 6
+"""How often the pause between inspections may double after inspections that found a rank at work."""
+_LATE_FACTOR = 5.0
+"""If a check is this many times later than planned, this process was stopped, and the check proves nothing."""
+
+# Whether a rank waits for the others: no; in a call that also computes, so only if the run is idle; yes.
+NOT_WAITING = 0
+WAITING_IF_IDLE = 1
+WAITING = 2
+
+
+class NodeProgress(NamedTuple):
+    """How long one node has shown no sign of progress.
+
+    `idle_seconds`: without any sign. `stalled_seconds`: without a sign other than computing. `has_begun`: there was a
+    first milestone. `cpu_seconds`: the CPU time of its processes so far.
+    """
+
+    idle_seconds: float
+    stalled_seconds: float
+    has_begun: bool
+    cpu_seconds: float = 0.0
+
+
+class Activity(NamedTuple):
+    """The activity of one node in the `seconds` since the last check."""
+
+    seconds: float
+    has_milestone: bool
+    """The run printed output, wrote a metric or took a step."""
+    cpu_shares: Mapping[int, float]
+    """The share of a core that each process used, by pid."""
+    max_runnable_share: float
+    """The largest share of the time that a process ran or was ready to run."""
+    disk_rate: float
+    """Bytes per second, as `network_rate`."""
+    network_rate: float
+    is_blocked: bool
+    """A process waits for a disk."""
+    gpu_percent: float
+    """The highest load of a GPU."""
+    gpu_memory_percent: float
+    """The highest load of a GPU's memory. A GPU that waits is busy, but its memory is not."""
+    is_working: bool = False
+    """The supervisor saw the node use CPU time, also by processes that have ended, which `cpu_shares` lacks."""
+    counted_cpu_seconds: float = 0.0
+    """The CPU time that the supervisor saw; 0 if it cannot see it."""
+
+
+class RankState(NamedTuple):
+    """The state of one rank at an inspection.
+
+    `digest` identifies its stacks. `waiting` is NOT_WAITING, WAITING_IF_IDLE or WAITING. `place` is its place in the
+    customer's code, as text. `is_parked`: it has done nothing since the last inspection, except in background threads.
+    """
+
+    digest: str
+    waiting: int
+    place: str
+    is_parked: bool = False
+
+
+class Hang(NamedTuple):
+    """A hang: seconds since the last sign of progress, and what each rank was doing at the last inspection."""
+
+    seconds: float
+    states: Mapping[int, RankState]
+
+
+class ProgressTracker:
+    """One node's signs of progress. `now` is the time of any monotonic clock."""
+
+    def __init__(self, now: float, hang_seconds: float, busy_share: float = BUSY_SHARE) -> None:
+        self._busy_share = busy_share
+        self._max_blocked_seconds = _BLOCKED_FACTOR * hang_seconds
+        self._blocked_since: Optional[float] = None
+        self._has_begun = False
+        self._computed_at = now  # the last sign that is only computing
+        self._progressed_at = now  # the last sign of any other kind
+        # By pid: the share of a core that is background activity, and the lowest share since the last milestone.
+        self._background_shares: Dict[int, float] = {}
+        self._lowest_shares: Dict[int, float] = {}
+        self._cpu_seconds = 0.0
+
+    def add_activity(self, now: float, activity: Activity, interval: float) -> NodeProgress:
+        """Add one check's observations; return the progress. `interval`: the planned seconds since the last check."""
+        shares = activity.cpu_shares
+        self._cpu_seconds += max(sum(shares.values()) * activity.seconds, activity.counted_cpu_seconds)
+        if activity.has_milestone:
+            self._has_begun = True
+            # While the run makes progress, a process also waits at times. The least that it used is therefore its
+            # background activity, which waiting does not stop.
+            self._background_shares.update(self._lowest_shares)
+            self._lowest_shares = {}
+        self._lowest_shares = {pid: min(share, self._lowest_shares.get(pid, share)) for pid, share in shares.items()}
+        self._background_shares = {pid: share for pid, share in self._background_shares.items() if pid in shares}
+        self._blocked_since = (self._blocked_since or now) if activity.is_blocked else None
+        waits_for_disk = self._blocked_since is not None and now - self._blocked_since <= self._max_blocked_seconds
+        has_traffic = activity.disk_rate >= _DISK_RATE or activity.network_rate >= _NETWORK_RATE
+        has_traffic |= activity.gpu_memory_percent >= _GPU_MEMORY_PERCENT
+        if activity.has_milestone or has_traffic or waits_for_disk or activity.seconds > _LATE_FACTOR * interval:
+            self._progressed_at = now
+        # Many idle processes together count as work, because their CPU time is billed.
+        is_busy = activity.is_working or sum(shares.values()) >= TOTAL_SHARE
+        is_busy |= any(share >= self.busy_share(pid) for pid, share in shares.items())
+        if is_busy or activity.max_runnable_share >= _STARVED_SHARE or activity.gpu_percent >= _GPU_PERCENT:
+            self._computed_at = now
+        stalled_seconds = now - self._progressed_at
+        return NodeProgress(
+            min(stalled_seconds, now - self._computed_at), stalled_seconds, self._has_begun, self._cpu_seconds
+        )
+
+    def busy_share(self, pid: int) -> float:
+        """Return the share of a core at which this process counts as busy: twice its background activity, in limits."""
+        background_share = self._background_shares.get(pid, 0.0)
+        if not _MAX_BACKGROUND_SHARE >= background_share > self._busy_share / 2:
+            return self._busy_share
+        return max(self._busy_share, min(_MAX_BUSY_SHARE, 2 * background_share))
+
+
+def is_rank_parked(
+    first_thread: float, other_threads: Iterable[float], other_processes: Iterable[float], busy_share: float
+) -> bool:
+    """Whether a rank is parked, by the CPU shares of its first thread, its other threads and its other processes."""
+    # The other threads may only do what background threads do.
+    other_threads_are_idle = all(share < _MAX_BUSY_SHARE for share in other_threads)
+    other_processes_are_idle = all(share < busy_share for share in other_processes)
+    return first_thread < _PARKED_SHARE and other_threads_are_idle and other_processes_are_idle
+
+
+class _Standstill(NamedTuple):
+    """A rank's state, since when it has not changed, and how many inspections in a row have found it."""
+
+    state: RankState
+    since: float
+    inspections: int
+
+
+class HangDetector:
+    """Decides on the hub, from the progress of all `nodes`, whether the run hangs. `hang_seconds` 0: it never does."""
+
+    def __init__(self, hang_seconds: float, nodes: Iterable[int]) -> None:
+        self._hang_seconds = float(hang_seconds)
+        self._min_hang_seconds = min(MIN_HANG_SECONDS, self._hang_seconds)
+        self._nodes = set(nodes)
+        self._progress: Dict[int, NodeProgress] = {}  # the last one of each node
+        self._cpu_seconds_at_last_sign: Dict[int, float] = {}  # of each node
+        # The longest idle period that has ended, and the current one, in seconds.
+        self._longest_idle_seconds = 0.0
+        self._last_idle_seconds = 0.0
+        self._inspect_at: Optional[float] = None  # the earliest time of the next inspection; None: now
+        self._inspects_idle_run = False  # whether the last inspection was of an idle run or of a spinning one
+        # Inspections in a row that found a rank at work, and those of an idle run that found all ranks waiting.
+        self._busy_inspections = 0
+        self._waiting_inspections = 0
+        # The nodes that have not answered the current inspection, and the answers so far, by rank.
+        self._unanswered_nodes: Set[int] = set()
+        self._answers: Dict[int, RankState] = {}
+        self._standstills: Dict[int, _Standstill] = {}  # by rank
+
+    def remove_node(self, node: int) -> None:
+        """Note that all ranks of a node have succeeded; it reports no more progress."""
+        self._nodes.discard(node)
+        self._progress.pop(node, None)
+        self._unanswered_nodes.discard(node)
+
+    def add_progress(self, node: int, progress: NodeProgress) -> None:
+        """Add one node's progress."""
+        if node not in self._nodes:
+            return
+        self._progress[node] = progress
+        idle_seconds, last_idle_seconds = self.idle_seconds, self._last_idle_seconds
+        self._last_idle_seconds = idle_seconds
+        if idle_seconds < last_idle_seconds:  # an idle period has ended
+            if last_idle_seconds >= _MIN_IDLE_SECONDS:
+                self._longest_idle_seconds = max(self._longest_idle_seconds, last_idle_seconds)
+            self._waiting_inspections = 0
+        if idle_seconds < last_idle_seconds or not idle_seconds:
+            self._cpu_seconds_at_last_sign = {each: last.cpu_seconds for each, last in self._progress.items()}
+        if self.stalled_seconds < _MIN_IDLE_SECONDS:  # a milestone: earlier inspections no longer count
+            self._busy_inspections = 0
+            self._inspect_at = None
+            self._standstills = {}
+
+    def other_nodes(self, node: int) -> List[int]:
+        """Return the nodes that report progress, except this one."""
+        return sorted(self._nodes - {node})
+
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds without a sign on any node; 0 until every node has reported."""
+        return min((each.idle_seconds for each in self._complete_progress), default=0.0)
+
+    @property
+    def stalled_seconds(self) -> float:
+        """Seconds without a sign other than computing on any node; 0 until every node has reported."""
+        return min((each.stalled_seconds for each in self._complete_progress), default=0.0)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time of all nodes since the last sign."""
+        return sum(
+            max(0.0, progress.cpu_seconds - self._cpu_seconds_at_last_sign.get(node, 0.0))
+            for node, progress in self._progress.items()
+        )
+
+    @property
+    def _complete_progress(self) -> List[NodeProgress]:
+        """The progress of all nodes; empty until every node has reported."""
+        return list(self._progress.values()) if self._nodes <= set(self._progress) else []
+
+    @property
+    def allowed_idle_seconds(self) -> float:
+        """How many seconds the run may be idle while all of its ranks wait."""
+        if not any(progress.has_begun for progress in self._progress.values()):
+            return self._hang_seconds
+        return max(self._min_hang_seconds, min(self._hang_seconds, _IDLE_FACTOR * self._longest_idle_seconds))
+
+    def should_inspect(self, now: float) -> bool:
+        """Whether to inspect every rank now. Returns True once per inspection; pass the answers to `add_inspection`."""
+        if not self._hang_seconds:
+            return False
+        # Half of the time before a decision is enough for several inspections.
+        is_idle = self.idle_seconds >= self._min_hang_seconds / 2
+        if not is_idle and self.stalled_seconds < self._hang_seconds / 2:
+            return False
+        if is_idle != self._inspects_idle_run:  # the run looks different now, so inspect at once
+            self._inspects_idle_run = is_idle
+            self._busy_inspections = 0
+            self._inspect_at = now
+        if self._inspect_at is not None and now < self._inspect_at:
+            return False
+        pause = (self._min_hang_seconds if is_idle else self._hang_seconds / 2) / _MIN_INSPECTIONS
+        self._inspect_at = now + pause * 2 ** min(self._busy_inspections, _MAX_DOUBLINGS)
+        self._unanswered_nodes = set(self._nodes)
+        self._answers = {}
+        return True
+
+    def add_inspection(self, node: int, states: Mapping[int, RankState], now: float) -> None:
+        """Add one node's answer to an inspection. `states`: what each of its ranks was doing."""
+        if node not in self._unanswered_nodes:
+            return
+        self._unanswered_nodes.discard(node)
+        self._answers.update(states)
+        if self._unanswered_nodes:
+            return
+        standstills = {}
+        for rank, state in self._answers.items():
+            last = self._standstills.get(rank)
+            if last is not None and (last.state.digest, last.state.is_parked) == (state.digest, state.is_parked):
+                standstills[rank] = _Standstill(state, last.since, last.inspections + 1)
+            else:
+                standstills[rank] = _Standstill(state, now, 1)
+        self._standstills = standstills
+        may_hang = self._all_wait_idly() if self._inspects_idle_run else self._all_are_stuck()
+        self._busy_inspections = 0 if may_hang else self._busy_inspections + 1
+        self._waiting_inspections = self._waiting_inspections + 1 if may_hang and self._inspects_idle_run else 0
+
+    def _all_wait_idly(self) -> bool:
+        return bool(self._standstills) and all(each.state.waiting for each in self._standstills.values())
+
+    def _all_are_stuck(self) -> bool:
+        states = [each.state for each in self._standstills.values()]
+        some_wait = any(state.waiting == WAITING for state in states)
+        return some_wait and all(state.waiting == WAITING or state.is_parked for state in states)
+
+    def find_hang(self, now: float) -> Optional[Hang]:
+        """Return the hang if the run hangs, else None."""
+        if not self._hang_seconds or not self._complete_progress:
+            return None
+        states = {rank: each.state for rank, each in self._standstills.items()}
+        # An idle run hangs after `hang_seconds`, wherever its ranks are.
+        if self.idle_seconds >= self._hang_seconds:
+            return Hang(self.idle_seconds, states)
+        if self.idle_seconds >= self.allowed_idle_seconds and self._waiting_inspections > 1:
+            return Hang(self.idle_seconds, states)
+        # The last rank to change its place, and the one with the fewest equal inspections, decide.
+        since = max((each.since for each in self._standstills.values()), default=now)
+        inspections = min((each.inspections for each in self._standstills.values()), default=0)
+        is_spinning = inspections >= _MIN_INSPECTIONS and now - since >= self._hang_seconds and self._all_are_stuck()
+        if is_spinning and self.stalled_seconds >= self._hang_seconds:
+            return Hang(self.stalled_seconds, states)
+        return None
+
+
+def describe_hang(hang: Hang) -> str:
+    """Return the hang as English sentences for logs."""
+    text = "No sign of progress for {} seconds.".format(int(hang.seconds))
+    not_waiting = [rank for rank, state in sorted(hang.states.items()) if not state.waiting]
+    waiting = [rank for rank, state in sorted(hang.states.items()) if state.waiting]
+    if waiting and not_waiting:
+        rank = not_waiting[0]
+        place = hang.states[rank].place
+        text += " {} {} for the others".format(_format_ranks(waiting), "waits" if len(waiting) == 1 else "wait")
+        text += "; rank {} does not{}.".format(rank, ": it is in {}".format(place) if place else "")
+    elif waiting:
+        text += " Every rank waits for the others."
+    return text
+
+
+def _format_ranks(ranks: List[int]) -> str:
+    if len(ranks) == 1:
+        return "Rank {}".format(ranks[0])
+    return "Ranks {}{}".format(", ".join(map(str, ranks[:8])), " and others" if len(ranks) > 8 else "")

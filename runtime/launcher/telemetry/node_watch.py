@@ -1,0 +1,375 @@
+"""Watch the ranks of one node: take samples for the console, and detect hangs together with the other nodes.
+
+Every node reads its processes and sends its progress to the hub. If the hub's `hang_detector.HangDetector` asks for it,
+all nodes inspect their ranks. When the run hangs, all nodes capture stacks before the run ends. The agent's loop calls
+this module, which never waits. It reports a hang to the agent, which ends the run.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+from ..protocol import Message, cause
+from ..step_timer import Counts, read_counts
+from ..worker_group import Rank
+from .gpus import Gpus
+from .hang_detector import (
+    BUSY_SHARE,
+    Activity,
+    Hang,
+    HangDetector,
+    NodeProgress,
+    ProgressTracker,
+    RankState,
+    describe_hang,
+    is_rank_parked,
+)
+from .sampling import Process, Reading, Sampler, group_by_rank, read_processes, read_threads
+from .stacks import ANSWER_SECONDS, CaptureTarget, StackCapture
+
+_FAST_SAMPLE_SECONDS = 2.0
+"""Interval of samples during the first `_FAST_PERIOD_SECONDS` of a run."""
+_SLOW_SAMPLE_SECONDS = 10.0
+"""Interval of samples afterwards."""
+_FAST_PERIOD_SECONDS = 60.0
+_CHECKS_PER_HANG = 20
+"""How many checks for progress to make within `hang_seconds`, if the interval's limits allow it."""
+_MIN_CHECK_SECONDS = 1.0
+"""Minimum interval of checks for progress."""
+_MAX_CHECK_SECONDS = 5.0
+"""Maximum interval of checks for progress."""
+_STACKS_SECONDS = ANSWER_SECONDS + 2.0
+"""How long the hub waits for the other nodes' stacks. A node of a run that hangs may not answer at all."""
+_MIN_BUSY_SHARE = 0.01
+"""Lower limit of the share of a core that makes a process busy; for nodes with a fraction of a core."""
+_NO_COUNTS = Counts(0, 0, 0.0, None)
+
+
+class RankCpu(NamedTuple):
+    """The CPU seconds that a rank had used at one time (`at`, monotonic).
+
+    `threads` is by thread id of its own process, and `children` by pid of its other processes.
+    """
+
+    at: float
+    pid: int
+    threads: Dict[int, float]
+    children: Dict[int, float]
+
+
+class NodeWatch:
+    """Watches the ranks of one node.
+
+    `plan` is the node's `topology.Plan`, and `devices` are its GPUs. `report` sends a message to the supervisor, `send`
+    to the other nodes. Call `handle_timers` at least once a second while ranks run, and `handle_message` with every
+    message of another node.
+    """
+
+    def __init__(
+        self, plan: Any, devices: Sequence[str], *, report: Callable[[Message], None], send: Callable[[Message], None]
+    ) -> None:
+        self._plan = plan
+        self._report = report
+        self._send = send
+        self._is_hub = not plan.node
+        self._gpus = Gpus(devices)
+        self._gpus.start()
+        self._sampler = Sampler(own_network=plan.own_network, gpus=self._gpus)
+        self._metrics_path = plan.run_dir.rstrip("/") + "/metrics.jsonl"
+        # When watching began, and when the next sample and the next reading are due (monotonic).
+        self._watching_since = time.monotonic()
+        self._sample_at = 0.0
+        self._read_at = 0.0
+        self._reported_progress_at = 0.0  # Unix seconds
+        self._round: Optional[int] = None
+        self._ranks: List[Rank] = []
+        self._finished_nodes: Set[int] = set()
+        self._start_round(-1, ())
+
+    def _start_round(self, number: int, members: Iterable[int]) -> None:
+        now = time.monotonic()
+        self._busy_share = BUSY_SHARE
+        if self._plan.cpus:
+            # On a small node, a process that works may get little of a core: a quarter of its rank's share is enough.
+            quarter_share = self._plan.cpus / max(1, self._plan.workers) / 4
+            self._busy_share = max(_MIN_BUSY_SHARE, min(BUSY_SHARE, quarter_share))
+        self._round = number
+        self._tracker = ProgressTracker(now, self._plan.hang_seconds, self._busy_share)
+        self._rank_cpu: Dict[int, RankCpu] = {}
+        self._detector = HangDetector(self._plan.hang_seconds, set(members) - self._finished_nodes)
+        self._last_reading: Optional[Reading] = None
+        self._interval = 0.0  # planned seconds from the last reading to the next
+        # Signs since the last reading: output, CPU time, and how many seconds of it (`hang_detector.Activity`).
+        self._has_printed = self._is_working = False
+        self._counted_cpu_seconds = 0.0
+        self._counts: Dict[int, Counts] = {}  # by seat, at the last reading
+        self._metrics_state: Optional[Tuple[int, int]] = None  # modification time (ns) and size of the metrics file
+        # The capture in progress, and what it is for: an inspection, or the stacks of a hang.
+        self._capture: Optional[StackCapture] = None
+        self._should_inspect = False
+        self._should_report_stacks = False
+        # On the hub, once the run hangs: the last progress (Unix seconds), the CPU time used since, the nodes whose
+        # stacks are missing, and how long to wait for them (monotonic).
+        self._hang: Optional[Hang] = None
+        self._progress_at = self._used_seconds = 0.0
+        self._nodes_without_stacks: Set[int] = set()
+        self._give_up_at = 0.0
+
+    # Input from the agent
+
+    def note_output(self) -> None:
+        """Note that ranks of this node wrote output."""
+        self._has_printed = True
+
+    def note_cpu_work(self) -> None:
+        """Note that this node used CPU time, even if the processes that used it have ended."""
+        self._is_working = True
+
+    def add_cpu_seconds(self, core_seconds: float) -> None:
+        """Add CPU time of this node since the last call, as the kernel counts it."""
+        self._counted_cpu_seconds += core_seconds
+
+    def note_finished(self, node: int) -> None:
+        """Note that every rank of another node has succeeded."""
+        self._finished_nodes.add(node)
+        self._detector.remove_node(node)
+        self._nodes_without_stacks.discard(node)
+
+    def handle_message(self, node: int, message: Message) -> None:
+        """Handle a message of another node's watch; ignore all others."""
+        kind = message.get("type")
+        if message.get("round") != self._round:
+            return  # about ranks of an earlier round
+        if kind == "progress":
+            self._detector.add_progress(node, NodeProgress(*(message[name] for name in NodeProgress._fields)))
+        elif kind == "rank_states":
+            states = {int(seat): RankState(*state) for seat, state in message["states"].items()}
+            self._detector.add_inspection(node, states, time.monotonic())
+        elif kind == "inspect":
+            self._should_inspect = True
+        elif kind == "capture_stacks":
+            self._should_report_stacks = True
+        elif kind == "stacks_captured":
+            self._nodes_without_stacks.discard(node)
+
+    def timeout(self, max_seconds: float) -> float:
+        """Return how long to wait, `max_seconds` at most, until `handle_timers` has something to do."""
+        if self._capture is None:
+            return max_seconds
+        return max(0.0, min(max_seconds, self._capture.ends_at() - time.monotonic()))
+
+    def handle_timers(self, number: int, members: Iterable[int], ranks: Sequence[Rank]) -> Optional[Message]:
+        """Do the work that is due. On the hub, return a cause if the run hangs and the stacks have been captured.
+
+        `number` is the round, `members` are its nodes, `ranks` this node's live ranks.
+        """
+        now = time.monotonic()
+        if number != self._round:
+            self._start_round(number, members)
+        self._ranks = list(ranks)
+        if now >= self._read_at:
+            self._read_processes(now)
+        if self._is_hub and self._hang is None:
+            self._detect_hang(now)
+        if (self._should_inspect or self._should_report_stacks) and self._capture is None:
+            self._start_capture(now)
+        if self._capture is not None and self._capture.is_over(now):
+            self._finish_capture(self._capture, now)
+        if self._hang is None or self._capture is not None or self._should_report_stacks:
+            return None
+        return self._cause(self._hang) if not self._nodes_without_stacks or now >= self._give_up_at else None
+
+    def finish(self, ranks: Sequence[Rank]) -> None:
+        """Take a last sample at the end of the run, which includes ranks that have ended."""
+        self._gpus.stop()
+        self._ranks = list(ranks)
+        self._report_sample(self._sampler.read(), self._read_counts())
+
+    # Reading processes
+
+    def _read_processes(self, now: float) -> None:
+        reading = self._sampler.read()
+        counts = self._read_counts()
+        if now >= self._sample_at:
+            is_early = now < self._watching_since + _FAST_PERIOD_SECONDS
+            self._sample_at = now + (_FAST_SAMPLE_SECONDS if is_early else _SLOW_SAMPLE_SECONDS)
+            self._report_sample(reading, counts)
+        if self._plan.hang_seconds and self._last_reading is not None:
+            activity = self._activity(self._last_reading, reading, counts)
+            progress = self._tracker.add_activity(now, activity, self._interval)
+            self._report_progress(progress)
+            # An inspection compares threads with an earlier reading, which must be ready before the first inspection.
+            if progress.stalled_seconds < self._plan.hang_seconds / 4:
+                self._rank_cpu = {}
+            elif not self._rank_cpu:
+                self._rank_cpu = self._read_rank_cpu(now, reading.processes)
+        self._last_reading, self._counts = reading, counts
+        # Without hang detection only samples are needed.
+        check_seconds = max(_MIN_CHECK_SECONDS, min(_MAX_CHECK_SECONDS, self._plan.hang_seconds / _CHECKS_PER_HANG))
+        self._read_at = min(now + check_seconds, self._sample_at) if self._plan.hang_seconds else self._sample_at
+        self._interval = self._read_at - now
+
+    def _read_counts(self) -> Dict[int, Counts]:
+        return {rank.seat: read_counts(rank.counts_fd) for rank in self._ranks if rank.counts_fd >= 0}
+
+    @property
+    def _seats_by_pid(self) -> Dict[int, int]:
+        return {rank.pid: rank.seat for rank in self._ranks}
+
+    def _report_sample(self, reading: Reading, counts: Dict[int, Counts]) -> None:
+        sample = self._sampler.sample(reading, self._seats_by_pid, counts)
+        if sample is not None:
+            self._report({"type": "sample", **sample})
+
+    def _activity(self, before: Reading, after: Reading, counts: Dict[int, Counts]) -> Activity:
+        """Return this node's activity between two readings. `counts` are those of the second."""
+        seconds = max(1e-3, after.at - before.at)
+        cpu_shares, max_runnable_share = {}, 0.0
+        for pid, process in after.processes.items():
+            earlier = before.processes.get(pid)
+            if earlier is None or earlier.start != process.start:  # a new process, perhaps with the pid of an ended one
+                earlier = process._replace(cpu_seconds=0.0, runnable_seconds=0.0)
+            cpu_shares[pid] = (process.cpu_seconds - earlier.cpu_seconds) / seconds
+            runnable_share = (process.runnable_seconds - earlier.runnable_seconds) / seconds
+            max_runnable_share = max(max_runnable_share, runnable_share)
+        network_bytes = 0
+        if before.network is not None and after.network is not None:
+            network_bytes = sum(after.network) - sum(before.network)
+        has_stepped = any(
+            rank_counts.calls != self._counts.get(seat, _NO_COUNTS).calls for seat, rank_counts in counts.items()
+        )
+        gpus = self._sampler.gpus
+        activity = Activity(
+            seconds=seconds,
+            has_milestone=self._has_printed | has_stepped | self._metrics_changed(),
+            cpu_shares=cpu_shares,
+            max_runnable_share=max_runnable_share,
+            disk_rate=(after.read_bytes + after.written_bytes - before.read_bytes - before.written_bytes) / seconds,
+            network_rate=network_bytes / seconds,
+            # Uninterruptible sleep: the process waits for a disk.
+            is_blocked=any(process.state == "D" for process in after.processes.values()),
+            gpu_percent=max((gpu.utilization or 0 for gpu in gpus), default=0),
+            gpu_memory_percent=max((gpu.memory_utilization or 0 for gpu in gpus), default=0),
+            is_working=self._is_working,
+            counted_cpu_seconds=self._counted_cpu_seconds,
+        )
+        self._has_printed = self._is_working = False
+        self._counted_cpu_seconds = 0.0
+        return activity
+
+    def _metrics_changed(self) -> bool:
+        try:
+            status = os.lstat(self._metrics_path)
+        except OSError:
+            return False
+        last_state, self._metrics_state = self._metrics_state, (status.st_mtime_ns, status.st_size)
+        return last_state != self._metrics_state
+
+    def _report_progress(self, progress: NodeProgress) -> None:
+        at = time.time() - progress.idle_seconds
+        if at >= self._reported_progress_at + _MIN_CHECK_SECONDS:
+            self._reported_progress_at = at
+            self._report({"type": "progress", "at": round(at, 3)})
+        if self._is_hub:
+            self._detector.add_progress(self._plan.node, progress)
+        else:
+            self._send({"type": "progress", "round": self._round, **progress._asdict()})
+
+    # Inspecting ranks
+
+    def _detect_hang(self, now: float) -> None:
+        """On the hub, decide whether to inspect the ranks, and whether the run hangs."""
+        if self._detector.should_inspect(now):
+            self._should_inspect = True
+            self._send({"type": "inspect", "round": self._round})
+        self._hang = self._detector.find_hang(now)
+        if self._hang is not None:
+            other_nodes = self._detector.other_nodes(self._plan.node)
+            # For billing, computing counts as progress. Only stacks show that a run spun, and the code could fake them.
+            self._progress_at = time.time() - self._detector.idle_seconds
+            # CPU time of the idle period, as seconds in which all cores of the run would have been busy.
+            cores = (self._plan.cpus or 1.0) * (1 + len(other_nodes))
+            self._used_seconds = min(self._detector.idle_seconds, self._detector.cpu_seconds / cores)
+            self._should_report_stacks = True
+            self._nodes_without_stacks = set(other_nodes)
+            self._give_up_at = now + _STACKS_SECONDS
+            self._send({"type": "capture_stacks", "round": self._round})
+
+    def _start_capture(self, now: float) -> None:
+        self._capture = StackCapture({rank.seat: CaptureTarget(rank.pid, rank.report_fd) for rank in self._ranks})
+        for rank in self._ranks:
+            rank.report_listener = self._read_stacks
+        self._capture.start(now)
+
+    def _read_stacks(self, seat: int, data: bytes) -> None:
+        if self._capture is not None:
+            self._capture.add_data(seat, data, time.monotonic())
+
+    def _finish_capture(self, capture: StackCapture, now: float) -> None:
+        self._capture = None
+        for rank in self._ranks:
+            rank.report_listener = None
+        if self._should_inspect:
+            self._should_inspect = False
+            states = self._add_parked(capture.rank_states(), now)
+            if self._is_hub:
+                self._detector.add_inspection(self._plan.node, states, now)
+            else:
+                self._send({"type": "rank_states", "round": self._round, "states": states})
+        if self._should_report_stacks:
+            self._should_report_stacks = False
+            processes = read_processes()
+            pids_by_seat = group_by_rank(processes, self._seats_by_pid)
+            for seat, text in capture.describe_ranks(processes, pids_by_seat).items():
+                self._report({"type": "stacks", "rank": seat, "text": text})
+            if self._is_hub and self._hang is not None:
+                # The hang has all ranks as of the last inspection; update this node's.
+                self._hang = self._hang._replace(states={**self._hang.states, **capture.rank_states()})
+            else:
+                self._send({"type": "stacks_captured", "round": self._round})
+
+    def _read_rank_cpu(self, now: float, processes: Dict[int, Process]) -> Dict[int, RankCpu]:
+        pids_by_seat = group_by_rank(processes, self._seats_by_pid)
+        return {
+            rank.seat: RankCpu(
+                now,
+                rank.pid,
+                read_threads(rank.pid),
+                {pid: processes[pid].cpu_seconds for pid in pids_by_seat[rank.seat] if pid != rank.pid},
+            )
+            for rank in self._ranks
+        }
+
+    def _add_parked(self, states: Dict[int, RankState], now: float) -> Dict[int, RankState]:
+        """Set `is_parked` for ranks that have done nothing since the last reading of their threads."""
+        earlier, self._rank_cpu = self._rank_cpu, self._read_rank_cpu(now, read_processes())
+        for seat, after in self._rank_cpu.items():
+            before = earlier.get(seat)
+            if before is None or before.pid != after.pid or seat not in states:
+                continue
+            seconds = max(1e-3, after.at - before.at)
+            threads = {
+                thread: (cpu - before.threads.get(thread, 0.0)) / seconds for thread, cpu in after.threads.items()
+            }
+            children = [(cpu - before.children.get(pid, 0.0)) / seconds for pid, cpu in after.children.items()]
+            first_thread = threads.pop(after.pid, 1.0)  # unknown: it counts as busy, and the rank not as parked
+            is_parked = is_rank_parked(first_thread, threads.values(), children, self._busy_share)
+            states[seat] = states[seat]._replace(is_parked=is_parked)
+        return states
+
+    def _cause(self, hang: Hang) -> Message:
+        not_waiting = [seat for seat, state in sorted(hang.states.items()) if not state.waiting]
+        data: Dict[str, Any] = {
+            "seconds": int(hang.seconds),
+            "progress_at": round(self._progress_at, 3),
+            "used_seconds": round(self._used_seconds, 3),
+        }
+        failure = cause("hung", "hung", self._plan.node, message=describe_hang(hang), data=data)
+        if 0 < len(not_waiting) < len(hang.states):
+            # Report the first rank that does not wait: the others wait for it.
+            seat = not_waiting[0]
+            failure.update(rank=seat, node=seat // self._plan.workers)
+            data.update(rank=seat, where=hang.states[seat].place)
+        return failure

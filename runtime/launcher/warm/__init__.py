@@ -1,0 +1,1 @@
+"""Warm starts: ranks that are forked from an interpreter with the frameworks imported."""

@@ -1,0 +1,182 @@
+"""The launcher's side of a warm start: pass scripts to ranks that a fork server (`forkserver`) has already forked.
+
+If no forked rank is ready in time, the launcher starts the rank cold. All forked ranks read from one socket that keeps
+message boundaries. Each takes one message, answers with its pid, and is a rank like any other from then on.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import re
+import select
+import socket
+import sys
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from ..topology import imported_names
+
+LONGEST_MESSAGE = 1 << 17
+"""Maximum bytes of one message. If arguments and environment are longer, the rank cannot parse the message, does not
+accept it, and is started cold."""
+READY_SECONDS = 1.0
+"""How long to wait for a forked rank. A cold start takes as long, so waiting longer is not worth it."""
+ACCEPT_SECONDS = 2.0
+"""How long a ready rank may take to accept a script. It only lists the folders from which the script imports."""
+_INT_BYTES = array.array("i").itemsize
+_MAX_DESCRIPTORS = 4
+"""Descriptors of one message: output, reports, step counts and a spare one."""
+# Prefixes of variables that frameworks and their libraries read while they are loaded.
+_READ_AT_IMPORT = "OMP|MKL|KMP|GOMP|OPENBLAS|NUMEXPR|TORCH|PYTORCH|TF|XLA|LD"
+# A script that sets such a variable: os.environ["OMP_..."], .setdefault("OMP_..." or .update({"OMP_...".
+_SETS_ENVIRONMENT = re.compile(
+    r"environ(?:\[|\.setdefault\(|\.update\()\s{0,99}\{?\s{0,99}['\"](?:" + _READ_AT_IMPORT + ")_"
+    # The same with a computed name, which may be any of them.
+    r"|environ\[(?!['\"])[^]]*\]\s*=(?!=)|environ\.(?:setdefault|update)\(\s*\{?\s*(?!['\"{}\s])"
+)
+# Words in a source that may import modules which no import statement names.
+_DYNAMIC_IMPORTS = ("importlib", "__import__", "runpy", "sys.path")
+
+
+class WarmRanks:
+    """The forked ranks of this node. `channel` is the socket from which they read; None if there are no such ranks."""
+
+    def __init__(self, channel: Optional[socket.socket]) -> None:
+        self._channel = channel
+        self._unused_ready_messages = 0  # `ready` messages that arrived while this waited for another one
+
+    def enter_sandbox(self) -> None:
+        """Let the ranks enter the sandbox. It is complete, since this launcher runs in it."""
+        if self._channel is None:
+            return
+        try:
+            self._channel.send(b"join")
+        except OSError:
+            self.close()
+
+    def start(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        folder: str,
+        descriptors: Sequence[int],
+        delay_seconds: float,
+        import_folders: Sequence[str],
+    ) -> Optional[int]:
+        """Have one forked rank run the script and return its pid; None if the rank must be started cold.
+
+        `arguments` are the script's path and its arguments. `folder` is its working directory. `descriptors` are the
+        rank's output, the pipe for its reports, and perhaps its step counts. `import_folders`: see the function of that
+        name. The rank begins once rank 0 serves its store, or after `delay_seconds`.
+        """
+        if self._channel is None or self._wait("ready", READY_SECONDS) is None:
+            self.close()
+            return None
+        message = {
+            "arguments": list(arguments),
+            "environment": dict(environment),
+            "folder": folder,
+            "head_start_seconds": delay_seconds,
+            "import_folders": list(import_folders),
+        }
+        try:
+            send(self._channel, message, descriptors)
+        except OSError:
+            self.close()
+            return None
+        answer = self._wait("accepted", ACCEPT_SECONDS)
+        if answer is None:
+            self.close()
+            return None
+        return int(answer["pid"])
+
+    def close(self) -> None:
+        """Close the socket. Forked ranks that have no script then end."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _wait(self, kind: str, seconds: float) -> Optional[Dict[str, Any]]:
+        """Return the next message of this kind; None if it is late, or the rank has refused, or no rank is left."""
+        if kind == "ready" and self._unused_ready_messages:
+            self._unused_ready_messages -= 1
+            return {}
+        channel = self._channel
+        while channel is not None and select.select([channel], [], [], seconds)[0]:
+            try:
+                data = channel.recv(LONGEST_MESSAGE)
+            except OSError:
+                return None
+            if not data:
+                return None
+            message = json.loads(data)
+            if message["type"] == kind:
+                return dict(message)
+            if message["type"] == "refused":
+                return None
+            self._unused_ready_messages += 1  # another rank became ready meanwhile
+        return None
+
+
+def is_warm_start_useful(sources: Sequence[str], folder: str) -> bool:
+    """Whether to start the script warm. `sources` are its own and those of the modules beside it, in `folder`."""
+    return not _sets_framework_environment(sources) and not _imports_only_stdlib(sources, folder)
+
+
+def _sets_framework_environment(sources: Sequence[str]) -> bool:
+    """Whether the script sets variables that a framework reads while it is imported: too late in a forked rank."""
+    return any("environ" in source and _SETS_ENVIRONMENT.search(source) for source in sources)
+
+
+def _imports_only_stdlib(sources: Sequence[str], folder: str) -> bool:
+    """Whether the script imports no framework: unloading one on exit would take longer than a cold start."""
+    stdlib = getattr(sys, "stdlib_module_names", None)  # Python 3.10 and later
+    if stdlib is None or any(text in source for source in sources for text in _DYNAMIC_IMPORTS):
+        return False
+    imported = {name for source in sources for name in imported_names(source)}
+    return all(name in stdlib or os.path.isfile(os.path.join(folder, name + ".py")) for name in imported)
+
+
+def import_folders(sources: Sequence[str], folder: str, workspace: str) -> List[str]:
+    """List the folders where the script's imports may find its own modules before the image's."""
+    folders = {folder, workspace}
+    # A script that changes `sys.path` is assumed to add subfolders of these two.
+    if any("sys.path" in source for source in sources):
+        for parent in (folder, workspace):
+            try:
+                folders.update(entry.path for entry in os.scandir(parent) if entry.is_dir())
+            except OSError:
+                continue
+    return sorted(folders)
+
+
+def python_path(environment: Mapping[str, str]) -> List[str]:
+    """Return the folders that PYTHONPATH names."""
+    return [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder]
+
+
+def send(channel: socket.socket, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+    """Send one message with descriptors. Raises OSError."""
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+    channel.sendmsg([json.dumps(message).encode()], ancillary)
+
+
+def receive(channel: socket.socket, expected: Optional[int]) -> Tuple[Dict[str, Any], List[int]]:
+    """Receive one message and its descriptors; ({}, []) if the other end is closed.
+
+    Raises OSError. Raises ValueError if the message is no JSON or has not the `expected` number of descriptors (None:
+    any).
+    """
+    space = socket.CMSG_SPACE(_MAX_DESCRIPTORS * _INT_BYTES)
+    data, ancillary, _flags, _address = channel.recvmsg(LONGEST_MESSAGE, space)
+    descriptors = array.array("i")
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(content[: len(content) - len(content) % _INT_BYTES])
+    if expected is not None and len(descriptors) != expected:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise ValueError("a message came without its descriptors")
+    return (json.loads(data) if data else {}), list(descriptors)

@@ -1,0 +1,337 @@
+"""The ranks of one node: started together, watched, and ended together.
+
+A rank's end is reported once, and only after all of its own reports. A rank is identified by its *seat*: its global
+rank at the run's submission. Outputs and logs belong to seats, even if a later round assigns another RANK.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from selectors import EVENT_READ, BaseSelector
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional
+
+from .echoes import is_echo
+from .extract import extract_file
+from .frameworks import rank_environment
+from .processes import Exit, send_signal, spawn
+from .step_timer import open_counts
+from .topology import LaunchPlan, Plan, rank_arguments
+from .warm.client import WarmRanks
+
+TERMINATE_SECONDS = 3.0
+"""How long ranks get between SIGTERM and SIGKILL when the run or one of its rounds fails."""
+EXIT_SECONDS = 30.0
+"""How long a rank may take to end after its script has failed. Some never end: they join a worker that never ends.
+"""
+HEAD_START_SECONDS = 0.05
+"""How much later than rank 0 the other PyTorch ranks start. Rank 0 serves the store that they connect to. A rank that
+connects too early is refused, and retries only after about half a second."""
+_READ_BYTES = 1 << 16
+"""The default size of a pipe, so one read returns everything that an ended rank has reported."""
+_FAILURE_FIELDS = 5
+"""Fields of the report `raised`, before those of the exception's chain: see `rank`."""
+
+
+class ScriptFailure(NamedTuple):
+    """Why a rank's script ended, as the rank reported it.
+
+    `exception` is the name of its type ("": unknown), followed by its text and its place. `exit_code` is what the
+    process will end with, unless a signal or a handler of the script changes it. `echo`: see `echoes`.
+    """
+
+    exception: str = ""
+    message: str = ""
+    file: str = ""
+    line: str = ""
+    function: str = ""
+    exit_code: int = 1
+    echo: bool = False
+
+
+class Rank:
+    """One rank's process, from its start to its end.
+
+    `report_fd` is the descriptor of the pipe that it reports through (-1: closed). `report_listener`, if set, receives
+    the same data. `counts_fd` is the descriptor of its step counts (-1: none), see `step_timer`.
+    """
+
+    def __init__(self, seat: int, pid: int, report_fd: int, counts_fd: int = -1) -> None:
+        self.seat = seat
+        self.pid = pid
+        self.report_fd = report_fd
+        self.counts_fd = counts_fd
+        self.report_listener: Optional[Callable[[int, bytes], None]] = None
+        self.exit: Optional[Exit] = None
+        self.script_returned = False  # the script has returned from its last line
+        # When the script failed: in Unix seconds as the rank reported it, and monotonic when the report arrived.
+        self.script_failed_at: Optional[float] = None
+        self.script_failed_since: Optional[float] = None
+        self.script_failure = ScriptFailure()
+        self.was_killed_late = False  # this launcher killed it EXIT_SECONDS after its script failed
+        self._partial_line = b""
+
+    def read(self) -> bool:
+        """Read the rank's reports; False once the pipe is closed."""
+        try:
+            data = os.read(self.report_fd, _READ_BYTES)
+        except BlockingIOError:
+            return True
+        if not data:
+            return False
+        if self.report_listener is not None:
+            self.report_listener(self.seat, data)
+        *lines, rest = (self._partial_line + data).split(b"\n")
+        self._partial_line = rest[-_READ_BYTES:]
+        for line in lines:
+            report, *fields = line.split(b"\t")
+            kind, _, time_text = report.partition(b" ")
+            if kind == b"finished":
+                self.script_returned = True
+            elif kind == b"raised" and self.script_failed_at is None:
+                self.script_failed_at = _parse_time(time_text)
+                self.script_failed_since = time.monotonic()
+                self.script_failure = _parse_failure([_printable(field) for field in fields])
+        return True
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether its script has failed although its process still runs."""
+        return self.exit is None and self.script_failed_at is not None
+
+    @property
+    def aborted_late(self) -> bool:
+        """Whether the process aborted after its script had returned from the last line. gloo may abort then."""
+        return self.exit is not None and self.exit.signal == "SIGABRT" and self.script_returned
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the rank has ended successfully."""
+        return self.exit is not None and (self.exit.exit_code == 0 or self.aborted_late)
+
+    @property
+    def failed_at(self) -> float:
+        """When the rank failed (Unix seconds): when its script failed, else now, since it was just reaped."""
+        return time.time() if self.script_failed_at is None else self.script_failed_at
+
+    @property
+    def failed_by_signal(self) -> str:
+        """The signal that ended the rank; "" if its script had raised an exception before."""
+        return "" if self.exit is None or self.script_failure.exception else self.exit.signal
+
+
+def _parse_time(text: bytes) -> float:
+    """Parse the time at which a rank failed, in Unix seconds; return now if it is invalid.
+
+    The customer's code can report any time, so only one within the last minute is accepted.
+    """
+    now = time.time()
+    try:
+        reported_at = float(text)
+    except ValueError:
+        return now
+    return reported_at if now - 60 < reported_at < now else now
+
+
+def _parse_failure(fields: List[str]) -> ScriptFailure:
+    """Parse the fields of the report `raised` (see `rank`); if some are missing, the failure is unknown."""
+    if len(fields) < _FAILURE_FIELDS:
+        return ScriptFailure()
+    exception, message, file, line, function, *chain = fields
+    # In `chain`, the type and the text of each exception alternate.
+    echo = is_echo(list(zip(chain[::2], chain[1::2])))  # noqa: B905 - Python 3.8 has no `strict`
+    if exception == "SystemExit":
+        return ScriptFailure(exit_code=int(message) if message.isdigit() else 1, echo=echo)
+    return ScriptFailure(exception, message, file, line, function, 1, echo)
+
+
+def _printable(data: bytes) -> str:
+    """Decode text and replace control characters, so that it can be stored and shown anywhere."""
+    text = data.decode("utf-8", "replace")
+    return "".join(character if character.isprintable() else " " for character in text).strip()
+
+
+class WorkerGroup:
+    """The ranks of this node. `plan` is the run's plan at submission; each round passes its own to `start`."""
+
+    def __init__(self, selector: BaseSelector, plan: Plan, launch_plan: LaunchPlan, warm_ranks: WarmRanks) -> None:
+        self._selector = selector
+        self._seats = [plan.rank(local_rank) for local_rank in range(plan.workers)]
+        self._outputs: List[int] = launch_plan["outputs"]
+        self._python: str = launch_plan["python"]
+        self._environment: Dict[str, str] = launch_plan["environment"]
+        self._variables: Dict[str, str] = launch_plan.get("variables", {})
+        self._secrets: Dict[str, str] = launch_plan.get("secrets", {})
+        self._local_rank_flag = launch_plan["local_rank_flag"]
+        self._folder: str = launch_plan["folder"]
+        self._warm_ranks = warm_ranks
+        self._import_folders: List[str] = launch_plan.get("import_folders", [])
+        self._may_restart = plan.elastic
+        self._owns_pid_namespace = bool(launch_plan.get("owns_pid_namespace"))
+        self._by_pid: Dict[int, Rank] = {}
+        self._kill_at: Optional[float] = None
+
+    def start(self, plan: Plan, announcement: str = "") -> Dict[str, int]:
+        """Start every rank of this node and return {pid: seat}.
+
+        `announcement`, if any, is written to each rank's output first, with its `{rank}` and `{size}` filled in.
+        """
+        self.clear()
+        for local_rank in range(plan.workers):
+            if announcement:
+                text = announcement.format(rank=plan.rank(local_rank), size=plan.world_size)
+                with contextlib.suppress(OSError):
+                    os.write(self._outputs[local_rank], "[trainyard] {}\n".format(text).encode())
+            self.start_rank(plan, local_rank)
+        self.finish_starting()
+        return self.pids
+
+    def clear(self) -> None:
+        """Drop the ranks of the previous round, which have all ended."""
+        for rank in self._by_pid.values():
+            if rank.counts_fd >= 0:
+                os.close(rank.counts_fd)
+        self._by_pid.clear()
+        self._kill_at = None
+
+    def finish_starting(self) -> None:
+        """Close the descriptors that only starting needs; keep the outputs if later rounds may start ranks again."""
+        self._warm_ranks.close()
+        if not self._may_restart:
+            for output in self._outputs:
+                os.close(output)
+
+    def start_rank(self, plan: Plan, local_rank: int, extra_environment: Optional[Mapping[str, str]] = None) -> Rank:
+        """Start one rank, warm if a forked rank is ready, else cold. It also gets the variables `extra_environment`."""
+        report_fd, rank_report_fd = os.pipe()
+        os.set_blocking(report_fd, False)
+        counts_fd = open_counts()
+        contract = rank_environment(plan, local_rank)
+        environment = {**self._environment, **contract, **(extra_environment or {}), **self._variables, **self._secrets}
+        if "PYTHONPATH" in self._environment and environment["PYTHONPATH"] != self._environment["PYTHONPATH"]:
+            # The order's own folders come first, but do not replace the platform's.
+            environment["PYTHONPATH"] = "{}:{}".format(environment["PYTHONPATH"], self._environment["PYTHONPATH"])
+        rank_script = extract_file("rank.py", "step_timer.py")
+        arguments = [self._python, "-u", rank_script, "{},{}".format(rank_report_fd, counts_fd), plan.script]
+        arguments += rank_arguments(plan, local_rank, self._local_rank_flag, {**contract, **self._variables})
+        inherited = [rank_report_fd, counts_fd] if counts_fd >= 0 else [rank_report_fd]
+        delay_seconds = HEAD_START_SECONDS if plan.framework == "pytorch" and plan.rank(local_rank) else 0.0
+        pid = self._warm_ranks.start(
+            arguments[4:],  # the script and its arguments: a forked rank has an interpreter already
+            environment,
+            folder=self._folder,
+            descriptors=[self._outputs[local_rank], *inherited],
+            delay_seconds=delay_seconds,
+            import_folders=self._import_folders,
+        ) or spawn(
+            arguments,
+            environment,
+            output=self._outputs[local_rank],
+            inherit=inherited,
+            folder=self._folder,
+            new_session=True,
+            delay_seconds=delay_seconds,
+        )
+        os.close(rank_report_fd)
+        rank = Rank(self._seats[local_rank], pid, report_fd, counts_fd)
+        self._by_pid[pid] = rank
+        self._selector.register(report_fd, EVENT_READ, rank)
+        return rank
+
+    @property
+    def pids(self) -> Dict[str, int]:
+        """{pid: seat}, as in the message `running`."""
+        return {str(pid): rank.seat for pid, rank in self._by_pid.items()}
+
+    @property
+    def ranks(self) -> List[Rank]:
+        """All ranks of this round, whether or not they have ended."""
+        return list(self._by_pid.values())
+
+    @property
+    def live_ranks(self) -> List[Rank]:
+        """The ranks that have not ended."""
+        return [rank for rank in self._by_pid.values() if rank.exit is None]
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether there are ranks and all of them have succeeded."""
+        return bool(self._by_pid) and all(rank.succeeded for rank in self._by_pid.values())
+
+    @property
+    def has_ended_ranks(self) -> bool:
+        """Whether any rank has ended, or its script has failed."""
+        return any(rank.exit is not None or rank.script_failed_at is not None for rank in self._by_pid.values())
+
+    def read_reports(self, rank: Rank) -> None:
+        """Read a rank's reports, unless its pipe is closed: it is read to its end when the rank ends."""
+        if rank.report_fd >= 0 and not rank.read():
+            self._selector.unregister(rank.report_fd)
+            os.close(rank.report_fd)
+            rank.report_fd = -1
+
+    def note_exit(self, ended: Exit) -> Optional[Rank]:
+        """Note the end of a process; return its rank. None if it is no rank: mpirun, a daemon, an adopted orphan."""
+        rank = self._by_pid.get(ended.pid)
+        if rank is None or rank.exit is not None:
+            return None
+        # SIGKILL came from `handle_timers`; the failure of the script counts, with exit code 1.
+        rank.exit = Exit(ended.pid, 1, "") if rank.was_killed_late and ended.signal == "SIGKILL" else ended
+        if rank.report_fd >= 0:
+            self.read_reports(rank)
+        return rank
+
+    def terminate(self) -> None:
+        """Send SIGTERM now and SIGKILL later. Ranks whose script has failed get no SIGTERM: they print a traceback."""
+        for rank in self.live_ranks:
+            if not rank.is_failing:
+                send_signal(rank.pid, signal.SIGTERM)
+        if self._kill_at is None:
+            self._kill_at = time.monotonic() + TERMINATE_SECONDS
+
+    def timeout(self, max_seconds: float) -> float:
+        """Return how long to wait, `max_seconds` at most, until `handle_timers` has something to do."""
+        if self._kill_at is None:
+            return max_seconds
+        return max(0.0, min(max_seconds, self._kill_at - time.monotonic()))
+
+    def handle_timers(self) -> None:
+        """Kill ranks that still run long after their SIGTERM or after their script's failure."""
+        now = time.monotonic()
+        if self._kill_at is not None and now >= self._kill_at:
+            self.signal(signal.SIGKILL)
+            self._kill_at = None
+        for rank in self.live_ranks:
+            failed_since = rank.script_failed_since
+            if not rank.was_killed_late and failed_since is not None and now >= failed_since + EXIT_SECONDS:
+                rank.was_killed_late = True
+                send_signal(rank.pid, signal.SIGKILL)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to every rank that has not ended."""
+        for rank in self.live_ranks:
+            send_signal(rank.pid, number)
+
+    def terminate_rank(self, pid: int) -> None:
+        """Send SIGTERM to one rank, unless it has ended."""
+        rank = self._by_pid.get(pid)
+        if rank is not None and rank.exit is None:
+            send_signal(pid, signal.SIGTERM)
+
+    def kill_leftovers(self) -> None:
+        """Kill the processes that ended ranks have left behind. Call when no rank runs."""
+        if os.getpid() == 1:  # in a sandbox: everything in this pid namespace belongs to the run
+            send_signal(-1, signal.SIGKILL)
+            return
+        if self._owns_pid_namespace:
+            # In a pod: everything but the supervisor (pid 1) and this process belongs to the run.
+            for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
+                if pid not in (1, os.getpid()):
+                    send_signal(pid, signal.SIGKILL)
+            return
+        # Elsewhere only the ranks' own process groups are known to belong to the run.
+        for rank in self._by_pid.values():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(rank.pid, signal.SIGKILL)

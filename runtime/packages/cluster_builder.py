@@ -1,0 +1,133 @@
+"""Install a layer's packages on a cluster: a run of one node in the customer's image, on storage that runs can mount.
+
+The cluster keeps the state of the installation, so any process may start it, look at it and finish it. Each step can be
+repeated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from runtime.backends.base import Backend
+from runtime.backends.kubernetes.config import ClusterConfig
+from runtime.backends.kubernetes.volume import RunFolders
+from runtime.errors import RunNotFound
+from runtime.packages import builder, layers
+from runtime.packages.builder import MAX_LOG_BYTES, InstallRequest, InstallResult
+from runtime.packages.indexes import Indexes
+from runtime.packages.layers import Layer
+from runtime.specs import Image, Mount, Outcome, PullSecret, RunPhase
+
+START_SECONDS = 1800
+"""How long an installation may wait for a free machine and for its image before it is given up and tried again."""
+
+
+def can_install(config: ClusterConfig) -> bool:
+    """Whether runs of this cluster can get packages: it names an index, and the console shares its storage."""
+    return config.package_index is not None and config.volume.shared
+
+
+def layer_key(config: ClusterConfig, image: Image, requirements: Sequence[str]) -> str:
+    """Return the key of the layer with these requirements on an image of this cluster."""
+    return layers.cluster_layer_key(
+        cluster=config.name,
+        image=image.reference + image.digest or config.images.get(image.builtin, image.builtin),
+        python=config.pythons.get(image.builtin or image.reference, ""),
+        requirements=requirements,
+    )
+
+
+def layers_root(runs_root: Path) -> Path:
+    """Return the root of a cluster's layers. `runs_root` is the folder of its runs, inside its volume."""
+    return runs_root / ".packages"
+
+
+def start(
+    layer: Layer,
+    request: InstallRequest,
+    *,
+    backend: Backend,
+    config: ClusterConfig,
+    image: Image,
+    pull_secret: PullSecret | None,
+    organization_slug: str,
+) -> None:
+    """Start the installation. Does nothing if the layer is complete.
+
+    Raises InvalidSpec, NoCapacity, BackendUnavailable, OSError.
+    """
+    index = config.package_index
+    if layer.is_complete or index is None:
+        return
+    for folder in (layer.root, layer.folder.parent, layer.folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o711)  # kubelets pass through; other users cannot list
+    found = Indexes(addresses=(index.url,), find_links=(), hosts={}, certificate=index.certificate)
+    mounts = builder.prepare_inputs(layer, request.requirements, found, {})
+    # A run needs a workspace. This one has nothing to write there.
+    workspace = Mount(str(layer.folder / "inputs"), "/workspace")
+    spec = builder.install_spec(_run_name(layer), image, request, (workspace, *mounts))
+    labels = {"organization": organization_slug}
+    backend.submit(dataclasses.replace(spec, pull_secret=pull_secret, labels=labels))
+
+
+def is_working(layer: Layer, backend: Backend) -> bool:
+    """Whether the cluster has an installation of this layer, ended or not. Raises BackendUnavailable."""
+    try:
+        backend.describe(_run_name(layer))
+    except RunNotFound:
+        return False
+    return True
+
+
+def take_result(layer: Layer, backend: Backend) -> tuple[InstallResult, str] | None:
+    """Return how the installation ended, and the end of its output; None if it has not ended, or there is none.
+
+    Removes its run. A process that dies before it stores the result finds the layer complete, or starts it over.
+    Raises BackendUnavailable.
+    """
+    if layer.is_complete:
+        backend.delete(_run_name(layer))
+        return InstallResult(size_bytes=layers.size_of(layer.packages)), log_of(layer)
+    try:
+        status = backend.describe(_run_name(layer))
+    except RunNotFound:
+        return None
+    is_late = status.started_at is None and time.time() > (status.submitted_at or time.time()) + START_SECONDS
+    if status.phase is not RunPhase.ENDED and not is_late:
+        return None
+    log = log_of(layer)
+    if is_late:
+        result = InstallResult(f"The installation did not start. {status.waiting_for}".strip(), is_fault=True)
+    elif status.outcome is Outcome.COMPLETED:
+        try:
+            size = layers.adopt(layer, _runs_root(layer) / _run_name(layer))
+        except OSError as error:
+            result = InstallResult(f"The packages could not be moved to their place: {error}", is_fault=True)
+        else:
+            result = InstallResult(builder.REPLACED_FOLDER) if size is None else InstallResult(size_bytes=size)
+    elif status.outcome is Outcome.CODE_FAILED:
+        result = InstallResult(builder.reason_of(log) if log else status.failure.message if status.failure else "")
+    else:
+        result = builder.failed(status)
+    backend.delete(_run_name(layer))
+    return result, log
+
+
+def log_of(layer: Layer) -> str:
+    """Return the end of the installation's output so far. Asks no cluster: the output is on the shared storage."""
+    folders = RunFolders(_runs_root(layer), uid=0)
+    piece = folders.read(_run_name(layer), "logs", "rank-0.log", -MAX_LOG_BYTES, MAX_LOG_BYTES)
+    return piece.data.decode("utf-8", "replace").replace("\0", "")
+
+
+def _run_name(layer: Layer) -> str:
+    """Return the name of the installation's run. Keys of two organizations may be equal."""
+    return f"packages-{layer.organization}-{layer.key[:12]}"
+
+
+def _runs_root(layer: Layer) -> Path:
+    return layer.root.parent

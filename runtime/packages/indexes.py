@@ -1,0 +1,93 @@
+"""The package indexes that installations may use: the setting PACKAGE_INDEXES, else pip's configuration.
+
+An index is an address, or a folder on this machine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from runtime.errors import RuntimeFault
+from runtime.images import uv
+
+DEFAULT_INDEX = "https://pypi.org/simple"
+DEFAULT_FILE_HOSTS = ("files.pythonhosted.org",)
+"""Hosts of the files that DEFAULT_INDEX lists."""
+_PORTS = {"http": 80, "https": 443}
+_NAMES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_FIND_LINKS", "SSL_CERT_FILE")
+
+
+class InvalidIndexes(RuntimeFault):
+    """The configured package indexes cannot be used. The operator must correct the setting."""
+
+    code = "invalid_indexes"
+
+
+@dataclass(frozen=True)
+class Indexes:
+    """Package indexes. `addresses` and `find_links` are URLs or folders; the first address is the default index.
+
+    `hosts` has the hosts that an installation may connect to, see `proxy.Hosts`. `certificate` is a file of trusted
+    certificates; "" means the system's.
+    """
+
+    addresses: tuple[str, ...]
+    find_links: tuple[str, ...]
+    hosts: Mapping[tuple[str, int], bool]
+    certificate: str = ""
+
+
+def configured(
+    addresses: Sequence[str], file_hosts: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> Indexes:
+    """Return the indexes of the settings PACKAGE_INDEXES and PACKAGE_FILE_HOSTS.
+
+    Without `addresses`, those of pip's configuration count, which `environment` has as uv's variables (None: read it).
+    Raises InvalidIndexes.
+    """
+    known = _pip_configuration() if environment is None else environment
+    find_links: tuple[str, ...] = ()
+    # The operator may choose an index in a private network. An index that nobody chose must be public.
+    is_chosen = bool(addresses) or "UV_DEFAULT_INDEX" in known
+    if not addresses:
+        default = known.get("UV_DEFAULT_INDEX") or DEFAULT_INDEX
+        addresses = [default, *known.get("UV_INDEX", "").split()]
+        find_links = tuple(part for part in known.get("UV_FIND_LINKS", "").split(",") if part)
+    hosts: dict[tuple[str, int], bool] = {}
+    for address in (*addresses, *find_links):
+        parts = urlsplit(address)
+        if parts.scheme in {"", "file"}:
+            continue
+        if parts.scheme not in _PORTS or not parts.hostname:
+            raise InvalidIndexes(f"PACKAGE_INDEXES: '{address}' is neither an http address nor a folder.")
+        if parts.username or parts.password:
+            # Build code of packages runs beside the installer and could read them.
+            raise InvalidIndexes(
+                f"PACKAGE_INDEXES: the index on {parts.hostname} has credentials in its address. Customers' packages "
+                "could read them. Use an index that needs none."
+            )
+        hosts[parts.hostname.lower(), parts.port or _PORTS[parts.scheme]] = is_chosen or address != DEFAULT_INDEX
+    if any(address.rstrip("/") == DEFAULT_INDEX for address in addresses):
+        hosts |= {(name, 443): is_chosen for name in DEFAULT_FILE_HOSTS}
+    for file_host in file_hosts:
+        name, _, port = file_host.partition(":")
+        hosts[name.lower(), int(port or 443)] = True
+    return Indexes(tuple(addresses), find_links, hosts, known.get("SSL_CERT_FILE", ""))
+
+
+def folder_of(address: str) -> Path | None:
+    """Return the folder of an index on this machine; None for one on a server."""
+    parts = urlsplit(address)
+    if parts.scheme == "file":
+        return Path(unquote(parts.path))
+    return Path(address) if not parts.scheme else None
+
+
+def _pip_configuration() -> dict[str, str]:
+    """Return pip's configuration as uv's variables; variables that are set already win."""
+    values = uv.environment()
+    return values | {name: os.environ[name] for name in _NAMES if name in os.environ}

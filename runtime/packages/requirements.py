@@ -1,0 +1,118 @@
+"""Read a customer's requirements file.
+
+Only names with versions are accepted. Options, paths and addresses would reach past the configured package indexes.
+Pure.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from runtime.errors import RuntimeFault
+
+MAX_BYTES = 64 * 1024
+"""The largest requirements file; a file with every package of a large project has a few KiB."""
+MAX_REQUIREMENTS = 500
+"""The most requirements of one file."""
+_MAX_QUOTED = 100
+"""Characters of a faulty line that an error quotes."""
+_COMMENT = re.compile(r"(^|\s)#.*$")
+_OPTION = re.compile(r"(^|\s)--?[A-Za-z]")
+_PLACE = re.compile(r"^(\.|/|~|[A-Za-z]:\\|(git|hg|svn|bzr)\+)|://|^file:", re.IGNORECASE)
+"""A requirement that is a path, an address or a repository."""
+
+
+class Problem(enum.StrEnum):
+    """Why a requirements file is refused."""
+
+    TOO_LARGE = "too_large"
+    TOO_MANY = "too_many"
+    EMPTY = "empty"
+    OPTION = "option"
+    PLACE = "place"
+    SYNTAX = "syntax"
+
+
+class InvalidRequirements(RuntimeFault):
+    """A requirements file is refused. `line` is the number of the line at fault, 0 for the whole file."""
+
+    code = "invalid_requirements"
+
+    def __init__(self, problem: Problem, *, line: int = 0, text: str = "") -> None:
+        super().__init__(f"Line {line}: {problem}: {text}" if line else str(problem))
+        self.problem = problem
+        self.line = line
+        self.text = text[:_MAX_QUOTED]
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """A requirement that the image cannot meet: it has another version of the package."""
+
+    requirement: str
+    name: str
+    installed: str
+
+
+def parse(text: str) -> tuple[str, ...]:
+    """Return the requirements in a normal form, sorted and without repetitions. Raises InvalidRequirements."""
+    if len(text.encode()) > MAX_BYTES:
+        raise InvalidRequirements(Problem.TOO_LARGE)
+    requirements = {str(_requirement(line, number)) for number, line in _lines(text)}
+    if not requirements:
+        raise InvalidRequirements(Problem.EMPTY)
+    if len(requirements) > MAX_REQUIREMENTS:
+        raise InvalidRequirements(Problem.TOO_MANY)
+    return tuple(sorted(requirements))
+
+
+def find_conflict(requirements: Sequence[str], installed: Mapping[str, str]) -> Conflict | None:
+    """Return the first requirement for another version of a package that the image has; None if there is none.
+
+    `installed` are versions by canonical name. Requirements with an environment marker are left to the installer.
+    """
+    for text in requirements:
+        requirement = Requirement(text)
+        name = canonicalize_name(requirement.name)
+        version = installed.get(name)
+        if version is None or requirement.marker is not None:
+            continue
+        if not requirement.specifier.contains(version, prereleases=True):
+            return Conflict(text, name, version)
+    return None
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield each requirement with the number of its first line, as pip joins lines and removes comments."""
+    joined, first = "", 0
+    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), start=1):
+        first = first or number
+        if line.endswith("\\") and not line.lstrip().startswith("#"):
+            joined += line[:-1]
+            continue
+        content = _COMMENT.sub("", joined + line).strip()
+        if content:
+            yield first, content
+        joined, first = "", 0
+    if content := _COMMENT.sub("", joined).strip():
+        yield first, content
+
+
+def _requirement(line: str, number: int) -> Requirement:
+    if _PLACE.search(line):
+        raise InvalidRequirements(Problem.PLACE, line=number, text=line)
+    if _OPTION.search(line):
+        raise InvalidRequirements(Problem.OPTION, line=number, text=line)
+    try:
+        requirement = Requirement(line)
+    except InvalidRequirement:
+        raise InvalidRequirements(Problem.SYNTAX, line=number, text=line) from None
+    if requirement.url:
+        raise InvalidRequirements(Problem.PLACE, line=number, text=line)
+    return requirement

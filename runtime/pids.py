@@ -1,0 +1,73 @@
+"""Processes of this machine, identified by pid and start time, since the kernel reuses pids.
+
+Standard library only: the supervisor imports this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from pathlib import Path
+
+
+def start_time(pid: int) -> int | None:
+    """Return when the process started, in clock ticks since boot; None if it has ended. A zombie has ended."""
+    fields = _stat_fields(pid)
+    # State and start time are fields 3 and 22 of proc(5), so 0 and 19 here.
+    return None if fields is None or fields[0] in "ZX" else int(fields[19])
+
+
+def parent(pid: int) -> int | None:
+    """Return the pid of the process's parent; None where there is no such process."""
+    fields = _stat_fields(pid)
+    return None if fields is None else int(fields[1])
+
+
+def _stat_fields(pid: int) -> list[str] | None:
+    """Return the fields of /proc/<pid>/stat from the third, the state, on; None where there is no such process."""
+    try:
+        # The second field, the name in parentheses, may itself contain spaces and parentheses.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def is_alive(pid: int, started: int | None) -> bool:
+    """Whether this process still runs. `started` is its `start_time`, here and below."""
+    return started is not None and start_time(pid) == started
+
+
+def send(pid: int, started: int | None, number: signal.Signals) -> bool:
+    """Send a signal to this process; return False if it has ended."""
+    try:
+        # The descriptor keeps referring to one process. The start time is checked after the opening, so the signal
+        # cannot reach a later process with the same pid.
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if not is_alive(pid, started):
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(descriptor, number)
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def wait_for_end(pid: int, started: int | None, seconds: float) -> bool:
+    """Wait until this process has ended, for at most `seconds`; return whether it has."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return True
+    try:
+        if not is_alive(pid, started):
+            return True
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(max(0.0, seconds) * 1000))
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,193 @@
+// Sends a large file directly to the operator's bucket, in parts: an uploader for Uppy, in place of Tus.
+// The one rule: the server signs each part just before it is sent, so a URL never grows old and a lost part is sent again.
+// The browser remembers the unfinished upload of its target, and continues it when the same file is chosen again.
+import { csrf } from "./shared.js";
+
+const PARALLEL = 3;
+/** Of what no pause interrupts. */
+const UNINTERRUPTED = new AbortController().signal;
+
+/** An answer that no retry changes. `answer` is the API's error. */
+class Refused extends Error {
+  constructor(answer) {
+    super(answer.message);
+    this.answer = answer;
+  }
+}
+
+const ask = async (method, url, body, signal) => {
+  const headers = { Accept: "application/json", "Content-Type": "application/json", "X-CSRFToken": csrf(), "Tus-Resumable": "1.0.0" };
+  const response = await fetch(url, { method, headers, signal, body: body && JSON.stringify(body) });
+  if (response.status === 204) return null;
+  const answer = await response.json();
+  if (response.ok) return answer;
+  if (response.status >= 500 || response.status === 429) throw new Error(answer.message);
+  throw new Refused(answer);
+};
+
+/** PUT a part. Rejects if it did not arrive. */
+const put = (url, body, signal, onProgress) =>
+  new Promise((resolve, reject) => {
+    const request = new XMLHttpRequest();
+    const abort = () => request.abort();
+    signal.addEventListener("abort", abort);
+    request.upload.addEventListener("progress", (event) => onProgress(event.loaded));
+    request.addEventListener("loadend", () => {
+      signal.removeEventListener("abort", abort);
+      if (request.status === 200) resolve();
+      else reject(new Error(`the bucket answered ${request.status}`));
+    });
+    request.open("PUT", url);
+    request.send(body);
+  });
+
+const wait = (milliseconds, signal) =>
+  new Promise((resolve) => {
+    const timer = setTimeout(resolve, milliseconds);
+    signal.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
+  });
+
+/** The name under which the browser remembers the unfinished upload of a target. */
+export const memoryOf = (target) => `direct::${target}`;
+
+export class Direct {
+  /** `opts`: endpoint, target, retryDelays. The file's meta is what is sent to create the upload. */
+  constructor(uppy, opts) {
+    this.id = "Direct";
+    this.type = "uploader";
+    this.uppy = uppy;
+    this.opts = opts;
+    this.memory = memoryOf(opts.target);
+    this.controller = new AbortController();
+    this.isPaused = false;
+    this.isCancelled = false;
+    this.onPause = (_file, isPaused) => {
+      this.isPaused = isPaused;
+      if (isPaused) this.controller.abort();
+      else this.resume?.();
+    };
+    this.onCancel = () => this.cancel();
+    this.upload = ([id]) => this.run(id);
+  }
+
+  install() {
+    this.uppy.setState({ capabilities: { ...this.uppy.getState().capabilities, resumableUploads: true } });
+    this.uppy.addUploader(this.upload);
+    this.uppy.on("upload-pause", this.onPause);
+    this.uppy.on("cancel-all", this.onCancel);
+  }
+
+  uninstall() {
+    this.uppy.removeUploader(this.upload);
+    this.end();
+  }
+
+  /** Heed the buttons no longer. Uppy cancels everything when it is destroyed, also what has ended. */
+  end() {
+    this.uppy.off("upload-pause", this.onPause);
+    this.uppy.off("cancel-all", this.onCancel);
+  }
+
+  /** Uppy calls it when its state changes; there is nothing to show here. */
+  update() {}
+
+  async run(id) {
+    const file = this.uppy.getFile(id);
+    this.uppy.emit("upload-start", [file]);
+    try {
+      await this.begin(file);
+      while (this.missing.length) {
+        if (this.isPaused) await new Promise((resolve) => (this.resume = resolve));
+        if (this.isCancelled) return;
+        this.controller = new AbortController();
+        const { signal } = this.controller;
+        await Promise.all(Array.from({ length: PARALLEL }, () => this.sendParts(file, signal)));
+      }
+      if (this.isCancelled) return;
+      await this.retried(() => ask("POST", `${this.url}complete/`), UNINTERRUPTED);
+      localStorage.removeItem(this.memory);
+      this.end();
+      this.uppy.emit("upload-success", file, { status: 200, uploadURL: this.url });
+    } catch (error) {
+      if (this.isCancelled) return;
+      this.controller.abort(); // the other parts
+      this.end();
+      if (error instanceof Refused) localStorage.removeItem(this.memory);
+      this.uppy.emit("upload-error", file, error);
+    }
+  }
+
+  /** Create the upload, or continue the one that the browser remembers of this file. */
+  async begin(file) {
+    const { size, lastModified } = file.data;
+    const known = JSON.parse(localStorage.getItem(this.memory) ?? "null");
+    let upload = null;
+    if (known?.size === size && known.lastModified === lastModified && known.metadata.filename === file.meta.filename)
+      upload = await this.retried(() => ask("GET", `${this.opts.endpoint}${known.id}/parts/`), UNINTERRUPTED).catch((error) => {
+        if (!(error instanceof Refused)) throw error;
+      });
+    if (!upload) {
+      const { purpose, name, path = "", filename, unpack } = file.meta;
+      const values = { size_bytes: size, purpose, name, path, filename, unpack: unpack !== undefined };
+      upload = { ...(await ask("POST", `${this.opts.endpoint}direct/`, values)), received: [] };
+      localStorage.setItem(this.memory, JSON.stringify({ id: upload.id, size, lastModified, metadata: { filename } }));
+    }
+    this.url = `${this.opts.endpoint}${upload.id}/`;
+    this.partSize = upload.part_size_bytes;
+    this.sent = new Map(upload.received.map((number) => [number, this.part(file, number).size]));
+    this.missing = Array.from({ length: upload.part_count }, (_, index) => index + 1).filter((number) => !this.sent.has(number));
+    this.report(file);
+  }
+
+  part(file, number) {
+    return file.data.slice((number - 1) * this.partSize, number * this.partSize);
+  }
+
+  /** Send missing parts, one after the other, until there are none. A part that is interrupted is missing again. */
+  async sendParts(file, signal) {
+    while (!signal.aborted && this.missing.length) {
+      const number = this.missing.shift();
+      const body = this.part(file, number);
+      const count = (bytes) => {
+        this.sent.set(number, bytes);
+        this.report(file);
+      };
+      try {
+        await this.retried(async () => {
+          const { results } = await ask("POST", `${this.url}parts/`, { numbers: [number] }, signal);
+          await put(results[0].url, body, signal, count);
+        }, signal);
+        count(body.size);
+      } catch (error) {
+        this.missing.unshift(number);
+        this.sent.delete(number);
+        if (!signal.aborted) throw error;
+      }
+    }
+  }
+
+  report(file) {
+    const bytesUploaded = [...this.sent.values()].reduce((total, bytes) => total + bytes, 0);
+    this.uppy.emit("upload-progress", file, { uploadStarted: Date.now(), bytesUploaded, bytesTotal: file.data.size });
+  }
+
+  /** Call `action` until it succeeds, is refused, or has failed too often in a row. */
+  async retried(action, signal) {
+    for (const delay of [...this.opts.retryDelays, null]) {
+      try {
+        return await action();
+      } catch (error) {
+        if (error instanceof Refused || delay === null || signal.aborted) throw error;
+        await wait(delay, signal);
+      }
+    }
+  }
+
+  cancel() {
+    this.isCancelled = true;
+    this.controller.abort();
+    this.resume?.();
+    localStorage.removeItem(this.memory);
+    if (this.url) ask("DELETE", this.url).catch(() => {}); // else it expires
+  }
+}

@@ -1,0 +1,420 @@
+// The log of a job. Of one rank's log a window of bytes is in memory, and of that the visible lines are in the page:
+// scrolling to an end of the window loads the next part. An event stream brings new output while the job runs.
+// The one rule: output is shown as text and classes alone, never as markup.
+import { toast } from "./shared.js";
+
+const job = document.getElementById("job");
+const POLL_EVERY = 4000;
+const PART = 262144; // bytes of one request
+const MAX_PARTS = 6; // parts in memory; a further one drops the part at the other end
+const MAX_LINES = 20000; // lines in memory while all ranks are shown
+const MAX_COLUMNS = 4000; // of one line; longer ones are cut
+const ROW = 20; // height of a line in pixels, as in the style sheet
+const BESIDE = 30; // lines in the page above and below the visible ones
+
+// --- Lines: colours of terminals, and the search ------------------------------------------------------------------------
+const ESCAPE = /\x1b(?:\[([0-9;]{0,40})m|\[[0-9;?]{0,40}[A-Za-z]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])/g;
+const CONTROL = /[\x00-\x08\x0b-\x1f\x7f]/g;
+
+/** What a terminal would show of a line: the text after the last carriage return. */
+const overwritten = (line) => line.slice(line.lastIndexOf("\r", line.length - 2) + 1).slice(0, MAX_COLUMNS);
+const plain = (line) => overwritten(line).replace(ESCAPE, "").replace(CONTROL, "");
+
+/** Split a line into [text, classes] by its color codes. */
+const spans = (line) => {
+  const parts = [];
+  const style = { fg: "", bg: "", bold: "" };
+  let from = 0;
+  const push = (text) => text && parts.push([text.replace(CONTROL, ""), Object.values(style).filter(Boolean).join(" ")]);
+  for (const match of line.matchAll(ESCAPE)) {
+    push(line.slice(from, match.index));
+    from = match.index + match[0].length;
+    if (match[1] === undefined) continue;
+    for (const code of match[1].split(";").map(Number)) {
+      if (code === 0) style.fg = style.bg = style.bold = "";
+      else if (code === 1) style.bold = "ansi-bold";
+      else if (code === 22) style.bold = "";
+      else if ((code >= 30 && code <= 37) || (code >= 90 && code <= 97)) style.fg = `ansi-${code}`;
+      else if (code === 39) style.fg = "";
+      else if ((code >= 40 && code <= 47) || (code >= 100 && code <= 107)) style.bg = `ansi-${code}`;
+      else if (code === 49) style.bg = "";
+    }
+  }
+  push(line.slice(from));
+  return parts;
+};
+
+const element = (name, className, text) => {
+  const made = document.createElement(name);
+  if (className) made.className = className;
+  if (text !== undefined) made.textContent = text;
+  return made;
+};
+
+/** Add text to a row, with the places of a search marked. */
+const addText = (row, text, className, wanted) => {
+  const lower = wanted ? text.toLowerCase() : "";
+  let from = 0;
+  for (let at = wanted ? lower.indexOf(wanted) : -1; at >= 0; at = lower.indexOf(wanted, from)) {
+    if (at > from) row.append(element("span", className, text.slice(from, at)));
+    from = at + wanted.length;
+    row.append(element("mark", "", text.slice(at, from)));
+  }
+  if (from < text.length) row.append(element("span", className, text.slice(from)));
+};
+
+// --- The viewer ---------------------------------------------------------------------------------------------------------
+/** Show the log in the tab, whose contents are in the page by now. */
+const setUp = () => {
+  const log = document.getElementById("log");
+  const rank = document.getElementById("log-rank");
+  const attempt = document.getElementById("log-attempt");
+  const follow = document.getElementById("log-follow");
+  const search = document.getElementById("log-search");
+  const found = document.getElementById("log-found");
+  const place = document.getElementById("log-place");
+  const download = document.getElementById("log-download");
+  const sizer = element("div", "log-sizer");
+  const page = element("div", "log-page");
+  sizer.append(page);
+  log.replaceChildren(sizer);
+
+  let parts = []; // contiguous: {text, start, end} in bytes
+  let lines = []; // {text, rank} of all parts, in order
+  let isOpen = false; // the last line has no end yet
+  let size = null; // bytes of the log, null if not known
+  let reached = 0; // where the stream is
+  let ended = false;
+  let source = null;
+  let fallback = 0;
+  let loading = false;
+  let generation = 0; // of the log that is shown: answers about another one are dropped
+  let current = -1; // the line of the search
+
+  const isAll = () => rank.value === "all";
+  const first = () => parts[0]?.start ?? 0;
+  const last = () => parts.at(-1)?.end ?? 0;
+  const address = (values, path = "") => {
+    const url = new URL(job.dataset.logs + path, location.href);
+    url.searchParams.set("rank", rank.value);
+    if (attempt) url.searchParams.set("attempt", attempt.value);
+    for (const [name, value] of Object.entries(values)) url.searchParams.set(name, value);
+    return url;
+  };
+  const ask = async (values, path) => {
+    const asked = generation;
+    const answer = await fetch(address(values, path), { headers: { Accept: "application/json" } });
+    if (!answer.ok) throw new Error(String(answer.status));
+    const data = await answer.json();
+    return asked === generation ? data : null;
+  };
+
+  const human = (bytes) => {
+    const power = Math.min(3, Math.floor(Math.log2(Math.max(1, bytes)) / 10));
+    return `${(bytes / 1024 ** power).toLocaleString(document.documentElement.lang, { maximumFractionDigits: power ? 1 : 0 })} ${["B", "KiB", "MiB", "GiB"][power]}`;
+  };
+
+  // Rows of the page
+
+  let drawn = "";
+  const draw = () => {
+    const from = Math.max(0, Math.floor(log.scrollTop / ROW) - BESIDE);
+    const to = Math.min(lines.length, Math.ceil((log.scrollTop + log.clientHeight) / ROW) + BESIDE);
+    sizer.style.height = `${lines.length * ROW}px`;
+    page.style.transform = `translateY(${from * ROW}px)`;
+    const wanted = search.value.toLowerCase();
+    const key = [generation, from, to, wanted, current, lines.length, lines.at(-1)?.text.length].join(" ");
+    if (key === drawn) return;
+    drawn = key;
+    page.replaceChildren(
+      ...lines.slice(from, to).map((line, number) => {
+        const row = element("div", from + number === current ? "log-row is-current" : "log-row");
+        if (line.rank !== undefined) row.append(element("span", `log-rank ansi-${31 + (line.rank % 6)}`, `[${line.rank}] `));
+        for (const [text, className] of spans(overwritten(line.text))) addText(row, text, className, wanted);
+        return row;
+      }),
+    );
+    const isEmpty = !lines.length || (lines.length === 1 && !lines[0].text);
+    log.classList.toggle("is-empty", isEmpty);
+    if (isEmpty) page.replaceChildren(element("div", "log-row", ended ? log.dataset.none : log.dataset.empty));
+    if (isAll()) place.textContent = log.dataset.all;
+    else place.textContent = size ? `${human(first())} – ${human(last())} / ${human(size)}` : "";
+  };
+  const toEnd = () => {
+    sizer.style.height = `${lines.length * ROW}px`;
+    log.scrollTop = log.scrollHeight;
+  };
+  const show = () => {
+    if (follow.checked && last() >= reached) toEnd();
+    draw();
+  };
+  const goTo = (line) => {
+    current = line;
+    follow.checked = false;
+    sizer.style.height = `${lines.length * ROW}px`;
+    log.scrollTop = Math.max(0, line * ROW - log.clientHeight / 2);
+    draw();
+  };
+
+  // Parts of one rank's log
+
+  const rebuild = () => {
+    const text = parts.map((part) => part.text).join("");
+    lines = text ? text.split("\n").map((each) => ({ text: each })) : [];
+    isOpen = lines.length > 0 && Boolean(lines.at(-1).text);
+    if (lines.length && !isOpen) lines.pop();
+  };
+  const newlines = (part) => part.text.split("\n").length - 1;
+  const append = (chunk) => {
+    if (!chunk.text) return;
+    const previous = parts.at(-1);
+    if (previous && previous.end - previous.start < PART) {
+      previous.text += chunk.text;
+      previous.end = chunk.next_offset;
+    } else parts.push({ text: chunk.text, start: chunk.offset, end: chunk.next_offset });
+    if (parts.length > MAX_PARTS) {
+      const dropped = newlines(parts.shift());
+      rebuild();
+      current = -1;
+      log.scrollTop = Math.max(0, log.scrollTop - dropped * ROW);
+      return;
+    }
+    const [rest, ...rows] = chunk.text.split("\n");
+    if (isOpen) lines.at(-1).text += rest;
+    else lines.push({ text: rest });
+    lines.push(...rows.map((text) => ({ text })));
+    isOpen = Boolean(lines.at(-1).text);
+    if (!isOpen) lines.pop();
+  };
+  const loadEarlier = async () => {
+    if (loading || isAll() || !first()) return;
+    loading = true;
+    try {
+      const end = first();
+      const offset = Math.max(0, end - PART);
+      const chunk = await ask({ offset, limit: end - offset, whole_lines: 1 });
+      if (chunk?.text && first() === end) {
+        const before = lines.length;
+        parts.unshift({ text: chunk.text, start: chunk.offset, end });
+        if (parts.length > MAX_PARTS) parts.pop();
+        const added = newlines(parts[0]);
+        rebuild();
+        if (current >= 0) current += added;
+        sizer.style.height = `${lines.length * ROW}px`;
+        log.scrollTop += (before ? added : 0) * ROW;
+        draw();
+      }
+    } catch {
+      // The console does not answer now; scrolling asks again.
+    }
+    loading = false;
+  };
+  const loadLater = async () => {
+    if (loading || isAll() || last() >= (size ?? reached)) return;
+    loading = true;
+    try {
+      const offset = last();
+      const chunk = await ask({ offset, limit: PART });
+      if (chunk && last() === offset) {
+        size = chunk.size ?? size;
+        append(chunk);
+        draw();
+      }
+    } catch {
+      // As above.
+    }
+    loading = false;
+  };
+  /** Load the part around an offset, and return the line of it. */
+  const loadAround = async (offset) => {
+    const start = Math.max(0, offset - PART / 2);
+    const chunk = await ask({ offset: start, limit: PART, whole_lines: 1 });
+    if (!chunk) return -1;
+    size = chunk.size ?? size;
+    parts = [{ text: chunk.text, start: chunk.offset, end: chunk.next_offset }];
+    rebuild();
+    return lineAt(offset);
+  };
+  const encoder = new TextEncoder();
+  const lineAt = (offset) => {
+    let at = first();
+    for (const [number, line] of lines.entries()) {
+      at += encoder.encode(line.text).length + 1;
+      if (at > offset) return number;
+    }
+    return lines.length - 1;
+  };
+
+  // The stream
+
+  const receive = (chunk) => {
+    ended ||= chunk.eof && !isAll();
+    if (isAll()) return receiveOf(chunk);
+    size = chunk.size ?? size;
+    if (chunk.next_offset > reached) {
+      const isNext = !parts.length || last() === chunk.offset;
+      reached = chunk.next_offset;
+      if (isNext) append(chunk);
+    }
+    show();
+  };
+  const unfinished = new Map(); // by rank: the beginning of a line whose end has not come
+  const receiveOf = (chunk) => {
+    const rows = ((unfinished.get(chunk.rank) ?? "") + chunk.text).split("\n");
+    unfinished.set(chunk.rank, chunk.eof ? "" : rows.pop());
+    if (chunk.eof && rows.at(-1) === "") rows.pop();
+    lines.push(...rows.map((text) => ({ text, rank: chunk.rank })));
+    if (lines.length > MAX_LINES) lines = lines.slice(-MAX_LINES);
+    show();
+  };
+  const poll = async () => {
+    try {
+      const chunk = await ask({ offset: reached });
+      if (!chunk) return;
+      receive(chunk);
+      if (chunk.eof) clearInterval(fallback);
+    } catch {
+      // The console does not answer now; the next round asks again.
+    }
+  };
+  const close = () => {
+    source?.close();
+    clearInterval(fallback);
+    source = null;
+  };
+  const open = () => {
+    close();
+    generation += 1;
+    parts = [];
+    lines = [];
+    isOpen = false;
+    size = null;
+    reached = 0;
+    ended = false;
+    loading = false;
+    current = -1;
+    unfinished.clear();
+    found.textContent = "";
+    follow.checked = true;
+    download.hidden = isAll();
+    download.href = download.dataset.from.replace("rank-0", `rank-${rank.value}`).replace(/attempt-\d+/, `attempt-${attempt?.value ?? download.dataset.attempt}`);
+    draw();
+    const stream = new EventSource(address({ tail: isAll() ? 16384 : 65536 }));
+    source = stream;
+    stream.addEventListener("open", () => {
+      if (!isAll()) return; // that of one rank continues where it was
+      lines = [];
+      unfinished.clear();
+    });
+    let left = isAll() ? rank.options.length - 1 : 1;
+    stream.addEventListener("log", (event) => {
+      const chunk = JSON.parse(event.data);
+      receive(chunk);
+      if (chunk.eof) left -= 1;
+      if (!left) stream.close();
+    });
+    stream.addEventListener("error", () => {
+      if (stream.readyState !== EventSource.CLOSED || source !== stream || isAll()) return;
+      clearInterval(fallback);
+      poll();
+      fallback = setInterval(poll, POLL_EVERY);
+    });
+  };
+
+  // The search: in the lines in memory first, then in the whole log
+
+  const matches = () => {
+    const wanted = search.value.toLowerCase();
+    if (!wanted) return [];
+    return lines.flatMap((line, number) => (plain(line.text).toLowerCase().includes(wanted) ? [number] : []));
+  };
+  const tell = (list) => {
+    const at = list.indexOf(current);
+    found.textContent = list.length ? `${at + 1}/${list.length}` : "0";
+  };
+  const searchAll = async (query, offset) => {
+    let from = offset;
+    for (;;) {
+      const match = await ask({ ...(query && { q: query }), offset: from }, "search/");
+      if (!match) return false;
+      if (match.offset !== null) {
+        const line = await loadAround(match.offset);
+        if (line >= 0) goTo(line);
+        return line >= 0;
+      }
+      if (match.eof) return false;
+      from = match.next_offset;
+    }
+  };
+  const step = async (by) => {
+    const list = matches();
+    const next = by > 0 ? list.find((line) => line > current) : list.findLast((line) => line < current);
+    if (next !== undefined) goTo(next);
+    else if (by > 0 && !isAll() && last() < (size ?? 0) && (await searchAll(search.value, last()))) return tell(matches());
+    else if (list.length && first() === 0 && last() >= (size ?? reached)) goTo(by > 0 ? list[0] : list.at(-1));
+    else if (!isAll() && search.value && !(await searchAll(search.value, 0))) toast(log.dataset.notFound, "status");
+    tell(matches());
+  };
+  let typing = 0;
+  search.addEventListener("input", () => {
+    clearTimeout(typing);
+    current = -1;
+    if (!search.value) {
+      found.textContent = "";
+      return draw();
+    }
+    const list = matches();
+    if (list.length) goTo(list[0]);
+    tell(list);
+    draw();
+    if (!list.length && !isAll()) typing = setTimeout(() => searchAll(search.value, 0).then((hit) => hit && tell(matches()), () => {}), 400);
+  });
+  search.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter") return;
+    event.preventDefault();
+    clearTimeout(typing);
+    step(event.shiftKey ? -1 : 1).catch(() => {});
+  });
+  document.getElementById("log-error").addEventListener("click", () => {
+    const none = () => toast(log.dataset.noError, "status");
+    if (isAll()) {
+      const line = lines.findIndex((each) => /Traceback \(most recent call last\)|(?:Error|Exception): |\b(?:FATAL|CRITICAL)\b/.test(each.text));
+      return line >= 0 ? goTo(line) : none();
+    }
+    searchAll("", 0).then((hit) => hit || none(), none);
+  });
+  document.getElementById("log-start").addEventListener("click", () => {
+    if (isAll()) return goTo(0);
+    loadAround(0).then(() => goTo(0), () => {});
+  });
+  document.getElementById("log-end").addEventListener("click", open);
+
+  // Scrolling
+
+  let drawing = 0;
+  log.addEventListener("scroll", () => {
+    cancelAnimationFrame(drawing);
+    drawing = requestAnimationFrame(draw);
+    if (log.scrollTop < 20 * ROW) loadEarlier();
+    if (log.scrollTop + log.clientHeight > log.scrollHeight - 20 * ROW) loadLater();
+  }, { passive: true });
+  log.addEventListener("wheel", (event) => event.deltaY < 0 && (follow.checked = false), { passive: true });
+  log.addEventListener("keydown", (event) => ["ArrowUp", "PageUp", "Home"].includes(event.key) && (follow.checked = false));
+  follow.addEventListener("change", () => {
+    if (!follow.checked) return;
+    if (last() < reached) open();
+    else show();
+  });
+  rank.addEventListener("change", open);
+  attempt?.addEventListener("change", open);
+  document.getElementById("logs-tab").addEventListener("shown.bs.tab", show);
+  addEventListener("resize", draw);
+  open();
+};
+
+if (document.getElementById("log")) setUp();
+else document.addEventListener("htmx:afterSwap", function loaded(event) {
+  if (event.target.id !== "job-logs") return;
+  document.removeEventListener("htmx:afterSwap", loaded);
+  setUp();
+});

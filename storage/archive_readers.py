@@ -1,0 +1,259 @@
+"""Read .tar, .tar.gz and .zip archives from untrusted users as a stream of checked entries.
+
+A crafted archive makes the standard library's readers fill the memory with headers, seek without end, or raise almost
+any exception. Here every read is limited. An entry is only a checked path, a type and a stream of bytes.
+"""
+
+from __future__ import annotations
+
+import enum
+import gzip
+import os
+import stat as modes
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from django.utils.translation import gettext_lazy as _
+
+from storage.errors import BadArchive, TooLarge, UnsafePath
+from storage.files import Readable
+from storage.paths import split_path
+
+HEADER_LIMIT = 1024**2
+"""The most bytes that one read of a tar returns: `tarfile` reads long names and extended headers into memory."""
+HEADERS_PER_ENTRY = 4096
+"""Average bytes of headers and padding per tar entry: a header, a long name and its block, with reserve."""
+ZIP_DIRECTORY_LIMIT = 32 * 1024**2
+"""Bytes of the largest central directory of a zip: about 400,000 files. `zipfile` needs ten times as much memory."""
+# Bytes of records that the zip format defines. The comment's length is a 16-bit field.
+ZIP_END_BYTES = 22
+ZIP_COMMENT_LIMIT = 65535
+ZIP64_LOCATOR_BYTES = 20
+ZIP64_END_BYTES = 56
+PADDING_LIMIT = 16 * 1024**2
+"""Bytes that may follow the end of a tar: tar programs pad to their record size, 10 KiB by default."""
+TAR_BLOCK = 512
+"""Bytes of a tar header, and the unit that content is padded to."""
+MALFORMED_ERRORS = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    gzip.BadGzipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    RuntimeError,  # also RecursionError and NotImplementedError
+    ValueError,
+    LookupError,
+    ArithmeticError,
+)
+"""The exceptions that the standard library raises for malformed archives: documented, or found by fuzzing."""
+
+
+class Format(enum.StrEnum):
+    """The supported formats. `detect_format` recognizes them by their first bytes, not by file names."""
+
+    TAR = "tar"
+    TAR_GZ = "tar.gz"
+    ZIP = "zip"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that an archive may unpack to: bytes of content, and entries (files, links and folders)."""
+
+    max_bytes: int
+    max_entries: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One checked entry.
+
+    `link` is a symbolic link's target as the archive gives it, unchecked. `hardlink_to` is a checked path, which should
+    be an earlier entry. `content` is None for folders and links.
+    """
+
+    parts: tuple[str, ...]
+    folder: bool = False
+    executable: bool = False
+    content: Readable | None = None
+    link: str | None = None
+    hardlink_to: tuple[str, ...] | None = None
+
+
+def detect_format(*, stream: BinaryIO) -> Format:
+    """Return an archive's format by its first bytes. Leaves `stream` at its start. Raises BadArchive."""
+    stream.seek(0)
+    start = stream.read(TAR_BLOCK)
+    stream.seek(0)
+    if start.startswith(b"\x1f\x8b"):
+        return Format.TAR_GZ
+    if start.startswith((b"PK\x03\x04", b"PK\x05\x06")):  # the second: a zip without entries
+        return Format.ZIP
+    try:
+        tarfile.TarInfo.frombuf(start, "utf-8", "surrogateescape")
+    except MALFORMED_ERRORS:
+        raise BadArchive from None
+    return Format.TAR
+
+
+def read_entries(*, stream: BinaryIO, kind: Format, limits: Limits) -> Iterator[Entry]:
+    """Yield the archive's entries in order. Read each one's content before requesting the next.
+
+    Raises BadArchive, TooLarge, UnsafePath, and any of MALFORMED_ERRORS.
+    """
+    return _zip_entries(stream, limits) if kind is Format.ZIP else _tar_entries(stream, kind, limits)
+
+
+def split_entry_name(name: str) -> tuple[str, ...]:
+    """Split an entry's name into components. Raises UnsafePath."""
+    try:
+        return split_path(name)
+    except UnsafePath:
+        display_name = name.encode(errors="replace").decode(errors="replace")[:200]  # for the message: valid and short
+        sentence = _("The name %(name)s in this archive points outside it, is too long or is not UTF-8. Rename it.")
+        raise UnsafePath(sentence % {"name": display_name}) from None
+
+
+# --- tar --------------------------------------------------------------------------------------------------------------
+
+
+class _ForwardReader:
+    """The file object that `tarfile` reads. It only moves forward, and limits each read and all reads together."""
+
+    def __init__(self, stream: Readable, limit: int) -> None:
+        self.ended = False
+        """Whether the last read was a block of zeros, which ends a tar. A truncated tar lacks it."""
+        self._stream = stream
+        self._limit = limit
+        self._position = 0
+
+    def read(self, size: int) -> bytes:
+        """Return exactly `size` bytes, fewer at the end. Raises BadArchive, TooLarge."""
+        if not 0 <= size <= HEADER_LIMIT:
+            raise BadArchive
+        chunks, remaining = [], size
+        while remaining and (chunk := self._stream.read(remaining)):
+            chunks.append(chunk)
+            remaining -= len(chunk)
+        data = b"".join(chunks)
+        self._position += len(data)
+        if self._position > self._limit:
+            raise TooLarge
+        self.ended = len(data) == TAR_BLOCK and not any(data)
+        return data
+
+    def tell(self) -> int:
+        """Return the position of the next read."""
+        return self._position
+
+    def finish(self) -> None:
+        """Read the padding after the end. Only then has gzip read its checksum and verified it."""
+        end = self._position + PADDING_LIMIT
+        while self.read(HEADER_LIMIT):
+            if self._position > end:
+                raise BadArchive
+
+    def seek(self, position: int) -> None:
+        """Skip forward. Raises BadArchive for a seek backwards, which reading entries in order never needs."""
+        if position < self._position:
+            raise BadArchive
+        while (remaining := position - self._position) and self.read(min(remaining, HEADER_LIMIT)):
+            pass
+
+
+def _tar_entries(stream: BinaryIO, kind: Format, limits: Limits) -> Iterator[Entry]:
+    """Yield a tar's entries. Each entry's content is read before the next header, because the reader moves forward."""
+    content: Readable = gzip.GzipFile(fileobj=stream, mode="rb") if kind is Format.TAR_GZ else stream
+    reader = _ForwardReader(content, limits.max_bytes + limits.max_entries * HEADERS_PER_ENTRY + HEADER_LIMIT)
+    archive = tarfile.TarFile(fileobj=reader, mode="r", errorlevel=2)  # type: ignore[arg-type]  # reads, seeks, tells
+    declared = 0
+    while member := archive.next():
+        archive.members = []  # type: ignore[attr-defined]  # else it keeps every header in memory
+        # Refuse early by the declared sizes; the writer enforces the limit on the real ones. A header can encode a
+        # negative size.
+        declared += member.size
+        if member.size < 0 or declared > limits.max_bytes:
+            raise TooLarge
+        yield _tar_entry(archive, member)
+    if not reader.ended:  # tarfile takes a truncated archive for a complete one
+        raise BadArchive(_("The archive is incomplete. Upload it again."))
+    reader.finish()
+
+
+def _tar_entry(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Entry:
+    parts = split_entry_name(member.name)
+    if member.isdir():
+        return Entry(parts, folder=True)
+    if member.issym():
+        return Entry(parts, link=member.linkname)
+    if member.islnk():
+        return Entry(parts, hardlink_to=split_entry_name(member.linkname))
+    if not member.isreg() or member.issparse():
+        raise BadArchive(
+            _("%(name)s in this archive is not a regular file, folder or link. Remove it.") % {"name": "/".join(parts)}
+        )
+    return Entry(parts, executable=bool(member.mode & 0o100), content=archive.extractfile(member))
+
+
+# --- zip --------------------------------------------------------------------------------------------------------------
+
+
+def _zip_entries(stream: BinaryIO, limits: Limits) -> Iterator[Entry]:
+    if _zip_directory_bytes(stream) > ZIP_DIRECTORY_LIMIT:
+        raise TooLarge(_("This .zip has too many files for the format. Upload a .tar.gz instead."))
+    with zipfile.ZipFile(stream) as archive:
+        members = archive.infolist()
+        # Refuse early by the declared sizes; the writer enforces the limit on the real ones.
+        if sum(member.file_size for member in members) > limits.max_bytes:
+            raise TooLarge
+        for member in members:
+            yield from _zip_entry(archive, member)
+
+
+def _zip_directory_bytes(stream: BinaryIO) -> int:
+    """Return the declared size of a zip's central directory, which `zipfile` would read into memory as a whole.
+
+    A large zip also has a zip64 end record. If both records give a size, the larger one counts.
+    """
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(max(0, size - ZIP_END_BYTES - ZIP_COMMENT_LIMIT - ZIP64_LOCATOR_BYTES - ZIP64_END_BYTES))
+    tail = stream.read()
+    end = tail.rfind(b"PK\x05\x06")
+    if end < 0 or len(tail) < end + ZIP_END_BYTES:
+        raise BadArchive
+    (length,) = struct.unpack_from("<L", tail, end + 12)  # offset of the field "size of the central directory"
+    zip64_end = end - ZIP64_LOCATOR_BYTES - ZIP64_END_BYTES
+    if zip64_end >= 0 and tail[zip64_end : zip64_end + 4] == b"PK\x06\x06":
+        (zip64_length,) = struct.unpack_from("<Q", tail, zip64_end + 40)  # the same field
+        # 0xFFFFFFFF means: see the zip64 record.
+        length = max(zip64_length, 0 if length == 0xFFFFFFFF else length)
+    return int(length)
+
+
+def _zip_entry(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[Entry]:
+    parts = split_entry_name(member.filename)
+    mode = member.external_attr >> 16  # the Unix mode; 0 if the archive has none
+    if member.is_dir():
+        yield Entry(parts, folder=True)
+        return
+    if member.flag_bits & 0x1:  # encrypted
+        raise BadArchive(_("This .zip is password-protected. Upload one without a password."))
+    if member.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+        raise BadArchive(_("This .zip uses an unsupported compression method. Use Deflate or upload a .tar.gz."))
+    with archive.open(member) as content:
+        if modes.S_ISLNK(mode):
+            target = content.read(HEADER_LIMIT).decode()  # a zip stores a link's target as its content
+            yield Entry(parts, link=target)
+        elif modes.S_IFMT(mode) in {0, modes.S_IFREG}:
+            yield Entry(parts, executable=bool(mode & 0o100), content=content)
+        else:
+            raise BadArchive(
+                _("%(name)s in this archive is not a regular file, folder or link. Remove it.")
+                % {"name": "/".join(parts)}
+            )

@@ -1,0 +1,286 @@
+"""Import a dataset version from an S3-compatible bucket: one object, or all objects below a prefix.
+
+The server connects to what a customer names, so only endpoints of `S3_IMPORT_ENDPOINTS` are reached, at public
+addresses unless the operator allows others, and without redirects. The credentials are secrets of the organization.
+
+A list of the objects is stored first. They are received in its order, those below a prefix as one tar, so that a later
+attempt continues at any byte. An object that has changed since it was listed ends the import.
+"""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import json
+import logging
+import os
+import re
+import ssl
+import tarfile
+import time
+from collections.abc import Iterable, Iterator
+from io import BufferedRandom
+from pathlib import Path
+from typing import NamedTuple, TextIO
+from urllib.parse import parse_qs, urlsplit
+
+from django.conf import settings
+from django.utils.translation import gettext as _
+from django.views.decorators.debug import sensitive_variables
+
+from console.accounts.models import Organization
+from console.core import connections
+from console.core.errors import InvalidInput
+from storage import s3, secret_store
+from storage.errors import TooLarge
+from storage.files import CHUNK_BYTES
+from storage.import_progress import (
+    BUCKET_REFUSED,
+    MAX_DELAY_SECONDS,
+    MAX_FAILURES,
+    NO_OBJECTS,
+    NOT_ALLOWED,
+    OBJECT_CHANGED,
+    UNREACHABLE,
+    ImportFailed,
+    report,
+    require_within_limit,
+)
+from storage.models import DatasetImport
+from storage.quota import Reservation
+
+SCHEME = "s3://"
+DEFAULT_REGION = "us-east-1"
+"""The region that servers other than AWS expect."""
+MAX_KEY_BYTES = 1024
+TAR_NAME = "files.tar"
+"""Name of the archive of the objects below a prefix."""
+TAR_END = bytes(2 * tarfile.BLOCKSIZE)
+_ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/([^\0]*))?\Z")
+_FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+log = logging.getLogger(__name__)
+
+
+class Source(NamedTuple):
+    """Where to import from. The secrets are names, both empty for a public bucket."""
+
+    endpoint: str
+    access_key_id_secret: str
+    secret_access_key_secret: str
+
+
+# --- What is allowed --------------------------------------------------------------------------------------------------
+
+
+def endpoints() -> dict[str, str]:
+    """Return the region of each endpoint that the operator allows, by its origin."""
+    regions = {}
+    for entry in settings.S3_IMPORT_ENDPOINTS:
+        parts = urlsplit(entry)
+        (region,) = parse_qs(parts.query).get("region", [DEFAULT_REGION])
+        regions[f"{parts.scheme}://{parts.netloc}"] = region
+    return regions
+
+
+def check(organization: Organization, url: str, source: Source) -> Source:
+    """Return the source to store; the only endpoint if none is named. Raises InvalidInput."""
+    allowed = endpoints()
+    match = _ADDRESS.match(url)
+    if not allowed:
+        raise InvalidInput(fields={"url": _("Imports from buckets are turned off here. Upload the files instead.")})
+    if match is None or len((match[2] or "").encode(errors="replace")) > MAX_KEY_BYTES:
+        raise InvalidInput(fields={"url": _("Enter an address such as s3://bucket/folder.")})
+    if not source.endpoint and len(allowed) == 1:
+        source = source._replace(endpoint=next(iter(allowed)))
+    if source.endpoint not in allowed:
+        raise InvalidInput(fields={"endpoint": _("Choose one of: %(hosts)s.") % {"hosts": ", ".join(allowed)}})
+    names = {
+        "access_key_id_secret": source.access_key_id_secret,
+        "secret_access_key_secret": source.secret_access_key_secret,
+    }
+    if any(names.values()):
+        unknown = secret_store.missing(organization, list(names.values()))
+        if errors := {
+            field: _("There is no such secret. Create it under Secrets.")
+            for field, name in names.items()
+            if name in unknown
+        }:
+            raise InvalidInput(fields=errors)
+    return source
+
+
+@sensitive_variables()
+def _bucket_and_key(row: DatasetImport) -> tuple[s3.Bucket, str]:
+    """Return the bucket with its credentials, and the key or prefix. Raises ImportFailed, SecretUnreadable."""
+    match, region = _ADDRESS.match(row.url), endpoints().get(row.endpoint)
+    if match is None or region is None:  # the operator has changed the list
+        raise ImportFailed(NOT_ALLOWED)
+    key_id, key = "", ""
+    if row.access_key_id_secret:
+        names = [row.access_key_id_secret, row.secret_access_key_secret]
+        values = secret_store.values_of(row.dataset.organization, names)
+        key_id, key = (values[name].strip() for name in names)
+    bucket = s3.Bucket(
+        endpoint=row.endpoint,
+        name=match[1],
+        region=region,
+        access_key_id=key_id,
+        secret_access_key=key,
+        allows_private=settings.S3_IMPORT_PRIVATE_ADDRESSES,
+    )
+    return bucket, match[2] or ""
+
+
+# --- Transfer ---------------------------------------------------------------------------------------------------------
+
+
+def receive(row: DatasetImport, file: BufferedRandom, listing: Path, reservation: Reservation) -> str:
+    """Receive what the address names into `file`, from its end on, and return the name of that file or archive.
+
+    `listing` is the path of the list of objects, which is there from the first attempt on. Raises ImportFailed,
+    TooLarge, SecretUnreadable, OSError for a full disk.
+    """
+    bucket, key = _bucket_and_key(row)
+    if not listing.exists():
+        file.truncate(0)
+    offset, failures = file.seek(0, os.SEEK_END), 0
+    reservation.count(size_bytes=offset, entries=1)
+    while True:
+        before = offset
+        try:
+            if not listing.exists():
+                _store_listing(row, bucket, key, listing, reservation)
+            with listing.open() as lines, s3.connected(bucket) as connection:
+                for chunk in _content(bucket, connection, lines, offset):
+                    reservation.count(size_bytes=len(chunk))
+                    file.write(chunk)
+                    offset += len(chunk)
+                    report(row, offset)
+            file.flush()
+            return _name_of(key, listing)
+        except s3.S3Error as error:
+            _require_temporary(error)
+        except connections.ForbiddenAddress:
+            raise ImportFailed(NOT_ALLOWED) from None
+        except ssl.SSLCertVerificationError:
+            raise ImportFailed(UNREACHABLE) from None
+        except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, OSError) and error.errno in _FULL_DISK:
+                raise
+            log.info("The import %s was interrupted: %s", row.pk, type(error).__name__)
+        file.flush()
+        failures = 0 if offset > before else failures + 1
+        if failures >= MAX_FAILURES:
+            raise ImportFailed(UNREACHABLE)
+        time.sleep(min(2**failures, MAX_DELAY_SECONDS))  # nothing tells when the server is back
+
+
+def _name_of(key: str, listing: Path) -> str:
+    """Return the name of the file that was received."""
+    with listing.open() as lines:
+        (name, *_object) = json.loads(next(lines))
+    return key.rpartition("/")[2] if name is None else TAR_NAME
+
+
+def _require_temporary(error: s3.S3Error) -> None:
+    """Raise ImportFailed unless another attempt may succeed."""
+    if error.status == http.client.TOO_MANY_REQUESTS or error.status >= http.client.INTERNAL_SERVER_ERROR:
+        return
+    if error.code == "NoSuchBucket":
+        raise ImportFailed(NO_OBJECTS)
+    if error.status in {http.client.PRECONDITION_FAILED, http.client.NOT_FOUND}:
+        raise ImportFailed(OBJECT_CHANGED)
+    log.info("A bucket refused an import: %s", error)
+    raise ImportFailed(BUCKET_REFUSED)
+
+
+def _store_listing(row: DatasetImport, bucket: s3.Bucket, key: str, path: Path, reservation: Reservation) -> None:
+    """Write the list of objects to `path`, a line for each with its name in the tar, and store the size to receive."""
+    temporary = path.with_name(f"{path.name}.new")
+    try:
+        with temporary.open("w") as lines:
+            size = _write_listing(_objects(row, bucket, key), lines, reservation)
+        if size > reservation.left_bytes():
+            raise TooLarge
+        row.size_bytes = size
+        row.save(update_fields=["size_bytes", "updated_at"])
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write_listing(objects: Iterable[tuple[str | None, s3.Object]], lines: TextIO, reservation: Reservation) -> int:
+    """Write a line for each object and return the size to receive. Raises ImportFailed if there are none, TooLarge."""
+    size, count, name = 0, 0, None
+    for name, item in objects:
+        line = json.dumps([name, *item]) + "\n"
+        reservation.count(size_bytes=len(line))
+        lines.write(line)
+        size, count = size + sum(map(len, _frame(name, item.size))) + item.size, count + 1
+        require_within_limit(size)
+        if count > settings.MAX_ARCHIVE_FILES:
+            raise TooLarge(_("There are more files than allowed. Import fewer files."))
+    if not count:
+        raise ImportFailed(NO_OBJECTS)
+    return size + (len(TAR_END) if name is not None else 0)
+
+
+def _objects(row: DatasetImport, bucket: s3.Bucket, key: str) -> Iterator[tuple[str | None, s3.Object]]:
+    """Yield the object with this key, with None; else the objects below it, each with its path there."""
+    if key and not key.endswith("/"):
+        if item := s3.find_object(bucket, key):
+            yield None, item
+            return
+        key += "/"
+    for page in s3.list_objects(bucket, key):
+        report(row, 0)
+        # Keys that end in a slash are not files: programs store them to show empty folders.
+        yield from ((item.key.removeprefix(key), item) for item in page if not item.key.endswith("/"))
+
+
+def _content(
+    bucket: s3.Bucket, connection: http.client.HTTPConnection, lines: Iterator[str], offset: int
+) -> Iterator[bytes]:
+    """Yield the bytes from `offset` on: of the only object, or of the tar of all objects."""
+    position, name = 0, None
+    for line in lines:
+        name, *values = json.loads(line)
+        item = s3.Object(*values)
+        head, tail = _frame(name, item.size)
+        end = position + len(head) + item.size + len(tail)
+        if end > offset:
+            start = max(0, offset - position)
+            yield head[start:]
+            yield from _bytes_of(bucket, connection, item, max(0, start - len(head)))
+            yield tail[max(0, start - len(head) - item.size) :]
+        position = end
+    if name is not None:
+        yield TAR_END[max(0, offset - position) :]
+
+
+def _bytes_of(
+    bucket: s3.Bucket, connection: http.client.HTTPConnection, item: s3.Object, offset: int
+) -> Iterator[bytes]:
+    """Yield the bytes of an object from `offset` on."""
+    if offset >= item.size:
+        return
+    with s3.open_object(bucket, item, offset=offset, connection=connection) as response:
+        # `read` would wait for a whole chunk, and a slow server could hold it for hours.
+        while chunk := response.read1(CHUNK_BYTES):
+            offset += len(chunk)
+            yield chunk
+    if offset != item.size:
+        raise http.client.IncompleteRead(b"", item.size - offset)
+
+
+def _frame(name: str | None, size: int) -> tuple[bytes, bytes]:
+    """Return what comes before and after an object's bytes: in a tar, and nothing without a name there.
+
+    The same object always has the same, so that a tar can be continued.
+    """
+    if name is None:
+        return b"", b""
+    info = tarfile.TarInfo(name)
+    info.size = size
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"), bytes(-size % tarfile.BLOCKSIZE)

@@ -1,0 +1,83 @@
+"""Copy files, folders and workspaces within an organization's quota. Links, pipes and devices are left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from django.conf import settings
+from django.utils.translation import gettext_lazy as _
+
+from storage import catalog, files, selectors
+from storage.errors import NameTaken, SourceChanged, TooLarge, WrongKind
+from storage.files import Meter
+from storage.models import Workspace
+from storage.paths import Kind, split_path
+from storage.quota import Reservation
+from storage.tree_copy import copy_tree
+from storage.trees import Usage
+
+MAX_COPY_BYTES = 4 * 1024**3
+"""The most that one request copies: about ten seconds of a worker."""
+
+
+@dataclass
+class _Bounded:
+    """A meter that also refuses more than MAX_COPY_BYTES."""
+
+    meter: Meter
+    counted: int = 0
+
+    def count(self, *, size_bytes: int = 0, entries: int = 0) -> None:
+        """Count what is about to be written. Raises TooLarge."""
+        self.counted += size_bytes
+        if self.counted > MAX_COPY_BYTES:
+            raise TooLarge(_("A copy may have at most 4 GiB. Copy a smaller folder, or write the copy in a run."))
+        self.meter.count(size_bytes=size_bytes, entries=entries)
+
+
+def copy_entry(*, workspace: Workspace, source: str, target: str) -> int:
+    """Copy a file or folder of the workspace to a free path; return how many entries were left out.
+
+    Raises NameTaken, TooLarge, FileMissing, UnsafePath, WrongKind, SourceChanged.
+    """
+    root = selectors.workspace_folder(workspace)
+    if not split_path(source):
+        raise WrongKind(_("This is the whole workspace. Create a new workspace as a copy of it instead."))
+    is_file = files.stat(root=root, path=source).kind is Kind.FILE
+    new_entries = files.missing_entries(root=root, path=target)
+    if not new_entries:
+        raise NameTaken(_("A file or folder with this name already exists. Choose another name or delete it first."))
+    with Reservation(workspace.organization, label=workspace.name) as reservation, catalog.scratch_folder() as scratch:
+        unfinished = scratch / "files"
+        unfinished.mkdir(mode=0o755)
+        reservation.count(entries=new_entries - 1)
+        copied = copy_tree(
+            root=root,
+            path=source,
+            target=unfinished,
+            meter=_Bounded(reservation),
+            max_entries=settings.MAX_ARCHIVE_FILES,
+        )
+        if is_file and copied.usage.entry_count != 2:  # a folder took its place meanwhile
+            raise SourceChanged
+        finished = next(unfinished.iterdir()) if is_file else unfinished
+        files.move_in(source=finished, root=root, path=target)
+        added = Usage(0, new_entries - 1) + copied.usage + Usage(0, -1 if is_file else 0)
+        catalog.add_usage(workspace, added, reservation)
+    return copied.skipped_count
+
+
+def copy_of(workspace: Workspace) -> catalog.Fill:
+    """Return what fills a new workspace with a copy of this one."""
+
+    def fill(folder: Path, meter: Meter) -> Usage:
+        return copy_tree(
+            root=selectors.workspace_folder(workspace),
+            path="",
+            target=folder,
+            meter=_Bounded(meter),
+            max_entries=settings.MAX_ARCHIVE_FILES,
+        ).usage
+
+    return fill

@@ -1,0 +1,193 @@
+"""Start a workspace with the files of a git repository, read over https from an allowed host.
+
+The repository and its server are not trusted. Nothing is checked out: git only fetches one commit and writes it as an
+archive, which `archives` unpacks as it unpacks every upload. So no hook, filter, submodule or LFS object is used.
+The host's name is resolved once, to public addresses. Git connects to those alone, and follows no redirect.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from django.conf import settings
+from django.core.cache import cache
+from django.utils.translation import gettext_lazy as _
+from django.views.decorators.debug import sensitive_variables
+
+from console.accounts.models import Organization
+from console.core.errors import InvalidInput, NotFound
+from runtime.packages.proxy import is_public
+from storage import catalog, secret_store
+from storage.archive_readers import Format, Limits
+from storage.archives import unpack_archive
+from storage.errors import GitFailed, TooManyUploads
+from storage.files import Meter
+from storage.trees import Usage
+
+PROTOCOL = "https"
+"""The only protocol that git may use."""
+MAX_SECONDS = 45
+"""How long one git command may take. The request waits for it, and proxies often end one after 60 seconds."""
+MAX_BYTES = 1024**3
+"""The largest file that git may write: the packed commit, and the archive made of it."""
+MAX_MEMORY_BYTES = 2 * 1024**3
+"""Address space of a git process. Unpacking deltas needs memory as large as the largest file."""
+MAX_REASON = 300
+"""Characters of git's own explanation that the user sees."""
+_BRANCH = re.compile(r"^(?!.*(\.\.|//|@\{))[A-Za-z0-9_][A-Za-z0-9._/+-]{0,199}\Z")
+_OPTIONS = {
+    "core.hooksPath": "/dev/null",
+    "core.fsmonitor": "false",
+    "credential.helper": "",
+    "fetch.recurseSubmodules": "false",
+    "fetch.unpackLimit": "1",  # one pack, whose size is limited, in place of any number of loose objects
+    "gc.auto": "0",
+    "http.followRedirects": "false",
+    "http.lowSpeedLimit": "1000",
+    "http.lowSpeedTime": "20",
+    "http.proxy": "",
+    "pack.threads": "1",
+    "protocol.allow": "never",
+}
+
+
+def git_repository(*, organization: Organization, url: str, branch: str = "", secret: str = "") -> catalog.Fill:
+    """Return what fills a new workspace with the files of a branch or tag, else of the default branch.
+
+    `secret` names the organization's secret with an access token. Raises InvalidInput, at the fields `git_url`,
+    `git_branch` and `git_secret`. The filling raises GitFailed, TooManyUploads, TooLarge, BadArchive, UnsafePath.
+    """
+    host, addresses = _allowed_host(url)
+    if branch and not _BRANCH.match(branch):
+        raise InvalidInput(fields={"git_branch": _("This is not the name of a branch or tag.")})
+    if secret:
+        try:
+            secret_store.secret_named(organization, secret)
+        except NotFound:
+            raise InvalidInput(fields={"git_secret": _("There is no such secret. Create it under Secrets.")}) from None
+    options = {f"protocol.{PROTOCOL}.allow": "always", "http.curloptResolve": f"{host}:443:{addresses}"}
+
+    def fill(folder: Path, meter: Meter) -> Usage:
+        key = f"git-import:{organization.pk}"
+        if not cache.add(key, True, timeout=4 * MAX_SECONDS):
+            raise TooManyUploads(_("Your organization already imports a repository. Wait until that is done."))
+        try:
+            return fetch(
+                url=url, branch=branch, options=options | _credentials(organization, secret), into=folder, meter=meter
+            )
+        finally:
+            cache.delete(key)
+
+    return fill
+
+
+@sensitive_variables("options")
+def fetch(*, url: str, branch: str, options: dict[str, str], into: Path, meter: Meter) -> Usage:
+    """Unpack one commit into an empty folder. Raises GitFailed, TooLarge, BadArchive, UnsafePath."""
+    with catalog.scratch_folder() as scratch:
+        repository, archive = scratch / "repository", scratch / "archive"
+        _git(scratch, options, "init", "--quiet", "--bare", "--template=", str(repository))
+        limits = ("--depth=1", "--no-tags", "--no-recurse-submodules", "--no-auto-maintenance", "--quiet")
+        _git(scratch, options, f"--git-dir={repository}", "fetch", *limits, "--", url, branch or "HEAD")
+        _git(scratch, {}, f"--git-dir={repository}", "archive", "--format=tar", f"--output={archive}", "FETCH_HEAD")
+        with archive.open("rb") as stream:
+            unpacked = unpack_archive(
+                stream=stream, target=into, limits=Limits(MAX_BYTES, settings.MAX_ARCHIVE_FILES), meter=meter,
+                kind=Format.TAR,
+            )  # fmt: skip
+    return Usage(unpacked.size_bytes, unpacked.entry_count)
+
+
+def _allowed_host(url: str) -> tuple[str, str]:
+    """Return the host of an allowed URL and its addresses, comma-separated. Raises InvalidInput."""
+    try:
+        parts = urlsplit(url)
+        host, port = (parts.hostname or "").lower(), parts.port
+    except ValueError:
+        host, port, parts = "", None, urlsplit("")
+    is_plain = url.isascii() and url.isprintable() and " " not in url and len(url) <= 500
+    if not is_plain or parts.scheme != "https" or port or parts.username is not None or parts.query or parts.fragment:
+        sentence = _("Enter an address such as https://github.com/name/repository.git, without a user name.")
+        raise InvalidInput(fields={"git_url": sentence})
+    if host not in settings.TRAINYARD_GIT_HOSTS:
+        hosts = ", ".join(settings.TRAINYARD_GIT_HOSTS) or "–"
+        raise InvalidInput(fields={"git_url": _("Repositories may come from: %(hosts)s.") % {"hosts": hosts}})
+    try:
+        found = socket.getaddrinfo(host, 443, type=socket.SOCK_STREAM)
+    except OSError:
+        raise InvalidInput(fields={"git_url": _("This host can't be found. Check its name.")}) from None
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    if not all(map(is_public, addresses)):
+        raise InvalidInput(fields={"git_url": _("This host has a private address, so it can't be used.")})
+    return host, ",".join(f"[{address}]" if ":" in address else address for address in addresses)
+
+
+@sensitive_variables()
+def _credentials(organization: Organization, secret: str) -> dict[str, str]:
+    """Return the option that authenticates with a token. GitHub, GitLab and others accept it with any user name."""
+    if not secret:
+        return {}
+    token = secret_store.values_of(organization, [secret])[secret].strip()
+    login = base64.b64encode(f"x-access-token:{token}".encode()).decode()
+    return {"http.extraHeader": f"Authorization: Basic {login}"}
+
+
+@sensitive_variables("options", "environment")
+def _git(scratch: Path, options: dict[str, str], *arguments: str) -> None:
+    """Run git with limits. The options are environment variables, because every process can read arguments."""
+    path = shutil.which("git")
+    if path is None:
+        raise GitFailed(_("This installation has no git. Ask the administrator to install it."))
+    all_options = list((_OPTIONS | options).items())
+    environment = {
+        "PATH": os.defpath,
+        "HOME": str(scratch),
+        "LC_ALL": "C.UTF-8",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_ASKPASS": "/bin/false",
+        "GIT_ALLOW_PROTOCOL": PROTOCOL,
+        "GIT_CONFIG_COUNT": str(len(all_options)),
+    }
+    for number, (name, value) in enumerate(all_options):
+        environment |= {f"GIT_CONFIG_KEY_{number}": name, f"GIT_CONFIG_VALUE_{number}": value}
+    # `ulimit` counts files in blocks of 512 bytes and memory in KiB.
+    limits = {"c": 0, "f": MAX_BYTES // 512, "v": MAX_MEMORY_BYTES // 1024, "t": int(MAX_SECONDS) + 1}
+    limited = " && ".join([*(f"ulimit -{name} {value}" for name, value in limits.items()), 'exec "$@"'])
+    with subprocess.Popen(
+        ["/bin/sh", "-c", limited, "sh", path, *arguments],
+        cwd=scratch,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        try:
+            _output, errors = process.communicate(timeout=MAX_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise GitFailed(_("The repository took too long. Use a smaller one, or upload its files.")) from None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # also the helpers that git has started
+    if process.returncode:
+        raise GitFailed(_("The repository can't be read: %(reason)s") % {"reason": _reason(errors)})
+
+
+def _reason(errors: bytes) -> str:
+    """Return git's explanation without control characters."""
+    lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
+    fatal = next(
+        (line for line in lines if line.startswith(("fatal:", "remote:"))), lines[-1] if lines else "git failed"
+    )
+    return "".join(character for character in fatal if character.isprintable())[:MAX_REASON]

@@ -1,0 +1,140 @@
+"""Publish trained models: copies of files that a job wrote, as named and versioned folders that never change.
+
+As with datasets (`catalog`), the bytes are in place before the row is written, so a crash leaves no row without bytes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypedDict
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import Max
+from django.utils.translation import gettext_lazy as _
+
+from console.accounts.models import Organization, User
+from console.accounts.services import record
+from console.core.errors import CustomerError, InvalidInput
+from storage import quota, trees
+from storage.catalog import move_into_place, scratch, scratch_folder, validate_texts
+from storage.models import Model, ModelVersion
+from storage.quota import Reservation
+from storage.tree_copy import Copied, copy_tree
+
+
+class VersionName(TypedDict):
+    """A version of a dataset or model."""
+
+    name: str
+    version: int
+
+
+class MetricSummary(TypedDict):
+    """The values of one curve."""
+
+    last: float
+    lowest: float
+    highest: float
+
+
+class Lineage(TypedDict):
+    """How a model was made, as it was when the version was published."""
+
+    job: int
+    job_name: str
+    path: str
+    """Path of the published file or folder among the job's files, such as `outputs/best`."""
+    framework: str
+    image: str
+    workspace: str
+    code_path: str
+    arguments: list[str]
+    script_sha256: str
+    """SHA-256 of the script as it ran; empty if no snapshot of it was kept."""
+    epochs: int
+    lr: str
+    batch_size: int
+    datasets: list[VersionName]
+    models: list[VersionName]
+    from_checkpoint: int | None
+    """The job whose checkpoints it started from."""
+    metrics: dict[str, MetricSummary]
+    price_minor: int | None
+    """The price paid for the job; None before it has ended."""
+    currency: str
+
+
+def publish_version(
+    *,
+    organization: Organization,
+    user: User | None,
+    name: str,
+    root: Path,
+    path: str,
+    lineage: Lineage,
+    description: str = "",
+) -> ModelVersion:
+    """Publish a copy of the file or folder at `path` below `root` as the next version of the model `name`.
+
+    Creates the model with its first version. A description replaces the model's. Raises InvalidInput, TooLarge,
+    TooMany, StorageFull, and as `tree_copy.copy_tree`.
+    """
+    validate_texts(name, description)
+    with Reservation(organization, label=name) as reservation, scratch_folder() as unfinished:
+        folder = unfinished / "files"
+        folder.mkdir()
+        copied = copy_tree(
+            root=root, path=path, target=folder, meter=reservation, max_entries=settings.MAX_ARCHIVE_FILES
+        )
+        if not copied.file_count:
+            raise InvalidInput(fields={"path": _("This folder contains no files. Choose one that does.")})
+        version_folder = move_into_place(folder, area="models")
+        try:
+            with transaction.atomic():
+                quota.lock(organization)  # deletions lock it too, so none comes in between
+                model = _model(organization, user, name, description)
+                version = _create_version(model, user, version_folder, copied, lineage)
+                reservation.release()
+        except CustomerError:  # after any other error the row may exist; garbage collection decides
+            trees.remove_tree(folder=version_folder, scratch=scratch())
+            raise
+    return version
+
+
+def _model(organization: Organization, user: User | None, name: str, description: str) -> Model:
+    """Return the model of this name; create it if it does not exist. The caller has locked the quota."""
+    model = Model.objects.filter(organization=organization, name=name, deleted_at=None).first()
+    if model is None:
+        quota.require_room_for(organization, "models")
+        model = Model.objects.create(organization=organization, name=name, description=description, created_by=user)
+        record(organization=organization, actor=user, action="model.created", target=name)
+    elif description:
+        model.description = description
+    return model
+
+
+def _create_version(model: Model, user: User | None, folder: Path, copied: Copied, lineage: Lineage) -> ModelVersion:
+    last: dict[str, Any] = model.versions.aggregate(last=Max("number"))  # deleted ones keep their numbers
+    version = ModelVersion.objects.create(
+        model=model,
+        number=(last["last"] or 0) + 1,
+        folder=folder.name,
+        size_bytes=copied.usage.size_bytes,
+        file_count=copied.file_count,
+        entry_count=copied.usage.entry_count,
+        sha256=copied.sha256,
+        job_pk=lineage["job"],
+        lineage=lineage,
+        created_by=user,
+    )
+    model.latest = version
+    model.save(update_fields=["latest", "description"])
+    record(
+        organization=model.organization,
+        actor=user,
+        action="model.published",
+        target=model.name,
+        data={"version": version.number, "job": lineage["job"], "size_bytes": version.size_bytes},
+    )
+    return version

@@ -1,0 +1,124 @@
+"""Show the beginning of a file that customers' code wrote: as text, a table or a picture. Never as HTML or SVG.
+
+What a file is follows from its bytes; its name only chooses between text, a table and JSON.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import itertools
+import json
+import posixpath
+from dataclasses import dataclass
+
+from storage.files import OpenFile
+
+TEXT_BYTES = 256 * 1024
+"""How much of a text is shown: about 4,000 lines. Longer pages are slow in browsers."""
+IMAGE_BYTES = 20 * 1024**2
+"""The largest picture that is shown."""
+ROWS, COLUMNS, CELL_CHARACTERS = 200, 50, 500
+"""How much of a table is shown."""
+COUNTED_BYTES = 256 * 1024**2
+"""The lines of larger files are not counted: a page must not read for a second."""
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_IMAGES = {
+    b"\x89PNG\r\n\x1a\n": "image/png",
+    b"\xff\xd8\xff": "image/jpeg",
+    b"GIF87a": "image/gif",
+    b"GIF89a": "image/gif",
+}
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a page shows of a file: one of `image_type` (a media type), `rows` or `text`, or nothing of a binary file.
+
+    `is_complete` is False if the file has more than is shown.
+    """
+
+    text: str | None = None
+    rows: tuple[tuple[str, ...], ...] = ()
+    image_type: str = ""
+    is_complete: bool = True
+
+
+def preview(file: OpenFile, *, name: str) -> Preview:
+    """Return the preview of an open file, and leave it open."""
+    head = file.stream.read(TEXT_BYTES)
+    if (media_type := image_type(head)) and file.size <= IMAGE_BYTES:
+        return Preview(image_type=media_type)
+    is_complete = len(head) >= file.size
+    text = _text(head, is_complete=is_complete)
+    if text is None:
+        return Preview()
+    extension = posixpath.splitext(name)[1].lower()
+    if extension in _DELIMITERS and (table := _table(text, _DELIMITERS[extension], is_complete=is_complete)):
+        return table
+    if extension == ".json" and is_complete:
+        text, is_complete = _indented(text)
+    return Preview(text=text, is_complete=is_complete)
+
+
+def line_count(file: OpenFile) -> int | None:
+    """Return the number of lines, also of a last one without a line end; None for a file that is too large to count."""
+    if file.size > COUNTED_BYTES:
+        return None
+    count, last = 0, b"\n"
+    for chunk in file.section(0, file.size):
+        count += chunk.count(b"\n")
+        last = chunk[-1:]
+    return count + (last != b"\n")
+
+
+def image_type(head: bytes) -> str:
+    """Return the media type of a PNG, JPEG, GIF or WebP picture by its first bytes; empty for anything else."""
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return "image/webp"
+    return next((media_type for magic, media_type in _IMAGES.items() if head.startswith(magic)), "")
+
+
+def _text(head: bytes, *, is_complete: bool) -> str | None:
+    """Return UTF-8 text, without a character that is cut off at its end; None for anything else."""
+    if b"\0" in head:
+        return None
+    try:
+        return codecs.getincrementaldecoder("utf-8")().decode(head, final=is_complete)
+    except UnicodeDecodeError:
+        return None
+
+
+def _table(text: str, delimiter: str, *, is_complete: bool) -> Preview | None:
+    """Return the first rows of a table; None if it is none."""
+    lines = text.splitlines(keepends=True)
+    if not is_complete:
+        lines.pop()  # it may be cut off
+    reader = csv.reader(lines, delimiter=delimiter)
+    try:
+        rows = list(itertools.islice(reader, ROWS + 1))
+    except csv.Error:  # a field longer than Python reads
+        return None
+    if not rows or len(rows[0]) < 2:
+        return None
+    shown = tuple(tuple(cell[:CELL_CHARACTERS] for cell in row[:COLUMNS]) for row in rows[:ROWS])
+    is_cut = len(rows) > ROWS or any(len(row) > COLUMNS for row in rows)
+    return Preview(rows=shown, is_complete=is_complete and not is_cut)
+
+
+def _indented(text: str) -> tuple[str, bool]:
+    """Return JSON with one value per line, and whether that is all of it. Text that is no JSON is unchanged.
+
+    Indentation can make deeply nested JSON a thousand times longer, so it is written in parts, up to a limit.
+    """
+    parts: list[str] = []
+    length = 0
+    try:
+        for part in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(json.loads(text)):
+            length += len(part)
+            if length > 4 * TEXT_BYTES:
+                return "".join(parts), False
+            parts.append(part)
+    except (ValueError, RecursionError):
+        return text, True
+    return "".join(parts), True

@@ -1,0 +1,285 @@
+"""Ask a registry for the digest of an image, by the OCI distribution API.
+
+Customers choose the host, so this client treats it as hostile. It connects only to public addresses unless
+REGISTRY_PRIVATE_ADDRESSES allows others, and to the very address that it has checked. It sends credentials only to the
+host that the customer named, and to the token service that this host names over HTTPS. Each request has a time limit
+and reads a limited number of bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import enum
+import hashlib
+import http.client
+import ipaddress
+import json
+import re
+import socket
+import ssl
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+from urllib.parse import quote, urlencode, urljoin, urlsplit
+
+from django.conf import settings
+
+from console.core import connections
+
+TOTAL_SECONDS = 12.0
+"""Time limit of one question with all its requests: the customer's form waits for it."""
+CONNECT_SECONDS = 5.0
+MAX_MANIFEST_BYTES = 4 * 1024**2
+"""The size that the distribution specification asks registries to accept."""
+MAX_TOKEN_BYTES = 64 * 1024
+MAX_REDIRECTS = 3
+HTTPS_PORT = 443
+FIRST_FREE_PORT = 1024
+"""Below it only HTTPS's port is used: no other service of the system is asked."""
+MEDIA_TYPES = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+"""Types of manifests. Without the OCI types, a registry answers 404 for an OCI image."""
+DOCKER_HUB_HOSTS = frozenset({"docker.io", "index.docker.io", "registry-1.docker.io"})
+DOCKER_HUB = "registry-1.docker.io"
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_MAX_CHALLENGE_LENGTH = 2000
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
+_CHALLENGE = re.compile(r'([a-z_]+)="([^"]*)"', re.IGNORECASE)
+
+
+class Problem(enum.StrEnum):
+    """Why a registry did not give the digest."""
+
+    UNREACHABLE = "unreachable"
+    FORBIDDEN_ADDRESS = "forbidden_address"
+    """Its address is not public, or its port is that of another service."""
+    UNAUTHORIZED = "unauthorized"
+    NO_IMAGE = "no_image"
+    INVALID_ANSWER = "invalid_answer"
+    """What answered does not speak the distribution API."""
+
+
+class RegistryError(Exception):
+    """The registry did not give the digest."""
+
+    def __init__(self, problem: Problem, detail: str = "") -> None:
+        super().__init__(f"{problem}: {detail}")
+        self.problem = problem
+
+
+class Reference(NamedTuple):
+    """A reference in parts: `host/repository:tag` or `host/repository@digest`."""
+
+    host: str
+    repository: str
+    tag: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """User name and password at one host."""
+
+    username: str
+    password: str
+
+    @property
+    def header(self) -> str:
+        """The value of the header Authorization."""
+        return "Basic " + base64.b64encode(f"{self.username}:{self.password}".encode()).decode()
+
+
+class _Answer(NamedTuple):
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytes
+
+
+def parse_reference(reference: str) -> Reference:
+    """Divide a reference (`images.REFERENCE`). Without tag and digest, the tag is `latest`."""
+    name, _, digest = reference.partition("@")
+    host, _, rest = name.partition("/")
+    repository, _, tag = rest.partition(":")
+    return Reference(host, repository, tag or ("" if digest else "latest"), digest)
+
+
+def digest_of(reference: str, credentials: Credentials | None = None, *, seconds: float = TOTAL_SECONDS) -> str:
+    """Return the digest of an image's manifest or index, as `sha256:<hex>`. Raises RegistryError."""
+    parts = parse_reference(reference)
+    host, repository = parts.host, parts.repository
+    if host in DOCKER_HUB_HOSTS:
+        host = DOCKER_HUB
+        repository = repository if "/" in repository else f"library/{repository}"
+    client = _Client(credentials, seconds)
+    url = f"{_origin(host)}/v2/{quote(repository)}/manifests/{quote(parts.digest or parts.tag, safe=':')}"
+    answer = client.ask("HEAD", url)
+    if answer.status in {401, 403}:
+        client.authorize(answer, repository)
+        answer = client.ask("HEAD", url)
+    digest = answer.headers.get("Docker-Content-Digest", "")
+    if answer.status == 200 and not _DIGEST.match(digest):  # not every registry sends it
+        answer = client.ask("GET", url, limit_bytes=MAX_MANIFEST_BYTES)
+        digest = "sha256:" + hashlib.sha256(answer.body).hexdigest()
+    if answer.status in {401, 403}:
+        raise RegistryError(Problem.UNAUTHORIZED)
+    if answer.status == 404:
+        raise RegistryError(Problem.NO_IMAGE)
+    if answer.status != 200:
+        raise RegistryError(Problem.INVALID_ANSWER, f"status {answer.status}")
+    if parts.digest and digest != parts.digest:
+        raise RegistryError(Problem.INVALID_ANSWER, "another digest")
+    return digest
+
+
+def check_login(host: str, credentials: Credentials) -> None:
+    """Check that a registry accepts these credentials. Raises RegistryError."""
+    client = _Client(credentials, TOTAL_SECONDS)
+    url = f"{_origin(DOCKER_HUB if host in DOCKER_HUB_HOSTS else host)}/v2/"
+    answer = client.ask("GET", url, limit_bytes=MAX_TOKEN_BYTES)
+    if answer.status in {401, 403}:
+        client.authorize(answer, "")
+        answer = client.ask("GET", url, limit_bytes=MAX_TOKEN_BYTES)
+    if answer.status in {401, 403}:
+        raise RegistryError(Problem.UNAUTHORIZED)
+    if answer.status != 200:
+        raise RegistryError(Problem.INVALID_ANSWER, f"status {answer.status}")
+
+
+class _Client:
+    """The requests of one question to one registry."""
+
+    def __init__(self, credentials: Credentials | None, seconds: float) -> None:
+        self._credentials = credentials
+        self._authorization = ""
+        self._ends_at = time.monotonic() + seconds
+
+    def ask(self, method: str, url: str, *, limit_bytes: int = 0) -> _Answer:
+        """Send a request for a manifest; follow redirects, to other hosts without the authorization."""
+        origin = urlsplit(url)[:2]
+        for _redirect in range(MAX_REDIRECTS + 1):
+            headers = {"Accept": ", ".join(MEDIA_TYPES)}
+            if self._authorization and urlsplit(url)[:2] == origin:
+                headers["Authorization"] = self._authorization
+            answer = self._request(method, url, headers, limit_bytes)
+            location = answer.headers.get("Location", "")
+            if answer.status not in {301, 302, 303, 307, 308} or not location:
+                return answer
+            try:
+                url = urljoin(url, location)
+            except ValueError:
+                raise RegistryError(Problem.INVALID_ANSWER, "an invalid redirect") from None
+        raise RegistryError(Problem.INVALID_ANSWER, "too many redirects")
+
+    def authorize(self, refusal: _Answer, repository: str) -> None:
+        """Do what a 401 asks for: send the password (Basic), or fetch a token for it (Bearer). Raises RegistryError."""
+        for challenge in refusal.headers.get_all("WWW-Authenticate", []):
+            scheme, _, rest = challenge.partition(" ")
+            if scheme.lower() == "basic" and self._credentials is not None:
+                self._authorization = self._credentials.header
+                return
+            if scheme.lower() == "bearer":
+                self._authorization = f"Bearer {self._fetch_token(_parameters(rest), repository)}"
+                return
+        raise RegistryError(Problem.UNAUTHORIZED)
+
+    def _fetch_token(self, challenge: Mapping[str, str], repository: str) -> str:
+        """Return a token of the service that the registry names. Raises RegistryError."""
+        scope = challenge.get("scope") or (f"repository:{repository}:pull" if repository else "")
+        query = {name: value for name, value in (("scope", scope), ("service", challenge.get("service"))) if value}
+        realm = challenge.get("realm", "")
+        url = f"{realm}{'&' if '?' in realm else '?'}{urlencode(query)}"
+        headers = {"Authorization": self._credentials.header} if self._credentials is not None else {}
+        # Without redirects: the password goes to the service that was named, and nowhere else.
+        answer = self._request("GET", url, headers, MAX_TOKEN_BYTES)
+        if answer.status in {400, 401, 403}:
+            raise RegistryError(Problem.UNAUTHORIZED)
+        try:
+            data = json.loads(answer.body)
+            token = data.get("token") or data.get("access_token")
+        except (ValueError, AttributeError, RecursionError):
+            token = None
+        if answer.status != 200 or not isinstance(token, str) or not re.fullmatch(r"[\x21-\x7e]+", token):
+            raise RegistryError(Problem.INVALID_ANSWER, "no token")
+        return token
+
+    def _request(self, method: str, url: str, headers: Mapping[str, str], limit_bytes: int) -> _Answer:
+        """Send one request and read at most `limit_bytes` of its answer. Raises RegistryError."""
+        remaining = self._ends_at - time.monotonic()
+        if remaining <= 0:
+            raise RegistryError(Problem.UNREACHABLE, "too slow")
+        try:
+            connection = _connect(url, min(CONNECT_SECONDS, remaining))
+            # A timeout of the socket restarts with each byte, so a timer ends the connection.
+            with contextlib.closing(connection), connections.time_limit(connection, remaining):
+                parts = urlsplit(url)
+                target = parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
+                connection.request(method, target, headers={**headers, "User-Agent": "trainyard"})
+                response = connection.getresponse()
+                body = response.read(limit_bytes + 1) if limit_bytes else b""
+        except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: an odd URL or header
+            raise RegistryError(Problem.UNREACHABLE, type(error).__name__) from error
+        if len(body) > limit_bytes:
+            raise RegistryError(Problem.INVALID_ANSWER, "too long")
+        return _Answer(response.status, response.headers, body)
+
+
+def _parameters(challenge: str) -> dict[str, str]:
+    """Return the parameters of a challenge."""
+    return {name.lower(): value for name, value in _CHALLENGE.findall(challenge[:_MAX_CHALLENGE_LENGTH])}
+
+
+def _origin(host: str) -> str:
+    """Return the scheme and host of a registry: HTTP for one on this machine, as container runtimes do."""
+    name = urlsplit(f"//{host}").hostname or ""
+    return f"{'http' if settings.REGISTRY_PRIVATE_ADDRESSES and _is_loopback(name) else 'https'}://{host}"
+
+
+def _is_loopback(name: str) -> bool:
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _connect(url: str, seconds: float) -> http.client.HTTPConnection:
+    """Connect to the host of a URL at an address that is allowed. Raises OSError, ValueError, RegistryError."""
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or (HTTPS_PORT if parts.scheme == "https" else 80)
+    is_plain = parts.scheme == "http" and settings.REGISTRY_PRIVATE_ADDRESSES and _is_loopback(host)
+    if not host or (parts.scheme != "https" and not is_plain):
+        raise RegistryError(Problem.FORBIDDEN_ADDRESS, "no https")
+    if port != HTTPS_PORT and port < FIRST_FREE_PORT:
+        raise RegistryError(Problem.FORBIDDEN_ADDRESS, f"port {port}")
+    addresses = [entry[4][0] for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    # All of them: a name with a public and a private address is a sign of an attack.
+    if not addresses or not all(is_allowed(str(address)) for address in addresses):
+        raise RegistryError(Problem.FORBIDDEN_ADDRESS, host)
+    connection = http.client.HTTPConnection(host, port, timeout=seconds)
+    plain = socket.create_connection((str(addresses[0]), port), timeout=seconds)
+    try:
+        context = ssl.create_default_context()
+        connection.sock = plain if is_plain else context.wrap_socket(plain, server_hostname=host)
+    except BaseException:
+        plain.close()
+        raise
+    return connection
+
+
+def is_allowed(address: str) -> bool:
+    """Whether the console may connect to this IP address."""
+    parsed = ipaddress.ip_address(address)
+    if isinstance(parsed, ipaddress.IPv6Address):
+        nat64 = ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF) if parsed in _NAT64 else None
+        parsed = parsed.ipv4_mapped or parsed.sixtofour or nat64 or parsed
+    # Link-local addresses hold the metadata services of clouds, so no setting allows them.
+    if parsed.is_link_local or parsed.is_multicast or parsed.is_unspecified:
+        return False
+    return parsed.is_global or settings.REGISTRY_PRIVATE_ADDRESSES

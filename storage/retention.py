@@ -1,0 +1,191 @@
+"""Delete, restore and finally remove versions of datasets and models, and workspaces.
+
+A deleted item disappears at once. Its files stay for KEPT_AFTER_DELETION and count against the quota meanwhile. Until
+then a user can restore it, or remove the files early. An item that an open job uses cannot be deleted. The row is
+marked as removed only after its files are, so every file on the disk counts.
+
+Three columns hold the state: `deleted_at`, `kept_until` (the end of retention) and `removed_at` (the files are gone).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from console.accounts.models import Organization, User
+from console.accounts.services import record
+from console.core.errors import NotFound
+from storage import in_use, manifests, quota, recycle_bin, selectors, trees
+from storage.catalog import scratch
+from storage.errors import NameTaken
+from storage.models import KEPT_AFTER_DELETION, Dataset, DatasetVersion, Model, ModelVersion, Workspace
+from storage.selectors import Item
+
+
+def delete_dataset(*, dataset: Dataset, user: User | None = None) -> None:
+    """Delete a dataset with its versions. Safe to repeat. Raises InUse."""
+    with transaction.atomic():
+        quota.lock(dataset.organization)
+        versions = selectors.versions_of(dataset).select_for_update().values_list("pk", flat=True)
+        in_use.require_unused(reader=dataset.organization.pk, versions=list(versions))
+        now = timezone.now()
+        if Dataset.objects.filter(pk=dataset.pk, deleted_at=None).update(deleted_at=now):  # else already deleted
+            selectors.versions_of(dataset).update(deleted_at=now, kept_until=now + KEPT_AFTER_DELETION)
+            record(organization=dataset.organization, actor=user, action="dataset.deleted", target=dataset.name)
+
+
+def delete_version(*, version: DatasetVersion, user: User | None = None) -> None:
+    """Delete one version of a dataset; the newest remaining one becomes its latest. Safe to repeat. Raises InUse."""
+    organization = version.dataset.organization
+    with transaction.atomic():
+        quota.lock(organization)
+        DatasetVersion.objects.select_for_update().get(pk=version.pk)
+        in_use.require_unused(reader=organization.pk, versions=[version.pk])
+        if _mark_deleted(version):
+            _set_latest(version.dataset)
+            record(organization=organization, actor=user, action="dataset.version_deleted", target=str(version))
+
+
+def delete_model(*, model: Model, user: User | None = None) -> None:
+    """Delete a model with its versions. Safe to repeat. Raises InUse."""
+    with transaction.atomic():
+        quota.lock(model.organization)
+        versions = selectors.model_versions_of(model).values_list("pk", flat=True)
+        in_use.require_unused(reader=model.organization.pk, models=list(versions))
+        now = timezone.now()
+        if Model.objects.filter(pk=model.pk, deleted_at=None).update(deleted_at=now):  # else already deleted
+            selectors.model_versions_of(model).update(deleted_at=now, kept_until=now + KEPT_AFTER_DELETION)
+            record(organization=model.organization, actor=user, action="model.deleted", target=model.name)
+
+
+def delete_model_version(*, version: ModelVersion, user: User | None = None) -> None:
+    """Delete one version of a model, and with its last version the model. Safe to repeat. Raises InUse."""
+    organization = version.model.organization
+    with transaction.atomic():
+        quota.lock(organization)
+        in_use.require_unused(reader=organization.pk, models=[version.pk])
+        if _mark_deleted(version):
+            _set_latest_model(version.model)
+            record(organization=organization, actor=user, action="model.version_deleted", target=str(version))
+
+
+def delete_workspace(*, workspace: Workspace, user: User | None = None) -> None:
+    """Delete a workspace. Safe to repeat. Raises InUse."""
+    with transaction.atomic():
+        quota.lock(workspace.organization)
+        in_use.require_unused(reader=workspace.organization.pk, workspaces=[workspace.pk])
+        if _mark_deleted(workspace):
+            record(organization=workspace.organization, actor=user, action="workspace.deleted", target=workspace.name)
+
+
+def restore(*, item: Item, user: User | None = None) -> None:
+    """Restore a deleted workspace, or a version with its dataset or model.
+
+    Raises NotFound after the retention, NameTaken, and TooMany if the quota allows no more of them.
+    """
+    organization = owner_of(item)
+    try:
+        with transaction.atomic():
+            quota.lock(organization)
+            item.refresh_from_db()
+            # After `kept_until`, garbage collection may be removing the files.
+            if item.removed_at or (item.kept_until and item.kept_until <= timezone.now()):
+                raise NotFound
+            if item.deleted_at is None:
+                return
+            if isinstance(item, Workspace):
+                quota.require_room_for(organization, "workspaces")
+            elif isinstance(item, ModelVersion):
+                if item.model.deleted_at:
+                    quota.require_room_for(organization, "models")
+            elif item.dataset.deleted_at:
+                quota.require_room_for(organization, "datasets")
+            item.deleted_at = item.kept_until = None
+            item.save(update_fields=["deleted_at", "kept_until"])
+            if isinstance(item, ModelVersion):
+                Model.objects.filter(pk=item.model_id).update(deleted_at=None)
+                _set_latest_model(item.model)
+            if isinstance(item, DatasetVersion):
+                Dataset.objects.filter(pk=item.dataset_id).update(deleted_at=None)
+                _set_latest(item.dataset)
+            record(organization=organization, actor=user, action=f"{_action_prefix(item)}.restored", target=str(item))
+    except IntegrityError:  # names are unique among undeleted items, and a new item took this one
+        raise NameTaken from None
+
+
+def remove(*, item: Item, user: User | None = None) -> None:
+    """Remove the files of a deleted item now. Safe to repeat. Raises InUse, NotFound.
+
+    The transaction ends the retention, so after an interruption garbage collection removes the files.
+    """
+    organization = owner_of(item)
+    with transaction.atomic():
+        quota.lock(organization)
+        item.refresh_from_db()
+        if item.deleted_at is None:
+            raise NotFound
+        in_use.require_unused(reader=organization.pk, **_keys(item))
+        now = timezone.now()
+        if item.kept_until is None or item.kept_until > now:
+            item.kept_until = now
+            item.save(update_fields=["kept_until"])
+            record(organization=organization, actor=user, action=f"{_action_prefix(item)}.removed", target=str(item))
+    remove_files(item)  # outside the transaction: it can take minutes, and the quota must not stay locked
+
+
+def remove_files(item: Item) -> None:
+    """Remove the files of a deleted item, then stop counting it. Safe to repeat."""
+    folder = selectors.folder_of(item)
+    trees.remove_tree(folder=folder, scratch=scratch())
+    manifests.path_of(folder).unlink(missing_ok=True)
+    if isinstance(item, Workspace):
+        for file in item.deleted_files.all():
+            recycle_bin.remove_files(file)
+    type(item).objects.filter(pk=item.pk, removed_at=None).update(removed_at=timezone.now())
+
+
+def expired() -> list[Item]:
+    """Return the deleted items whose retention is over and that no open job uses."""
+    rows: Sequence[Item] = [
+        *DatasetVersion.objects.filter(kept_until__lte=timezone.now(), removed_at=None).select_related("dataset"),
+        *ModelVersion.objects.filter(kept_until__lte=timezone.now(), removed_at=None).select_related("model"),
+        *Workspace.objects.filter(kept_until__lte=timezone.now(), removed_at=None),
+    ]
+    return [item for item in rows if not in_use.users_of(reader=None, **_keys(item))]
+
+
+def owner_of(item: Item) -> Organization:
+    """Return the organization that an item belongs to."""
+    if isinstance(item, DatasetVersion):
+        return item.dataset.organization
+    return item.model.organization if isinstance(item, ModelVersion) else item.organization
+
+
+def _mark_deleted(item: Item) -> bool:
+    """Start the retention; return False if the item was already deleted."""
+    now = timezone.now()
+    rows = type(item).objects.filter(pk=item.pk, deleted_at=None)
+    return bool(rows.update(deleted_at=now, kept_until=now + KEPT_AFTER_DELETION))
+
+
+def _set_latest(dataset: Dataset) -> None:
+    dataset.latest = selectors.latest_version(dataset)
+    dataset.save(update_fields=["latest"])
+
+
+def _set_latest_model(model: Model) -> None:
+    """Set the model's latest version. A model exists only with a version: it is deleted with the last one."""
+    model.latest = selectors.model_versions_of(model).first()
+    model.deleted_at = None if model.latest else timezone.now()
+    model.save(update_fields=["latest", "deleted_at"])
+
+
+def _keys(item: Item) -> dict[str, list[int]]:
+    """Return the arguments of `in_use` for an item."""
+    return {item.kind: [item.pk]}
+
+
+def _action_prefix(item: Item) -> str:
+    return {"versions": "dataset.version", "models": "model.version", "workspaces": "workspace"}[item.kind]

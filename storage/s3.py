@@ -1,0 +1,338 @@
+"""A client of S3-compatible storage: objects and multipart uploads of one bucket.
+
+Every request is signed in its URL (Signature Version 4, with an unsigned payload). So the requests of the console and
+those that it lets a browser make are signed by the same function. Addresses are path-style.
+
+A server's answer is not trusted: its size and the time to read it are limited, and redirects are not followed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import http.client
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import NamedTuple
+from urllib.parse import quote, unquote_plus, urlsplit
+from xml.etree import ElementTree as ET
+
+from console.core import connections
+
+MAX_PART_COUNT = 10_000
+"""Parts of a multipart upload, as S3 limits them."""
+REQUEST_SECONDS = 300
+"""How long the URL of one of the console's own requests is valid; clocks may differ."""
+MAX_ANSWER_BYTES = 8 * 1024**2
+"""A listing of 1,000 keys of 1,024 bytes, each percent-encoded, with room to spare."""
+ANSWER_SECONDS = 60
+"""How long reading an answer in XML may take."""
+
+
+class S3Error(Exception):
+    """The server refused a request. `status` is its HTTP status; `code` is S3's name of the error, if it sent one."""
+
+    def __init__(self, status: int, code: str = "") -> None:
+        super().__init__(f"{status} {code}".strip())
+        self.status, self.code = status, code
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A bucket, and the credentials to use it. Without credentials, requests are anonymous.
+
+    `endpoint` is an origin, such as `https://s3.example.com`.
+    """
+
+    endpoint: str
+    name: str
+    region: str
+    access_key_id: str = ""
+    secret_access_key: str = field(default="", repr=False)
+    allows_private: bool = False
+    """Whether the endpoint may have a private address."""
+
+
+class Object(NamedTuple):
+    """An object of a bucket. `etag` is as the server writes it, with its quotes."""
+
+    key: str
+    size: int
+    etag: str
+
+
+class Part(NamedTuple):
+    """A part of a multipart upload that the bucket has."""
+
+    number: int
+    size: int
+    etag: str
+
+
+# --- Signature --------------------------------------------------------------------------------------------------------
+
+
+def signed_url(
+    bucket: Bucket,
+    method: str,
+    key: str = "",
+    query: Mapping[str, str | int] | None = None,
+    *,
+    seconds: int = REQUEST_SECONDS,
+    headers: Mapping[str, str] | None = None,
+    now: datetime | None = None,
+) -> str:
+    """Return a URL that allows one request for `seconds`. The request must have exactly these `headers`.
+
+    https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-query-string-auth.html
+    """
+    path = quote(f"/{bucket.name}/{key}" if key else f"/{bucket.name}", safe="/")
+    values = {name: str(value) for name, value in (query or {}).items()}
+    if not bucket.access_key_id:
+        return f"{bucket.endpoint}{path}?{_encode(values)}"
+    time_text = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")
+    scope = f"{time_text[:8]}/{bucket.region}/s3/aws4_request"
+    signed = {"host": _host_header(bucket.endpoint)} | {
+        name.lower(): value.strip() for name, value in (headers or {}).items()
+    }
+    names = ";".join(sorted(signed))
+    values |= {
+        "X-Amz-Algorithm": "AWS4-HMAC-SHA256",
+        "X-Amz-Credential": f"{bucket.access_key_id}/{scope}",
+        "X-Amz-Date": time_text,
+        "X-Amz-Expires": str(seconds),
+        "X-Amz-SignedHeaders": names,
+    }
+    header_lines = "".join(f"{name}:{signed[name]}\n" for name in sorted(signed))
+    request = "\n".join((method, path, _encode(values), header_lines, names, "UNSIGNED-PAYLOAD"))
+    text = "\n".join(("AWS4-HMAC-SHA256", time_text, scope, hashlib.sha256(request.encode()).hexdigest()))
+    secret = f"AWS4{bucket.secret_access_key}".encode()
+    for part in (*scope.split("/"), text):
+        secret = hmac.digest(secret, part.encode(), "sha256")
+    return f"{bucket.endpoint}{path}?{_encode(values)}&X-Amz-Signature={secret.hex()}"
+
+
+def _host_header(endpoint: str) -> str:
+    """Return the header Host, which clients send without a default port."""
+    parts = urlsplit(endpoint)
+    return parts.netloc.removesuffix(":443" if parts.scheme == "https" else ":80")
+
+
+def _encode(values: Mapping[str, str]) -> str:
+    """Return a query in the canonical form: sorted, and with everything percent-encoded that may be."""
+    pairs = sorted((quote(name, safe=""), quote(value, safe="")) for name, value in values.items())
+    return "&".join(f"{name}={value}" for name, value in pairs)
+
+
+# --- Objects ----------------------------------------------------------------------------------------------------------
+
+
+def list_objects(bucket: Bucket, prefix: str) -> Iterator[list[Object]]:
+    """Yield the objects whose keys begin with `prefix`, by key, in pages. Raises S3Error, OSError, HTTPException."""
+    token = ""
+    while True:
+        query = {"list-type": "2", "prefix": prefix, "encoding-type": "url"}
+        answer = _ask(bucket, "GET", query=query | ({"continuation-token": token} if token else {}))
+        key_of = _key_reader(answer)
+        yield [
+            Object(key_of(entry, "Key"), _number(entry, "Size"), _text(entry, "ETag"))
+            for entry in answer.iterfind("{*}Contents")
+        ]
+        token = _text(answer, "NextContinuationToken")
+        if _text(answer, "IsTruncated") != "true" or not token:
+            return
+
+
+def find_object(bucket: Bucket, key: str) -> Object | None:
+    """Return the object with exactly this key. Raises S3Error, OSError, HTTPException."""
+    with _response(bucket, "HEAD", key) as response:
+        if response.status == http.client.NOT_FOUND:
+            return None
+        if response.status != http.client.OK:
+            raise S3Error(response.status)
+        return Object(key, int(response.getheader("Content-Length") or 0), response.getheader("ETag", ""))
+
+
+@contextmanager
+def connected(bucket: Bucket) -> Iterator[http.client.HTTPConnection]:
+    """Yield a connection for several requests. Raises ForbiddenAddress, OSError."""
+    with closing(connections.connection_to(bucket.endpoint, allows_private=bucket.allows_private)) as connection:
+        yield connection
+
+
+@contextmanager
+def open_object(
+    bucket: Bucket, item: Object, *, offset: int = 0, connection: http.client.HTTPConnection | None = None
+) -> Iterator[http.client.HTTPResponse]:
+    """Yield a response with the bytes of this version of an object from `offset` on, to be read by `read1`.
+
+    A `connection` can be used again once all bytes were read. Raises S3Error, with status 412 if the object has
+    changed; OSError, HTTPException.
+    """
+    headers = {"If-Match": item.etag} | ({"Range": f"bytes={offset}-"} if offset else {})
+    with _response(bucket, "GET", item.key, headers=headers, connection=connection) as response:
+        if response.status != (http.client.PARTIAL_CONTENT if offset else http.client.OK):
+            raise _error(response)
+        if response.length != item.size - offset:
+            raise S3Error(http.client.PRECONDITION_FAILED)
+        yield response
+
+
+def delete_object(bucket: Bucket, key: str) -> None:
+    """Delete an object. Safe to repeat. Raises S3Error, OSError, HTTPException."""
+    _send(bucket, "DELETE", key)
+
+
+# --- Multipart uploads ------------------------------------------------------------------------------------------------
+
+
+def create_multipart(bucket: Bucket, key: str) -> str:
+    """Begin a multipart upload and return its ID. Raises S3Error, OSError, HTTPException."""
+    answer = _ask(bucket, "POST", key, query={"uploads": ""})
+    if not (multipart_id := _text(answer, "UploadId")):
+        raise S3Error(http.client.OK)
+    return multipart_id
+
+
+def part_url(bucket: Bucket, key: str, multipart_id: str, number: int, *, size: int, seconds: int) -> str:
+    """Return a URL to PUT one part of exactly `size` bytes."""
+    query: dict[str, str | int] = {"partNumber": number, "uploadId": multipart_id}
+    # The signed length keeps whoever has the URL from filling the bucket.
+    return signed_url(bucket, "PUT", key, query, seconds=seconds, headers={"content-length": str(size)})
+
+
+def list_parts(bucket: Bucket, key: str, multipart_id: str) -> list[Part]:
+    """Return the parts that have arrived, by number. Raises S3Error, OSError, HTTPException."""
+    parts: list[Part] = []
+    while True:
+        query: dict[str, str | int] = {"uploadId": multipart_id}
+        if parts:
+            query["part-number-marker"] = parts[-1].number
+        answer = _ask(bucket, "GET", key, query=query)
+        page = [
+            Part(_number(entry, "PartNumber"), _number(entry, "Size"), _text(entry, "ETag"))
+            for entry in answer.iterfind("{*}Part")
+        ]
+        parts += page
+        if _text(answer, "IsTruncated") != "true" or not page or len(parts) > MAX_PART_COUNT:
+            return parts
+
+
+def complete_multipart(bucket: Bucket, key: str, multipart_id: str, parts: Iterable[Part]) -> None:
+    """Make the parts one object. Raises S3Error, OSError, HTTPException."""
+    root = ET.Element("CompleteMultipartUpload", xmlns="http://s3.amazonaws.com/doc/2006-03-01/")
+    for part in parts:
+        element = ET.SubElement(root, "Part")
+        ET.SubElement(element, "PartNumber").text = str(part.number)
+        ET.SubElement(element, "ETag").text = part.etag
+    answer = _ask(bucket, "POST", key, query={"uploadId": multipart_id}, body=ET.tostring(root))
+    if answer.tag.rpartition("}")[2] == "Error":  # S3 answers 200 before it knows whether it succeeds
+        raise S3Error(http.client.OK, _text(answer, "Code"))
+
+
+def abort_multipart(bucket: Bucket, key: str, multipart_id: str) -> None:
+    """Drop a multipart upload with its parts. Safe to repeat. Raises S3Error, OSError, HTTPException."""
+    _send(bucket, "DELETE", key, query={"uploadId": multipart_id})
+
+
+def list_multiparts(bucket: Bucket, prefix: str) -> Iterator[tuple[str, str]]:
+    """Yield the key and ID of each unfinished multipart upload below `prefix`. Raises as `list_objects`."""
+    marker: dict[str, str] = {}
+    while True:
+        answer = _ask(bucket, "GET", query={"uploads": "", "prefix": prefix, "encoding-type": "url"} | marker)
+        key_of = _key_reader(answer)
+        for entry in answer.iterfind("{*}Upload"):
+            yield key_of(entry, "Key"), _text(entry, "UploadId")
+        marker = {
+            "key-marker": key_of(answer, "NextKeyMarker"),
+            "upload-id-marker": _text(answer, "NextUploadIdMarker"),
+        }
+        if _text(answer, "IsTruncated") != "true" or not marker["key-marker"]:
+            return
+
+
+# --- Requests ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _response(
+    bucket: Bucket,
+    method: str,
+    key: str = "",
+    *,
+    query: Mapping[str, str | int] | None = None,
+    headers: Mapping[str, str] | None = None,
+    body: bytes = b"",
+    connection: http.client.HTTPConnection | None = None,
+) -> Iterator[http.client.HTTPResponse]:
+    with connected(bucket) if connection is None else nullcontext(connection) as open_connection:
+        target = signed_url(bucket, method, key, query).removeprefix(bucket.endpoint)
+        open_connection.request(method, target, body=body, headers={"User-Agent": "Trainyard", **(headers or {})})
+        with open_connection.getresponse() as response:
+            yield response
+
+
+def _ask(
+    bucket: Bucket, method: str, key: str = "", *, query: Mapping[str, str | int], body: bytes = b""
+) -> ET.Element:
+    """Return the answer to a request, in XML."""
+    with _response(bucket, method, key, query=query, body=body) as response:
+        if response.status != http.client.OK:
+            raise _error(response)
+        return _parse(response)
+
+
+def _send(bucket: Bucket, method: str, key: str, *, query: Mapping[str, str | int] | None = None) -> None:
+    """Send a request that has no answer. What does not exist counts as done."""
+    with _response(bucket, method, key, query=query) as response:
+        if response.status not in {http.client.OK, http.client.NO_CONTENT, http.client.NOT_FOUND}:
+            raise _error(response)
+
+
+def _error(response: http.client.HTTPResponse) -> S3Error:
+    code = _text(_parse(response), "Code") if response.length else ""
+    return S3Error(response.status, code[:100])
+
+
+def _parse(response: http.client.HTTPResponse) -> ET.Element:
+    data = bytearray()
+    ends_at = time.monotonic() + ANSWER_SECONDS
+    while chunk := response.read1(65536):
+        data += chunk
+        if len(data) > MAX_ANSWER_BYTES or time.monotonic() > ends_at:
+            raise S3Error(response.status)
+    if b"<!" in data:  # a document type, which can define entities; S3 sends none
+        raise S3Error(response.status)
+    try:
+        return ET.fromstring(bytes(data))  # noqa: S314  # without entities and of limited size
+    except ET.ParseError:
+        raise S3Error(response.status) from None
+
+
+def _text(element: ET.Element, name: str) -> str:
+    return element.findtext(f"{{*}}{name}") or ""
+
+
+def _number(element: ET.Element, name: str) -> int:
+    text = _text(element, name)
+    if not (text.isascii() and text.isdecimal()) or len(text) > 18:
+        raise S3Error(http.client.OK)
+    return int(text)
+
+
+class _KeyReader:
+    """Reads keys of an answer, which the server encodes if it says so: XML cannot contain every character."""
+
+    def __init__(self, is_encoded: bool) -> None:
+        self._is_encoded = is_encoded
+
+    def __call__(self, element: ET.Element, name: str) -> str:
+        text = _text(element, name)
+        return unquote_plus(text) if self._is_encoded else text
+
+
+def _key_reader(answer: ET.Element) -> _KeyReader:
+    return _KeyReader(_text(answer, "EncodingType") == "url")

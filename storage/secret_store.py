@@ -1,0 +1,112 @@
+"""Secrets of organizations: values that runs get as environment variables.
+
+They are stored encrypted and are write-only: no page and no API shows a value. An order names the secrets that its run
+needs. Each attempt gets the values as they are when it starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from django.db import transaction
+from django.db.models import QuerySet
+from django.utils.translation import gettext_lazy as _
+from django.views.decorators.debug import sensitive_variables
+
+from console.accounts.models import Organization, User
+from console.accounts.services import record
+from console.core import encryption
+from console.core.errors import InvalidInput, NotFound
+from runtime import environment
+from storage import in_use, quota
+from storage.errors import SecretUnreadable
+from storage.models import Secret
+
+PURPOSE = b"trainyard secrets"
+MAX_SECRETS = 100
+"""Secrets of one organization: far more than anybody keeps apart by name."""
+
+
+def secrets_for(organization: Organization) -> QuerySet[Secret]:
+    """Return the organization's secrets, by name."""
+    return Secret.objects.filter(organization=organization).order_by("name")
+
+
+def secret_named(organization: Organization, name: str) -> Secret:
+    """Return a secret. Raises NotFound."""
+    secret = secrets_for(organization).filter(name=name).first() if environment.is_name(name) else None
+    if secret is None:
+        raise NotFound
+    return secret
+
+
+@sensitive_variables("value")
+def save_secret(*, organization: Organization, name: str, value: str, user: User | None = None) -> tuple[Secret, bool]:
+    """Create a secret, or replace its value. Return it, and whether it is new. Raises InvalidInput.
+
+    An open job gets the new value at its next attempt.
+    """
+    if not environment.is_name(name):
+        sentence = _("Use up to 100 letters, digits and underscores. Do not start with a digit.")
+        raise InvalidInput(fields={"name": sentence})
+    if environment.is_reserved(name):
+        raise InvalidInput(fields={"name": _("The platform sets this variable itself. Choose another name.")})
+    size = len(value.encode("utf-8", "surrogatepass"))
+    if not value or "\0" in value or size > environment.MAX_SECRET_BYTES or not _is_utf8(value):
+        sentence = _("The value must have 1 to %(most)d bytes of text without NUL characters.")
+        raise InvalidInput(fields={"value": sentence % {"most": environment.MAX_SECRET_BYTES}})
+    with transaction.atomic():
+        quota.lock(organization)  # also keeps concurrent requests below the limit
+        others = secrets_for(organization).exclude(name=name)
+        if others.count() >= MAX_SECRETS:
+            sentence = _("Your organization has reached its limit of %(most)d secrets. Delete one first.")
+            raise InvalidInput(fields={"name": sentence % {"most": MAX_SECRETS}})
+        secret, created = Secret.objects.update_or_create(
+            organization=organization,
+            name=name,
+            defaults={"encrypted": encryption.encrypt(value, purpose=PURPOSE), "updated_by": user},
+        )
+        record(
+            organization=organization,
+            actor=user,
+            action="secret.created" if created else "secret.changed",
+            target=name,
+        )
+    return secret, created
+
+
+def delete_secret(*, secret: Secret, user: User | None = None) -> None:
+    """Delete a secret. Raises InUse while an open job needs it."""
+    organization = secret.organization
+    with transaction.atomic():
+        quota.lock(organization)
+        in_use.require_unused(reader=organization.pk, secrets=[secret.pk])
+        if Secret.objects.filter(pk=secret.pk).delete()[0]:
+            record(organization=organization, actor=user, action="secret.deleted", target=secret.name)
+
+
+def missing(organization: Organization, names: Collection[str]) -> list[str]:
+    """Return the names of which the organization has no secret."""
+    possible = [name for name in names if environment.is_name(name)]
+    rows = secrets_for(organization).filter(name__in=possible)
+    existing = set(rows.values_list("name", flat=True)) if possible else set()
+    return [name for name in names if name not in existing]
+
+
+@sensitive_variables()
+def values_of(organization: Organization, names: Collection[str]) -> dict[str, str]:
+    """Return the values of these secrets, for the start of a run. Raises SecretUnreadable."""
+    values = {}
+    for secret in secrets_for(organization).filter(name__in=names):
+        value = encryption.decrypt(secret.encrypted, purpose=PURPOSE)
+        if value is not None:
+            values[secret.name] = value
+    if unreadable := [name for name in names if name not in values]:
+        raise SecretUnreadable(
+            _("The secret %(name)s can't be decrypted any more. Set its value again.") % {"name": unreadable[0]}
+        )
+    return values
+
+
+def _is_utf8(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)

@@ -1,0 +1,204 @@
+"""Share datasets with other organizations, and publish datasets for everyone. Others only read them.
+
+A share begins with a code that the owner hands over and a member of the other organization enters. Nothing is looked
+up by the name of an organization, and neither side sees the other's name: the owner gives the share a label. A code is
+random, works once and for CODE_LIFETIME; the database has only its hash. Revoking a share ends new orders; runs that
+were ordered before go on (`in_use`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterable
+from datetime import timedelta
+
+from django.db import transaction
+from django.db.models import Case, Exists, OuterRef, Q, QuerySet, Value, When
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+
+from console.accounts.models import Organization, Quota, User
+from console.accounts.services import record
+from console.core.errors import InvalidInput, NotFound
+from storage import catalog, selectors
+from storage.errors import NameTaken
+from storage.files import Readable
+from storage.models import NAME_PATTERN, Dataset, DatasetShare, DatasetVersion
+
+CODE_LIFETIME = timedelta(days=7)
+"""How long a code can be entered. A week is enough for a mail to be read."""
+MAX_SHARES = 100
+"""Open shares of one dataset, accepted or not."""
+LABEL_LIMIT = 100
+"""Characters of a label: the length of its column."""
+PUBLIC_RANK = 2
+"""`rank` of a dataset that the organization may read only because it is public."""
+PUBLIC_OWNER = "public.datasets"
+"""Slug of the organization that owns the installation's public datasets. It has no members, and no customer can create
+it: slugs that are made from names have no dots."""
+INVALID_CODE = _("This code is not valid. Check it, or ask for a new one: a code works once and for 7 days.")
+
+
+# --- Read -------------------------------------------------------------------------------------------------------------
+
+
+def usable_datasets(organization: Organization) -> QuerySet[Dataset]:
+    """Return the datasets that the organization may read: its own (`rank` 0), shared ones (1) and public ones (2)."""
+    shares = DatasetShare.objects.filter(dataset=OuterRef("pk"), recipient=organization, revoked_at=None)
+    is_own, is_shared = Q(organization=organization), Exists(shares)
+    return (
+        Dataset.objects.filter(is_own | is_shared | Q(is_public=True), deleted_at=None)
+        .annotate(rank=Case(When(is_own, then=Value(0)), When(is_shared, then=Value(1)), default=Value(PUBLIC_RANK)))
+        .select_related("latest")
+        .order_by("rank", "name", "pk")
+    )
+
+
+def dataset_named(organization: Organization, name: str) -> Dataset:
+    """Return the dataset that a name means: the organization's own, else a shared one, else a public one.
+
+    Raises NotFound.
+    """
+    dataset = usable_datasets(organization).filter(name=name).first() if NAME_PATTERN.match(name) else None
+    if dataset is None:
+        raise NotFound
+    return dataset
+
+
+def by_name(datasets: Iterable[Dataset]) -> list[Dataset]:
+    """Return the datasets of `usable_datasets` without those that another one of the same name hides."""
+    first: dict[str, Dataset] = {}
+    for dataset in datasets:
+        first.setdefault(dataset.name, dataset)
+    return list(first.values())
+
+
+def borrowed_datasets(organization: Organization) -> list[Dataset]:
+    """Return the shared and public datasets that the organization may read under their names."""
+    return [dataset for dataset in by_name(usable_datasets(organization)) if dataset.organization_id != organization.pk]
+
+
+def open_shares(dataset: Dataset) -> QuerySet[DatasetShare]:
+    """Return the shares of a dataset that were accepted, or can be."""
+    is_open = Q(recipient__isnull=False) | Q(expires_at__gt=timezone.now())
+    return dataset.shares.filter(is_open, revoked_at=None).order_by("-pk")
+
+
+def share_of(dataset: Dataset, pk: int) -> DatasetShare:
+    """Return an open share of the dataset. Raises NotFound."""
+    share = open_shares(dataset).filter(pk=pk).first() if pk < selectors.KEY_END else None
+    if share is None:
+        raise NotFound
+    return share
+
+
+# --- Share ------------------------------------------------------------------------------------------------------------
+
+
+def create_share(*, dataset: Dataset, user: User | None, label: str) -> tuple[DatasetShare, str]:
+    """Return a new share and its code, which cannot be read again. Raises InvalidInput."""
+    label = label.strip()
+    if not label or len(label) > LABEL_LIMIT or "\0" in label:
+        raise InvalidInput(fields={"label": _("Enter 1 to 100 characters that tell you who gets the code.")})
+    code = secrets.token_urlsafe(24)
+    with transaction.atomic():
+        Dataset.objects.select_for_update().get(pk=dataset.pk)
+        if open_shares(dataset).count() >= MAX_SHARES:
+            raise InvalidInput(_("A dataset can have at most 100 shares. Revoke one first."))
+        share = DatasetShare.objects.create(
+            dataset=dataset,
+            label=label,
+            code_sha256=_hash(code),
+            created_by=user,
+            expires_at=timezone.now() + CODE_LIFETIME,
+        )
+        record(organization=dataset.organization, actor=user, action="dataset.shared", target=dataset.name)
+    return share, code
+
+
+def accept_share(*, organization: Organization, user: User | None, code: str) -> Dataset:
+    """Give the organization read access to the dataset of a code. Raises InvalidInput, NameTaken."""
+    with transaction.atomic():
+        now = timezone.now()
+        share = (
+            DatasetShare.objects.select_for_update(of=("self",))
+            .select_related("dataset")
+            .filter(code_sha256=_hash(code.strip()), recipient=None, revoked_at=None, expires_at__gt=now)
+            .filter(dataset__deleted_at=None)
+            .first()
+        )
+        if share is None:
+            raise InvalidInput(fields={"code": INVALID_CODE})
+        dataset = share.dataset
+        if dataset.organization_id == organization.pk:
+            raise InvalidInput(fields={"code": _("This is your own dataset. Give the code to another organization.")})
+        # A dataset is mounted under its name, so an organization reads one of each name. Public ones give way.
+        same_name = usable_datasets(organization).filter(name=dataset.name).first()
+        if same_name is not None and same_name.rank < PUBLIC_RANK:  # type: ignore[attr-defined]  # an annotation
+            raise NameTaken(
+                fields={"code": _("Your organization already has a dataset of this name. Remove it, then try again.")}
+            )
+        share.recipient, share.accepted_at = organization, now
+        share.save(update_fields=["recipient", "accepted_at"])
+        record(organization=organization, actor=user, action="dataset.share_accepted", target=dataset.name)
+        record(organization=share.dataset.organization, actor=None, action="dataset.share_taken", target=dataset.name)
+    return dataset
+
+
+def revoke_share(*, share: DatasetShare, user: User | None) -> None:
+    """End a share: its dataset cannot be chosen for new orders. Safe to repeat."""
+    with transaction.atomic():
+        if DatasetShare.objects.filter(pk=share.pk, revoked_at=None).update(revoked_at=timezone.now()):
+            dataset = share.dataset
+            record(organization=dataset.organization, actor=user, action="dataset.share_revoked", target=dataset.name)
+
+
+def leave_share(*, organization: Organization, user: User | None, name: str) -> None:
+    """Give up a shared dataset. Raises NotFound."""
+    dataset = dataset_named(organization, name)
+    with transaction.atomic():
+        shares = DatasetShare.objects.filter(dataset=dataset, recipient=organization, revoked_at=None)
+        if not shares.update(revoked_at=timezone.now()):
+            raise NotFound
+        record(organization=organization, actor=user, action="dataset.share_left", target=name)
+
+
+# --- Publish for everyone ---------------------------------------------------------------------------------------------
+
+
+def set_public(*, dataset: Dataset, is_public: bool, actor: User | None) -> None:
+    """Let every organization read a dataset, or withdraw it from new orders. For administrators. Safe to repeat."""
+    with transaction.atomic():
+        if (
+            Dataset.objects.filter(pk=dataset.pk, deleted_at=None)
+            .exclude(is_public=is_public)
+            .update(is_public=is_public)
+        ):
+            action = "dataset.made_public" if is_public else "dataset.withdrawn"
+            record(organization=dataset.organization, actor=actor, action=action, target=dataset.name)
+
+
+def has_public(name: str) -> bool:
+    """Return whether the installation has a public dataset of this name."""
+    return Dataset.objects.filter(organization__slug=PUBLIC_OWNER, name=name, deleted_at=None, is_public=True).exists()
+
+
+def publish_public(*, name: str, stream: Readable, description: str = "") -> DatasetVersion:
+    """Publish an archive as the next version of one of the installation's own public datasets.
+
+    Raises as `catalog.create_dataset` and `catalog.publish_version`.
+    """
+    with transaction.atomic():
+        owner, _created = Organization.objects.get_or_create(slug=PUBLIC_OWNER, defaults={"name": "Public datasets"})
+        Quota.objects.get_or_create(organization=owner)
+    dataset = selectors.datasets_for(owner).filter(name=name).first()
+    if dataset is None:
+        dataset = catalog.create_dataset(organization=owner, user=None, name=name, description=description)
+    version = catalog.publish_version(dataset=dataset, user=None, stream=stream)
+    set_public(dataset=dataset, is_public=True, actor=None)
+    return version
+
+
+def _hash(code: str) -> str:
+    return hashlib.sha256(code.encode(errors="replace")).hexdigest()

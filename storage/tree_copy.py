@@ -1,0 +1,189 @@
+"""Copy files and folders that customers' code has written, and may still write to.
+
+Every path is opened component by component without following links, as in `paths`. Only regular files are copied, so a
+copy never waits for a pipe and never reads a device. A copy shares no bytes with its source.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat as modes
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from django.utils.translation import gettext_lazy as _
+
+from storage.archives import DEPTH_LIMIT
+from storage.errors import FileMissing, SourceChanged, TooLarge, UnsafePath, WrongKind
+from storage.files import CHUNK_BYTES, CREATE_FILE, FILE_MODE, OPEN_FILE, Meter
+from storage.paths import FOLDER_MODE, SWAPPED_ERRNOS, open_folder, split_path, translate_os_errors
+from storage.trees import Usage
+
+Parts = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Copied:
+    """A finished copy. `usage` includes the target folder; `skipped_count` is the number of entries left out."""
+
+    usage: Usage
+    file_count: int
+    skipped_count: int
+    sha256: str
+    """Of the list of files in sha256sum format, sorted by path: `sha256sum` over the copy gives the same list."""
+
+
+def copy_tree(
+    *, root: Path, path: str, target: Path, meter: Meter, max_entries: int, keep_links: bool = False
+) -> Copied:
+    """Copy the file at `path`, or the contents of the folder there, into `target`, an empty folder of the console's.
+
+    `meter` counts each entry and each chunk before it is written. Keeps names, modification times and whether a file is
+    executable. Pipes, sockets and devices are left out, and so are links, unless `keep_links`: then they are copied as
+    they are, so nothing of the console's may follow them.
+
+    Raises FileMissing, UnsafePath, WrongKind, Unreadable, TooLarge, StorageFull, and SourceChanged if a process changes
+    the source meanwhile. After an error the caller removes `target`.
+    """
+    parts = split_path(path)
+    copier = _Copier(root, target, meter, max_entries, keep_links=keep_links)
+    meter.count(entries=1)
+    with translate_os_errors():
+        if not parts or copier.is_folder(parts):
+            copier.copy_folders(parts)
+        else:
+            copier.copy_file(parts)
+    return copier.result()
+
+
+def listing_sha256(digests: Iterable[tuple[bytes, str]]) -> str:
+    """Return the SHA-256 of a list of files in sha256sum format, sorted by path, from each path and its SHA-256."""
+    listing = hashlib.sha256()
+    for path, digest in sorted(digests):
+        escaped = path.replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
+        mark = b"\\" if escaped != path else b""  # as sha256sum marks an escaped name
+        listing.update(mark + digest.encode() + b"  " + escaped + b"\n")
+    return listing.hexdigest()
+
+
+class _Copier:
+    """Copies one tree."""
+
+    def __init__(self, root: Path, target: Path, meter: Meter, max_entries: int, *, keep_links: bool) -> None:
+        self._root = root
+        self._target = target
+        self._meter = meter
+        self._max_entries = max_entries
+        self._keep_links = keep_links
+        self._entries = 1  # the target folder
+        self._size = 0
+        self._skipped = 0
+        self._digests: list[tuple[bytes, str]] = []
+        """Path and SHA-256 of each file."""
+
+    def is_folder(self, parts: Parts) -> bool:
+        """Return whether there is a folder. Raises UnsafePath for a link, WrongKind for anything but a file."""
+        with open_folder(root=self._root, parts=parts[:-1]) as folder:
+            mode = os.lstat(parts[-1], dir_fd=folder).st_mode
+        if modes.S_ISLNK(mode):
+            raise UnsafePath
+        if not modes.S_ISDIR(mode) and not modes.S_ISREG(mode):
+            raise WrongKind(_("This is a pipe, socket or device, not a file."))
+        return modes.S_ISDIR(mode)
+
+    def copy_file(self, parts: Parts) -> None:
+        """Copy one file to the top of the target."""
+        with (
+            open_folder(root=self._root, parts=parts[:-1]) as source,
+            open_folder(root=self._target, parts=()) as target,
+        ):
+            self._count()
+            self._copy_file(source, target, parts[-1:])
+
+    def copy_folders(self, base: Parts) -> None:
+        """Copy the folder `base` with everything below it."""
+        pending: list[Parts] = [()]
+        while pending:
+            relative = pending.pop()
+            try:
+                with (
+                    open_folder(root=self._root, parts=(*base, *relative)) as source,
+                    open_folder(root=self._target, parts=relative) as target,
+                ):
+                    pending += self._copy_folder(source, target, relative)
+            except (FileMissing, UnsafePath, WrongKind) as error:
+                if relative:  # it was there when its parent was listed
+                    raise SourceChanged from error
+                raise
+
+    def result(self) -> Copied:
+        """Return the totals."""
+        usage = Usage(self._size, self._entries)
+        return Copied(usage, len(self._digests), self._skipped, listing_sha256(self._digests))
+
+    def _copy_folder(self, source: int, target: int, relative: Parts) -> list[Parts]:
+        """Copy the entries of one folder; create its subfolders and return their paths."""
+        subfolders: list[Parts] = []
+        with os.scandir(source) as entries:
+            for entry in entries:
+                parts = (*relative, entry.name)
+                try:
+                    mode = os.lstat(entry.name, dir_fd=source).st_mode
+                    if modes.S_ISDIR(mode):
+                        self._count(depth=len(parts))
+                        os.mkdir(entry.name, FOLDER_MODE, dir_fd=target)
+                        subfolders.append(parts)
+                    elif modes.S_ISREG(mode):
+                        self._count()
+                        self._copy_file(source, target, parts)
+                    elif modes.S_ISLNK(mode) and self._keep_links:
+                        self._count()
+                        os.symlink(os.readlink(entry.name, dir_fd=source), entry.name, dir_fd=target)
+                    else:
+                        self._skipped += 1
+                except OSError as error:
+                    if error.errno in SWAPPED_ERRNOS:
+                        raise SourceChanged from error
+                    raise
+        return subfolders
+
+    def _copy_file(self, source: int, target: int, parts: Parts) -> None:
+        name = parts[-1]
+        handle = os.open(name, OPEN_FILE, dir_fd=source)
+        with os.fdopen(handle, "rb") as stream:
+            before = os.fstat(handle)
+            if not modes.S_ISREG(before.st_mode):  # replaced since it was listed
+                raise SourceChanged
+            digest = hashlib.sha256()
+            mode = FILE_MODE | (0o111 if before.st_mode & 0o100 else 0)
+            with os.fdopen(os.open(name, CREATE_FILE, mode, dir_fd=target), "wb") as copy:
+                remaining = before.st_size  # a file that grows meanwhile is not followed
+                while remaining and (chunk := stream.read(min(remaining, CHUNK_BYTES))):
+                    remaining -= len(chunk)
+                    self._meter.count(size_bytes=len(chunk))
+                    digest.update(chunk)
+                    copy.write(chunk)
+                copy.flush()
+                with suppress(OverflowError):  # a time that this file system cannot store
+                    os.utime(copy.fileno(), ns=(before.st_mtime_ns, before.st_mtime_ns))
+            after = os.fstat(handle)
+            if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+                raise SourceChanged
+        self._size += before.st_size
+        self._digests.append((os.fsencode("/".join(parts)), digest.hexdigest()))
+
+    def _count(self, *, depth: int = 0) -> None:
+        """Count an entry that is about to be created. Raises TooLarge."""
+        self._entries += 1
+        if self._entries > self._max_entries:
+            raise TooLarge(
+                _("This folder has more than %(most)d files. Choose a smaller one.") % {"most": self._max_entries}
+            )
+        if depth > DEPTH_LIMIT:
+            raise TooLarge(
+                _("This folder nests folders more than %(most)d levels deep. Use fewer levels.") % {"most": DEPTH_LIMIT}
+            )
+        self._meter.count(entries=1)

@@ -1,0 +1,95 @@
+"""Give views the body of an upload as a stream. No body is held in memory or copied to a temporary file first.
+
+A body has a Content-Length or is chunked. Reading it raises UploadBroken if the connection breaks before its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from io import BytesIO
+from typing import Any
+
+from django.http import HttpRequest
+from rest_framework.parsers import BaseParser
+from rest_framework.request import Request
+
+from console.serving.exchange import Exchange, exchange_of
+from console.serving.refusals import Refused
+from storage.errors import TooLarge, TooManyUploads, UploadBroken
+from storage.files import Readable
+
+
+class RawBody(BaseParser):
+    """A DRF parser that leaves the body unread: `request.data` is the stream. Views call `body_of` to read it."""
+
+    media_type = "*/*"
+
+    def parse(self, stream: Any, media_type: str | None = None, parser_context: Mapping[str, Any] | None = None) -> Any:
+        """Return `stream` unread."""
+        return stream
+
+
+class _SizedBody:
+    """A body with a Content-Length. It counts bytes, because only a short count shows a broken connection."""
+
+    def __init__(self, stream: Readable, length: int) -> None:
+        self._stream = stream
+        self._remaining = length
+
+    def read(self, size: int, /) -> bytes:
+        """Return at most `size` bytes. Raises UploadBroken if the connection ended too early."""
+        if not self._remaining:
+            return b""
+        try:
+            data = self._stream.read(min(size, self._remaining))
+        except OSError as error:  # Django's UnreadablePostError among them
+            raise UploadBroken from error
+        if not data:  # the end of the stream, before Content-Length bytes
+            raise UploadBroken
+        self._remaining -= len(data)
+        return data
+
+
+class _ChunkedBody:
+    """A chunked body. The server decodes the chunks, so an empty read is the real end."""
+
+    def __init__(self, stream: Readable) -> None:
+        self._stream = stream
+
+    def read(self, size: int, /) -> bytes:
+        """Return at most `size` bytes; none at the end. Raises UploadBroken if the connection ended too early."""
+        try:
+            return self._stream.read(size)
+        except OSError as error:
+            raise UploadBroken from error
+
+
+def body_of(request: Request, *, limit_bytes: int) -> Readable:
+    """Return the request's unread body; an empty stream if the request has none.
+
+    Raises TooLarge if its Content-Length exceeds `limit_bytes`. A chunked body declares no length, so the caller must
+    also limit what it reads. Raises TooManyUploads if the organization has too many in progress.
+    """
+    django_request: HttpRequest = request._request  # noqa: SLF001  # DRF offers the wrapped request nowhere else
+    exchange = exchange_of(django_request)
+    # Without an incoming body, as in Django's test client, Django's request is the stream.
+    stream: Readable = exchange.body if exchange and exchange.body else django_request
+    length = django_request.META.get("CONTENT_LENGTH") or ""
+    if length.isdecimal():
+        if int(length) > limit_bytes:
+            raise TooLarge
+        _count_upload(exchange)
+        return _SizedBody(stream, int(length))
+    if django_request.META.get("HTTP_TRANSFER_ENCODING"):
+        _count_upload(exchange)
+        return _ChunkedBody(stream)
+    return BytesIO()  # HTTP: neither header means no body
+
+
+def _count_upload(exchange: Exchange | None) -> None:
+    """Count the upload under its organization. Raises TooManyUploads at the limit."""
+    if exchange and exchange.body:
+        try:
+            exchange.body.begin()
+        except Refused as error:
+            raise TooManyUploads from error

@@ -1,0 +1,42 @@
+"""Create a workspace from what the user chose to start with: nothing, an example, a copy, or a git repository."""
+
+from __future__ import annotations
+
+from django.utils.translation import gettext_lazy as _
+
+from console.accounts.models import Organization, User
+from console.core.errors import InvalidInput, NotFound
+from storage import catalog, selectors
+from storage.copies import copy_of as copy_of_workspace
+from storage.git_import import git_repository
+from storage.models import Workspace
+from storage.workspace_templates import template_named
+
+
+def start_workspace(
+    *,
+    organization: Organization,
+    user: User | None,
+    name: str,
+    description: str = "",
+    template: str = "",
+    copy_of: str = "",
+    git_url: str = "",
+    git_branch: str = "",
+    git_secret: str = "",
+) -> Workspace:
+    """Create a workspace, from at most one source. Raises InvalidInput, and as `catalog.create_workspace`."""
+    if sum(map(bool, (template, copy_of, git_url))) > 1:
+        raise InvalidInput(
+            fields={"template": _("Choose an example, a workspace to copy or a repository, not several.")}
+        )
+    catalog.validate_texts(name, description)  # before anything is fetched
+    fill = template_named(template) if template else None
+    if copy_of:
+        try:
+            fill = copy_of_workspace(selectors.workspace_named(organization, copy_of))
+        except NotFound:
+            raise InvalidInput(fields={"copy_of": _("This workspace does not exist. Choose another one.")}) from None
+    if git_url:
+        fill = git_repository(organization=organization, url=git_url, branch=git_branch, secret=git_secret)
+    return catalog.create_workspace(organization=organization, user=user, name=name, description=description, fill=fill)

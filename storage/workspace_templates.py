@@ -1,0 +1,52 @@
+"""The examples in `examples/`, from which a workspace can start."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from django.conf import settings
+from django.utils.translation import gettext_lazy as _
+
+from console.core.errors import InvalidInput
+from storage.catalog import Fill
+from storage.files import FILE_MODE, Meter
+from storage.trees import Usage
+
+
+@dataclass(frozen=True)
+class Template:
+    """An example: a script. `title` is the first line of its docstring."""
+
+    name: str
+    title: str
+    content: bytes
+
+
+@cache
+def templates() -> dict[str, Template]:
+    """Return the examples by name. They are part of the installation and never change while it runs."""
+    found = {}
+    for path in sorted((settings.BASE_DIR / "examples").glob("*.py")):
+        content = path.read_bytes()
+        title = (ast.get_docstring(ast.parse(content)) or path.stem).partition("\n")[0]
+        found[path.stem] = Template(path.stem, title, content)
+    return found
+
+
+def template_named(name: str) -> Fill:
+    """Return what fills a new workspace with an example. Raises InvalidInput, at the field `template`."""
+    template = templates().get(name)
+    if template is None:
+        raise InvalidInput(fields={"template": _("There is no such example. Choose one of the list.")})
+
+    def fill(folder: Path, meter: Meter) -> Usage:
+        meter.count(size_bytes=len(template.content), entries=1)
+        script = folder / f"{template.name}.py"
+        script.write_bytes(template.content)
+        script.chmod(FILE_MODE)
+        return Usage(len(template.content), 2)
+
+    return fill

@@ -1,0 +1,50 @@
+"""Payments and refunds, as our tables and the provider hold them."""
+
+from __future__ import annotations
+
+from billing import ledger
+from billing.models import Account, StripeEvent, TopUp
+from billing.sandbox import intents
+from tests.provider import Stripe
+
+
+def balance(top_up: TopUp) -> int:
+    """Return the balance of the top-up's wallet as it is now."""
+    top_up.refresh_from_db()
+    top_up.account.refresh_from_db()
+    return top_up.account.posted_minor
+
+
+def cleared() -> int:
+    """Return what our books say the provider holds for us."""
+    return -ledger.platform_account(Account.Kinds.CLEARING, "USD").posted_minor
+
+
+def both_sides_agree(provider: Stripe) -> bool:
+    """Deliver every event, then return whether both sides hold the same and no event is left open."""
+    provider.deliver()
+    left = {StripeEvent.States.QUARANTINED, StripeEvent.States.PARKED, StripeEvent.States.RECEIVED}
+    return provider.held() == cleared() and not StripeEvent.objects.filter(state__in=left).exists()
+
+
+def dispute_of(provider: Stripe) -> dict:
+    """Return the one dispute, as the provider stores it."""
+    (dispute,) = provider.provider.book.store.all("dispute")
+    return dispute
+
+
+def end_dispute(provider: Stripe, verdict: str) -> None:
+    """Let the bank decide: `won` or `lost`."""
+    intents.end_dispute(provider.provider.book, dispute_of(provider), verdict)
+
+
+def reopen_dispute(provider: Stripe) -> None:
+    """Let the bank take back what it had returned."""
+    intents.reopen_dispute(provider.provider.book, dispute_of(provider))
+
+
+def forget_idempotency_keys(provider: Stripe) -> None:
+    """Let a day pass at the provider, which keeps keys no longer."""
+    store = provider.provider.book.store
+    for key in list(store._objects["key"]):
+        store.remove("key", key)

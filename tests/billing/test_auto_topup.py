@@ -1,0 +1,197 @@
+"""Automatic top-ups: begun when due, charged once whatever is repeated, and switched off when they keep failing."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.core import mail
+from django.db import OperationalError, connection
+from django.utils import timezone
+
+from billing import auto_topup, customers, payment_emails
+from billing.models import AutoTopUp, TopUp
+from console.accounts.models import ServiceActivation
+from tests.billing.paying import balance, forget_idempotency_keys
+from tests.factories.billing import paid_top_up
+from tests.provider import FAILS_LATER, GOOD
+from tests.racing import raised, together
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def top_up(provider):
+    """A paid top-up of $50 whose card was saved."""
+    return paid_top_up(provider)
+
+
+@pytest.fixture
+def failing(provider, top_up):
+    """Automatic top-ups with a card that the bank declines."""
+    page = customers.save_card_page(account=top_up.account, email="a@example.com")
+    provider.pay(page.rsplit("/", 1)[1], FAILS_LATER)
+    provider.deliver()
+    return switch_on(top_up, card=FAILS_LATER)
+
+
+def switch_on(top_up, threshold=6000, card=GOOD):
+    saved = customers.saved_cards(top_up.account.organization)
+    chosen = next(each.card for each in saved if each.card.last4 == card[-4:])
+    return auto_topup.switch_on(
+        account=top_up.account, threshold_minor=threshold, amount_minor=2000,
+        method_id=chosen.method_id, user=top_up.created_by,
+    )  # fmt: skip
+
+
+def automatic():
+    return TopUp.objects.filter(origin=TopUp.Origins.AUTOMATIC)
+
+
+def test_keeps_the_card_and_who_agreed(top_up):
+    setup = switch_on(top_up)
+    assert (setup.is_on, setup.method_label, setup.set_by) == (True, "Visa •••• 4242", top_up.created_by)
+
+
+def test_a_deactivated_service_is_not_charged(provider, top_up):
+    switch_on(top_up)
+    activation = ServiceActivation.objects.create(
+        organization=top_up.account.organization,
+        terms_version="1",
+        activated_at=timezone.now(),
+        deactivated_at=timezone.now(),
+    )
+    assert auto_topup.run_due() == 0
+    assert auto_topup.begin(setup_pk=AutoTopUp.objects.get().pk) is None
+    assert not automatic().exists()
+    activation.deactivated_at = None
+    activation.save()
+    assert auto_topup.run_due() == 1
+    provider.deliver()
+    assert balance(top_up) == 7000
+
+
+class TestSweep:
+    def test_charges_below_the_threshold_and_then_no_more(self, provider, top_up):
+        switch_on(top_up, threshold=6000)
+        for _ in range(3):
+            auto_topup.run_due()
+            provider.deliver()
+        assert balance(top_up) == provider.held() == 7000
+        assert automatic().get().state == TopUp.States.PAID
+
+    @pytest.mark.parametrize(
+        ("threshold", "is_on"), [(5000, True), (6000, False)], ids=["enough money", "switched off"]
+    )
+    def test_charges_nothing(self, top_up, threshold, is_on):
+        switch_on(top_up, threshold)
+        if not is_on:
+            auto_topup.switch_off(account=top_up.account)
+        assert auto_topup.run_due() == 0
+
+    def test_waits_for_each_payment_and_stops_at_the_daily_limit(self, provider, top_up):
+        switch_on(top_up, threshold=20_000)
+        for number in range(auto_topup.MAX_PER_DAY + 3):
+            for _ in range(2):
+                auto_topup.run_due()
+            assert automatic().count() == min(number + 1, auto_topup.MAX_PER_DAY)
+            provider.deliver()
+
+    @pytest.mark.parametrize(
+        ("when", "hours"),
+        [("before", 0), ("after", 0), ("after", 30)],
+        ids=["the call was lost", "the answer was lost", "the answer was lost and the key is forgotten"],
+    )
+    def test_a_network_failure_is_retried_and_charges_once(self, provider, top_up, when, hours):
+        switch_on(top_up)
+        with provider.network_failing(when):
+            auto_topup.run_due()
+        assert automatic().get().state == TopUp.States.CREATED
+        automatic().update(created_at=timezone.now() - timedelta(hours=hours))
+        if hours:
+            forget_idempotency_keys(provider)
+        for _ in range(2):
+            auto_topup.run_due()
+        assert automatic().get().state == TopUp.States.PENDING
+        assert payment_emails.send_due() == 0
+        provider.deliver()
+        assert provider.held() == balance(top_up) == 7000
+
+    def test_a_charge_that_never_arrived_is_given_up(self, provider, top_up):
+        switch_on(top_up)
+        with provider.network_failing():
+            auto_topup.run_due()
+        automatic().update(created_at=timezone.now() - auto_topup.GIVE_UP_AFTER - timedelta(minutes=1))
+        auto_topup.run_due()
+        row = automatic().order_by("created_at").first()
+        assert (row.state, row.failure) == (TopUp.States.FAILED, "unanswered")
+
+
+class TestFailing:
+    def test_is_mailed_once_and_retried_later(self, provider, top_up, failing):
+        for _ in range(3):
+            auto_topup.run_due()
+            provider.deliver()
+        failing.refresh_from_db()
+        assert (failing.is_on, failing.failures, failing.last_failure) == (True, 1, "generic_decline")
+        assert failing.retry_at > timezone.now() + timedelta(minutes=59)
+        assert automatic().get().state == TopUp.States.FAILED
+        assert [payment_emails.send_due() for _ in range(2)] == [1, 0]
+        (message,) = mail.outbox
+        assert message.to == [top_up.created_by.email]
+        for words in ("$20.00", "The bank declined the card.", "retried later"):
+            assert words in message.body
+        assert balance(top_up) == provider.held() == 5000
+
+    def test_repeatedly_switches_it_off(self, provider, failing):
+        for _ in range(auto_topup.MAX_FAILURES + 2):
+            auto_topup.run_due()
+            provider.deliver()
+            AutoTopUp.objects.update(retry_at=timezone.now())
+        failing.refresh_from_db()
+        assert (failing.is_on, failing.failures) == (False, auto_topup.MAX_FAILURES)
+        assert automatic().count() == auto_topup.MAX_FAILURES
+        payment_emails.send_due()
+        assert "now switched off" in mail.outbox[-1].body
+
+    def test_is_forgotten_when_a_card_works_again(self, provider, top_up, failing):
+        auto_topup.run_due()
+        switch_on(top_up)
+        auto_topup.run_due()
+        provider.deliver()
+        failing.refresh_from_db()
+        assert (failing.failures, failing.last_failure) == (0, "")
+        assert balance(top_up) == 7000
+
+
+@pytest.mark.django_db(transaction=True)
+def test_ten_sweeps_at_once_charge_once(provider, top_up):
+    switch_on(top_up)
+    assert raised(together(*[auto_topup.run_due] * 10)) == []
+    provider.deliver()
+    assert provider.held() == balance(top_up) == 7000
+    assert automatic().count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_second_worker_cannot_begin_one_before_the_first_has_written_its_row(top_up):
+    """Else the other's could be paid in between, and this one would come on top of it."""
+    setup = switch_on(top_up)
+    others = []
+
+    def another_worker():
+        with connection.cursor() as cursor:
+            cursor.execute("SET lock_timeout = '200ms'")
+        return auto_topup.begin(setup_pk=setup.pk)
+
+    def meanwhile(execute, sql, *arguments):
+        if sql.startswith('INSERT INTO "billing_topup"'):
+            others.extend(together(another_worker))
+        return execute(sql, *arguments)
+
+    with connection.execute_wrapper(meanwhile):
+        assert auto_topup.begin(setup_pk=setup.pk) is not None
+    (other,) = others
+    assert isinstance(other, OperationalError)
+    assert "lock timeout" in str(other)
+    assert automatic().count() == 1

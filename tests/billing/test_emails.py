@@ -1,0 +1,118 @@
+"""Mail about money: once for each row, to those who may pay, in the language of each reader."""
+
+from __future__ import annotations
+
+from smtplib import SMTPNotSupportedError, SMTPRecipientsRefused
+
+import pytest
+from django.core import mail
+from django.core.mail.backends import locmem
+from django.utils import timezone
+
+from billing import budgets, emails, invoices, receivables
+from billing.models import InvoiceMail
+from console.accounts.roles import Role
+from tests.billing.runs import buy, run
+from tests.factories.accounts import MembershipFactory
+from tests.factories.billing import book, wallet
+from tests.racing import together
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def account(owner):
+    book()
+    return wallet(owner.organization, balance_minor=10_000)
+
+
+@pytest.fixture
+def invoice(account, owner):
+    """A monthly invoice of one run."""
+    run(account, 1250, member=owner)
+    return invoices.issue(organization=account.organization, until=timezone.now())
+
+
+@pytest.fixture
+def accountant(owner):
+    """A Chinese reader who may pay."""
+    return MembershipFactory(organization=owner.organization, role=Role.BILLING, user__language="zh-hans")
+
+
+class TestInvoice:
+    def test_is_mailed_once_unless_a_person_asked_for_it(self, account, owner, invoice):
+        assert [emails.send_due() for _ in range(3)] == [1, 0, 0]
+        (message,) = mail.outbox
+        assert message.to == [owner.user.email]
+        assert message.subject.endswith(f"Invoice {invoice.number} for {account.organization}")
+        for words in ("Total: $12.50", f"/invoices/{invoice.pk}/pdf/?language=en", "No action is needed"):
+            assert words in message.body
+        run(account, 100, member=owner)
+        assert invoices.issue(organization=account.organization, user=owner.user) is not None
+        assert emails.send_due() == 0
+
+    def test_names_a_debt(self, account, invoice):
+        receivables.withdraw(
+            account=account, amount_minor=9450, reference="out", kind="dispute", description="Taken back"
+        )
+        emails.send_due()
+        assert "Owed: $7.00" in mail.outbox[0].body
+        assert "No action is needed" not in mail.outbox[0].body
+
+    def test_goes_to_each_reader_in_their_language(self, owner, accountant, invoice):
+        MembershipFactory(organization=owner.organization, role=Role.MEMBER)
+        assert emails.send_due() == 1
+        english, chinese = mail.outbox
+        assert (english.to, chinese.to) == ([owner.user.email], [accountant.user.email])
+        assert "账单" in chinese.subject
+        assert f"/invoices/{invoice.pk}/pdf/?language=zh-hans" in chinese.body
+        assert "US$12.50" in chinese.body
+
+    @pytest.mark.django_db(transaction=True)
+    def test_is_mailed_once_by_two_workers(self, invoice):
+        assert sorted(together(emails.send_due, emails.send_due)) == [0, 1]
+        assert len(mail.outbox) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "is_retried"),
+    [
+        (ConnectionRefusedError(), True),
+        (SMTPRecipientsRefused({"busy@example.com": (450, b"Try again later")}), True),
+        (SMTPRecipientsRefused({"nobody@example.com": (550, b"No such user")}), False),
+        (SMTPNotSupportedError("SMTPUTF8"), False),
+        (ValueError("Invalid address"), False),
+    ],
+    ids=repr,
+)
+@pytest.mark.usefixtures("invoice", "accountant")
+def test_a_refused_address_is_retried_only_if_it_may_accept_later(owner, monkeypatch, error, is_retried):
+    """It must not keep the others from their mail, nor have them mailed every minute for ever."""
+    delivered, send = [], locmem.EmailBackend.send_messages
+
+    def refuse_one(backend, messages):
+        if messages[0].to == [owner.user.email]:
+            raise error
+        delivered.append(messages[0].to)
+        return send(backend, messages)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(locmem.EmailBackend, "send_messages", refuse_one)
+        sent = [emails.send_due() for _ in range(3)]
+    if is_retried:
+        assert sent == [0, 0, 0]
+        assert InvoiceMail.objects.get().mailed_at is None
+        assert emails.send_due() == 1
+    else:
+        assert sent == [1, 0, 0]
+        assert len(delivered) == 1
+
+
+def test_a_budget_alert_is_in_the_readers_language(account, owner):
+    owner.user.language = "zh-hans"
+    owner.user.save()
+    budgets.set_budget(membership=owner, user=None, amount_minor=100)
+    buy(account, 60, member=owner)
+    budgets.record_alerts()
+    assert emails.send_due() == 1
+    assert "预算" in mail.outbox[0].subject

@@ -1,0 +1,144 @@
+"""Uploads in a real browser: paused, and continued after a reload where they were; also directly to a bucket."""
+
+import random
+
+import pytest
+from django.conf import settings as django_settings
+from django.test import Client
+from playwright.sync_api import expect
+from pytest_django.live_server_helper import LiveServer
+
+from storage import direct_uploads, selectors
+from storage.models import DatasetVersion, Upload
+from tests import seaweedfs
+from tests.factories.storage import DatasetFactory, WorkspaceFactory
+from tests.storage.archives import tar_of
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.late("it awaits a server and a browser, with limits of seconds"),
+    pytest.mark.xdist_group("uploads"),
+]
+SLOW = {"offline": False, "latency": 0, "downloadThroughput": -1, "uploadThroughput": 3 * 1024**2}
+FAST = {**SLOW, "uploadThroughput": -1}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _beside_an_event_loop():
+    """Playwright runs an event loop in this thread; Django refuses queries beside one without this variable."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
+        yield
+
+
+@pytest.fixture
+def page(transactional_db, member, settings, tmp_path, watched):
+    """The browser, logged in as a member."""
+    settings.MIDDLEWARE = ["whitenoise.middleware.WhiteNoiseMiddleware", *settings.MIDDLEWARE]
+    settings.WHITENOISE_USE_FINDERS = True
+    settings.STATIC_ROOT = tmp_path
+    server = LiveServer("127.0.0.1")
+    client = Client()
+    client.force_login(member.user)
+    session = client.cookies[django_settings.SESSION_COOKIE_NAME].value
+    watched.page.context.add_cookies(
+        [{"name": django_settings.SESSION_COOKIE_NAME, "value": session, "url": server.url}]
+    )
+    watched.page.url_of = lambda path: f"{server.url}{path}"
+    yield watched.page
+    server.stop()
+
+
+def test_an_upload_is_paused_and_continues_after_a_reload(page, member, tmp_path):
+    DatasetFactory(organization=member.organization, name="digits")
+    archive = tmp_path / "digits.tar"
+    archive.write_bytes(tar_of({"digits.bin": random.Random(3).randbytes(20 * 1024**2)}))
+    offsets = []
+    page.on(
+        "request",
+        lambda request: request.method == "PATCH" and offsets.append(int(request.headers["upload-offset"])),
+    )
+    page.on("dialog", lambda dialog: dialog.accept())
+    network = page.context.new_cdp_session(page)
+    network.send("Network.enable")
+    network.send("Network.emulateNetworkConditions", SLOW)
+    page.goto(page.url_of("/datasets/d/digits/"))
+    page.locator("[data-pick=files]").set_input_files(archive)
+    text = page.locator("[data-upload-text]")
+    expect(text).to_contain_text("left")  # the speed and the time left
+    page.get_by_role("button", name="Pause").click()
+    expect(text).to_contain_text("paused")
+    page.get_by_role("button", name="Resume").click()
+    expect(text).to_contain_text("left")
+    page.get_by_role("button", name="Pause").click()
+    page.reload()
+    expect(text).to_contain_text("digits.tar is not finished")
+    network.send("Network.emulateNetworkConditions", FAST)
+    page.locator("[data-pick=files]").set_input_files(archive)
+    expect(page.get_by_role("cell", name="v1 latest")).to_be_visible()
+    assert DatasetVersion.objects.get().sha256 == Upload.objects.get().sha256
+    assert len(offsets) >= 3
+    assert offsets == sorted(offsets)
+    assert offsets[-1] > offsets[0] == 0
+    expect(text).to_be_hidden()
+
+
+def test_a_folder_is_uploaded_into_a_workspace_and_a_bad_file_is_refused(page, member, tmp_path, watched):
+    workspace = WorkspaceFactory(organization=member.organization, name="code")
+    DatasetFactory(organization=member.organization, name="digits")
+    (tmp_path / "project" / "lib").mkdir(parents=True)
+    (tmp_path / "project" / "train.py").write_text("print(1)")
+    (tmp_path / "project" / "lib" / "data.py").write_text("DATA = 1")
+    page.goto(page.url_of("/workspaces/w/code/"))
+    page.locator("[data-pick=folder]").set_input_files(tmp_path / "project")
+    expect(page.get_by_role("link", name="train.py")).to_be_visible()
+    folder = selectors.workspace_folder(workspace)
+    assert (folder / "lib" / "data.py").read_text() == "DATA = 1"
+    (tmp_path / "bad.zip").write_text("no archive")
+    watched.refused_with = 400
+    page.goto(page.url_of("/datasets/d/digits/"))
+    page.locator("[data-pick=files]").set_input_files(tmp_path / "bad.zip")
+    expect(page.get_by_role("alert")).to_contain_text("This archive can't be read")
+    page.reload()
+    expect(page.locator("[data-upload-text]")).to_be_hidden()
+
+
+def test_a_large_upload_goes_to_the_bucket_and_continues_after_a_reload(page, member, settings, tmp_path, monkeypatch):
+    DatasetFactory(organization=member.organization, name="digits")
+    archive = tmp_path / "digits.tar"
+    archive.write_bytes(tar_of({"digits.bin": random.Random(3).randbytes(20 * 1024**2)}))
+    monkeypatch.setattr(direct_uploads, "PAGE_FROM_BYTES", 10**6)
+    monkeypatch.setattr(direct_uploads, "PART_BYTES", 5 * 1024**2)
+    monkeypatch.setattr(direct_uploads, "send", lambda task: task())
+    sent = []
+    page.on("response", lambda response: response.request.method == "PUT" and sent.append(response.url))
+    page.on("dialog", lambda dialog: dialog.accept())
+    network = page.context.new_cdp_session(page)
+    network.send("Network.enable")
+    network.send("Network.emulateNetworkConditions", SLOW)
+    with seaweedfs.serving(tmp_path / "seaweedfs") as bucket:
+        settings.UPLOAD_BUCKET, settings.UPLOAD_BUCKET_ENDPOINT = bucket.name, bucket.endpoint
+        settings.UPLOAD_BUCKET_ACCESS_KEY_ID = bucket.access_key_id
+        settings.UPLOAD_BUCKET_SECRET_ACCESS_KEY = bucket.secret_access_key
+        directives = settings.CONTENT_SECURITY_POLICY["DIRECTIVES"]
+        policy = {"DIRECTIVES": directives | {"connect-src": [*directives["connect-src"], bucket.endpoint]}}
+        settings.CONTENT_SECURITY_POLICY = settings.CONTENT_SECURITY_POLICY | policy
+        page.goto(page.url_of("/datasets/d/digits/"))
+        with page.expect_response(lambda response: response.request.method == "PUT"):
+            page.locator("[data-pick=files]").set_input_files(archive)
+        text = page.locator("[data-upload-text]")
+        page.get_by_role("button", name="Pause").click()
+        expect(text).to_contain_text("paused")
+        page.get_by_role("button", name="Resume").click()
+        expect(text).to_contain_text("left")
+        page.get_by_role("button", name="Pause").click()
+        page.reload()
+        expect(text).to_contain_text("digits.tar is not finished")
+        network.send("Network.emulateNetworkConditions", FAST)
+        page.locator("[data-pick=files]").set_input_files(archive)
+        expect(page.get_by_role("cell", name="v1 latest")).to_be_visible()
+        assert seaweedfs.keys(bucket) == (["ready"], [])
+    assert Upload.objects.get().multipart_id
+    assert len(sent) == 5
+    assert all(url.startswith(bucket.endpoint) for url in sent)
+    expect(text).to_be_hidden()

@@ -1,0 +1,204 @@
+"""The commands against Django: what they change, and what they print for programs and for people."""
+
+import json
+import os
+
+import pytest
+
+from cli.watch import Watch
+from jobs import clusters, reconciliation, results
+from jobs.models import Job
+from runtime.specs import Outcome
+from storage.models import DatasetVersion, Workspace
+from storage.selectors import workspace_folder
+from tests.cli.conftest import URL
+from tests.factories.jobs import start
+from tests.factories.storage import ModelVersionFactory
+
+pytestmark = pytest.mark.django_db
+RUN = ("run", "train.py", "--node-spec", "nano", "--nodes", 2, "--max-minutes", 60, "--detach")
+
+
+def folder_of(name):
+    return workspace_folder(Workspace.objects.get(name=name))
+
+
+def test_from_a_folder_to_an_order(shell, project, customer):
+    done = shell.json(*RUN, "--yes", "--env", "A=1=2", "--tag", "x", "--", "--depth", "3")
+    job = Job.objects.get()
+    assert (job.pk, job.arguments, job.nodes, job.tags) == (done["job"]["id"], ["--depth", "3"], 2, ["x"])
+    assert (job.environment, job.workspace.name, job.image.name) == ({"A": "1=2"}, "mein-projekt", "pytorch")
+    assert (folder_of("mein-projekt") / "data" / "a b#%?ä.txt").read_bytes() == b"a"
+    assert "Ceiling" in shell(*RUN, "--yes")
+    assert "0 files sent (0 bytes), 2 unchanged" in shell.stdout
+    assert f"{URL}/jobs/{job.pk + 1}/" in shell.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "code", "message"),
+    [
+        ((), 2, "invalid", "Nobody can answer here: add --yes or --max-price"),
+        (("--max-price", "0.01"), 5, "too_expensive", "above your limit of 0.01 USD"),
+        (("--max-price", "nan"), 2, "invalid", "--max-price must be an amount"),
+        (("--yes", "--nodes", 1000), 1, "invalid", ""),
+        (("--yes", "--ceiling", "1e-9"), 2, "invalid", "--ceiling must be an amount"),
+        (("--yes", "--env", "A"), 2, "invalid", "NAME=VALUE"),
+        (("--yes", "--folder", "data"), 2, "invalid", "is not in the folder"),
+    ],
+)
+@pytest.mark.usefixtures("project")
+def test_nothing_is_bought_without_consent_or_with_errors(shell, options, status, code, message):
+    shell(*RUN, *options, "--json", status=status)
+    error = json.loads(shell.stderr.splitlines()[-1])
+    assert error["code"] == code
+    assert message in error["message"]
+    assert ("nodes" in error["fields"]) == (1000 in options)
+    assert not Job.objects.exists()
+    assert shell.stdout == ""
+
+
+def test_a_script_of_the_workspace_alone_is_run(shell, project):
+    (project / "train.py").unlink()
+    shell(*RUN, "--yes", status=2)
+    assert shell.json(*RUN, "--yes", "--no-sync", "--workspace", "main")["job"]["workspace"] == "main"
+
+
+def test_a_price_below_the_limit_is_bought_without_a_question(shell, project):
+    shell(*RUN, "--max-price", "1000")
+    assert Job.objects.count() == 1
+
+
+def test_sync_sends_differences_and_deletes_only_when_asked(shell, project):
+    shell("workspace", "sync", "--workspace", "code")
+    folder = folder_of("code")
+    (folder / "old").mkdir()
+    (folder / "old" / "a.txt").write_text("kept")
+    (folder / "kept.log").write_text("ignored here")
+    (folder / "train.py").write_text("print('HELLO')\n")  # of the same size
+    (project / ".trainyardignore").write_text("*.log\n")
+    (project / "link").symlink_to("/etc/passwd")
+    assert shell.json("workspace", "sync", "--workspace", "code") == {
+        "workspace": "code", "sent": [".trainyardignore", "train.py"], "unchanged": 1, "deleted": [],
+    }  # fmt: skip
+    assert "Left out" in shell.stderr
+    assert not (folder / "link").exists()
+    shell("workspace", "sync", "--workspace", "code", "--delete", status=2)
+    assert (folder / "old").exists()
+    done = shell.json("workspace", "sync", "--workspace", "code", "--delete", "--yes")
+    assert (done["deleted"], (folder / "old").exists(), (folder / "kept.log").exists()) == (["old"], False, True)
+    assert (folder / "train.py").read_text() == "print('hello')\n"
+
+
+def test_a_dataset_is_published_from_a_folder_and_an_archive(shell, project):
+    assert shell.json("datasets", "push", "digits", project / "data")["version"] == 1
+    assert shell.json("datasets", "push", "digits", project / "train.py")["version"] == 2
+    first, second = DatasetVersion.objects.order_by("number")
+    assert (first.file_count, second.file_count) == (1, 1)
+    assert "digits" in shell("datasets", "list")
+    assert [each["latest"]["version"] for each in shell.json("datasets", "list")] == [2]
+    shell("datasets", "push", "digits", project / "missing", status=2)
+
+
+def test_commands_of_one_job(shell, project, customer):
+    job = customer.job(nodes=1)
+    start(job)
+    attempt = job.attempts.get()
+    customer.backend.start(attempt.run_name)
+    reconciliation.reconcile_job(job_pk=job.pk)
+    assert [each["id"] for each in shell.json("jobs", "--state", "running")] == [job.pk]
+    assert str(job.pk) in shell("jobs")
+    assert shell.json("status", job.pk)["state"] == "running"
+    assert "at most" in shell("status", job.pk)
+    assert shell.json("logs", job.pk)["rank"] == 0
+    assert shell.json("metrics", job.pk) == {}
+    shell("receipts", job.pk, status=1)
+    assert "Error (not_found)" in shell.stderr
+    assert shell.json("stop", job.pk)["state"] == "stopping"
+    customer.end(attempt, Outcome.STOPPED)
+    receipt = shell.json("receipts", job.pk)
+    assert receipt["total_minor"] <= receipt["ceiling_minor"]
+    assert [each["id"] for each in shell.json("receipts")] == [receipt["id"]]
+    assert "Charged" in shell("receipts", job.pk)
+    assert "Ceiling" in shell("receipts")
+
+
+def test_files_of_a_job_are_listed_and_downloaded_once(shell, project, customer):
+    job = customer.job(nodes=1)
+    start(job)
+    outputs = clusters.cluster().output_folder(results.checkpoint_key(job.pk))
+    (outputs / "deep").mkdir(parents=True)
+    (outputs / "model.bin").write_bytes(b"model")
+    (outputs / "deep" / "a b#?%.txt").write_bytes(b"text")
+    (outputs / "link").symlink_to("/etc/passwd")
+    assert {each["path"] for each in shell.json("files", "list", job.pk)} == {"outputs", "checkpoints", "logs"}
+    assert "outputs/deep/" in shell("files", "list", job.pk, "outputs")
+    saved = shell.json("files", "get", job.pk)["files"]
+    assert sorted(saved) == [f"trainyard-jobs/{job.pk}/outputs/{name}" for name in ("deep/a b#?%.txt", "model.bin")]
+    assert (project / saved[0]).read_bytes() == b"model"
+    assert "0 bytes received" in shell("files", "get", job.pk)
+    (outputs / "model.bin").write_bytes(b"other")
+    os.utime(outputs / "model.bin", (10**9, 10**9))
+    shell("files", "get", job.pk, "outputs/model.bin", status=2)
+    shell("files", "get", job.pk, "outputs/model.bin", "--overwrite")
+    assert (project / saved[0]).read_bytes() == b"other"
+    shell("files", "get", job.pk, "outputs/../logs", status=1)
+    assert "no safe path" in shell.stderr
+
+
+@pytest.mark.parametrize(("answer", "count"), [("n\n", 0), ("y\n", 1)])
+def test_a_run_is_bought_after_a_question(shell, project, answer, count):
+    shell.is_interactive = True
+    shell(*RUN, text=answer, status=1 - count)
+    assert "Buy this run for at most" in shell.stdout
+    assert Job.objects.count() == count
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "state"),
+    [("detach\n", 130, "queued"), ("", 130, "queued"), ("stop\n", 4, "cancelled"), (None, 130, "queued")],
+)
+@pytest.mark.usefixtures("project")
+def test_at_ctrl_c_the_job_is_stopped_or_left_alone(shell, monkeypatch, answer, status, state):
+    shell.is_interactive = answer is not None
+
+    def follow(watch):
+        job = watch._client.job(watch._job)
+        if not job.finished_at:
+            raise KeyboardInterrupt
+        return job
+
+    monkeypatch.setattr(Watch, "follow", follow)
+    shell(*RUN[:-1], "--yes", text=answer, status=status)
+    assert Job.objects.get().state == state
+    assert ("goes on" in shell.stdout) == (state == "queued")
+    assert ("Charged" in shell.stdout) == (state == "cancelled")
+
+
+def test_models_are_listed_and_downloaded(shell, project, customer):
+    ModelVersionFactory(model__organization=customer.organization, model__name="net", number=1)
+    assert [each["name"] for each in shell.json("models", "list")] == ["net"]
+    assert "net" in shell("models", "list")
+    saved = shell.json("models", "get", "net", "--to", project)
+    assert (project / "net-v1.tar.gz").stat().st_size == saved["size_bytes"]
+    shell("models", "get", "net@1", status=2)  # it exists
+
+
+def test_log_in_and_out(shell, home, customer):
+    token = shell.environment.pop("TRAINYARD_TOKEN")
+    shell.environment.pop("TRAINYARD_URL")
+    shell("whoami", status=1)
+    assert "trainyard login" in shell.stderr
+    shell("login", URL, text="ty_wrong", status=1)
+    assert not (home / "config").exists()
+    assert shell.json("login", URL, text=f"{token}\n")["email"] == customer.membership.user.email
+    assert token not in shell.stdout + shell.stderr
+    stored = home / "config" / "trainyard" / "credentials.json"
+    assert (stored.stat().st_mode & 0o777, stored.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert shell.json("whoami")["url"] == URL
+    stored.chmod(0o644)
+    shell("whoami", status=1)
+    assert "chmod 600" in shell.stderr
+    stored.chmod(0o600)
+    shell("--url", "https://other.example.com", "whoami", status=1)
+    assert shell.json("logout") == {"url": URL}
+    shell("whoami", status=1)

@@ -1,0 +1,135 @@
+"""Downloads from a console that is not trusted: nothing is written outside of the target folder."""
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli.client import Client
+from cli.credentials import Console
+from cli.downloads import TRIES, fetch, is_same, job_files, keep_time, safe_parts, target_of
+from cli.errors import CliError, UnsafePath
+from cli.schemas import JobEntry
+from cli.transport import Transport
+
+UNSAFE = [
+    "", "/etc/passwd", "..", "outputs/../../x", "outputs//x", "outputs/.", "a\\..\\b", "C:/x", "C:x", "a\0b", "a\nb",
+    "a\x1b[2J", "\u202egnp.exe", "outputs/x ", "outputs/x.", "/".join(["a"] * 65),
+]  # fmt: skip
+
+
+def client_of(listings):
+    """A client of a console that lists these entries, by folder."""
+
+    def answer(request):
+        entries = listings[request.url.params.get("path", "")]
+        rows = [{"path": path, "kind": kind, "size": 1, "modified_at": None} for path, kind in entries]
+        return httpx.Response(200, json={"results": rows, "next": None})
+
+    return Client(Transport(Console("https://a.example.com", "t"), transport=httpx.MockTransport(answer)))
+
+
+@pytest.mark.parametrize("path", UNSAFE)
+def test_unsafe_names_are_refused(tmp_path, path):
+    with pytest.raises(UnsafePath):
+        target_of(tmp_path / "target", path)
+    with pytest.raises(UnsafePath):
+        list(job_files(client_of({"": [(path, "file")]}), 1, ""))
+
+
+@given(path=st.text(alphabet="./\\a:\0 ", max_size=12))
+def test_a_name_that_is_taken_stays_inside(path):
+    try:
+        parts = safe_parts(path)
+    except UnsafePath:
+        return
+    assert ".." not in parts
+    assert all(part and not part.startswith("/") for part in parts)
+
+
+@pytest.mark.parametrize("entry", ["outputs/deep/x", "checkpoints/x", "outputsx", "outputs"])
+def test_a_listing_names_entries_of_its_own_folder_only(entry):
+    listed = client_of({"": [("outputs", "folder")], "outputs": [(entry, "file")]})
+    with pytest.raises(UnsafePath):
+        list(job_files(listed, 1, "outputs"))
+
+
+def test_one_file_or_a_folder_is_found():
+    listed = client_of(
+        {"": [("outputs", "folder")], "outputs": [("outputs/a", "folder"), ("outputs/b", "file")],
+         "outputs/a": [("outputs/a/c", "file")]}
+    )  # fmt: skip
+    assert [entry.path for entry in job_files(listed, 1, "outputs/b")] == ["outputs/b"]
+    assert [entry.path for entry in job_files(listed, 1, "")] == ["outputs/b", "outputs/a/c"]
+
+
+def test_links_in_the_target_are_not_followed(tmp_path):
+    outside, target = tmp_path / "outside", tmp_path / "target"
+    outside.mkdir()
+    target.mkdir()
+    (target / "outputs").symlink_to(outside)
+    (target / "file").symlink_to(outside / "file")
+    for path in ("outputs/x", "file"):
+        with pytest.raises(UnsafePath):
+            target_of(target, path)
+    assert list(outside.iterdir()) == []
+
+
+@pytest.mark.parametrize("modified", [None, "", "yesterday", "9999-12-31T00:00:00Z", "0001-01-01T00:00:00+14:00"])
+def test_a_file_without_a_usable_time_is_sent_again(tmp_path, modified):
+    target, entry = tmp_path / "x", JobEntry(path="x", size=1, modified_at=modified, kind="file")
+    target.write_bytes(b"1")
+    keep_time(target, entry)
+    assert not is_same(target, entry)
+
+
+class Files:
+    """Serves one file, under the given ETags in turn, and cuts the line after so many bytes of each answer."""
+
+    def __init__(self, content, *cuts, etags=("v1",)):
+        self.content, self.cuts, self.etags, self.ranges = content, list(cuts), list(etags), []
+
+    def __call__(self, request):
+        etag = self.etags.pop(0) if len(self.etags) > 1 else self.etags[0]
+        begin = 0
+        if "Range" in request.headers and request.headers["If-Range"] == etag:
+            begin = int(request.headers["Range"].removeprefix("bytes=").rstrip("-"))
+        self.ranges.append(begin)
+        content = self.content[begin:]
+        cut = self.cuts.pop(0) if self.cuts else None
+
+        def body():
+            yield content[:cut]
+            if cut is not None:
+                raise httpx.ReadError("cut")
+
+        return httpx.Response(206 if begin else 200, content=body(), headers={"ETag": etag})
+
+    def fetch(self, target, *, size):
+        client = Client(Transport(Console("https://a.example.com", "t"), transport=httpx.MockTransport(self)))
+        entry, shown = JobEntry(path="x", size=size, modified_at=None, kind="file"), []
+        received = fetch(client, 1, entry, target, on_received=shown.append, pause=lambda _seconds: None)
+        assert sum(shown) == received
+        return target.read_bytes()
+
+
+def test_a_download_continues_after_a_cut(tmp_path):
+    files = Files(b"0123456789", 3, 0, 4)
+    assert files.fetch(tmp_path / "x", size=10) == b"0123456789"
+    assert files.ranges == [0, 3, 3, 7]
+
+
+def test_a_file_that_has_changed_is_sent_from_its_begin(tmp_path):
+    files = Files(b"0123456789", 3, etags=["v1", "v2"])
+    assert files.fetch(tmp_path / "x", size=10) == b"0123456789"
+    assert files.ranges == [0, 0]
+
+
+@pytest.mark.parametrize(("content", "size", "cuts"), [(b"12345", 4, ()), (b"123", 4, ()), (b"1234", 4, [0] * TRIES)])
+def test_what_is_not_complete_is_not_kept(tmp_path, content, size, cuts):
+    target = tmp_path / "x"
+    target.write_bytes(b"before")
+    with pytest.raises(CliError):
+        Files(content, *cuts).fetch(target, size=size)
+    assert [each.name for each in tmp_path.iterdir()] == ["x"]
+    assert target.read_bytes() == b"before"

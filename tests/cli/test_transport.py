@@ -1,0 +1,136 @@
+"""HTTP: where the token goes, what is sent again, and what becomes of errors."""
+
+import httpx
+import pytest
+
+from cli.client import Client
+from cli.credentials import Console, Credentials, normalize_url
+from cli.errors import ApiError, CliError, UnexpectedAnswer, Unreachable
+from cli.transport import TRIES, Transport
+
+URL = "https://console.example.com"
+WHO = {
+    "email": "a@example.com", "role": "owner", "capabilities": [],
+    "organization": {"name": "A", "slug": "a", "service_active": True},
+}  # fmt: skip
+
+
+class Line:
+    """Answers with the given answers in turn; an exception is a line that is cut."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.requests, self.pauses = [], []
+        transport = Transport(Console(URL, "ty_secret"), transport=httpx.MockTransport(self), pause=self.pauses.append)
+        self.client = Client(transport)
+
+    def __call__(self, request):
+        self.requests.append(request)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def test_an_order_whose_answer_is_lost_is_sent_again_with_its_key():
+    order = httpx.Response(201, json={"id": "1", "job": 7})
+    line = Line(httpx.ReadTimeout("lost"), httpx.Response(503, headers={"Retry-After": "5"}), order)
+    assert line.client.order("quote", idempotency_key="k").job == 7
+    assert [request.headers["Idempotency-Key"] for request in line.requests] == ["k"] * 3
+    assert line.pauses == [0.5, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("problem", "call", "tries"),
+    [
+        (httpx.ReadError("cut"), lambda client: client.cancel(1), 1),  # it may have arrived
+        (httpx.ConnectError("refused"), lambda client: client.cancel(1), TRIES),  # it has not
+        (httpx.ReadError("cut"), lambda client: client.whoami(), TRIES),
+        (httpx.Response(502), lambda client: client.cancel(1), 1),
+        (httpx.Response(502), lambda client: client.whoami(), TRIES),
+        (httpx.Response(500), lambda client: client.whoami(), 1),
+    ],
+)
+def test_only_what_may_be_repeated_is_sent_again(problem, call, tries):
+    line = Line(problem)
+    with pytest.raises((Unreachable, ApiError)):
+        call(line.client)
+    assert len(line.requests) == tries
+    assert max(line.pauses, default=0) <= 15
+
+
+@pytest.mark.parametrize("target", ["https://evil.example.com/", "http://console.example.com/", "/elsewhere"])
+def test_the_token_follows_no_redirect(target):
+    line = Line(httpx.Response(302, headers={"Location": target}))
+    for call in (line.client.whoami, lambda: list(line.client.job_events(1))):
+        with pytest.raises(UnexpectedAnswer, match="redirects"):
+            call()
+    assert {request.url.host for request in line.requests} == {"console.example.com"}
+
+
+def test_addresses_in_answers_are_not_followed():
+    page = {"results": [], "next": "https://evil.example.com/api/v1/datasets/?cursor=abc"}
+    line = Line(httpx.Response(200, json=page), httpx.Response(200, json={"results": [], "next": None}))
+    assert list(line.client.datasets()) == []
+    assert str(line.requests[1].url) == f"{URL}/api/v1/datasets/?cursor=abc"
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "fields"),
+    [
+        ({"code": "invalid", "message": "m", "fields": {"nodes": "n"}}, "invalid", {"nodes": "n"}),
+        ({"code": "x", "message": "m", "fields": []}, "http_400", {}),
+        ([], "http_400", {}),
+        ("<html>", "http_400", {}),
+    ],
+)
+def test_errors_have_the_consoles_code_and_fields(answer, code, fields):
+    with pytest.raises(ApiError) as caught:
+        Line(httpx.Response(400, json=answer)).client.whoami()
+    assert (caught.value.code, caught.value.fields) == (code, fields)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"<html>", b"[]", b"{}", b'{"email": 1}', b'{"email": "a", "organization": [], "role": "", "capabilities": []}'],
+)
+def test_an_answer_of_another_program_is_named_as_such(answer):
+    with pytest.raises(UnexpectedAnswer):
+        Line(httpx.Response(200, content=answer)).client.whoami()
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("console.example.com", "https://console.example.com"),
+        ("https://Console.Example.com/base/", "https://console.example.com/base"),
+        ("http://127.0.0.1:8000", "http://127.0.0.1:8000"),
+        ("http://localhost", "http://localhost"),
+        ("http://console.example.com", None),
+        ("http://127.0.0.1.example.com", None),
+        ("https://user:password@console.example.com", None),
+        ("ftp://console.example.com", None),
+        ("https://console.example.com:port", None),
+        ("https://", None),
+        ("", None),
+    ],
+)
+def test_a_token_leaves_over_https_or_stays_on_this_machine(text, url):
+    if url:
+        assert normalize_url(text) == url
+    else:
+        with pytest.raises(CliError):
+            normalize_url(text)
+
+
+def test_a_token_of_the_environment_needs_its_console(tmp_path):
+    with pytest.raises(CliError, match="TRAINYARD_URL"):
+        Credentials({"TRAINYARD_TOKEN": "t", "XDG_CONFIG_HOME": str(tmp_path)}).console()
+    stored = Credentials({"XDG_CONFIG_HOME": str(tmp_path)})
+    stored.save(Console("https://a.example.com", "ty_a"))
+    stored.save(Console("https://b.example.com", "ty_b"))
+    assert stored.console().token == "ty_b"
+    assert stored.console("https://a.example.com").token == "ty_a"
+    assert "ty_b" not in repr(stored.console())
+    stored.remove()
+    assert stored.console().token == "ty_a"

@@ -1,0 +1,122 @@
+"""Following a job over streams that end early, and what of its output reaches the terminal."""
+
+import json
+
+import httpx
+import pytest
+
+from cli import watch
+from cli.client import Client
+from cli.credentials import Console
+from cli.errors import ApiError, Unreachable
+from cli.screen import Screen, clean, clean_output, money, size
+from cli.transport import Transport
+from cli.watch import Watch, lines
+from tests.cli.test_client import example, schema
+
+ESCAPE = "\x1b"
+
+
+def job(state, *, attempts=(1,), **changes):
+    """A job as the API shows it."""
+    made = example(schema()["components"]["schemas"]["Job"], is_full=True)
+    started = [{**made["attempts"][0], "number": number} for number in attempts]
+    ended = {"finished_at": None} if state == "running" else {}
+    return {**made, "state": state, "waiting_for": "", "attempts": started, **ended, **changes}
+
+
+def stream(*events):
+    return httpx.Response(200, text="".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in events))
+
+
+class Yard:
+    """A console with one job: each request for a stream gets the next of its answers."""
+
+    def __init__(self, states, logs):
+        self.states, self.logs, self.asked, self.pauses = list(states), logs, [], []
+
+    def __call__(self, request):
+        query = dict(request.url.params)
+        if request.url.path.endswith("/stream/"):
+            return self.states.pop(0)
+        self.asked.append((int(query["attempt"]), int(query["offset"])))
+        return self.logs[int(query["attempt"])].pop(0)
+
+    @property
+    def client(self):
+        return Client(Transport(Console("https://a.example.com", "t"), transport=httpx.MockTransport(self)))
+
+
+def log(text, offset, *, eof=False):
+    return ("log", {"text": text, "next_offset": offset, "eof": eof})
+
+
+def test_a_job_is_followed_over_broken_streams_and_attempts(capsys):
+    yard = Yard(
+        [
+            stream(("state", job("running"))),
+            httpx.Response(503),
+            stream(("metrics", {"loss": [[1, 0.25]]}), ("state", job("running", attempts=(1, 2)))),
+            stream(("state", job("failed", attempts=(1, 2)))),
+        ],
+        {
+            1: [stream(log("one\ntw", 6)), httpx.Response(502), stream(log("o\n", 8, eof=True))],
+            2: [stream(log(f"{ESCAPE}]0;title\x07again", 5, eof=True))],
+        },
+    )
+    followed = Watch(yard.client, 1, Screen(), pause=yard.pauses.append)
+    assert followed.follow().state == "failed"
+    followed.close()
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in printed if line in {"one", "two", "again"}] == ["one", "two", "again"]
+    assert {"running", "failed"} <= set(printed)
+    assert yard.asked == [(1, 0), (1, 6), (1, 6), (2, 0)]
+
+
+def test_a_job_of_someone_else_is_an_error_at_once():
+    missing = httpx.Response(404, json={"code": "not_found", "message": "m"})
+    with pytest.raises(ApiError):
+        Watch(Yard([missing], {}).client, 1, Screen(), with_logs=False).follow()
+
+
+def test_a_console_that_stays_away_is_given_up(monkeypatch):
+    monkeypatch.setattr(watch, "TRIES", 3)
+    yard = Yard([httpx.Response(503)] * 3, {1: [httpx.Response(503)] * 3})
+    with pytest.raises(ApiError):
+        Watch(yard.client, 1, Screen(), with_logs=False, pause=yard.pauses.append).follow()
+    assert list(lines(yard.client, 1, rank=0, attempt=1, pause=yard.pauses.append)) == []
+    with pytest.raises(Unreachable):
+        Watch(Yard([stream()] * 3, {}).client, 1, Screen(), with_logs=False, pause=yard.pauses.append).follow()
+
+
+def test_a_line_without_an_end_is_printed_in_parts(monkeypatch):
+    monkeypatch.setattr(watch, "MAX_LINE", 10)
+    yard = Yard([], {1: [stream(log("x" * 11, 11), log("y", 12, eof=True))]})
+    assert list(lines(yard.client, 1, rank=0, attempt=1)) == ["x" * 11, "y"]
+
+
+@pytest.mark.parametrize(
+    ("text", "plain", "output"),
+    [
+        ("plain\ttext", "plain\ttext", "plain\ttext"),
+        (f"{ESCAPE}[31mred{ESCAPE}[0m", "red", f"{ESCAPE}[31mred{ESCAPE}[0m{ESCAPE}[0m"),
+        (f"{ESCAPE}[31mred", "red", f"{ESCAPE}[31mred{ESCAPE}[0m"),
+        (f"a{ESCAPE}[2J{ESCAPE}[Hb", "ab", "ab"),
+        (f"a{ESCAPE}]52;c;ZWNobw==\x07b", "ab", "ab"),
+        (f"a{ESCAPE}]8;;file:///etc\x1b\\b", "ab", "ab"),
+        (f"a{ESCAPE}P+q{ESCAPE}\\b{ESCAPE}c", "ab", "ab"),
+        (f"{ESCAPE}", "", ""),
+        ("a\x9b31mb\u202ec\x07", "a31mbc", "a31mbc"),
+        (" 10%\r 90%\r100%", " 10% 90%100%", "100%"),
+        ("windows\r", "windows", "windows"),
+    ],
+)
+def test_terminals_get_no_commands(text, plain, output):
+    assert (clean(text), clean_output(text)) == (plain, output)
+
+
+def test_amounts_and_sizes():
+    assert [money(1234567, "USD"), money(500, "JPY"), money("1234", "KWD")] == ["12,345.67 USD", "500 JPY", "1.234 KWD"]
+    assert [size(999), size(1500), size(2_500_000), size(3_000_000_000_000)] == [
+        "999 bytes", "1.5 kB", "2.5 MB", "3,000.0 GB",
+    ]  # fmt: skip

@@ -1,0 +1,97 @@
+"""The audit log of log-ins, and its page."""
+
+from datetime import timedelta
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from console.accounts import audit, services
+from console.accounts.models import AuditEvent
+from console.accounts.roles import Role
+from console.web.audit import PAGE_SIZE
+from tests.factories.accounts import PASSWORD, MembershipFactory
+
+pytestmark = pytest.mark.django_db
+PAGE = reverse("audit_log")
+
+
+def actions(organization):
+    return list(AuditEvent.objects.filter(organization=organization).order_by("id").values_list("action", flat=True))
+
+
+def test_each_organization_of_a_person_learns_of_a_log_in(owner, stranger):
+    second = MembershipFactory(user=owner.user)
+    client = Client(REMOTE_ADDR="192.0.2.7")
+    client.post(reverse("account_login"), {"login": owner.user.email, "password": PASSWORD})
+    client.post(
+        reverse("account_change_password"),
+        {"oldpassword": PASSWORD, "password1": "plain horse 9", "password2": "plain horse 9"},
+    )
+    for organization in (owner.organization, second.organization):
+        assert actions(organization) == ["account.logged_in", "account.password_changed"]
+    assert actions(stranger.organization) == []
+    assert AuditEvent.objects.filter(address="192.0.2.7").count() == 4
+
+
+def test_a_failed_log_in_is_looked_up_outside_the_request(owner, monkeypatch):
+    sent = []
+    monkeypatch.setattr(audit, "send", lambda task, *arguments: sent.append((task, arguments)))
+    for email in (owner.user.email, "nobody@example.com"):
+        Client(REMOTE_ADDR="192.0.2.8").post(reverse("account_login"), {"login": email, "password": "wrong"})
+    assert [arguments for _task, arguments in sent] == [
+        (owner.user.email, "192.0.2.8"),
+        ("nobody@example.com", "192.0.2.8"),
+    ]
+    for task, arguments in sent:
+        task(*arguments)
+    (event,) = AuditEvent.objects.all()
+    assert (event.action, event.actor, event.address) == ("account.log_in_failed", owner.user, "192.0.2.8")
+
+
+def test_owners_alone_read_the_log_of_their_organization(owner, stranger, client):
+    services.record(organization=stranger.organization, actor=stranger.user, action="token.created", target="theirs")
+    services.record(organization=owner.organization, actor=owner.user, action="token.created", target="ours")
+    client.force_login(owner.user)
+    page = client.get(PAGE).content.decode()
+    assert "ours" in page
+    assert "theirs" not in page
+    assert "theirs" not in client.get(PAGE, {"member": stranger.user.pk}).content.decode()
+    for role in (Role.MEMBER, Role.BILLING, Role.VIEWER):
+        client.force_login(MembershipFactory(organization=owner.organization, role=role).user)
+        assert client.get(PAGE).status_code == 403
+        audit.record_for_person(user=owner.user, action="logged_in")
+        assert "Logged in" not in client.get(reverse("organization")).content.decode()
+
+
+def test_the_page_filters_and_continues_without_counting(owner, client, django_assert_max_num_queries):
+    other = MembershipFactory(organization=owner.organization)
+    for number in range(PAGE_SIZE + 5):
+        services.record(
+            organization=owner.organization, actor=owner.user, action="token.created", target=f"t{number:03}."
+        )
+    services.record(
+        organization=owner.organization, actor=other.user, action="member.removed", target="bob@example.com"
+    )
+    old = AuditEvent.objects.get(target="t000.")
+    AuditEvent.objects.filter(pk=old.pk).update(created_at=timezone.now() - timedelta(days=9), address="2001:db8::1")
+    client.force_login(owner.user)
+    get = lambda **query: client.get(PAGE, query)
+    with django_assert_max_num_queries(12):
+        first = get()
+    assert "bob@example.com" in first.content.decode()
+    assert "t000." not in first.content.decode()
+    assert "t000." in get(before=first.context["older"]).content.decode()
+    today = timezone.localdate()
+    for query, is_old, count in (
+        ({"area": "member"}, False, 1),
+        ({"member": other.user.pk}, False, 1),
+        ({"address": "2001:db8::1"}, True, 1),
+        ({"until": today - timedelta(days=9)}, True, 1),
+        ({"since": today, "area": "token"}, False, PAGE_SIZE),
+    ):
+        events = get(**query).context["events"]
+        assert (old in events, len(events)) == (is_old, count), query
+    for query in ({"address": "x"}, {"since": "y"}, {"until": "9999-12-31"}, {"before": "-1"}, {"member": "0 or 1"}):
+        assert get(**query).status_code == 200

@@ -1,0 +1,150 @@
+"""Sign-up, log-in and its limits. Each test has IP addresses of its own: limits outlive a test's transaction."""
+
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from uuid import uuid4
+
+import pytest
+from django.contrib.auth.hashers import Argon2PasswordHasher
+from django.urls import reverse
+
+from console.accounts import hashers, services
+from console.accounts.models import AuditEvent, User
+from console.accounts.roles import Role
+from console.observability.addresses import parse_networks
+from tests.factories.accounts import PASSWORD, UserFactory
+
+pytestmark = pytest.mark.django_db
+PROXY = "10.0.0.1"
+PASSWORDS = {"password1": "plain horse 9", "password2": "plain horse 9"}
+SIGN_UP = PASSWORDS | {"email": "Ada@Example.com", "organization": ""}
+
+
+@pytest.fixture(autouse=True)
+def _proxy(settings):
+    settings.TRUSTED_PROXIES = parse_networks([PROXY])
+
+
+def behind(address):
+    """The options of a request that the proxy forwards for a client."""
+    return {"REMOTE_ADDR": PROXY, "headers": {"x-forwarded-for": address}}
+
+
+def log_in(client, user, password, address):
+    form = {"login": user.email, "password": password}
+    return client.post(reverse("account_login"), form, **behind(address)).status_code == 302
+
+
+@pytest.mark.parametrize(("organization", "name"), [("", "ada"), ("Analytical Engines", "Analytical Engines")])
+def test_sign_up_creates_an_organization(client, organization, name):
+    assert client.post(reverse("account_signup"), SIGN_UP | {"organization": organization}).status_code == 302
+    membership = User.objects.get(email="ada@example.com").memberships.get()
+    assert (membership.role, membership.organization.name) == (Role.OWNER, name)
+    assert membership.organization.quota
+
+
+def test_a_failed_sign_up_stores_nothing(client):
+    client.post(reverse("account_signup"), SIGN_UP | {"organization": "x" * 101})
+    assert not User.objects.exists()
+
+
+def test_email_is_in_the_language_of_the_sign_up_until_another_is_chosen(client):
+    client.post(reverse("account_signup"), SIGN_UP, headers={"accept-language": "zh-CN,zh;q=0.9"})
+    ada = User.objects.get(email="ada@example.com")
+    assert ada.language == "zh-hans"
+    for wanted, kept in [("en", "en"), ("xx", "en"), ("", "en"), ("zh-hans", "zh-hans")]:
+        client.post(reverse("set_language"), {"language": wanted, "next": "/"})
+        ada.refresh_from_db()
+        assert ada.language == kept
+    client.logout()
+    answer = client.post(reverse("set_language"), {"language": "zh-hans", "next": "/accounts/login/"})
+    assert (answer.url, answer.cookies["django_language"].value) == ("/accounts/login/", "zh-hans")
+
+
+@pytest.mark.parametrize("path", ["account_reset_password", "account_signup"])
+def test_email_links_to_the_configured_address_whatever_host_the_request_names(client, settings, mailoutbox, path):
+    settings.TRAINYARD_URL = "https://train.example.com"
+    settings.ACCOUNT_EMAIL_VERIFICATION = "mandatory"
+    # allauth sends one address only so many messages, and other tests sign up with theirs.
+    email = UserFactory().email if path == "account_reset_password" else "grace@example.com"
+    client.post(reverse(path), SIGN_UP | {"email": email}, headers={"host": "127.0.0.1:8000"})
+    (message,) = mailoutbox
+    assert "127.0.0.1" not in message.body
+    assert "https://train.example.com/accounts/" in message.body
+
+
+def test_sign_up_does_not_reveal_who_has_an_account(client, settings, mailoutbox):
+    settings.ACCOUNT_EMAIL_VERIFICATION = "mandatory"
+    taken, free = (f"{uuid4().hex}@example.com" for _ in range(2))  # an address gets one such message in three minutes
+    UserFactory(email=taken)
+    for address in (taken, free):
+        answer = client.post(reverse("account_signup"), PASSWORDS | {"email": address})
+        assert (answer.status_code, answer.url) == (302, reverse("account_email_verification_sent"))
+        assert mailoutbox[-1].to == [address]
+    assert "already exists" in " ".join(mailoutbox[0].body.split())
+
+
+def test_wrong_passwords_block_one_address_and_not_the_owner_elsewhere(client):
+    user = UserFactory()
+    assert not any(log_in(client, user, "guess", "203.0.113.9") for _ in range(5))
+    assert not log_in(client, user, PASSWORD, "203.0.113.9")
+    assert log_in(client, user, PASSWORD, "203.0.113.10")
+
+
+def test_a_log_in_and_a_new_password_reset_the_count_of_failures(client, mailoutbox):
+    user, address = UserFactory(), "203.0.113.30"
+    assert not any(log_in(client, user, "guess", address) for _ in range(4))
+    assert log_in(client, user, PASSWORD, address)
+    client.logout()
+    assert not any(log_in(client, user, "guess", address) for _ in range(5))
+    client.post(reverse("account_reset_password"), {"email": user.email}, **behind(address))
+    path = re.search(r"/accounts/password/reset/key/\S+", mailoutbox[0].body)[0]
+    form = client.get(path, **behind(address))
+    assert client.post(form.url, PASSWORDS, **behind(address)).status_code == 302
+    assert log_in(client, user, "plain horse 9", address)
+
+
+def test_one_address_may_not_try_account_after_account(client):
+    assert not any(log_in(client, UserFactory(), "guess", "203.0.113.20") for _ in range(10))
+    assert not log_in(client, UserFactory(), PASSWORD, "203.0.113.20")
+
+
+def test_administrators_log_in_on_the_same_page(client):
+    admin = UserFactory(is_staff=True, is_superuser=True)
+    answer = client.post("/admin/login/", {"username": admin.email, "password": PASSWORD})
+    assert (answer.status_code, answer.url.partition("?")[0]) == (302, reverse("account_login"))
+    assert "_auth_user_id" not in client.session
+    client.force_login(UserFactory())
+    assert client.get("/admin/login/").status_code == 403
+    client.force_login(admin)
+    assert client.get("/admin/accounts/user/").status_code == 200
+
+
+def test_a_process_hashes_few_passwords_at_once(monkeypatch):
+    running, peak, full = 0, 0, threading.Barrier(hashers.HASHES_AT_ONCE)
+    counting = threading.Lock()
+
+    def encode(self, password, salt):
+        nonlocal running, peak
+        with counting:
+            running += 1
+            peak = max(peak, running)
+        full.wait(timeout=30)  # as many as are allowed run together
+        with counting:
+            running -= 1
+        return password
+
+    monkeypatch.setattr(Argon2PasswordHasher, "encode", encode)
+    with ThreadPoolExecutor(4 * hashers.HASHES_AT_ONCE) as pool:
+        jobs = [pool.submit(hashers.BoundedArgon2PasswordHasher().encode, "x", "salt") for _ in range(8)]
+    assert [job.result() for job in jobs] == ["x"] * 8
+    assert peak == hashers.HASHES_AT_ONCE
+
+
+def test_an_audit_event_stores_the_clients_address(client, owner):
+    client.force_login(owner.user)
+    client.post(reverse("organization_rename"), {"name": "New name"}, **behind("1.2.3.4, 203.0.113.9"))
+    assert AuditEvent.objects.get(action="organization.renamed").address == "203.0.113.9"
+    services.rename_organization(organization=owner.organization, name="Newer name", actor=owner.user)
+    assert AuditEvent.objects.latest("id").address is None

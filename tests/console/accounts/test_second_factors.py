@@ -1,0 +1,153 @@
+"""Two-factor authentication with an authenticator app and recovery codes, and the sessions of a person."""
+
+import time
+
+import pytest
+from allauth.mfa.models import Authenticator
+from allauth.mfa.totp.internal import auth as totp
+from allauth.usersessions.models import UserSession
+from django.test import Client
+from django.urls import reverse
+
+from console.accounts import second_factors, user_agents
+from console.accounts.models import AuditEvent
+from console.observability.addresses import parse_networks
+from tests.factories.accounts import PASSWORD, MembershipFactory, UserFactory
+
+pytestmark = pytest.mark.django_db
+PROXY = "10.0.0.1"
+
+
+@pytest.fixture(autouse=True)
+def _proxy(settings):
+    settings.TRUSTED_PROXIES = parse_networks([PROXY])
+
+
+def behind(address):
+    return {"REMOTE_ADDR": PROXY, "headers": {"x-forwarded-for": address}}
+
+
+def code_of(secret):
+    return totp.format_hotp_value(totp.hotp_value(secret, int(time.time()) // 30))
+
+
+@pytest.fixture
+def user():
+    return MembershipFactory().user
+
+
+def enter_password(user, address="198.51.100.1", next_page=""):
+    """Return a browser that has sent the password, and the answer."""
+    client = Client()
+    query = f"?next={next_page}" if next_page else ""
+    form = {"login": user.email, "password": PASSWORD, "next": next_page}
+    return client, client.post(reverse("account_login") + query, form, **behind(address))
+
+
+def protect(user):
+    """Set up an authenticator app as the person does. Return the key and the recovery codes."""
+    client, _answer = enter_password(user)
+    page = client.get(reverse("mfa_activate_totp"), follow=True)
+    assert page.redirect_chain  # a log-in is not enough: the password is asked for again
+    page = client.post(page.redirect_chain[-1][0], {"password": PASSWORD}, follow=True)
+    secret = page.context["form"].secret
+    assert client.post(reverse("mfa_activate_totp"), {"code": "000000"}).status_code == 200
+    assert not second_factors.is_protected(user)
+    answer = client.post(reverse("mfa_activate_totp"), {"code": code_of(secret)})
+    assert answer.url == reverse("mfa_view_recovery_codes")
+    codes = client.get(answer.url).context["unused_codes"]
+    totp_row = Authenticator.objects.get(user=user, type=Authenticator.Type.TOTP)
+    assert secret not in str(totp_row.data)  # stored encrypted
+    return secret, codes
+
+
+def test_a_log_in_needs_the_code_and_a_code_works_once(user):
+    secret, codes = protect(user)
+    client, answer = enter_password(user)
+    assert answer.url == reverse("mfa_authenticate")
+    assert "_auth_user_id" not in client.session
+    assert client.get(reverse("organization")).status_code == 302  # the password alone opens nothing
+    assert client.post(reverse("mfa_authenticate"), {"code": "12"}).status_code == 200
+    code = code_of(secret)
+    assert client.post(reverse("mfa_authenticate"), {"code": code}).status_code == 302
+    assert client.get(reverse("organization")).status_code == 200
+    second, _answer = enter_password(user)
+    assert second.post(reverse("mfa_authenticate"), {"code": code}).status_code == 200  # the same code again
+    assert second.post(reverse("mfa_authenticate"), {"code": codes[0]}).status_code == 302
+    third, _answer = enter_password(user)
+    assert third.post(reverse("mfa_authenticate"), {"code": codes[0]}).status_code == 200
+    assert "9 codes are left" in client.get(reverse("security")).content.decode()
+
+
+def test_codes_are_limited_by_account_whatever_the_address(user):
+    _secret, codes = protect(user)
+    for number in range(5):
+        client, _answer = enter_password(user, f"198.51.100.{number + 10}")
+        answer = client.post(reverse("mfa_authenticate"), {"code": "000000"}, **behind(f"198.51.100.{number + 10}"))
+        assert "Incorrect code" in answer.content.decode()
+    client, _answer = enter_password(user, "198.51.100.99")
+    answer = client.post(reverse("mfa_authenticate"), {"code": codes[0]}, **behind("198.51.100.99"))
+    assert "Too many wrong codes" in answer.content.decode()
+
+
+def test_the_admin_needs_the_second_factor_too():
+    admin = UserFactory(is_staff=True, is_superuser=True)
+    _secret, codes = protect(admin)
+    client, answer = enter_password(admin, next_page="/admin/")
+    assert answer.url.startswith(reverse("mfa_authenticate"))
+    assert client.get("/admin/").status_code == 302
+    assert client.post("/admin/login/", {"username": admin.email, "password": PASSWORD}).status_code == 302
+    assert "_auth_user_id" not in client.session
+    client.post(reverse("mfa_authenticate"), {"code": codes[0]})
+    assert client.get("/admin/").status_code == 200
+
+
+def test_a_change_of_factors_needs_the_password_again_and_an_administrator_may_reset(user, admin_client):
+    client = Client()
+    client.force_login(user)
+    for name in ("mfa_activate_totp", "mfa_add_webauthn"):
+        assert client.get(reverse(name)).url.startswith(reverse("account_reauthenticate"))
+    protect(user)
+    assert "reauthenticate" in client.post(reverse("mfa_deactivate_totp")).url
+    form = {"action": "reset_second_factors", "_selected_action": [user.pk]}
+    admin_client.post(reverse("admin:accounts_user_changelist"), form)
+    assert not Authenticator.objects.filter(user=user).exists()
+    assert AuditEvent.objects.get(action="factors.reset").target == user.email
+    assert enter_password(user)[1].url == "/"
+
+
+def test_no_code_is_accepted_once_the_key_of_the_installation_is_lost(user, settings):
+    _secret, codes = protect(user)
+    settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "another", []
+    client, _answer = enter_password(user)
+    for code in (codes[0], code_of("")):
+        assert client.post(reverse("mfa_authenticate"), {"code": code}).status_code == 200
+
+
+def test_a_person_ends_own_sessions_alone(user):
+    here, _answer = enter_password(user)
+    there, _answer = enter_password(user)
+    stranger, _answer = enter_password(MembershipFactory().user)
+    page = here.get(reverse("security"))
+    assert [each["is_current"] for each in page.context["sessions"]] == [False, True]
+    foreign = UserSession.objects.exclude(user=user).get()
+    assert here.post(reverse("security_end_session", args=[foreign.pk])).status_code == 404
+    here.post(reverse("security_end_session", args=[page.context["sessions"][0]["row"].pk]))
+    assert there.get(reverse("security")).status_code == 302
+    there, _answer = enter_password(user)
+    here.post(reverse("security_end_sessions"))
+    assert there.get(reverse("security")).status_code == 302
+    assert here.get(reverse("security")).status_code == 200
+    assert stranger.get(reverse("security")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [
+        ("Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 Chrome/141.0 Safari/537.36", "Chrome, Linux"),
+        ("Mozilla/5.0 (iPhone; CPU iPhone OS 18_0 like Mac OS X) Version/18.0 Safari/604.1", "Safari, iOS"),
+        ("robot/1", "robot/1"),
+    ],
+)  # fmt: skip
+def test_a_browser_is_named_by_its_header(header, name):
+    assert user_agents.name(header) == name

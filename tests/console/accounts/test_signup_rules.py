@@ -1,0 +1,112 @@
+"""Who may sign up: rules, mail domains, approval and captcha; and the limits of log-in and API."""
+
+import itertools
+
+import pytest
+from django import forms
+from django.core.exceptions import ImproperlyConfigured
+from django.test import Client
+from django.urls import reverse
+
+from console import sign_in
+from console.accounts import invitations
+from console.accounts.models import User
+from console.observability.addresses import parse_networks
+from tests.factories.accounts import MembershipFactory
+
+pytestmark = pytest.mark.django_db
+PASSWORD = "plain horse 9"
+PROXY = "10.0.0.1"
+HOSTS = itertools.count(1)
+
+
+def sign_up(email, query="", **more):
+    client = Client(REMOTE_ADDR=f"10.9.8.{next(HOSTS)}")  # limits by address outlive a test
+    form = {"email": email, "organization": "", "password1": PASSWORD, "password2": PASSWORD} | more
+    return client, client.post(reverse("account_signup") + query, form)
+
+
+def invitation_query(owner, email):
+    invitation = invitations.invite(organization=owner.organization, email=email, role="viewer", actor=owner.user)
+    return f"?invitation={invitations.token_of(invitation)}"
+
+
+def test_closed_sign_up_takes_invited_people_alone(settings, owner):
+    settings.SIGNUP = "closed"
+    assert "Sign-up is closed" in sign_up("eve@example.com")[1].content.decode()
+    assert "Sign-up is closed" in sign_up("eve@example.com", "?invitation=forged")[1].content.decode()
+    query = invitation_query(owner, "bob@example.com")
+    assert sign_up("eve@example.com", query)[1].status_code == 302  # the address is the invitation's
+    assert set(User.objects.exclude(pk=owner.user.pk).values_list("email", flat=True)) == {"bob@example.com"}
+    assert "Sign-up is closed" in sign_up("eve@example.com", query)[1].content.decode()  # it was used
+
+
+def test_mail_domains_are_compared_as_a_whole(settings, owner):
+    settings.SIGNUP_EMAIL_DOMAINS = ["example.com"]
+    for address in ("a@evil-example.com", "a@example.com.evil.org", "a@sub.example.com"):
+        assert "Use an address of: example.com." in sign_up(address)[1].content.decode()
+    assert sign_up("Ada@EXAMPLE.com")[1].status_code == 302
+    assert sign_up("", invitation_query(owner, "bob@elsewhere.org"))[1].status_code == 302
+
+
+def test_an_account_waits_for_approval_wherever_it_logs_in(settings, owner, admin_client, mailoutbox):
+    settings.SIGNUP = "approval"
+    client, answer = sign_up("ada@example.com")
+    assert answer.url == reverse("account_approval")
+    log_in = {"login": "ada@example.com", "password": PASSWORD}
+    assert client.post(reverse("account_login"), log_in).url == reverse("account_approval")
+    assert client.get(reverse("organization")).status_code == 302
+    assert "_auth_user_id" not in client.session
+    user = User.objects.get(email="ada@example.com")
+    form = {"action": "approve", "_selected_action": [user.pk]}
+    for _twice in range(2):
+        admin_client.post(reverse("admin:accounts_user_changelist"), form)
+    (mail,) = [each for each in mailoutbox if "approved" in each.subject]
+    assert mail.to == [user.email]
+    assert client.post(reverse("account_login"), log_in).url == "/"
+    invited, answer = sign_up("", invitation_query(owner, "bob@example.com"))
+    assert "_auth_user_id" in invited.session
+
+
+def test_approval_does_not_reveal_who_has_an_account(settings):
+    settings.SIGNUP, settings.ACCOUNT_EMAIL_VERIFICATION = "approval", "mandatory"
+    taken = MembershipFactory(user__email="taken-by-one@example.com").user.email
+    assert sign_up(taken)[1].url == sign_up("free-for-now@example.com")[1].url
+
+
+class Riddle(forms.CharField):
+    def clean(self, value):
+        if value != "4":
+            raise forms.ValidationError("Wrong.")
+        return value
+
+
+def test_the_captcha_field_of_the_operator_decides(settings):
+    settings.SIGNUP_CAPTCHA_FIELD = f"{__name__}.Riddle"
+    for guess in ({}, {"captcha": "5"}):
+        assert sign_up("ada@example.com", **guess)[1].status_code == 200
+    assert sign_up("ada@example.com", captcha="4")[1].status_code == 302
+
+
+def test_log_in_above_the_limit_says_when_to_retry(settings):
+    settings.TRUSTED_PROXIES = parse_networks([PROXY])
+    client, wrong = Client(), {"login": "nobody@example.com", "password": "x"}
+    source = {"REMOTE_ADDR": PROXY, "headers": {"x-forwarded-for": "203.0.113.77"}}
+    answers = [client.post(reverse("account_login"), wrong, **source) for _ in range(31)]
+    assert (answers[0].status_code, answers[-1].status_code, answers[-1]["Retry-After"]) == (200, 429, "60")
+
+
+def test_the_api_limits_each_token_and_says_when_to_retry(api, owner, settings):
+    settings.API_REQUESTS_PER_MINUTE = 2
+    client, other = api(owner), api(MembershipFactory(organization=owner.organization))
+    # The window may end between two requests, once: five requests exceed it in any case.
+    answers = [client.get("/api/v1/whoami/") for _ in range(5)]
+    refused = answers[-1]
+    assert (refused.status_code, refused.data["code"]) == (429, "throttled")
+    assert 1 <= int(refused["Retry-After"]) <= 61
+    assert other.get("/api/v1/whoami/").status_code == 200
+
+
+def test_an_unknown_rule_stops_the_start():
+    with pytest.raises(ImproperlyConfigured, match="open, approval, closed"):
+        sign_in.parse_signup("close")

@@ -1,0 +1,163 @@
+"""Single sign-on against a real OpenID Connect provider on this machine."""
+
+from uuid import uuid4
+
+import httpx
+import oidc_provider_mock
+import pytest
+from allauth.account.models import EmailAddress
+from allauth.mfa.models import Authenticator
+from allauth.mfa.recovery_codes.internal.auth import RecoveryCodes
+from allauth.mfa.totp.internal.auth import TOTP
+from allauth.socialaccount.models import SocialAccount
+from django.core.exceptions import ImproperlyConfigured
+from django.test import Client
+from django.urls import reverse
+
+from console import sign_in
+from console.accounts.models import User
+from console.accounts.roles import Role
+from tests.factories.accounts import PASSWORD, MembershipFactory
+
+pytestmark = [
+    pytest.mark.django_db,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # the provider uses old names of its own libraries
+]
+
+
+@pytest.fixture(scope="module")
+def provider():
+    with oidc_provider_mock.run_server_in_thread() as server:
+        yield f"http://localhost:{server.server_port}"
+
+
+@pytest.fixture(autouse=True)
+def _configured(settings, provider):
+    text = (
+        f'[{{"id": "acme", "name": "Acme", "server_url": "{provider}", "client_id": "trainyard", '
+        '"client_secret": "secret", "verified_domains": ["trusted.example.com"]}]'
+    )
+    apps = sign_in.parse_providers(text)
+    settings.OIDC_PROVIDERS = apps
+    settings.SOCIALACCOUNT_PROVIDERS = {"openid_connect": {"OAUTH_PKCE_ENABLED": True, "APPS": apps}}
+
+
+def fresh_address(domain="example.com"):
+    return f"{uuid4().hex}@{domain}"
+
+
+def sign_on(provider, email, *, client=None, subject=None, verified=True, process="login", next_page=""):
+    """Go to the provider, log in there as `subject` and come back. Return the browser and the console's answer."""
+    client, subject = client or Client(), subject or email
+    httpx.put(f"{provider}/users/{subject}", json={"email": email, "email_verified": verified}).raise_for_status()
+    login = reverse("openid_connect_login", args=["acme"])
+    answer = client.post(f"{login}?process={process}&next={next_page}")
+    assert answer.status_code == 302, answer.content.decode()[-2000:]
+    assert answer.url.startswith(f"{provider}/oauth2/authorize")
+    assert "code_challenge=" in answer.url
+    back = httpx.post(answer.url, data={"sub": subject})
+    return client, client.get(back.headers["location"])
+
+
+def person(client):
+    return User.objects.filter(pk=client.session.get("_auth_user_id")).first()
+
+
+def test_a_stranger_gets_an_account_and_returns_to_it(provider):
+    email = fresh_address()
+    client, answer = sign_on(provider, email, next_page="/tokens/")
+    assert answer.url == "/tokens/"
+    user = person(client)
+    assert (user.email, user.memberships.get().role) == (email, Role.OWNER)
+    assert not user.has_usable_password()
+    assert EmailAddress.objects.get(user=user).verified
+    again, _answer = sign_on(provider, email)
+    assert person(again) == user
+    assert "Continue with Acme" in Client().get(reverse("account_login")).content.decode()
+
+
+@pytest.mark.parametrize("verified", [True, False])
+def test_an_account_is_never_found_by_the_address_that_a_provider_states(provider, verified):
+    user = MembershipFactory(user__email=fresh_address()).user
+    EmailAddress.objects.create(user=user, email=user.email, verified=True, primary=True)
+    client, _answer = sign_on(provider, user.email, verified=verified)
+    assert person(client) is None
+    assert not SocialAccount.objects.exists()
+    client.post(reverse("socialaccount_signup"), {"email": user.email, "organization": ""})
+    assert person(client) is None
+    assert not SocialAccount.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("domain", "stated", "is_verified"),
+    [("example.com", False, False), ("example.com", "false", False), ("trusted.example.com", False, True)],
+)
+def test_an_address_counts_as_verified_only_if_the_provider_says_so_or_is_trusted(
+    provider, domain, stated, is_verified, settings
+):
+    settings.SOCIALACCOUNT_EMAIL_VERIFICATION = settings.ACCOUNT_EMAIL_VERIFICATION = "mandatory"
+    email = fresh_address(domain)
+    client, answer = sign_on(provider, email, verified=stated)
+    assert EmailAddress.objects.get(email=email).verified is is_verified
+    assert (person(client) is not None) is is_verified
+    assert (answer.url == reverse("account_email_verification_sent")) is not is_verified
+
+
+def test_a_member_connects_an_account_after_a_confirmation_and_disconnects_it(provider):
+    user, client = MembershipFactory().user, Client()
+    client.force_login(user)
+    subject = fresh_address()
+    _client, answer = sign_on(provider, "someone@else.example.com", client=client, subject=subject, process="connect")
+    assert answer.url.startswith(reverse("account_reauthenticate"))
+    assert not SocialAccount.objects.exists()
+    client.post(answer.url, {"password": PASSWORD})
+    account = SocialAccount.objects.get(user=user)
+    assert "Disconnect" in client.get(reverse("socialaccount_connections")).content.decode()
+    assert "Single sign-on" in client.get(reverse("security")).content.decode()
+    other, _answer = sign_on(provider, "someone@else.example.com", subject=subject)
+    assert person(other) == user
+    client.post(reverse("socialaccount_connections"), {"account": account.pk})
+    assert not SocialAccount.objects.exists()
+
+
+def test_single_sign_on_does_not_bypass_a_second_factor(provider):
+    email = fresh_address()
+    client, _answer = sign_on(provider, email)
+    user = person(client)
+    TOTP.activate(user, "JBSWY3DPEHPK3PXP")
+    code = RecoveryCodes.activate(user).get_unused_codes()[0]
+    assert Authenticator.objects.filter(user=user).count() == 2
+    client, answer = sign_on(provider, email)
+    assert answer.url == reverse("mfa_authenticate")
+    assert person(client) is None
+    client.post(answer.url, {"code": code})
+    assert person(client) == user
+
+
+def test_an_answer_without_our_state_and_a_foreign_next_page_are_refused(provider):
+    callback = reverse("openid_connect_callback", args=["acme"])
+    client = Client()
+    assert "failed" in client.get(f"{callback}?code=x&state=y").content.decode()
+    assert person(client) is None
+    _client, answer = sign_on(provider, fresh_address(), next_page="https://evil.example.com/")
+    assert answer.url == "/"
+    assert Client().get(reverse("openid_connect_login", args=["unknown"])).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "no JSON"),
+        ("{}", "JSON list"),
+        ('[{"id": "a"}]', "`name`"),
+        ('[{"id": "A B", "name": "A", "server_url": "https://a", "client_id": "a", "client_secret": "s"}]', "`id`"),
+        ('[{"id": "a", "name": "A", "server_url": "http://a", "client_id": "a", "client_secret": "s"}]', "https://"),
+        (
+            '[{"id": "a", "name": "A", "server_url": "https://a", "client_id": "a", "client_secret": "s", "x": 1}]',
+            "`x`",
+        ),
+    ],
+)
+def test_a_wrong_setting_stops_the_start(text, message):
+    with pytest.raises(ImproperlyConfigured, match=message):
+        sign_in.parse_providers(text)

@@ -1,0 +1,61 @@
+import pytest
+from django.core import mail
+from django.urls import reverse
+
+from billing import emails
+from console.accounts.roles import Role
+from console.notifications import services
+from console.notifications.models import Notification
+from jobs import run_mails
+from runtime.specs import Outcome
+from tests.factories.accounts import MembershipFactory
+
+pytestmark = pytest.mark.django_db
+
+
+def test_ends_of_jobs_are_listed_and_a_failure_is_mailed_to_who_ordered_it(client, customer):
+    other = MembershipFactory(organization=customer.organization, role=Role.OWNER)
+    customer.end(customer.started(nodes=1), Outcome.COMPLETED)
+    failed = customer.end(customer.started(nodes=1), Outcome.CODE_FAILED, message="Rank 0 exited.")
+    kinds = Notification.objects.order_by("pk").values_list("kind", flat=True)
+    assert list(kinds)[-2:] == ["job.succeeded", "job.failed"]
+
+    assert run_mails.send_due() == 2
+    assert run_mails.send_due() == 0
+    [sent] = mail.outbox
+    assert sent.to == [customer.membership.user.email]
+    assert f"#{failed.pk} " in sent.subject
+    assert f"/jobs/{failed.pk}/" in sent.body
+
+    for member in (customer.membership, other):
+        client.force_login(member.user)
+        assert f"#{failed.pk} " in client.get(reverse("notification_list")).content.decode()
+    client.force_login(MembershipFactory().user)
+    assert f"#{failed.pk} " not in client.get(reverse("notification_list")).content.decode()
+
+
+def test_a_member_chooses_what_is_mailed(client, customer):
+    client.force_login(customer.membership.user)
+    client.post(reverse("notification_choices"), {"mailed": ["job.succeeded", "nonsense"]})
+    customer.end(customer.started(nodes=1), Outcome.COMPLETED)
+    customer.end(customer.started(nodes=1), Outcome.CODE_FAILED)
+    run_mails.send_due()
+    assert len(mail.outbox) == 1
+    assert emails.readers(customer.organization, "invoice.issued") == set()
+    assert emails.payers(customer.organization) == {customer.membership.user}
+
+
+def test_money_is_shown_to_those_who_may_pay(client, owner):
+    for kind in ("wallet.topped_up", "wallet.low"):
+        data = {"amount_minor": 500, "available_minor": 500, "currency": "USD"}
+        services.publish(organization=owner.organization, kind=kind, data=data)
+    services.publish(organization=owner.organization, kind="budget.reached", data={"percent": 80, "of": ""})
+    data = {"invoice": 1, "number": "R-1", "total_minor": 100, "currency": "USD"}
+    services.publish(organization=owner.organization, kind="invoice.issued", data=data)
+    services.publish(organization=owner.organization, kind="files.expiring", data={"jobs": [1, 2]})
+    client.force_login(owner.user)
+    shown = client.get(reverse("notification_list")).content.decode()
+    assert all(text in shown for text in ("$5.00", "80 %", "R-1: $1.00", "#1, #2"))
+    client.force_login(MembershipFactory(organization=owner.organization, role=Role.VIEWER).user)
+    shown = client.get(reverse("notification_list")).content.decode()
+    assert "Nothing happened yet" in shown

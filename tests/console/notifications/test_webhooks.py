@@ -1,0 +1,163 @@
+import hashlib
+import hmac
+import json
+import threading
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from django.urls import reverse
+from django.utils import timezone
+
+from console.accounts.models import AuditEvent
+from console.accounts.roles import Role
+from console.core.errors import InvalidInput
+from console.notifications import delivery, services
+from console.notifications.models import Delivery, Notification
+from tests.factories.accounts import MembershipFactory
+
+pytestmark = pytest.mark.django_db
+DATA = {"amount_minor": 500, "currency": "USD"}
+
+
+class Receiver(ThreadingHTTPServer):
+    """A customer's program. Answers with the next of `statuses`, and keeps what it got."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.statuses, self.requests, self.drips = [], [], False
+        self.url = f"http://127.0.0.1:{self.server_port}/hooks?team=1"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.requests.append((self.path, dict(self.headers), body))
+        self.send_response(self.server.statuses.pop(0) if self.server.statuses else 200)
+        self.send_header("Location", "/elsewhere")
+        self.end_headers()
+
+    def log_message(self, *_arguments):
+        pass
+
+
+@pytest.fixture
+def receiver(settings):
+    settings.WEBHOOK_PRIVATE_ADDRESSES = True
+    with Receiver() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def publish(organization, kind="wallet.topped_up"):
+    services.publish(organization=organization, kind=kind, data=DATA)
+    delivery.queue()
+
+
+def wait_is_over():
+    Delivery.objects.update(due_at=timezone.now())
+
+
+def test_a_receiver_can_verify_what_it_gets(owner, receiver):
+    _webhook, secret = services.create_webhook(membership=owner, url=receiver.url, kinds=["wallet.topped_up"])
+    publish(owner.organization, "job.failed")  # of another kind
+    publish(MembershipFactory().organization)  # of another organization
+    publish(owner.organization)
+    assert delivery.queue() == 0
+    assert (delivery.deliver_due(), delivery.deliver_due()) == (1, 0)
+
+    [(path, headers, body)] = receiver.requests
+    content = json.loads(body)
+    assert (path, headers["Trainyard-Event"], content["kind"]) == ("/hooks?team=1", *["wallet.topped_up"] * 2)
+    assert (content["organization"], content["data"]) == (owner.organization.slug, DATA)
+    time, value = (part.partition("=")[2] for part in headers["Trainyard-Signature"].split(","))
+    assert value == hmac.new(secret.encode(), time.encode() + b"." + body, hashlib.sha256).hexdigest()
+    assert Delivery.objects.get().state == "delivered"
+
+
+def test_a_failed_delivery_is_tried_again_with_the_same_key_and_given_up_at_last(owner, receiver):
+    services.create_webhook(membership=owner, url=receiver.url)
+    receiver.statuses = [500, 302]
+    publish(owner.organization)
+    for _try in range(3):
+        delivery.deliver_due()
+        assert delivery.deliver_due() == 0  # not before its time
+        wait_is_over()
+    assert len({headers["Trainyard-Delivery"] for _path, headers, _body in receiver.requests}) == 1
+    assert [path for path, _headers, _body in receiver.requests] == ["/hooks?team=1"] * 3  # follows no redirect
+    assert Delivery.objects.get().state == "delivered"
+
+    receiver.statuses = [503] * 10
+    publish(owner.organization)
+    for _try in range(10):
+        delivery.deliver_due()
+        wait_is_over()
+    failed = Delivery.objects.latest("pk")
+    assert (failed.state, failed.tries, failed.status) == ("failed", len(delivery.WAITS) + 1, 503)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://hooks.example.com/", "https://user:pass@example.com/", "https://", "ftp://example.com", "javascript:x",
+        "https://example.com/#part", "https://exämple.com/ x", "https://example.com:0/",
+        f"https://example.com/{'x' * 500}",
+    ],
+)  # fmt: skip
+def test_what_is_no_public_address_is_refused(owner, url):
+    with pytest.raises(InvalidInput) as refused:
+        services.create_webhook(membership=owner, url=url)
+    assert "url" in refused.value.fields
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "10.0.0.1", "169.254.169.254", "localhost"])
+def test_no_private_address_is_reached(owner, host):
+    services.create_webhook(membership=owner, url=f"https://{host}:1/")
+    publish(owner.organization)
+    assert delivery.deliver_due() == 0
+    assert Delivery.objects.get().error == "The host has no public address."
+
+
+def test_old_notifications_go_with_their_deliveries(owner, receiver):
+    services.create_webhook(membership=owner, url=receiver.url)
+    publish(owner.organization)
+    Notification.objects.update(created_at=timezone.now() - delivery.KEEP - timedelta(days=1))
+    publish(owner.organization)
+    delivery.tidy()
+    assert Delivery.objects.count() == Notification.objects.count() == 1
+
+
+def test_an_owner_creates_reads_and_deletes_webhooks_on_the_pages(client, owner, receiver):
+    client.force_login(owner.user)
+    page = reverse("webhook_list")
+    assert "There is no kind" not in client.get(page).content.decode()
+    assert "Enter an address" in client.post(page, {"url": "nonsense"}).content.decode()
+    assert "whsec_" in client.post(page, {"url": receiver.url}).content.decode()
+    assert "whsec_" not in client.get(page).content.decode()
+    receiver.statuses = [410] * 9
+    publish(owner.organization)
+    for _try in delivery.WAITS:
+        delivery.deliver_due()
+        wait_is_over()
+    delivery.deliver_due()
+    [sent] = Delivery.objects.all()
+    log = client.get(reverse("webhook_detail", args=[sent.webhook_id])).content.decode()
+    assert "410" in log
+    receiver.statuses = []
+    client.post(reverse("webhook_send_again", args=[sent.webhook_id, sent.pk]))
+    assert delivery.deliver_due() == 1
+
+    other = MembershipFactory(role=Role.OWNER)
+    client.force_login(other.user)
+    for name, arguments in (("webhook_detail", []), ("webhook_delete", []), ("webhook_send_again", [sent.pk])):
+        address = reverse(name, args=[sent.webhook_id, *arguments])
+        assert (client.get if name == "webhook_detail" else client.post)(address).status_code == 404
+    client.force_login(MembershipFactory(organization=owner.organization, role=Role.MEMBER).user)
+    assert client.get(page).status_code == 403
+    client.force_login(owner.user)
+    client.post(reverse("webhook_delete", args=[sent.webhook_id]))
+    assert not Delivery.objects.exists()
+    assert AuditEvent.objects.filter(action="webhook.deleted", target=receiver.url).exists()

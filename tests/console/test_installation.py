@@ -1,0 +1,107 @@
+import re
+from datetime import timedelta
+
+import pytest
+from django.core import mail
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.urls import reverse
+from django.utils import timezone
+
+from console.accounts import invitations, services
+from console.accounts.models import AuditEvent, Membership
+from console.accounts.roles import Role
+from console.installation import selectors
+from console.installation.models import PNG_SIGNATURE, Brand, LegalText, Notice
+from tests.factories.accounts import MembershipFactory, UserFactory
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    selectors.forget()
+    yield
+    selectors.forget()
+
+
+@pytest.fixture
+def admin(client):
+    client.force_login(UserFactory(is_staff=True, is_superuser=True))
+    return client
+
+
+def test_the_operator_sets_name_logo_colour_and_support(admin, client):
+    form = {"name": "Rail <Lab>", "color": "#0b6e4f", "support": "help@rail.example"}
+    logo = PNG_SIGNATURE + b"pixels"
+    page = reverse("admin:installation_brand_add")
+    assert admin.post(page, form | {"logo_file": SimpleUploadedFile("l.png", logo)}).status_code == 302
+    assert admin.get(page).status_code == 403  # there is one brand
+
+    client.logout()
+    shown = client.get(reverse("account_login")).content.decode()
+    assert "Rail &lt;Lab&gt;" in shown
+    assert 'href="mailto:help@rail.example"' in shown
+    style = client.get(reverse("brand_style"))
+    assert (style.headers["Content-Type"], "--tblr-primary: #0b6e4f" in style.content.decode()) == ("text/css", True)
+    assert client.get(reverse("brand_logo")).content == logo
+    invitations.invite(
+        organization=(owner := MembershipFactory(role=Role.OWNER)).organization,
+        email="new@rail.example",
+        role=Role.MEMBER,
+        actor=owner.user,
+    )
+    invitations.send_due()
+    assert "on Rail <Lab>." in mail.outbox[-1].body
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("color", "red;}", "Enter a colour"),
+        ("color", "#ffee00", "cannot be read well"),
+        ("support", "javascript:alert(1)", "Enter an e-mail address"),
+        ("logo_file", SimpleUploadedFile("l.png", b"<svg onload=alert(1)>"), "Choose a PNG picture"),
+        ("logo_file", SimpleUploadedFile("l.png", PNG_SIGNATURE + b"x" * 2**18), "Choose a PNG picture"),
+    ],
+)
+def test_what_is_no_brand_is_refused_at_its_field(admin, field, value, sentence):
+    answer = admin.post(reverse("admin:installation_brand_add"), {"name": "Rail", field: value})
+    assert sentence in str(answer.context["adminform"].form.errors[field])
+    assert not Brand.objects.exists()
+
+
+def test_terms_have_versions_that_are_accepted_anew_and_never_change(admin, client):
+    membership: Membership = MembershipFactory(role=Role.OWNER)
+    services.activate_service(membership=membership, accept_terms=True)
+    add = reverse("admin:installation_legaltext_add")
+    form = {"kind": "terms", "version": "2027-01", "text": "Pay <b>fairly</b>.\n\nBe kind."}
+    assert admin.post(add, form).status_code == 302
+    assert "already exists" in admin.post(add, form).content.decode()
+    text = LegalText.objects.get()
+    assert admin.post(reverse("admin:installation_legaltext_change", args=[text.pk]), form).status_code == 403
+
+    client.force_login(membership.user)
+    page = client.get(reverse("activation")).content.decode()
+    assert "Pay &lt;b&gt;fairly&lt;/b&gt;." in page
+    assert "Accept these terms" in page
+    client.post(reverse("activation"), {"accept_terms": "on"})
+    assert "Accept these terms" not in client.get(reverse("activation")).content.decode()
+    accepted = AuditEvent.objects.filter(action="service.activated").order_by("pk")
+    assert [event.data["terms_version"] for event in accepted][-1] == "2027-01"
+    assert len(accepted) == 2
+
+    client.logout()
+    assert "Be kind." in client.get(reverse("legal_text", args=["terms"])).content.decode()
+    assert [client.get(reverse("legal_text", args=[kind])).status_code for kind in ("privacy", "other")] == [404, 404]
+
+
+def test_a_notice_is_on_every_page_in_its_time(client):
+    now = timezone.now()
+    Notice.objects.create(text="Maintenance <soon>", begins_at=now)
+    Notice.objects.create(text="not yet", begins_at=now + timedelta(hours=1))
+    Notice.objects.create(text="over", begins_at=now - timedelta(hours=2), ends_at=now - timedelta(hours=1))
+    client.force_login(MembershipFactory().user)
+    for page in ("overview", "job_list"):
+        shown = client.get(reverse(page)).content.decode()
+        assert "Maintenance &lt;soon&gt;" in shown
+        assert not re.search("not yet|over<", shown)

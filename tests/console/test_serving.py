@@ -1,0 +1,351 @@
+"""The real web server, with real sockets: streams, uploads, and clients that are slow or hold too much."""
+
+import asyncio
+import json
+import os
+import re
+import selectors
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from django.db import connection
+from django.http import StreamingHttpResponse
+
+from console.serving import streams
+from console.serving.refusals import Refused
+from tests.console.processes import free_port, wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
+MIB = 1024 * 1024
+STREAM = "GET {} HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: text/event-stream\r\n\r\n"
+FILES = "/api/v1/workspaces/code/files"
+UPLOAD = f"PUT {FILES}/slow HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000000\r\n\r\n"
+GET = "GET /page HTTP/1.1\r\nX-Slow: "
+FORM = "POST /form HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n"
+
+
+class Server:
+    """A web process of the console, on a free port."""
+
+    def __init__(self, **environment):
+        for _attempt in range(5):  # another process may take the port before the server binds it
+            self._start(environment)
+            wait_for(lambda: self.process.poll() is not None or self.is_ready(), 90)
+            if self.process.poll() is None:
+                return
+        pytest.fail("The server ended instead of starting.")
+
+    def _start(self, environment):
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        bind = {"DJANGO_SETTINGS_MODULE": "tests.console.serving_settings", "WEB_BIND": f"127.0.0.1:{self.port}"}
+        command = [sys.executable, "-m", "console.serving.server"]
+        self.process = subprocess.Popen(command, cwd=ROOT, env=os.environ | bind | environment)
+
+    def is_ready(self):
+        try:
+            return httpx.get(f"{self.url}/page").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def connect(self, sent="", *, address="127.0.0.1"):
+        client = socket.create_connection(("127.0.0.1", self.port), timeout=30, source_address=(address, 0))
+        client.sendall(sent.encode())
+        return client
+
+    def census(self):
+        return httpx.get(f"{self.url}/census").json()
+
+    def stop(self):
+        """Stop the server; an open stream ends with it."""
+        with self.connect(STREAM.format("/stream")) as client:
+            read_until(client, b"event: hello")
+            self.process.terminate()
+            while client.recv(65536):
+                pass
+        self.process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def server():
+    created = Server()
+    yield created
+    created.stop()
+
+
+@pytest.fixture(scope="module")
+def patient_server():
+    """A server with a long deadline for slow clients, and few connections for one address."""
+    created = Server(TEST_DEADLINE_SECONDS="60", TEST_CONNECTIONS="120")
+    yield created
+    created.stop()
+
+
+def read_until(client, mark):
+    received = b""
+    while mark not in received:
+        part = client.recv(65536)
+        assert part, f"the connection ended after {received!r}"
+        received += part
+    return received.decode()
+
+
+def refusal(client):
+    """The status and the code of a refusal after which the connection ends; it must say when to retry."""
+    received = b""
+    while part := client.recv(65536):
+        received += part
+    head, _, body = received.decode().partition("\r\n\r\n")
+    assert re.search(r"(?im)^retry-after: [1-9]", head)
+    return int(head.split()[1]), json.loads(body)["code"]
+
+
+def is_served(server, address):
+    with server.connect("GET /page HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", address=address) as client:
+        return client.recv(12) == b"HTTP/1.1 200"
+
+
+# Streams
+
+
+def test_a_stream_has_its_format_and_comments_while_it_is_quiet(server):
+    with server.connect(STREAM.format("/stream?rank=1")) as client:
+        head, _, body = read_until(client, b": still here\n\n").partition("\r\n\r\n")
+    for part in (
+        "http/1.1 200",
+        "text/event-stream",
+        "cache-control: no-cache",
+        "x-accel-buffering: no",
+        "x-request-id: ",
+    ):
+        assert part in head.lower()
+    assert "event: hello\nid: 1\n" in body
+    data = json.loads(body.split("data: ")[1].split("\n")[0])
+    assert data == {"pid": server.process.pid, "path": "/stream?rank=1"}
+    assert "event: tick\ndata: stream-" in body
+
+
+def test_two_hundred_streams_hold_no_thread(server):
+    before = len(server.census()["threads"])
+    with ExitStack() as clients:
+        streams = [clients.enter_context(server.connect(STREAM.format("/stream"))) for _ in range(200)]
+        for stream in streams:
+            read_until(stream, b"event: tick")
+        census = server.census()
+    assert census["open"] == 200
+    assert len(census["threads"]) <= before + 8
+    wait_for(lambda: server.census()["open"] == 0)
+
+
+def test_streams_of_an_organization_are_limited(server):
+    def stream(organization):
+        return server.connect(STREAM.format(f"/stream?organization={organization}"))
+
+    with ExitStack() as clients:
+        for organization in (1, 1, 1, 2):
+            read_until(clients.enter_context(stream(organization)), b"event: hello")
+        with stream(1) as one_more:
+            text = read_until(one_more, b"}")
+        assert "429" in text.splitlines()[0]
+        assert "too_many_streams" in text
+        assert re.search(r"(?im)^retry-after: [1-9]", text)
+    wait_for(lambda: server.census()["open"] == 0)
+    with stream(1) as client:
+        read_until(client, b"event: hello")
+
+
+def test_an_error_of_a_stream_is_an_ordinary_response(server):
+    answer = httpx.get(f"{server.url}/error", headers={"Accept": "text/event-stream"})
+    assert (answer.status_code, answer.json()) == (404, {"code": "nothing"})
+
+
+def test_a_download_is_complete_and_ends_with_its_client(server):
+    assert httpx.get(f"{server.url}/download").content == b"x" * 4 * MIB
+    with server.connect("GET /download HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n") as client:
+        client.recv(1000)
+    wait_for(lambda: not any(name.startswith("download") for name in server.census()["threads"]))
+
+
+def test_an_organization_has_half_of_the_downloads(monkeypatch):
+    monkeypatch.setattr(streams, "MAX_DOWNLOADS", 2)
+
+    async def download_twice(open_streams, first, second):
+        """Let one organization, then another, download while the first's client reads nothing."""
+        is_sending, forever = asyncio.Event(), asyncio.Event()
+
+        async def send(_message):
+            is_sending.set()
+            await forever.wait()
+
+        async def send_at_once(message):
+            sent.append(message)
+
+        def response():
+            return StreamingHttpResponse([b"x"])
+
+        sent = []
+        slow = asyncio.create_task(open_streams.send(response(), {}, first, forever.wait, send))
+        await is_sending.wait()
+        try:
+            await open_streams.send(response(), {}, second, forever.wait, send_at_once)
+        finally:
+            slow.cancel()
+        return len(sent)
+
+    assert asyncio.run(download_twice(streams.Streams(), 1, 2)) == 3  # the start, the chunk and the end
+    with pytest.raises(Refused):
+        asyncio.run(download_twice(streams.Streams(), 1, 1))
+
+
+# Uploads
+
+
+@pytest.mark.parametrize("with_length", [True, False])
+def test_an_upload_is_read_as_it_arrives(server, with_length):
+    peak = httpx.put(f"{server.url}{FILES}/a", content=b"small").json()["peak_kib"]
+    headers = {"Content-Length": str(100 * MIB)} if with_length else {}
+    pieces = (b"x" * MIB for _ in range(100))
+    answer = httpx.put(f"{server.url}{FILES}/a", content=pieces, headers=headers, timeout=60).json()
+    assert answer["size"] == 100 * MIB
+    assert answer["peak_kib"] < peak + 20 * 1024
+
+
+def test_a_refused_upload_is_answered_before_it_is_sent(server):
+    with server.connect(UPLOAD.replace("/slow", "/refused")) as client:
+        assert "401" in read_until(client, b"not_authenticated").splitlines()[0]
+
+
+def test_an_organization_has_half_of_the_uploads_from_all_its_addresses(patient_server):
+    def put(organization):
+        return httpx.put(f"{patient_server.url}{FILES}/a?organization={organization}", content=b"small").status_code
+
+    with ExitStack() as clients:
+        for number in range(2):
+            upload = UPLOAD.replace("/slow", "/slow?organization=1")
+            clients.enter_context(patient_server.connect(upload, address=f"127.0.0.{number + 2}"))
+        wait_for(lambda: put(1) == 429)
+        assert put(2) == 200
+    wait_for(lambda: put(1) == 200)
+
+
+def test_an_interrupted_upload_is_an_error_in_its_view(server):
+    with server.connect(UPLOAD) as client:
+        client.sendall(b"some of it")
+    assert httpx.get(f"{server.url}/broken", timeout=30).json() == {"broken": True}
+
+
+def test_the_size_of_a_form_is_limited(server):
+    assert httpx.post(f"{server.url}/form", content=b"x" * MIB).json() == {"size": MIB}
+    for content in (b"x" * 6 * MIB, (b"x" * MIB for _ in range(6))):
+        answer = httpx.post(f"{server.url}/form", content=content)
+        assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+
+
+# Slow clients
+
+
+@contextmanager
+def trickling(clients):
+    """Send a byte now and then on each connection; gives a function that counts those that the server left open."""
+    over = threading.Event()
+
+    def trickle():
+        while not over.wait(0.3):
+            for client in clients:
+                with suppress(OSError):
+                    client.send(b"x")
+
+    def count_open():
+        with selectors.DefaultSelector() as poll:
+            for client in clients:
+                poll.register(client, selectors.EVENT_READ)
+            return len(clients) - len(poll.select(0))
+
+    thread = threading.Thread(target=trickle)
+    thread.start()
+    try:
+        yield count_open
+    finally:
+        over.set()
+        thread.join()
+        for client in clients:
+            client.close()
+
+
+def test_pages_answer_while_two_hundred_clients_are_slow(patient_server):
+    heads = [GET, FORM, UPLOAD.replace(f"{FILES}/slow", "/form")]
+    clients = [patient_server.connect(heads[each % 3], address=f"127.0.0.{each % 4 + 2}") for each in range(200)]
+    clients += [patient_server.connect(UPLOAD, address=f"127.0.0.{each + 2}") for each in range(4)]
+    with trickling(clients) as count_open:
+        for _ in range(10):
+            assert httpx.get(f"{patient_server.url}/page").status_code == 200
+            assert httpx.get(f"{patient_server.url}/healthz").json() == {"status": "ok"}
+        assert httpx.post(f"{patient_server.url}/form", content=b"form").json() == {"size": 4}
+        assert count_open() == len(clients)
+
+
+@pytest.mark.parametrize("head", [GET, FORM, UPLOAD], ids=["headers", "a form", "an upload"])
+def test_a_slow_request_is_refused(server, head):
+    client = server.connect(head)
+    with trickling([client]) as count_open:
+        wait_for(lambda: not count_open())
+        assert refusal(client) == (408, "request_timeout")
+
+
+def test_a_silent_connection_is_closed(server):
+    with server.connect() as client:
+        assert client.recv(1) == b""
+
+
+def test_connections_of_an_address_are_limited(patient_server):
+    with ExitStack() as clients:
+        for _ in range(120):
+            clients.enter_context(patient_server.connect(address="127.0.0.9"))
+        with patient_server.connect(address="127.0.0.9") as one_more:
+            assert refusal(one_more) == (429, "too_many_connections")
+        assert httpx.get(f"{patient_server.url}/page").status_code == 200
+    wait_for(lambda: is_served(patient_server, "127.0.0.9"))
+
+
+# Processes
+
+
+@pytest.mark.django_db
+def test_requests_work_again_as_soon_as_the_database_does(tmp_path):
+    real = Path(connection.settings_dict["HOST"]) / ".s.PGSQL.5432"
+    link = tmp_path / real.name
+    server = Server(TEST_DATABASE_FOLDER=str(tmp_path))
+    try:
+        for _ in range(2):
+            api, page = (httpx.get(f"{server.url}{path}") for path in ("/api/v1/database", "/database"))
+            assert (api.status_code, api.json()["code"], page.status_code) == (503, "database_unavailable", 503)
+            assert min(int(answer.headers["retry-after"]) for answer in (api, page)) > 0
+            assert "temporarily unavailable" in page.text
+            assert httpx.get(f"{server.url}/healthz").status_code == 200
+            link.symlink_to(real)
+            assert httpx.get(f"{server.url}/database").text == "there"
+            link.unlink()
+            with connection.cursor() as cursor:  # the server's connections end, as when PostgreSQL is killed
+                cursor.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'postgres'")
+    finally:
+        server.stop()
+
+
+def test_streams_and_workers_end_with_a_killed_server():
+    server = Server(TEST_PROCESSES="2")
+    workers = psutil.Process(server.process.pid).children(recursive=True)
+    assert len(workers) >= 2
+    with server.connect(STREAM.format("/stream")) as client:
+        read_until(client, b"event: hello")
+        server.process.kill()
+        while client.recv(65536):
+            pass
+    server.process.wait(30)
+    assert psutil.wait_procs(workers, timeout=30)[1] == []

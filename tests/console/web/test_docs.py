@@ -1,0 +1,63 @@
+"""The documentation: every guide and error code, for everyone, with links that lead somewhere."""
+
+import re
+
+import pytest
+from django.urls import reverse
+
+from console.core import error_codes
+from console.web import docs, navigation
+
+pytestmark = pytest.mark.django_db
+
+
+def page(client, name, **parameters):
+    answer = client.get(reverse("docs_page", args=[name]) if name else reverse("docs"), parameters)
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def test_every_link_of_the_guides_leads_to_a_section(client):
+    anchors = {name: set(re.findall(r'id="([^"]+)"', page(client, name))) for name in (*docs.FILES, docs.ERRORS)}
+    wanted = set(navigation.HELP.values())
+    for name in docs.FILES:
+        wanted |= {(name, anchor) for anchor in re.findall(r'href="#([^"]+)"', page(client, name))}
+        wanted |= set(re.findall(r'href="/docs/([\w-]+)/#([^"]+)"', page(client, name)))
+    assert len(wanted) > 50
+    assert {(name, anchor) for name, anchor in wanted if anchor and anchor not in anchors[name]} == set()
+    assert client.get(reverse("docs_page", args=["decisions"])).status_code == 404
+
+
+def test_every_error_code_is_documented(client, settings):
+    html = page(client, docs.ERRORS)
+    codes = {*error_codes.STATUS_OF_CODE, *error_codes.CODE_OF_EXCEPTION.values(), "internal_error", "malformed"}
+    for code in codes - {"run_not_found", "backend_unavailable"}:
+        assert f'id="{code}"' in html, code
+    answer = client.get("/api/v1/jobs/")
+    assert answer["Link"] == f'<{settings.TRAINYARD_URL}/docs/errors/#{answer.json()["code"]}>; rel="help"'
+    assert f'id="{answer.json()["code"]}"' in html
+
+
+def test_the_search_finds_sections_with_all_words(client):
+    assert "/docs/user-guide/#survive-failures" in page(client, "", q="RETRIES failure")
+    assert "/docs/errors/#budget_exceeded" in page(client, "", q="budget_exceeded")
+    assert "No section has these words" in page(client, "", q="<nothing>")
+    assert "<nothing>" not in page(client, "", q="<nothing>")
+
+
+def test_other_languages_say_that_the_text_is_english(client):
+    note = 'role="note"'
+    assert note not in page(client, "pricing")
+    url = reverse("docs_page", args=["pricing"])
+    assert note in client.get(url, headers={"accept-language": "zh-hans"}).content.decode()
+
+
+def test_markup_of_a_guide_is_escaped(client, settings, tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "faults.md").write_text("# T\n\n## <b>x</b>\n\n<script>alert(1)</script> [a](javascript:x)\n")
+    settings.BASE_DIR = tmp_path
+    docs._guide.cache_clear()
+    html = docs._guide("faults").html
+    docs._guide.cache_clear()
+    assert "<script>" not in html
+    assert "javascript:" not in re.findall(r'href="([^"]*)"', html)

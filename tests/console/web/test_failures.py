@@ -1,0 +1,100 @@
+"""Explanations of failed jobs, as their page and the API show them."""
+
+import re
+
+import pytest
+from django.urls import reverse
+
+from jobs import dispatch, failures, selectors
+from runtime.specs import Outcome
+from storage import selectors as storage
+from tests.factories.jobs import Customer
+from tests.factories.storage import DatasetFactory, DatasetVersionFactory
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/workspace/train.py", line 3, in <module>
+    {line}
+{error}
+"""
+
+
+def failed(customer, error, line="main()", *, outcome=Outcome.CODE_FAILED, rank=1, **purchase):
+    attempt = customer.started(**purchase)
+    customer.backend.write(attempt.run_name, "x" * 99_999 + TRACEBACK.format(line=line, error=error), rank=rank)
+    customer.backend.write(attempt.run_name, "RuntimeError: Connection closed by peer", rank=0)
+    return selectors.job_for(customer.organization, customer.end(attempt, outcome, rank=rank).pk)
+
+
+def page_of(client, job):
+    page = client.get(reverse("job_detail", args=[job.pk])).content.decode()
+    return re.sub(r"\s+", " ", page[page.index('id="diagnosis"') : page.index("</section>")])
+
+
+def test_a_failed_job_opens_on_its_diagnosis(customer, owner_page, api):
+    job = failed(customer, "ModuleNotFoundError: No module named 'cv2'", "import cv2  # <script>", code_path="train.py")
+    page = page_of(owner_page, job)
+    for words in (
+        "The module cv2 is not installed.", "opencv-python-headless", "/workspace/train.py, line 3",
+        "import cv2 # &lt;script&gt;", "ModuleNotFoundError: No module named &#x27;cv2&#x27;",
+        "Root cause: rank 1 on node 1", "you pay for the time used",
+        f'href="{reverse("workspace_file", args=["main", "requirements.txt"])}?new=1"',
+    ):  # fmt: skip
+        assert words in page, words
+    answer = api(customer.membership).get(reverse("api_job_diagnosis", args=[job.pk])).json()
+    seen = [answer[name] for name in ("cause", "rank", "line", "code", "is_billed")]
+    assert [*seen, answer["fix"]["kind"]] == ["missing_module", 1, 3, "import cv2 # <script>", True, "requirements"]
+    customer.backend.available = False  # the diagnosis is kept, so the cluster is not asked again
+    assert failures.explain(job).diagnosis.cause == "missing_module"
+    theirs = Customer(customer.backend)
+    assert api(theirs.membership).get(reverse("api_job_diagnosis", args=[job.pk])).status_code == 404
+    succeeded = customer.job()
+    assert failures.explain(succeeded) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "folder", "similar"),
+    [
+        ("/datasets/digits/trian.csv", "/datasets/digits", "train.csv"),
+        ("/datasets/digits/no/such/train.csv", "/datasets/digits", "test.csv"),
+        ("/datasets/digits/../../../../etc/passwd", "", None),
+        ("/datasets/digit/train.csv", "/datasets", "digits"),
+        ("data/lables.csv", "/workspace/data", "labels.csv"),
+        ("/workspace/data/x.csv", "/workspace/data", "labels.csv"),
+        ("../../../secret", "", None),
+        ("/etc/shadow", "", None),
+    ],
+)
+def test_a_missing_file_shows_what_there_is(customer, owner_page, path, folder, similar):
+    version = DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name="digits"))
+    for name in ("train.csv", "test.csv"):
+        (storage.version_folder(version) / name).write_text("1")
+    customer.write("data/labels.csv", "1")
+    job = failed(customer, f"FileNotFoundError: [Errno 2] No such file or directory: '{path}'", datasets="digits")
+    found = failures.explain(job)
+    assert (found.diagnosis.cause, found.folder) == ("missing_file", folder)
+    assert (similar in found.similar) if similar else found.similar == []
+    assert ("diagnosis-similar" in page_of(owner_page, job)) is bool(folder)
+
+
+def test_memory_and_batch_come_with_a_new_order_and_its_price(customer, owner_page):
+    job = failed(customer, "", outcome=Outcome.OUT_OF_MEMORY)
+    page = page_of(owner_page, job)
+    assert "The node ran out of memory." in page
+    assert re.search(rf'href="/training/new/\?rerun={job.pk}&amp;node_spec=\w+"', page)
+    assert re.search(r"Run again on \w+, \$\d+\.\d\d per node-hour", page)
+    job = failed(customer, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", batch_size=64)
+    assert f'href="/training/new/?rerun={job.pk}&amp;batch_size=32"' in page_of(owner_page, job)
+    form = owner_page.get(reverse("training_new"), {"rerun": job.pk, "batch_size": 32}).content.decode()
+    assert 'value="32"' in form
+
+
+def test_a_platform_fault_is_free_and_says_so(customer, owner_page):
+    job = failed(customer, "KeyError: 'x'", outcome=Outcome.NODE_LOST)
+    while not job.is_ended:  # it is retried for free, a few times
+        dispatch.dispatch_queue()
+        attempt = job.attempts.last()
+        customer.backend.start(attempt.run_name)
+        job = selectors.job_for(customer.organization, customer.end(attempt, Outcome.NODE_LOST).pk)
+    page = page_of(owner_page, job)
+    assert "The platform could not complete this run." in page
+    assert "this run is free" in page

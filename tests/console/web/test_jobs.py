@@ -1,0 +1,149 @@
+"""Advanced options of the training form, and the page of a job: attempts, stacks, telemetry."""
+
+import re
+import time
+
+from django.urls import reverse
+
+from jobs import dispatch, reconciliation, selectors
+from runtime.specs import Capacity, LocalRankArgument, Outcome
+from tests.factories.jobs import Customer, start
+
+TOUCHED = "code_path,datasets,epochs,lr,batch_size,nodes,retries,on_hang,min_nodes,controller,local_rank_argument"
+CLOSED = '<details class="fold mt-4" id="advanced">'
+OPEN = '<details class="fold mt-4" id="advanced" open>'
+
+
+def text(answer):
+    return re.sub(r"\s+", " ", answer.content.decode())
+
+
+def page(client, job):
+    return text(client.get(reverse("job_detail", args=[job.pk])))
+
+
+def rerun(client, job):
+    return text(client.get(reverse("training_new"), {"rerun": job.pk}))
+
+
+def quote(client, customer, **changes):
+    return text(client.post(reverse("training_quote"), customer.form(touched=TOUCHED, **changes)))
+
+
+def test_the_advanced_options_are_open_for_a_rerun_that_uses_them(customer, owner_page):
+    assert CLOSED in text(owner_page.get(reverse("training_new")))
+    form = rerun(owner_page, customer.job(retries=2, retry_backoff_seconds=7, on_hang="retry", min_nodes=1))
+    for part in (
+        OPEN, '<option value="2" selected>2</option>', '<option value="retry" selected>',
+        'name="min_nodes" inputmode="numeric" placeholder="all" value="1"',
+    ):  # fmt: skip
+        assert part in form
+    old = customer.job()  # of a release without these options
+    bought = old.order.quote.purchase
+    kept = {name: bought[name] for name in bought if name not in {"retries", "on_hang", "local_rank_argument"}}
+    type(old.order.quote).objects.filter(pk=old.order.quote_id).update(purchase=kept)
+    assert CLOSED in rerun(owner_page, old)
+
+
+def test_the_local_rank_argument_is_chosen_kept_and_passed_to_the_cluster(customer, owner_page):
+    job = customer.job(local_rank_argument="dash")
+    start(job)
+    assert customer.backend.runs[f"job-{job.pk}-1"].spec.local_rank_argument is LocalRankArgument.DASH
+    form = rerun(owner_page, job)
+    assert OPEN in form
+    assert '<option value="dash" selected>--local-rank=N</option>' in form
+    assert "<dd>--local-rank=N</dd>" in page(owner_page, job)
+    assert selectors.summary(job)["local_rank_argument"] == "dash"
+    assert "Choose one of: auto, underscore, dash, none." in quote(owner_page, customer, local_rank_argument="both")
+
+
+def test_an_elastic_cluster_shows_no_free_capacity(customer, owner_page, monkeypatch):
+    assert "free now" in text(owner_page.get(reverse("training_new")))
+    monkeypatch.setattr(customer.backend, "capacity", lambda: Capacity((), elastic=True))
+    assert "free now" not in text(owner_page.get(reverse("training_new")))
+
+
+def test_a_quote_explains_the_price_of_its_options(customer, owner_page):
+    shown = quote(owner_page, customer, retries="2", min_nodes="1", on_hang="ignore", max_time="30")
+    for sentence in ("2 retries are included.", "with 1 of 2 nodes", "Hang detection is off"):
+        assert sentence in shown
+    assert "Set at least one retry" in quote(owner_page, customer, on_hang="retry")
+
+
+def test_a_dataset_that_the_script_reads_and_nobody_uploaded_is_named_before_buying(customer, owner_page):
+    customer.write("train.py", 'import os\nprint(os.listdir(os.path.join(os.environ["DATASETS_PATH"], "digits")))')
+    sentence = "train.py reads the dataset digits, which your organization does not have."
+    card = quote(owner_page, customer)
+    assert card.index(sentence) < card.index('id="buy"')
+    api = owner_page.post("/api/v1/quotes/", customer.form(), content_type="application/json").json()
+    assert api["warnings"] == [f"{sentence} Upload it first."]
+
+
+def test_a_starting_job_says_what_it_waits_for(customer, backend, owner_page):
+    job = customer.job()
+    dispatch.dispatch_queue()
+    backend.wait(f"job-{job.pk}-1", "image_credentials", image="r.example/<b>:1")
+    reconciliation.reconcile()
+    shown = page(owner_page, job)
+    assert "The registry denied access to the image r.example/&lt;b&gt;:1." in shown
+    assert "Nothing is charged yet." in shown
+
+
+def test_a_failed_attempt_shows_the_time_lost_since_its_checkpoint(customer, owner_page):
+    started_at = time.time() - 2000
+    attempt = customer.started(at=started_at, retries=1, retry_backoff_seconds=0)
+    customer.backend.progress(attempt.run_name, at=started_at + 700, checkpoint=True)
+    shown = page(owner_page, customer.end(attempt, Outcome.CODE_FAILED, at=started_at + 760))
+    for part in ("Code failed", "since its last checkpoint", "1 min 00 s"):
+        assert part in shown
+    assert "It ended: code_failed." not in shown  # the cluster's own message is for logs
+
+
+def test_the_stacks_of_a_hang_are_for_members_alone(customer, owner_page):
+    started_at = time.time() - 2000
+    attempt = customer.started(at=started_at)
+    customer.backend.hang(attempt.run_name, at=started_at + 500, progress_at=started_at + 300)
+    customer.backend.runs[attempt.run_name].stacks = {
+        0: 'Thread 0x1:\n  File "gloo.py", line 1 in wait\n\nCurrent thread 0x2 (most recent call first):\n'
+        '  File "/workspace/train.py", line 8 in step\n',
+        1: "<script>alert(1)</script>",
+    }
+    reconciliation.reconcile()
+    path = reverse("job_stacks", args=[attempt.job_id, 1])
+    assert f'hx-get="{path}"' in page(owner_page, attempt.job)
+    stacks = text(owner_page.get(path))
+    assert "Rank 0 is in" in stacks
+    assert "File &quot;/workspace/train.py&quot;, line 8 in step</code>" in stacks
+    assert "<script>" not in stacks
+    theirs = Customer(customer.backend).started()
+    assert owner_page.get(reverse("job_stacks", args=[theirs.job_id, 1])).status_code == 404
+    assert "No stack was captured" in text(owner_page.get(reverse("job_stacks", args=[attempt.job_id, 9])))
+
+
+def test_an_elastic_run_shows_its_nodes_over_time(customer, owner_page):
+    started_at = time.time() - 1000
+    attempt = customer.started(at=started_at, nodes=3, min_nodes=1)
+    customer.backend.shrink(attempt.run_name, 2, at=started_at + 300)
+    job = customer.end(attempt, Outcome.COMPLETED, at=started_at + 900)
+    shown = page(owner_page, job)
+    assert "3 × 5 min 00 s, 2 × 10 min 00 s" in shown
+    assert "ranks restarted once" in shown
+    # The estimate beside the actual time.
+    assert "data-outcome" in text(owner_page.get(reverse("job_detail", args=[job.pk]), {"tab": "cost"}))
+
+
+def test_a_tab_comes_alone_with_its_page_and_while_the_job_runs(customer, owner_page):
+    job = customer.started().job
+    for tab, words in (
+        ("overview", "Learning rate"), ("logs", "log-rank"), ("nodes", "Exit code"), ("events", "Ordered."),
+        ("cost", "Charging starts"), ("configuration", "Environment of rank 0"),
+    ):  # fmt: skip
+        assert words in text(owner_page.get(reverse("job_tab", args=[job.pk, tab]))), tab
+        with_tab = text(owner_page.get(reverse("job_detail", args=[job.pk]), {"tab": tab}))
+        assert words in with_tab, tab
+        assert ("Learning rate" in with_tab) is (tab == "overview")
+        live = text(owner_page.get(reverse("job_live", args=[job.pk]), {"tab": tab}))
+        assert (f'<div id="job-{tab}" hx-swap-oob="innerHTML">' in live) is (tab not in {"logs", "configuration"})
+    assert owner_page.get(reverse("job_tab", args=[job.pk, "secrets"])).status_code == 404
+    theirs = Customer(customer.backend).job()
+    assert owner_page.get(reverse("job_tab", args=[theirs.pk, "nodes"])).status_code == 404

@@ -1,0 +1,96 @@
+"""Usage that counts against the storage quota, and how a customer frees it: by page and by API."""
+
+import pytest
+from django.template.loader import render_to_string
+from django.urls import reverse
+from django.utils.safestring import mark_safe
+
+from jobs import results
+from storage import retention, selectors
+from tests.factories.storage import DatasetFactory, DatasetVersionFactory, WorkspaceFactory
+
+pytestmark = pytest.mark.django_db
+API = "/api/v1/storage/"
+
+
+@pytest.fixture
+def kept(customer, done):
+    """A deleted version, a deleted workspace, and what a run left."""
+    folder = customer.backend.run_folder(done.attempts.get().run_name) / "run"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.pt").write_bytes(b"x" * 100)
+    results.measure(done)
+    version = DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name="digits"))
+    workspace = WorkspaceFactory(organization=customer.organization, name="old")
+    retention.delete_dataset(dataset=version.dataset)
+    retention.delete_workspace(workspace=workspace)
+    return [version, workspace, done]
+
+
+def test_the_page_lists_what_is_kept_removes_and_restores_it(owner_page, customer, kept):
+    version, workspace, job = kept
+    page = owner_page.get(reverse("storage_usage")).content.decode()
+    for text in (str(version), "old", f"#{job.pk} ", "Kept until", "Restore", "Delete permanently"):
+        assert text in page
+    before = selectors.storage_used(customer.organization)
+    owner_page.post(reverse("storage_remove", args=["versions", version.pk]))
+    owner_page.post(reverse("storage_restore", args=["workspaces", workspace.pk]))
+    owner_page.post(reverse("storage_remove_results", args=[job.pk]))
+    assert selectors.deleted(customer.organization) == []
+    assert selectors.workspace_named(customer.organization, "old") == workspace
+    assert not selectors.allocations(customer.organization).exists()
+    assert selectors.storage_used(customer.organization) < before
+    owner_page.get(reverse("storage_usage"))  # shows the toasts, which name it
+    assert str(version) not in owner_page.get(reverse("storage_usage")).content.decode()
+
+
+def test_the_api_lists_what_is_kept_removes_and_restores_it(owner_page, customer, kept):
+    version, workspace, job = kept
+    usage = owner_page.get(API).json()
+    assert usage["left_bytes"] == selectors.quota_left(customer.organization)
+    assert {(each["kind"], each["id"]) for each in usage["deleted"]} == {
+        ("versions", version.pk),
+        ("workspaces", workspace.pk),
+    }
+    assert [each["key"] for each in usage["allocations"]] == [f"job:{job.pk}"]
+    assert owner_page.post(f"{API}deleted/versions/{version.pk}/restore/").status_code == 204
+    assert owner_page.delete("/api/v1/datasets/digits/versions/99/").status_code == 404
+    assert owner_page.delete(f"/api/v1/datasets/digits/versions/{version.number}/").status_code == 204
+    for path in (f"versions/{version.pk}", f"workspaces/{workspace.pk}"):
+        assert owner_page.delete(f"{API}deleted/{path}/").status_code == 204
+        assert owner_page.delete(f"{API}deleted/{path}/").status_code == 404
+    assert owner_page.delete(f"/api/v1/jobs/{job.pk}/results/").status_code == 204
+    assert owner_page.get(API).json()["allocations"] == []
+
+
+def test_another_organization_neither_sees_nor_removes_it(stranger, browser, kept):
+    client = browser(stranger)
+    assert client.get(API).json()["deleted"] == []
+    for kind, item in zip(("versions", "workspaces"), kept, strict=False):
+        assert client.post(reverse("storage_remove", args=[kind, item.pk])).status_code == 404
+        assert client.delete(f"{API}deleted/{kind}/{item.pk}/").status_code == 404
+    assert client.delete(f"/api/v1/jobs/{kept[2].pk}/results/").status_code == 404
+
+
+def test_a_workspace_that_an_open_job_uses_cannot_be_deleted(owner_page, customer):
+    job = customer.job()
+    page = owner_page.post(reverse("workspace_delete", args=["main"]), follow=True).content.decode()
+    assert f"#{job.pk} train.py" in page
+    assert "uses this and has not ended." in page
+    refused = owner_page.delete("/api/v1/workspaces/main/")
+    assert (refused.status_code, refused.json()["code"]) == (409, "in_use")
+
+
+def test_an_empty_list_shows_text_and_not_html(owner_page):
+    assert "at $DATASETS_PATH/mnist." in owner_page.get(reverse("dataset_list")).content.decode()
+    shown = render_to_string("components/empty.html", {"icon": "database", "title": mark_safe("<x>"), "text": "a<b>c"})
+    assert "&lt;x&gt;" in shown
+    assert "a&lt;b&gt;c" in shown
+
+
+def test_the_editor_shows_the_links_of_a_new_file_once_it_is_saved(owner_page):
+    new = owner_page.get(reverse("workspace_file", args=["main", "new.py"]) + "?new=1").content.decode()
+    for link in ("train", "download"):
+        assert f'id="{link}" hidden' in new
+    saved = owner_page.get(reverse("workspace_file", args=["main", "train.py"])).content.decode()
+    assert 'id="train" href' in saved

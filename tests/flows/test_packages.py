@@ -1,0 +1,49 @@
+"""Requirements files through the API of a console of real processes."""
+
+import pytest
+
+pytestmark = [
+    pytest.mark.flow,
+    pytest.mark.late("it awaits a whole console of processes, with limits of seconds"),
+    pytest.mark.cores(2),
+    pytest.mark.xdist_group("whole-console"),
+]
+
+
+def start(buyer, requirements):
+    """Buy a run of a script that imports `alpha`. Gives the job's id."""
+    files = {"packages.txt": requirements, "imports.py": "import alpha; print('alpha', alpha.VERSION)\n"}
+    for name, text in files.items():
+        buyer.call("PUT", f"workspaces/main/files/{name}", content=text.encode())
+    return buyer.start("packages", code_path="imports.py", nodes=1, requirements="packages.txt")
+
+
+def layers(console):
+    return console.query("SELECT id, state, used_at FROM jobs_packagelayer ORDER BY id")
+
+
+def test_a_run_gets_its_packages_and_the_next_one_needs_no_installation(console, buyer):
+    first = start(buyer, "alpha==1.0\n")
+    assert buyer.ended(first)["state"] == "succeeded", buyer.call("GET", f"jobs/{first}/packages/")
+    assert "alpha 1.0" in buyer.log(first)
+    packages = buyer.call("GET", f"jobs/{first}/packages/")
+    assert (packages["state"], packages["requirements"]) == ("ready", ["alpha==1.0"])
+    assert "+ alpha==1.0" in packages["log"]
+    installed = layers(console)
+
+    second = start(buyer, "# again\nalpha == 1.0\n")
+    assert buyer.ended(second)["state"] == "succeeded"
+    assert "alpha 1.0" in buyer.log(second)
+    assert [layer[:2] for layer in layers(console)] == [layer[:2] for layer in installed]
+    built = [path.stat().st_mtime_ns for path in console.var.glob("packages/*/*/request.json")]
+    assert len(built) == 1
+
+
+def test_a_misspelt_package_costs_nothing_and_the_page_says_why(console, buyer):
+    before = buyer.call("GET", "wallet/")
+    job = start(buyer, "alhpa\n")
+    ended = buyer.ended(job)
+    assert (ended["state"], ended["reason"], ended["cost_minor"]) == ("failed", "packages_failed", 0)
+    assert "alhpa was not found" in ended["detail"]
+    assert buyer.bill(job)["total_minor"] == 0
+    assert buyer.call("GET", "wallet/") == before

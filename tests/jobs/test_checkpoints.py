@@ -1,0 +1,182 @@
+"""Jobs that start from the checkpoints of an earlier job."""
+
+import contextlib
+
+import pytest
+
+from billing.models import NodeSpec
+from console.core.errors import InvalidInput
+from jobs import dispatch, locks, orders, reconciliation, results, selectors
+from jobs.models import Job
+from runtime.errors import InvalidSpec, NoCapacity
+from runtime.specs import Outcome, Resources
+from storage import selectors as storage
+from storage.errors import InUse
+from storage.models import Allocation
+from storage.trees import ENTRY_BYTES
+from tests.factories import jobs as factories
+
+pytestmark = pytest.mark.django_db
+
+
+def start(job):
+    """Claim a job, copy its checkpoints as a worker does, and submit it. Gives whether the cluster has it."""
+    assert factories.start(job)
+    attempt = job.attempts.last()
+    dispatch.copy_checkpoints(attempt.pk)
+    attempt.refresh_from_db()
+    return attempt.finished_at is None and dispatch.submit(attempt)
+
+
+def folder_of(customer, job):
+    return customer.backend.checkpoint_folder(f"job-{job.pk}")
+
+
+@pytest.fixture
+def trained(customer):
+    """An ended job with a checkpoint, and a link as some frameworks leave one."""
+    attempt = customer.started()
+    folder = folder_of(customer, attempt.job)
+    (folder / "epoch-3").mkdir(parents=True)
+    (folder / "epoch-3" / "weights.pt").write_bytes(b"12345")
+    (folder / "latest").symlink_to("epoch-3")
+    return customer.end(attempt, Outcome.COMPLETED)
+
+
+def test_the_first_attempt_starts_with_a_copy(customer, trained):
+    used = storage.storage_used(customer.organization)
+    job = customer.job(from_checkpoint=trained.pk)
+    with pytest.raises(InUse, match="starts from the checkpoints"):
+        results.remove(job=trained, user=None)
+    start(job)
+    job.refresh_from_db()
+    copy = folder_of(customer, job)
+    assert (copy / "latest" / "weights.pt").read_bytes() == b"12345"
+    assert job.checkpoints_copied_at
+    assert storage.storage_used(customer.organization) == used + 5 + 4 * ENTRY_BYTES
+    assert not Allocation.objects.filter(kind=Allocation.Kinds.UPLOAD).exists()
+    # What the run writes stays, through every further attempt and without the earlier job.
+    (copy / "epoch-3" / "weights.pt").write_bytes(b"67890")
+    assert (folder_of(customer, trained) / "epoch-3" / "weights.pt").read_bytes() == b"12345"
+    results.remove(job=trained, user=None)
+    attempt = job.attempts.get()
+    dispatch.submit(attempt)
+    customer.backend.start(attempt.run_name)
+    customer.end(attempt, Outcome.NODE_LOST)
+    start(Job.objects.get(pk=job.pk))
+    assert (copy / "epoch-3" / "weights.pt").read_bytes() == b"67890"
+    assert customer.end(job.attempts.last(), Outcome.COMPLETED).is_ended
+
+
+def test_a_copy_keeps_its_nodes_free_and_delays_no_other_job(customer, trained, hints, monkeypatch):
+    customer.backend.total = Resources(cpus=float(NodeSpec.objects.get(name="nano").cpus) * 3, memory_mib=65536)
+    copied, small, large = customer.job(from_checkpoint=trained.pk), customer.job(nodes=1), customer.job(nodes=2)
+    hints.clear()
+    for _twice in range(2):
+        dispatch.dispatch_queue()
+    attempt = copied.attempts.get()
+    assert hints[:2] == [("copy_checkpoints", attempt.pk)] * 2
+    assert (small.attempts.count(), large.attempts.count()) == (1, 0)
+    sentence = selectors.waiting_for(selectors.job_for(customer.organization, copied.pk))
+    assert f"The checkpoints of job #{trained.pk} are copied." in sentence
+    with monkeypatch.context() as patch:
+        patch.setattr(locks, "copies_lock", lambda: contextlib.nullcontext(False))  # another process copies some
+        dispatch.copy_checkpoints(attempt.pk)
+    assert not folder_of(customer, copied).exists()
+    hints.clear()
+    dispatch.copy_checkpoints(attempt.pk)
+    assert hints == [("dispatch", "default")]
+    dispatch.dispatch_queue()
+    attempt.refresh_from_db()
+    assert attempt.submitted_at
+    assert customer.backend.submissions.count(attempt.run_name) == 1
+
+
+def test_a_job_that_is_cancelled_during_the_copy_leaves_none(customer, trained, monkeypatch):
+    job = customer.job(from_checkpoint=trained.pk)
+    assert factories.start(job)
+    used = storage.storage_used(customer.organization)
+    fill = customer.backend.fill_checkpoints
+
+    def fill_and_cancel(key, copy):
+        fill(key, copy)
+        orders.cancel_job(membership=customer.membership, job=job)
+
+    monkeypatch.setattr(customer.backend, "fill_checkpoints", fill_and_cancel)
+    dispatch.copy_checkpoints(job.attempts.get().pk)
+    reconciliation.reconcile_job(job_pk=job.pk)
+    job.refresh_from_db()
+    assert (job.reason, folder_of(customer, job).exists()) == ("cancelled", False)
+    assert storage.storage_used(customer.organization) == used
+
+
+def test_a_copy_that_was_interrupted_begins_again(customer, trained):
+    job = customer.job(from_checkpoint=trained.pk)
+    (folder_of(customer, job) / "epoch-3").mkdir(parents=True)
+    (folder_of(customer, job) / "epoch-3" / "weights.pt").write_bytes(b"12")
+    start(job)
+    assert (folder_of(customer, job) / "epoch-3" / "weights.pt").read_bytes() == b"12345"
+
+
+@pytest.mark.parametrize("fault", [NoCapacity("full"), InvalidSpec("no", field="mounts")], ids=["capacity", "refused"])
+def test_a_run_that_does_not_start_leaves_no_copy(customer, trained, fault):
+    used = storage.storage_used(customer.organization)
+    job = customer.job(from_checkpoint=trained.pk)
+    customer.backend.refuses[f"job-{job.pk}-1"] = fault
+    assert not start(job)
+    assert not folder_of(customer, job).exists()
+    assert storage.storage_used(customer.organization) == used
+    if isinstance(fault, NoCapacity):
+        customer.backend.refuses.clear()
+        assert start(Job.objects.get(pk=job.pk))
+        assert (folder_of(customer, job) / "latest").is_symlink()
+
+
+@pytest.mark.parametrize("cause", ["deleted", "quota"])
+def test_a_copy_that_fails_ends_the_job_at_no_charge(customer, trained, cause):
+    job = customer.job(from_checkpoint=trained.pk)
+    if cause == "deleted":
+        customer.backend.delete_shared(f"job-{trained.pk}")
+    else:
+        customer.quota(max_storage_bytes=storage.storage_used(customer.organization) + 2 * ENTRY_BYTES)
+    assert not start(job)
+    job.refresh_from_db()
+    assert (job.reason, job.order.hold.metered_minor) == ("code_failed", 0)
+    assert job.attempts.get().failure["data"] == {"field": "from_checkpoint"}
+    assert not folder_of(customer, job).exists()
+
+
+def test_an_unknown_open_or_empty_job_is_refused_at_the_field(customer, other, trained):
+    foreign = other.end(other.started(), Outcome.COMPLETED)
+    folder_of(other, foreign).mkdir(parents=True)
+    (folder_of(other, foreign) / "theirs.pt").write_text("")
+    running = customer.started().job
+    empty = customer.end(customer.started(), Outcome.COMPLETED)
+    for wrong in (foreign.pk, running.pk, empty.pk, 2**62, 0, -1, "x", True, 2**64):
+        with pytest.raises(InvalidInput) as refused:
+            customer.quote(from_checkpoint=wrong)
+        assert set(refused.value.fields) == {"from_checkpoint"}
+
+
+def test_a_cluster_without_shared_storage_is_refused_at_the_field(customer, trained, monkeypatch):
+    monkeypatch.setattr(type(customer.backend), "shares_storage", False)
+    with pytest.raises(InvalidInput) as refused:
+        customer.quote(from_checkpoint=trained.pk)
+    assert "does not share" in str(refused.value.fields["from_checkpoint"])
+
+
+def test_the_copy_of_a_job_that_never_ran_is_deleted_when_its_retention_is_over(customer, trained, monkeypatch):
+    job = customer.job(from_checkpoint=trained.pk)
+    attempt = dispatch.claim(job)
+    dispatch.copy_checkpoints(attempt.pk)
+    customer.backend.available = False
+    dispatch.submit(attempt)
+    customer.backend.available = True
+    orders.cancel_job(membership=customer.membership, job=job)
+    reconciliation.reconcile_job(job_pk=job.pk)
+    results.count_storage(job.pk)
+    assert folder_of(customer, job).exists()
+    monkeypatch.setattr(results, "is_expired", lambda expired: expired.pk == job.pk)
+    reconciliation._delete_old_runs(attempt.backend)
+    assert not folder_of(customer, job).exists()
+    assert not Allocation.objects.filter(key=f"job:{job.pk}").exists()

@@ -1,0 +1,116 @@
+"""A quote beside its alternatives: each figure is what a new quote would say, and the forecast of the wait."""
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from billing.models import Quote
+from jobs import checks, comparison
+from jobs.availability import Load, wait_seconds
+from jobs.errors import ChoiceUnavailable
+from jobs.models import Attempt, Job
+from runtime.specs import Capacity, NodeCapacity, Outcome, Resources
+
+FIGURES = ("p50_minor", "p90_minor", "ceiling_minor", "deadline_seconds")
+
+
+def figures(quote):
+    return {name: getattr(quote, name) for name in FIGURES}
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_seconds": ""}, {"ceiling_minor": 500}, {"product": "fixed"}])
+def test_an_alternative_has_the_price_that_a_quote_for_it_has(customer, limits):
+    quote = customer.quote(**limits)
+    before = Quote.objects.count()
+    compared = comparison.compare(quote)
+    assert Quote.objects.count() == before, "nothing is stored"
+    assert [each.nodes for each in compared.by_nodes] == [1, 2, 4]
+    for each in [*compared.by_nodes, *compared.by_spec]:
+        chosen = {"nodes": each.nodes, "node_spec": each.node_spec.name, "workers_per_node": each.workers_per_node}
+        assert figures(each.figures) == figures(customer.quote(**limits, **chosen))
+        assert each.is_quoted == (each.nodes == 2 and each.node_spec.name == "nano")
+
+
+def test_an_alternative_that_cannot_be_quoted_says_why(customer):
+    customer.quota(max_running_nodes=2)
+    assert {each.nodes: bool(each.refusal) for each in comparison.compare(customer.quote()).by_nodes} == {
+        1: False, 2: False, 4: True,
+    }  # fmt: skip
+
+
+def test_a_quote_whose_script_was_deleted_cannot_be_compared(customer):
+    quote = customer.quote()
+    (customer.folder / "train.py").unlink()
+    with pytest.raises(ChoiceUnavailable):
+        comparison.compare(quote)
+
+
+def test_the_quote_of_an_image_check_has_no_alternatives(customer, api):
+    check = checks.place_check(
+        membership=customer.membership, data={"image": "pytorch", "node_spec": "nano", "nodes": 1}
+    )
+    client = api(customer.membership)
+    assert client.get(f"/api/v1/quotes/{check.quote_id}/").json()["learning_rate"] is None
+    for route in ("comparison", "environment"):
+        assert client.get(f"/api/v1/quotes/{check.quote_id}/{route}/").status_code == 400
+
+
+def ran(customer, nodes, seconds):
+    job = customer.end(customer.started(nodes=nodes), Outcome.COMPLETED)
+    began = timezone.now() - timedelta(days=1)
+    Job.objects.filter(pk=job.pk).update(started_at=began, finished_at=began + timedelta(seconds=seconds))
+    Attempt.objects.filter(job=job).update(spans=[])
+
+
+def test_efficiency_is_measured_by_runs_on_different_numbers_of_nodes(customer):
+    efficiency = lambda: {
+        each.nodes: (each.efficiency, each.is_measured) for each in comparison.compare(customer.quote()).by_nodes
+    }
+    ran(customer, 1, 100)
+    assert efficiency() == {
+        1: (1, False),
+        2: (pytest.approx(2**-0.2, abs=0.001), False),
+        4: (pytest.approx(4**-0.2, abs=0.001), False),
+    }
+    ran(customer, 2, 62.5)
+    assert efficiency() == {1: (1, True), 2: (0.8, True), 4: (pytest.approx(0.64, abs=0.001), True)}
+
+
+def test_a_run_starts_now_or_after_the_runs_that_occupy_its_nodes(customer):
+    quote = customer.quote(node_spec="medium", nodes=4)  # all 8 cores of the fake cluster
+    start = lambda: {each.nodes: each.start.code for each in comparison.compare(quote).by_nodes}
+    assert start() == {1: "now", 2: "now", 4: "now"}
+    customer.started(node_spec="medium", nodes=2, max_seconds=600)
+    assert start() == {1: "now", 2: "now", 4: "waits"}
+    customer.job(node_spec="medium", nodes=4, max_seconds=600)
+    waiting = comparison.compare(quote).by_nodes[-1].start
+    assert waiting.ahead == 1
+    assert 0 < waiting.seconds <= 1200
+    customer.quota(max_running_nodes=5)
+    assert start() == {1: "now", 2: "now", 4: "quota"}
+    customer.backend.available = False
+    assert set(start().values()) == {"unknown"}
+
+
+def machines(*free):
+    return Capacity(tuple(NodeCapacity(str(each), Resources(4, 4096), Resources(each, 1024 * each)) for each in free))
+
+
+def load(nodes, seconds, cpus=1):
+    return Load(Resources(cpus, 1024 * cpus), "", nodes, seconds)
+
+
+WAITS = {
+    "free": (machines(4), [], [load(4, 1)], 0),
+    "the first end that leaves enough": (machines(0), [load(1, 10), load(3, 30)], [load(2, 1)], 30),
+    "the queue comes first": (machines(0), [load(4, 10)], [load(4, 60), load(4, 1)], 70),
+    "a node needs one machine": (machines(1, 1), [load(3, 20), load(3, 40)], [load(1, 1, cpus=4)], 20),
+    "the others never make room": (machines(0), [load(2, 10)], [load(3, 1)], None),
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_the_forecast_of_a_wait(name):
+    capacity, running, queue, seconds = WAITS[name]
+    assert wait_seconds(capacity, running, queue) == seconds

@@ -1,0 +1,88 @@
+"""Datasets from files that are already on the platform."""
+
+import os
+
+import pytest
+
+from console.core.errors import InvalidInput
+from jobs import dataset_publishing
+from jobs.results import checkpoint_key
+from runtime.specs import Outcome
+from storage import catalog, dataset_files, selectors
+from storage.errors import TooLarge
+from tests.factories.storage import DatasetFactory
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def dataset(customer):
+    return DatasetFactory(organization=customer.organization, name="digits")
+
+
+def paths(version, folder=""):
+    return [row.path for row in dataset_files.list_page(version=version, path=folder).rows]
+
+
+def from_workspace(customer, dataset, path=""):
+    return dataset_publishing.publish_workspace_folder(
+        dataset=dataset, user=customer.membership.user, workspace=customer.workspace, path=path
+    )
+
+
+def from_job(customer, dataset, job, path):
+    return dataset_publishing.publish_job_files(dataset=dataset, user=customer.membership.user, job=job, path=path)
+
+
+def test_from_a_workspace(customer, dataset):
+    customer.write("data/a.csv", "1,2\n")
+    customer.write("data/deep/b.csv", "3,4\n")
+    (customer.folder / "data" / "link").symlink_to("/etc/passwd")
+    os.mkfifo(customer.folder / "data" / "pipe")
+    version = from_workspace(customer, dataset, "data")
+    assert (version.number, version.file_count, paths(version)) == (1, 2, ["deep", "a.csv"])
+    customer.write("data/a.csv", "changed")
+    assert (selectors.version_folder(version) / "a.csv").read_text() == "1,2\n"
+    assert paths(from_workspace(customer, dataset, "data/a.csv")) == ["a.csv"]
+    assert "train.py" in paths(from_workspace(customer, dataset))
+
+
+def test_from_a_job(customer, dataset):
+    attempt = customer.started()
+    folder = customer.backend.output_folder(checkpoint_key(attempt.job_id))
+    folder.mkdir(parents=True)
+    (folder / "labels.csv").write_text("1\n")
+    job = customer.end(attempt, Outcome.COMPLETED)
+    assert paths(from_job(customer, dataset, job, "outputs")) == ["labels.csv"]
+    for path in ("logs/attempt-1", "", "outputs/missing", "outputs/../../x"):
+        with pytest.raises(InvalidInput) as refused:
+            from_job(customer, dataset, job, path)
+        assert set(refused.value.fields) == {"path"}
+
+
+@pytest.mark.parametrize("path", ["missing", "../x", "link", "link/passwd", "empty", "a\0b"])
+def test_refused_sources_publish_nothing(customer, dataset, path):
+    (customer.folder / "link").symlink_to("/etc")
+    (customer.folder / "empty").mkdir()
+    with pytest.raises((InvalidInput, catalog.BadArchive)):
+        from_workspace(customer, dataset, path)
+    assert not dataset.versions.exists()
+    assert list(catalog.scratch().iterdir()) == []
+
+
+def test_a_copy_counts_against_the_quota(customer, dataset):
+    customer.write("data/a", "x" * 10_000)
+    customer.quota(max_storage_bytes=selectors.storage_used(customer.organization) + 12_000)
+    with pytest.raises(TooLarge):
+        from_workspace(customer, dataset, "data")
+
+
+def test_over_the_api(customer, dataset, api):
+    client = api(customer.membership)
+    address = f"/api/v1/datasets/{dataset.name}/versions/"
+    answer = client.post(address, {"workspace": customer.workspace.name, "path": "train.py"}, format="json")
+    assert (answer.status_code, answer.json()["file_count"]) == (201, 1)
+    for body in ({}, {"workspace": customer.workspace.name, "job": 1}, {"job": 0}):
+        assert client.post(address, body, format="json").status_code == 400
+    for body in ({"workspace": "theirs"}, {"job": 10**6, "path": "outputs"}):
+        assert client.post(address, body, format="json").status_code == 404

@@ -1,0 +1,154 @@
+"""Name, tags, notes and retention of a job: limits, filters, the sweep, and the notice before the deletion."""
+
+from datetime import timedelta
+
+import pytest
+from django.core import mail
+from django.db import connection
+from django.utils import timezone
+
+from console.accounts.models import AuditEvent
+from console.accounts.roles import Role
+from jobs import details, expiry, orders, reconciliation, results
+from jobs.models import DeletionNotice, Job
+from runtime.specs import Outcome
+from storage.models import Allocation
+from tests.factories.accounts import MembershipFactory
+from tests.racing import together
+
+pytestmark = pytest.mark.django_db
+DAY = timedelta(days=1)
+
+
+def patch(api, customer, job, **body):
+    return api(customer.membership).patch(f"/api/v1/jobs/{job.pk}/", body)
+
+
+def age(job, by):
+    """Move the job's end into the past."""
+    Job.objects.filter(pk=job.pk).update(finished_at=timezone.now() - by)
+    results.measure(job)
+
+
+def test_details_are_changed_and_jobs_found_by_them(api, customer, other):
+    job = customer.job(name="  First \n run ", tags=["mnist", "baseline", "mnist"])
+    assert (job.name, job.tags) == ("First run", ["mnist", "baseline"])
+    answer = patch(api, customer, job, notes="lr too high\r\n", tags=["mnist"])
+    assert answer.status_code == 200
+    data = answer.json()
+    assert (data["name"], data["tags"], data["notes"], data["keep_until"]) == (
+        "First run",
+        ["mnist"],
+        "lr too high",
+        None,
+    )
+    assert AuditEvent.objects.get(action="job.changed").data == {"fields": ["notes", "tags"]}
+    assert patch(api, customer, job, name="").json()["name"] == "train.py"
+    assert customer.job(tags="a, b c").tags == ["a", "b", "c"]
+    other.job(tags=["mnist"])
+
+    def found(**query):
+        return [each["id"] for each in api(customer.membership).get("/api/v1/jobs/", query).json()["results"]]
+
+    assert found(tag="mnist") == found(name="TRAIN", tag="mnist") == [job.pk]
+    assert found(name="nothing") == found(tag="mnis") == []
+    assert patch(api, other, job, notes="x").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "x" * 101}, {"name": "\ud800"}, {"name": "a\x00"}, {"name": 5},
+        {"tags": [f"t{number}" for number in range(21)]}, {"tags": ["x" * 41]}, {"tags": ["Upper"]}, {"tags": [""]},
+        {"tags": [1]}, {"tags": {}}, {"notes": "x" * 5001}, {"notes": "\ud800"}, {"notes": []},
+        {"keep_until": "soon"}, {"keep_until": "2020-01-01T00:00:00Z"}, {"keep_until": "2099-01-01T00:00:00Z"},
+        {"keep_until": 5}, {"keep_until": "9999-12-31T23:59:59-23:59"},
+    ],
+)  # fmt: skip
+def test_values_beyond_the_limits_are_refused_at_their_field(customer, change):
+    job = customer.job()
+    with pytest.raises(details.InvalidInput) as refused:
+        details.update_details(job=job, user=None, data=change)
+    assert set(refused.value.fields) == set(change)
+    assert not AuditEvent.objects.filter(action="job.changed").exists()
+
+
+def test_the_sweep_keeps_files_until_the_chosen_time(api, customer):
+    job = customer.ended_with_log()
+    default = job.finished_at + results.KEEP_RUNS
+    assert results.kept_until(job) == default
+    later = default + 10 * DAY
+    answer = patch(api, customer, job, keep_until=later.isoformat())
+    assert answer.status_code == 200
+    assert Allocation.objects.get().kept_until == later
+    age(job, 35 * DAY)
+    reconciliation.delete_old_runs()
+    assert customer.backend.names()
+    assert patch(api, customer, job, keep_until=(timezone.now() + DAY).isoformat()).status_code == 200
+    assert patch(api, customer, job, keep_until=None).status_code == 200
+    assert "deleted" in patch(api, customer, job, keep_until=later.isoformat()).json()["fields"]["keep_until"]
+    reconciliation.delete_old_runs()
+    assert not customer.backend.names()
+
+
+def test_files_of_an_open_job_stay_whatever_time_was_chosen(customer):
+    attempt = customer.started()
+    Job.objects.update(keep_until=timezone.now() - DAY)
+    type(attempt).objects.update(finished_at=timezone.now() - 99 * DAY)
+    reconciliation.delete_old_runs()
+    assert attempt.run_name in customer.backend.names()
+
+
+def test_a_full_quota_refuses_a_longer_keeping_only(api, customer):
+    job = customer.ended_with_log()
+    customer.quota(max_storage_bytes=0)
+    answer = patch(api, customer, job, keep_until=(timezone.now() + 40 * DAY).isoformat())
+    assert (answer.status_code, answer.json()["code"]) == (409, "quota_exceeded")
+    assert "quota is used up" in answer.json()["fields"]["keep_until"]
+    assert patch(api, customer, job, keep_until=(timezone.now() + DAY).isoformat()).status_code == 200
+
+
+def test_the_deletion_is_announced_once_to_those_who_can_save_the_files(api, customer):
+    MembershipFactory(organization=customer.organization, role=Role.VIEWER)
+    jobs = [customer.ended_with_log(name=name) for name in ("soon", "also soon", "fresh")]
+    assert expiry.announce() == 0
+    for job in jobs[:2]:
+        age(job, results.KEEP_RUNS - 6 * DAY)
+    assert [expiry.announce(), expiry.announce()] == [1, 0]
+    (message,) = mail.outbox
+    assert message.to == [customer.membership.user.email]
+    for words in (f"#{jobs[0].pk} soon", f"#{jobs[1].pk} also soon", f"/jobs/{jobs[0].pk}/"):
+        assert words in message.body
+    assert "fresh" not in message.body
+    patch(api, customer, jobs[0], keep_until=(timezone.now() + 20 * DAY).isoformat())
+    assert expiry.announce() == 0
+    patch(api, customer, jobs[0], keep_until=(timezone.now() + 2 * DAY).isoformat())
+    assert expiry.announce() == 1
+    assert "also soon" not in mail.outbox[1].body
+
+
+@pytest.mark.django_db(transaction=True)
+def test_two_workers_announce_once(customer):
+    age(customer.ended_with_log(), results.KEEP_RUNS - DAY)
+    assert sorted(together(expiry.announce, expiry.announce)) == [0, 1]
+    assert DeletionNotice.objects.count() == 1
+
+
+def test_a_retry_that_is_cancelled_gets_its_retention_from_the_sweep(customer):
+    attempt = customer.started()
+    folder = customer.backend.run_folder(attempt.run_name)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "log").write_bytes(b"x")
+    job = customer.end(attempt, Outcome.NODE_LOST)
+    results.count_storage(job.pk)
+    assert Allocation.objects.get().kept_until is None
+    orders.cancel_job(membership=customer.membership, job=job)
+    reconciliation.delete_old_runs()
+    job.refresh_from_db()
+    assert Allocation.objects.get().kept_until == job.finished_at + results.KEEP_RUNS
+
+
+def test_an_index_finds_the_jobs_with_a_tag(db):
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL enable_seqscan = off; SET LOCAL enable_indexscan = off")
+        assert "jobs_by_tag" in Job.objects.filter(tags__contains=["mnist"]).explain()

@@ -1,0 +1,180 @@
+"""Environment variables, secrets and references in arguments: from the order to the run."""
+
+import pytest
+
+from billing.models import Quote
+from console.core.errors import InvalidInput
+from jobs import orders, selectors
+from jobs.errors import ChoiceUnavailable
+from jobs.models import Job
+from jobs.purchase import EXPANDS_ARGUMENTS, parse
+from jobs.run_specs import launch_spec, run_spec
+from runtime.errors import InvalidSpec
+from runtime.specs import Outcome
+from storage import secret_store
+from storage.errors import InUse
+from storage.models import Secret
+from tests.factories.jobs import start
+
+pytestmark = pytest.mark.django_db
+VALUE = "s3cr3t-of-the-test"
+
+
+def save(customer, name="API_TOKEN", value=VALUE):
+    return secret_store.save_secret(organization=customer.organization, name=name, value=value)[0]
+
+
+def refusal(customer, **changes):
+    with pytest.raises(InvalidInput) as caught:
+        parse(organization=customer.organization, data=customer.form(**changes))
+    return {name: str(sentence) for name, sentence in caught.value.fields.items()}
+
+
+def test_forms_and_json_say_the_same(customer):
+    save(customer, "ONE")
+    save(customer, "TWO")
+    for environment in ({"A": "x y=z ", "N": 3}, "A=x y=z \r\n\r\nN=3\r\n"):
+        for secrets in (["ONE", "TWO"], "ONE, TWO"):
+            form = customer.form(environment=environment, secrets=secrets, arguments="--lr $LR '$A $$'")
+            purchase = parse(organization=customer.organization, data=form)
+            assert purchase.environment == {"A": "x y=z ", "N": "3"}
+            assert purchase.secrets == ("ONE", "TWO")
+            assert purchase.arguments == ("--lr", "$LR", "$A $$")
+            assert parse(organization=customer.organization, data=purchase.to_json()) == purchase
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "words"),
+    [
+        ({"environment": {"RANK": "1"}}, "environment", "sets RANK itself"),
+        ({"environment": "TF_CONFIG=x"}, "environment", "sets TF_CONFIG itself"),
+        ({"environment": "PYTHONHOME=/x"}, "environment", "sets PYTHONHOME itself"),
+        ({"environment": {"A-B": "1"}}, "environment", "not a variable name"),
+        ({"environment": "A"}, "environment", "Line 1"),
+        ({"environment": "A=1\nA=2"}, "environment", "set twice"),
+        ({"environment": {"A": "1\n2"}}, "environment", "one line"),
+        ({"environment": {"A": "\0"}}, "environment", "one line"),
+        ({"environment": {"A": "\ud800"}}, "environment", "one line"),
+        ({"environment": {"A": None}}, "environment", "must be a string"),
+        ({"environment": ["A"]}, "environment", "must be an object"),
+        ({"environment": {f"A{n}": "" for n in range(101)}}, "environment", "at most 100"),
+        ({"environment": {"A": "x" * 33_000}}, "environment", "32768 bytes"),
+        ({"secrets": ["NONE"]}, "secrets", "no secret NONE"),
+        ({"secrets": ["a\0"]}, "secrets", "no secret"),
+        ({"secrets": ["API_TOKEN"] * 2}, "secrets", "only once"),
+        ({"secrets": {"API_TOKEN": 1}}, "secrets", "list of names"),
+        ({"secrets": ["API_TOKEN"], "environment": {"API_TOKEN": "x"}}, "secrets", "also an environment variable"),
+        ({"arguments": ["$UNKNOWN"]}, "arguments", "UNKNOWN"),
+        ({"arguments": ["${LR"]}, "arguments", "${NAME}"),
+        ({"arguments": ["$API_TOKEN"], "secrets": ["API_TOKEN"]}, "arguments", "can't contain the secret"),
+        ({"arguments": ["$A" * 4], "environment": {"A": "x" * 30_000}}, "arguments", "too long"),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_the_field_and_the_reason(customer, changes, field, words):
+    save(customer)
+    errors = refusal(customer, **changes)
+    assert list(errors) == [field]
+    assert words in errors[field]
+
+
+def test_a_run_gets_the_values_of_its_start(customer):
+    save(customer)
+    job = customer.job(environment={"NCCL_DEBUG": "INFO"}, secrets=["API_TOKEN"], arguments=["$LR"])
+    start(job)
+    first = job.attempts.get()
+    assert run_spec(first).secrets == {}, "the stored spec has none"
+    assert launch_spec(first).secrets == {"API_TOKEN": VALUE}
+    save(customer, value="changed-meanwhile")
+    spec = launch_spec(first)
+    assert spec.secrets == {"API_TOKEN": "changed-meanwhile"}
+    assert (spec.environment, spec.expands_arguments, spec.arguments) == ({"NCCL_DEBUG": "INFO"}, True, ("$LR",))
+
+
+def test_a_secret_stays_while_an_open_job_needs_it(customer, other):
+    secret, foreign = save(customer), save(other)
+    attempt = customer.started(secrets=["API_TOKEN"])
+    with pytest.raises(InUse, match=f"#{attempt.job_id}"):
+        secret_store.delete_secret(secret=secret)
+    secret_store.delete_secret(secret=foreign)  # the same name in another organization
+    customer.end(attempt, Outcome.COMPLETED)
+    secret_store.delete_secret(secret=secret)
+    assert not Secret.objects.exists()
+
+
+def test_a_quote_needs_its_secrets_until_it_is_bought(customer):
+    secret = save(customer)
+    quote = customer.quote(secrets=["API_TOKEN"])
+    secret_store.delete_secret(secret=secret)
+    with pytest.raises(ChoiceUnavailable):
+        orders.place_order(membership=customer.membership, quote=quote)
+    assert not Job.objects.exists()
+
+
+def test_another_organizations_secret_is_none(customer, other):
+    save(other)
+    assert "no secret API_TOKEN" in refusal(customer, secrets=["API_TOKEN"])["secrets"]
+
+
+def test_a_secret_that_no_key_decrypts_ends_the_run_free(customer, settings):
+    save(customer)
+    job = customer.job(secrets=["API_TOKEN"])
+    settings.SECRET_KEY = "another-key"
+    assert start(job) is False
+    job.refresh_from_db()
+    assert (job.state, job.reason) == ("failed", "platform_error")
+    with pytest.raises(InvalidSpec, match="API_TOKEN"):
+        launch_spec(job.attempts.get())
+
+
+@pytest.mark.parametrize("is_bought", [True, False])
+def test_dollar_signs_of_older_orders_keep_their_meaning(customer, is_bought):
+    """The version before stored arguments without a mark, and passed them unchanged."""
+    quote = customer.quote(arguments="--path $$HOME a$")
+    quote.purchase = {**quote.purchase, "arguments": ["--path", "$HOME", "a$"]}
+    for name in (EXPANDS_ARGUMENTS, "environment", "secrets"):
+        del quote.purchase[name]
+    quote.save()
+    job = orders.place_order(membership=customer.membership, quote=quote).job
+    if is_bought:
+        Job.objects.filter(pk=job.pk).update(expands_arguments=False, arguments=quote.purchase["arguments"])
+        job.refresh_from_db()
+        start(job)
+        spec = run_spec(job.attempts.get())
+        assert (spec.arguments, spec.expands_arguments) == (("--path", "$HOME", "a$"), False)
+        job = orders.rerun(membership=customer.membership, job=job, changes={}).job
+    assert (job.arguments, job.expands_arguments) == (["--path", "$$HOME", "a$$"], True)
+
+
+def test_the_quote_says_the_learning_rate_that_the_code_gets(customer, api):
+    client = api(customer.membership)
+    form = customer.form(lr="0.1", lr_scaling="linear", warmup_epochs=3, nodes=3, workers_per_node=2, notes="A\r\nB")
+    quoted = client.post("/api/v1/quotes/", form).json()
+    assert (quoted["learning_rate"], quoted["global_batch_size"]) == ("0.6", 192)
+    job = orders.place_order(membership=customer.membership, quote=Quote.objects.get(pk=quoted["id"])).job
+    seen = selectors.environment(job)
+    assert {name: seen[name] for name in ("LR", "LR_BASE", "LR_WARMUP_EPOCHS")} == {
+        "LR": "0.6", "LR_BASE": "0.1", "LR_WARMUP_EPOCHS": "3",
+    }  # fmt: skip
+    assert job.notes == "A\nB"
+    again = orders.rerun(membership=customer.membership, job=job, changes={"nodes": 1}).job
+    assert (again.lr_scaling, again.warmup_epochs, selectors.environment(again)["LR"]) == ("linear", 3, "0.2")
+    assert client.post("/api/v1/quotes/", form | {"warmup_epochs": 11}).json()["fields"].keys() == {"warmup_epochs"}
+
+
+@pytest.mark.parametrize("framework", ["pytorch", "horovod"])
+def test_the_environment_is_known_before_the_purchase(customer, api, framework):
+    save(customer, "API_TOKEN")
+    chosen = {"framework": framework, "image": framework, "environment": {"OWN": "1"}, "secrets": ["API_TOKEN"]}
+    quote = customer.quote(**chosen, arguments=["--lr=$LR", "$OWN", "$$"], lr_scaling="linear")
+    answer = api(customer.membership).get(f"/api/v1/quotes/{quote.pk}/environment/?rank=1").json()
+    assert answer["arguments"] == ["--lr=0.02", "1", "$"]
+    environment = answer["environment"]
+    assert environment.pop("API_TOKEN") == "***"
+    job = orders.place_order(membership=customer.membership, quote=quote).job
+    seen = selectors.environment(job, 1)
+    numbered = {name for name in seen if seen[name] != environment[name]}
+    assert {name: seen[name].replace(f"job-{job.pk}-", "job-0-") for name in numbered} == {
+        name: environment[name] for name in numbered
+    }
+    assert seen.keys() == environment.keys()
+    assert api(customer.membership).get(f"/api/v1/quotes/{quote.pk}/environment/?rank=2").status_code == 404

@@ -1,0 +1,191 @@
+"""Estimates: what is learned from earlier runs, which of them count, and how accurate estimates were."""
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from jobs import estimates, probes, reconciliation
+from jobs.estimates import Sample, learn, pace_of
+from jobs.models import Attempt, Job
+from jobs.purchase import parse
+from jobs.states import EndReason, JobState
+from runtime.specs import Outcome
+from tests.factories.jobs import start
+from tests.factories.storage import DatasetFactory, DatasetVersionFactory
+
+
+def runs(*times, nodes=2, epochs=10, **same):
+    return [Sample(nodes, epochs, seconds, **same) for seconds in times]
+
+
+LENGTHS = [Sample(2, epochs, 30 + 5 * epochs) for epochs in (1, 2, 5, 10, 20, 40)]
+NEAREST = runs(100, same_data=True, same_batch=True)
+OTHER_BATCH = runs(200, same_data=True, same_batch=False)
+OTHER_DATA = runs(300, same_data=False, same_batch=False)
+ONE_AND_TWO = [*runs(160, nodes=1), *runs(100, nodes=2)]  # twice the nodes are 1.6 times as fast
+LEARNED = {
+    "the median time of an epoch": (runs(100, 200, 300), 2, 20, 400, 560),
+    "one run leaves a margin": (runs(100), 2, 10, 100, 120),
+    "many equal runs leave none": (runs(100, 100, 100, 100, 100), 2, 10, 100, 100),
+    "start-up time is separated from the time of the epochs": (LENGTHS, 2, 100, 530, None),
+    "one outlier changes little": ([*LENGTHS, Sample(2, 10, 4000)], 2, 100, pytest.approx(530, rel=0.1), None),
+    "runs on as many nodes count alone": ([*runs(100), *runs(9999, nodes=1)], 2, 10, 100, 120),
+    "other node counts are scaled by their efficiency": (ONE_AND_TWO, 4, 10, 62.5, 62.5 * 1.2 * 1.2),
+    "fewer nodes": ([*runs(100, nodes=4), *runs(50, nodes=8)], 1, 10, 400, None),
+    "one node count shows no efficiency": (runs(100, nodes=1), 2, 10, 100 / 2**0.8, 100 / 2**0.8 * 1.5 * 1.2),
+    "more nodes may be slower": ([*runs(100, nodes=1), *runs(400, nodes=2)], 4, 10, 800, None),
+    "no code gains more than its nodes": ([*runs(100, nodes=1), *runs(10, nodes=2)], 4, 10, 5, None),
+    "the same data and batch size come first": ([*NEAREST, *OTHER_BATCH, *OTHER_DATA], 2, 10, 100, None),
+    "then the same data": ([*OTHER_BATCH, *OTHER_DATA], 2, 10, 200, 200 * 1.2 * 1.2),
+    "then any": (OTHER_DATA, 2, 10, 300, 300 * 1.5 * 1.2),
+}
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_what_is_learned_from_earlier_runs(name):
+    samples, nodes, epochs, p50, p90 = LEARNED[name]
+    estimate = learn(samples, nodes=nodes, epochs=epochs)
+    assert estimate.p50_seconds == (p50 if not isinstance(p50, int | float) else pytest.approx(p50, abs=0.01))
+    assert p90 is None or estimate.p90_seconds == pytest.approx(p90, rel=0.001)
+
+
+def test_an_estimate_names_what_it_is_based_on():
+    assert learn([], nodes=1, epochs=10) is None
+    same = learn(runs(100, 200, 300), nodes=2, epochs=20)
+    assert (same.source, same.runs, same.measured_nodes, same.efficiency) == ("history", 3, (), None)
+    scaled = learn(ONE_AND_TWO, nodes=4, epochs=10)
+    assert (scaled.runs, scaled.measured_nodes, scaled.efficiency) == (2, (1, 2), pytest.approx(0.8))
+    assert pace_of([Sample(2, 1, 100), Sample(2, 2, 90), Sample(2, 3, 80), Sample(2, 4, 70)]).start == 0, "noise"
+
+
+def estimate(customer, **changes):
+    return estimates.estimate(parse(organization=customer.organization, data=customer.form(**changes)))
+
+
+def completed(customer, seconds, *, reasons=(EndReason.COMPLETED,), spans=1, **changes):
+    """A job whose last attempt completed after `seconds`, with `spans` spans of nodes."""
+    job = customer.job(**changes)
+    now = timezone.now()
+    times = {"started_at": now - timedelta(seconds=seconds), "finished_at": now}
+    Job.objects.filter(pk=job.pk).update(state=JobState.SUCCEEDED, reason=EndReason.COMPLETED, **times)
+    for number, reason in enumerate(reasons, 1):
+        Attempt.objects.create(
+            job=job, number=number, backend="fake", claimed_at=now, granted_nodes=job.nodes, reason=reason,
+            spans=[{"nodes": 1, "started_at": 0.0}] * spans, **times,
+        )  # fmt: skip
+    return job
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(None, ("reference", 100, 150)), (60, ("customer", 60, 60))])
+def test_a_first_run_is_estimated_by_the_reference_or_the_customers_limit(customer, limit, expected):
+    result = estimate(customer, max_seconds=limit)
+    assert (result.source, result.p50_seconds, result.p90_seconds) == expected
+
+
+def test_earlier_runs_of_the_same_script_on_the_same_spec_count(customer, other):
+    for seconds in (100, 200, 300):
+        completed(customer, seconds)
+    customer.write("other.py")
+    for changes in ({"nodes": 1}, {"workers_per_node": 2}, {"node_spec": "small"}, {"code_path": "other.py"}):
+        completed(customer, 9999, **changes)
+    completed(other, 9999)
+    result = estimate(customer, epochs=20)
+    assert (result.source, result.runs) == ("history", 3)
+    assert result.p50_seconds == pytest.approx(400, rel=0.01)
+    assert result.p90_seconds == pytest.approx(560, rel=0.01)
+
+
+def test_the_quote_stores_what_its_estimate_is_based_on(customer):
+    completed(customer, 100, nodes=1)
+    completed(customer, 60, nodes=2)
+    quote = customer.quote(nodes=4)
+    quote.refresh_from_db()
+    assert (quote.basis["source"], quote.basis["runs"], quote.basis["measured_nodes"]) == ("history", 2, [1, 2])
+    assert 0 < quote.basis["efficiency"] < 1
+
+
+def test_runs_that_failed_were_retried_or_lost_nodes_are_ignored(customer):
+    job = completed(customer, 100)
+    Job.objects.filter(pk=job.pk).update(state=JobState.FAILED, reason=EndReason.CODE_FAILED)
+    completed(customer, 100, reasons=(EndReason.NODE_LOST, EndReason.COMPLETED))
+    completed(customer, 100, spans=2)
+    assert estimate(customer).source == "reference"
+
+
+def test_runs_on_the_same_data_and_batch_size_come_first(customer):
+    dataset = DatasetFactory(organization=customer.organization, name="digits")
+    for p90 in (600, 900):  # of the same version, of another
+        DatasetVersionFactory(dataset=dataset)
+        if p90 == 600:
+            completed(customer, 500, datasets=["digits"])
+        result = estimate(customer, datasets=["digits"])
+        assert (result.p50_seconds, result.p90_seconds) == (pytest.approx(500), pytest.approx(p90))
+    completed(customer, 400, batch_size=8)
+    completed(customer, 100)
+    assert estimate(customer).p50_seconds == pytest.approx(100)
+    assert estimate(customer, batch_size=16).p90_seconds > 1.4 * 100
+
+
+def probed(customer, *, seconds=60, epoch=3, **changes):
+    """A free probe that its time limit ended after `epoch` epochs."""
+    job = probes.place_probe(membership=customer.membership, data=customer.form(**changes)).job
+    start(job)
+    attempt = job.attempts.get()
+    began = customer.backend.clock() - seconds
+    customer.backend.start(attempt.run_name, at=began)
+    reconciliation.reconcile_job(job_pk=job.pk)
+    Job.objects.filter(pk=job.pk).update(epoch=epoch, progress=epoch / job.epochs)
+    customer.end(attempt, Outcome.TIME_LIMIT, at=began + seconds)
+    job.refresh_from_db()
+    return job
+
+
+def test_a_probe_is_free_and_estimates_the_first_run(customer):
+    job = probed(customer, seconds=60, epoch=3)
+    assert (job.order.hold.amount_minor, job.order.hold.receipt.total_minor) == (0, 0)
+    assert (customer.wallet.posted_minor, customer.wallet.held_minor) == (100_000, 0)
+    one = estimate(customer, nodes=1, epochs=10)
+    assert (one.source, one.runs) == ("probe", 1)
+    assert one.p50_seconds == pytest.approx(200, abs=1)
+    two = estimate(customer, nodes=2, epochs=10)
+    assert two.p50_seconds == pytest.approx(200 / 2**0.8, abs=1)
+    assert two.p90_seconds > one.p90_seconds / 2
+    completed(customer, 100, nodes=1)
+    assert estimate(customer, nodes=1).source == "history", "a paid run comes first"
+
+
+def test_a_probe_counts_up_to_its_last_whole_epoch(customer):
+    job = probed(customer, seconds=60, epoch=2)
+    ended = job.started_at + timedelta(seconds=40)
+    Attempt.objects.filter(job=job).update(cursor={"epoch_finished_at": ended.timestamp()})
+    assert estimate(customer, nodes=1, epochs=10).p50_seconds == pytest.approx(200, abs=1)
+
+
+def test_a_probe_without_a_finished_epoch_is_ignored(customer):
+    probed(customer, epoch=0)
+    assert estimate(customer).source == "reference"
+
+
+def test_an_outcome_compares_a_job_with_its_quote(customer):
+    attempt = customer.started(max_seconds=None)
+    attempt.refresh_from_db()
+    job = customer.end(attempt, Outcome.COMPLETED, at=attempt.started_at.timestamp() + 130)
+    outcome = estimates.outcome(job)
+    assert (outcome.error, outcome.is_within_p90) == (pytest.approx(0.3), True)
+    assert estimates.outcome(customer.job()) is None
+
+
+def test_accuracy_is_reported_by_week_and_source():
+    now = timezone.now()
+    job, old = Job(finished_at=now), Job(finished_at=now - timedelta(days=14))
+    outcomes = [
+        (job, "history", 100, 110), (job, "history", 100, 70), (job, "reference", 100, 400), (old, "history", 100, 100),
+        (old, "free", 100, 10),
+    ]  # fmt: skip
+    rows = estimates.accuracy(
+        [estimates.Outcome(each, source, p50, p50 * 1.5, real) for each, source, p50, real in outcomes]
+    )
+    newest = [("all", 3), ("history", 2), ("reference", 1)]
+    assert [(row.source, row.runs) for row in rows] == [*newest, ("all", 1), ("history", 1)]
+    assert (rows[0].median_error, rows[0].within_p90) == (pytest.approx(0.3), pytest.approx(2 / 3))

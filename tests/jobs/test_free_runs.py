@@ -1,0 +1,282 @@
+"""Free runs: checks of an image, and probes that measure before the first purchase."""
+
+import json
+import time
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone, translation
+
+from billing.models import BillingPolicy, Hold, Receipt, TopUp
+from console.accounts.roles import Role
+from console.core.errors import InvalidInput, ServiceInactive
+from jobs import activation, checks, orders, probes, reconciliation
+from jobs.errors import QuotaExceeded
+from jobs.free_runs import title
+from jobs.models import Job
+from jobs.states import JobState
+from runtime.specs import Outcome
+from tests.factories.accounts import MembershipFactory
+from tests.factories.billing import TopUpFactory
+from tests.factories.jobs import Customer, start
+from tests.factories.storage import DatasetFactory, DatasetVersionFactory, ImageFactory
+
+GOOD = {
+    "environment": {}, "python": {"version": "3.11.7", "cpus": 2}, "names": {},
+    "workspace": {"free_bytes": 5 << 30}, "checkpoint_dir": {"free_bytes": 5 << 30},
+    "output_dir": {"free_bytes": 5 << 30}, "run_dir": {"free_bytes": 5 << 30},
+    "framework": {"framework": "torch", "version": "2.13.0", "device": "cpu"}, "meeting": {},
+    "sum": {"ranks": 2, "milliseconds": 3.5}, "broadcast": {}, "clock": {"at": 1000.0},
+}  # fmt: skip
+
+
+def place_check(customer, **changes):
+    data = {"image": "pytorch", "node_spec": "nano", "nodes": 2} | changes
+    return checks.place_check(membership=customer.membership, data=data).job
+
+
+def running(customer, **changes):
+    job = place_check(customer, **changes)
+    start(job)
+    return job, job.attempts.get()
+
+
+def report(customer, attempt, rank, **changes):
+    """Write a rank's report, as `runtime.launcher.smoke` does; a change of None leaves the finding out."""
+    findings = [
+        {"name": name, "ok": True, "data": data, "error": ""} | changes.get(name, {})
+        for name, data in GOOD.items()
+        if changes.get(name, {}) is not None
+    ]
+    findings += changes.get("more", [])
+    folder = customer.backend.run_folder(attempt.run_name) / "run" / "check"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"rank-{rank}.json").write_text(json.dumps({"rank": rank, "node": rank, "findings": findings}))
+
+
+def items(job):
+    return {item.name: item for item in checks.checklist(job)}
+
+
+def second_organization(customer):
+    """Return a customer of another organization that is the same person."""
+    second = Customer(customer.backend)
+    second.membership.user = customer.membership.user
+    second.membership.save()
+    return second
+
+
+def test_a_check_has_an_order_and_a_receipt_of_zero(customer, backend):
+    job, attempt = running(customer)
+    spec = backend.runs[attempt.run_name].spec
+    assert (spec.builtin_script, spec.script, spec.nodes, spec.deadline_seconds) == ("smoke", "", 2, 300)
+    assert customer.wallet.held_minor == 0
+    began = time.time() - 100
+    backend.start(attempt.run_name, at=began)
+    backend.end(attempt.run_name, Outcome.COMPLETED, at=began + 60)
+    reconciliation.reconcile()
+    job.refresh_from_db()
+    assert job.state == JobState.SUCCEEDED
+    assert Receipt.objects.get().total_minor == 0
+    assert Hold.objects.get().state == Hold.States.RELEASED
+    assert customer.wallet.available_minor == 100_000
+
+
+def test_free_runs_are_named_in_the_language_of_the_reader(customer):
+    with translation.override("zh-hans"):
+        check = place_check(customer)
+        probe = probes.place_probe(membership=customer.membership, data=customer.form()).job
+        assert (title(check), title(probe)) == ("镜像检查：pytorch", "免费试测：train.py")
+    assert (title(check), title(probe)) == ("Check of pytorch", "Probe of train.py") == (check.name, probe.name)
+
+
+def test_a_check_of_an_image_that_lists_no_framework_needs_one(customer):
+    ImageFactory(name="empty", frameworks=[])
+    with pytest.raises(InvalidInput) as refused:
+        place_check(customer, image="empty")
+    assert "Choose one of these frameworks" in refused.value.fields["image"]
+
+
+def test_an_organization_and_a_person_have_a_number_of_checks_a_day(customer):
+    customer.quota(max_checks_per_day=2)
+    first = place_check(customer)
+    place_check(customer)
+    with pytest.raises(QuotaExceeded, match="The limit is 2 per organization"):
+        place_check(customer)
+    other = second_organization(customer)
+    other.quota(max_checks_per_day=2)
+    with pytest.raises(QuotaExceeded, match="per person across all organizations"):
+        place_check(other)
+    Job.objects.filter(pk=first.pk).update(queued_at=timezone.now() - timedelta(hours=25))
+    place_check(customer)
+
+
+def test_one_key_is_one_check(customer):
+    data = {"image": "pytorch", "node_spec": "nano", "nodes": 1}
+    check = lambda: checks.place_check(membership=customer.membership, data=data, idempotency_key="k")
+    assert check() == check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"image": "nothing"}, "image"), ({"node_spec": ""}, "node_spec"), ({"nodes": 0}, "nodes"),
+        ({"nodes": 99}, "nodes"), ({"framework": "horovod"}, "image"), ({"datasets": ["none"]}, "datasets"),
+        ({"workspace": "none"}, "workspace"), ({"workers_per_node": 999}, "workers_per_node"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_invalid_values_are_reported_at_their_fields(customer, changes, field):
+    with pytest.raises(InvalidInput) as caught:
+        place_check(customer, **changes)
+    assert field in caught.value.fields
+
+
+def test_all_is_well(customer):
+    job, attempt = running(customer)
+    assert all(item.ok is None for item in checks.checklist(job))
+    for rank in range(2):
+        report(customer, attempt, rank)
+    results = items(job)
+    assert all(item.ok for item in results.values()), results
+    assert results["framework"].detail == "torch 2.13.0, cpu"
+    assert results["sum"].detail == "The sum over all 2 ranks is correct; 4 MiB take 3.5 ms."
+    assert results["workspace"].detail == "Writable, 5 GiB free."
+    assert "dataset" not in results
+
+
+def test_a_failed_test_names_its_rank_and_the_remedy(customer):
+    job, attempt = running(customer)
+    report(customer, attempt, 0)
+    broken = {"ok": False, "error": "ImportError: no module named torch", "data": {}}
+    report(customer, attempt, 1, framework=broken, meeting=None, sum=None, broadcast=None, clock=None)
+    results = items(job)
+    assert results["framework"].ok is False
+    assert results["framework"].detail == "Rank 1: ImportError: no module named torch"
+    assert "Install a version" in results["framework"].remedy
+    assert results["meeting"].ok is None
+    assert results["python"].ok
+
+
+def test_clocks_apart_and_little_room_are_faults(customer):
+    job, attempt = running(customer)
+    report(customer, attempt, 0)
+    report(customer, attempt, 1, clock={"data": {"at": 1005.0}}, run_dir={"data": {"free_bytes": 10}})
+    results = items(job)
+    assert results["clock"].ok is False
+    assert "5000 ms" in results["clock"].detail
+    assert results["run_dir"].ok is False
+
+
+def test_datasets_are_listed_with_their_files(customer):
+    DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name="digits"))
+    job, attempt = running(customer, datasets="digits")
+    assert customer.backend.runs[attempt.run_name].spec.datasets == ("digits",)
+    data = {"name": "digits", "files": 4, "bytes": 100}
+    for rank in range(2):
+        report(customer, attempt, rank, more=[{"name": "dataset", "ok": True, "data": data, "error": ""}])
+    assert items(job)["dataset"].detail == "digits: 4 files"
+
+
+def test_a_step_that_not_all_ranks_reached_is_reported_after_the_end(customer):
+    job, attempt = running(customer)
+    report(customer, attempt, 0)
+    customer.end(attempt, Outcome.CODE_FAILED)
+    job.refresh_from_db()
+    assert (items(job)["sum"].ok, items(job)["sum"].detail) == (None, "Not all ranks reached this step.")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "null", "[1]", "{", '{"findings": 3}', '{"findings": [1, {"name": ["x"], "ok": 1, "data": 7}]}', "[" * 10**5],
+)
+def test_a_hostile_report_is_ignored(customer, text, tmp_path):
+    job, attempt = running(customer)
+    folder = customer.backend.run_folder(attempt.run_name) / "run" / "check"
+    folder.mkdir(parents=True)
+    (folder / "rank-0.json").write_text(text)
+    (tmp_path / "secret.json").write_text(json.dumps({"findings": [{"name": "python", "ok": False, "error": "leak"}]}))
+    (folder / "rank-1.json").symlink_to(tmp_path / "secret.json")
+    assert all(item.ok is None for item in checks.checklist(job))
+
+
+# --- Probes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_a_day(db):
+    return BillingPolicy.objects.create(probes_per_day=2)
+
+
+def place_probe(customer, key="", **changes):
+    return probes.place_probe(membership=customer.membership, data=customer.form(**changes), idempotency_key=key)
+
+
+def left(customer):
+    return probes.left_today(customer.organization, customer.membership.user)
+
+
+def test_an_organization_has_a_number_of_probes_a_day(customer, two_a_day):
+    assert len({place_probe(customer, "key").pk for _ in range(3)}) == 1, "one key is one probe"
+    assert left(customer) == 1
+    place_probe(customer)
+    assert left(customer) == 0
+    assert not probes.is_worthwhile(customer.quote())
+    with pytest.raises(QuotaExceeded):
+        place_probe(customer)
+    Job.objects.update(queued_at="2020-01-01T00:00Z")
+    place_probe(customer)
+
+
+def test_a_person_has_no_more_in_several_organizations(customer, two_a_day):
+    place_probe(customer)
+    second = second_organization(customer)
+    place_probe(second)
+    for each in (customer, second, second_organization(customer)):
+        assert not probes.is_worthwhile(each.quote())
+        with pytest.raises(QuotaExceeded, match="per person across all organizations"):
+            place_probe(each)
+    colleague = MembershipFactory(organization=customer.organization, role=Role.MEMBER)
+    assert probes.left_today(customer.organization, colleague.user) == 1
+
+
+def test_a_policy_may_ask_for_a_first_payment_or_allow_none(customer):
+    BillingPolicy.objects.create(probes_need_payment=True)
+    assert not probes.is_worthwhile(customer.quote())
+    with pytest.raises(QuotaExceeded, match="after your first payment"):
+        place_probe(customer)
+    TopUpFactory(account=customer.wallet, state=TopUp.States.PAID)
+    assert probes.is_worthwhile(customer.quote())
+    place_probe(customer)
+    BillingPolicy.objects.update(probes_per_day=0)
+    with pytest.raises(QuotaExceeded):
+        place_probe(customer)
+
+
+@pytest.mark.parametrize("versions", [5, "1", {"a": 1}, ["x"], [None], [True], [0], [2**63]])
+def test_an_error_is_reported_at_its_field(customer, versions):
+    with pytest.raises(InvalidInput) as refused:
+        place_probe(customer, lr="x", dataset_versions=versions)
+    assert set(refused.value.fields) == {"lr", "dataset_versions"}
+
+
+def test_without_the_service_there_is_none(customer):
+    activation.deactivate(membership=customer.membership)
+    with pytest.raises(ServiceInactive):
+        place_probe(customer)
+
+
+def test_a_probe_is_limited_and_its_rerun_is_paid(customer, two_a_day):
+    probe = place_probe(customer, nodes=8, max_seconds=86_400, retries=3, ceiling_minor=5).job
+    assert (probe.nodes, probe.deadline_seconds, probe.retries, probe.min_nodes) == (1, 60, 0, 0)
+    order = orders.rerun(membership=customer.membership, job=probe, changes={"nodes": 2})
+    assert order.quote.ceiling_minor > 0
+    assert "probe" not in order.quote.purchase
+    assert left(customer) == 1
+
+
+def test_a_probe_is_offered_only_without_earlier_runs(customer, two_a_day):
+    quote = customer.quote()
+    assert probes.is_worthwhile(quote)
+    quote.basis = {"source": "history", "runs": 1}
+    assert not probes.is_worthwhile(quote)

@@ -1,0 +1,86 @@
+"""The digest of an own image: looked up for a quote, pinned on its order."""
+
+import pytest
+
+from console.core.errors import InvalidInput
+from jobs import orders
+from jobs.run_specs import run_spec
+from storage import registries, registry_client
+from storage.models import Image
+from storage.registry_client import Credentials, Problem, RegistryError
+from tests.factories.jobs import start
+
+pytestmark = pytest.mark.django_db
+REFERENCE = "registry.example.com:5000/team/train:1"
+FIRST, SECOND = "sha256:" + "1" * 64, "sha256:" + "2" * 64
+
+
+@pytest.fixture
+def registry(customer, settings, monkeypatch):
+    """A registry with one image, whose digest or error a test sets; `asked` are the questions."""
+
+    class Registry:
+        answer = FIRST
+        asked = []
+
+    def digest_of(reference, credentials, **_options):
+        Registry.asked = [*Registry.asked, (reference, credentials)]
+        if isinstance(Registry.answer, Exception):
+            raise Registry.answer
+        return Registry.answer
+
+    settings.REGISTRY_CHECKS = True
+    monkeypatch.setattr(registry_client, "digest_of", digest_of)
+    monkeypatch.setattr(registries, "CACHE_SECONDS", 0)
+    Image.objects.create(
+        organization=customer.organization, name="own", title="Own", frameworks=["pytorch"], reference=REFERENCE
+    )
+    registries.save_registry(
+        organization=customer.organization, host="registry.example.com:5000", username="me", password="hunter2"
+    )
+    return Registry
+
+
+def test_all_attempts_use_the_digest_of_the_quote(customer, registry):
+    quote = customer.quote(image="own")
+    registry.answer = SECOND  # the tag has moved
+    job = orders.place_order(membership=customer.membership, quote=quote).job
+    start(job)
+    image = run_spec(job.attempts.get()).image
+    assert (image.reference, image.digest) == (REFERENCE, FIRST)
+    assert registry.asked == [(REFERENCE, Credentials("me", "hunter2"))], "an order asks no registry"
+    assert orders.rerun(membership=customer.membership, job=job, changes={}).job.image_digest == SECOND
+
+
+def test_an_image_that_was_edited_since_is_not_pinned_to_the_earlier_one(customer, registry):
+    quote = customer.quote(image="own")
+    Image.objects.filter(name="own").update(reference=REFERENCE.replace("train", "other"))
+    assert orders.place_order(membership=customer.membership, quote=quote).job.image_digest == ""
+
+
+@pytest.mark.parametrize("problem", Problem)
+def test_what_a_registry_refuses_is_refused_and_what_is_out_of_reach_is_not(customer, registry, problem):
+    registry.answer = RegistryError(problem)
+    if problem in {Problem.NO_IMAGE, Problem.UNAUTHORIZED}:
+        with pytest.raises(InvalidInput) as caught:
+            customer.quote(image="own")
+        assert list(caught.value.fields) == ["image"]
+    else:
+        assert customer.job(image="own").image_digest == ""
+
+
+def test_built_in_images_have_no_registry(customer, registry):
+    assert customer.job().image_digest == ""
+    assert registry.asked == []
+
+
+def test_few_checks_of_an_organization_run_at_once(customer, registry, monkeypatch):
+    def ask_again(_reference, _credentials, **_options):
+        with pytest.raises(InvalidInput) as caught:
+            customer.quote(image="own")
+        assert "Try again" in str(caught.value.fields["image"])
+        return FIRST
+
+    monkeypatch.setattr(registries, "MAX_CONCURRENT_CHECKS", 1)
+    monkeypatch.setattr(registry_client, "digest_of", ask_again)
+    assert customer.job(image="own").image_digest == FIRST

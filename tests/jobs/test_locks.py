@@ -1,0 +1,94 @@
+"""One sweep and one dispatcher for each cluster, over all processes; each thread here has a connection of its own."""
+
+import threading
+
+import pytest
+from django.db import connection
+
+from jobs import locks
+from tests.console.processes import wait_for
+from tests.jobs.gates import PATIENCE, Gate, join
+from tests.racing import together
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def is_free(cluster, lock=locks.reconciliation_lock):
+    with lock(cluster) as is_ours:
+        return is_ours
+
+
+def test_a_cluster_has_one_sweep_at_a_time(transactional_db):
+    with locks.reconciliation_lock("west") as is_ours, locks.reconciliation_lock("east"):
+        assert is_ours
+        assert together(lambda: is_free("west"), lambda: is_free("south")) == [False, True]
+    assert is_free("west")
+
+
+def test_another_cluster_has_a_dispatcher_of_its_own(transactional_db):
+    with locks.dispatch_lock("west") as is_ours:
+        assert is_ours
+        assert together(lambda: is_free("east", locks.dispatch_lock)) == [True]
+
+
+def test_a_lock_is_released_with_its_connection(transactional_db):
+    def die():
+        with locks.reconciliation_lock("west"):
+            connection.close()
+
+    together(die)
+    wait_for(lambda: is_free("west"), PATIENCE)  # PostgreSQL notices a closed connection a moment later
+
+
+class Dispatchers:
+    """Threads that each try to make a pass over the same cluster; the gate holds those in a pass."""
+
+    def __init__(self):
+        self.gate, self.refused, self.threads = Gate(), 0, []
+
+    def start(self):
+        self.threads.append(threading.Thread(target=self._work))
+        self.threads[-1].start()
+
+    def _work(self):
+        try:
+            with locks.dispatch_lock("west") as is_ours:
+                if is_ours:
+                    self.gate.hold("pass")
+                    return
+            with self.gate.changed:
+                self.refused += 1
+                self.gate.changed.notify_all()
+        finally:
+            connection.close()
+
+    def end(self):
+        self.gate.release()
+        join(*self.threads)
+        assert self.gate.most == 1, "two dispatchers of one cluster"
+
+
+def test_while_one_dispatches_one_waits_and_the_others_leave_at_once(transactional_db):
+    dispatchers = Dispatchers()
+    dispatchers.start()
+    dispatchers.gate.until_entered(1)
+    for _ in range(4):
+        dispatchers.start()
+    # One of these four waits, and the others leave: the pass that follows serves them.
+    dispatchers.gate.until(lambda: dispatchers.refused == 3)
+    assert len(dispatchers.gate.entered) == 1
+    dispatchers.gate.release()
+    dispatchers.gate.until_entered(2)
+    dispatchers.end()
+    assert (len(dispatchers.gate.entered), dispatchers.refused) == (2, 3)
+
+
+def test_a_request_during_the_second_pass_gets_a_third(transactional_db):
+    dispatchers = Dispatchers()
+    for passes in (1, 2, 3):
+        dispatchers.start()  # the second and the third come while the one before is at work
+        if passes > 1:
+            dispatchers.gate.release()
+        dispatchers.gate.until_entered(passes)
+    dispatchers.end()
+    assert dispatchers.refused == 0

@@ -1,0 +1,74 @@
+"""Windows of logs of any size, and the search in them."""
+
+import pytest
+
+from console.core.errors import NotFound
+from jobs import selectors
+from runtime.backends import log_chunks
+
+GIB = 1 << 30
+MIDDLE = 3 * (GIB >> 2)
+
+
+@pytest.fixture
+def huge(customer, backend, tmp_path, monkeypatch):
+    """The path of the API for a log of 1 GiB, which is sparse on the disk; zeros have no line ends."""
+    path = tmp_path / "rank-0.log"
+    with path.open("wb") as file:
+        file.write(b"first line\n")
+        file.seek(MIDDLE)
+        file.write("\nüber\nKeyError: 'epoch'\nmore\n".encode())
+        file.seek(GIB - 30)
+        file.write(b"\nepoch 9/9\nthe last line\n")
+        file.truncate(GIB)
+    assert path.stat().st_blocks < 1000
+
+    def logs(_name, _rank, offset=0, limit=65536, *, at_line=False):
+        with path.open("rb") as stream:
+            return log_chunks.text_chunk(log_chunks.read_piece(stream, offset, limit), final=False, at_line=at_line)
+
+    monkeypatch.setattr(backend, "logs", logs)
+    return f"/api/v1/jobs/{customer.started(workers_per_node=1).job_id}/logs/"
+
+
+def test_only_the_window_is_read_from_a_log_of_a_gibibyte(api, customer, huge):
+    get = api(customer.membership).get
+    end = get(huge, {"tail": 64}).json()
+    assert (end["text"].rstrip("\0"), end["size"]) == ("epoch 9/9\nthe last line\n", GIB)
+    assert end["offset"] + len(end["text"]) == end["next_offset"] == GIB
+    # Earlier windows end where the later one begins, and no byte is in both.
+    around = get(huge, {"offset": MIDDLE - 10, "limit": 30, "whole_lines": 1}).json()
+    assert (around["offset"], around["text"][:6]) == (MIDDLE + 1, "über\nK")
+    before = get(huge, {"offset": MIDDLE - 9, "limit": 10, "whole_lines": 1}).json()
+    assert before["next_offset"] == around["offset"]
+    assert len(get(huge, {"limit": 1 << 40}).json()["text"]) == 1 << 20  # never more than 1 MiB
+    assert get(huge, {"offset": GIB + 5}).json()["text"] == ""
+
+
+def test_a_search_finds_a_text_and_the_first_error_piece_by_piece(api, customer, huge):
+    get = api(customer.membership).get
+
+    def find(query, offset):
+        match, requests = {"offset": None, "eof": False, "next_offset": offset}, 0
+        while match["offset"] is None and not match["eof"]:
+            match = get(f"{huge}search/", {"q": query, "offset": match["next_offset"]}).json()
+            requests += 1
+        return match["offset"], requests
+
+    start = MIDDLE - (100 << 20)
+    assert find("ÜBER", start) == (MIDDLE + 1, 2)
+    assert find("", start)[0] == MIDDLE + len("\nüber\nKey".encode())
+    assert find("first line", 0) == (0, 1)
+    assert find("first line", GIB - (1 << 20)) == (None, 1)
+    assert get(f"{huge}search/", {"q": "x" * 201}).status_code == 400
+
+
+def test_a_search_finds_what_two_pieces_share(customer, backend, monkeypatch):
+    monkeypatch.setattr(selectors, "SEARCH_STEP_BYTES", 64)
+    attempt = customer.started()
+    backend.write(attempt.run_name, "ü" * 30 + "needle" + "x" * 300 + "\nTraceback (most recent call last):\n")
+    assert selectors.search_log(attempt.job, 0, "NEEDLE").offset == 60
+    assert selectors.search_log(attempt.job, 0, "").offset == 367
+    assert selectors.search_log(attempt.job, 0, "(?:(a+)+)$") == selectors.LogMatch(None, 402, eof=True)
+    with pytest.raises(NotFound):
+        selectors.search_log(attempt.job, 9, "x")

@@ -1,0 +1,325 @@
+import pytest
+
+from billing.models import Receipt
+from console.core.errors import InvalidInput
+from jobs import dispatch, orders, packages, probes, reruns, selectors
+from jobs.models import Job, PackageLayer
+from jobs.run_specs import run_spec
+from jobs.states import EndReason, JobState
+from runtime.backends.kubernetes.config import ClusterConfig
+from runtime.packages import builder, layers
+from runtime.packages.builder import InstallResult
+from runtime.packages.layers import Layer
+from runtime.specs import Outcome
+from tests.factories.jobs import Customer
+
+States = PackageLayer.States
+
+
+@pytest.fixture
+def customer(db, backend):
+    created = Customer(backend)
+    created.write("requirements.txt", "einops\nujson>5\n")
+    return created
+
+
+class Installer:
+    """Stands in for the installer's processes."""
+
+    def __init__(self, monkeypatch):
+        self.started = []
+        self.results = {}
+        self.busy = set()
+        monkeypatch.setattr(builder, "start", self.start)
+        monkeypatch.setattr(builder, "result_of", lambda layer: self.results.get(layer.key))
+        monkeypatch.setattr(builder, "forget_result", lambda layer: self.results.pop(layer.key, None))
+        monkeypatch.setattr(builder, "is_working", lambda layer: layer.organization in self.busy)
+
+    def start(self, layer, request):
+        self.started.append((layer, request))
+        self.busy.add(layer.organization)
+
+    def end(self, reason="", **values):
+        """End the last installation."""
+        layer: Layer = self.started[-1][0]
+        self.busy.remove(layer.organization)
+        if not reason:
+            layer.packages.mkdir(parents=True)
+        self.results[layer.key] = InstallResult(reason, **values)
+        return packages.advance()
+
+
+@pytest.fixture
+def installer(monkeypatch):
+    return Installer(monkeypatch)
+
+
+def refusal(customer, **changes):
+    with pytest.raises(InvalidInput) as refused:
+        customer.quote(**{"requirements": "requirements.txt", **changes})
+    return refused.value.fields["requirements"]
+
+
+def test_a_job_waits_for_its_packages_and_then_runs_with_them(customer, installer):
+    job = customer.job(requirements="requirements.txt")
+    assert "Installing the packages" in selectors.waiting_for(selectors.job_for(customer.organization, job.pk))
+    dispatch.dispatch_queue()
+    job.refresh_from_db()
+    assert (job.state, job.attempts.count()) == (JobState.QUEUED, 0)
+
+    assert packages.advance() == set()
+    assert packages.advance() == set()
+    ((layer, request),) = installer.started
+    assert request.requirements == ("einops", "ujson>5")
+    assert layer.organization == str(customer.organization.pk)
+    assert installer.end(size_bytes=7) == {"default"}
+    dispatch.dispatch_queue()
+    assert run_spec(job.attempts.get()).packages == str(layer.packages)
+    assert PackageLayer.objects.get().size_bytes == 7
+
+    # The second run finds them installed, and a change of the file does not touch the first one.
+    customer.write("requirements.txt", "# the same\nujson > 5\neinops\n")
+    second = customer.job(requirements="./requirements.txt")
+    assert not second.awaits_packages
+    assert second.packages == Job.objects.get(pk=job.pk).packages
+    assert len(installer.started) == 1
+    assert not customer.job().packages
+
+
+def test_an_exact_rerun_has_the_packages_of_its_job_though_the_file_changed(customer, installer):
+    job = customer.job(requirements="requirements.txt")
+    customer.write("requirements.txt", "einops\n")
+    assert reruns.changes(job) == ["The requirements file requirements.txt has changed."]
+    exact, latest = (
+        orders.rerun(membership=customer.membership, job=job, changes=changes).job for changes in ({"exact": True}, {})
+    )
+    assert (exact.packages == job.packages, latest.packages == job.packages) == (True, False)
+    (customer.folder / "requirements.txt").unlink()
+    again = orders.rerun(membership=customer.membership, job=exact, changes={"exact": True}).job
+    assert (again.packages, again.requirements_path) == (job.packages, "requirements.txt")
+
+
+def test_a_failed_installation_ends_the_job_free_of_charge_with_its_reason(customer, installer):
+    before = customer.wallet
+    job = customer.job(requirements="requirements.txt")
+    packages.advance()
+    assert installer.end("Because ujsson was not found …") == set()
+    job.refresh_from_db()
+    assert (job.state, job.reason) == (JobState.FAILED, EndReason.PACKAGES_FAILED)
+    summary = selectors.summary(selectors.job_for(customer.organization, job.pk))
+    assert summary["detail"] == "Because ujsson was not found …"
+    assert "is free" in summary["sentence"]
+    assert Receipt.objects.get(hold=job.order.hold).total_minor == 0
+    assert (customer.wallet.posted_minor, customer.wallet.held_minor) == (before.posted_minor, before.held_minor)
+
+    # Another order tries again, since the index may have the package by now.
+    again = customer.job(requirements="requirements.txt")
+    assert again.awaits_packages
+    packages.advance()
+    assert len(installer.started) == 2
+    assert installer.end() == {"default"}
+
+
+def test_a_fault_of_the_platform_is_tried_again_and_named_as_such(customer, installer):
+    job = customer.job(requirements="requirements.txt")
+    for number in range(packages.MAX_FAULTS):
+        packages.advance()
+        assert len(installer.started) == number + 1
+        installer.end("/srv/index does not exist", is_fault=True)
+        installer.results.clear()
+    job.refresh_from_db()
+    assert (job.state, job.reason, job.detail) == (JobState.FAILED, EndReason.PLATFORM_ERROR, "")
+
+
+def test_a_free_probe_waits_for_its_packages_too(customer, installer):
+    order = probes.place_probe(membership=customer.membership, data=customer.form(requirements="requirements.txt"))
+    assert order.job.awaits_packages
+    assert order.job.packages.requirements == "einops\nujson>5"
+
+
+def test_a_cancelled_job_no_longer_waits(customer, installer):
+    job = customer.job(requirements="requirements.txt")
+    orders.cancel_job(membership=customer.membership, job=job)
+    packages.advance()
+    assert installer.end() == set()
+    job.refresh_from_db()
+    assert (job.state, job.awaits_packages) == (JobState.CANCELLED, False)
+
+
+def test_refusals_are_shown_at_the_field(customer, settings, tmp_path, monkeypatch):
+    assert "no file at this path" in refusal(customer, requirements="missing.txt")
+    for path in ("../requirements.txt", "/etc/passwd"):
+        assert refusal(customer, requirements=path)
+    (customer.folder / "link.txt").symlink_to("/etc/hostname")
+    assert refusal(customer, requirements="link.txt")
+    customer.write("requirements.txt", "einops\n-e .\n")
+    assert "Line 2: “-e .” contains an option." in refusal(customer)
+    customer.write("requirements.txt", "git+https://host/x\n")
+    assert "is an address or a path" in refusal(customer)
+    (customer.folder / "requirements.txt").write_bytes(b"\0\1")
+    assert "not a text file" in refusal(customer)
+
+    customer.write("requirements.txt", "torch==2.1\n")
+    monkeypatch.setattr(layers, "installed_versions", lambda _image: {"torch": "2.13.0+cpu"})
+    assert "contains torch 2.13.0+cpu" in refusal(customer)
+    customer.write("requirements.txt", "torch>2\n")
+    assert customer.quote(requirements="requirements.txt").purchase["requirements"] == "requirements.txt"
+    settings.TRAINYARD_CLUSTERS = {"default": cluster_config(tmp_path)}
+    assert "reaches no package index" in refusal(customer)
+
+
+def cluster_config(root, **changes):
+    data = {
+        "volume": {"claim": "trainyard", "root": str(root)},
+        "images": {"pytorch": "registry.example.com/pytorch:1"},
+    }
+    return ClusterConfig.from_data("default", data | changes)
+
+
+def test_a_cluster_with_an_index_installs_by_a_run_of_its_own(customer, backend, settings, tmp_path):
+    index = {"url": "https://pypi.example.com/simple", "networks": ["10.20.0.5/32"]}
+    settings.TRAINYARD_RUNS_ROOT = tmp_path / "runs"
+    backend.root = tmp_path / "runs/.clusters/default"
+    settings.TRAINYARD_CLUSTERS = {"default": cluster_config(tmp_path, package_index=index)}
+    before = customer.wallet
+    job = customer.job(requirements="requirements.txt")
+    backend.available = False
+    assert packages.advance() == set()
+    backend.available = True
+    for _twice in range(2):
+        assert packages.advance() == set()
+    (name,) = backend.runs
+    spec = backend.runs[name].spec
+    assert (spec.builtin_script, spec.nodes) == ("install", 1)
+    assert spec.labels == {"organization": customer.organization.slug}
+    layer = PackageLayer.objects.get()
+    on_disk = Layer(tmp_path / "runs/.clusters/default/.packages", str(customer.organization.pk), layer.key)
+    assert (on_disk.folder / "inputs/requirements.txt").read_text() == "einops\nujson>5\n"
+
+    run_folder = backend.run_folder(name)
+    (run_folder / "run/site-packages").mkdir(parents=True)
+    (run_folder / "run/site-packages/einops.py").write_text("VERSION = 1\n")
+    (run_folder / "logs").mkdir()
+    (run_folder / "logs/rank-0.log").write_text(" + einops==1\n")
+    assert packages.log_of(layer) == " + einops==1\n"
+    backend.start(name)
+    backend.end(name, Outcome.COMPLETED)
+    assert packages.advance() == {"default"}
+    assert backend.runs == {}
+    layer.refresh_from_db()
+    assert (layer.state, layer.log, layer.cluster) == (States.READY, " + einops==1\n", "default")
+    assert (on_disk.packages / "einops.py").is_file()
+    assert packages.folder_of(Job.objects.get(pk=job.pk)) == str(on_disk.packages)
+
+    # Packages of a hostile script: a link in place of a folder is not followed, and costs nothing.
+    customer.write("requirements.txt", "hostile\n")
+    second = customer.job(requirements="requirements.txt")
+    packages.advance()
+    (name,) = backend.runs
+    (tmp_path / "elsewhere/site-packages").mkdir(parents=True)
+    (backend.run_folder(name) / "run").rmdir()
+    (backend.run_folder(name) / "run").symlink_to(tmp_path / "elsewhere")
+    backend.start(name)
+    backend.end(name, Outcome.COMPLETED)
+    packages.advance()
+    second.refresh_from_db()
+    assert (second.state, second.reason) == (JobState.FAILED, EndReason.PACKAGES_FAILED)
+    assert (tmp_path / "elsewhere/site-packages").is_dir()
+    assert customer.wallet.posted_minor == before.posted_minor
+
+
+def test_organizations_share_no_layer(customer, other, installer):
+    other.write("requirements.txt", "einops\nujson>5\n")
+    first, second = (each.job(requirements="requirements.txt") for each in (customer, other))
+    assert first.packages != second.packages
+    # An organization has one installation at a time, and so keeps no other from its own.
+    customer.write("requirements.txt", "einops\n")
+    customer.job(requirements="requirements.txt")
+    for _attempt in range(2):
+        packages.advance()
+        assert {layer.organization for layer, _request in installer.started} == {
+            str(each.organization.pk) for each in (customer, other)
+        }
+        assert len(installer.started) == 2
+
+
+def test_unused_layers_are_removed_but_none_of_an_open_job(customer, installer, settings):
+    job = customer.job(requirements="requirements.txt")
+    packages.advance()
+    installer.end(size_bytes=100 << 20)
+    layer, folder = PackageLayer.objects.get(), installer.started[-1][0]
+    PackageLayer.objects.update(used_at=layer.used_at - packages.UNUSED_FOR * 2)
+    packages.remove_unused()
+    assert folder.is_complete
+
+    # A new layer that does not fit evicts none that is in use.
+    settings.PACKAGES_MAX_MIB = 50
+    customer.write("requirements.txt", "other\n")
+    full = customer.job(requirements="requirements.txt")
+    packages.advance()
+    full.refresh_from_db()
+    assert full.reason == EndReason.PACKAGES_FAILED
+    assert "100 MiB, the limit is 50 MiB" in full.detail
+
+    orders.cancel_job(membership=customer.membership, job=job)
+    packages.remove_unused()
+    layer.refresh_from_db()
+    assert (layer.state, folder.folder.exists()) == (States.REMOVED, False)
+    customer.write("requirements.txt", "einops\nujson>5\n")
+    assert customer.job(requirements="requirements.txt").awaits_packages
+
+
+def test_the_api_shows_requirements_and_log(customer, installer, api):
+    client = api(customer.membership)
+    job = customer.job(requirements="requirements.txt")
+    packages.advance()
+    installer.started[-1][0].folder.mkdir(parents=True)
+    (installer.started[-1][0].folder / "log.txt").write_text("Resolved 2 packages\n")
+    path = f"/api/v1/jobs/{job.pk}/packages/"
+    assert client.get(path).json() == {
+        "state": "pending",
+        "requirements": ["einops", "ujson>5"],
+        "reason": "",
+        "size_bytes": 0,
+        "log": "Resolved 2 packages\n",
+    }
+    installer.end("no such package")
+    assert (client.get(path).json()["state"], client.get(path).json()["log"]) == ("failed", "Resolved 2 packages\n")
+    assert client.get(f"/api/v1/jobs/{job.pk}/").json()["requirements"] == "requirements.txt"
+
+
+def test_a_file_beside_the_script_is_found(customer):
+    def found(path, **purchase):
+        purchase = {"workspace": customer.workspace.name, "code_path": path, **purchase}
+        return packages.unchosen_file(customer.organization, purchase)
+
+    assert found("train.py") == "requirements.txt"
+    assert found("train.py", requirements="other.txt") == ""
+    customer.write("model/train.py")
+    assert found("model/train.py") == ""
+    customer.write("model/requirements.txt", "einops\n")
+    assert found("model/train.py") == "model/requirements.txt"
+    assert found("../x/train.py") == ""
+
+
+def test_pages_offer_the_file_and_show_the_log(customer, installer, client):
+    client.force_login(customer.membership.user)
+    card = client.post("/training/quote/", customer.form(max_time="60")).content.decode()
+    assert 'data-set-field="requirements" data-value="requirements.txt"' in card
+    card = client.post("/training/quote/", customer.form(requirements="requirements.txt")).content.decode()
+    assert "data-set-field" not in card
+    customer.write("requirements.txt", "-e .\n")
+    form = customer.form(requirements="requirements.txt", touched="requirements")
+    assert "contains an option" in client.post("/training/quote/", form).content.decode()
+
+    customer.write("requirements.txt", "einops\n")
+    job = customer.job(requirements="requirements.txt")
+    packages.advance()
+    folder = installer.started[-1][0].folder
+    folder.mkdir(parents=True)
+    (folder / "log.txt").write_text("error: <nothing>\n")
+    installer.end("nothing was found")
+    page = client.get(f"/jobs/{job.pk}/").content.decode()
+    assert "error: &lt;nothing&gt;" in page
+    assert "nothing was found" in page
+    assert 'value="requirements.txt"' in client.get(f"/training/new/?rerun={job.pk}").content.decode()

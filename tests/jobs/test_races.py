@@ -1,0 +1,147 @@
+"""Several processes at once: each change happens once, within its quota, and nobody locks another out."""
+
+import pytest
+
+from billing.errors import InsufficientFunds
+from billing.models import BillingPolicy, Hold, Quote
+from jobs import dispatch, lifecycle, orders, probes, reconciliation, selectors, telemetry
+from jobs.errors import QuotaExceeded, QuoteBought, StaleTransition
+from jobs.models import Attempt, Job, Order
+from jobs.states import ACTIVE
+from runtime.specs import Outcome
+from tests.factories.jobs import Customer, start
+from tests.jobs.queueing import states
+from tests.racing import together
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def customer(transactional_db, backend, hints):
+    return Customer(backend)
+
+
+def place(customer, quote, key=""):
+    return orders.place_order(membership=customer.membership, quote=quote, idempotency_key=key)
+
+
+def count(results, kind):
+    return sum(isinstance(result, kind) for result in results)
+
+
+def test_one_request_sent_four_times_buys_once(customer):
+    quote = customer.quote()
+    results = together(*[lambda: place(customer, Quote.objects.get(pk=quote.pk), "key")] * 4)
+    assert len({order.pk for order in results}) == 1
+    assert Order.objects.count() == Job.objects.count() == Hold.objects.count() == 1
+    assert customer.wallet.held_minor == quote.ceiling_minor
+
+
+def test_one_quote_under_four_keys_is_bought_once(customer):
+    quote = customer.quote()
+    results = together(*[lambda key=key: place(customer, Quote.objects.get(pk=quote.pk), key) for key in "abcd"])
+    assert (count(results, Order), count(results, QuoteBought)) == (1, 3)
+    assert customer.wallet.held_minor == quote.ceiling_minor
+
+
+def test_the_last_place_in_a_quota_is_taken_once_and_its_repeat_answered(customer):
+    customer.quota(max_open_jobs=1)
+    quote, rival = customer.quote(), customer.quote()
+    results = together(
+        lambda: place(customer, quote, "a"), lambda: place(customer, quote, "a"), lambda: place(customer, rival)
+    )
+    order = Order.objects.get()
+    assert count(results, QuotaExceeded) in {1, 2}
+    assert all(result == order for result in results if isinstance(result, Order))
+    if order.quote_id == quote.pk:
+        assert results[:2] == [order, order]
+
+
+def test_the_last_money_is_spent_once(transactional_db, backend, hints):
+    poor = Customer(backend, balance_minor=1)
+    quotes = [poor.quote() for _ in range(3)]
+    poor.wallet.__class__.objects.filter(pk=poor.wallet.pk).update(posted_minor=quotes[0].ceiling_minor + 1)
+    results = together(*[lambda quote=quote: place(poor, quote) for quote in quotes])
+    assert (count(results, Order), count(results, InsufficientFunds), Job.objects.count()) == (1, 2, 1)
+
+
+def test_a_rerun_sent_three_times_buys_once(customer):
+    job = customer.job()
+    rerun = lambda: orders.rerun(membership=customer.membership, job=job, changes={}, idempotency_key="k")
+    assert len({order.pk for order in together(rerun, rerun, rerun)}) == 1
+    assert Job.objects.count() == 2
+
+
+@pytest.mark.parametrize("organizations", [1, 5], ids=["of one organization", "of one person in five organizations"])
+def test_the_last_free_probes_are_used_once(customer, backend, organizations):
+    BillingPolicy.objects.create(probes_per_day=2)
+    buyers = [customer, *(Customer(backend) for _ in range(organizations - 1))]
+    for each in buyers[1:]:
+        each.membership.user = customer.membership.user
+        each.membership.save()
+    buyers *= 5 // organizations
+    results = together(
+        *[lambda each=each: probes.place_probe(membership=each.membership, data=each.form()) for each in buyers]
+    )
+    assert (count(results, Order), count(results, QuotaExceeded)) == (2, 3)
+
+
+def test_many_dispatchers_start_each_job_once_within_quota_and_capacity(customer, backend):
+    customer.quota(max_running_nodes=6)
+    jobs = [customer.job(nodes=nodes) for nodes in (4, 1, 1, 2, 1)]
+    for _ in range(2):
+        assert together(*[dispatch.dispatch_queue] * 4) == [None] * 4
+    running = Job.objects.filter(state__in=ACTIVE)
+    assert sum(job.nodes for job in running) == 6
+    assert Attempt.objects.count() == running.count() == len(backend.runs)
+    assert states(*jobs[:3]) == ["starting"] * 3
+
+
+def test_the_last_nodes_of_a_quota_are_taken_once(customer, backend):
+    customer.quota(max_running_nodes=2)
+    jobs = [customer.job() for _ in range(4)]
+    results = together(*[lambda job=job: start(Job.objects.get(pk=job.pk)) for job in jobs])
+    assert sorted(results) == [False, False, False, True]
+    assert Attempt.objects.count() == len(backend.runs) == 1
+
+
+def test_one_of_many_claims_wins(customer):
+    job = customer.job()
+    results = together(*[lambda: lifecycle.claim(job=Job.objects.get(pk=job.pk), backend="local")] * 4)
+    assert (count(results, Attempt), count(results, StaleTransition), Attempt.objects.count()) == (1, 3, 1)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True], ids=["a run that ends", "a cancelled run that vanished"])
+def test_the_end_of_a_run_sends_a_dispatch_for_its_cluster(customer, backend, hints, is_cancelled):
+    customer.quota(max_running_nodes=2)
+    attempt = customer.started()
+    waits = customer.job()
+    dispatch.dispatch_queue()
+    assert states(waits) == ["queued"]
+    if is_cancelled:
+        orders.cancel_job(membership=customer.membership, job=attempt.job)
+        backend.lose(attempt.run_name)
+        hints.clear()
+        reconciliation.stop(job_pk=attempt.job_id)
+    else:
+        backend.end(attempt.run_name, Outcome.COMPLETED)
+        hints.clear()
+        reconciliation.reconcile_job(job_pk=attempt.job_id)
+    assert hints == [("dispatch", "default"), *([] if is_cancelled else [("count_storage", attempt.job_id)])]
+    dispatch.dispatch_queue("default")
+    assert states(attempt.job, waits) == ["cancelled" if is_cancelled else "succeeded", "starting"]
+
+
+def test_reconciling_and_ingesting_at_once_store_each_point_once(customer, backend):
+    attempt = customer.started()
+    folder = backend.run_folder(attempt.run_name) / "run"
+    for number in range(15):
+        backend.write(attempt.run_name, f"epoch {number % 10} loss 0.{number}\n")
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write(f'{{"epoch": {number % 10}, "other": {number}}}\n')
+        ingest = lambda: telemetry.ingest(attempt=attempt)
+        results = together(lambda: reconciliation.reconcile_job(job_pk=attempt.job_id), ingest, ingest)
+        assert count(results, Exception) == 0, results
+    curves, _last = selectors.metrics(attempt.job)
+    assert [value for _step, value in curves["other"]] == list(range(15))
+    assert len(curves["loss"]) == 15

@@ -1,0 +1,144 @@
+import json
+import time
+
+import pytest
+
+from jobs import resource_usage, selectors
+from jobs.messages import efficiency_sentence
+from jobs.models import JobDataset
+from runtime.specs import Outcome
+from tests.factories.storage import DatasetFactory, DatasetVersionFactory
+
+
+def rank(number, *, steps=10, step_seconds=1.0, comm_seconds=0.2, cpu=0.9):
+    return {
+        "rank": number, "cpu": cpu, "memory": 1000 + number, "steps": steps, "step_seconds": step_seconds,
+        "comm_seconds": comm_seconds,
+    }  # fmt: skip
+
+
+def fill(backend, name, *, node, ranks, count=20, **more):
+    """Store samples of a node, one a second."""
+    for number in range(count):
+        sample = {"at": 1000.0 + number, "seconds": 1.0, "cpu": number, "memory": 5, "net_rx": None, "ranks": ranks}
+        backend.sample(name, sample | more, node=node)
+
+
+def test_nodes_and_ranks_of_an_attempt(customer, backend):
+    attempt = customer.started()
+    empty = {"attempt": None, "nodes": [], "ranks": [], "efficiency": None, "sentences": []}
+    assert selectors.telemetry(customer.job()) == selectors.telemetry(attempt.job, 7) == empty
+    fill(backend, attempt.run_name, node=0, ranks=[rank(0)], gpus=[{"utilization": 40}, {"utilization": 60}])
+    fill(backend, attempt.run_name, node=1, ranks=[rank(1)])
+    data = selectors.telemetry(attempt.job)
+    assert (data["attempt"], data["efficiency"], data["sentences"]) == (1, None, [])
+    first, second = data["nodes"]
+    assert first["at"] == [1000.0 + number for number in range(20)]
+    assert (first["series"]["cpu"], first["series"]["gpu"]) == (list(range(20)), [50.0] * 20)
+    assert "net_rx" not in first["series"]
+    assert "gpu" not in second["series"]
+    assert data["ranks"][1] == {
+        "rank": 1, "node": 1, "cpu": 0.9, "memory": 1001.0, "steps": 200, "seconds_per_step": pytest.approx(0.1),
+        "comm_share": pytest.approx(0.2), "is_slow": False,
+    }  # fmt: skip
+    backend.lose(attempt.run_name)
+    assert selectors.telemetry(attempt.job)["nodes"] == []
+
+
+def test_long_files_are_read_in_pieces_up_to_a_limit_and_averaged(customer, backend, monkeypatch):
+    monkeypatch.setattr(resource_usage, "CHUNK_BYTES", 4096)
+    attempt = customer.started(nodes=1)
+    fill(backend, attempt.run_name, node=0, ranks=[rank(0)], count=5000)
+    (node,) = resource_usage.telemetry(attempt.job).nodes
+    assert len(node.at) <= resource_usage.POINTS_SHOWN
+    assert node.at[-1] == 1000.0 + 4999
+    cpu = [value for value in node.series["cpu"] if value is not None]
+    assert cpu == sorted(cpu)
+    assert (cpu[0] < 50, cpu[-1] > 4900) == (True, True)
+    monkeypatch.setattr(resource_usage, "MAX_BYTES", 3 * 4096)
+    reads = []
+    monkeypatch.setattr(backend, "samples", lambda *given, real=backend.samples: reads.append(given) or real(*given))
+    resource_usage.telemetry(attempt.job)
+    assert 3 <= len(reads) <= 4
+
+
+HOSTILE = [
+    "", "null", "[]", "{", "[" * 100_000, '{"at": "soon"}', '{"at": true}', '{"at": NaN}', '{"at": -1}',
+    json.dumps({"at": 5, "cpu": "much", "ranks": "no", "gpus": [1, {"utilization": []}]}),
+    json.dumps({"at": 6, "cpu": 1e999, "ranks": [{"rank": "x"}, {"rank": -3}, {"rank": 0, "steps": -5}, 7]}),
+]  # fmt: skip
+
+
+def test_hostile_samples_are_ignored(customer, backend):
+    attempt = customer.started(nodes=1)
+    backend.runs[attempt.run_name].samples[0] = ("\n".join([*HOSTILE, json.dumps({"at": 7, "cpu": 2})]) + "\n").encode()
+    data = selectors.telemetry(attempt.job)
+    assert data["nodes"][0]["at"] == [5.0, 6.0, 7.0]
+    assert data["nodes"][0]["series"] == {"cpu": [None, None, 2.0]}
+    assert [each["rank"] for each in data["ranks"]] == [0]
+    json.dumps(data, allow_nan=False)
+
+
+def test_a_rank_that_the_others_wait_for_is_named(customer, backend):
+    attempt = customer.started(workers_per_node=2)
+    # All steps take equally long, because all wait for rank 3; only it does not wait.
+    fill(backend, attempt.run_name, node=0, ranks=[rank(0, comm_seconds=0.6), rank(1, comm_seconds=0.6)])
+    fill(backend, attempt.run_name, node=1, ranks=[rank(2, comm_seconds=0.6), rank(3, comm_seconds=0.0)])
+    data = selectors.telemetry(attempt.job)
+    assert [each["rank"] for each in data["ranks"] if each["is_slow"]] == [3]
+    (sentence,) = data["sentences"]
+    assert sentence.startswith("Rank 3 on node 1 is slow: its compute time per step is 2.5 times")
+
+
+def test_only_recent_steps_count_for_slowness():
+    def use(number, seconds):
+        return resource_usage.RankUse(number, 0, recent_steps=10, recent_compute_seconds=seconds)
+
+    unknown = resource_usage.RankUse(2, 1, steps=10, step_seconds=9.0)
+    slow = resource_usage.Straggler(1, 0, pytest.approx(1.31))
+    assert resource_usage.stragglers([use(0, 1.0), use(1, 1.31), unknown]) == [slow]
+    assert resource_usage.stragglers([use(0, 1.0), use(1, 1.29)]) == resource_usage.stragglers([use(1, 1.31)]) == []
+
+
+def completed(customer, *, seconds, step_seconds=None, **changes):
+    began = time.time() - 5000
+    attempt = customer.started(at=began, max_seconds=36_000, **changes)
+    if step_seconds is not None:
+        for node in range(attempt.granted_nodes):
+            fill(customer.backend, attempt.run_name, node=node, ranks=[rank(node, step_seconds=step_seconds)])
+    return customer.end(attempt, Outcome.COMPLETED, at=began + seconds)
+
+
+def test_efficiency_is_relative_to_a_one_node_run_of_the_same_code(customer):
+    alone = completed(customer, seconds=1000, nodes=1, step_seconds=1.0)
+    many = completed(customer, seconds=500, nodes=4, step_seconds=1.25)
+    data = selectors.telemetry(many)
+    assert data["efficiency"] == {"value": pytest.approx(0.8), "nodes": 4, "job": alone.pk, "by": "steps"}
+    assert "Scaling efficiency 80 %: 4 nodes process 3.2 times as much data per second" in data["sentences"][0]
+    assert f"#{alone.pk}" in data["sentences"][0]
+    assert selectors.telemetry(alone)["efficiency"] is None
+
+
+def test_without_steps_epochs_are_compared(customer):
+    alone = completed(customer, seconds=1000, nodes=1)
+    many = completed(customer, seconds=500, nodes=4)
+    efficiency = resource_usage.telemetry(many).efficiency
+    assert efficiency == resource_usage.Efficiency(pytest.approx(0.5), 4, alone.pk, "epochs")
+    assert "epochs per second" in efficiency_sentence(efficiency)
+
+
+@pytest.mark.parametrize("other", ["script", "spec", "processes", "data", "failed"])
+def test_a_run_of_something_else_is_no_measure(customer, other):
+    customer.write("other.py")
+    changes = {
+        "script": {"code_path": "other.py"},
+        "spec": {"node_spec": "small"},
+        "processes": {"workers_per_node": 2},
+    }
+    alone = completed(customer, seconds=1000, nodes=1, **changes.get(other, {}))
+    if other == "data":
+        version = DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization))
+        JobDataset.objects.create(job=alone, version=version, position=0)
+    if other == "failed":
+        type(alone).objects.filter(pk=alone.pk).update(state="failed")
+    assert resource_usage.telemetry(completed(customer, seconds=500, nodes=4)).efficiency is None

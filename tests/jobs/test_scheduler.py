@@ -1,0 +1,173 @@
+"""Which job starts next, and what a waiting one says, on the fake cluster of 8 cores."""
+
+import random
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from billing.models import NodeSpec, Receipt
+from jobs import dispatch, orders, reconciliation, scheduler
+from jobs.clusters import resources_of
+from jobs.models import Attempt, CapacitySnapshot, Job
+from jobs.states import JobState
+from runtime.specs import Outcome
+from tests.factories.jobs import never_fits, start
+from tests.jobs.queueing import age, filled, states, waiting
+
+pytestmark = pytest.mark.django_db
+
+
+def starts_expected(jobs, quotas, capacity, now):
+    """Apply the documented rules of the queue job by job: (job's id, granted nodes) of those that start."""
+    started, reserved, running = [], False, dict.fromkeys(quotas, 0)
+    for job in jobs:
+        resources = resources_of(job.node_spec)
+        room = quotas[job.organization_id] - running[job.organization_id]
+        if room < job.least_nodes or capacity.nodes_ever(resources) < job.least_nodes:
+            continue
+        free = capacity.nodes_now(resources)
+        if free < job.least_nodes:
+            reserved = reserved or now - job.queued_at > scheduler.BACKFILL_LIMIT
+        elif not reserved:
+            granted = min(job.nodes, room, free)
+            started.append((job.pk, granted))
+            running[job.organization_id] += granted
+            capacity = scheduler.capacity_without(capacity, resources, granted)
+    return started
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_pass_starts_what_the_rules_say(customer, other, backend, seed):
+    chance = random.Random(seed)
+    for each in (customer, other):
+        each.quota(max_running_nodes=100, max_open_jobs=1000)
+    for _ in range(24):
+        nodes = chance.choice([1, 1, 2, 3, 6])
+        least = chance.choice([0, 0, 1]) if nodes > 1 else 0
+        buyer = chance.choice([customer, other])
+        job = buyer.job(node_spec=chance.choice(["nano", "small", "medium"]), nodes=min(nodes, 4), min_nodes=least)
+        age(job, timedelta(minutes=chance.choice([0.1, 1, 5, 11, 20]) + chance.random()))
+    for each in (customer, other):
+        each.quota(max_running_nodes=chance.choice([2, 5, 50]))
+    backend.total = backend.total.__class__(chance.choice([1.5, 4.0, 8.0, 20.0]), 65536)
+    waits = Job.objects.filter(state=JobState.QUEUED).select_related("node_spec").order_by("queued_at", "pk")
+    quotas = {each.organization.pk: each.organization.quota.max_running_nodes for each in (customer, other)}
+    expected = starts_expected(list(waits), quotas, backend.capacity(), timezone.now())
+    dispatch.dispatch_queue()
+    assert list(Attempt.objects.order_by("pk").values_list("job_id", "granted_nodes")) == expected
+    assert expected or backend.total.cpus < 4
+
+
+def test_the_oldest_starts_first_and_the_others_say_what_they_wait_for(customer, backend):
+    customer.quota(max_running_nodes=100)
+    jobs = [customer.job(node_spec="small", nodes=3) for _ in range(3)]
+    age(jobs[1], timedelta(minutes=2))
+    age(jobs[2], timedelta(minutes=1))
+    dispatch.dispatch_queue()
+    assert backend.submissions == [f"job-{jobs[1].pk}-1", f"job-{jobs[2].pk}-1"]
+    text = waiting(customer, jobs[0])
+    assert text.startswith("Waiting for 3 free nodes of Small; 2 are free now.")
+    assert "A run on 2 of them would start now." in text
+    assert "You're next in the queue." in text
+
+
+def test_a_smaller_job_overtakes_until_patience_is_over(customer):
+    attempt = filled(customer, nodes=6)
+    large = customer.job(node_spec="small", nodes=4)
+    small = customer.job(node_spec="nano", nodes=1)
+    dispatch.dispatch_queue()
+    assert states(large, small) == ["queued", "starting"]
+
+    age(large, scheduler.BACKFILL_LIMIT + timedelta(seconds=1))
+    late = customer.job(node_spec="nano", nodes=1)
+    dispatch.dispatch_queue()
+    assert states(large, late) == ["queued", "queued"]
+    assert "reserving capacity for a larger run" in waiting(customer, late)
+    assert "1 job is ahead of yours." in waiting(customer, late)
+
+    customer.end(attempt, Outcome.COMPLETED)
+    dispatch.dispatch_queue()
+    assert states(large, late) == ["starting", "starting"]
+
+
+def test_a_quota_delays_only_its_own_organization_and_is_checked_at_the_claim(customer, other):
+    customer.quota(max_running_nodes=2)
+    first, second = customer.job(), customer.job(nodes=1)
+    theirs = other.job()
+    dispatch.dispatch_queue()
+    assert states(first, second, theirs) == ["starting", "queued", "starting"]
+    assert "is using 2 of its 2 nodes, and this run needs 1 more" in waiting(customer, second)
+    assert start(second) is False
+    age(second, timedelta(days=1))
+    other.job()
+    dispatch.dispatch_queue()
+    assert not Job.objects.filter(organization=other.organization, state=JobState.QUEUED).exists()
+
+
+def test_a_pass_takes_no_more_queries_for_more_waiting_jobs(customer, other, backend, django_assert_max_num_queries):
+    with django_assert_max_num_queries(6):
+        dispatch.dispatch_queue()  # an empty queue
+    customer.quota(max_running_nodes=1)
+    other.quota(max_running_nodes=100)
+    for _ in range(12):
+        customer.job(node_spec="small", nodes=1)
+    dispatch.dispatch_queue()
+    other.started(node_spec="small", nodes=7)
+    for _ in range(6):
+        other.job(node_spec="small", nodes=2)
+    dispatch.dispatch_queue()
+    with django_assert_max_num_queries(11) as queries:
+        dispatch.dispatch_queue()
+    assert not [query for query in queries if 'SELECT "jobs_job"."id"' in query["sql"]], "no job was loaded"
+
+
+def test_a_cluster_that_became_too_small_reserves_nothing_and_the_job_waits(customer):
+    large = customer.job(node_spec="medium", nodes=1)
+    never_fits(customer)
+    small = customer.job()
+    age(large, timedelta(days=1))
+    reconciliation.reconcile()
+    assert states(large, small) == ["queued", "starting"]
+    text = waiting(customer, large)
+    assert "no longer has a machine that is large enough for a node of Medium" in text
+    assert "cancel it for free" in text
+    orders.cancel_job(membership=customer.membership, job=Job.objects.get(pk=large.pk))
+    assert Receipt.objects.get().total_minor == 0
+    assert customer.wallet.held_minor == small.order.hold.amount_minor
+
+
+def test_what_a_job_waits_for_follows_the_cluster_without_a_write_to_the_job(customer):
+    customer.quota(max_running_nodes=100)
+    attempt = customer.started(node_spec="small", nodes=7)
+    job = customer.job(node_spec="small", nodes=4)
+    dispatch.dispatch_queue()
+    assert "1 is free now." in waiting(customer, job)
+    before = Job.objects.values().get(pk=job.pk)
+    customer.quota(max_running_nodes=9)
+    assert "is using 7 of its 9 nodes, and this run needs 4 more" in waiting(customer, job)
+    assert Job.objects.values().get(pk=job.pk) == before
+    customer.quota(max_running_nodes=100)
+    CapacitySnapshot.objects.update(answers=False)
+    assert "is not responding" in waiting(customer, job)
+    customer.end(attempt, Outcome.COMPLETED)
+    dispatch.dispatch_queue()
+    assert states(job) == ["starting"]
+
+
+def test_a_retry_that_waits_for_capacity_says_both(customer, backend):
+    job = customer.end(filled(customer), Outcome.NODE_LOST)
+    backend.total = backend.total.__class__(9.0, 65536)
+    start(customer.job(node_spec="small", nodes=2))
+    dispatch.dispatch_queue()
+    text = waiting(customer, job)
+    assert "The platform lost the last attempt. That attempt is free" in text
+    assert "Waiting for 8 free nodes of Small; 7 are free now." in text
+
+
+def test_a_spec_without_waiting_jobs_is_skipped(customer):
+    customer.job(node_spec="small", nodes=1)
+    NodeSpec.objects.filter(name="nano").update(cpus=1)
+    assert [spec.name for spec in scheduler.waiting_specs("default")] == ["small"]
+    dispatch.dispatch_queue()
+    assert list(CapacitySnapshot.objects.values_list("node_spec__name", "most")) == [("small", 8)]

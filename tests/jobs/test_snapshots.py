@@ -1,0 +1,223 @@
+"""What a job was ordered with is stored with the order, and compared with what a rerun would use now."""
+
+import hashlib
+import os
+
+import pytest
+
+from billing import pricebooks
+from billing.pricing import PriceKind
+from jobs import orders, reruns, snapshots
+from jobs.errors import ChoiceUnavailable
+from jobs.models import Job, Order, ScriptSnapshot
+from storage import files, retention
+from tests.factories.jobs import start
+from tests.factories.storage import DatasetFactory, DatasetVersionFactory
+
+pytestmark = pytest.mark.django_db
+FIRST, SECOND = "import torch\nprint(1)\n", "import torch\nprint(2)\n"
+
+
+@pytest.fixture
+def client(api, customer):
+    return api(customer.membership)
+
+
+def configuration(client, job):
+    answer = client.get(f"/api/v1/jobs/{job.pk}/configuration/")
+    assert answer.status_code == 200
+    return answer.json()
+
+
+def test_an_order_keeps_script_image_and_datasets_as_they_were(client, customer, backend, other):
+    version = DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name="digits"))
+    customer.write("train.py", FIRST)
+    job = customer.job(arguments=["--seed", "1"], datasets=["digits"])
+    data = configuration(client, job)
+    assert data["script"] == FIRST
+    assert data["script_sha256"] == hashlib.sha256(FIRST.encode()).hexdigest()
+    assert (data["script_state"], data["diff"], data["changes"]) == ("unchanged", [], [])
+    assert (data["arguments"], data["datasets"]) == (["--seed", "1"], [f"digits@{version.number}"])
+    assert data["image_identity"] == "pytorch@sha256:1"
+
+    customer.write("train.py", SECOND)
+    later = DatasetVersionFactory(dataset=version.dataset)
+    backend.image_digest = "sha256:2"
+    data = configuration(client, job)
+    assert data["script"] == FIRST
+    assert data["script_state"] == "changed"
+    assert [(line["sign"], line["text"]) for line in data["diff"] if line["sign"] in "+-"] == [
+        ("-", "print(1)"), ("+", "print(2)"),
+    ]  # fmt: skip
+    assert data["changes"] == [
+        "The script train.py has changed.",
+        f"The dataset digits has version {later.number}; the job read version {version.number}.",
+        "The image pytorch is another build now.",
+    ]
+    (customer.folder / "train.py").unlink()
+    assert configuration(client, job)["script_state"] == "missing"
+    assert client.get(f"/api/v1/jobs/{other.job().pk}/configuration/").status_code == 404
+
+
+def test_a_changed_price_is_named(customer):
+    job = customer.job()
+    assert reruns.changes(job) == []
+    dearer = pricebooks.copy(book=job.order.quote.book)
+    dearer.prices.filter(kind=PriceKind.NODE_HOUR).update(amount="12.5")
+    pricebooks.publish(book=dearer)
+    (sentence,) = reruns.changes(job)
+    assert sentence.startswith("A node-hour of ")
+    assert "costs $0.125; it was $" in sentence
+
+
+def test_a_dataset_that_is_withdrawn_tells_nothing_of_its_later_versions(customer, other):
+    dataset = DatasetFactory(organization=other.organization, name="public", is_public=True)
+    version = DatasetVersionFactory(dataset=dataset)
+    job = customer.job(datasets=["public"])
+    later = DatasetVersionFactory(dataset=dataset)
+    shown = f"The dataset public has version {later.number}; the job read version {version.number}."
+    assert reruns.changes(job) == [shown]
+    type(dataset).objects.filter(pk=dataset.pk).update(is_public=False)
+    assert reruns.changes(job) == ["The dataset public is no longer available."]
+
+
+def test_equal_scripts_are_stored_once_per_organization(customer, other):
+    customer.write("copy.py")
+    jobs = [customer.job(), customer.job(), customer.job(code_path="copy.py"), other.job()]
+    assert [job.script == jobs[0].script for job in jobs] == [True, True, True, False]
+    assert ScriptSnapshot.objects.count() == 2
+
+
+def test_a_large_script_has_a_hash_and_a_huge_one_no_snapshot(client, customer):
+    text = "#" * (files.TEXT_LIMIT + 1)
+    customer.write("train.py", text)
+    job = customer.job()
+    data = configuration(client, job)
+    assert (data["script"], data["script_sha256"]) == (None, hashlib.sha256(text.encode()).hexdigest())
+    os.truncate(customer.folder / "train.py", snapshots.HASH_LIMIT + 1)
+    job = customer.job()
+    assert job.script is None
+    assert configuration(client, job)["script_state"] == "unknown"
+
+
+@pytest.mark.parametrize("swap", ["link", "pipe", "gone"])
+def test_a_script_that_is_swapped_before_the_order_is_not_read(customer, swap, monkeypatch, tmp_path):
+    """Customers' code writes in the workspace while its next run is bought."""
+    quote = customer.quote()
+    script, secret = customer.folder / "train.py", tmp_path / "secret"
+    secret.write_text("secret")
+    parse = orders.parse
+
+    def then_swap(**options):
+        purchase = parse(**options)
+        script.unlink()
+        if swap == "link":
+            script.symlink_to(secret)
+        elif swap == "pipe":
+            os.mkfifo(script)
+        return purchase
+
+    monkeypatch.setattr(orders, "parse", then_swap)
+    with pytest.raises(ChoiceUnavailable) as refused:
+        orders.place_order(membership=customer.membership, quote=quote)
+    assert set(refused.value.fields) == {"code_path"}
+    assert not Order.objects.exists()
+    assert not ScriptSnapshot.objects.exists()
+
+
+# --- Exact reruns -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def original(customer):
+    """A job in a folder, with a dataset; since then the script and the dataset have changed."""
+    version = DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name="digits"), number=1)
+    customer.write("src/train.py", FIRST)
+    job = customer.job(code_path="src/train.py", datasets=["digits"], arguments=["--seed", "1"], tags=["kept"])
+    customer.write("src/train.py", SECOND)
+    DatasetVersionFactory(dataset=version.dataset, number=2)
+    return job
+
+
+def submitted(customer, job):
+    """The spec of a job that was submitted, and the text of the script that it runs."""
+    assert start(job)
+    spec = customer.backend.runs[f"job-{job.pk}-1"].spec
+    return spec, (customer.folder / spec.script).read_text()
+
+
+@pytest.mark.parametrize("damage", [None, "changed", "link", "pipe", "deleted"])
+def test_an_exact_rerun_runs_the_script_and_data_of_the_order(client, customer, original, damage, tmp_path):
+    answer = client.post(f"/api/v1/jobs/{original.pk}/rerun/", {"exact": True, "nodes": 1})
+    assert answer.status_code == 201
+    job = Job.objects.get(pk=answer.json()["job"])
+    copy = customer.folder / snapshots.script_path(job)
+    outside = tmp_path / "outside"
+    outside.write_text("outside")
+    if damage == "changed":
+        copy.write_text(SECOND)
+    elif damage == "link":
+        copy.symlink_to(outside)
+    elif damage == "pipe":
+        os.mkfifo(copy)
+    elif damage == "deleted":
+        (customer.folder / "src/train.py").unlink()
+    spec, text = submitted(customer, job)
+    assert (text, spec.arguments, spec.nodes) == (FIRST, ("--seed", "1"), 1)
+    assert spec.script == f"src/train.{original.script.sha256[:12]}.py"
+    assert not copy.is_symlink()
+    assert outside.read_text() == "outside"
+    assert [version.number for version in job.dataset_versions.all()] == [1]
+    assert (job.code_path, job.code_key, job.tags) == ("src/train.py", original.code_key, ["kept"])
+    again = client.post(f"/api/v1/jobs/{job.pk}/rerun/", {"exact": True}).json()["job"]
+    assert Job.objects.get(pk=again).script == original.script
+
+
+def test_a_rerun_with_the_latest_runs_the_workspace(client, customer, original):
+    exact = client.post(f"/api/v1/jobs/{original.pk}/rerun/", {"exact": True}).json()["job"]
+    for earlier in (original.pk, exact):
+        body = {"code_path": "src/train.py"}
+        job = Job.objects.get(pk=client.post(f"/api/v1/jobs/{earlier}/rerun/", body).json()["job"])
+        spec, text = submitted(customer, job)
+        assert (spec.script, text) == ("src/train.py", SECOND)
+        assert [version.number for version in job.dataset_versions.all()] == [2]
+
+
+def test_what_an_exact_rerun_keeps_cannot_be_changed(client, customer, original, other):
+    path = f"/api/v1/jobs/{original.pk}/rerun/"
+    changes = {"code_path": "train.py", "datasets": ["digits@2"], "epochs": 99, "arguments": ["--seed", "2"]}
+    answer = client.post(path, {"exact": True, **changes})
+    assert (answer.status_code, set(answer.json()["fields"])) == (400, set(changes))
+    same = {"exact": "true", "code_path": "src/train.py", "name": "again", "max_seconds": 600}
+    job = Job.objects.get(pk=client.post(path, same).json()["job"])
+    assert (job.name, job.deadline_seconds) == ("again", 600)
+    form = customer.form(exact=True)
+    for foreign in (other.job().pk, None, "1", 2**63, True):
+        answer = client.post("/api/v1/quotes/", form | {"rerun_of": foreign})
+        assert (answer.status_code, set(answer.json()["fields"])) == (400, {"rerun_of"})
+
+
+def test_what_cannot_be_repeated_exactly_is_refused(client, customer, original):
+    path = f"/api/v1/jobs/{original.pk}/rerun/"
+
+    def refusal():
+        answer = client.post(path, {"exact": True})
+        assert answer.status_code == 400
+        return answer.json()["fields"]
+
+    orders.cancel_job(membership=customer.membership, job=original)
+    retention.delete_version(version=original.dataset_versions.get())
+    assert set(refusal()) == {"datasets"}
+    ScriptSnapshot.objects.update(content=None)
+    assert "is not stored" in refusal()["rerun_of"]
+    retention.delete_workspace(workspace=customer.workspace)
+    assert "was deleted" in refusal()["rerun_of"]
+
+
+def test_a_copy_that_cannot_be_written_ends_the_run_before_it_costs_anything(client, customer, original):
+    pk = client.post(f"/api/v1/jobs/{original.pk}/rerun/", {"exact": True}).json()["job"]
+    (customer.folder / snapshots.script_path(Job.objects.get(pk=pk))).mkdir()
+    assert not start(Job.objects.get(pk=pk))
+    job = Job.objects.get(pk=pk)
+    assert (job.state, job.attempts.get().failure["data"]) == ("failed", {"field": "script"})
+    assert job.order.hold.metered_minor == 0

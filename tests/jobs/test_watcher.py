@@ -1,0 +1,138 @@
+"""The followers of clusters. A fake cluster changes only when its test says so."""
+
+import threading
+
+import pytest
+
+from jobs import watcher
+from jobs.models import Job, MetricPoint
+from jobs.states import JobState
+from jobs.watcher import ClusterFollower
+from runtime.errors import BackendUnavailable
+from runtime.specs import Outcome
+
+PATIENCE = 20.0
+"""Seconds until a test that waits for an event gives up."""
+
+
+@pytest.fixture
+def watch(backend, monkeypatch):
+    """`watch(*changes)` lets a follower see these changes, then two heartbeats."""
+    monkeypatch.setattr(watcher, "READ_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(watcher, "close_old_connections", lambda: None)  # it is the test's own, in a transaction
+
+    def follow(*changes):
+        monkeypatch.setattr(backend, "changes", lambda: iter([*changes, set(), set()]))
+        ClusterFollower("default", threading.Event()).follow_once()
+
+    return follow
+
+
+def test_output_and_end_of_a_run_reach_its_job(customer, backend, watch):
+    attempt = customer.started()
+    backend.write(attempt.run_name, "epoch 1/10 loss 0.5\n")
+    watch({attempt.run_name})
+    assert MetricPoint.objects.get().value == 0.5
+    backend.end(attempt.run_name, Outcome.COMPLETED)
+    watch({attempt.run_name})
+    assert Job.objects.get().state == JobState.SUCCEEDED
+
+
+def test_unknown_run_names_are_ignored(customer, watch, caplog):
+    attempt = customer.started()
+    watch({"", "x", ".hidden", "job-1", "job-1-2-3", "job-x-1", "job-1-x", f"job-{attempt.job_id}-9", "bench-1-1"})
+    assert not caplog.records
+    assert Job.objects.get().state == JobState.RUNNING
+
+
+def test_an_error_with_one_run_is_logged_and_others_continue(customer, backend, monkeypatch, watch, caplog):
+    broken, fine = customer.started(nodes=1), customer.started(nodes=1)
+    for attempt in (broken, fine):
+        backend.end(attempt.run_name, Outcome.COMPLETED)
+    describe = backend.describe
+    monkeypatch.setattr(backend, "describe", lambda name: 1 / 0 if name == broken.run_name else describe(name))
+    watch({broken.run_name}, {fine.run_name})
+    assert "could not be processed" in caplog.text
+    assert Job.objects.get(pk=fine.job_id).state == JobState.SUCCEEDED
+
+
+def test_a_run_that_writes_constantly_is_read_at_intervals_and_at_its_end(customer, backend, monkeypatch):
+    attempt = customer.started()
+    reads = []
+
+    def changes():
+        yield from [{attempt.run_name}] * 50
+        assert reads == [attempt.run_name]
+        backend.end(attempt.run_name, Outcome.COMPLETED)
+        yield {attempt.run_name}
+
+    monkeypatch.setattr(ClusterFollower, "_read", lambda _self, name: reads.append(name))
+    monkeypatch.setattr(watcher, "READ_INTERVAL_SECONDS", 60.0)
+    monkeypatch.setattr(backend, "changes", changes)
+    ClusterFollower("default", threading.Event()).follow_once()
+    assert reads == [attempt.run_name] * 2
+
+
+class Changing:
+    """A cluster whose `changes` is an error, or the result of a call."""
+
+    def __init__(self, stream):
+        self._stream = stream
+
+    def isolation_gaps(self):
+        return []
+
+    def changes(self):
+        if isinstance(self._stream, Exception):
+            raise self._stream
+        return self._stream()
+
+
+def follow_all(monkeypatch, expected, **backends):
+    """Follow clusters on threads until the `expected` run was read; return all (cluster, run) that were."""
+    stop, changed, reads = threading.Event(), threading.Condition(), []
+    monkeypatch.setattr(watcher, "cluster_names", lambda: list(backends))
+    monkeypatch.setattr(watcher, "cluster", backends.__getitem__)
+    monkeypatch.setattr(watcher, "RECONNECT_PAUSES", (0,))
+
+    def read(self, name):
+        with changed:
+            reads.append((self.name, name))
+            changed.notify_all()
+
+    monkeypatch.setattr(ClusterFollower, "_read", read)
+    thread = threading.Thread(target=watcher.follow_all, args=(stop,))
+    thread.start()
+    try:
+        with changed:
+            assert changed.wait_for(lambda: expected in reads, PATIENCE), reads
+    finally:
+        stop.set()
+        thread.join(PATIENCE)
+    assert not thread.is_alive()
+    return reads
+
+
+def test_a_hung_or_unavailable_cluster_delays_no_other(monkeypatch, caplog):
+    release = threading.Event()
+
+    def hang():
+        release.wait(PATIENCE)
+        yield set()
+
+    hung, away = Changing(hang), Changing(BackendUnavailable("no route"))
+    east = Changing(lambda: iter([{"job-1-1"}]))
+    try:
+        reads = follow_all(monkeypatch, ("east", "job-1-1"), hung=hung, away=away, east=east)
+    finally:
+        release.set()
+    assert {name for name, _run in reads} == {"east"}
+    assert "cluster away can't be followed: no route" in caplog.text
+
+
+def test_a_broken_connection_is_reconnected(monkeypatch, caplog):
+    streams = iter([ZeroDivisionError("odd"), BackendUnavailable("closed"), lambda: iter([{"job-2-1"}])])
+    west = Changing(lambda: Changing(next(streams, lambda: iter([set()]))).changes())
+    follow_all(monkeypatch, ("west", "job-2-1"), west=west)
+    assert "closed" in caplog.text
+    assert "ZeroDivisionError" in caplog.text

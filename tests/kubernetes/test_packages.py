@@ -1,0 +1,87 @@
+"""Packages of a requirements file on a cluster: installed there once, and mounted into runs."""
+
+import pytest
+
+from runtime.backends import smoke_run
+from runtime.packages import cluster_builder
+from runtime.packages.builder import InstallRequest
+from runtime.packages.layers import Layer
+from runtime.specs import Image
+from tests.kubernetes.yard import ClusterYard
+from tests.runtime.packages.index import Index
+
+pytestmark = pytest.mark.slow
+
+ADDRESS = ("127.99.0.1", 8080)
+PTH = "import sys; sys.from_pth = True\n"
+SCRIPT = """
+    import subprocess, sys
+    import alpha, beta
+    print(alpha.VERSION, beta.VERSION, alpha.__file__, sys.from_pth)
+    print(subprocess.run(["alpha-run"], capture_output=True, text=True, check=True).stdout)
+    try:
+        open(alpha.__file__, "a")
+    except OSError as error:
+        print(error.strerror)
+"""
+
+
+@pytest.fixture
+def index(tmp_path, short_folders, fake):
+    created = Index(tmp_path / "index")
+    path = short_folders() / "index"
+    fake.networks.services[ADDRESS] = path
+    with created.served(path):
+        yield created
+
+
+@pytest.fixture
+def yard(fake_site):
+    index = {"url": "http://{}:{}/simple".format(*ADDRESS), "networks": ["127.99.0.0/24"]}
+    created = ClusterYard(fake_site, package_index=index)
+    yield created
+    created.close()
+
+
+def install(yard, key, *requirements):
+    """Install on the bare image with one process, and take the result with another one."""
+    layer = Layer(cluster_builder.layers_root(yard.site.root / "runs"), "7", key * 64)
+    request = InstallRequest("bare", "", requirements, memory_mib=512, disk_mib=200, seconds=90)
+    for _twice in range(2):
+        cluster_builder.start(
+            layer,
+            request,
+            backend=yard.backend,
+            config=yard.config(),
+            image=Image(builtin="bare"),
+            pull_secret=None,
+            organization_slug="acme",
+        )
+    assert cluster_builder.is_working(layer, yard.backend)
+    another = yard.another()
+    smoke_run.await_end(another, f"packages-7-{key * 12}", yard.patience)
+    taken = cluster_builder.take_result(layer, another)
+    assert taken is not None
+    assert not cluster_builder.is_working(layer, another)
+    return layer, *taken
+
+
+def test_packages_are_installed_in_the_cluster_and_imported_by_runs(yard, index):
+    index.add_wheel("alpha", requires=["beta>1"], script=True, pth=PTH)
+    index.add_wheel("beta", "2.0")
+    layer, result, log = install(yard, "a", "alpha")
+    assert (result.reason, result.is_fault) == ("", False), log
+    assert result.size_bytes > 0
+    assert "+ alpha==1.0" in log
+    yard.complete(SCRIPT, packages=str(layer.packages))
+    assert "1.0 2.0 /opt/trainyard/site-packages/alpha.py True" in yard.log()
+    assert "script of 1.0" in yard.log()
+    assert "Read-only file system" in yard.log()
+
+    # A process that died before it stored the result finds it again.
+    assert cluster_builder.take_result(layer, yard.backend)[0] == result
+
+    failed, result, log = install(yard, "b", "alpah")
+    assert "alpah was not found" in result.reason, log
+    assert not result.is_fault
+    assert not failed.is_complete

@@ -1,0 +1,81 @@
+"""Scripts that attack the launcher of their node so that their run is free. Every backend must bill them.
+
+An attack knows nothing of the backend: the launcher or its parent may be process 1 or the rank's parent. A script skips
+what it may not do, and goes on to its end.
+"""
+
+ARMED = """
+    import ctypes, errno, fcntl, os, resource, signal, socket, sys, time
+    libc = ctypes.CDLL(None, use_errno=True)
+    targets = sorted({1, os.getppid()})
+    def attempt(action, *arguments):
+        try: return action(*arguments)
+        except OSError as error: return -1
+    def limit(name):
+        for pid in targets: attempt(resource.prlimit, pid, getattr(resource, "RLIMIT_" + name), (0, 0))
+    def crowd(number):
+        for _ in range(number):
+            try: pid = os.fork()
+            except OSError: break
+            if not pid:
+                while os.getppid() != 1: pass
+                os._exit(0)
+    def work(seconds):
+        until = time.monotonic() + seconds
+        while time.monotonic() < until: pass
+        print("results are written", flush=True)
+"""
+_EVERY_SIGNAL = """
+    for pid in targets:
+        for number in [*range(1, 32), 34, 50, 64]:
+            attempt(os.kill, pid, number)
+"""
+ATTACKS = {
+    "signals": _EVERY_SIGNAL + "    work(2)",
+    "an interrupt by every call there is": """
+    info = ctypes.create_string_buffer(128)
+    ctypes.c_int.from_buffer(info, 0).value = signal.SIGINT
+    ctypes.c_int.from_buffer(info, 8).value = -1
+    for pid in targets:
+        attempt(os.killpg, pid, signal.SIGINT)
+        libc.syscall(200, pid, int(signal.SIGINT))
+        libc.syscall(234, pid, pid, int(signal.SIGINT))
+        libc.syscall(129, pid, int(signal.SIGINT), info)
+        libc.syscall(297, pid, pid, int(signal.SIGINT), info)
+        for descriptor in (attempt(os.pidfd_open, pid), attempt(os.open, "/proc/%d" % pid, os.O_RDONLY)):
+            libc.syscall(424, descriptor, int(signal.SIGINT), 0, 0)
+        for owner in (pid, -pid):
+            reading, writing = os.pipe()
+            attempt(fcntl.fcntl, reading, fcntl.F_SETOWN, owner)
+            attempt(fcntl.fcntl, reading, 10, int(signal.SIGINT))
+            attempt(fcntl.fcntl, reading, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+            os.write(writing, b"x")
+            one, other = socket.socketpair()
+            attempt(fcntl.ioctl, one, 0x8901, owner.to_bytes(4, "little", signed=True))
+            attempt(fcntl.fcntl, one, 10, int(signal.SIGINT))
+            attempt(fcntl.fcntl, one, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+            other.send(b"x")
+    work(2)""",
+    "everybody is killed": """
+    attempt(os.kill, -1, signal.SIGKILL)
+    work(2)""",
+    "no CPU time for the launcher": "    limit('CPU')\n    work(3)",
+    "no descriptors for the launcher": "    limit('NOFILE')\n    work(3)",
+    "no memory for the launcher": "    limit('AS')\n    limit('DATA')\n    limit('STACK')\n    work(3)",
+    "no turn for the launcher, the lowest of a crowd": """
+    for pid in targets:
+        attempt(os.sched_setaffinity, pid, {min(os.sched_getaffinity(0))})
+        attempt(os.sched_setscheduler, pid, os.SCHED_IDLE, os.sched_param(0))
+        attempt(os.setpriority, os.PRIO_PROCESS, pid, 19)
+        libc.syscall(251, 1, pid, 3 << 13)
+    attempt(os.setpriority, os.PRIO_USER, 0, 19)
+    libc.syscall(251, 3, 0, 3 << 13)
+    crowd(300)
+    work(16)""",
+    "a launcher that is first in line when memory is short": """
+    for pid in targets:
+        attempt(lambda: open("/proc/%d/oom_score_adj" % pid, "w").write("1000"))
+    taken = []
+    while True: taken.append(bytearray(b"x") * (8 << 20))""",
+}
+"""The scripts by name. Each exits with 0 if nothing stops it."""

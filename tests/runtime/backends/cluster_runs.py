@@ -1,0 +1,43 @@
+"""Runs on a fake cluster, and conditions to wait for."""
+
+import dataclasses
+import time
+
+from runtime.backends.kubernetes.backend import KubernetesBackend
+
+SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(300)"
+NAME = "job-1-1"
+
+
+def until(condition, seconds=60):
+    give_up_at = time.monotonic() + seconds
+    while not (result := condition()):
+        assert time.monotonic() < give_up_at
+        time.sleep(0.05)
+    return result
+
+
+def start(yard, **changes):
+    """Start a run that waits, and return once every rank does."""
+    yard.start(SLEEP, text="up", grace_seconds=1, **changes)
+
+
+def job_of(cluster, name=NAME):
+    return next(job for job in cluster.store.find("jobs") if job["metadata"]["name"] == name)
+
+
+def wait_for_code(yard, code):
+    return yard.wait(NAME, lambda status: status.waiting_code == code)
+
+
+def limited(yard, fake, config, rules):
+    """A backend with only the permissions of these rules, in the namespace of runs."""
+    fake.make("roles", config.namespace, "r", rules=rules)
+    fake.make("serviceaccounts", config.namespace, "a")
+    subject = {"kind": "ServiceAccount", "name": "a", "namespace": config.namespace}
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "r"}
+    fake.make("rolebindings", config.namespace, "b", roleRef=reference, subjects=[subject])
+    token = fake.server.access.token_for(config.namespace, "a")
+    path = yard.site.root.parent / "limited"
+    fake.server.kubeconfig(path, token)
+    return KubernetesBackend(config=dataclasses.replace(config, kubeconfig=str(path)), root=yard.site.root / "runs")

@@ -1,0 +1,414 @@
+"""The contract of every backend (`runtime.backends.base.Backend`), with real runs on the local and Kubernetes backends.
+
+On Kubernetes, the tests use the fake cluster of `tests.kubernetes`, or the cluster of KUBECONFIG.
+"""
+
+import dataclasses
+import itertools
+import json
+import threading
+import time
+
+import pytest
+
+from runtime.errors import InvalidSpec, RunNotFound
+from runtime.specs import FailureCode, Image, Mount, Outcome, Resources, RunPhase, WaitingCode
+from tests.kubernetes.yard import ClusterYard
+from tests.runtime.backends.contract import MEET, POLITE, SHOW, STUBBORN, WAIT, seen
+
+pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
+
+# The life of a run
+
+
+def test_every_rank_sees_the_environment_contract(any_yard):
+    nodes, workers = 2, 2
+    spec = any_yard.spec(
+        SHOW, nodes=nodes, workers_per_node=workers, epochs=7, lr="0.05", batch_size=48, restart_count=2
+    )
+    model = dataclasses.replace(next(mount for mount in spec.mounts if mount.read_only), target="/models/net")
+    spec = dataclasses.replace(spec, models=("net",), mounts=(*spec.mounts, model))
+    any_yard.backend.submit(spec)
+    assert any_yard.wait_for_end().outcome is Outcome.COMPLETED, any_yard.all_logs(spec.name)
+    ranks = [seen(any_yard, rank) for rank in range(nodes * workers)]
+    for rank, view in enumerate(ranks):
+        node, local_rank = divmod(rank, workers)
+        environment = view["environment"]
+        expected = {
+            "DATASETS_PATH": "/datasets", "DATASETS": "digits", "WORKSPACE": "/workspace",
+            "MODELS_PATH": "/models", "MODELS": "net",
+            "EPOCHS": "7", "LR": "0.05", "BATCH_SIZE": "48", "BACKEND": "gloo",
+            "WORLD_SIZE": str(nodes * workers), "RANK": str(rank), "LOCAL_RANK": str(local_rank),
+            "NODE_RANK": str(node), "WORKER_PER_NODE": str(workers),
+            "LOCAL_WORLD_SIZE": str(workers), "GROUP_RANK": str(node), "GROUP_WORLD_SIZE": str(nodes),
+            "ROLE_RANK": str(rank), "ROLE_WORLD_SIZE": str(nodes * workers), "OMP_NUM_THREADS": "1",
+            "TORCHELASTIC_RUN_ID": "job-1-1", "RESTART_COUNT": "2",
+            "RUN_DIR": "/trainyard/run", "METRICS_FILE": "/trainyard/run/metrics.jsonl",
+            "TENSORBOARD_LOGDIR": "/trainyard/run/tensorboard", "CHECKPOINT_DIR": "/trainyard/checkpoints",
+            "OUTPUT_DIR": "/trainyard/outputs",
+        }  # fmt: skip
+        assert {name: environment.get(name) for name in expected} == expected
+        assert view["argv"] == ["/workspace/train.py", f"--local_rank={local_rank}"]
+        assert view["local_rank"] == local_rank
+        assert view["cwd"] == view["path"] == "/workspace"
+        assert (view["dataset"], view["models"]) == ("3", ["net"])
+        assert view["writable"] == ["WORKSPACE", "RUN_DIR", "CHECKPOINT_DIR", "OUTPUT_DIR", "TENSORBOARD_LOGDIR"]
+        assert not [name for name in environment if name.startswith(("TRAINYARD", "KUBERNETES", "DJANGO"))]
+        promised = any_yard.backend.environment(spec, rank)
+        fixed = promised.keys() - {"MASTER_ADDR", "MASTER_PORT"}
+        assert {name: environment.get(name) for name in fixed} == {name: promised[name] for name in fixed}
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        assert len({view["environment"][name] for view in ranks}) == 1
+    assert ranks[0]["environment"]["MASTER_ADDR"].count(".") == 3, "an IP, not a name"
+
+
+def test_the_ranks_meet_at_the_masters_address(any_yard):
+    any_yard.complete(MEET, nodes=3, workers_per_node=2)
+    assert [any_yard.log(rank) for rank in range(6)] == ["total 21\n"] * 6
+
+
+def test_phases_and_times(any_yard):
+    before = time.time()
+    any_yard.backend.submit(any_yard.spec(POLITE, nodes=2))
+    first = any_yard.backend.describe("job-1-1")
+    assert first.phase in {RunPhase.STARTING, RunPhase.RUNNING}
+    assert first.submitted_at == pytest.approx(before, abs=30)
+    any_yard.wait_for_text("ready", rank=0)
+    any_yard.wait_for_text("ready", rank=1)
+    running = any_yard.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)
+    assert (running.finished_at, running.outcome, running.waiting_for) == (None, None, "")
+    assert [node.phase for node in running.nodes] == [RunPhase.RUNNING] * 2
+    assert running.started_at >= int(first.submitted_at)
+    any_yard.backend.stop("job-1-1", 20)
+    ended = any_yard.wait_for_end()
+    assert ended.outcome is Outcome.STOPPED
+    assert ended.started_at == running.started_at
+    assert ended.finished_at >= ended.started_at
+    assert [node.phase for node in ended.nodes] == [RunPhase.ENDED] * 2
+    assert [(span.nodes, span.started_at, span.finished_at) for span in ended.spans] == [
+        (2, ended.started_at, ended.finished_at)
+    ]
+    any_yard.backend.stop("job-1-1", 20)
+    assert any_yard.backend.describe("job-1-1") == ended, "an end is final"
+
+
+def test_concurrent_submissions_start_one_run(any_yard):
+    spec = any_yard.spec("import os\nprint('start', os.environ['RANK'])", nodes=2)
+    failures = []
+
+    def submit():
+        try:
+            any_yard.another().submit(spec)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=submit) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert any_yard.backend.names() == ["job-1-1"]
+    ended = any_yard.wait_for_end()
+    any_yard.backend.submit(spec)
+    assert any_yard.backend.describe("job-1-1") == ended, "a submission adopts the run in every phase"
+    assert ended.outcome is Outcome.COMPLETED
+    assert (any_yard.log(0), any_yard.log(1)) == ("start 0\n", "start 1\n")
+
+
+def test_names_of_all_and_of_live_runs(any_yard):
+    any_yard.complete("print('first')")
+    any_yard.start(WAIT, name="job-2-1")
+    assert any_yard.backend.names() == any_yard.another().names() == ["job-1-1", "job-2-1"]
+    assert any_yard.backend.names(live=True) == ["job-2-1"]
+    any_yard.backend.delete("job-2-1")
+    assert any_yard.backend.names() == ["job-1-1"]
+    assert any_yard.backend.names(live=True) == []
+    any_yard.backend.delete("job-1-1")
+    any_yard.complete("print('second')")
+    assert any_yard.log() == "second\n", "the name of a deleted run can be used again"
+
+
+# Logs and samples
+
+
+def test_logs_come_in_pieces_at_character_boundaries(any_yard):
+    text = "é€😀" * 20
+    any_yard.run(f"import sys\nsys.stdout.buffer.write('{text}\\n'.encode())\nprint('second')")
+    pieces, offset = [], 0
+    while True:
+        chunk = any_yard.backend.logs("job-1-1", 0, offset, limit=7)
+        assert len(chunk.text.encode()) <= 7
+        pieces.append(chunk.text)
+        offset = chunk.next_offset
+        if chunk.eof:
+            break
+    assert "".join(pieces) == f"{text}\nsecond\n"
+    assert any_yard.backend.logs("job-1-1", 0, offset).text == ""
+
+
+def test_samples_contain_the_usage_of_their_node_only(any_yard):
+    """They contain neither the machine's memory nor the disk that /tmp may lie on."""
+    if not any_yard.keeps_output:
+        pytest.skip("Without shared storage there are no samples.")
+    spec = any_yard.spec(WAIT)
+    any_yard.backend.submit(spec)
+    give_up_at = time.monotonic() + 60
+    while not (text := any_yard.backend.samples(spec.name, 0).text):
+        assert time.monotonic() < give_up_at
+        time.sleep(0.2)
+    sample = json.loads(text.splitlines()[0])
+    assert 1 << 20 < sample["memory"] < spec.resources.memory_mib << 20
+    assert [rank["rank"] for rank in sample["ranks"]] == [0]
+    assert abs(sample["at"] - time.time()) < 600
+    any_yard.backend.stop(spec.name, 1)
+
+
+def test_a_log_is_capped_and_the_run_goes_on(any_yard):
+    any_yard.complete("for _ in range(300): print('x' * 1000)\nprint('done')", log_limit_bytes=10_000)
+    log = any_yard.log()
+    assert len(log) < 10_500
+    assert "has reached its limit of 10000 bytes" in log
+
+
+# Refusals
+
+
+def test_a_refused_submission_leaves_nothing(any_yard):
+    spec = any_yard.spec()
+    outside = Mount("/etc", "/workspace", read_only=False)
+    for changes in (
+        {"nodes": 0},
+        {"resources": Resources(cpus=0, memory_mib=1024)},
+        {"image": Image(builtin="unheard-of")},
+        {"mounts": (outside,)} if isinstance(any_yard, ClusterYard) else {"script": ""},
+        {"name": "Job_1"},
+    ):
+        with pytest.raises(InvalidSpec) as caught:
+            any_yard.backend.submit(dataclasses.replace(spec, **changes))
+        assert caught.value.field
+        assert any_yard.backend.names() == []
+        assert any_yard.left_behind() == []
+
+
+def test_a_run_that_can_never_fit_is_refused_or_waits_with_a_reason(any_yard):
+    spec = any_yard.spec(nodes=2, resources=Resources(cpus=100_000, memory_mib=256))
+    if not isinstance(any_yard, ClusterYard):
+        with pytest.raises(InvalidSpec) as caught:
+            any_yard.backend.submit(spec)
+        assert caught.value.field == "nodes"
+        assert any_yard.backend.names() == []
+        return
+    # A cluster may grow, so the run waits there.
+    any_yard.backend.submit(spec)
+    status = any_yard.wait(spec.name, lambda status: status.waiting_code == WaitingCode.TOO_LARGE)
+    assert (status.phase, status.started_at) == (RunPhase.STARTING, None)
+    assert "Insufficient cpu" in status.waiting_for
+    any_yard.backend.stop(spec.name, 5)
+    ended = any_yard.wait_for_end()
+    assert (ended.outcome, ended.started_at, ended.spans) == (Outcome.STOPPED, None, ())
+
+
+def test_an_unknown_run_is_not_found(any_yard):
+    for call in (any_yard.backend.describe, any_yard.backend.stacks):
+        with pytest.raises(RunNotFound):
+            call("job-9-1")
+    for read in (any_yard.backend.logs, any_yard.backend.samples):
+        with pytest.raises(RunNotFound):
+            read("job-9-1", 0)
+    any_yard.backend.stop("job-9-1", 5)
+    any_yard.backend.delete("job-9-1")
+    any_yard.backend.delete_shared("job-9")
+    any_yard.run("")
+    for rank in (-1, 1):
+        with pytest.raises(RunNotFound):
+            any_yard.backend.logs("job-1-1", rank)
+
+
+def test_a_run_starts_with_the_checkpoints_that_were_filled_in(any_yard):
+    def copy(folder):
+        (folder / "epoch-3").mkdir()
+        (folder / "epoch-3" / "weights.pt").write_text("three")
+
+    def fail(folder):
+        copy(folder)
+        raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        any_yard.backend.fill_checkpoints("job-5", fail)
+    assert not any_yard.backend.checkpoint_folder("job-5").exists()
+    for _ in range(2):  # an interrupted call is repeated
+        any_yard.backend.fill_checkpoints("job-5", copy)
+    code = """
+        import os
+        path = os.path.join(os.environ["CHECKPOINT_DIR"], "epoch-3", "weights.pt")
+        print(open(path).read())
+        open(path, "w").write("four")
+        open(os.path.join(os.environ["CHECKPOINT_DIR"], "last"), "w").write("4")
+    """
+    any_yard.backend.submit(any_yard.spec(code, checkpoint_key="job-5"))
+    assert any_yard.wait_for_end().outcome is Outcome.COMPLETED, any_yard.all_logs("job-1-1")
+    assert any_yard.log(0) == "three\n"
+    folder = any_yard.backend.checkpoint_folder("job-5")
+    assert ((folder / "epoch-3" / "weights.pt").read_text(), (folder / "last").read_text()) == ("four", "4")
+
+
+# The cluster
+
+
+def test_a_run_reserves_its_resources_until_it_ends(any_yard):
+    def free():
+        return sum(machine.free.cpus for machine in any_yard.backend.capacity().machines)
+
+    before = free()
+    any_yard.start(WAIT, nodes=2)
+    assert free() == pytest.approx(before - 2 * any_yard.spec().resources.cpus)
+    any_yard.backend.stop("job-1-1", 0)
+    any_yard.wait_for_end()
+    any_yard.wait("job-1-1", lambda _status: free() == pytest.approx(before))
+
+
+def test_deleting_a_live_run_leaves_nothing(any_yard):
+    any_yard.start(STUBBORN, nodes=2, deadline_seconds=3600, grace_seconds=600)
+    any_yard.backend.delete("job-1-1")
+    any_yard.backend.delete("job-1-1")
+    with pytest.raises(RunNotFound):
+        any_yard.backend.describe("job-1-1")
+    assert any_yard.left_behind() == []
+    assert any_yard.backend.names() == []
+
+
+def test_changes_are_reported_within_a_second(any_yard):
+    reports = []
+    listening, done = threading.Event(), threading.Event()
+
+    def listen():
+        for names in any_yard.another().changes(stop_after=120):
+            listening.set()
+            reports.append((time.monotonic(), names))
+            if done.is_set():
+                return
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    assert listening.wait(30)
+    any_yard.start(POLITE)
+    stopped = time.monotonic()
+    any_yard.backend.stop("job-1-1", 20)
+    any_yard.wait_for_end()
+    ended = time.monotonic()
+    any_yard.wait("job-1-1", lambda _status: any(at >= stopped and "job-1-1" in names for at, names in reports), 5)
+    done.set()
+    listener.join(30)
+    assert max(late[0] - early[0] for early, late in itertools.pairwise(reports)) < 3, "a heartbeat every second"
+    assert any("job-1-1" in names and stopped <= at < ended + 1 for at, names in reports)
+
+
+# Ends
+
+
+def test_a_stopped_run_has_its_grace_period(any_yard):
+    any_yard.start(POLITE, text="ready\n", nodes=2)
+    chunk = any_yard.backend.logs("job-1-1", 0, 0)
+    assert (chunk.text, chunk.next_offset, chunk.eof) == ("ready\n", 6, False), "it can be read while the run goes on"
+    any_yard.backend.stop("job-1-1", 20)
+    any_yard.backend.stop("job-1-1", 30)
+    assert any_yard.wait_for_failure(Outcome.STOPPED).code is FailureCode.STOPPED
+    # Without shared storage, the API server has a log only while its pod exists.
+    for rank in range(2) if any_yard.keeps_output else ():
+        assert any_yard.log(rank) == "ready\nsaved\n"
+    assert any_yard.backend.logs("job-1-1", 0, chunk.next_offset).eof
+
+
+def test_the_earlier_of_two_stops_counts(any_yard):
+    # Without shared storage, the pod keeps its first grace period, although the run has ended.
+    grace = 600 if any_yard.keeps_output else 60
+    any_yard.start(STUBBORN, grace_seconds=grace, deadline_seconds=3600)
+    any_yard.backend.stop("job-1-1", grace)
+    status = any_yard.wait("job-1-1", lambda status: status.phase is not RunPhase.RUNNING)
+    assert status.phase is RunPhase.STOPPING
+    any_yard.backend.stop("job-1-1", 0)
+    assert any_yard.wait_for_end().outcome is Outcome.STOPPED
+
+
+def test_a_run_that_is_stopped_at_once_never_ran_or_was_stopped(any_yard):
+    any_yard.backend.submit(any_yard.spec(WAIT, nodes=2))
+    any_yard.backend.stop("job-1-1", 5)
+    try:
+        ended = any_yard.wait_for_end()
+    except RunNotFound:
+        return
+    assert ended.outcome is Outcome.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("script", "seconds", "grace", "log"),
+    [(POLITE, 8, 4, "ready\nsaved\n"), (STUBBORN, 4, 2, "ready\n")],
+    ids=["after a checkpoint in the grace period", "although it ignores SIGTERM"],
+)
+def test_a_run_ends_at_its_deadline(any_yard, script, seconds, grace, log):
+    ended = any_yard.run(script, nodes=2, deadline_seconds=seconds, grace_seconds=grace)
+    assert ended.outcome is Outcome.TIME_LIMIT, any_yard.all_logs("job-1-1")
+    assert any_yard.log(0) == log
+    # The deadline counts from the moment all nodes know each other. A cluster's times are whole seconds.
+    assert seconds - grace - 1 <= ended.finished_at - ended.started_at <= seconds + 1 + any_yard.late_seconds
+
+
+def test_the_first_failure_is_reported_with_its_rank_and_last_lines(any_yard):
+    script = """
+    import os, signal, sys
+    if os.environ["RANK"] == "3":
+        print("about to fail", flush=True)
+        sys.exit(7)
+    while True:
+        signal.pause()
+    """
+    failure = any_yard.run_to_failure(Outcome.CODE_FAILED, script, nodes=2, workers_per_node=2)
+    assert (failure.code, failure.node, failure.rank, failure.exit_code) == (FailureCode.RANK_EXITED, 1, 3, 7)
+    assert failure.last_lines == ("about to fail",)
+    assert failure.message == "Rank 3 on node 1 exited with code 7."
+
+
+def test_a_killed_rank_is_reported_with_its_signal(any_yard):
+    failure = any_yard.run_to_failure(Outcome.CODE_FAILED, "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
+    assert (failure.code, failure.signal) == (FailureCode.RANK_KILLED, "SIGSEGV")
+
+
+def test_a_run_that_exceeds_its_memory_is_out_of_memory(any_yard):
+    script = """
+    import time
+    taken = []
+    while True:
+        taken.append(bytearray(b"x") * (8 << 20))
+        time.sleep(0.02)
+    """
+    failure = any_yard.run_to_failure(Outcome.OUT_OF_MEMORY, script, resources=Resources(cpus=0.25, memory_mib=192))
+    assert failure.code is FailureCode.OUT_OF_MEMORY
+
+
+def test_a_node_that_is_removed_is_lost(any_yard):
+    any_yard.start(WAIT, nodes=2)
+    any_yard.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)
+    any_yard.lose_node(1)
+    assert any_yard.wait_for_failure(Outcome.NODE_LOST).node == 1
+    assert any_yard.backend.describe("job-1-1").finished_at is not None
+
+
+def test_an_elastic_run_goes_on_without_a_lost_node(any_yard):
+    script = """
+    import os, signal, time
+    if os.environ["WORLD_SIZE"] == "2":
+        print("both", flush=True)
+        while True:
+            signal.pause()
+    print("alone after", os.environ["RESTART_COUNT"], flush=True)
+    time.sleep(3)  # a cluster's times are whole seconds
+    """
+    any_yard.start(script, text="both", nodes=2, min_nodes=1)
+    any_yard.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)
+    any_yard.lose_node(1)
+    ended = any_yard.wait_for_end()
+    assert ended.outcome is Outcome.COMPLETED, any_yard.all_logs("job-1-1")
+    assert [span.nodes for span in ended.spans] == [2, 1]
+    assert ended.restarts == 1
+    assert "alone after 1\n" in any_yard.log(0)

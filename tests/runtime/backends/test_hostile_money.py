@@ -1,0 +1,36 @@
+"""No run is free by its own doing, on any backend. A new backend must pass every script of `attacks`."""
+
+import pytest
+
+from jobs.states import BILLED, RETRIED, EndReason
+from runtime.specs import Resources
+from tests.kubernetes.yard import ClusterYard
+from tests.runtime.backends import hostile
+from tests.runtime.backends.attacks import ARMED, ATTACKS
+
+pytestmark = [
+    pytest.mark.late("its runs are real processes, with time limits of seconds"),
+    pytest.mark.slow,
+    pytest.mark.cores(2),
+]
+
+
+@pytest.fixture(params=["cold", "warm", "kubernetes"])
+def hostile_yard(request):
+    """Every backend, and every way in which its ranks are started."""
+    if request.param == "kubernetes":
+        yard = ClusterYard(request.getfixturevalue("site"))
+        yield yard
+        yard.close()
+        return
+    yield hostile.started(request.getfixturevalue("yard"), request.param)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_run_that_attacks_its_launcher_is_billed_and_not_retried_free(hostile_yard, attack):
+    yard = hostile_yard
+    status = yard.run(ARMED + ATTACKS[attack], resources=Resources(cpus=1, memory_mib=256), deadline_seconds=25)
+    reason = EndReason(status.outcome.value)
+    assert reason in BILLED - RETRIED, (status.failure, yard.all_logs("job-1-1"))
+    assert reason is not EndReason.HUNG, "a hang is billed only in part"
+    assert status.finished_at >= status.started_at  # a cluster's times are whole seconds

@@ -1,0 +1,83 @@
+import contextlib
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from runtime.backends.local.inotify import FolderWatch
+
+
+@pytest.fixture
+def watch(tmp_path):
+    with contextlib.closing(FolderWatch(tmp_path)) as opened:
+        yield opened
+
+
+def test_written_moved_and_deleted_files_are_reported(watch, tmp_path):
+    (tmp_path / "job-1-1").write_bytes(b"!")
+    assert watch.wait(10) == {"job-1-1"}
+    (tmp_path / "job-1-1").write_bytes(b"!")
+    (tmp_path / "job-2-1").write_bytes(b"!")
+    assert watch.wait(10) == {"job-1-1", "job-2-1"}
+    (tmp_path / "job-2-1").unlink()
+    assert watch.wait(10) == {"job-2-1"}
+    other = tmp_path.parent / f"{tmp_path.name}-other"
+    other.write_bytes(b"!")
+    other.rename(tmp_path / "job-3-1")
+    assert watch.wait(10) == {"job-3-1"}
+
+
+def test_earlier_changes_and_reads_are_not_reported(tmp_path):
+    (tmp_path / "before").write_bytes(b"!")
+    with contextlib.closing(FolderWatch(tmp_path)) as watch:
+        (tmp_path / "before").read_bytes()
+        assert watch.wait(0.01) == set()
+
+
+def test_a_waiting_reader_is_woken(watch, tmp_path):
+    ringer = threading.Timer(0.1, (tmp_path / "late").write_bytes, [b"!"])
+    ringer.start()
+    assert watch.wait(60) == {"late"}
+    ringer.join()
+
+
+def test_constant_changes_are_still_reported(watch, tmp_path):
+    ends = threading.Event()
+
+    def ring():
+        while not ends.is_set():
+            (tmp_path / "often").write_bytes(b"!")
+
+    ringer = threading.Thread(target=ring)
+    ringer.start()
+    try:
+        assert watch.wait(60) == {"often"}
+    finally:
+        ends.set()
+        ringer.join()
+
+
+def test_after_dropped_events_every_file_is_reported(watch, tmp_path):
+    (tmp_path / "one").touch()
+    (tmp_path / "two").touch()
+    limit = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    for number in range(limit + 2):
+        os.close(os.open(tmp_path / ("one", "two")[number % 2], os.O_WRONLY))
+    (tmp_path / "lost").touch()
+    names = set()
+    while more := watch.wait(0):
+        names |= more
+    assert names == {"one", "two", "lost"}
+
+
+def test_a_folder_that_is_not_there_is_an_error(tmp_path):
+    before = _instances()
+    with pytest.raises(OSError, match="no notice of changes"):
+        FolderWatch(tmp_path / "nowhere")
+    assert _instances() == before
+
+
+def _instances():
+    links = (os.path.realpath(path) for path in Path("/proc/self/fd").iterdir())
+    return [link for link in links if "inotify" in link]

@@ -1,0 +1,99 @@
+import ast
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from runtime.backends.kubernetes import launcher_archive
+from runtime.launcher.extract import extract_file
+
+
+def test_the_same_sources_give_the_same_bytes(tmp_path):
+    folder = tmp_path / "launcher"
+    folder.mkdir()
+    for name in ("b", "a"):
+        (folder / f"{name}.py").write_text("x = 1\n")
+    first = launcher_archive.pack(folder)
+    os.utime(folder / "a.py", (1e9, 1e9))
+    (folder / "a.py").chmod(0o600)
+    (folder / "a.pyc").write_bytes(b"not a source")
+    assert launcher_archive.pack(folder) == first
+    (folder / "a.py").write_text("x = 2\n")
+    assert launcher_archive.pack(folder) != first
+
+
+def test_the_archive_fits_a_config_map_and_holds_sources_for_old_interpreters(tmp_path):
+    built = launcher_archive.build()
+    assert len(built) < launcher_archive.MAX_BYTES
+    path = tmp_path / "launcher.pyz"
+    path.write_bytes(built)
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+        assert names[0] == "__main__.py"
+        assert {"launcher/pod/main.py", "launcher/agent.py", "launcher/rank.py", "launcher/smoke.py"} <= set(names)
+        for name in names:
+            ast.parse(archive.read(name), feature_version=(3, 8))
+
+
+def test_an_archive_too_large_for_a_config_map_raises(tmp_path):
+    (tmp_path / "large.py").write_bytes(b"#" * launcher_archive.MAX_BYTES)
+    with pytest.raises(ValueError, match="a ConfigMap holds fewer"):
+        launcher_archive.pack(tmp_path)
+
+
+def test_a_signal_during_startup_is_kept_for_the_launcher(tmp_path):
+    folder = tmp_path / "launcher"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "__main__.py").write_text(
+        "import os, signal\n"
+        "os.kill(os.getpid(), signal.SIGTERM)  # comes while the modules are imported\n"
+        "def start(): print(signal.SIGTERM in signal.sigpending())\n"
+    )
+    path = tmp_path / "launcher.pyz"
+    path.write_bytes(launcher_archive.pack(folder))
+    pod, node = (
+        subprocess.run([sys.executable, path, *flag], check=False, capture_output=True) for flag in (["--pod"], [])
+    )
+    assert (pod.returncode, pod.stdout.strip()) == (0, b"True")
+    assert node.returncode == -signal.SIGTERM
+
+
+def extract_paths(path, parent, code):
+    """Run `code` in an interpreter that imports the package from the archive, and return the paths that it prints."""
+    begin = (
+        f"import sys; sys.path.insert(0, {str(path)!r}); import launcher.extract as extract\n"
+        f"extract._PARENT_FOLDERS = ({str(parent)!r},); extract_file = extract.extract_file\n"
+    )
+    shown = subprocess.run([sys.executable, "-I", "-S", "-c", begin + code], capture_output=True, text=True, check=True)
+    return [Path(line) for line in shown.stdout.splitlines()]
+
+
+def test_files_are_extracted_with_their_companions(tmp_path):
+    path = tmp_path / "launcher.pyz"
+    path.write_bytes(launcher_archive.build())
+    names = ("'rank.py', 'step_timer.py'", "'rank.py'", "'mpi_stub.py'")
+    code = "; ".join(f"print(extract_file({each}))" for each in names)
+    first, second, stub = extract_paths(path, tmp_path, code)
+    assert first == second == tmp_path / ".trainyard" / "rank.py"
+    assert first.read_bytes() == Path(extract_file("rank.py")).read_bytes()
+    assert {each.name for each in stub.parent.iterdir()} == {"rank.py", "step_timer.py", "mpi_stub.py"}
+    assert first.parent.stat().st_mode & 0o777 == 0o700
+    first.write_text("from an older archive")
+    (other,) = extract_paths(path, tmp_path, "print(extract_file('rank.py'))")
+    assert other == first
+    assert first.read_bytes() == Path(extract_file("rank.py")).read_bytes()
+
+
+def test_a_world_writable_folder_is_not_used(tmp_path):
+    path = tmp_path / "launcher.pyz"
+    path.write_bytes(launcher_archive.build())
+    (tmp_path / ".trainyard").mkdir()
+    (tmp_path / ".trainyard").chmod(0o777)
+    (extracted,) = extract_paths(path, tmp_path, "print(extract_file('rank.py'))")
+    assert extracted.parent.name.startswith(".trainyard-")
+    assert list((tmp_path / ".trainyard").iterdir()) == []

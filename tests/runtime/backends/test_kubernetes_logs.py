@@ -1,0 +1,66 @@
+import io
+
+import pytest
+
+from runtime.backends.kubernetes.logs import extract_rank
+from runtime.backends.log_chunks import Piece, lines_chunk, read_piece, text_chunk
+
+OUTPUT = b"0\tone\n1\tother\n0+\ttwo and \n0\tmore\n10\tnot mine\nno rank at all\n0\t\n0\tthree"
+RANK_0_OUTPUT = b"one\ntwo and more\n\n"
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_extract_rank_selects_one_ranks_lines(size):
+    chunks = [OUTPUT[at : at + size] for at in range(0, len(OUTPUT), size)]
+    assert extract_rank(chunks, 0, 0, 1000) == (RANK_0_OUTPUT, True)
+    assert extract_rank(chunks, 1, 0, 1000) == (b"other\n", True)
+    assert extract_rank(chunks, 2, 0, 1000) == (b"", True)
+
+
+@pytest.mark.parametrize("offset", range(len(RANK_0_OUTPUT) + 2))
+@pytest.mark.parametrize("limit", [1, 3, 100])
+def test_extract_rank_honors_offset_and_limit(offset, limit):
+    data, is_all = extract_rank([OUTPUT], 0, offset, limit)
+    assert data == RANK_0_OUTPUT[offset : offset + limit]
+    assert is_all == (offset + limit >= len(RANK_0_OUTPUT))
+
+
+def test_extract_rank_stops_reading_at_the_limit():
+    read = []
+
+    def chunks():
+        for number in range(1000):
+            read.append(number)
+            yield b"0\t0123456789\n"
+
+    assert extract_rank(chunks(), 0, 0, 20) == (b"0123456789\n012345678", False)
+    assert len(read) < 5
+
+
+def test_text_chunk_leaves_an_incomplete_character_to_the_next_chunk():
+    data = "aü".encode()
+    assert text_chunk(Piece(data[:2], at_end=True, offset=5), final=False).next_offset == 6
+    assert text_chunk(Piece(data, at_end=True, offset=5), final=True).text == "aü"
+    assert text_chunk(Piece(data[:2], at_end=True, offset=5), final=True).text == "a\N{REPLACEMENT CHARACTER}"
+
+
+@pytest.mark.parametrize(
+    ("offset", "text", "start"),
+    [
+        (0, "ü one\ntwo\n", 0),
+        (1, "two\n", 7),
+        (-4, "two\n", 7),
+        (-3, "wo\n", 8),
+        (-99, "ü one\ntwo\n", 0),
+        (50, "", 50),
+    ],
+)
+def test_a_window_begins_with_a_whole_line(offset, text, start):
+    piece = read_piece(io.BytesIO("ü one\ntwo\n".encode()), offset, 99)
+    chunk = text_chunk(piece, final=True, at_line=True)
+    assert (chunk.text, chunk.offset, chunk.size) == (text, start, 11)
+
+
+def test_lines_chunk_returns_complete_lines_only():
+    chunk = lines_chunk(b'{"a":1}\n{"a"', 3, final=False)
+    assert (chunk.text, chunk.next_offset, chunk.eof) == ('{"a":1}\n', 11, False)

@@ -1,0 +1,152 @@
+import os
+
+import pytest
+
+from runtime.backends.kubernetes.volume import RunFolders
+from runtime.errors import BackendUnavailable
+
+
+@pytest.fixture
+def folders(tmp_path):
+    folders = RunFolders(tmp_path, os.geteuid())
+    folders.create("job-1-1", "job-1")
+    return folders
+
+
+def test_creating_folders_twice_is_idempotent(folders):
+    folders.create("job-1-1", "job-1")
+    paths = {str(path.relative_to(folders.root)) for path in folders.root.rglob("*")}
+    assert {"job-1-1/run/tensorboard", "job-1-1/logs", "job-1-1/nodes", ".checkpoints/job-1", ".outputs/job-1"} <= paths
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change owners")
+def test_folders_belong_to_the_pods_user(tmp_path):
+    RunFolders(tmp_path, 10001).create("job-1-1", "job-1")
+    for path in (tmp_path / "job-1-1", tmp_path / "job-1-1" / "run", tmp_path / ".outputs" / "job-1"):
+        assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (10001, 0o700)
+
+
+@pytest.mark.parametrize("is_root", [True, False])
+def test_pods_may_change_checkpoints_that_the_console_copied(tmp_path, monkeypatch, is_root):
+    owners = {}
+    monkeypatch.setattr(os, "geteuid", lambda: 0 if is_root else 1234)
+    monkeypatch.setattr(os, "chown", lambda path, uid, *_group, **_options: owners.__setitem__(os.fspath(path), uid))
+
+    def copy(folder):
+        (folder / "deep").mkdir(mode=0o755)
+        (folder / "deep" / "weights").touch(mode=0o644)
+        (folder / "latest").symlink_to("/etc/passwd")
+
+    RunFolders(tmp_path, 10001).fill_checkpoints("job-1", copy)
+    folder = tmp_path / ".checkpoints" / "job-1"
+    if is_root:
+        assert owners == {str(folder): 10001, "deep": 10001, "weights": 10001, "latest": 10001}
+    else:
+        modes = [path.stat().st_mode & 0o777 for path in (folder, folder / "deep", folder / "deep" / "weights")]
+        assert modes == [0o777, 0o777, 0o666]
+
+
+def test_files_are_read_from_an_offset(folders):
+    (folders.root / "job-1-1" / "logs" / "rank-0.log").write_text("0123456789")
+    assert folders.read("job-1-1", "logs", "rank-0.log", 4, 3)[:2] == (b"456", False)
+    assert folders.read("job-1-1", "logs", "rank-0.log", 7, 9)[:2] == (b"789", True)
+    assert folders.read("job-1-1", "logs", "rank-0.log", 70, 9)[:2] == (b"", True)
+    assert folders.read("job-1-1", "logs", "rank-1.log", 0, 9)[:2] == (b"", True)
+    assert folders.list_files("job-1-1", "logs") == ["rank-0.log"]
+    assert folders.list_files("job-2-1", "logs") == []
+
+
+def test_writing_is_atomic_and_follows_no_link(folders, tmp_path):
+    nodes, secret = folders.root / "job-1-1" / "nodes", tmp_path / "secret"
+    folders.write("job-1-1", "nodes", "stop.json", b"one")
+    folders.write("job-1-1", "nodes", "stop.json", b"two")
+    assert {path.name: path.read_bytes() for path in nodes.iterdir()} == {"stop.json": b"two"}
+    assert (nodes / "stop.json").stat().st_mode & 0o777 == 0o644, "pods run as another user"
+    secret.write_bytes(b"the console's own")
+    (nodes / "stop.json").unlink()
+    (nodes / "stop.json").symlink_to(secret)
+    folders.write("job-1-1", "nodes", "stop.json", b"three")
+    assert secret.read_bytes() == b"the console's own"
+    assert (nodes / "stop.json").read_bytes() == b"three"
+    (nodes / "stop.json").unlink()
+    (nodes / "stop.json").mkdir()
+    folders.write("job-1-1", "nodes", "stop.json", b"four")
+    assert [path.name for path in nodes.iterdir()] == ["stop.json"], "no temporary file is left"
+    nodes.rename(nodes.with_name("moved"))
+    nodes.symlink_to(tmp_path)
+    folders.write("job-1-1", "nodes", "stop.json", b"five")
+    folders.write("job-2-1", "nodes", "stop.json", b"six")
+    assert not (tmp_path / "stop.json").exists()
+
+
+def test_reading_follows_no_link(folders, tmp_path):
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "rank-0.log").write_text("the console's own")
+    run = folders.root / "job-1-1"
+    (run / "logs" / "rank-0.log").symlink_to(secret / "rank-0.log")
+    assert folders.read("job-1-1", "logs", "rank-0.log", 0, 99)[:2] == (b"", True)
+    (run / "logs").rename(run / "moved")
+    (run / "logs").symlink_to(secret)
+    assert folders.read("job-1-1", "logs", "rank-0.log", 0, 99)[:2] == (b"", True)
+    assert folders.list_files("job-1-1", "logs") == []
+    run.rename(folders.root / "elsewhere")
+    run.symlink_to(folders.root / "elsewhere")
+    assert folders.read("job-1-1", "moved", "rank-0.log", 0, 99)[:2] == (b"", True)
+
+
+def test_only_regular_files_are_read(folders):
+    logs = folders.root / "job-1-1" / "logs"
+    os.mkfifo(logs / "rank-0.log")  # opening it would block
+    (logs / "rank-1.log").mkdir()
+    assert folders.read("job-1-1", "logs", "rank-0.log", 0, 9)[:2] == (b"", True)
+    assert folders.read("job-1-1", "logs", "rank-1.log", 0, 9)[:2] == (b"", True)
+
+
+def test_a_change_of_content_changes_the_fingerprint(folders):
+    run = folders.root / "job-1-1"
+    fingerprints = [folders.fingerprint("job-1-1")]
+    for path, text in (("logs/0", "a"), ("logs/0", "ab"), ("run/metrics.jsonl", "{}"), ("nodes/0.json", "x")):
+        (run / path).write_text(text)
+        fingerprints.append(folders.fingerprint("job-1-1"))
+    for path in ("logs/1", "logs/2"):
+        (run / path).symlink_to("/etc/passwd")  # it cannot be opened, but it counts
+        fingerprints.append(folders.fingerprint("job-1-1"))
+    assert len(set(fingerprints)) == len(fingerprints)
+    os.utime(run / "nodes" / "0.json", (1, 1))
+    assert folders.fingerprint("job-1-1") == fingerprints[-1], "a new time alone is no change"
+    assert folders.fingerprint("no-such") == ()
+
+
+def test_an_nfs_cache_does_not_hide_changes(folders, monkeypatch):
+    log = folders.root / "job-1-1" / "logs" / "rank-0.log"
+    log.write_text("a")
+    old = log.stat()
+    monkeypatch.setattr(os, "stat", lambda *_arguments, **_options: old)  # as an NFS client does for seconds
+    fingerprint = folders.fingerprint("job-1-1")
+    with log.open("a") as file:
+        file.write("b")
+    assert folders.fingerprint("job-1-1") != fingerprint
+
+
+def test_removing_a_run_and_what_attempts_share(folders):
+    locked = folders.root / "job-1-1" / "run" / "locked"
+    locked.mkdir()
+    (locked / "file").write_text("x")
+    locked.chmod(0)
+    folders.remove("job-1-1")
+    folders.remove("job-1-1")
+    assert sorted(path.name for path in folders.root.iterdir()) == [".checkpoints", ".outputs", ".trash"]
+    assert list((folders.root / ".trash").iterdir()) == []
+    folders.remove_shared("../job-1")
+    folders.remove_shared(".")
+    shared = [folders.root / parent / "job-1" for parent in (".checkpoints", ".outputs")]
+    assert all(folder.is_dir() for folder in shared)
+    folders.remove_shared("job-1")
+    assert not any(folder.exists() for folder in shared)
+
+
+def test_an_unusable_volume_raises(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(BackendUnavailable, match="could not be created"):
+        RunFolders(tmp_path / "file", 10001).create("job-1-1", "")

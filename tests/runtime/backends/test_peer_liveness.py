@@ -1,0 +1,84 @@
+"""Silent supervisors, by the test's own clock and a process that may be killed."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from runtime import pids
+from runtime.backends.local import peer_liveness
+
+
+@pytest.fixture
+def child():
+    """A process that only waits."""
+    pid = os.fork()
+    if not pid:
+        while True:
+            signal.pause()
+    yield pid
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def write(folder, node, pid, *, phase="running", causes=()):
+    path = peer_liveness.record_path(folder, node)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(
+        json.dumps(
+            {"pid": pid, "start_time": pids.start_time(pid), "phase": phase, "node": node, "causes": list(causes)}
+        )
+    )
+    return path
+
+
+def test_a_silent_peer_is_killed_and_recorded(tmp_path, child):
+    path = write(tmp_path, 1, child)
+    watch = peer_liveness.PeerWatch(tmp_path, 0, 2)
+    for second in range(11):
+        watch.kill_silent_peers(100.0 + second)
+    started = pids.start_time(child)
+    watch.kill_silent_peers(111.0)
+    assert pids.wait_for_end(child, started, 10)
+    record = peer_liveness.load_record(path)
+    assert record["silent"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "seconds", "is_updated"),
+    [("running", range(60), True), ("running", (0, 1, 2, 1000, 1001), False), ("ended", range(30), False)],
+    ids=["updates its record", "silent while the watching supervisor was stopped", "has ended"],
+)
+def test_a_peer_is_not_killed_if_it(tmp_path, child, phase, seconds, is_updated):
+    path = write(tmp_path, 1, child, phase=phase)
+    watch = peer_liveness.PeerWatch(tmp_path, 0, 2)
+    for second in seconds:
+        if is_updated:
+            os.utime(path, (second, second))
+        watch.kill_silent_peers(100.0 + second)
+    assert pids.start_time(child) is not None
+
+
+def test_ended_and_failed_peers_are_detected(tmp_path, child):
+    watch = peer_liveness.PeerWatch(tmp_path, 0, 3)
+    assert watch.lost_peer() is None, "no peer has a record yet"
+    write(tmp_path, 1, child)
+    assert watch.lost_peer() is None
+    write(tmp_path, 2, child, causes=("something",))
+    assert watch.lost_peer() == 2
+    path = write(tmp_path, 1, child)
+    path.write_text(path.read_text().replace(f'"start_time": {pids.start_time(child)}', '"start_time": 1'))
+    assert watch.lost_peer() == 1
+
+
+def test_silence_is_checked_twice(tmp_path, child, monkeypatch):
+    path = write(tmp_path, 1, child)
+    record = peer_liveness.load_record(path)
+    assert not peer_liveness.is_silent(path, record), "it has just been written"
+    os.utime(path, (1, 1))
+    record = peer_liveness.load_record(path)
+    monkeypatch.setattr(peer_liveness, "_RECHECK_SECONDS", 0)
+    assert peer_liveness.is_silent(path, record)
+    monkeypatch.setattr(peer_liveness.time, "sleep", lambda _seconds: os.utime(path))
+    assert not peer_liveness.is_silent(path, record), "it was updated between the two checks"

@@ -1,0 +1,64 @@
+"""An order's own variables and secrets, in real runs of every backend."""
+
+import json
+
+import pytest
+
+from runtime.specs import Outcome, RunSpec
+from tests.runtime.backends import hostile
+
+pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
+VALUE = "s3cr3t-of-the-test\nwith-a-second-line"
+SCRIPT = """
+    import json, os, sys, time
+    done = os.environ["RUN_DIR"] + "/done"
+    print(json.dumps([sys.argv[1:], os.environ["NCCL_DEBUG"], len(os.environ["API_TOKEN"])]))
+    print("value", os.environ["API_TOKEN"].replace("\\n", " "), flush=True)
+    os.write(1, b"s3cr3t-of"); sys.stdout.flush(); os.write(2, b"-the-test\\n")
+    if os.environ["RANK"] == "0":
+        open(done, "w").close()
+    else:
+        while not os.path.exists(done): time.sleep(0.01)
+        raise RuntimeError("refused: " + os.environ["API_TOKEN"].split()[0])
+"""
+
+
+def run(yard):
+    spec = yard.spec(
+        SCRIPT,
+        workers_per_node=2,
+        arguments=("--lr", "$LR", "${RANK}of$WORLD_SIZE", "$$HOME", "$NCCL_DEBUG", "$HOME", "$API_TOKEN"),
+        expands_arguments=True,
+        environment={"NCCL_DEBUG": "INFO"},
+        secrets={"API_TOKEN": VALUE},
+    )
+    yard.backend.submit(spec)
+    ended = yard.wait_for_end()
+    assert ended.outcome is Outcome.CODE_FAILED, yard.all_logs(spec.name)
+    for rank in range(2):
+        first, second, third = yard.log(rank).splitlines()[:3]
+        arguments = ["--lr", "0.01", f"{rank}of2", "$HOME", "INFO", "$HOME", "$API_TOKEN"]
+        assert json.loads(first) == [arguments, "INFO", len(VALUE)]
+        assert (second, third) == ("value *** ***", "***")
+    assert ended.failure.data["message"] == "refused: ***"
+    return spec
+
+
+def test_ranks_get_variables_and_secrets_that_no_record_contains(any_yard):
+    spec = run(any_yard)
+    folder = any_yard.backend.run_folder(spec.name)
+    kept = [path for path in folder.rglob("*") if path.is_file()]
+    assert kept
+    for value in VALUE.encode().split():
+        assert [path for path in kept if value in path.read_bytes()] == []
+
+
+def test_forked_ranks_get_them_too(yard):
+    hostile.warm(yard)
+    run(yard)
+
+
+def test_a_stored_spec_has_no_secret(yard):
+    spec = yard.spec(secrets={"API_TOKEN": VALUE}, environment={"A": "b"})
+    assert "s3cr3t" not in spec.to_json() + repr(spec)
+    assert RunSpec.from_json(spec.to_json()).environment == {"A": "b"}

@@ -1,0 +1,51 @@
+import os
+
+import pytest
+
+from runtime import pids
+from runtime.files import write_json
+from runtime.images import venvs
+from runtime.images.recipes import Recipe
+from runtime.specs import Flavour
+
+RECIPE = Recipe("small", "digest", (), (), (), "")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "small"
+    folder.mkdir()
+    return folder
+
+
+def states(folder):
+    return venvs.is_ready(folder.parent, "small"), venvs.is_current(folder.parent, RECIPE, Flavour.CPU)
+
+
+def test_an_incomplete_build_is_not_ready(folder):
+    assert states(folder) == (False, False)
+    (folder / "ready.json").write_text("{")
+    assert states(folder) == (False, False)
+    (folder / "ready.json").write_text("[]")
+    assert states(folder) == (False, False)
+
+
+def test_ready_from_this_recipe_or_from_an_older_one(folder):
+    venvs.mark_ready(folder, "digest")
+    assert states(folder) == (True, True)
+    venvs.mark_ready(folder, "older")
+    assert states(folder) == (True, False)
+
+
+def test_an_image_under_test_is_for_its_builder_only(folder):
+    venvs.mark_candidate(folder)
+    assert states(folder) == (True, False)
+    parent, myself = os.getppid(), os.getpid()
+    for pid, started in ((parent, pids.start_time(parent)), (myself, 1), (4194304, 7)):
+        write_json(folder / "ready.json", {"builder": [pid, started]})
+        assert states(folder) == (False, False)
+
+
+def test_a_path_is_no_name(folder):
+    venvs.mark_ready(folder, "digest")
+    assert not venvs.is_ready(folder, "../small")

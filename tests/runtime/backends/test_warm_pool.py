@@ -1,0 +1,177 @@
+"""Any process of the warm pool may die at any moment: runs go on, and new ones start cold."""
+
+import json
+import os
+import re
+import signal
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from runtime import pids
+from runtime.specs import Outcome
+from tests.console.processes import wait_for
+from tests.runtime.conftest import MAY_IMPORT_ANYTHING
+
+pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
+
+HOW = MAY_IMPORT_ANYTHING + "print(open('/proc/self/cmdline').read().split(chr(0))[2].rsplit('/', 1)[-1], flush=True)\n"
+WAIT = HOW + "import signal\nsignal.pause()\n"
+
+
+@pytest.fixture
+def warm(yard):
+    """A yard whose warm pool has a daemon and a fork server of its image."""
+    yard.backend = yard.another(warm_seconds=600)
+    image = yard.spec().image
+    yard.backend.prepare(image)
+    wait_for(lambda: yard.backend.is_prepared(image), 30)
+    return yard
+
+
+def daemon_pid(yard):
+    return int(json.loads((yard.folder / "runs" / ".warm_pool" / "daemon.json").read_bytes())["pid"])
+
+
+def fork_servers(yard):
+    pid = daemon_pid(yard)
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def end(pid, number=signal.SIGKILL):
+    os.kill(pid, number)
+    wait_for(lambda: pids.start_time(pid) is None, 10)
+
+
+def test_ranks_of_all_nodes_are_forked(warm):
+    assert warm.run(HOW, nodes=2, workers_per_node=2).outcome is Outcome.COMPLETED
+    assert [warm.log(rank) for rank in range(4)] == ["forkserver.py\n"] * 4
+
+
+def test_the_first_run_starts_cold_and_prepares_the_next_ones(yard):
+    yard.backend = yard.another(warm_seconds=600)
+    yard.run(HOW)
+    assert yard.log() == "rank.py\n"
+    wait_for(lambda: yard.backend.is_prepared(yard.spec().image), 30)
+    yard.run(HOW, name="job-2-1")
+    assert yard.log(name="job-2-1") == "forkserver.py\n"
+
+
+@pytest.mark.parametrize("start", ["cold", "warm"])
+def test_tracebacks_show_the_customers_frames_and_the_images_own_paths(yard, request, start):
+    (packages,) = (yard.images_root / "bare").glob("lib/python3*/site-packages")
+    (packages / "faulty.py").write_text("def apply(call):\n    return call()\n")
+    script = """
+    import faulty, os
+    def fail(): raise KeyError("inner")
+    def train():
+        try: faulty.apply(fail)
+        except KeyError as error: raise ValueError("outer") from error
+    train()
+    """
+    try:
+        chosen = request.getfixturevalue("warm") if start == "warm" else yard
+        status = chosen.run(MAY_IMPORT_ANYTHING + textwrap.dedent(script))
+    finally:
+        (packages / "faulty.py").unlink()
+    log = chosen.log()
+    shown = re.findall(r'File "(.*)", line \d+, in (\w+|<module>)', log)
+    library = f"/opt/trainyard/images/bare/{packages.relative_to(yard.images_root / 'bare')}/faulty.py"
+    here = "/workspace/train.py"
+    assert shown == [(here, "train"), (library, "apply"), (here, "fail"), (here, "<module>"), (here, "train")], log
+    assert status.failure.data == {
+        "exception": "ValueError",
+        "message": "outer",
+        "file": "train.py",
+        "line": "7",
+        "function": "train",
+    }
+
+
+def test_a_killed_daemon_takes_its_fork_servers_along_and_no_run(warm):
+    warm.backend.submit(warm.spec(WAIT, name="job-2-1"))
+    warm.wait_for_text("forkserver.py", "job-2-1")
+    kept = fork_servers(warm)
+    assert kept
+    end(daemon_pid(warm))
+    for pid in kept:
+        wait_for(lambda pid=pid: pids.start_time(pid) is None, 10)
+    assert warm.run(HOW).outcome is Outcome.COMPLETED
+    assert warm.log() == "rank.py\n"
+    assert warm.backend.describe("job-2-1").outcome is None
+    wait_for(lambda: warm.backend.is_prepared(warm.spec().image), 30)
+
+
+def test_without_its_fork_server_a_run_starts_cold(warm):
+    end(fork_servers(warm)[0])
+    assert warm.run(HOW, workers_per_node=2).outcome is Outcome.COMPLETED
+    assert [warm.log(rank) for rank in range(2)] == ["rank.py\n"] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stopped", "program"), [("daemon", "forkserver.py"), ("fork server", "rank.py")])
+def test_a_stopped_process_is_not_waited_for(warm, stopped, program):
+    pid = daemon_pid(warm) if stopped == "daemon" else fork_servers(warm)[0]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        assert warm.run(HOW).outcome is Outcome.COMPLETED
+        assert warm.log() == f"{program}\n"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert len(warm.records()) == 1
+    assert warm.run(HOW, name="job-2-1").outcome is Outcome.COMPLETED
+
+
+def test_a_module_of_the_scripts_own_comes_before_the_images(warm):
+    (warm.workspace / "json").mkdir()
+    (warm.workspace / "json" / "__init__.py").write_text("WHOSE = 'mine'\n")
+    assert warm.run(HOW + "import json\nprint(json.WHOSE)").outcome is Outcome.COMPLETED, warm.all_logs("job-1-1")
+    assert warm.log() == "rank.py\nmine\n"
+
+
+@pytest.mark.slow
+def test_another_version_of_the_code_replaces_the_daemon(warm):
+    before = daemon_pid(warm)
+    other = warm.another(warm_seconds=600)
+    other._pool._version = "another"
+    warm.backend = other
+    warm.run(HOW)
+    assert warm.log() == "rank.py\n"
+    wait_for(lambda: other.is_prepared(warm.spec().image) and daemon_pid(warm) != before, 30)
+    warm.run(HOW, name="job-2-1")
+    assert warm.log(name="job-2-1") == "forkserver.py\n"
+
+
+def test_an_idle_daemon_ends(yard):
+    yard.backend = yard.another(warm_seconds=1.5)
+    yard.run(HOW)
+    folder = yard.folder / "runs" / ".warm_pool"
+    wait_for((folder / "daemon.json").exists, 20)
+    pid = daemon_pid(yard)
+    wait_for(lambda: pids.start_time(pid) is None, 20)
+    assert sorted(path.name for path in folder.iterdir()) == ["lock", "log"]
+
+
+def test_an_image_whose_modules_fail_to_import_starts_cold(yard, monkeypatch):
+    monkeypatch.setattr("runtime.images.recipes.preloads", lambda _name: ["no_such_module"])
+    yard.backend = yard.another(warm_seconds=600)
+    yard.backend.prepare(yard.spec().image)
+    log = yard.folder / "runs" / ".warm_pool" / "log"
+    wait_for(lambda: log.exists() and "no_such_module" in log.read_text(), 30)
+    assert not yard.backend.is_prepared(yard.spec().image)
+    yard.run(HOW)
+    assert yard.log() == "rank.py\n"
+
+
+def test_a_warm_rank_imports_the_runs_own_packages(warm, tmp_path):
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "alpha.py").write_text("VERSION = 1\n")
+    script = HOW + "import alpha, sys\nprint(alpha.__file__, sys.path[1])\n"
+    warm.complete(script, packages=str(packages))
+    assert warm.log() == "forkserver.py\n/opt/trainyard/site-packages/alpha.py /opt/trainyard/site-packages\n"
+    # A package that the interpreter has imported already would be the wrong one: the rank starts cold.
+    (packages / "json.py").write_text("VERSION = 2\n")
+    warm.complete(HOW + "import json\nprint(json.VERSION)\n", name="job-1-2", packages=str(packages))
+    assert warm.log(name="job-1-2") == "rank.py\n2\n"

@@ -1,0 +1,70 @@
+import os
+import select
+import signal
+import socket
+import time
+
+import pytest
+
+from runtime.launcher import dns as names_module
+from runtime.launcher.dns import NameLookup, qualified_name, resolve, watch_address
+
+
+def test_a_name_is_resolved_repeatedly_and_each_new_address_reported(monkeypatch):
+    answers = [None, None, "10.0.0.1", "10.0.0.1", None, "10.0.0.2", *["10.0.0.2"] * 20]
+    pauses = []
+    reported = []
+
+    def sleep(seconds):
+        pauses.append(seconds)
+        if len(pauses) == len(answers):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    with pytest.raises(KeyboardInterrupt):
+        watch_address("name", reported.append, lambda _name: answers[len(pauses)])
+    assert reported == ["10.0.0.1", "10.0.0.2"], "DNS may return an earlier pod's address first"
+    assert pauses[0] < pauses[-1], "with time it asks less often"
+
+
+def test_an_unknown_name_has_no_address():
+    assert resolve("no-such-name.invalid") is None
+    assert resolve("a" * 70 + ".invalid") is None
+    assert resolve("127.0.0.1") == "127.0.0.1"
+
+
+def test_ipv4_comes_first(monkeypatch):
+    answers = [(socket.AF_INET6, 1, 6, "", ("fd00::1", 0, 0, 0)), (socket.AF_INET, 1, 6, "", ("10.0.0.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_arguments, **_options: list(answers))
+    assert resolve("name") == "10.0.0.1"
+    answers.pop()
+    assert resolve("name") == "fd00::1"
+
+
+@pytest.mark.parametrize(
+    ("written", "asked"),
+    [
+        (
+            "search runs.svc.cluster.local svc.cluster.local cluster.local example.com\noptions ndots:5\n",
+            "job-1-1-0.job-1-1.runs.svc.cluster.local.",
+        ),
+        ("nameserver 10.96.0.10\nsearch runs.svc.k8s.example.com.\n", "job-1-1-0.job-1-1.runs.svc.k8s.example.com."),
+        ("search example.com\nnameserver 10.0.0.1\n", "job-1-1-0.job-1-1"),
+        ("", "job-1-1-0.job-1-1"),
+    ],
+)
+def test_pod_names_are_resolved_inside_the_cluster_only(written, asked, tmp_path, monkeypatch):
+    monkeypatch.setattr(names_module, "_RESOLVER_CONFIG", str(tmp_path / "resolv.conf"))
+    assert qualified_name("job-1-1-0.job-1-1") == "job-1-1-0.job-1-1"
+    (tmp_path / "resolv.conf").write_text(written)
+    assert qualified_name("job-1-1-0.job-1-1") == asked
+
+
+def test_the_end_of_the_lookup_process_is_an_error():
+    name = NameLookup("no-such-name.invalid")
+    os.kill(name.pid, signal.SIGKILL)
+    assert select.select([name], [], [], 10)[0]
+    with pytest.raises(OSError, match="has ended"):
+        name.read()
+    os.waitpid(name.pid, 0)
+    os.close(name.fileno())

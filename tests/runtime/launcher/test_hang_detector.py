@@ -1,0 +1,310 @@
+"""When a run counts as hung: never while it may still work, and always in the end."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.launcher.telemetry.hang_detector import (
+    BUSY_SHARE,
+    MIN_HANG_SECONDS,
+    NOT_WAITING,
+    WAITING,
+    WAITING_IF_IDLE,
+    Activity,
+    Hang,
+    HangDetector,
+    NodeProgress,
+    ProgressTracker,
+    RankState,
+    describe_hang,
+    is_rank_parked,
+)
+
+IDLE = Activity(
+    seconds=1.0,
+    has_milestone=False,
+    cpu_shares={2: 0.01},
+    max_runnable_share=0.0,
+    disk_rate=0.0,
+    network_rate=0.0,
+    is_blocked=False,
+    gpu_percent=0.0,
+    gpu_memory_percent=0.0,
+)
+HANG = 120.0
+
+
+def waiting(where="all_reduce"):
+    return RankState(where, WAITING, "train.py, line 3, train")
+
+
+def working(where="loss"):
+    return RankState(where, NOT_WAITING, "train.py, line 9, evaluate")
+
+
+MAY_WAIT = RankState("backward", WAITING_IF_IDLE, "")
+PARKED = working()._replace(is_parked=True)
+BUSY = {"is_busy": True}
+NEVER = float("inf")
+
+# One node's signs
+
+
+@pytest.mark.parametrize(
+    ("work", "silent_too"),
+    [
+        (IDLE._replace(has_milestone=True), True),
+        (IDLE._replace(disk_rate=1 << 20), True),
+        (IDLE._replace(network_rate=4 << 20), True),
+        (IDLE._replace(is_blocked=True), True),
+        (IDLE._replace(gpu_memory_percent=20.0), True),
+        (IDLE._replace(seconds=60.0), True),
+        (IDLE._replace(cpu_shares={2: 0.01, 3: 0.5}), False),
+        (IDLE._replace(cpu_shares=dict.fromkeys(range(20), 0.03)), False),
+        (IDLE._replace(max_runnable_share=0.9), False),
+        (IDLE._replace(gpu_percent=100.0), False),
+        (IDLE._replace(is_working=True), False),
+    ],
+)
+def test_signs_of_progress(work, silent_too):
+    signs = ProgressTracker(0.0, HANG)
+    assert signs.add_activity(10.0, IDLE, 1.0)[:3] == (10.0, 10.0, False)
+    pulse = signs.add_activity(20.0, work, 1.0)
+    assert pulse.idle_seconds == 0.0
+    assert pulse.stalled_seconds == (0.0 if silent_too else 20.0)
+    assert pulse.has_begun is work.has_milestone
+
+
+def test_low_activity_is_no_sign_of_progress():
+    signs = ProgressTracker(0.0, HANG)
+    little = IDLE._replace(
+        cpu_shares={2: 0.04, 3: 0.04, 4: 0.04}, max_runnable_share=0.3, disk_rate=4096, network_rate=100_000
+    )
+    for second in range(1, 50):
+        pulse = signs.add_activity(float(second), little, 1.0)
+    assert pulse[:3] == (49.0, 49.0, False)
+
+
+def test_a_blocked_disk_stops_counting_as_progress():
+    signs = ProgressTracker(0.0, HANG)
+    pulses = [signs.add_activity(float(second), IDLE._replace(is_blocked=True), 1.0) for second in range(1, 1000)]
+    assert pulses[int(4 * HANG) - 1].idle_seconds == 0.0
+    assert pulses[-1].idle_seconds > HANG
+
+
+def test_constant_cpu_use_is_background_activity():
+    signs = ProgressTracker(0.0, HANG)
+    assert signs.busy_share(7) == BUSY_SHARE
+    for second in range(1, 20):
+        share = 0.9 if second % 2 else 0.06
+        signs.add_activity(float(second), IDLE._replace(has_milestone=True, cpu_shares={7: share}), 1.0)
+    assert signs.busy_share(7) == pytest.approx(0.12)
+    for second in range(20, 60):
+        pulse = signs.add_activity(float(second), IDLE._replace(cpu_shares={7: 0.08}), 1.0)
+    assert pulse.idle_seconds > 30, "a little above what it always does is not work"
+    assert signs.add_activity(60.0, IDLE._replace(cpu_shares={7: 0.2}), 1.0).idle_seconds == 0.0
+
+
+def test_a_slow_start_is_not_background_activity():
+    signs = ProgressTracker(0.0, HANG)
+    for second in range(1, 60):
+        pulse = signs.add_activity(float(second), IDLE._replace(cpu_shares={7: 0.06}), 1.0)
+    assert pulse.idle_seconds == 0.0
+
+
+# The hub's verdict
+
+
+class Run:
+    """A run as the hub sees it, second by second."""
+
+    def __init__(self, states, hang=HANG):
+        self.states = states
+        self.detector = HangDetector(hang, range(len(states)))
+        self.inspections = 0
+
+    def find_hang(self, now, progress):
+        """Return the hang, if one is found. `progress` is that of every node, or of each."""
+        nodes = range(len(self.states))
+        for node, own in enumerate(progress if isinstance(progress, list) else [progress] * len(nodes)):
+            self.detector.add_progress(node, own)
+        if self.detector.should_inspect(now):
+            self.inspections += 1
+            for node in nodes:
+                self.detector.add_inspection(node, {node: self.states[node]}, now)
+        return self.detector.find_hang(now)
+
+
+def seconds_until_hang(run, *, has_begun=True, is_busy=False):
+    """Return when a run that makes no progress counts as hung, or infinity. If `is_busy`, its processes compute."""
+    for second in map(float, range(1000)):
+        if run.find_hang(second, NodeProgress(0.0 if is_busy else second, second, has_begun)) is not None:
+            return second
+    return NEVER
+
+
+@pytest.mark.parametrize(
+    ("states", "hang", "options", "earliest", "latest"),
+    [
+        pytest.param([working(), waiting()], HANG, {}, HANG, HANG, id="idle, one rank may work: after its time"),
+        pytest.param([waiting(), MAY_WAIT], HANG, {}, MIN_HANG_SECONDS, MIN_HANG_SECONDS, id="idle, all wait: sooner"),
+        pytest.param([waiting()] * 2, HANG, {"has_begun": False}, HANG, HANG, id="never worked: after its time"),
+        pytest.param([working()], 6, {}, 6, 6, id="a short time is respected"),
+        pytest.param([waiting()], 0, {}, NEVER, NEVER, id="detection is off"),
+        pytest.param([waiting("a"), waiting("b")], HANG, BUSY, HANG, 2 * HANG, id="all wait actively in one place"),
+        pytest.param([waiting(), PARKED], HANG, BUSY, HANG, 2 * HANG, id="they wait actively for a parked rank"),
+        pytest.param([PARKED] * 2, HANG, BUSY, NEVER, NEVER, id="parked ranks, nobody waits for them"),
+        pytest.param([waiting(), working()], HANG, BUSY, NEVER, NEVER, id="busy, one rank works"),
+        pytest.param([waiting(), MAY_WAIT], HANG, BUSY, NEVER, NEVER, id="busy, one rank may be in backward"),
+        pytest.param([waiting(), RankState("", NOT_WAITING, "")], HANG, BUSY, NEVER, NEVER, id="busy, one is unknown"),
+    ],
+)
+def test_when_a_run_counts_as_hung(states, hang, options, earliest, latest):
+    run = Run(states, hang)
+    assert earliest <= seconds_until_hang(run, **options) <= latest
+    assert bool(hang) <= run.inspections < 60, "the less there is to see, the less it is inspected"
+
+
+def test_a_run_with_long_quiet_times_gets_longer():
+    run = Run([waiting(), waiting()])
+    for second in map(float, range(13)):
+        assert run.find_hang(second, NodeProgress(second, second, True)) is None
+    run.find_hang(13.0, NodeProgress(0.0, 0.0, True))
+    assert run.detector.allowed_idle_seconds == seconds_until_hang(run) == 4 * 12.0
+
+
+def test_a_rank_that_is_parked_briefly_does_not_hang():
+    run = Run([waiting(), working()])
+    has_worked, inspections = False, 0
+    for second in range(3000):
+        # A rank is parked if it has done nothing since the inspection before.
+        has_worked = (has_worked and inspections == run.inspections) or second % 100 < 10
+        inspections = run.inspections
+        run.states = [waiting(), working()._replace(is_parked=not has_worked)]
+        assert run.find_hang(float(second), NodeProgress(0.0, float(second), True)) is None
+
+
+@pytest.mark.parametrize(
+    ("first", "others", "processes", "is_parked"),
+    [
+        (0.0, [], [], True),
+        (0.01, [0.1, 0.1], [0.01], True),
+        (0.03, [], [], False),
+        (0.0, [0.2], [], False),
+        (0.0, [], [0.06], False),
+    ],
+)
+def test_when_a_rank_counts_as_parked(first, others, processes, is_parked):
+    assert is_rank_parked(first, others, processes, BUSY_SHARE) is is_parked
+
+
+def test_busy_waiting_is_no_hang_if_the_stack_changes():
+    run = Run([waiting()])
+    for second in range(1000):
+        run.states = [waiting(f"call {second // 50}")]
+        assert run.find_hang(float(second), NodeProgress(0.0, float(second), True)) is None
+
+
+def test_there_is_no_verdict_before_every_node_has_reported():
+    detector = HangDetector(HANG, {0, 1})
+    detector.add_progress(0, NodeProgress(1e6, 1e6, True))
+    assert detector.find_hang(1e6) is None
+    assert not detector.should_inspect(1e6)
+    detector.remove_node(1)
+    assert detector.find_hang(1e6) is not None
+
+
+cpu_shares = st.floats(0, 1)
+moments = st.lists(
+    st.tuples(st.booleans(), cpu_shares, st.floats(0, 1 << 20), st.booleans(), st.floats(0, 100)),
+    min_size=1,
+    max_size=300,
+)
+
+
+@given(moments, st.integers(5, 200))
+def test_quiet_time_is_at_most_silent_time(history, hang):
+    signs = ProgressTracker(0.0, hang)
+    for second, (has_milestone, share, disk_rate, is_blocked, gpu_percent) in enumerate(history, 1):
+        work = IDLE._replace(
+            has_milestone=has_milestone,
+            cpu_shares={2: share},
+            disk_rate=disk_rate,
+            is_blocked=is_blocked,
+            gpu_percent=gpu_percent,
+        )
+        pulse = signs.add_activity(float(second), work, 1.0)
+        assert 0 <= pulse.idle_seconds <= pulse.stalled_seconds <= second
+        assert BUSY_SHARE <= signs.busy_share(2) <= 0.15
+        if has_milestone or share > 0.15:
+            assert pulse.idle_seconds == 0
+
+
+@given(
+    hang=st.integers(5, 300),
+    gaps=st.lists(st.integers(1, 400), max_size=6),
+    waits=st.lists(st.sampled_from([NOT_WAITING, WAITING_IF_IDLE, WAITING]), min_size=1, max_size=4),
+)
+def test_a_run_counts_as_hung_in_time_and_never_before(hang, gaps, waits):
+    """A hang is found after `hang` seconds at the latest, whatever pauses came before; sooner if every rank waits."""
+    run = Run([RankState(str(node), how, "") for node, how in enumerate(waits)], hang)
+    now = 0.0
+    for gap in [*(gap for gap in gaps if gap < min(hang, MIN_HANG_SECONDS)), 10 * hang]:
+        for second in range(gap + 1):
+            now += 1
+            verdict = run.find_hang(now, NodeProgress(float(second), float(second), True))
+            if verdict is not None:
+                assert gap == 10 * hang
+                assert min(hang, MIN_HANG_SECONDS) <= second <= hang
+                assert second == hang or NOT_WAITING not in waits
+                assert verdict.seconds == second
+                return
+    raise AssertionError("The hang was not found.")
+
+
+@given(
+    hang=st.integers(5, 200), signs_at=st.lists(st.integers(1, 50), min_size=1, max_size=40), nodes=st.integers(1, 4)
+)
+def test_a_run_in_which_one_node_shows_signs_never_hangs(hang, signs_at, nodes):
+    """One node makes progress at least as often as the run may be quiet; all others never do."""
+    run = Run([waiting()] * nodes, hang)
+    now = 0.0
+    for pause in signs_at:
+        for second in range(min(pause, int(min(hang, MIN_HANG_SECONDS)) - 1) + 1):
+            now += 1
+            active = NodeProgress(float(second), float(second), True)
+            assert run.find_hang(now, [*[NodeProgress(now, now, True)] * (nodes - 1), active]) is None
+
+
+# Words
+
+
+def test_a_verdict_names_the_rank_that_the_others_wait_for():
+    verdict = Hang(121.7, {0: waiting(), 1: working(), 2: waiting()})
+    assert describe_hang(verdict) == (
+        "No sign of progress for 121 seconds. Ranks 0, 2 wait for the others; rank 1 does not: "
+        "it is in train.py, line 9, evaluate."
+    )
+    assert describe_hang(Hang(20.0, {0: waiting()})) == (
+        "No sign of progress for 20 seconds. Every rank waits for the others."
+    )
+    assert describe_hang(Hang(20.0, {0: working()})) == "No sign of progress for 20 seconds."
+    many = {rank: waiting() for rank in range(20)}
+    assert "Ranks 0, 1, 2, 3, 4, 5, 6, 7 and others wait" in describe_hang(
+        Hang(20.0, {**many, 20: RankState("", 0, "")})
+    )
+
+
+def test_cpu_time_since_the_last_progress_is_summed_over_all_nodes():
+    ten = IDLE._replace(cpu_shares=dict.fromkeys(range(2, 12), 0.04))
+    signs = {node: ProgressTracker(0.0, HANG) for node in (0, 1)}
+    judge = HangDetector(HANG, signs)
+    for second in range(1, 101):
+        for node, own in signs.items():
+            work = ten._replace(has_milestone=second <= 50, counted_cpu_seconds=0.45 if node else 0.0)
+            judge.add_progress(node, own.add_activity(float(second), work, 1.0))
+    assert judge.idle_seconds == 50.0, "ten processes of 0.04 of a core are idle"
+    assert judge.cpu_seconds == pytest.approx(50 * (0.4 + 0.45), abs=1.0)
+    assert all(judge._cpu_seconds_at_last_sign.values())

@@ -1,0 +1,124 @@
+import http.client
+import socket
+import threading
+
+import pytest
+
+from runtime.launcher.horovod_store import RendezvousServer
+
+pytestmark = pytest.mark.late("it talks to real processes, with time limits of seconds")
+
+
+def _has_ipv6():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.fixture
+def server():
+    created = RendezvousServer("127.0.0.1")
+    created.serve()
+    created.serve()
+    yield created
+    created.shutdown()
+    created.server_close()
+
+
+@pytest.fixture
+def client(server):
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    yield connection
+    connection.close()
+
+
+def ask(client, method, path, body=None):
+    client.request(method, path, body)
+    answer = client.getresponse()
+    return answer.status, answer.read()
+
+
+def test_values_are_kept_until_deleted(client):
+    assert ask(client, "GET", "/scope/key") == (404, b"")
+    assert ask(client, "PUT", "/scope/key", b"\0value") == (200, b"")
+    assert ask(client, "GET", "/scope/key") == (200, b"\0value")
+    assert ask(client, "GET", "/other/key") == (404, b"")
+    assert ask(client, "DELETE", "/scope/key") == (200, b"")
+    assert ask(client, "DELETE", "/scope/key") == (200, b"")
+    assert ask(client, "GET", "/scope/key") == (404, b"")
+
+
+def test_a_value_too_large_is_refused(client):
+    client.putrequest("PUT", "/scope/key")
+    client.putheader("Content-Length", str(1 << 30))
+    client.endheaders()
+    assert client.getresponse().status == 413
+
+
+class Worker(threading.Thread):
+    """A Horovod worker that lost a peer, asks for its new rank, and waits."""
+
+    def __init__(self, server, name):
+        super().__init__(daemon=True)
+        self._server = server
+        self._name = name
+        self.answer = b""
+        self.asking = threading.Event()
+        self.start()
+
+    def run(self):
+        connection = http.client.HTTPConnection("127.0.0.1", self._server.port, timeout=10)
+        connection.request("GET", f"/rank_and_size/{self._name}")
+        self.asking.set()
+        self.answer = connection.getresponse().read()
+        connection.close()
+
+
+def test_workers_get_ranks_once_all_have_asked(server):
+    server.assign({"a:0": "0,3,0,1,0,3", "b:0": "1,3,0,1,1,3", "c:0": "2,3,0,1,2,3"}, new_workers=True)
+    early = Worker(server, "a:0")
+    early.asking.wait(10)
+    # The launcher learns of the lost node only now.
+    server.assign({"a:0": "0,2,0,1,0,2", "c:0": "1,2,0,1,1,2"})
+    assert not server.have_all_met
+    late = Worker(server, "c:0")
+    for worker in (early, late):
+        worker.join(10)
+    assert (early.answer, late.answer) == (b"0,2,0,1,0,2", b"1,2,0,1,1,2")
+    assert server.have_all_met
+
+
+def test_workers_reconnect_if_no_node_was_lost(server):
+    server.assign({"a:0": "0,2,0,1,0,2", "c:0": "1,2,0,1,1,2"}, new_workers=True)
+    for _time in range(2):
+        workers = [Worker(server, "a:0"), Worker(server, "c:0")]
+        for worker in workers:
+            worker.join(10)
+        assert [worker.answer for worker in workers] == [b"0,2,0,1,0,2", b"1,2,0,1,1,2"]
+
+
+def test_a_worker_of_a_lost_node_gets_no_rank(server):
+    server.assign({"a:0": "0,1,0,1,0,1"})
+    worker = Worker(server, "b:0")
+    worker.join(10)
+    assert worker.answer == b"-1,-1,-1,-1,-1,-1"
+
+
+def test_a_round_drops_keys_of_the_previous_round(server, client):
+    ask(client, "PUT", "/global/0", b"an address")
+    server.assign({"a:0": "0,1,0,1,0,1"}, new_workers=True)
+    assert ask(client, "GET", "/global/0") == (404, b"")
+
+
+@pytest.mark.skipif(not _has_ipv6(), reason="there is no IPv6 here")
+def test_the_server_listens_on_ipv6():
+    server = RendezvousServer("::1")
+    server.serve()
+    client = http.client.HTTPConnection("::1", server.port, timeout=10)
+    client.request("GET", "/scope/none")
+    assert client.getresponse().status == 404
+    client.close()
+    server.shutdown()
+    server.server_close()

@@ -1,0 +1,187 @@
+"""The watches of two nodes with a fake clock: inspections, messages, verdicts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+from runtime.launcher.telemetry import node_watch as module
+from runtime.launcher.telemetry import sampling
+from runtime.launcher.telemetry.hang_detector import NOT_WAITING, WAITING, NodeProgress, RankState
+from runtime.launcher.telemetry.node_watch import NodeWatch
+from runtime.launcher.telemetry.sampling import Process, Reading
+from runtime.launcher.telemetry.stacks import StackCapture
+from runtime.launcher.worker_group import Rank
+
+HANG = 40
+
+
+@dataclass
+class FakeRun:
+    """A clock, the CPU time of every node, and the state of each rank. Inspections take no time."""
+
+    now: float = 1000.0
+    cpu: float = 0.0
+    states: dict[int, RankState] = field(default_factory=dict)
+    inspections: int = 0
+
+    def read(self):
+        return Reading(self.now, {7: Process(7, 1, "S", 1, self.cpu, self.cpu, 0, 0)}, None, None)
+
+
+class Node:
+    """One node: its watch, its reports to the supervisor, and its connection to the other node."""
+
+    def __init__(self, run, number):
+        self.run = run
+        self.number = number
+        self.other = None
+        self.reports = []
+        self.is_deaf = False
+        plan = SimpleNamespace(
+            node=number, workers=1, cpus=1.0, hang_seconds=HANG, own_network=False, run_dir="/nowhere"
+        )
+        self.watch = NodeWatch(plan, [], report=self.reports.append, send=self.send)
+        reading, self.writing = os.pipe()
+        self.ranks = [Rank(number, 7, reading)]
+        self.verdict = None
+
+    def send(self, message):
+        if self.other is not None and not self.other.is_deaf:
+            self.other.watch.handle_message(self.number, message)
+
+    def tick(self):
+        self.verdict = self.verdict or self.watch.handle_timers(0, (0, 1), self.ranks)
+
+    def reports_of(self, kind):
+        return [report for report in self.reports if report["type"] == kind]
+
+    def close(self):
+        os.close(self.writing)
+        os.close(self.ranks[0].report_fd)
+
+
+@pytest.fixture
+def run(monkeypatch):
+    run = FakeRun(
+        states={0: RankState("a", WAITING, "train.py, line 1, f"), 1: RankState("b", WAITING, "train.py, line 1, f")}
+    )
+
+    def start(_capture, _now):
+        run.inspections += 1
+
+    clock = SimpleNamespace(monotonic=lambda: run.now, time=lambda: run.now + 1e9)
+    for user in (module, sampling):
+        monkeypatch.setattr(user, "time", clock)
+    monkeypatch.setattr(module.Sampler, "read", lambda _sampler: run.read())
+    monkeypatch.setattr(module, "read_processes", lambda: run.read().processes)
+    monkeypatch.setattr(module, "read_threads", lambda _pid: {7: run.cpu})
+    monkeypatch.setattr(StackCapture, "start", start)
+    monkeypatch.setattr(StackCapture, "is_over", lambda _capture, _now: True)
+    monkeypatch.setattr(StackCapture, "rank_states", lambda look: {seat: run.states[seat] for seat in look._ranks})
+    return run
+
+
+@pytest.fixture
+def nodes(run):
+    hub, member = Node(run, 0), Node(run, 1)
+    hub.other, member.other = member, hub
+    yield hub, member
+    for node in (hub, member):
+        node.close()
+
+
+def pass_time(run, nodes, seconds):
+    """Tick both every half second, and return the verdict as soon as there is one."""
+    for _ in range(2 * seconds):
+        run.now += 0.5
+        for node in nodes:
+            node.tick()
+        if nodes[0].verdict is not None:
+            return nodes[0].verdict
+    return None
+
+
+@pytest.mark.parametrize("share", [0.0, 0.04])
+def test_a_hang_reports_the_cpu_time_since_the_last_progress(run, nodes, share):
+    """CPU time below what counts as progress is still charged."""
+    run.states[0] = RankState("a", NOT_WAITING, "train.py, line 9, sleep")
+    nodes[0].watch.note_output()
+    verdict = None
+    for _ in range(2 * HANG + 10):
+        run.cpu += share / 2
+        verdict = verdict or pass_time(run, nodes, 1)
+    assert verdict["data"]["used_seconds"] == pytest.approx(share / 2 * verdict["data"]["seconds"], abs=0.1)
+
+
+def test_a_working_run_is_sampled_and_rarely_inspected(run, nodes):
+    run.states[0] = RankState("a", NOT_WAITING, "train.py, line 9, evaluate")
+    for _ in range(3 * HANG):
+        run.cpu += 0.5
+        assert pass_time(run, nodes, 1) is None
+    assert run.inspections <= 2 * 5, "it says nothing for minutes, and is found at work each time"
+    for node in nodes:
+        samples = node.reports_of("sample")
+        assert samples[0]["at"] - 1e9 < 1010
+        assert all(sample["cpu"] == pytest.approx(0.5, abs=0.15) for sample in samples[1:])
+        # Every two seconds for a minute, then every ten.
+        assert 30 <= len(samples) <= 30 + 2 * HANG / 10 + 2
+        assert node.reports_of("progress")[-1]["at"] - 1e9 > run.now - 6
+        assert node.reports_of("stacks") == []
+
+
+def test_the_hub_detects_a_hang_and_both_nodes_report_stacks(run, nodes):
+    nodes[1].watch.note_output()
+    nodes[0].watch.note_output()
+    run.states[1] = RankState("b", NOT_WAITING, "train.py, line 9, evaluate")
+    result = pass_time(run, nodes, 2 * HANG)
+    assert (result["kind"], result["code"], result["rank"], result["node"]) == ("hung", "hung", 1, 1)
+    assert result["data"]["where"] == "train.py, line 9, evaluate"
+    assert HANG <= result["data"]["seconds"] <= HANG + 3
+    assert result["data"]["progress_at"] - 1e9 == pytest.approx(run.now - result["data"]["seconds"], abs=2)
+    for node in nodes:
+        assert [report["rank"] for report in node.reports_of("stacks")] == [node.number]
+
+
+def test_a_silent_node_does_not_delay_the_verdict(run, nodes):
+    hub, member = nodes
+    pass_time(run, nodes, HANG - 6)
+    member.is_deaf = True
+    assert pass_time(run, nodes, 20) is not None
+    assert hub.reports_of("stacks")
+    assert not member.reports_of("stacks")
+
+
+def test_messages_of_another_round_are_ignored(run, nodes):
+    hub, member = nodes
+    hub.tick()
+    member.tick()
+    hub.watch.handle_message(1, {"type": "capture_stacks", "round": 5})
+    hub.watch.handle_message(1, {"type": "progress", "round": 5, **NodeProgress(1e9, 1e9, True)._asdict()})
+    member.watch.handle_message(0, {"type": "inspect", "round": 5})
+    pass_time(run, nodes, 2)
+    assert run.inspections == 0
+
+
+def test_the_verdict_does_not_wait_for_a_finished_node(run, nodes):
+    hub, _member = nodes
+    hub.other = None
+    hub.watch.note_finished(1)
+    hub.watch.note_output()
+    for _ in range(4 * HANG):
+        run.now += 0.5
+        hub.tick()
+    assert hub.verdict is not None
+
+
+def test_a_new_round_restarts_the_timer(run, nodes):
+    hub, member = nodes
+    assert pass_time(run, nodes, HANG - 5) is None
+    for _ in range(2 * (HANG - 5)):
+        run.now += 0.5
+        for node in (hub, member):
+            node.verdict = node.verdict or node.watch.handle_timers(1, (0, 1), node.ranks)
+    assert hub.verdict is None

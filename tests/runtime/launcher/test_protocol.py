@@ -1,0 +1,82 @@
+import socket
+
+import pytest
+
+from runtime.launcher.protocol import MAX_LINE_BYTES, ConnectionLost, Link, first_cause
+
+
+def failed(at, rank, signal="", **more):
+    return {"kind": "code_failed", "at": at, "rank": rank, "signal": signal, **more}
+
+
+@pytest.mark.parametrize(
+    ("causes", "first"),
+    [
+        ([], None),
+        ([failed(5, 1), failed(4, 0)], 0),
+        ([failed(5.0, 1), failed(5.3, 0, "SIGKILL")], 1),
+        ([failed(5.0, 1), failed(6.5, 0, "SIGKILL")], 0),
+        ([failed(5.0, 1), failed(5.3, 0, "SIGABRT")], 0),
+        ([failed(5.0, 1), failed(5.1, 0, "SIGTERM"), failed(5.2, 2, "SIGSEGV")], 2),
+        ([{"kind": "time_limit", "at": 5.0}, failed(5.1, 0, "SIGKILL")], 0),
+        # A peer of a node that was lost fails by it, and may be reaped first.
+        ([failed(5.1, 0), {"kind": "node_lost", "at": 5.2}], 1),
+        ([failed(5.1, 0), {"kind": "node_lost", "at": 6.2}], 0),
+        ([failed(5.1, 0), {"kind": "node_lost", "at": 5.2}, failed(5.3, 1, "SIGKILL")], 2),
+        ([failed(5.1, 0, "SIGSEGV"), {"kind": "node_lost", "at": 5.2}], 0),
+        # An echo is the first cause only where there are none but echoes, whatever the clocks say.
+        ([failed(5.0, 0, echo=True), failed(9.0, 1)], 1),
+        ([failed(5.0, 0, echo=True), failed(9.0, 1, "SIGABRT")], 1),
+        ([failed(5.0, 0, echo=True), failed(5.3, 1), failed(5.4, 2, "SIGKILL")], 2),
+        ([failed(5.0, 0, echo=True), {"kind": "node_lost", "at": 7.2}], 1),
+        ([failed(5.0, 0, echo=True), failed(5.1, 1, echo=True)], 0),
+        # What a node repeats of another one counts where that one's own word is lost.
+        ([failed(5.0, 1, node=1, heard=True), failed(5.0, 1, node=1)], 1),
+        ([failed(5.0, 1, node=1, heard=True), failed(5.1, 1, node=1, echo=True), failed(5.2, 0, node=0)], 2),
+        ([failed(4.9, 0, node=0, echo=True), failed(5.0, 1, node=1, heard=True)], 1),
+    ],
+)
+def test_first_cause(causes, first):
+    assert first_cause(causes) is (None if first is None else sorted(causes, key=lambda cause: cause["at"])[first])
+
+
+@pytest.fixture
+def ends():
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with ours, theirs:
+        yield theirs, Link(ours)
+
+
+def test_only_complete_lines_are_received(ends):
+    theirs, link = ends
+    assert link.receive() == []
+    theirs.sendall(b'{"a": 1}\n{"b"')
+    assert link.receive() == [{"a": 1}]
+    theirs.sendall(b": 2}\n")
+    assert link.receive() == [{"b": 2}]
+
+
+def test_lines_that_are_no_objects_are_skipped(ends):
+    theirs, link = ends
+    theirs.sendall(b'\xff\n[1]\n\n"x"\n{}\n')
+    assert link.receive() == [{}]
+
+
+def test_a_line_without_an_end_breaks_the_connection(ends):
+    theirs, link = ends
+    for _piece in range(MAX_LINE_BYTES // 50_000):
+        theirs.sendall(b"x" * 50_000)
+        assert link.receive() == []
+    theirs.sendall(b"x" * 50_000)
+    with pytest.raises(ConnectionLost, match="without an end"):
+        link.receive()
+
+
+def test_a_closed_connection(ends):
+    theirs, link = ends
+    theirs.close()
+    with pytest.raises(ConnectionLost):
+        link.receive()
+    with pytest.raises(ConnectionLost):
+        link.send({})

@@ -1,0 +1,89 @@
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.launcher.signed_record import MAX_RECORD_BYTES, read_record, read_stop, sign_record, sign_stop
+
+RECORD = {"run": "job-1-1", "node": 0, "phase": "ended", "detail": "", "causes": [], "members": []}
+TEXTS = st.text(max_size=3000)
+CAUSES = st.lists(
+    st.fixed_dictionaries(
+        {
+            "kind": st.just("code_failed"),
+            "code": st.just("rank_exited"),
+            "at": st.floats(1e9, 2e9),
+            "node": st.just(0),
+            "rank": st.integers(0, 7),
+            "message": TEXTS,
+            "data": st.dictionaries(st.text(max_size=10), TEXTS, max_size=3),
+            "last_lines": st.lists(TEXTS, max_size=20),
+        }
+    ),
+    max_size=16,
+)
+
+
+def test_a_signed_record_can_be_read():
+    signed = sign_record(RECORD, "key")
+    assert json.loads(signed)["phase"] == "ended"
+    assert read_record(signed, "key", run="job-1-1", node=0) == RECORD
+    assert read_record(signed + b"\n", "key", run="job-1-1", node=0) == RECORD
+
+
+@pytest.mark.parametrize(
+    "signed",
+    [
+        b"",
+        b"{}",
+        b"null",
+        b"\xff\xfe",
+        b'{"run":"job-1-1","node":0}',
+        b'{"run":"job-1-1","node":0,"signature":""}',
+        sign_record(RECORD, "another"),
+        sign_record({**RECORD, "run": "job-1-2"}, "key"),
+        sign_record({**RECORD, "node": 1}, "key"),
+        sign_record(RECORD, "key").replace(b"ended", b"other"),
+        sign_record(RECORD, "key")[:-3],
+        sign_record(RECORD, "key") + sign_record(RECORD, "key").replace(b"ended", b"other"),
+    ],
+)
+def test_invalid_records_are_refused(signed):
+    assert read_record(signed, "key", run="job-1-1", node=0) is None
+
+
+def test_stop_requests_and_records_are_not_interchangeable():
+    word = sign_stop("job-1-1", 2, "key")
+    assert read_stop(word, "key", run="job-1-1") == 2.0
+    for other in (sign_stop("job-1-1", 2, "another"), sign_stop("job-1-2", 2, "key"), sign_record(RECORD, "key"), b""):
+        assert read_stop(other, "key", run="job-1-1") is None
+    assert read_stop(sign_stop("job-1-1", 2, ""), "", run="job-1-1") is None
+    assert read_record(word, "key", run="job-1-1", node=0) is None
+
+
+def test_without_a_key_no_record_is_valid():
+    assert read_record(sign_record(RECORD, ""), "", run="job-1-1", node=0) is None
+
+
+def test_a_signature_inside_a_text_is_kept_as_text():
+    record = {**RECORD, "detail": ',"signature":"0"}'}
+    assert read_record(sign_record(record, "key"), "key", run="job-1-1", node=0) == record
+
+
+@settings(deadline=None)  # a busy machine may be slow
+@given(causes=CAUSES, detail=TEXTS, members=st.lists(st.fixed_dictionaries({"nodes": st.just(list(range(300)))})))
+def test_a_shortened_record_keeps_run_node_and_first_cause(causes, detail, members):
+    record = {**RECORD, "causes": causes, "detail": detail, "members": members}
+    signed = sign_record(record, "key", MAX_RECORD_BYTES)
+    assert len(signed) <= MAX_RECORD_BYTES
+    read = read_record(signed, "key", run="job-1-1", node=0)
+    assert read["phase"] == "ended"
+    if causes:
+        first = min(causes, key=lambda cause: float(cause["at"]))
+        assert (first["at"], first["rank"]) in [(cause["at"], cause["rank"]) for cause in read["causes"]]
+
+
+def test_a_record_that_fits_is_not_shortened():
+    record = {**RECORD, "causes": [{"at": 1.0, "last_lines": ["one"] * 20}], "detail": "Something."}
+    assert read_record(sign_record(record, "key", MAX_RECORD_BYTES), "key", run="job-1-1", node=0) == record

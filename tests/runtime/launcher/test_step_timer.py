@@ -1,0 +1,245 @@
+"""Steps and communication of a rank: the recorder, with a fake torch, and in real training."""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from runtime.launcher import rank
+from runtime.launcher.step_timer import FILE_BYTES, Counts, Recorder, open_counts, read_counts
+from runtime.specs import Framework, Outcome, Resources
+from tests.runtime.images_of_ours import use_image
+
+pytestmark = pytest.mark.late("it talks to real processes, with time limits of seconds")
+
+NOTHING = Counts(0, 0, 0.0, None)
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def record():
+    descriptor = open_counts()
+    yield descriptor
+    os.close(descriptor)
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def recorder(record, clock):
+    return Recorder(record, clock)
+
+
+def test_a_step_lasts_from_the_end_of_one_to_the_end_of_the_next(record, recorder, clock):
+    assert read_counts(record) == NOTHING
+    recorder.note_step(self := object())
+    assert read_counts(record) == Counts(1, 0, 0.0, None)
+    for _ in range(3):
+        clock.now += 2.0
+        recorder.note_step(self)
+    assert read_counts(record) == Counts(4, 3, 6.0, None)
+
+
+def test_of_several_optimizers_one_counts(record, recorder, clock):
+    generator, critic = object(), object()
+    for _ in range(10):
+        clock.now += 1.0
+        recorder.note_step(generator)
+        clock.now += 1.0
+        recorder.note_step(critic)
+    assert read_counts(record).steps == 9
+    # The first one is not used any more: the other takes its place.
+    for _ in range(10):
+        clock.now += 1.0
+        recorder.note_step(critic)
+    assert read_counts(record).calls == 10 + 9
+
+
+def test_waiting_counts_from_the_first_step_on_and_once(record, recorder, clock):
+    def wait(seconds):
+        clock.now += seconds
+        return "done"
+
+    collective = recorder.timed(wait)
+    outer = recorder.timed(lambda: collective(1.0))
+    assert collective(50.0) == "done"
+    optimizer = object()
+    recorder.note_step(optimizer)
+    for _ in range(2):
+        clock.now += 2.0
+        outer()
+        recorder.note_step(optimizer)
+    assert read_counts(record) == Counts(3, 2, 6.0, 2.0)
+    with pytest.raises(ZeroDivisionError):
+        recorder.timed(lambda: 1 / 0)()
+    assert collective(1.0) == "done", "an error leaves nothing behind"
+
+
+def test_forked_processes_count_nothing(record, recorder):
+    optimizer = object()
+    recorder.note_step(optimizer)
+    child = os.fork()
+    if not child:
+        try:
+            recorder.note_step(optimizer)
+            recorder.note_step(optimizer)
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert read_counts(record) == Counts(1, 0, 0.0, None)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"short",
+        b"x" * FILE_BYTES,
+        struct.pack("<8sQQdd", b"yardstep", 1, 1, float("nan"), 0.0),
+        struct.pack("<8sQQdd", b"yardstep", 1, 1, -5.0, 0.0),
+        struct.pack("<8sQQdd", b"yardstep", 1, 1, 1e300, 0.0),
+        struct.pack("<8sQQdd", b"yardstep", 1, 1, 1.0, float("inf")),
+        struct.pack("<8sQQdd", b"yardstep", 1, 1, 1.0, float("nan")),
+    ],
+)
+def test_a_record_that_the_code_has_overwritten_counts_nothing(record, data):
+    os.ftruncate(record, 0)
+    os.pwrite(record, data, 0)
+    assert read_counts(record) == NOTHING
+    assert read_counts(-1) == NOTHING
+
+
+# Inside an interpreter
+
+
+FAKE_OPTIMIZER = """
+hooks = []
+def register_optimizer_step_post_hook(hook): hooks.append(hook)
+class SGD:
+    def step(self):
+        for hook in hooks: hook(self, (), {})
+"""
+
+
+def run(tmp_path, source, record):
+    """Run a script in the wrapper with a fake torch; return its output."""
+    package = tmp_path / "torch" / "optim"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    (package / "__init__.py").touch()
+    (package / "optimizer.py").write_text(FAKE_OPTIMIZER)
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(source))
+    reading, writing = os.pipe()
+    command = [sys.executable, rank.__file__, f"{writing},{record}", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, pass_fds=[writing, record], check=False, timeout=60)
+    os.close(writing)
+    os.close(reading)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_importing_the_framework_starts_the_step_timer(tmp_path, record):
+    script = """
+        import sys
+        import torch.optim.optimizer
+        from torch.optim.optimizer import SGD
+        sgd = SGD()
+        for _ in range(4): sgd.step()
+        print(sorted(vars(torch.optim.optimizer.__loader__)), "_trainyard_steps" in sys.modules)
+    """
+    assert run(tmp_path, script, record) == "['name', 'path'] True\n", "the loader is as it was"
+    assert read_counts(record).calls == 4
+
+
+def test_a_script_without_a_framework_imports_no_timer(tmp_path, record):
+    script = "import sys\nprint(sorted({'mmap', 'threading', '_trainyard_steps'} & set(sys.modules)))"
+    assert run(tmp_path, script, record) == "[]\n"
+    assert read_counts(record) == NOTHING
+
+
+@pytest.mark.parametrize("spoilt", ["raise ImportError('no')", "register_optimizer_step_post_hook = None", ""])
+def test_an_unknown_framework_version_is_not_disturbed(tmp_path, record, spoilt):
+    script = f"""
+        import os, sys
+        folder = os.path.dirname(os.path.abspath(__file__)) + "/torch/distributed"
+        os.makedirs(folder)
+        open(folder + "/__init__.py", "w").close()
+        open(folder + "/distributed_c10d.py", "w").write({spoilt!r})
+        try:
+            import torch.distributed.distributed_c10d as found
+            print("imported", found.__name__)
+        except ImportError as error: print("no import", error)
+    """
+    assert run(tmp_path, script, record) in {"no import no\n", "imported torch.distributed.distributed_c10d\n"}
+
+
+# The real ones
+
+TRAIN = """
+    import os, time, torch
+    if FRAMEWORK == "horovod":
+        import horovod.torch as hvd
+        hvd.init()
+    else:
+        import torch.distributed as dist
+        dist.init_process_group("gloo")
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    if FRAMEWORK == "horovod": optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    elif FRAMEWORK == "ddp": model = torch.nn.parallel.DistributedDataParallel(model)
+    begun = time.monotonic()
+    for step in range(200):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 64)).sum()
+        # A slow rank: the other one waits for it in every step.
+        if os.environ["RANK"] == "1": time.sleep(0.02)
+        loss.backward()
+        if FRAMEWORK == "collective":
+            for parameter in model.parameters(): dist.all_reduce(parameter.grad)
+        optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.cores(2)
+@pytest.mark.torch
+@pytest.mark.parametrize("framework", ["collective", "ddp", "horovod"])
+def test_a_slow_rank_shows_in_the_other_ranks_waiting_time(yard, framework):
+    image = "horovod" if framework == "horovod" else "pytorch"
+    use_image(yard, image)
+    status = yard.run(
+        TRAIN.replace("FRAMEWORK", repr(framework)),
+        framework=Framework(image),
+        workers_per_node=2,
+        resources=Resources(cpus=2, memory_mib=4096),
+        deadline_seconds=120,
+    )
+    assert status.outcome is Outcome.COMPLETED, yard.all_logs("job-1-1")
+    samples = [json.loads(line) for line in yard.backend.samples("job-1-1", 0, limit=1 << 20).text.splitlines()]
+    compute = {}
+    share = {}
+    for seat in (0, 1):
+        mine = [one for sample in samples for one in sample["ranks"] if one["rank"] == seat and one["steps"]]
+        steps, seconds = sum(one["steps"] for one in mine), sum(one["step_seconds"] for one in mine)
+        waited = sum(one["comm_seconds"] or 0.0 for one in mine)
+        assert steps == 199, "every step but the first, whose beginning nobody saw"
+        compute[seat], share[seat] = (seconds - waited) / steps, waited / seconds
+    assert compute[1] > 1.3 * compute[0], (compute, share)
+    assert share[0] > share[1], (compute, share)
+    assert share[0] > 0.3, (compute, share)

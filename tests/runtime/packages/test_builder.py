@@ -1,0 +1,237 @@
+import shutil
+import socket
+import urllib.request
+
+import pytest
+
+from runtime.packages import builder, layers
+from runtime.packages.builder import InstallRequest
+from runtime.packages.layers import Layer
+from tests.console.processes import wait_for
+from tests.runtime.conftest import processes_below
+from tests.runtime.packages.index import Index
+
+pytestmark = pytest.mark.late("its installations are real runs, with time limits of seconds")
+
+
+@pytest.fixture
+def index(tmp_path):
+    return Index(tmp_path / "index")
+
+
+@pytest.fixture
+def layer(tmp_path):
+    created = Layer(tmp_path / "packages", "7", "a" * 64)
+    created.folder.mkdir(parents=True)
+    return created
+
+
+@pytest.fixture
+def install(layer, index, bare_images):
+    """Return a function that installs requirements from the index on the bare image."""
+
+    def run(*requirements, **changes):
+        request = {"indexes": (index.address,), "memory_mib": 2048, "disk_mib": 200, "seconds": 60}
+        return builder.install(
+            layer,
+            InstallRequest(
+                image="bare", images_root=str(bare_images), requirements=requirements, **{**request, **changes}
+            ),
+        )
+
+    return run
+
+
+def test_packages_are_installed_once_and_imported_by_runs(layer, index, install, yard, monkeypatch):
+    index.add_wheel("alpha", requires=["beta>1"], script=True, pth="import sys; sys.from_pth = True\n")
+    index.add_wheel("beta", "2.0")
+    result = install("alpha")
+    assert (result.reason, result.is_fault) == ("", False)
+    assert result.size_bytes > 0
+    assert "+ alpha==1.0" in builder.log_of(layer)
+    assert not (layer.folder / "runs" / "packages").exists()
+
+    script = """
+        import subprocess, sys
+        import alpha, beta
+        print(alpha.VERSION, beta.VERSION, alpha.__file__, sys.from_pth)
+        print(subprocess.run(["alpha-run"], capture_output=True, text=True, check=True).stdout)
+        subprocess.run([sys.executable, "-c", "import alpha"], check=True)
+        try:
+            open(alpha.__file__, "a")
+        except OSError as error:
+            print(error.strerror)
+    """
+    yard.complete(script, packages=str(layer.packages))
+    log = yard.log()
+    assert "1.0 2.0 /opt/trainyard/site-packages/alpha.py True" in log
+    assert "script of 1.0" in log
+    assert "Read-only file system" in log
+
+    # A complete layer is not installed again.
+    monkeypatch.setattr(builder.LocalBackend, "submit", lambda *_arguments: pytest.fail("installed again"))
+    assert install("alpha").size_bytes == result.size_bytes
+
+
+def test_a_failure_has_uvs_reason_and_leaves_nothing(layer, index, install, bare_images):
+    index.add_wheel("alpha", requires=["gamma>1"])
+    result = install("alphabet")
+    assert "alphabet was not found" in result.reason
+    assert not result.is_fault
+    assert not layer.is_complete
+    # The image's versions stay. What an interrupted installer left in the image does not count.
+    index.add_wheel("gamma", "2.0")
+    (site_packages,) = (bare_images / "bare" / "lib").glob("python*/site-packages")
+    for name in ("gamma-1.0.dist-info", "~amma-0.9.dist-info"):
+        (site_packages / name).mkdir()
+        (site_packages / name / "METADATA").write_text("Metadata-Version: 2.1\nName: gamma\nVersion: 1.0\n")
+    try:
+        assert "gamma==1.0" in install("alpha").reason
+    finally:
+        for name in ("gamma-1.0.dist-info", "~amma-0.9.dist-info"):
+            shutil.rmtree(site_packages / name)
+
+
+def test_a_missing_index_is_the_platforms_fault(install, tmp_path):
+    for address in ("https://user:word@index.example/simple", f"file://{tmp_path}/nowhere/simple"):
+        result = install("alpha", indexes=(address,))
+        assert result.is_fault, result
+
+
+def test_code_of_a_package_is_confined(layer, index, install, tmp_path):
+    """The build of a source package reads no other files, and connects to nothing but the index."""
+    other = tmp_path / "packages" / "8" / "b"
+    other.mkdir(parents=True)
+    (other / "secret.txt").write_text("of another organization")
+    with socket.create_server(("127.0.0.1", 0)) as private:
+        port = private.getsockname()[1]
+        index.add_source(
+            f"""
+            import os, socket, urllib.request
+            def attempt(name, action):
+                try:
+                    print("FINDING", name, "succeeded", action())
+                except Exception as error:
+                    print("FINDING", name, "failed", error)
+            def attack():
+                attempt("read", lambda: open({str(other / "secret.txt")!r}).read())
+                attempt("list", lambda: os.listdir({str(tmp_path)!r} + "/packages"))
+                attempt("environment", lambda: open("/proc/1/environ").read())
+                attempt("direct", lambda: socket.create_connection(("127.0.0.1", {port}), 3))
+                attempt("proxied", lambda: urllib.request.urlopen("http://127.0.0.1:{port}/", timeout=3).read())
+                attempt("metadata", lambda: urllib.request.urlopen("http://169.254.169.254/", timeout=3).read())
+                attempt("uv", lambda: open("/datasets/uv/uv", "r+b"))
+                attempt("inputs", lambda: open("/datasets/inputs/requirements.txt", "a"))
+                raise SystemExit("end of the attack")
+            """
+        )
+        result = install("hostile")
+        private.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            private.accept()
+    log = builder.log_of(layer)
+    assert "end of the attack" in result.reason, log
+    findings = [line.split("FINDING ")[1] for line in log.splitlines() if "FINDING" in line]
+    assert len(findings) == 8, log
+    assert not [finding for finding in findings if "succeeded" in finding], findings
+    assert f"Refused a connection to 127.0.0.1:{port}" in log
+    assert not layer.is_complete
+
+
+def test_a_link_in_place_of_the_packages_is_not_mounted(layer, index, install, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    index.add_source(
+        """
+        import os
+        def attack():
+            packages = os.environ["RUN_DIR"] + "/site-packages"
+            os.mkdir("/workspace/fake")
+            os.rename(packages, packages + "-before")
+            os.symlink("/workspace/fake", packages)
+        """
+    )
+    result = install("hostile")
+    assert result.reason, builder.log_of(layer)
+    assert not layer.is_complete
+    layer.packages.symlink_to(tmp_path / "elsewhere")
+    assert not layer.is_complete
+
+
+@pytest.mark.parametrize(
+    ("attack", "reason"),
+    [
+        ("for number in range(1000): open(f'/workspace/{number}', 'wb').write(bytes(1 << 24))", "200 MiB"),
+        ("kept = [b'x' * (1 << 24) for number in range(1000)]", "memory"),
+    ],
+)
+def test_limits_hold_for_code_of_a_package(index, install, attack, reason):
+    index.add_source(f"def attack():\n    {attack}\n")
+    assert reason in install("hostile", memory_mib=512).reason
+
+
+def test_the_process_writes_the_result_and_may_be_repeated(layer, index, bare_images):
+    index.add_wheel("alpha")
+    request = InstallRequest(
+        image="bare",
+        images_root=str(bare_images),
+        requirements=("alpha",),
+        indexes=(index.address,),
+        memory_mib=2048,
+        seconds=60,
+    )
+    process = builder.start(layer, request)
+    assert process.wait(120) == 0, (layer.folder / "builder.log").read_text()
+    assert builder.result_of(layer).reason == ""
+    with builder.locked(layer) as is_ours:
+        assert is_ours
+        # While another process installs, a second one ends and changes nothing.
+        assert builder.start(layer, request).wait(120) == 0
+        assert builder.result_of(layer) is None
+
+
+def test_an_installation_whose_process_was_killed_starts_over(layer, index, install, bare_images, tmp_path):
+    started = tmp_path / "packages" / "7" / "cache" / "started"
+    index.add_source("import signal\ndef attack():\n    open('/workspace/started', 'w').close()\n    signal.pause()\n")
+    index.add_wheel("alpha")
+    request = InstallRequest("bare", str(bare_images), ("hostile",), (index.address,), memory_mib=2048, seconds=60)
+    process = builder.start(layer, request)
+    wait_for(started.exists, 60)
+    assert builder.is_working(layer)
+    process.kill()
+    process.wait()
+    assert not builder.is_working(layer)
+    assert builder.result_of(layer) is None
+    assert install("alpha").reason == ""
+    assert processes_below(layer.folder) == []
+
+
+def test_a_key_depends_on_image_versions_and_requirements(tmp_path):
+    def make(name, *packages):
+        for package in packages:
+            (tmp_path / name / "lib" / "python3.11" / "site-packages" / f"{package}.dist-info").mkdir(parents=True)
+        image = tmp_path / name
+        return {"image": image, "versions": layers.installed_versions(image)}
+
+    torch = make("torch", "torch-2.1+cpu", "Typing_Extensions-4.0")
+    assert torch["versions"] == {"torch": "2.1+cpu", "typing-extensions": "4.0"}
+    keys = [
+        layers.layer_key(**torch, requirements=("einops",)),
+        layers.layer_key(**torch, requirements=("einops", "ujson")),
+        layers.layer_key(**make("other", "torch-2.1+cpu", "Typing_Extensions-4.0"), requirements=("einops",)),
+        layers.layer_key(**make("torch", "numpy-1.0"), requirements=("einops",)),
+    ]
+    assert len(set(keys)) == 4
+
+
+@pytest.mark.slow
+def test_packages_of_pypi_run(install, layer, yard):
+    """A pure and a compiled package."""
+    address = "https://pypi.org/simple"
+    try:
+        urllib.request.urlopen(f"{address}/einops/", timeout=20).close()
+    except OSError as error:
+        pytest.skip(f"PyPI cannot be reached: {error}")
+    result = install("einops", "ujson", indexes=(address,))
+    assert result.reason == "", builder.log_of(layer)
+    yard.complete("import einops, ujson; print(ujson.dumps([einops.__name__]))", packages=str(layer.packages))
+    assert '["einops"]' in yard.log()

@@ -1,0 +1,110 @@
+import contextlib
+import http.server
+import socket
+import threading
+
+import pytest
+
+from runtime.packages import indexes, proxy
+from runtime.packages.indexes import InvalidIndexes
+
+
+@pytest.fixture
+def server():
+    """A server on the loopback that answers with the path and host that it was asked for."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            text = f"{self.path} {self.headers['Host']} {self.headers['Connection']}".encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *arguments):
+            """Print nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as served:
+        thread = threading.Thread(target=served.serve_forever)
+        thread.start()
+        yield served.server_address[1]
+        served.shutdown()
+        thread.join()
+
+
+def ask(folder, request):
+    """Send a request to the proxy and return all that it answers."""
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as client:
+        client.settimeout(20)
+        client.connect(str(folder / "proxy"))
+        client.sendall(request)
+        answer = b""
+        while data := client.recv(65536):
+            answer += data
+    return answer
+
+
+def test_only_allowed_hosts_and_ports_are_reached(tmp_path, server):
+    with proxy.running(tmp_path, "proxy", {("127.0.0.1", server): True, ("localhost", server): False}) as running:
+        request = (
+            f"GET http://127.0.0.1:{server}/a?b HTTP/1.1\r\nHost: 127.0.0.1\r\nProxy-Connection: keep-alive\r\n\r\n"
+        )
+        assert ask(tmp_path, request.encode()).endswith(b"/a?b 127.0.0.1 close")
+        tunnel = f"CONNECT 127.0.0.1:{server} HTTP/1.1\r\n\r\nGET /c HTTP/1.0\r\nHost: x\r\n\r\n"
+        # The client sends its own request at once: the proxy does not lose what follows the head.
+        answer = ask(tmp_path, tunnel.encode())
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert answer.endswith(b"/c x None")
+        # An allowed name with a private address, which nobody has allowed.
+        assert ask(tmp_path, f"CONNECT localhost:{server} HTTP/1.1\r\n\r\n".encode()).startswith(b"HTTP/1.1 502 ")
+        refused = [
+            "CONNECT 127.0.0.1:22",
+            "CONNECT 169.254.169.254:80",
+            f"CONNECT [::1]:{server}",
+            f"CONNECT 127.1:{server}",
+            f"GET http://user@0.0.0.0:{server}/",
+            f"GET http://127.0.0.1@evil.example:{server}/",
+            "GET http://evil.example/",
+        ]
+        for line in refused:
+            assert ask(tmp_path, f"{line} HTTP/1.1\r\n\r\n".encode()).startswith(b"HTTP/1.1 403 "), line
+        assert "169.254.169.254:80" in running.refused
+        for line in ("GET /etc/passwd", "GET file:///etc/passwd", "nonsense", "CONNECT 127.0.0.1:x"):
+            assert b"HTTP/1.1 200" not in ask(tmp_path, f"{line} HTTP/1.1\r\n\r\n".encode()), line
+        assert ask(tmp_path, b"GET " + b"a" * 100_000) == b""
+    assert not (tmp_path / "proxy").exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("8.8.8.8", True),
+        ("2606:4700::1", True),
+        ("10.0.0.1", False),
+        ("127.0.0.1", False),
+        ("169.254.169.254", False),
+        ("::1", False),
+        ("fd00::1", False),
+        ("::ffff:10.0.0.1", False),
+        ("224.0.0.1", False),
+        ("fe80::1%eth0", False),
+    ],
+)
+def test_public_addresses(address, expected):
+    assert proxy.is_public(address) is expected
+
+
+def test_the_indexes_are_the_settings_or_pips():
+    chosen = indexes.configured(["http://pypi.internal:8080/simple", "/srv/index/simple"], ["files.internal"], {})
+    assert chosen.hosts == {("pypi.internal", 8080): True, ("files.internal", 443): True}
+    assert indexes.configured([], [], {}).hosts == {
+        ("pypi.org", 443): False,
+        ("files.pythonhosted.org", 443): False,
+    }
+    pips = {"UV_INDEX": "file:///opt/simple https://more.example/simple", "UV_FIND_LINKS": "/opt/wheels"}
+    from_pip = indexes.configured([], [], pips)
+    assert from_pip.addresses == ("https://pypi.org/simple", "file:///opt/simple", "https://more.example/simple")
+    assert from_pip.find_links == ("/opt/wheels",)
+    for address in ("https://user:word@pypi.internal/simple", "ftp://pypi.internal/simple", "https:///simple"):
+        with pytest.raises(InvalidIndexes):
+            indexes.configured([address], [], {})

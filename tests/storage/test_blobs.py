@@ -1,0 +1,124 @@
+"""A file that versions of one organization share is stored once."""
+
+import io
+import os
+
+import pytest
+
+from runtime.trash import remove_tree
+from storage import blobs, catalog, dataset_files, garbage_collection, retention, selectors
+from storage.errors import BadArchive
+from tests.factories.storage import DatasetFactory
+from tests.storage.archives import tar_of
+
+pytestmark = pytest.mark.django_db
+LARGE = b"x" * 5000
+
+
+def publish(organization, files, name="digits"):
+    dataset = selectors.datasets_for(organization).filter(name=name).first()
+    dataset = dataset or DatasetFactory(organization=organization, name=name)
+    return catalog.publish_version(dataset=dataset, user=None, stream=io.BytesIO(tar_of(files)))
+
+
+def status(version, path):
+    return (selectors.version_folder(version) / path).stat()
+
+
+def all_blobs():
+    return [path for path in (selectors.root() / blobs.FOLDER).rglob("*") if path.is_file()]
+
+
+def test_versions_and_datasets_share_files_of_one_content(owner, stranger):
+    first = publish(owner.organization, {"a": LARGE, "b": b"1", "empty": b""})
+    second = publish(owner.organization, {"deep/a": LARGE, "copy": LARGE, "b": b"2", "empty": b""})
+    other = publish(owner.organization, {"a": LARGE}, name="other")
+    foreign = publish(stranger.organization, {"a": LARGE})
+    inodes = {
+        status(version, path).st_ino
+        for version, path in ((first, "a"), (second, "deep/a"), (second, "copy"), (other, "a"))
+    }
+    assert len(inodes) == 1
+    assert status(foreign, "a").st_ino not in inodes
+    assert status(first, "b").st_ino != status(second, "b").st_ino
+    assert (selectors.version_folder(second) / "deep" / "a").read_bytes() == LARGE
+    assert dataset_files.sha256(version=second, path="deep/a") == dataset_files.sha256(version=first, path="a")
+    assert [row.name for row in dataset_files.list_page(version=second, path="deep").rows] == ["a"]
+    assert second.size_bytes == 2 * len(LARGE) + 1  # each counts
+
+
+def test_an_executable_file_is_not_shared_with_one_that_is_not(owner, tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "plain").write_bytes(LARGE)
+    (source / "tool").write_bytes(LARGE)
+    (source / "tool").chmod(0o755)
+    dataset = DatasetFactory(organization=owner.organization)
+    version = catalog.publish_copy(dataset=dataset, user=None, root=source, path="")
+    assert [status(version, name).st_mode & 0o777 for name in ("plain", "tool")] == [0o444, 0o555]
+
+
+def test_deleting_one_version_leaves_the_other_and_the_last_one_its_blobs(owner):
+    first, second = (publish(owner.organization, {"a": LARGE}) for _ in range(2))
+    for version, is_kept in ((first, True), (second, False)):
+        retention.delete_version(version=version)
+        retention.remove(item=version)
+        garbage_collection.collect()
+        assert bool(all_blobs()) == is_kept
+        if is_kept:
+            assert (selectors.version_folder(second) / "a").read_bytes() == LARGE
+            assert status(second, "a").st_mode & 0o777 == 0o444
+
+
+def test_a_missing_or_damaged_blob_is_not_linked(owner):
+    first = publish(owner.organization, {"a": LARGE})
+    (blob,) = all_blobs()
+    blob.unlink()
+    second = publish(owner.organization, {"a": LARGE})
+    assert status(first, "a").st_ino != status(second, "a").st_ino
+    (blob,) = all_blobs()
+    blob.unlink()
+    blob.write_bytes(b"damaged")
+    third = publish(owner.organization, {"a": LARGE})
+    assert (selectors.version_folder(third) / "a").read_bytes() == LARGE
+
+
+@pytest.mark.parametrize("errno_name", ["EMLINK", "EPERM", "EXDEV", "ENOTSUP"])
+def test_a_disk_that_cannot_link_stores_copies(owner, monkeypatch, errno_name):
+    first = publish(owner.organization, {"a": LARGE})
+
+    def refuse(*_arguments, **_options):
+        raise OSError(getattr(blobs.errno, errno_name), "refused")
+
+    monkeypatch.setattr(os, "link", refuse)
+    second = publish(owner.organization, {"a": LARGE, "new": b"1"})
+    assert status(first, "a").st_ino != status(second, "a").st_ino
+    assert (selectors.version_folder(second) / "a").read_bytes() == LARGE
+
+
+@pytest.mark.parametrize("call", ["link", "rename"])
+def test_a_crash_between_two_steps_leaves_published_files_alone(owner, monkeypatch, call):
+    first = publish(owner.organization, {"a": LARGE})
+    real, calls = getattr(os, call), []
+
+    def crash(*arguments, **options):
+        calls.append(arguments)
+        if options.get("dst_dir_fd") is not None:
+            raise KeyboardInterrupt
+        return real(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, crash)
+        with pytest.raises(KeyboardInterrupt):
+            publish(owner.organization, {"a": LARGE, "z": b"12"})
+    for folder in catalog.scratch().iterdir():
+        remove_tree(folder)
+    assert (selectors.version_folder(first) / "a").read_bytes() == LARGE
+    assert status(first, "a").st_nlink == 2
+    assert publish(owner.organization, {"a": LARGE}).number == 2
+
+
+def test_a_refused_version_leaves_no_unused_blob(owner):
+    with pytest.raises(BadArchive):
+        publish(owner.organization, {})
+    assert not (selectors.root() / blobs.FOLDER).exists() or not all_blobs()

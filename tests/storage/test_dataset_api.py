@@ -1,0 +1,90 @@
+import hashlib
+
+import pytest
+
+from storage import dataset_files, garbage_collection, manifests, retention, selectors
+from storage.models import Dataset, DatasetVersion
+from tests.factories.storage import DatasetFactory, DatasetVersionFactory
+from tests.storage.archives import tar_of
+
+pytestmark = pytest.mark.django_db
+FILES = {"README.md": b"# Digits", "raw/a": b"12345", "raw/deep/b": b"6789", "z.csv": b"x,y\n1,2\n"}
+
+
+@pytest.fixture
+def client(api, member):
+    return api(member)
+
+
+@pytest.fixture
+def version(client, member):
+    DatasetFactory(organization=member.organization, name="digits")
+    for content in (FILES, {"other": b"1"}):
+        client.generic("PUT", "/api/v1/datasets/digits/archive/", tar_of(content), content_type="application/x-tar")
+    return DatasetVersion.objects.get(number=1)
+
+
+def listed(client, **query):
+    return client.get("/api/v1/datasets/digits/files/", query).json()
+
+
+def test_a_version_is_listed_with_hashes(client, version):
+    rows = listed(client, version=1)["results"]
+    assert [(row["path"], row["kind"], row["size"]) for row in rows] == [
+        ("raw", "folder", 0), ("README.md", "file", 8), ("z.csv", "file", 8),
+    ]  # fmt: skip
+    assert [row["path"] for row in listed(client, version=1, path="raw/")["results"]] == ["raw/deep", "raw/a"]
+    (deep,) = listed(client, version=1, path="raw/deep")["results"]
+    assert deep["sha256"] == hashlib.sha256(b"6789").hexdigest()
+    assert [row["path"] for row in listed(client)["results"]] == ["other"]  # the latest
+
+
+def test_a_long_folder_has_pages(client, version, monkeypatch):
+    monkeypatch.setattr(dataset_files, "PAGE_SIZE", 2)
+    page = listed(client, version=1)
+    assert len(page["results"]) == 2
+    rest = client.get(page["next"]).json()
+    assert ([row["path"] for row in rest["results"]], rest["next"]) == (["z.csv"], None)
+
+
+def test_a_file_is_read_in_ranges(client, version):
+    address = "/api/v1/datasets/digits/files/raw/a?version=1"
+    whole = client.get(address)
+    assert (b"".join(whole.streaming_content), whole["Content-Type"]) == (b"12345", "application/octet-stream")
+    part = client.get(address, headers={"Range": "bytes=1-2"})
+    assert (part.status_code, b"".join(part.streaming_content)) == (206, b"23")
+
+
+@pytest.mark.parametrize("number", ["3", "0", "x", "-1", "9" * 30, "1.0", "²"])
+def test_a_version_that_does_not_exist(client, version, number):
+    assert client.get("/api/v1/datasets/digits/files/", {"version": number}).status_code == 404
+    assert client.get("/api/v1/datasets/digits/files/raw/a", {"version": number}).status_code == 404
+
+
+def test_a_deleted_version_is_gone(client, version):
+    retention.delete_version(version=version)
+    assert client.get("/api/v1/datasets/digits/files/", {"version": 1}).status_code == 404
+
+
+def test_paths_outside_a_version(client, version):
+    for path in ("../x", "%2e%2e/x", "/etc/passwd"):
+        assert client.get(f"/api/v1/datasets/digits/files/{path}").json()["code"] == "unsafe_path"
+    assert client.get("/api/v1/datasets/digits/files/", {"path": "../.."}).json()["code"] == "unsafe_path"
+
+
+def test_the_manifest_goes_with_the_version(version):
+    manifest = manifests.path_of(selectors.version_folder(version))
+    garbage_collection.collect()
+    assert manifest.exists()
+    retention.delete_version(version=version)
+    retention.remove(item=version)
+    assert not manifest.exists()
+
+
+def test_an_older_version_has_no_hashes(client, member):
+    version = DatasetVersionFactory(dataset=DatasetFactory(organization=member.organization, name="digits"))
+    (selectors.version_folder(version) / "a").write_bytes(b"x")
+    assert listed(client)["results"][0]["sha256"] == ""
+    Dataset.objects.update(latest=None)
+    DatasetVersion.objects.all().delete()
+    assert client.get("/api/v1/datasets/digits/files/").status_code == 404

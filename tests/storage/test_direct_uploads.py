@@ -1,0 +1,175 @@
+"""Direct uploads to a real bucket: parts, completion, the fetch, quota, tenancy, crashes, the sweep."""
+
+import hashlib
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from console.serving.application import UPLOADS
+from storage import direct_uploads, garbage_collection, s3, selectors, tasks, uploads
+from storage.models import Allocation, Upload
+from tests import seaweedfs
+from tests.factories.storage import DatasetFactory, WorkspaceFactory
+from tests.storage.archives import tar_of
+from tests.storage.test_s3 import send
+
+pytestmark = [pytest.mark.django_db, pytest.mark.xdist_group("seaweedfs")]
+ROOT = "/api/v1/uploads/"
+PART = 5 * 1024**2
+ARCHIVE = tar_of({"raw/a": bytes(range(256)) * 45_000})
+DATASET = {"purpose": "dataset", "name": "digits", "filename": "digits.tar", "size_bytes": len(ARCHIVE)}
+FILE = {"purpose": "workspace", "name": "code", "path": "src/data.bin", "size_bytes": 3}
+
+
+@pytest.fixture(autouse=True)
+def _places(member, monkeypatch, upload_bucket):
+    monkeypatch.setattr(direct_uploads, "PART_BYTES", PART)
+    monkeypatch.setattr(direct_uploads, "send", lambda _task: None)
+    DatasetFactory(organization=member.organization, name="digits")
+    WorkspaceFactory(organization=member.organization, name="code")
+
+
+@pytest.fixture
+def client(api, member):
+    return api(member)
+
+
+def begin(client, values):
+    answer = client.post(f"{ROOT}direct/", values)
+    assert answer.status_code == 201, answer.data
+    return answer.json()
+
+
+def url_of(upload, end=""):
+    return f"{ROOT}{upload['id']}/{end}"
+
+
+def send_parts(client, upload, content, numbers):
+    urls = client.post(url_of(upload, "parts/"), {"numbers": numbers}).json()["results"]
+    for entry in urls:
+        start = (entry["number"] - 1) * upload["part_size_bytes"]
+        part = content[start : start + upload["part_size_bytes"]]
+        assert len(part) == entry["size_bytes"]
+        assert send("PUT", entry["url"], part) == 200
+
+
+def left_in(bucket):
+    return seaweedfs.keys(bucket, direct_uploads._prefix())
+
+
+def test_parts_become_a_dataset_version(client, member, upload_bucket):
+    upload = begin(client, DATASET)
+    assert (upload["part_size_bytes"], upload["part_count"]) == (PART, 3)
+    assert Allocation.objects.get().size_bytes == len(ARCHIVE)
+    send_parts(client, upload, ARCHIVE, [3, 1])
+    assert client.get(url_of(upload, "parts/")).json()["received"] == [1, 3]
+    answer = client.post(url_of(upload, "complete/"))
+    assert (answer.status_code, "number 2" in str(answer.data)) == (400, True)
+    send_parts(client, upload, ARCHIVE, [2])
+    answer = client.post(url_of(upload, "complete/"))
+    assert (answer.status_code, answer.json()["state"]) == (202, "receiving")
+    assert client.post(url_of(upload, "complete/")).status_code == 202
+    assert client.post(url_of(upload, "parts/"), {"numbers": [1]}).status_code == 410
+    direct_uploads.fetch_uploads()
+    state = client.get(url_of(upload)).json()
+    assert (state["state"], state["version"]) == ("complete", 1)
+    assert state["sha256"] == hashlib.sha256(ARCHIVE).hexdigest()
+    assert left_in(upload_bucket) == ([], [])
+    assert not Allocation.objects.exists()
+    assert set(uploads.folder().iterdir()) == {uploads.folder() / uploads.FETCH_SLOT}
+
+
+def test_a_workspace_file_and_an_archive_that_can_not_be_read(client, member, upload_bucket):
+    upload, bad = begin(client, FILE), begin(client, DATASET | {"size_bytes": 3})
+    for each in (bad, upload):
+        send_parts(client, each, b"abc", [1])
+        assert client.post(url_of(each, "complete/")).status_code == 202
+    tasks.resume_imports()
+    direct_uploads.fetch_uploads()
+    folder = selectors.workspace_folder(selectors.workspace_named(member.organization, "code"))
+    assert (folder / "src/data.bin").read_bytes() == b"abc"
+    assert client.get(url_of(bad)).json()["error"]["code"] == "bad_archive"
+    assert left_in(upload_bucket) == ([], [])
+
+
+def test_a_fetch_continues_after_a_crash(client, upload_bucket, monkeypatch):
+    upload = begin(client, DATASET)
+    send_parts(client, upload, ARCHIVE, [1, 2, 3])
+    row = Upload.objects.get()
+    # As if the process had died after it joined the parts.
+    s3.complete_multipart(upload_bucket, direct_uploads._object_key(row), row.multipart_id,
+                          direct_uploads._complete_parts(row))  # fmt: skip
+    assert client.post(url_of(upload, "complete/")).status_code == 202
+    path = uploads.folder() / row.key.hex
+    path.write_bytes(ARCHIVE[:1000])
+    offsets = []
+    opened = s3.open_object
+    monkeypatch.setattr(s3, "open_object", lambda *args, offset: offsets.append(offset) or opened(*args, offset=offset))
+    with direct_uploads._slot() as is_free:
+        assert is_free
+        direct_uploads.fetch_uploads()  # another process fetches
+        assert offsets == []
+    direct_uploads.fetch_uploads()
+    assert offsets == [1000]
+    assert client.get(url_of(upload)).json()["sha256"] == hashlib.sha256(ARCHIVE).hexdigest()
+
+
+def test_others_and_other_protocols_are_refused(client, api, stranger, member, settings):
+    upload = begin(client, FILE)
+    for path, body in (("parts/", {"numbers": [1]}), ("complete/", None)):
+        assert api(stranger).post(url_of(upload, path), body).status_code == 404
+    assert api(stranger).get(url_of(upload, "parts/")).status_code == 404
+    for numbers in ([0], [2], [], [1] * 101):
+        assert client.post(url_of(upload, "parts/"), {"numbers": numbers}).status_code == 400
+    headers = {"Tus-Resumable": "1.0.0", "Upload-Offset": "0"}
+    assert client.patch(
+        url_of(upload), b"abc", content_type="application/offset+octet-stream", headers=headers
+    ).status_code == 403  # fmt: skip
+    key = client.post(url_of(upload, "parts/"), {"numbers": [1]}).json()["results"][0]["url"].partition("?")[0]
+    assert key.endswith(f"/trainyard-uploads/{member.organization_id}/{Upload.objects.get().key.hex}")
+    for values, status in (
+        ({"size_bytes": 0}, 400), ({"purpose": "part"}, 400), ({"name": "missing"}, 404), ({"path": "../x"}, 400),
+        ({"size_bytes": 10**15}, 413),
+    ):  # fmt: skip
+        assert client.post(f"{ROOT}direct/", FILE | values).status_code == status, values
+    settings.UPLOAD_BUCKET = ""
+    assert client.post(f"{ROOT}direct/", FILE).status_code == 400
+
+
+def test_wrong_secrets_of_the_operator(client, settings):
+    settings.UPLOAD_BUCKET_SECRET_ACCESS_KEY = "wrong"
+    answer = client.post(f"{ROOT}direct/", FILE)
+    assert (answer.status_code, answer.json()["code"]) == (503, "bucket_unavailable")
+    assert not Upload.objects.exists()
+    assert not Allocation.objects.exists()
+
+
+def test_what_is_cancelled_expired_or_abandoned_leaves_the_bucket(client, upload_bucket):
+    cancelled, expired, kept = (begin(client, FILE) for _number in range(3))
+    key = direct_uploads._object_key(Upload.objects.get(key=kept["id"]))
+    assert client.delete(url_of(cancelled), headers={"Tus-Resumable": "1.0.0"}).status_code == 204
+    assert len(left_in(upload_bucket)[1]) == 2
+    Upload.objects.filter(key=expired["id"]).update(expires_at=timezone.now() - timedelta(seconds=1))
+    seaweedfs.put(upload_bucket, f"{direct_uploads._prefix()}1/{'0' * 32}", b"of a crash")
+    outside = direct_uploads._prefix().replace("trainyard-uploads/", "other")
+    seaweedfs.put(upload_bucket, outside, b"the operator's")
+    garbage_collection.collect()
+    assert left_in(upload_bucket) == ([], [key])
+    assert seaweedfs.keys(upload_bucket, outside) == ([outside], [])
+
+
+def test_the_server_reads_the_bodies_of_its_requests():
+    """Only bodies with bytes of uploads are streams, which a view reads itself."""
+    for path in ("direct/", f"{'0' * 8}-0000-0000-0000-{'0' * 12}/parts/"):
+        assert not UPLOADS["POST"].fullmatch(ROOT + path)
+    assert UPLOADS["POST"].fullmatch(f"{ROOT}{'0' * 8}-0000-0000-0000-{'0' * 12}/")
+
+
+def test_the_object_that_is_gone_ends_the_upload(client, upload_bucket):
+    upload = begin(client, FILE)
+    send_parts(client, upload, b"abc", [1])
+    client.post(url_of(upload, "complete/"))
+    s3.delete_object(upload_bucket, direct_uploads._object_key(Upload.objects.get()))
+    direct_uploads.fetch_uploads()
+    assert client.get(url_of(upload)).json()["error"]["code"] == "upload_ended"

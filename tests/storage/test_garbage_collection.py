@@ -1,0 +1,97 @@
+import io
+import os
+import time
+from datetime import timedelta
+from importlib import import_module
+
+import pytest
+from django.apps import apps
+from django.utils import timezone
+
+from storage import catalog, garbage_collection, selectors, tasks
+from storage.models import Dataset, DatasetVersion, Workspace
+from tests.factories.storage import DatasetFactory, WorkspaceFactory
+from tests.storage.archives import tar_of
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def later(monkeypatch):
+    """Move the clock of the sweep eight days ahead, because file times cannot be set back."""
+    eight_days = timezone.now() + timedelta(days=8)
+    monkeypatch.setattr(garbage_collection.timezone, "now", lambda: eight_days)
+
+
+def leftover():
+    folder = catalog.scratch() / "leftover"
+    (folder / "files").mkdir(parents=True)
+    (folder / "files" / "x").write_text("x")
+    (catalog.scratch() / "spool").write_text("x")
+    return folder
+
+
+def dataset_with_files(owner, name):
+    dataset = DatasetFactory(organization=owner.organization, name=name)
+    catalog.publish_version(dataset=dataset, user=None, stream=io.BytesIO(tar_of({"a/b": b"x"})))
+    return dataset
+
+
+@pytest.mark.usefixtures("later")
+def test_files_without_a_row_are_removed(owner):
+    leftover()
+    datasets = [dataset_with_files(owner, name) for name in ("live", "expired", "recent")]
+    workspaces = {name: WorkspaceFactory(organization=owner.organization, name=name) for name in ("w", "x", "y")}
+    stray = selectors.root() / "workspaces" / "stray"
+    stray.mkdir()
+    now = timezone.now()
+    for dataset, workspace, days in (("expired", "x", 8), ("recent", "y", 6)):
+        Dataset.objects.filter(name=dataset).update(deleted_at=now - timedelta(days=days))
+        Workspace.objects.filter(name=workspace).update(deleted_at=now - timedelta(days=days))
+    assert garbage_collection.collect() == 5
+    assert [selectors.version_folder(each.versions.get()).exists() for each in datasets] == [True, False, True]
+    assert [selectors.workspace_folder(workspaces[name]).exists() for name in "wxy"] == [True, False, True]
+    assert not stray.exists()
+    assert list(catalog.scratch().iterdir()) == []
+    assert garbage_collection.collect() == 0
+
+
+def test_workspaces_are_measured(owner):
+    workspace = WorkspaceFactory(organization=owner.organization)
+    broken = WorkspaceFactory(organization=owner.organization)
+    selectors.workspace_folder(broken).rmdir()
+    (selectors.workspace_folder(workspace) / "by-a-run").write_bytes(b"x" * 70)
+    tasks.collect_garbage()
+    workspace.refresh_from_db()
+    assert workspace.size_bytes == 70
+
+
+def test_a_failed_removal_does_not_stop_the_others(owner, monkeypatch):
+    folder = leftover()
+    os.utime(folder, (time.time() - 10**6,) * 2)
+    monkeypatch.setattr(garbage_collection, "ABANDONED_AFTER", timedelta(0))
+
+    def fail(**_kwargs):
+        raise OSError
+
+    monkeypatch.setattr(garbage_collection.trees, "remove_tree", fail)
+    assert garbage_collection.collect() == 1
+    assert folder.exists()
+
+
+def test_rows_of_an_older_version_are_completed(owner):
+    """The migration gives deleted rows the time until which they are kept."""
+    now = timezone.now()
+    for name, deleted_at in (("live", None), ("expired", now - timedelta(days=8)), ("recent", now - timedelta(days=6))):
+        dataset_with_files(owner, name)
+        WorkspaceFactory(organization=owner.organization, name=name)
+        for rows in (Dataset.objects, Workspace.objects):
+            rows.filter(name=name).update(deleted_at=deleted_at)
+    DatasetVersion.objects.update(entry_count=0)
+    import_module("storage.migrations.0003_retention_of_older_rows").fill(apps, None)
+    for rows in (DatasetVersion.objects.order_by("pk"), Workspace.objects.order_by("pk")):
+        live, expired, recent = rows
+        assert (live.deleted_at, live.kept_until, live.removed_at) == (None, None, None)
+        assert expired.removed_at == expired.kept_until == expired.deleted_at + timedelta(days=7)
+        assert (recent.removed_at, recent.kept_until) == (None, recent.deleted_at + timedelta(days=7))
+    assert {version.entry_count for version in DatasetVersion.objects.all()} == {2}

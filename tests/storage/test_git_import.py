@@ -1,0 +1,162 @@
+import socket
+import subprocess
+
+import pytest
+from django.core.cache import cache
+
+from console.core.errors import InvalidInput
+from storage import catalog, git_import, secret_store, selectors
+from storage.errors import GitFailed, TooLarge, TooManyUploads, UnsafePath
+from storage.git_import import fetch, git_repository
+from storage.workspace_sources import start_workspace
+
+pytestmark = pytest.mark.django_db
+URL = "https://github.com/name/repository.git"
+PUBLIC = "140.82.121.3"
+
+
+def git(folder, *arguments):
+    identity = ("-c", "user.name=a", "-c", "user.email=a@example.com", "-c", "init.defaultBranch=main")
+    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A repository on the disk, which git may read in place of one on the network."""
+    folder = tmp_path / "origin"
+    (folder / "src").mkdir(parents=True)
+    (folder / "src" / "train.py").write_text("print(1)")
+    (folder / "run.sh").write_text("true")
+    (folder / "run.sh").chmod(0o755)
+    (folder / ".gitattributes").write_text("* filter=evil\n*.bin filter=lfs\n")
+    git(folder, "init")
+    git(folder, "add", ".")
+    git(folder, "commit", "-m", "first")
+    git(folder, "tag", "v1")
+    (folder / "src" / "train.py").write_text("print(2)")
+    git(folder, "commit", "-am", "second")
+    monkeypatch.setattr(git_import, "PROTOCOL", "file")
+    return folder
+
+
+@pytest.fixture
+def read(repository, owner, tmp_path):
+    """Create a workspace from the repository, and return its folder."""
+
+    def create(branch="", url=f"file://{repository}", name="code"):
+        options = {"protocol.file.allow": "always"}
+        workspace = catalog.create_workspace(
+            organization=owner.organization,
+            user=None,
+            name=name,
+            fill=lambda folder, meter: fetch(url=url, branch=branch, options=options, into=folder, meter=meter),
+        )
+        return selectors.workspace_folder(workspace)
+
+    return create
+
+
+def test_a_workspace_gets_the_files_of_one_commit(read, owner):
+    folder = read()
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+    assert names == [".gitattributes", "run.sh", "src", "src/train.py"]
+    assert (folder / "src" / "train.py").read_text() == "print(2)"
+    assert (folder / "run.sh").stat().st_mode & 0o111
+    (workspace,) = selectors.workspaces_for(owner.organization)
+    counted = (workspace.size_bytes, workspace.entry_count)
+    catalog.measure_workspace(workspace=workspace)
+    assert counted == (workspace.size_bytes, workspace.entry_count)
+    assert (read("v1", name="first") / "src" / "train.py").read_text() == "print(1)"
+
+
+def test_hostile_or_missing_repositories_leave_nothing(read, repository, owner, monkeypatch):
+    with pytest.raises(GitFailed, match="couldn't find remote ref none"):
+        read("none")
+    with pytest.raises(GitFailed):
+        read(url=f"ext::sh -c touch% {repository}/run")
+    (repository / "link").symlink_to("/etc/passwd")
+    git(repository, "add", "link")
+    git(repository, "commit", "-m", "link")
+    with pytest.raises(UnsafePath):
+        read()
+    (repository / "large").write_bytes(bytes(2 * 1024**2))
+    git(repository, "rm", "link")
+    git(repository, "add", "large")
+    git(repository, "commit", "-m", "large")
+    monkeypatch.setattr(git_import, "MAX_BYTES", 1024**2)
+    with pytest.raises((GitFailed, TooLarge)):
+        read()
+    monkeypatch.setattr(git_import, "MAX_SECONDS", 0.001)
+    with pytest.raises(GitFailed, match="too long"):
+        read()
+    assert not selectors.workspaces_for(owner.organization).exists()
+    assert list(catalog.scratch().iterdir()) == []
+    assert not (repository / "run").exists()
+
+
+@pytest.fixture
+def resolve(monkeypatch):
+    """Let the names of hosts have these addresses."""
+
+    def answer(*addresses):
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 443)) for address in addresses]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: found)
+
+    answer(PUBLIC)
+    return answer
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://github.com/a/b", "ssh://git@github.com/a/b", "git@github.com:a/b", "file:///etc", "ext::sh",
+        "--upload-pack=x",
+        "https://user:token@github.com/a/b", "https://github.com:8443/a/b", "https://example.com/a/b", "https://[::1]/a",
+        "https://github.com.example.com/a", "https://github.com/a b", "https://github.com/a\nb", "https://github.com/a?b=c",
+        "https://127.0.0.1/a", "https://github.com:x/a", "https://",
+    ],
+)  # fmt: skip
+def test_only_plain_addresses_of_allowed_hosts_are_read(owner, resolve, url):
+    with pytest.raises(InvalidInput) as refused:
+        git_repository(organization=owner.organization, url=url)
+    assert set(refused.value.fields) == {"git_url"}
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1", "10.0.0.1", "169.254.169.254", "192.168.1.1", "::1", "fd00::1", "::ffff:10.0.0.1", "100.64.0.1"],
+)
+def test_a_host_with_a_private_address_is_refused(owner, resolve, address):
+    resolve(PUBLIC, address)
+    with pytest.raises(InvalidInput, match="invalid") as refused:
+        git_repository(organization=owner.organization, url=URL)
+    assert "private address" in str(refused.value.fields["git_url"])
+
+
+@pytest.mark.parametrize("branch", ["-x", "a..b", "a:b", "+a", "a b", "a@{1}", "^a", "a\n"])
+def test_a_branch_is_only_a_name(owner, resolve, branch):
+    with pytest.raises(InvalidInput) as refused:
+        git_repository(organization=owner.organization, url=URL, branch=branch)
+    assert set(refused.value.fields) == {"git_branch"}
+
+
+def test_git_connects_to_the_checked_addresses_and_gets_the_token(owner, stranger, resolve, monkeypatch):
+    resolve(PUBLIC, "2606:50c0::1")
+    secret_store.save_secret(organization=owner.organization, name="GITHUB", value="of-github\n")
+    calls = []
+    monkeypatch.setattr(git_import, "fetch", lambda **arguments: calls.append(arguments))
+    git_repository(organization=owner.organization, url=URL, secret="GITHUB")(None, None)
+    options = calls[0]["options"]
+    assert options["http.curloptResolve"] == f"github.com:443:{PUBLIC},[2606:50c0::1]"
+    assert options["http.extraHeader"] == "Authorization: Basic eC1hY2Nlc3MtdG9rZW46b2YtZ2l0aHVi"
+    with pytest.raises(InvalidInput):
+        git_repository(organization=stranger.organization, url=URL, secret="GITHUB")
+    cache.add(f"git-import:{owner.organization.pk}", True, timeout=10)
+    with pytest.raises(TooManyUploads):
+        git_repository(organization=owner.organization, url=URL)(None, None)
+    cache.delete(f"git-import:{owner.organization.pk}")
+
+
+def test_a_workspace_has_one_source_at_most(owner, resolve):
+    with pytest.raises(InvalidInput):
+        start_workspace(organization=owner.organization, user=None, name="code", template="mnist_ddp", git_url=URL)

@@ -1,0 +1,273 @@
+"""Imports from HTTPS addresses: which hosts are reached, and that a broken transfer continues."""
+
+import base64
+import ssl
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from console.accounts.models import Quota
+from console.core import connections
+from console.core.errors import InvalidInput
+from storage import dataset_files, garbage_collection, imports, selectors
+from storage.models import DatasetImport
+from tests.factories.storage import DatasetFactory
+from tests.kubernetes.certificates import Certificates
+from tests.storage.archives import tar_of
+
+pytestmark = pytest.mark.django_db
+CONTENT = bytes(range(256)) * 400
+
+
+class Server(ThreadingHTTPServer):
+    """Serves `files` by path. It cuts the first `cuts` answers in half, and redirects the paths in `redirects`.
+
+    With `change`, it has other files after its first answer.
+    """
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files, self.redirects, self.requests = {}, {}, []
+        self.cuts, self.etag = 0, '"1"'
+        self.change, self.keeps_etag = None, False
+
+    @property
+    def host(self):
+        return f"127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        server = self.server
+        server.requests.append((self.path, self.headers.get("Range"), self.headers.get("If-Range")))
+        if self.path in server.redirects:
+            self.send_response(302)
+            self.send_header("Location", server.redirects[self.path])
+            self.end_headers()
+            return
+        content = server.files.get(self.path)
+        if content is None:
+            self.send_error(404)
+            return
+        start = 0
+        if (range_ := self.headers.get("Range")) and self.headers.get("If-Range") == server.etag:
+            start = int(range_.removeprefix("bytes=").removesuffix("-"))
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        self.send_header("ETag", server.etag)
+        self.send_header("Content-Length", str(len(content) - start))
+        self.end_headers()
+        body = content[start:]
+        if server.cuts:
+            server.cuts -= 1
+            body = body[: len(body) // 2]
+        if server.change:  # while the first answer is sent
+            server.files, server.change = server.change, None
+            server.etag = server.etag if server.keeps_etag else '"2"'
+        self.wfile.write(body)
+
+    def log_message(self, *_arguments):
+        pass
+
+
+@pytest.fixture
+def server(settings, monkeypatch):
+    """A server that imports may reach, although its address is private."""
+    certificates = Certificates()
+    server = Server()
+    server.socket = certificates.context().wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    settings.DATASET_IMPORT_HOSTS = [server.host]
+    trusted = ssl.create_default_context(cadata=base64.b64decode(certificates.authority).decode())
+    monkeypatch.setattr(connections, "tls_context", lambda: trusted)
+    monkeypatch.setattr(connections, "is_public", lambda _address: True)
+    monkeypatch.setattr(imports.time, "sleep", lambda _seconds: None)
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def dataset(owner):
+    return DatasetFactory(organization=owner.organization, name="digits")
+
+
+def imported(dataset, url):
+    """Start an import and carry it out."""
+    row = imports.start_import(dataset=dataset, user=None, url=url)
+    imports.run(row)
+    row.refresh_from_db()
+    return row
+
+
+def content_of(version, path):
+    return (selectors.version_folder(version) / path).read_bytes()
+
+
+def test_an_archive_is_unpacked_and_a_file_is_stored(server, dataset):
+    server.files = {"/a.tar": tar_of({"x/y": b"1"}), "/data%20set.csv?v=1": CONTENT}
+    first = imported(dataset, f"https://{server.host}/a.tar")
+    assert ([row.path for row in dataset_files.list_page(version=first.version, path="x").rows]) == ["x/y"]
+    second = imported(dataset, f"https://{server.host}/data%20set.csv?v=1")
+    assert content_of(second.version, "data set.csv") == CONTENT
+    assert (second.version.number, second.error, second.size_bytes) == (2, "", len(CONTENT))
+    assert [path.name for path in imports.folder().iterdir()] == [imports.SLOT]
+
+
+def test_a_cut_transfer_continues(server, dataset):
+    server.files, server.cuts = {"/f": CONTENT}, 2
+    row = imported(dataset, f"https://{server.host}/f")
+    assert content_of(row.version, "f") == CONTENT
+    half = len(CONTENT) // 2
+    assert [range_ for _path, range_, _validator in server.requests] == [
+        None, f"bytes={half}-", f"bytes={half + half // 2}-",
+    ]  # fmt: skip
+
+
+def test_a_changed_file_is_received_from_its_start(server, dataset):
+    server.files, server.cuts, server.change = {"/f": CONTENT}, 1, {"/f": b"new" * 10}
+    row = imported(dataset, f"https://{server.host}/f")
+    assert content_of(row.version, "f") == b"new" * 10
+
+
+def test_a_wrong_rest_is_refused(server, dataset):
+    server.files, server.cuts, server.etag = {"/f": CONTENT}, 1, '"1"'
+    server.change, server.keeps_etag = {"/f": CONTENT + b"longer"}, True
+    assert imported(dataset, f"https://{server.host}/f").error == imports.REFUSED
+
+
+def test_a_killed_import_continues_and_an_ended_one_is_not_repeated(server, dataset, monkeypatch):
+    server.files = {"/f": CONTENT}
+    row = imports.start_import(dataset=dataset, user=None, url=f"https://{server.host}/f")
+    imports._path_of(row).write_bytes(CONTENT[:1000])
+    DatasetImport.objects.update(validator='"1"', size_bytes=len(CONTENT))
+    imports.run(row)
+    assert server.requests == [("/f", "bytes=1000-", '"1"')]
+    row.refresh_from_db()
+    assert content_of(row.version, "f") == CONTENT
+    imports.run(row)
+    DatasetImport.objects.update(ended_at=None)  # as if the process had died after it published
+    imports.run(row)
+    assert (dataset.versions.count(), len(server.requests)) == (1, 1)
+
+
+def test_one_import_is_carried_out_at_a_time_and_starts_the_next(server, dataset, monkeypatch):
+    server.files = {"/f": CONTENT}
+    first, second = (
+        imports.start_import(dataset=dataset, user=None, url=f"https://{server.host}/f") for _number in range(2)
+    )
+    with imports._slot() as is_free:
+        assert is_free
+        assert not imports.run(first)
+    assert server.requests == []
+    sent = []
+    monkeypatch.setattr(imports, "send", lambda _task, pk: sent.append(pk))
+    imports.import_dataset(first.pk)
+    assert sent == [second.pk]
+    imports.import_dataset(second.pk)
+    assert (dataset.versions.count(), len(sent)) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("url", "hosts"),
+    [
+        ("http://data.example.com/f", ["data.example.com"]),
+        ("https://user:word@data.example.com/f", ["data.example.com"]),
+        ("https://data.example.com:8443/f", ["data.example.com"]),
+        ("https://evil.example/f", ["data.example.com"]),
+        ("https://data.example.com.evil.example/f", ["data.example.com", "*.example.com"]),
+        ("https://evilexample.com/f", ["*.example.com"]),
+        ("https://data.example.com/a b", ["data.example.com"]),
+        ("https://data.example.com/\r\nHost: x", ["data.example.com"]),
+        ("https://[::1", ["::1"]),
+        ("https:///f", ["data.example.com"]),
+        ("file:///etc/passwd", ["data.example.com"]),
+        ("https://data.example.com/f", []),
+        ("https://data.example.com/" + "f" * 2000, ["data.example.com"]),
+    ],
+)
+def test_refused_addresses(settings, dataset, url, hosts):
+    settings.DATASET_IMPORT_HOSTS = hosts
+    with pytest.raises(InvalidInput) as refused:
+        imports.start_import(dataset=dataset, user=None, url=url)
+    assert set(refused.value.fields) == {"url"}
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1", "10.0.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1", "::1",
+     "fe80::1%1", "fd00::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::1", "2001:0:7f00:1::1"],
+)  # fmt: skip
+def test_private_addresses_are_not_reached(settings, dataset, monkeypatch, address):
+    """Also when a public name resolves to one."""
+    settings.DATASET_IMPORT_HOSTS = ["data.example.com"]
+    monkeypatch.setattr(connections.socket, "getaddrinfo", lambda *_a, **_o: [(0, 0, 0, "", (address, 443))])
+    monkeypatch.setattr(connections.socket, "create_connection", lambda *_a, **_o: pytest.fail("connected"))
+    row = imported(dataset, "https://data.example.com/f")
+    assert (row.version, row.error) == (None, imports.NOT_ALLOWED)
+
+
+def test_redirects_are_checked(server, dataset):
+    server.files = {"/f": CONTENT}
+    server.redirects = {
+        "/good": "/f",
+        "/loop": "/loop",
+        "/plain": f"http://{server.host}/f",
+        "/out": "https://evil.example/f",
+    }
+    good = imported(dataset, f"https://{server.host}/good")
+    assert content_of(good.version, "good") == CONTENT
+    for path, error in (
+        ("loop", imports.REFUSED), ("plain", imports.NOT_ALLOWED), ("out", imports.NOT_ALLOWED),
+        ("missing", imports.REFUSED),
+    ):  # fmt: skip
+        assert imported(dataset, f"https://{server.host}/{path}").error == error
+
+
+def test_a_certificate_of_another_authority_is_refused(server, dataset, monkeypatch):
+    server.files = {"/f": CONTENT}
+    monkeypatch.setattr(connections, "tls_context", ssl.create_default_context)
+    assert imported(dataset, f"https://{server.host}/f").error == imports.UNREACHABLE
+
+
+def test_a_server_that_is_gone_ends_the_import(settings, dataset, monkeypatch):
+    settings.DATASET_IMPORT_HOSTS = ["data.example.com"]
+    monkeypatch.setattr(imports.time, "sleep", lambda _seconds: None)
+
+    def refuse(*_arguments, **_options):
+        raise OSError
+
+    monkeypatch.setattr(connections.socket, "getaddrinfo", refuse)
+    assert imported(dataset, "https://data.example.com/f").error == imports.UNREACHABLE
+
+
+def test_limits(server, dataset, settings):
+    server.files = {"/f": CONTENT}
+    settings.MAX_UPLOAD_BYTES = len(CONTENT) - 1
+    assert "size limit" in imported(dataset, f"https://{server.host}/f").error
+    settings.MAX_UPLOAD_BYTES = 10**9
+    Quota.objects.update(max_storage_bytes=selectors.storage_used(dataset.organization) + len(CONTENT))
+    assert imported(dataset, f"https://{server.host}/f").version is None
+    assert selectors.usage_by_kind(dataset.organization)["uploads"].size_bytes == 0
+    for _number in range(imports.MAX_OPEN):
+        imports.start_import(dataset=dataset, user=None, url=f"https://{server.host}/f")
+    with pytest.raises(InvalidInput):
+        imports.start_import(dataset=dataset, user=None, url=f"https://{server.host}/f")
+
+
+def test_over_the_api_and_collected(server, dataset, api, owner):
+    client = api(owner)
+    answer = client.post("/api/v1/datasets/digits/imports/", {"url": f"https://{server.host}/f"})
+    assert (answer.status_code, answer.json()["ended_at"]) == (201, None)
+    assert client.post("/api/v1/datasets/digits/imports/", {"url": "http://x/"}).status_code == 400
+    (listed,) = client.get("/api/v1/datasets/digits/imports/").json()["results"]
+    assert listed["id"] == answer.json()["id"]
+    (imports.folder() / imports._name_of(listed["id"])).write_bytes(b"x")
+    garbage_collection.collect()
+    assert len(list(imports.folder().iterdir())) == 1  # the import's

@@ -1,0 +1,38 @@
+import hashlib
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage import manifests
+
+NAMES = st.sampled_from(["a", "b", "a.b", "a-", "z", "数据", "new\nline", " ", "A"])
+PATHS = st.sets(st.lists(NAMES, min_size=1, max_size=4).map(tuple), max_size=12)
+
+
+def is_possible(paths):
+    """No file is also a folder."""
+    return [path for path in paths if not any(other[: len(path)] == path and other != path for other in paths)]
+
+
+@given(paths=PATHS)
+def test_each_file_is_found_and_no_other(tmp_path_factory, paths):
+    top = tmp_path_factory.mktemp("version")
+    folder = top / "files"
+    folder.mkdir()
+    (folder / "link").symlink_to("a")
+    present = {"/".join(path): "/".join(path).encode() for path in is_possible(paths)}
+    for path, content in present.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+    with manifests.path_of(folder).open("xb") as target:
+        manifests.write(folder=folder, target=target)
+    with manifests.opened(folder) as manifest:
+        for path, content in present.items():
+            assert manifest.sha256(path) == hashlib.sha256(content).hexdigest()
+        for path in ("link", "missing", "a/missing", "zz", "", *(f"{path}/x" for path in present)):
+            assert manifest.sha256(path) == ""
+
+
+def test_a_version_without_a_manifest_has_no_hashes(tmp_path):
+    with manifests.opened(tmp_path / "files") as manifest:
+        assert manifest.sha256("a") == ""

@@ -1,0 +1,185 @@
+"""Models: published by copying, immutable, deleted and restored as dataset versions are."""
+
+import stat
+
+import pytest
+
+from console.accounts.models import AuditEvent, Quota
+from console.core.errors import InvalidInput, NotFound
+from storage import catalog, garbage_collection, in_use, model_catalog, retention, selectors
+from storage.errors import InUse, NameTaken, TooLarge, TooMany
+from storage.models import Model, ModelVersion
+from storage.trees import ENTRY_BYTES
+from tests.crashes import Crash
+from tests.factories.storage import ModelFactory, ModelVersionFactory
+from tests.racing import together
+
+pytestmark = pytest.mark.django_db
+LINEAGE = {"job": 7, "path": "outputs"}
+
+
+def publish(owner, root, name="digits", **changes):
+    values = {"path": "", "lineage": LINEAGE} | changes
+    return model_catalog.publish_version(
+        organization=owner.organization, user=owner.user, name=name, root=root, **values
+    )
+
+
+def stored():
+    """Return the names of all model folders and of what is unfinished."""
+    folder = catalog.root() / "models"
+    return [path.name for path in (*catalog.scratch().iterdir(), *(folder.iterdir() if folder.exists() else ()))]
+
+
+@pytest.fixture
+def outputs(root):
+    """What a job has written."""
+    (root / "best").mkdir()
+    (root / "best" / "weights.pt").write_bytes(b"12345")
+    return root
+
+
+def test_publish_copies_the_files_read_only(owner, outputs):
+    first = publish(owner, outputs, description="Reads digits")
+    (outputs / "best" / "weights.pt").write_bytes(b"changed")
+    second = publish(owner, outputs, path="best")
+    folder = selectors.model_folder(first)
+    assert (folder / "best" / "weights.pt").read_bytes() == b"12345"
+    assert (selectors.model_folder(second) / "weights.pt").read_bytes() == b"changed"
+    for path in (folder, *folder.rglob("*")):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o555 if path.is_dir() else 0o444)
+    assert (first.number, first.size_bytes, first.file_count, first.entry_count) == (1, 5, 1, 3)
+    assert (second.number, second.lineage, second.job_pk) == (2, LINEAGE, 7)
+    model = selectors.model_named(owner.organization, "digits")
+    assert (model.latest, model.description) == (second, "Reads digits")
+    assert stored() == [first.folder, second.folder] or stored() == [second.folder, first.folder]
+    assert selectors.usage(owner.organization).counted_bytes == 12 + 5 * ENTRY_BYTES
+    assert selectors.usage_by_kind(owner.organization)["models"].counted_bytes == 12 + 5 * ENTRY_BYTES
+    actions = list(AuditEvent.objects.order_by("id").values_list("action", flat=True))
+    assert actions == ["model.created", "model.published", "model.published"]
+
+
+def test_what_is_refused_leaves_nothing(owner, outputs):
+    (outputs / "empty").mkdir()
+    for changes, error in (
+        ({"name": "No Name"}, InvalidInput),
+        ({"path": "empty"}, InvalidInput),
+        ({"description": "x\0"}, InvalidInput),
+    ):
+        with pytest.raises(error):
+            publish(owner, outputs, **changes)
+    Quota.objects.filter(organization=owner.organization).update(max_storage_bytes=3 * ENTRY_BYTES + 4)
+    with pytest.raises(TooLarge):
+        publish(owner, outputs)
+    assert stored() == []
+    assert not Model.objects.exists()
+    assert selectors.storage_used(owner.organization) == 0
+
+
+def test_the_quota_limits_the_number_of_models(owner, outputs):
+    Quota.objects.filter(organization=owner.organization).update(max_models=1)
+    first = publish(owner, outputs)
+    assert publish(owner, outputs).number == 2
+    with pytest.raises(TooMany):
+        publish(owner, outputs, "another")
+    retention.delete_model(model=first.model)
+    publish(owner, outputs, "another")
+    first.refresh_from_db()
+    with pytest.raises(TooMany):
+        retention.restore(item=first)
+    assert len(stored()) == 3
+
+
+@pytest.mark.parametrize(
+    ("place", "step"),
+    [(model_catalog, "copy_tree"), (model_catalog, "move_into_place"), (ModelVersion.objects, "create")],
+    ids=["copy", "move", "row"],
+)
+def test_a_crash_leaves_no_row(owner, outputs, monkeypatch, place, step):
+    first = publish(owner, outputs)
+    real = getattr(place, step)
+
+    def crash(*args, **kwargs):
+        real(*args, **kwargs)
+        raise Crash
+
+    with monkeypatch.context() as broken:
+        broken.setattr(place, step, crash)
+        with pytest.raises(Crash):
+            publish(owner, outputs)
+    model = selectors.model_named(owner.organization, "digits")
+    assert list(model.versions.all()) == [first]
+    assert model.latest == first
+    assert publish(owner, outputs).number == 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_concurrent_publishing_makes_one_model_with_different_numbers(owner, outputs):
+    results = together(*[lambda: publish(owner, outputs).number] * 4)
+    assert sorted(results) == [1, 2, 3, 4]
+    assert Model.objects.get().latest.number == 4
+
+
+def test_a_version_is_deleted_and_restored_with_its_model(owner, outputs):
+    first, second = publish(owner, outputs), publish(owner, outputs)
+    model = selectors.model_named(owner.organization, "digits")
+    retention.delete_model_version(version=second, user=owner.user)
+    assert selectors.model_named(owner.organization, "digits").latest == first
+    retention.delete_model_version(version=first, user=owner.user)
+    with pytest.raises(NotFound):  # a model without versions is none
+        selectors.model_named(owner.organization, "digits")
+    assert {item.pk for item in selectors.deleted(owner.organization)} == {first.pk, second.pk}
+    retention.restore(item=selectors.deleted_item(owner.organization, "models", first.pk), user=owner.user)
+    assert selectors.model_named(owner.organization, "digits").latest == first
+    assert publish(owner, outputs).number == 3  # the number of a deleted version is never used again
+    retention.delete_model(model=model, user=owner.user)
+    again = publish(owner, outputs)
+    assert again.number == 1
+    with pytest.raises(NameTaken):
+        retention.restore(item=selectors.deleted_item(owner.organization, "models", first.pk), user=owner.user)
+
+
+def test_files_of_a_deleted_version_are_removed_early_or_after_the_retention(owner, outputs):
+    first, second = publish(owner, outputs), publish(owner, outputs)
+    retention.delete_model(model=first.model, user=owner.user)
+    retention.remove(item=selectors.deleted_item(owner.organization, "models", first.pk), user=owner.user)
+    assert stored() == [second.folder]
+    ModelVersion.objects.filter(pk=second.pk).update(kept_until=second.published_at)
+    assert garbage_collection.collect() == 1
+    assert stored() == []
+    assert selectors.storage_used(owner.organization) == 0
+
+
+def test_garbage_collection_keeps_published_folders(owner, outputs, monkeypatch):
+    version = publish(owner, outputs)
+    stray = catalog.root() / "models" / "stray"
+    stray.mkdir()
+    monkeypatch.setattr(garbage_collection, "KEPT_AFTER_DELETION", -garbage_collection.KEPT_AFTER_DELETION)
+    garbage_collection.collect()
+    assert stored() == [version.folder]
+
+
+def test_a_model_in_use_is_not_deleted(owner, monkeypatch):
+    version = ModelVersionFactory(model__organization=owner.organization)
+    used = lambda **kinds: ["#1 train.py"] if version.pk in kinds["models"] else []
+    monkeypatch.setattr(in_use, "_finders", [used])
+    for delete in (
+        lambda: retention.delete_model(model=version.model),
+        lambda: retention.delete_model_version(version=version),
+    ):
+        with pytest.raises(InUse, match="#1 train"):
+            delete()
+    assert selectors.model_named(owner.organization, version.model.name).latest == version
+
+
+def test_the_selectors_find_nothing_of_another_organization(owner, stranger):
+    version = ModelVersionFactory(model=ModelFactory(organization=stranger.organization, name="secret"))
+    retention.delete_model_version(version=ModelVersionFactory(model=version.model))
+    gone = ModelVersion.objects.exclude(deleted_at=None).get()
+    for find in (
+        lambda: selectors.model_named(owner.organization, "secret"),
+        lambda: selectors.deleted_item(owner.organization, "models", gone.pk),
+        lambda: selectors.model_version(version.model, 2**40),
+    ):
+        with pytest.raises(NotFound):
+            find()

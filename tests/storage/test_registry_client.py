@@ -1,0 +1,268 @@
+"""The client of registries: what it accepts, where it connects, and to whom it sends a password."""
+
+import base64
+import contextlib
+import hashlib
+import json
+import shutil
+import socket
+import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import pytest
+
+from storage import registry_client
+from storage.registry_client import Credentials, Problem, RegistryError, check_login, digest_of, is_allowed
+from tests.console.processes import free_port, wait_for
+
+ME = Credentials("me", "hunter2")
+HTPASSWD = "me:$2b$04$rIkl8fKDnipHnKC7RVuMHeRKS1lPBtM8yQwzby6I059Nrcf/0ZO6G\n"
+DIGEST = "sha256:" + "a" * 64
+INDEX = "application/vnd.oci.image.index.v1+json"
+
+
+@pytest.fixture(autouse=True)
+def _loopback(settings):
+    settings.REGISTRY_PRIVATE_ADDRESSES = True
+
+
+class Fake:
+    """A web server. `answers` are its statuses and headers by path; `asked` has path and authorization."""
+
+    def __init__(self):
+        fake, self.asked, self.answers = self, [], {}
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                fake.asked.append((self.path, self.headers.get("Authorization", "")))
+                answer = fake.answers[self.path.partition("?")[0]]
+                status, headers, body = answer(self.headers) if callable(answer) else answer
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                if self.command == "GET":
+                    self.wfile.write(body)
+
+            do_HEAD = do_GET  # noqa: N815 - the name that the base class calls
+
+            def log_message(self, *_words):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.host = f"127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def fake():
+    with contextlib.ExitStack() as stack:
+
+        def make():
+            made = Fake()
+            stack.callback(made.server.server_close)
+            stack.callback(made.server.shutdown)
+            return made
+
+        yield make
+
+
+def problem(call):
+    with pytest.raises(RegistryError) as caught:
+        call()
+    return caught.value.problem
+
+
+def test_a_token_is_fetched_as_docker_hub_wants_it(fake):
+    registry, tokens = fake(), fake()
+    challenge = f'Bearer realm="http://{tokens.host}/token",service="the registry",scope="repository:team/train:pull"'
+
+    def manifest(headers):
+        if headers.get("Authorization") == "Bearer t0ken":
+            return 200, {"Docker-Content-Digest": DIGEST}, b""
+        return 401, {"WWW-Authenticate": challenge}, b""
+
+    registry.answers["/v2/team/train/manifests/1.2"] = manifest
+    tokens.answers["/token"] = (200, {}, json.dumps({"token": "t0ken"}).encode())
+    assert digest_of(f"{registry.host}/team/train:1.2", ME) == DIGEST
+    assert [authorization for _path, authorization in registry.asked] == ["", "Bearer t0ken"]
+    assert tokens.asked == [("/token?scope=repository%3Ateam%2Ftrain%3Apull&service=the+registry", ME.header)]
+    tokens.answers["/token"] = (401, {}, b"")
+    assert problem(lambda: digest_of(f"{registry.host}/team/train:1.2", ME)) is Problem.UNAUTHORIZED
+
+
+def test_a_redirect_to_another_host_gets_no_password(fake):
+    registry, elsewhere = fake(), fake()
+
+    def manifest(headers):
+        if headers.get("Authorization") == ME.header:
+            return 307, {"Location": f"http://{elsewhere.host}/blob"}, b""
+        return 401, {"WWW-Authenticate": 'Basic realm="x"'}, b""
+
+    registry.answers["/v2/train/manifests/latest"] = manifest
+    elsewhere.answers["/blob"] = (200, {"Docker-Content-Digest": DIGEST}, b"")
+    assert digest_of(f"{registry.host}/train", ME) == DIGEST
+    assert elsewhere.asked == [("/blob", "")]
+    registry.answers["/v2/train/manifests/latest"] = (307, {"Location": "/v2/train/manifests/latest"}, b"")
+    assert problem(lambda: digest_of(f"{registry.host}/train")) is Problem.INVALID_ANSWER
+
+
+@pytest.mark.parametrize(
+    "address", ["http://169.254.169.254/token", "http://192.0.2.7:5000/token", "file:///etc/passwd", "gopher://x"]
+)
+def test_a_token_service_elsewhere_than_at_https_gets_nothing(fake, address):
+    registry = fake()
+    registry.answers["/v2/train/manifests/1"] = (401, {"WWW-Authenticate": f'Bearer realm="{address}"'}, b"")
+    assert problem(lambda: digest_of(f"{registry.host}/train:1", ME)) is Problem.FORBIDDEN_ADDRESS
+
+
+def test_only_public_addresses_are_asked(settings, fake):
+    registry = fake()
+    registry.answers["/v2/train/manifests/1"] = (200, {"Docker-Content-Digest": DIGEST}, b"")
+    settings.REGISTRY_PRIVATE_ADDRESSES = False
+    refused = (
+        *("127.0.0.1", "10.0.0.1", "192.168.1.1", "172.16.0.1", "100.64.0.1", "169.254.169.254", "0.0.0.0"),
+        *("224.0.0.1", "::1", "fe80::1", "fd00::1", "::ffff:10.0.0.1", "64:ff9b::a00:1", "2002:a00:1::"),
+    )
+    assert [address for address in refused if is_allowed(address)] == []
+    assert all(map(is_allowed, ("1.1.1.1", "2606:4700::1111", "64:ff9b::101:101")))
+    for host in (registry.host, f"localhost:{registry.server.server_port}"):
+        assert problem(lambda host=host: digest_of(f"{host}/train:1")) is Problem.FORBIDDEN_ADDRESS
+    assert registry.asked == []
+    settings.REGISTRY_PRIVATE_ADDRESSES = True
+    assert is_allowed("10.0.0.1")
+    assert not is_allowed("169.254.169.254"), "the metadata service of a cloud"
+    assert problem(lambda: digest_of("127.0.0.1:22/train:1")) is Problem.FORBIDDEN_ADDRESS
+
+
+def test_a_name_with_one_private_address_is_refused(settings, monkeypatch):
+    settings.REGISTRY_PRIVATE_ADDRESSES = False
+    found = [(0, 0, 0, "", (address, 443)) for address in ("1.1.1.1", "10.0.0.1")]
+    monkeypatch.setattr(registry_client.socket, "getaddrinfo", lambda *_arguments, **_options: found)
+    assert problem(lambda: digest_of("registry.example.com/train:1")) is Problem.FORBIDDEN_ADDRESS
+
+
+def test_a_slow_answer_ends_at_the_time_limit(monkeypatch):
+    """A byte now and then would keep a socket's timeout from ever expiring."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ended = threading.Event()
+
+        def drip():
+            connection, _address = server.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\n")
+                while not ended.wait(0.02):
+                    connection.sendall(b"X")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        reference = f"127.0.0.1:{server.getsockname()[1]}/train:1"
+        assert problem(lambda: digest_of(reference, seconds=0.3)) is Problem.UNREACHABLE
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ((404, {}, b""), Problem.NO_IMAGE),
+        ((500, {}, b""), Problem.INVALID_ANSWER),
+        ((200, {}, b"x" * (registry_client.MAX_MANIFEST_BYTES + 1)), Problem.INVALID_ANSWER),
+        ((401, {"WWW-Authenticate": "Bearer " + "a" * 60_000}, b""), Problem.FORBIDDEN_ADDRESS),
+        ((401, {}, b""), Problem.UNAUTHORIZED),
+        ((302, {"Location": "http://[::bad"}, b""), Problem.INVALID_ANSWER),
+    ],
+)
+def test_odd_answers(fake, answer, expected):
+    registry = fake()
+    registry.answers["/v2/train/manifests/1"] = answer
+    assert problem(lambda: digest_of(f"{registry.host}/train:1")) is expected
+
+
+# --- A real registry --------------------------------------------------------------------------------------------------
+
+
+def listens(host):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", int(host.rpartition(":")[2]))) == 0
+
+
+@pytest.fixture
+def registry(tmp_path):
+    """Debian's registry on loopback with the user `me` and an image of OCI type, `team/train:1`. Yields its host."""
+    program = shutil.which("docker-registry")
+    if program is None:
+        pytest.skip("Debian's docker-registry is not installed here (apt-get install docker-registry).")
+    host = f"127.0.0.1:{free_port()}"
+    (tmp_path / "htpasswd").write_text(HTPASSWD)
+    configuration = {
+        "version": 0.1,
+        "storage": {"filesystem": {"rootdirectory": str(tmp_path / "data")}},
+        "http": {"addr": host},
+        "auth": {"htpasswd": {"realm": "test", "path": str(tmp_path / "htpasswd")}},
+    }
+    (tmp_path / "config.yml").write_text(json.dumps(configuration))  # JSON is YAML
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen([program, "serve", str(tmp_path / "config.yml")], stdout=log, stderr=log)
+    try:
+        wait_for(lambda: listens(host), 20)
+        yield host
+    finally:
+        process.kill()
+        process.wait()
+
+
+def push(host, text=b"{}"):
+    """Push an image with this configuration as `team/train:1`; return its digest."""
+    url, auth = f"http://{host}/v2/team/train", ("me", "hunter2")
+    digest = f"sha256:{hashlib.sha256(text).hexdigest()}"
+    upload = httpx.post(f"{url}/blobs/uploads/", auth=auth).headers["Location"]
+    httpx.put(upload, params={**httpx.URL(upload).params, "digest": digest}, content=text, auth=auth).raise_for_status()
+    kind = "application/vnd.oci.image.manifest.v1+json"
+    config = {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": digest, "size": len(text)}
+    manifest = json.dumps({"schemaVersion": 2, "mediaType": kind, "config": config, "layers": []}).encode()
+    pushed = httpx.put(f"{url}/manifests/1", content=manifest, headers={"Content-Type": kind}, auth=auth)
+    pushed.raise_for_status()
+    return f"sha256:{hashlib.sha256(manifest).hexdigest()}"
+
+
+def test_a_real_registry(registry):
+    digest = push(registry)
+    assert digest_of(f"{registry}/team/train:1", ME) == digest
+    assert digest_of(f"{registry}/team/train@{digest}", ME) == digest
+    assert problem(lambda: digest_of(f"{registry}/team/train:2", ME)) is Problem.NO_IMAGE
+    assert problem(lambda: digest_of(f"{registry}/team/train:1")) is Problem.UNAUTHORIZED
+    wrong = Credentials("me", "wrong")
+    assert problem(lambda: digest_of(f"{registry}/team/train:1", wrong)) is Problem.UNAUTHORIZED
+    check_login(registry, ME)
+    assert problem(lambda: check_login(registry, wrong)) is Problem.UNAUTHORIZED
+
+
+@pytest.mark.django_db
+def test_an_image_and_its_password_are_checked_when_they_are_saved(api, owner, registry, settings):
+    settings.REGISTRY_CHECKS = True
+    push(registry)
+    client = api(owner)
+    image = {"name": "own", "title": "Own", "reference": f"{registry}/team/train:1", "frameworks": ["pytorch"]}
+
+    def answer(method, path, **body):
+        response = getattr(client, method)(f"/api/v1/{path}", body, format="json")
+        assert "hunter2" not in response.content.decode()
+        return response.status_code, sorted(response.data.get("fields", ()))
+
+    assert answer("post", "images/", **image) == (400, ["reference"])
+    assert answer("put", f"registries/{registry}/", username="me", password="wrong") == (400, ["password"])
+    assert answer("put", f"registries/{registry}/", username="me", password="hunter2") == (200, [])
+    assert answer("put", f"registries/{registry}/", username="me") == (200, []), "the password stays"
+    assert answer("post", "images/", **image | {"reference": f"{registry}/team/train:2"}) == (400, ["reference"])
+    assert answer("post", "images/", **image) == (201, [])
+    gone = image | {"name": "gone", "reference": f"127.0.0.1:{free_port()}/train:1"}
+    response = client.post("/api/v1/images/", gone, format="json")
+    assert response.status_code == 201, "the cluster may reach what the console does not"
+    assert "could not reach" in response.data["warning"]
+    listed = client.get("/api/v1/registries/").data["results"]
+    assert [(row["host"], row["username"], row["warning"]) for row in listed] == [(registry, "me", "")]
+    assert base64.b64encode(b"me:hunter2").decode() not in str(listed)

@@ -1,0 +1,88 @@
+"""The client of S3, against a real server: signatures, listings, multipart uploads."""
+
+import http.client
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime
+from urllib.parse import urlsplit
+
+import pytest
+
+from storage import s3
+from tests import seaweedfs
+
+pytestmark = pytest.mark.xdist_group("seaweedfs")
+KEYS = ["k/a b+c&é.txt", "k/1\x01", "k/%2F", "k/deep/er/x"]
+
+
+def send(method, url, body, **headers):
+    """The status of a request to a signed URL."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.netloc)
+    connection.request(method, url.removeprefix(f"http://{parts.netloc}"), body=body, headers=headers)
+    with connection.getresponse() as response, closing(connection):
+        return response.status
+
+
+def test_the_signature_of_the_specification():
+    """The example of AWS's documentation, but for its virtual-hosted address: computed with botocore 1.44."""
+    bucket = s3.Bucket(
+        "https://s3.amazonaws.com",
+        "examplebucket",
+        "us-east-1",
+        "AKIAIOSFODNN7EXAMPLE",
+        "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+    )
+    url = s3.signed_url(bucket, "GET", "test.txt", seconds=86400, now=datetime(2013, 5, 24, tzinfo=UTC))
+    assert url.endswith("733255ef022bec3f2a8701cd61d4b371f3f28c9f193a1f02279211d48d5193d7")
+
+
+def test_a_default_port_is_not_signed():
+    plain, explicit = (
+        s3.Bucket(f"https://s3.example.com{port}", "tests", "us-east-1", "key-id", "key-secret")
+        for port in ("", ":443")
+    )
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    signatures = {s3.signed_url(bucket, "GET", "x", now=now).partition("?")[2] for bucket in (plain, explicit)}
+    assert len(signatures) == 1
+
+
+def test_objects_with_odd_keys_are_listed_and_read(s3_server):
+    for key in KEYS:
+        seaweedfs.put(s3_server, key, key.encode())
+    (page,) = s3.list_objects(s3_server, "k/")
+    assert sorted(item.key for item in page) == sorted(KEYS)
+    for item in page:
+        with s3.open_object(s3_server, item, offset=1) as response:
+            assert response.read() == item.key.encode()[1:]
+    seaweedfs.put(s3_server, KEYS[0], b"changed")
+    (before,) = (item for item in page if item.key == KEYS[0])
+    with pytest.raises(s3.S3Error, match="412"), s3.open_object(s3_server, before):
+        pass
+    s3.delete_object(s3_server, KEYS[0])
+    assert s3.find_object(s3_server, KEYS[0]) is None
+
+
+def test_wrong_secrets_and_expired_urls_are_refused(s3_server):
+    seaweedfs.put(s3_server, "w/secret", b"1")
+    for bucket in (seaweedfs.with_wrong_secret(s3_server), replace(s3_server, access_key_id="")):
+        with pytest.raises(s3.S3Error, match="403"):
+            list(s3.list_objects(bucket, "w/"))
+    expired = s3.signed_url(s3_server, "GET", "w/secret", seconds=60, now=datetime(2020, 1, 1, tzinfo=UTC))
+    assert send("GET", expired, None) == 403
+    assert send("DELETE", s3.signed_url(s3_server, "GET", "w/secret"), None) == 403
+
+
+def test_a_part_url_takes_only_that_part_of_that_size(s3_server):
+    multipart_id = s3.create_multipart(s3_server, "m/object")
+    url = s3.part_url(s3_server, "m/object", multipart_id, 1, size=10, seconds=60)
+    tampered = [url.replace("partNumber=1", "partNumber=2"), url.replace("m/object", "m/other")]
+    assert [send("PUT", each, b"x" * 10) for each in tampered] == [403, 403]
+    assert [send("PUT", url, b"x" * size) for size in (9, 11, 10)] == [403, 403, 200]
+    parts = s3.list_parts(s3_server, "m/object", multipart_id)
+    assert [(part.number, part.size) for part in parts] == [(1, 10)]
+    assert seaweedfs.keys(s3_server, "m/") == ([], ["m/object"])
+    s3.complete_multipart(s3_server, "m/object", multipart_id, parts)
+    assert seaweedfs.keys(s3_server, "m/") == (["m/object"], [])
+    with pytest.raises(s3.S3Error, match="404 NoSuchUpload"):
+        s3.list_parts(s3_server, "m/object", multipart_id)

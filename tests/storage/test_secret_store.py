@@ -1,0 +1,68 @@
+"""Secrets: written, never read, and encrypted in the database."""
+
+import pytest
+from django.urls import reverse
+
+from console.accounts.models import AuditEvent
+from console.core.errors import InvalidInput
+from runtime import environment
+from storage import secret_store
+from storage.models import Secret
+from tests.factories.accounts import OrganizationFactory
+
+pytestmark = pytest.mark.django_db
+VALUE = "s3cr3t-of-the-test"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "field"),
+    [
+        ("RANK", "x", "name"), ("1A", "x", "name"), ("A-B", "x", "name"), ("", "x", "name"), ("A" * 101, "x", "name"),
+        ("A", "", "value"), ("A", "\0", "value"), ("A", "\ud800", "value"),
+        ("A", "ä" * (environment.MAX_SECRET_BYTES // 2 + 1), "value"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_a_variable_is_refused(name, value, field):
+    with pytest.raises(InvalidInput) as caught:
+        secret_store.save_secret(organization=OrganizationFactory(), name=name, value=value)
+    assert list(caught.value.fields) == [field]
+    assert not Secret.objects.exists()
+
+
+def test_the_number_of_secrets_is_limited(monkeypatch):
+    monkeypatch.setattr(secret_store, "MAX_SECRETS", 2)
+    organization = OrganizationFactory()
+    for name in ("A", "B", "A"):
+        secret_store.save_secret(organization=organization, name=name, value="x")
+    with pytest.raises(InvalidInput, match=r"limit of 2|Some"):
+        secret_store.save_secret(organization=organization, name="C", value="x")
+
+
+def test_a_value_is_written_and_never_shown(api, owner, client):
+    answers = [api(owner).put("/api/v1/secrets/API_TOKEN", {"value": VALUE}, format="json") for _time in range(2)]
+    assert [answer.status_code for answer in answers] == [201, 200]
+    row = Secret.objects.get()
+    assert VALUE.encode() not in bytes(row.encrypted)
+    assert secret_store.values_of(owner.organization, ["API_TOKEN"]) == {"API_TOKEN": VALUE}
+    client.force_login(owner.user)
+    form = {"name": "RANK", "value": VALUE}
+    answers += [
+        api(owner).get("/api/v1/secrets/"),
+        api(owner).put("/api/v1/secrets/RANK", {"value": VALUE}, format="json"),
+        client.get(reverse("secret_list")),
+        client.post(reverse("secret_list"), form),  # refused: the form is shown again
+    ]
+    assert [answer.status_code for answer in answers[2:]] == [200, 400, 200, 200]
+    assert not [answer for answer in answers if VALUE in answer.content.decode()]
+    assert [entry.action for entry in AuditEvent.objects.filter(action__startswith="secret.").order_by("pk")] == [
+        "secret.created", "secret.changed",
+    ]  # fmt: skip
+    assert not [entry for entry in AuditEvent.objects.all() if VALUE in str(vars(entry))]
+
+
+def test_the_page_saves_and_deletes(client, owner):
+    client.force_login(owner.user)
+    assert client.post(reverse("secret_list"), {"name": "KEY", "value": "a\r\nb\r\n"}).status_code == 302
+    assert secret_store.values_of(owner.organization, ["KEY"]) == {"KEY": "a\nb\n"}
+    assert client.post(reverse("secret_delete", args=["KEY"])).status_code == 302
+    assert not Secret.objects.exists()

@@ -1,0 +1,179 @@
+"""Datasets that other organizations read. `owner` shares, `stranger` is a member of another organization."""
+
+import io
+import threading
+from datetime import timedelta
+
+import pytest
+from django.core.management import call_command
+from django.db import connection
+from django.test import Client
+from django.utils import timezone
+
+from console.accounts.models import AuditEvent, Organization
+from console.accounts.services import create_organization
+from console.core.errors import InvalidInput, NotFound
+from storage import sharing
+from storage.errors import NameTaken
+from storage.models import Dataset, DatasetShare
+from tests.factories.storage import DatasetFactory, DatasetVersionFactory
+from tests.storage.archives import tar_of
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def dataset(owner):
+    return DatasetVersionFactory(dataset=DatasetFactory(organization=owner.organization, name="digits")).dataset
+
+
+@pytest.fixture
+def code(dataset):
+    return sharing.create_share(dataset=dataset, user=None, label="Acme")[1]
+
+
+def accept(member, code):
+    return sharing.accept_share(organization=member.organization, user=member.user, code=code)
+
+
+def usable(member):
+    return [dataset.name for dataset in sharing.usable_datasets(member.organization)]
+
+
+def test_a_code_gives_read_access_once(dataset, code, stranger, owner):
+    assert usable(stranger) == []
+    assert accept(stranger, f" {code}\n") == dataset
+    assert usable(stranger) == ["digits"]
+    assert sharing.dataset_named(stranger.organization, "digits") == dataset
+    third = create_organization(user=stranger.user, name="Third")
+    for member in (third, stranger):
+        with pytest.raises(InvalidInput):
+            accept(member, code)
+    assert code not in str(DatasetShare.objects.values())
+    with pytest.raises(InvalidInput):
+        accept(owner, sharing.create_share(dataset=dataset, user=None, label="self")[1])
+
+
+def test_wrong_expired_revoked_and_deleted_codes_get_one_answer(dataset, stranger):
+    codes = {"wrong": "x" * 32, "empty": "", "odd": "\udfff"}
+    for kind in ("expired", "revoked", "deleted"):
+        share, codes[kind] = sharing.create_share(dataset=dataset, user=None, label=kind)
+        if kind == "expired":
+            DatasetShare.objects.filter(pk=share.pk).update(expires_at=timezone.now() - timedelta(seconds=1))
+        elif kind == "revoked":
+            sharing.revoke_share(share=share, user=None)
+    Dataset.objects.update(deleted_at=timezone.now())
+    for code in codes.values():
+        with pytest.raises(InvalidInput) as refused:
+            accept(stranger, code)
+        assert refused.value.fields == {"code": sharing.INVALID_CODE}
+
+
+def test_access_ends_for_new_uses(dataset, code, stranger):
+    accept(stranger, code)
+    sharing.revoke_share(share=DatasetShare.objects.get(), user=None)
+    with pytest.raises(NotFound):
+        sharing.dataset_named(stranger.organization, "digits")
+    accept(stranger, sharing.create_share(dataset=dataset, user=None, label="again")[1])
+    sharing.leave_share(organization=stranger.organization, user=stranger.user, name="digits")
+    assert usable(stranger) == []
+    with pytest.raises(NotFound):
+        sharing.leave_share(organization=stranger.organization, user=stranger.user, name="digits")
+
+
+def test_a_name_means_the_own_dataset_then_the_shared_then_the_public(dataset, code, stranger):
+    public = sharing.publish_public(name="digits", stream=_stream({"a": b"1"}), description="All").dataset
+    assert sharing.dataset_named(stranger.organization, "digits") == public
+    accept(stranger, code)
+    assert sharing.dataset_named(stranger.organization, "digits") == dataset
+    own = DatasetFactory(organization=stranger.organization, name="digits")
+    assert sharing.dataset_named(stranger.organization, "digits") == own
+    assert sharing.by_name(sharing.usable_datasets(stranger.organization)) == [own]
+    with pytest.raises(NameTaken):
+        accept(stranger, sharing.create_share(dataset=dataset, user=None, label="again")[1])
+
+
+def test_public_datasets_belong_to_nobody_who_can_sign_up(stranger):
+    squatter = create_organization(user=stranger.user, name=sharing.PUBLIC_OWNER)
+    version = sharing.publish_public(name="digits", stream=_stream({"a": b"1"}))
+    assert version.dataset.organization != squatter.organization
+    assert not version.dataset.organization.memberships.exists()
+
+
+def test_an_administrator_publishes_and_withdraws(dataset, owner, stranger):
+    owner.user.is_staff = owner.user.is_superuser = True
+    owner.user.save()
+    client = Client()
+    client.force_login(owner.user)
+    for action, expected in (("make_public", ["digits"]), ("withdraw", [])):
+        data = {"action": action, "_selected_action": [dataset.pk]}
+        assert client.post("/admin/storage/dataset/", data).status_code == 302
+        assert usable(stranger) == expected
+    assert AuditEvent.objects.filter(action="dataset.made_public", actor=owner.user).exists()
+
+
+def test_publish_dataset(tmp_path, stranger, capsys):
+    archive = tmp_path / "digits.tar"
+    archive.write_bytes(tar_of({"a": b"1"}))
+    for _version in range(2):
+        call_command("publish_dataset", "mnist-digits", str(archive), description="Digits")
+    assert "mnist-digits v2" in capsys.readouterr().out
+    assert usable(stranger) == ["mnist-digits"]
+
+
+def test_nobody_learns_the_name_of_the_other(dataset, api, owner, stranger):
+    Organization.objects.filter(pk=owner.organization.pk).update(name="Secret Owner", slug="secret-owner")
+    Organization.objects.filter(pk=stranger.organization.pk).update(name="Secret Guest", slug="secret-guest")
+    mine, theirs = api(owner), api(stranger)
+    created = mine.post("/api/v1/datasets/digits/shares/", {"label": "My label"}).json()
+    answers = [theirs.post("/api/v1/shared-datasets/", {"code": created["code"]})]
+    assert answers[0].status_code == 201
+    answers += [
+        theirs.get(f"/api/v1/{path}")
+        for path in ("shared-datasets/", "datasets/digits/", "datasets/digits/files/", "datasets/")
+    ]
+    assert all(answer.status_code == 200 for answer in answers[1:])
+    shown = "".join(answer.content.decode() for answer in answers)
+    assert not [word for word in ("Secret", "secret", "My label", owner.user.email) if word in shown]
+    seen = mine.get("/api/v1/datasets/digits/shares/").content.decode()
+    seen += str(list(AuditEvent.objects.filter(organization=owner.organization).values("data", "target", "actor")))
+    assert not [word for word in ("Secret Guest", "secret-guest", stranger.user.email) if word in seen]
+    assert not AuditEvent.objects.filter(organization=owner.organization, actor=stranger.user).exists()
+
+
+def test_a_guest_changes_nothing(dataset, code, api, stranger):
+    accept(stranger, code)
+    client = api(stranger)
+    for method, path in (
+        ("delete", "datasets/digits/"), ("delete", f"datasets/digits/versions/{dataset.versions.get().number}/"),
+        ("put", "datasets/digits/archive/"), ("post", "datasets/digits/shares/"), ("get", "datasets/digits/shares/"),
+        ("post", "datasets/digits/versions/"),
+    ):  # fmt: skip
+        assert getattr(client, method)(f"/api/v1/{path}", {"label": "x"}).status_code == 404, path
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_code_entered_twice_at_once_works_once(dataset, code, stranger):
+    third = create_organization(user=stranger.user, name="Third")
+    barrier, results = threading.Barrier(2), []
+
+    def enter(member):
+        barrier.wait()
+        try:
+            results.append(accept(member, code))
+        except InvalidInput:
+            results.append(None)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=enter, args=[member]) for member in (stranger, third)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(result is None for result in results) == [False, True]
+    assert DatasetShare.objects.exclude(recipient=None).count() == 1
+
+
+def _stream(files):
+    return io.BytesIO(tar_of(files))

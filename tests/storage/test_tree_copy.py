@@ -1,0 +1,168 @@
+"""Copies of trees that customers' code wrote, and may change meanwhile."""
+
+import hashlib
+import os
+import socket
+import subprocess
+
+import pytest
+
+from storage import tree_copy
+from storage.errors import FileMissing, SourceChanged, TooLarge, UnsafePath, WrongKind
+from storage.trees import ENTRY_BYTES, Usage
+
+
+class Budget:
+    """A meter with a limit, as a reservation of quota is one."""
+
+    def __init__(self, most=10**9):
+        self.most = most
+        self.counted = 0
+
+    def count(self, *, size_bytes=0, entries=0):
+        if self.counted + size_bytes + entries * ENTRY_BYTES > self.most:
+            raise TooLarge
+        self.counted += size_bytes + entries * ENTRY_BYTES
+
+
+@pytest.fixture
+def target(tmp_path):
+    """The folder that is copied to."""
+    folder = tmp_path / "target"
+    folder.mkdir()
+    return folder
+
+
+def copy(root, target, path="", *, meter=None, max_entries=100, keep_links=False):
+    meter = meter or Budget()
+    return tree_copy.copy_tree(
+        root=root, path=path, target=target, meter=meter, max_entries=max_entries, keep_links=keep_links
+    )
+
+
+def hostile(root):
+    """Fill `root` with what customers' code can leave in a folder, beside two regular files."""
+    (root / "deep").mkdir()
+    (root / "deep" / "weights.bin").write_bytes(b"12345")
+    (root / "run.sh").write_bytes(b"#!")
+    (root / "run.sh").chmod(0o4755)
+    os.utime(root / "run.sh", (1_000_000_000, 1_000_000_000))
+    (root / "link").symlink_to("/etc/passwd")
+    (root / "folder-link").symlink_to("../outside")
+    os.mkfifo(root / "pipe")
+    with socket.socket(socket.AF_UNIX) as unix:
+        os.chdir(root)  # a socket's path may have 107 bytes
+        unix.bind("socket")
+    for name in (b"caf\xe9", b"line\nbreak\\"):
+        with open(os.path.join(os.fsencode(root), name), "wb") as file:  # noqa: PTH118, PTH123 - pathlib takes no bytes
+            file.write(b"x")
+
+
+def test_only_regular_files_and_folders_are_copied(root, target, monkeypatch):
+    monkeypatch.chdir(root)
+    hostile(root)
+    meter = Budget()
+    copied = copy(root, target, meter=meter)
+    names = {os.fsencode(path.relative_to(target)) for path in target.rglob("*")}
+    assert names == {b"deep", b"deep/weights.bin", b"run.sh", b"caf\xe9", b"line\nbreak\\"}
+    assert (copied.usage, copied.file_count, copied.skipped_count) == (Usage(9, 6), 4, 4)
+    assert meter.counted == copied.usage.counted_bytes
+    script = (target / "run.sh").stat()
+    assert (script.st_mode & 0o7777, script.st_mtime) == (0o755, 1_000_000_000)
+    assert (target / "run.sh").stat().st_ino != (root / "run.sh").stat().st_ino
+
+
+def test_the_hash_is_of_the_list_that_sha256sum_writes(root, target, monkeypatch):
+    monkeypatch.chdir(root)
+    hostile(root)
+    copied = copy(root, target)
+    names = sorted(os.fsencode(path.relative_to(target)) for path in target.rglob("*") if path.is_file())
+    listed = subprocess.run(["sha256sum", "--", *names], cwd=target, capture_output=True, check=True).stdout
+    assert copied.sha256 == hashlib.sha256(listed).hexdigest()
+
+
+def test_links_are_kept_as_they_are_on_request(root, target, monkeypatch):
+    monkeypatch.chdir(root)
+    hostile(root)
+    assert copy(root, target, keep_links=True).usage.entry_count == 8
+    assert (target / "link").readlink().as_posix() == "/etc/passwd"
+
+
+def test_a_path_names_a_folder_or_a_file(root, target):
+    (root / "a" / "b").mkdir(parents=True)
+    (root / "a" / "b" / "best.pt").write_bytes(b"weights")
+    assert copy(root, target, "a/b").usage == Usage(7, 2)
+    assert copy(root, target / "..", "a/b/best.pt").usage == Usage(7, 2)
+    assert (target / "best.pt").read_bytes() == (target.parent / "best.pt").read_bytes() == b"weights"
+
+
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        ("missing", FileMissing), ("missing/x", FileMissing), ("file/x", WrongKind), ("../outside", UnsafePath),
+        ("link", UnsafePath), ("link/secret.txt", UnsafePath), ("pipe", WrongKind), ("/etc", UnsafePath),
+    ],
+)  # fmt: skip
+def test_a_path_never_leads_outside(root, target, path, error):
+    (root / "file").write_text("")
+    (root / "link").symlink_to("../outside")
+    os.mkfifo(root / "pipe")
+    with pytest.raises(error):
+        copy(root, target, path)
+    assert list(target.iterdir()) == []
+
+
+def test_limits_hold_before_anything_is_written(root, target):
+    (root / "big").write_bytes(b"x" * 10_000)
+    with pytest.raises(TooLarge):
+        copy(root, target, meter=Budget(2 * ENTRY_BYTES + 9_999))
+    assert (target / "big").stat().st_size == 0
+    (root / "more").write_bytes(b"")
+    (target / "big").unlink()
+    with pytest.raises(TooLarge, match="more than 2"):
+        copy(root, target, max_entries=2)
+
+
+def test_deep_trees_are_refused(root, target):
+    deepest = root
+    for _ in range(70):
+        deepest /= "d"
+    deepest.mkdir(parents=True)
+    with pytest.raises(TooLarge, match="64 levels"):
+        copy(root, target)
+
+
+@pytest.mark.parametrize("change", ["grows", "shrinks", "is rewritten"])
+def test_a_file_that_changes_meanwhile_is_refused(root, target, change):
+    (root / "file").write_bytes(b"1234")
+
+    class Changing(Budget):
+        def count(self, *, size_bytes=0, entries=0):
+            super().count(size_bytes=size_bytes, entries=entries)
+            if size_bytes:
+                data = {"grows": b"12345", "shrinks": b"1", "is rewritten": b"4321"}[change]
+                (root / "file").write_bytes(data)
+                os.utime(root / "file", (1, 1))
+
+    with pytest.raises(SourceChanged):
+        copy(root, target, meter=Changing())
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_what_is_replaced_by_a_link_meanwhile_is_not_followed(root, target, kind):
+    """The code waits for the moment after the console has looked."""
+    if kind == "folder":
+        (root / "victim").mkdir()
+    else:
+        (root / "victim").write_text("")
+
+    class Replacing(Budget):
+        def count(self, *, size_bytes=0, entries=0):
+            super().count(size_bytes=size_bytes, entries=entries)
+            if self.counted == 2 * ENTRY_BYTES:  # the entry was listed, and is not opened yet
+                (root / "victim").rmdir() if kind == "folder" else (root / "victim").unlink()
+                (root / "victim").symlink_to("../outside" if kind == "folder" else "../secret.txt")
+
+    with pytest.raises(SourceChanged):
+        copy(root, target, meter=Replacing())
+    assert "secret.txt" not in {path.name for path in target.rglob("*")}
