@@ -167,7 +167,7 @@ def test_nothing_of_the_machines_in_proc_can_be_written_or_is_for_root_alone(yar
 
 
 def test_the_hosts_loopback_and_other_runs_are_out_of_reach(yard):
-    name = f"\0trainyard-test-{yard.folder.name}"
+    name = f"\0trainyard-test-{os.getpid()}-{yard.folder.name}"
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as abstract:
         abstract.bind(name)
         abstract.listen()
