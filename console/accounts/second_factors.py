@@ -20,6 +20,7 @@ from django.utils.translation import gettext_lazy
 
 from console.accounts.models import User
 from console.core import encryption
+from console.installation.selectors import installation
 
 PURPOSE = b"trainyard second factors"
 FACTORS = (Authenticator.Type.TOTP, Authenticator.Type.WEBAUTHN)
@@ -33,8 +34,13 @@ class SecondFactorAdapter(DefaultMFAAdapter):  # type: ignore[misc]  # allauth p
         "too_many_codes": gettext_lazy("Too many wrong codes. Wait 15 minutes, then try again.")
     }
 
-    def _get_site_name(self) -> str:
-        return "Trainyard"
+    def get_totp_issuer(self) -> str:
+        """Return this console's name, as authenticator apps show it."""
+        return installation().name
+
+    def get_public_key_credential_rp_entity(self) -> dict[str, str]:
+        """Return the host that passkeys belong to, and this console's name."""
+        return {**super().get_public_key_credential_rp_entity(), "name": installation().name}
 
     def encrypt(self, text: str) -> str:
         """Return the encrypted text."""
