@@ -17,7 +17,7 @@ from django.shortcuts import render
 from django.urls import path
 from django.utils.translation import gettext_lazy as _
 from django.views import defaults
-from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerView
+from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 from rest_framework import exceptions
 from rest_framework.renderers import JSONRenderer
 from rest_framework.response import Response
@@ -185,7 +185,11 @@ def _is_database_unavailable(error: BaseException | None) -> bool:
 
 urlpatterns = [
     path("schema/", SpectacularAPIView.as_view(), name="api_schema"),
-    path("docs/", SpectacularSwaggerView.as_view(url_name="api_schema"), name="api_docs"),
+    path(
+        "docs/",
+        SpectacularSwaggerSplitView.as_view(url_name="api_schema", template_name="api/reference.html"),
+        name="api_docs",
+    ),
     *accounts.urlpatterns,
     *storage.urlpatterns,
     *uploads_api.urlpatterns,

@@ -48,7 +48,7 @@ class TestPage:
         for text in ("$50.00", "Wallet of &lt;Acme &amp; Sons&gt;", "no real money"):
             assert text in shown.text
         assert "{{" not in shown.text
-        assert "default-src 'none'" in shown.headers["Content-Security-Policy"]
+        assert "default-src 'none'; style-src 'sha256-" in shown.headers["Content-Security-Policy"]
         for _ in range(3):
             answer = pay(checkout_page)
             assert (answer.status_code, answer.headers["Location"]) == (303, f"{WALLET}?paid=1")

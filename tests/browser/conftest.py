@@ -6,11 +6,14 @@ import shutil
 from dataclasses import dataclass, field
 
 import pytest
+from django.conf import settings
+from django.test import Client
 from playwright.sync_api import (
     Page,
     expect,
     sync_playwright,
 )
+from pytest_django.live_server_helper import LiveServer
 
 from tests.conftest import CHROMIUM
 
@@ -43,11 +46,44 @@ def chromium():
         browser.close()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _beside_an_event_loop():
+    """Playwright runs an event loop in this thread; Django refuses queries beside one without this variable."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
+        yield
+
+
+@pytest.fixture
+def console(settings, tmp_path):
+    """The URL of a console that a thread serves, on the test's own rows."""
+    settings.MIDDLEWARE = ["whitenoise.middleware.WhiteNoiseMiddleware", *settings.MIDDLEWARE]
+    settings.WHITENOISE_USE_FINDERS = True
+    settings.WHITENOISE_MAX_AGE = 3600
+    settings.STATIC_ROOT = tmp_path
+    server = LiveServer("127.0.0.1")
+    yield server.url
+    server.stop()
+
+
 def open_context(browser, **options):
     """Return a new window, in English and as wide as a desktop's."""
     context = browser.new_context(viewport={"width": 1440, "height": 900}, locale="en", **options)
     context.set_default_timeout(PATIENCE_MS)
     return context
+
+
+def session_cookie(url, user):
+    """Return the cookie of a new session of the user."""
+    client = Client()
+    client.force_login(user)
+    name = settings.SESSION_COOKIE_NAME
+    return {"name": name, "value": client.cookies[name].value, "url": url}
+
+
+def log_in(context, url, user):
+    """Give the window a new session of the user."""
+    context.add_cookies([session_cookie(url, user)])
 
 
 def ask_for_quote(page):

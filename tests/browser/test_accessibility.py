@@ -1,4 +1,4 @@
-"""axe-core reports no violation on any page of the console and the admin, light and dark."""
+"""axe-core reports no violation on any page of the console and the admin, and no page violates its content policy."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from uuid import UUID
 
 import pytest
 from django.conf import settings as django_settings
-from django.test import Client
 from django.urls import reverse
 from playwright.sync_api import Page, expect
-from pytest_django.live_server_helper import LiveServer
 
 from console.web import urls
-from tests.browser.conftest import open_context
+from tests.browser.conftest import log_in, open_context
 from tests.browser.furnished import furnish
 from tests.factories.jobs import Customer
 
@@ -111,6 +109,11 @@ PAGES = {
     "invitation": ["invitations/{invitation}/"],
 }  # fmt: skip
 """The console's pages by their URL names."""
+NO_TRANSITIONS = """
+const sheet = new CSSStyleSheet();
+sheet.replaceSync("* { transition: none !important; }");
+document.adoptedStyleSheets.push(sheet);
+"""
 NARROW = 360
 """Pixels of a narrow phone."""
 NO_PAGES = {
@@ -132,38 +135,18 @@ ACCOUNT = [
 SIGNED_OUT = ["accounts/login/", "accounts/approval/", "accounts/signup/", "accounts/password/reset/"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _beside_an_event_loop():
-    """Playwright runs an event loop in this thread; Django refuses queries beside one without this variable."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
-        yield
-
-
-@pytest.fixture
-def console(settings, tmp_path):
-    """The URL of a console that a thread serves, on the test's own rows."""
-    settings.MIDDLEWARE = ["whitenoise.middleware.WhiteNoiseMiddleware", *settings.MIDDLEWARE]
-    settings.WHITENOISE_USE_FINDERS = True
-    settings.WHITENOISE_MAX_AGE = 3600
-    settings.STATIC_ROOT = tmp_path
-    server = LiveServer("127.0.0.1")
-    yield server.url
-    server.stop()
-
-
 @pytest.fixture
 def walker(transactional_db, console, backend, provider, chromium):
     """A browser that is logged in to an organization with one of everything."""
     customer = Customer(backend)
     ids = furnish(customer, provider)
-    client = Client()
-    client.force_login(customer.membership.user)
     context = open_context(chromium, reduced_motion="reduce")
-    session = client.cookies[django_settings.SESSION_COOKIE_NAME].value
-    context.add_cookies([{"name": django_settings.SESSION_COOKIE_NAME, "value": session, "url": console}])
+    log_in(context, console, customer.membership.user)
     context.add_init_script(AXE)
-    yield Walker(context.new_page(), console, ids)
+    walker = Walker(context.new_page(), console, ids)
+    walker.page.on("console", walker.read_console)
+    walker.page.on("pageerror", walker.read_error)
+    yield walker
     context.close()
 
 
@@ -176,12 +159,21 @@ class Walker:
     ids: dict[str, object]
     violations: list[str] = field(default_factory=list)
 
+    def read_console(self, message):
+        """Collect what the browser says about the page's content policy."""
+        if "Content Security Policy" in message.text:
+            self.violations.append(f"{self.page.url}: {message.text}")
+
+    def read_error(self, error):
+        """Collect an exception of the page's scripts."""
+        self.violations.append(f"{self.page.url}: {error}")
+
     def check(self, path):
         """Run axe on a page in both themes: every rule in light, and of colors again in dark."""
         self.page.goto("about:blank")  # so that another fragment of the same page is loaded
         self.page.goto(f"{self.url}/{path.format(**self.ids)}", wait_until="load")
         expect(self.page.locator(".htmx-request")).to_have_count(0)
-        self.page.add_style_tag(content="* { transition: none !important; }")
+        self.page.evaluate(NO_TRANSITIONS)
         for theme, rules in (("light", "{}"), ("dark", "{runOnly: ['color-contrast']}")):
             # The console follows the system; the admin follows a class once it is loaded.
             self.page.emulate_media(color_scheme=theme)
@@ -232,6 +224,8 @@ def test_axe_accepts_every_page_of_the_console(walker):
     walker.page.context.clear_cookies()
     for path in SIGNED_OUT:
         walker.check(path)
+    walker.page.goto(f"{walker.url}/api/v1/docs/")  # Swagger UI, of others: only its policy is checked
+    expect(walker.page.get_by_role("heading", name="Trainyard API")).to_be_visible()
     assert not walker.violations, "\n".join(walker.violations)
 
 

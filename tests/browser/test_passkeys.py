@@ -18,14 +18,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _beside_an_event_loop():
-    """Playwright runs an event loop in this thread; Django refuses queries beside one without this variable."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
-        yield
-
-
 @pytest.fixture
 def console(settings, tmp_path):
     """The URL of a console that a thread serves. Browsers allow passkeys at `localhost`, not at 127.0.0.1."""

@@ -3,14 +3,13 @@
 import random
 
 import pytest
-from django.conf import settings as django_settings
-from django.test import Client
 from playwright.sync_api import expect
 from pytest_django.live_server_helper import LiveServer
 
 from storage import direct_uploads, selectors
 from storage.models import DatasetVersion, Upload
 from tests import seaweedfs
+from tests.browser.conftest import log_in
 from tests.factories.storage import DatasetFactory, WorkspaceFactory
 from tests.storage.archives import tar_of
 
@@ -23,14 +22,6 @@ SLOW = {"offline": False, "latency": 0, "downloadThroughput": -1, "uploadThrough
 FAST = {**SLOW, "uploadThroughput": -1}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _beside_an_event_loop():
-    """Playwright runs an event loop in this thread; Django refuses queries beside one without this variable."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
-        yield
-
-
 @pytest.fixture
 def page(transactional_db, member, settings, tmp_path, watched):
     """The browser, logged in as a member."""
@@ -38,12 +29,7 @@ def page(transactional_db, member, settings, tmp_path, watched):
     settings.WHITENOISE_USE_FINDERS = True
     settings.STATIC_ROOT = tmp_path
     server = LiveServer("127.0.0.1")
-    client = Client()
-    client.force_login(member.user)
-    session = client.cookies[django_settings.SESSION_COOKIE_NAME].value
-    watched.page.context.add_cookies(
-        [{"name": django_settings.SESSION_COOKIE_NAME, "value": session, "url": server.url}]
-    )
+    log_in(watched.page.context, server.url, member.user)
     watched.page.url_of = lambda path: f"{server.url}{path}"
     yield watched.page
     server.stop()

@@ -58,6 +58,7 @@ ACTIONS = {
 """Forms that change something."""
 HANDLER = re.compile(r"<[^>]+\son[a-z]+\s*=|javascript:|hx-on", re.IGNORECASE)
 INLINE_SCRIPT = re.compile(r"<script(?![^>]*\bsrc=)(?![^>]*application/json)[^>]*>", re.IGNORECASE)
+INLINE_STYLE = re.compile(r"<style|<[^>]+\sstyle\s*=", re.IGNORECASE)
 Browser = Callable[[Membership], Client]
 
 
@@ -85,8 +86,8 @@ def test_each_role_sees_what_it_may(any_member, browser, address):
             if answer.streaming:
                 assert b"".join(answer.streaming_content)
             else:
-                assert not HANDLER.search(answer.content.decode()), name
-                assert not INLINE_SCRIPT.search(answer.content.decode()), name
+                for refused in (HANDLER, INLINE_SCRIPT, INLINE_STYLE):
+                    assert not refused.search(answer.content.decode()), name
 
 
 def test_pages_ask_an_anonymous_visitor_to_log_in(client, address):
@@ -154,9 +155,27 @@ def test_errors_and_pages_of_the_account_have_the_consoles_frame(client, owner_p
     for name in ("account_login", "account_signup", "account_reset_password"):
         page = client.get(reverse(name)).content.decode()
         assert "Never pay more than your cap" in page, name
-        assert not HANDLER.search(page), name
+        for refused in (HANDLER, INLINE_SCRIPT, INLINE_STYLE):
+            assert not refused.search(page), name
     for name in ("account_change_password", "account_email", "account_logout"):
         assert b'id="main"' in owner_page.get(reverse(name)).content, name
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/no/such/page/", "/accounts/login/", "/docs/", "/api/v1/docs/", "/api/v1/jobs/"]
+)
+def test_the_content_policy_allows_no_inline_script_or_style(path, owner_page):
+    policy = owner_page.get(path)["Content-Security-Policy"]
+    assert {"default-src 'self'", "script-src 'self'", "style-src 'self'"} <= set(policy.split("; "))
+    assert "unsafe" not in policy
+
+
+def test_the_admins_policy_is_looser_only_as_its_theme_needs(customer, owner_page):
+    customer.membership.user.is_staff = customer.membership.user.is_superuser = True
+    customer.membership.user.save()
+    (own, ours) = (set(owner_page.get(path)["Content-Security-Policy"].split("; ")) for path in ("/admin/", "/"))
+    assert own - ours == {"script-src 'self' 'unsafe-eval'", "style-src 'self' 'unsafe-inline'"}
+    assert ours - own == {"script-src 'self'", "style-src 'self'"}
 
 
 def test_the_cached_sidebar_is_of_the_page_the_role_and_the_language(customer, browser):

@@ -1,0 +1,20 @@
+"""The Content-Security-Policy: strict for the console, looser for the admin, whose theme needs it."""
+
+from __future__ import annotations
+
+from csp.middleware import CSPMiddleware, PolicyParts
+from django.conf import settings
+from django.http import HttpRequest, HttpResponseBase
+
+
+class PolicyMiddleware(CSPMiddleware):
+    """Sends `CONTENT_SECURITY_POLICY`, extended by `ADMIN_POLICY_UPDATE` on the admin's pages."""
+
+    def get_policy_parts(
+        self, request: HttpRequest, response: HttpResponseBase, report_only: bool = False
+    ) -> PolicyParts:
+        """Return the parts of a response's policy (django-csp's hook)."""
+        parts = super().get_policy_parts(request, response, report_only)
+        if request.resolver_match and "admin" in request.resolver_match.namespaces:
+            parts.update = settings.ADMIN_POLICY_UPDATE
+        return parts
