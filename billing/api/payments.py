@@ -59,7 +59,7 @@ class AutomaticSerializer(serializers.Serializer[AutoTopUp]):
     last_failure = serializers.SerializerMethodField(
         help_text="Reason of the last failure; empty if the last charge succeeded."
     )
-    retry_at = serializers.DateTimeField(help_text="Time of the next attempt after a failure.")
+    retry_at = serializers.DateTimeField(allow_null=True, help_text="Time of the next attempt after a failure.")
 
     def get_last_failure(self, setup: AutoTopUp) -> str:
         """Return why the last payment failed."""

@@ -34,13 +34,13 @@ class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-ca
 
 
 class Schema(AutoSchema):
-    """Adds the error response to every operation."""
+    """Adds the responses of errors to every operation."""
 
     def _get_response_bodies(self, direction: Any = "response") -> dict[str, Any]:
         bodies: dict[str, Any] = super()._get_response_bodies(direction)
         if direction == "response":
-            error = self._get_response_for_code(ErrorSerializer, "4XX", direction=direction)  # type: ignore[no-untyped-call]
-            bodies["4XX"] = error
+            for codes in ("4XX", "5XX"):
+                bodies[codes] = self._get_response_for_code(ErrorSerializer, codes, direction=direction)  # type: ignore[no-untyped-call]
         return bodies
 
 

@@ -1,0 +1,178 @@
+"""Schemathesis sends every operation of the API's schema requests that fit it and requests that do not.
+
+None ends in a server error, and no answer differs from what the schema says: status, content type and body. Half of the
+requests name objects that exist: those of the request matrix. `FUZZ_EXAMPLES=500` sends more, others each time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import hypothesis
+import pytest
+import requests
+from django.db import transaction
+from drf_spectacular.generators import SchemaGenerator
+from hypothesis import HealthCheck, Phase, given
+from hypothesis import strategies as st
+from schemathesis import openapi, serializer
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.failures import FailureGroup
+from schemathesis.core.transport import Response
+from schemathesis.generation import GenerationMode
+from schemathesis.schemas import APIOperation
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from runtime.specs import Outcome
+from tests.console.test_request_matrix import ROUTES, Ask, Raw, World
+from tests.factories.jobs import Customer
+from tests.fakes import FakeBackend
+
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
+
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
+FUZZED = hypothesis.settings(
+    max_examples=EXAMPLES or 16,
+    derandomize=not EXAMPLES,
+    phases=[Phase.generate, Phase.shrink] if EXAMPLES else [Phase.generate],
+    database=None,
+    deadline=None,
+    report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
+)
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+serializer.alias("application/offset+octet-stream", "application/octet-stream")  # the content of uploads
+
+
+class Owner(Customer):
+    """The owner of the request matrix's organization, who buys more."""
+
+    def __init__(self, world: World, backend: FakeBackend) -> None:
+        self.backend, self.membership, self.organization = backend, world.owner, world.owner.organization
+        self.workspace = self.organization.workspaces.get(name="matrix")
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of an operation: the paths of objects that exist, and a request that works."""
+
+    paths: list[dict[str, str]]
+    ask: Ask
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The body's fields."""
+        return self.ask.body if isinstance(self.ask.body, dict) else {}
+
+
+def known_of(world: World, jobs: list[str], operation: APIOperation) -> Known:
+    """Return what the request matrix knows of the operation, and all jobs."""
+    shape = re.sub(r"{\w+}", "{}", operation.path)
+    route = next(route for route in ROUTES if "/api/v1/" + re.sub(r"<[\w:]+>", "{}", route) == shape)
+    values = re.fullmatch(re.sub(r"<[\w:]+>", "(.+)", route), world.path_of(route))
+    assert values is not None
+    path = dict(zip(re.findall(r"{(\w+)}", operation.path), values.groups(), strict=True))
+    paths = [path | {"id": job} for job in jobs] if route.startswith("jobs/<") else [path]
+    return Known(paths if path else [], ROUTES[route][operation.method.upper()])
+
+
+@st.composite
+def requests_of(draw: st.DrawFn, operation: APIOperation, known: Known, modes: list[GenerationMode]) -> Any:
+    """Draw a request: of an object that exists or not, with the body that works or not, or with most fields of it."""
+    case = draw(operation.as_strategy(generation_mode=draw(st.sampled_from(modes))))
+    if known.paths and draw(st.booleans()):
+        case.path_parameters = draw(st.sampled_from(known.paths))
+    if known.fields and isinstance(case.body, dict) and draw(st.booleans()):
+        drawn = draw(st.sets(st.sampled_from(sorted(case.body)), max_size=2)) if case.body else ()
+        case.body = known.fields | {name: case.body[name] for name in drawn}
+    return case
+
+
+def send(world: World, case: Any, raw: Raw | None) -> Response:
+    """Send a request as the owner of the organization, and take back what it changed."""
+    if isinstance(case.body, dict):
+        case.body = world.filled(case.body)
+    request = requests.Request(**case.as_transport_kwargs(base_url="http://testserver")).prepare()
+    headers = dict(request.headers)
+    content, content_type = request.body or b"", headers.pop("Content-Type", "")
+    headers.pop("Content-Length", None)
+    if raw is not None:
+        content, content_type, headers = raw.content, raw.content_type, headers | raw.headers
+    with transaction.atomic():
+        answer = world.clients["owner"].generic(
+            request.method, request.path_url, content, content_type=content_type, headers=headers
+        )
+        body = b"" if answer.streaming and answer.is_async else answer.getvalue()
+        transaction.set_rollback(True)
+    return Response(
+        answer.status_code, {name: [value] for name, value in answer.items()}, body, request, elapsed=0, verify=False
+    )
+
+
+def modes_of(operation: APIOperation) -> list[GenerationMode]:
+    """Return the modes that have requests: one without parameters and body cannot be wrong."""
+    is_empty = not any(
+        [operation.path_parameters, operation.query, operation.headers, operation.cookies, operation.body]
+    )
+    return [GenerationMode.POSITIVE] if is_empty else list(GenerationMode)
+
+
+def fuzz(world: World, jobs: list[str], operation: APIOperation) -> None:
+    """Send requests of an operation, and check the answers."""
+    known = known_of(world, jobs, operation)
+    raw = known.ask.body if isinstance(known.ask.body, Raw) else None
+    checks = CHECKS if known.ask.status < 500 else CHECKS[1:]  # such as a PDF where its library is not installed
+
+    @FUZZED
+    @given(requests_of(operation, known, modes_of(operation)), st.booleans())
+    def answers_as_documented(case: Any, is_raw: bool) -> None:
+        case.validate_response(send(world, case, raw if is_raw else None), checks=checks)
+
+    answers_as_documented()
+
+
+def failures(world: World, jobs: list[str], operations: Iterator[Any]) -> Iterator[str]:
+    """Yield what is wrong with each operation."""
+    for operation in (result.ok() for result in operations):
+        world.restore_files()
+        world.restore_card()
+        try:
+            fuzz(world, jobs, operation)
+        except FailureGroup as group:
+            yield f"{operation.label}: {group}"
+        except Exception as error:
+            yield f"{operation.label}: {''.join(traceback.format_exception(error, limit=-6))}"
+
+
+@pytest.fixture
+def world(api, owner, stranger, provider, settings):
+    """The organizations of the request matrix, whose tokens have no limit of requests."""
+    settings.API_REQUESTS_PER_MINUTE = 0
+    return World(api, owner, stranger, provider)
+
+
+def test_every_operation_answers_as_its_schema_says(backend, world):
+    owner = Owner(world, backend)
+    completed = owner.ended_with_log()
+    failed = owner.end(owner.started(), Outcome.CODE_FAILED, message="Rank 1: ValueError: no such shape")
+    jobs = [str(job) for job in (world.job, completed.pk, failed.pk)]
+    schema = openapi.from_dict(SchemaGenerator().get_schema(request=None, public=True))
+    schema.config.generation.update(with_security_parameters=False)
+    found = list(failures(world, jobs, schema.get_all_operations()))
+    assert not found, "\n\n".join(found)
