@@ -67,7 +67,7 @@ test: images kustomize ## Run the fast tests, in the pytorch image alone; ARGS="
 	@$(PYTHON) -m pytest -n auto --dist loadgroup --fast $(ARGS)
 
 .PHONY: test-all
-test-all: images kustomize ## Run every test and list the slowest; one that fails has a second try, and is listed; SHARD=2/3 for a part
+test-all: images kustomize lighthouse ## Run every test and list the slowest; one that fails has a second try, and is listed; SHARD=2/3 for a part
 	@$(PYTHON) -m pytest -n auto --dist loadgroup --reruns 1 -rR --durations=25 $(if $(SHARD),--shard $(SHARD)) $(ARGS)
 
 .PHONY: screenshots
@@ -77,6 +77,14 @@ screenshots: setup ## Take pictures of every page, in both languages and themes,
 .PHONY: kustomize
 kustomize: setup
 	@$(PYTHON) .ci/fetch_kustomize.py $(BIN)/kustomize || echo "Without kustomize the tests that render manifests are skipped."
+
+.PHONY: lighthouse
+lighthouse: var/lighthouse/.installed
+
+var/lighthouse/.installed: .ci/lighthouse/package-lock.json
+	@mkdir -p $(@D) && cp .ci/lighthouse/*.json $(@D)
+	@cd $(@D) && npm ci --ignore-scripts --no-audit --no-fund --silent && touch .installed \
+	  || echo "Without npm the test of Lighthouse is skipped."
 
 .PHONY: test-kubernetes
 test-kubernetes: setup ## Run the suites of the Kubernetes backend; on a real cluster where KUBECONFIG names one

@@ -1,0 +1,64 @@
+"""Lighthouse's points for pages of 25 rows, on a desktop: performance, accessibility, best practices.
+
+make lighthouse bench NAME=lighthouse (QUICK=1 for one round)
+
+The console runs as `manage.py up` serves it. Lighthouse simulates a network of 10 Mbit/s with a round trip of 40 ms.
+Other load on the machine costs points for performance. What costs points is printed for each page.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from pathlib import Path
+
+from bench import rounds
+from bench.environment import embedded_console, free_port_pair, images_root
+from bench.pages import create_customer, page_paths, serving_console
+
+ROUNDS = 1 if rounds.is_quick() else 3
+GOAL = 95
+"""Points for performance that each page should have."""
+PAGES = ("overview", "job_detail", "training_new")
+"""Pages of a customer; the log-in page is for everyone."""
+
+
+def main() -> None:
+    """Measure, then print the table and the JSON object."""
+    url = f"http://127.0.0.1:{free_port_pair()}"
+    with embedded_console(TRAINYARD_URL=url, TRAINYARD_IMAGES_ROOT=str(images_root())):
+        figures = rounds.summaries(measure(url))
+    rounds.print_table("points of 100", figures)
+    ratios = {name: round(figures[name]["median"] / GOAL, 3) for name in figures if name.startswith("performance")}
+    rounds.print_result("lighthouse", figures, ratios)
+
+
+def measure(url: str) -> dict[str, list[float]]:
+    """Return the points of each round, by category and page."""
+    from django.core.management import call_command  # noqa: PLC0415 - Django must be set up first
+    from django.urls import reverse  # noqa: PLC0415 - as above
+
+    from tests.browser import lighthouse  # noqa: PLC0415 - as above
+    from tests.browser.conftest import session_cookie  # noqa: PLC0415 - as above
+
+    if not lighthouse.is_installed():
+        raise SystemExit(lighthouse.NOT_INSTALLED)
+    call_command("collectstatic", interactive=False, verbosity=0)
+    customer = create_customer(Path(os.environ["TRAINYARD_VAR"]))
+    session = session_cookie(url, customer.membership.user)
+    paths = page_paths(customer)
+    visits = {"log_in": (reverse("account_login"), [])} | {page: (paths[page], [session]) for page in PAGES}
+    points = defaultdict(list)
+    with serving_console(url):
+        for number in range(ROUNDS):
+            for page, (path, cookies) in visits.items():
+                audit = lighthouse.audit(f"{url}{path}", cookies=cookies)
+                for category, score in audit.scores.items():
+                    points[f"{category} {page}"].append(float(score))
+                    for fault in audit.faults(category):
+                        print(f"round {number + 1} {page}: {fault[:300]}", flush=True)
+    return dict(points)
+
+
+if __name__ == "__main__":
+    main()

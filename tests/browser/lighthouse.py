@@ -1,0 +1,73 @@
+"""Runs Lighthouse, which `make lighthouse` installs, on a page."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import sync_playwright
+
+from tests.browser.conftest import FLAGS
+from tests.conftest import CHROMIUM
+from tests.console.processes import free_port
+
+PROGRAM = Path(__file__).resolve().parents[2] / "var" / "lighthouse" / "node_modules" / ".bin" / "lighthouse"
+NOT_INSTALLED = "There is no Lighthouse: it needs node and npm, and `make lighthouse`"
+PATIENCE_SECONDS = 300
+"""How long an audit may take: a limit for a busy machine; it takes 20 seconds."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Lighthouse's report on a page."""
+
+    report: dict[str, Any]
+
+    @property
+    def scores(self) -> dict[str, int]:
+        """Points of 100 by category: performance, accessibility, best-practices."""
+        return {name: round(100 * category["score"]) for name, category in self.report["categories"].items()}
+
+    def faults(self, category: str) -> list[str]:
+        """Return what costs points in a category, with the elements it is about."""
+        references = self.report["categories"][category]["auditRefs"]
+        audits = [self.report["audits"][each["id"]] for each in references if each["weight"]]
+        return [
+            f"{audit['id']}: {audit['title']} {audit.get('displayValue', '')} {json.dumps(audit.get('details'))[:1000]}"
+            for audit in audits
+            if audit["score"] is not None and audit["score"] < 1
+        ]
+
+
+def is_installed() -> bool:
+    """Whether there are Lighthouse and node."""
+    return PROGRAM.exists() and shutil.which("node") is not None
+
+
+def audit(url: str, *, cookies: Sequence[Any] = ()) -> Audit:
+    """Open a page as a desktop's browser that has the cookies, and return the report.
+
+    The browser is ours: Lighthouse's own would not send the cookies with the requests of a page's scripts.
+    """
+    port = free_port()
+    command = [
+        PROGRAM, url, "--preset=desktop", "--only-categories=performance,accessibility,best-practices",
+        "--output=json", "--quiet", f"--port={port}",
+    ]  # fmt: skip
+    with sync_playwright() as playwright, tempfile.TemporaryDirectory() as profile:
+        browser = playwright.chromium.launch_persistent_context(
+            profile,
+            executable_path=next(filter(None, map(shutil.which, CHROMIUM))),
+            args=[*FLAGS, f"--remote-debugging-port={port}"],
+        )
+        browser.add_cookies(cookies)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+        browser.close()
+    assert done.returncode == 0, done.stderr
+    return Audit(json.loads(done.stdout))
