@@ -1,0 +1,70 @@
+"""A card that is declined and another that pays; and a job that two windows follow at once."""
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import open_context
+from tests.flows.console import PASSWORD, Buyer
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.torch,
+    pytest.mark.flow,
+    pytest.mark.xdist_group("whole-console"),
+    pytest.mark.late("it awaits a console and a browser, with limits of seconds"),
+    pytest.mark.cores(2),
+    pytest.mark.slow,
+]
+DECLINED = "4000 0000 0000 0002"
+GOOD = "4242 4242 4242 4242"
+
+
+@pytest.fixture(scope="module")
+def buyer(torch_console):
+    """A customer with money in the wallet and scripts in the workspace."""
+    created = Buyer(torch_console)
+    yield created
+    created.cancel_what_goes_on()
+    created.http.close()
+
+
+def log_in(page, url, buyer):
+    """Log in on the page that the URL redirects to."""
+    page.goto(url)
+    page.locator("[name=login]").fill(buyer.email)
+    page.locator("[name=password]").fill(PASSWORD)
+    page.locator("[name=password]").press("Enter")
+    page.wait_for_url(url)
+
+
+def test_a_declined_card_pays_nothing_and_another_one_does(torch_console, buyer, watched):
+    page = watched.page
+    log_in(page, f"{torch_console.url}/wallet/", buyer)
+    available = page.locator("[data-available]")
+    before = available.inner_text()
+    page.get_by_label("Amount").fill("7")
+    page.get_by_role("button", name="Go to payment").click()
+    page.get_by_label("Test card number").fill(DECLINED)
+    page.get_by_role("button", name="Pay $7.00").click()
+    expect(page.get_by_role("alert")).to_have_text("Your card was declined.")
+    page.get_by_label("Test card number").fill(GOOD)
+    page.get_by_role("button", name="Pay $7.00").click()
+    expect(available).not_to_have_text(before)
+    expect(page.get_by_role("row").filter(has_text="+$7.00")).to_have_count(1)
+
+
+def test_two_windows_follow_a_job_and_one_cancels_it(torch_console, buyer, watched, chromium):
+    job = buyer.start("windows", nodes=1)
+    url = f"{torch_console.url}/jobs/{job}/"
+    context = open_context(chromium)
+    pages = [watched.page, context.new_page()]
+    for page in pages:
+        log_in(page, url, buyer)
+        expect(page.locator("#job-header [data-state=running]")).to_be_visible()
+        page.get_by_role("tab", name="Logs").click()
+        expect(page.locator("#log")).to_contain_text("began 0")
+    pages[1].locator("#job-header").get_by_role("button", name="Cancel").click()
+    pages[1].get_by_role("dialog").get_by_role("button", name="Cancel job").click()
+    for page in pages:
+        expect(page.locator("#job-header [data-state=cancelled]")).to_be_visible()
+    context.close()
