@@ -56,6 +56,8 @@ NAME = re.compile(r"\w[\w ./:-]{0,99}")
 RESERVED = frozenset({"epoch", "epochs", "step", "steps", "time", "timestamp", "rank", "at"})
 """Keys of a METRICS_FILE record that are not curves."""
 
+# A sequence that colours text in a terminal. Without its `m`, the word after it would begin in the middle.
+_COLOR = re.compile(r"\x1b\[[0-9;:]{0,32}m")
 _NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
 # `Epoch 3/10`, `epoch: 3`, `Epoch [3 of 10]`
 EPOCH_LINE = re.compile(r"\bepochs?\b\W{0,3}(\d+)(?:\s*(?:/|of)\s*(\d+))?", re.IGNORECASE)
@@ -218,6 +220,7 @@ def parse_line(line: str) -> tuple[float | None, int | None, dict[str, float]]:
 
     Epoch and step are None if the line has none. Percentages become fractions.
     """
+    line = _COLOR.sub("", line)
     epoch = EPOCH_LINE.search(line)
     step = STEP_LINE.search(line)
     epoch_number, step_number = _bounded(epoch), _bounded(step)

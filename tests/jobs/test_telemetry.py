@@ -49,6 +49,7 @@ SPELLINGS = [
     ("iter 10: train_loss -1.5", None, 10, {"train_loss": -1.5}), ("loss .5", None, None, {"loss": 0.5}),
     ("loss: nan accuracy: inf", None, None, {}), ("loss: 1e999", None, None, {}),
     ("lossless compression 3", None, None, {}), ("", None, None, {}), ("epoch " + "9" * 400, None, None, {}),
+    ("\x1b[1;32mEpoch 2/3\x1b[0m loss: \x1b[33m0.5\x1b[0m", 2, None, {"loss": 0.5}),
     ("step " + "9" * 100 + " loss 1", None, None, {"loss": 1.0}),
 ]  # fmt: skip
 
