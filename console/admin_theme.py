@@ -35,10 +35,16 @@ def script(_request: HttpRequest) -> str:
     return static("js/admin.js")
 
 
+def icon(_request: HttpRequest) -> str:
+    """The address of the icon in the browser's tab."""
+    return static("img/mark.svg")
+
+
 UNFOLD: dict[str, Any] = {
     "SITE_TITLE": "Trainyard administration",
     "SITE_HEADER": "Trainyard",
     "SITE_SYMBOL": "train",
+    "SITE_FAVICONS": [{"rel": "icon", "type": "image/svg+xml", "href": icon}],
     "DASHBOARD_CALLBACK": "console.monitoring.health.dashboard",
     "COLORS": {"primary": PRIMARY},
     "STYLES": [style],
