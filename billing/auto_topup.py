@@ -27,6 +27,7 @@ from billing.errors import (
 )
 from billing.messages import money
 from billing.models import Account, AutoTopUp, PaymentCustomer, TopUp
+from console.accounts import services
 from console.accounts.models import ServiceActivation, User
 
 MAX_FAILURES = 3
@@ -46,8 +47,9 @@ GIVE_UP_AFTER = timedelta(hours=12)
 def switch_on(*, account: Account, threshold_minor: int, amount_minor: int, method_id: str, user: User) -> AutoTopUp:
     """Charge `amount_minor` to a saved card whenever less than `threshold_minor` is available.
 
-    Raises AmountRefused (with its field), NoSavedCard, PaymentUnavailable, PaymentRefused.
+    Raises AmountRefused (with its field), NoSavedCard, OrganizationClosing, PaymentUnavailable, PaymentRefused.
     """
+    services.require_open(organization=account.owner)
     payments.require_amount(account, amount_minor, field="amount_minor")
     if not 0 < threshold_minor <= amount_minor * 10:
         sentence = _("The threshold must be between %(least)s and %(most)s (ten times the top-up amount).") % {

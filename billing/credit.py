@@ -229,6 +229,14 @@ def remove_expired(*, account: Account) -> int:
     return removed
 
 
+def forfeit(*, account: Account) -> None:
+    """End all credit of an organization that closes. Safe to repeat."""
+    now = timezone.now()
+    lots = CreditGrant.objects.filter(_LEFT, organization=account.organization_id)
+    lots.filter(Q(expires_at=None) | Q(expires_at__gt=now)).update(expires_at=now)
+    remove_expired(account=account)
+
+
 def remove_all_expired(*, limit: int = 1000) -> int:
     """Remove expired credit from all wallets and return the number of wallets changed."""
     owners = CreditGrant.objects.filter(_FREE, expires_at__lte=timezone.now()).values("organization")

@@ -12,6 +12,7 @@ from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import ValidationError
+from django.db import transaction
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
@@ -20,6 +21,7 @@ from billing import currencies, customers, gateway, receivables
 from billing.errors import AmountRefused, Quarantined
 from billing.messages import money
 from billing.models import Account, Quote, TopUp
+from console.accounts import services
 from console.accounts.models import User
 from console.installation.selectors import installation
 from console.notifications import services as notifications
@@ -30,8 +32,9 @@ OPEN = (TopUp.States.CREATED, TopUp.States.PENDING)
 def start_top_up(*, account: Account, amount_minor: int, user: User, save_card: bool = False) -> TopUp:
     """Open a payment page for an amount. `save_card` saves the card for automatic top-ups.
 
-    Raises AmountRefused (field amount_minor), PaymentUnavailable, PaymentRefused.
+    Raises AmountRefused (field amount_minor), OrganizationClosing, PaymentUnavailable, PaymentRefused.
     """
+    services.require_open(organization=account.owner)
     require_amount(account, amount_minor, field="amount_minor")
     top_up = TopUp(account=account, amount_minor=amount_minor, created_by=user)
     return _open_page(top_up, user=user, save_card=save_card, return_path="/wallet/")
@@ -41,8 +44,9 @@ def pay_for(*, quote: Quote, account: Account, user: User, return_path: str) -> 
     """Open a payment page for the amount that the wallet lacks to buy a quote, at least the minimum top-up.
 
     The money is credited like any top-up; `top_up.quote` names the quote to buy with it. Raises AmountRefused if the
-    amount exceeds the largest payment, PaymentUnavailable, PaymentRefused.
+    amount exceeds the largest payment, OrganizationClosing, PaymentUnavailable, PaymentRefused.
     """
+    services.require_open(organization=account.owner)
     amount = shortfall_minor(quote, account=account)
     if amount > settings.TOP_UP_MAXIMUM_MINOR:
         raise AmountRefused(
@@ -169,6 +173,16 @@ def close_top_up(top_up: TopUp, state: TopUp.States, *, failure: str = "") -> No
     if top_up.state in OPEN:
         top_up.state, top_up.failure = state, failure[:100]
         top_up.save(update_fields=["state", "failure"])
+
+
+def close_pages(*, account: Account) -> None:
+    """Close the open payment pages of a wallet, and apply what became of them. Raises PaymentUnavailable."""
+    pages = TopUp.objects.filter(account=account, origin=TopUp.Origins.CHECKOUT, state__in=OPEN).exclude(session_id="")
+    for session_id in list(pages.values_list("session_id", flat=True)):
+        gateway.expire_checkout(session_id)
+        session = gateway.current("checkout.session", session_id)
+        with transaction.atomic():
+            apply_session(session, livemode=session.get("livemode"))
 
 
 def _open_page(top_up: TopUp, *, user: User, return_path: str, save_card: bool = False) -> TopUp:

@@ -7,6 +7,7 @@ late or in any order. A failed refund returns to the wallet like any payment. Se
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -17,13 +18,17 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
-from billing import currencies, gateway, receivables
+from billing import credit, currencies, gateway, receivables
 from billing.errors import Parked, PaymentRefused, PaymentUnavailable, Quarantined, RefundRefused
 from billing.messages import money
-from billing.models import AutoTopUp, Refund, TopUp
+from billing.models import Account, AutoTopUp, Refund, TopUp
 from billing.payments import step_sentence
 from console.accounts.models import User
 
+MAX_FAILURES = 3
+"""Failed refunds of a top-up after which `pay_back` leaves it to an administrator: its card is gone for good."""
+RETRY_AFTER = timedelta(days=1)
+"""Pause after a failed refund: an immediate retry would fail for the same reason."""
 STATES = {
     "succeeded": Refund.States.SUCCEEDED,
     "pending": Refund.States.PENDING,
@@ -77,6 +82,37 @@ def refund(*, top_up: TopUp, amount_minor: int, reason: str, user: User, key: UU
     submit(refund=row, is_retry=False)
     row.refresh_from_db()
     return row
+
+
+def pay_back(*, account: Account, reason: str) -> list[Refund]:
+    """Refund what was paid in and is unspent, the newest top-ups first, and return the refunds. Safe to repeat.
+
+    Granted credit stays. A refund's row and its debit are one transaction, with the top-ups and the wallet locked, so a
+    repeated or concurrent call finds only the rest. A top-up whose refund failed is tried again after RETRY_AFTER, at
+    most MAX_FAILURES times; then its money stays in the wallet for an administrator.
+    """
+    rows = []
+    with transaction.atomic():
+        paid = TopUp.objects.select_for_update(of=("self",)).filter(account=account, state=TopUp.States.PAID)
+        top_ups = list(paid.exclude(payment_intent="").select_related("account").order_by("pk"))
+        left = credit.paid_minor(Account.objects.select_for_update(no_key=True).get(pk=account.pk))
+        for top_up in sorted(top_ups, key=lambda each: each.paid_at or each.created_at, reverse=True):
+            amount = min(left, refundable_minor(top_up)) if not _rests(top_up) else 0
+            amount -= amount % currencies.step(top_up.currency)
+            if amount > 0:
+                rows.append(Refund.objects.create(top_up=top_up, amount_minor=amount, reason=reason))
+                _debit_wallet(rows[-1])
+                left -= amount
+    for row in rows:
+        submit(refund=row, is_retry=False)
+        row.refresh_from_db()
+    return rows
+
+
+def _rests(top_up: TopUp) -> bool:
+    """Return whether refunds of the top-up failed too lately or too often to try another."""
+    failed = top_up.refunds.filter(state=Refund.States.FAILED)
+    return failed.count() >= MAX_FAILURES or failed.filter(ended_at__gt=timezone.now() - RETRY_AFTER).exists()
 
 
 def submit(*, refund: Refund, is_retry: bool = True) -> None:

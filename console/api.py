@@ -27,8 +27,8 @@ from console.accounts import api as accounts
 from console.core.error_codes import CODE_OF_EXCEPTION, DATABASE_UNAVAILABLE, INTERNAL, MALFORMED, STATUS_OF_CODE
 from console.core.errors import CustomerError, NotAllowed, NotFound, Text
 from jobs import api as jobs
+from jobs import closure_api, model_api, search_api, storage_api
 from jobs import dataset_api as dataset_publishing_api
-from jobs import model_api, search_api, storage_api
 from storage import api as storage
 from storage import (
     dataset_api,
@@ -201,6 +201,7 @@ urlpatterns = [
     *workspace_api.urlpatterns,
     *billing.urlpatterns,
     *jobs.urlpatterns,
+    *closure_api.urlpatterns,
     *search_api.urlpatterns,
     *storage_api.urlpatterns,
     *dataset_publishing_api.urlpatterns,

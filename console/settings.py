@@ -175,6 +175,7 @@ CELERY_BEAT_SCHEDULE = {
     "announce-deletions": {"task": "jobs.tasks.announce_deletions", "schedule": 3600.0},
     "install-packages": {"task": "jobs.tasks.install_packages", "schedule": 5.0, "options": {"expires": 5}},
     "remove-unused-packages": {"task": "jobs.tasks.remove_unused_packages", "schedule": 3600.0},
+    "complete-closures": {"task": "jobs.tasks.complete_closures", "schedule": 300.0, "options": {"expires": 300}},
     "charge-storage": {"task": "jobs.tasks.charge_storage", "schedule": 3600.0},
     "forget-runs": {"task": "jobs.tasks.forget_runs", "schedule": 3600.0},
     "expire-quotes": {"task": "billing.tasks.expire_quotes", "schedule": 3600.0},
@@ -287,6 +288,7 @@ SANDBOX_URL: str = f"http://127.0.0.1:{SANDBOX_PORT}"
 PAYMENTS_SANDBOX: bool = not STRIPE_SECRET_KEY
 QUOTE_TTL_SECONDS: int = env.int("QUOTE_TTL_SECONDS", 1800)
 TOP_UP_MINIMUM_MINOR: int = env.int("TOP_UP_MINIMUM_MINOR", 500)
+CLOSURE_NOTICE_DAYS: int = env.int("CLOSURE_NOTICE_DAYS", 14)
 TOP_UP_MAXIMUM_MINOR: int = env.int("TOP_UP_MAXIMUM_MINOR", 1_000_000)
 
 # --- Runs ------------------------------------------------------------------------------------------------------------

@@ -33,7 +33,9 @@ def charge_all() -> None:
     """Charge today's storage of every wallet, and what is still due. Safe to repeat."""
     today = installation_time().date()
     rated = StorageDay.objects.filter(day=today).values("account")
-    wallets = Account.objects.filter(kind=Account.Kinds.WALLET)
+    # What is due for storage of a closed organization is collected as it closes.
+    is_closed = Q(organization__closure__ends_at__lte=timezone.now())
+    wallets = Account.objects.filter(kind=Account.Kinds.WALLET).exclude(is_closed)
     currencies = wallets.order_by().values_list("currency", flat=True).distinct()
     priced = [currency for currency in currencies if storage_price(currency) is not None]
     due = Q(storage_balance__due_minor__gte=1) | Q(organization__quota__stops_writes=True)

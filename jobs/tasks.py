@@ -5,7 +5,7 @@ from __future__ import annotations
 from celery import shared_task
 
 from console.core.enqueue import send
-from jobs import clusters, expiry, packages, reconciliation, run_mails, storage_billing
+from jobs import closure, clusters, expiry, packages, reconciliation, run_mails, storage_billing
 from jobs.dispatch import dispatch
 
 
@@ -49,6 +49,13 @@ def remove_unused_packages() -> None:
 def charge_storage() -> None:
     """Charge today's storage of the organizations that were not charged yet."""
     storage_billing.charge_all()
+
+
+@shared_task
+def complete_closures() -> None:
+    """Announce closures of organizations, and carry out those whose notice is over."""
+    closure.announce()
+    closure.complete_due()
 
 
 @shared_task

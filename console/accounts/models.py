@@ -1,4 +1,4 @@
-"""Users, organizations, memberships, service activations, invitations, API tokens and the audit log."""
+"""Users, organizations and their closures, memberships, service activations, invitations, API tokens, the audit log."""
 
 from __future__ import annotations
 
@@ -192,6 +192,38 @@ class Quota(models.Model):
 
     def __str__(self) -> str:
         return str(self.organization)
+
+
+class Closure(models.Model):
+    """The closure of an organization: an owner asked for it, and it is carried out after a notice.
+
+    Deleting the row before `ends_at` withdraws it.
+    """
+
+    organization = models.OneToOneField(
+        Organization, models.CASCADE, related_name="closure", verbose_name=_("organization")
+    )
+    requested_by = models.ForeignKey(User, models.SET_NULL, null=True, related_name="+", verbose_name=_("requested by"))
+    requested_at = models.DateTimeField(_("requested"), auto_now_add=True)
+    ends_at = models.DateTimeField(_("end of the notice"))
+    closed_at = models.DateTimeField(_("closed"), null=True, blank=True)
+    problem = models.TextField(
+        _("problem"), blank=True, default="", db_default="", help_text=_("Why the last attempt to close it stopped.")
+    )
+    mailed_at = models.DateTimeField(null=True, blank=True, editable=False)
+
+    class Meta:
+        verbose_name = _("closure")
+        verbose_name_plural = _("closures")
+        ordering = ("-requested_at",)
+
+    def __str__(self) -> str:
+        return str(self.organization)
+
+    @property
+    def is_due(self) -> bool:
+        """Return whether the notice is over, so that the closure can no longer be withdrawn."""
+        return self.ends_at <= timezone.now()
 
 
 class ServiceActivation(models.Model):

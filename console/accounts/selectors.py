@@ -22,7 +22,7 @@ from console.accounts.roles import Role
 
 def memberships(*, user: User) -> QuerySet[Membership]:
     """Return a user's memberships, oldest first."""
-    return user.memberships.select_related("organization").order_by("id")
+    return user.memberships.select_related("organization__closure").order_by("id")
 
 
 def members(*, organization: Organization) -> QuerySet[Membership]:

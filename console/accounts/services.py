@@ -24,6 +24,7 @@ from console.accounts.models import (
     DISTRIBUTED_TRAINING,
     ApiToken,
     AuditEvent,
+    Closure,
     Membership,
     Organization,
     Quota,
@@ -31,7 +32,15 @@ from console.accounts.models import (
     User,
 )
 from console.accounts.roles import Capability, Role
-from console.core.errors import InvalidInput, LastOwner, NotAllowed, ServiceInactive, TermsNotAccepted
+from console.core.errors import (
+    InvalidInput,
+    LastOwner,
+    NotAllowed,
+    OrganizationClosing,
+    ServiceInactive,
+    SoleOwner,
+    TermsNotAccepted,
+)
 from console.installation.selectors import terms_version
 from console.observability import context
 
@@ -108,9 +117,10 @@ def remove_member(*, membership: Membership, actor: User | None) -> None:
 
 
 def activate_service(*, membership: Membership, accept_terms: bool) -> ServiceActivation:
-    """Activate distributed training for the organization. Idempotent. Raises TermsNotAccepted, NotAllowed.
+    """Activate distributed training for the organization. Idempotent.
 
-    Writes only the activation: `jobs.activation` creates the wallet and the first workspace.
+    Raises TermsNotAccepted, NotAllowed, OrganizationClosing. Writes only the activation: `jobs.activation` creates the
+    wallet and the first workspace.
     """
     _require(membership, Capability.MANAGE)
     if not accept_terms:
@@ -119,6 +129,7 @@ def activate_service(*, membership: Membership, accept_terms: bool) -> ServiceAc
     version = terms_version()
     with transaction.atomic():
         lock(organization)
+        require_open(organization=organization)
         activation = selectors.activation(organization=organization)
         if activation is None:
             activation = ServiceActivation(organization=organization, service=DISTRIBUTED_TRAINING)
@@ -170,6 +181,46 @@ def require_active(*, organization: Organization) -> None:
     """Raise ServiceInactive unless the service is active."""
     if not is_active(organization):
         raise ServiceInactive
+
+
+# --- Closure ----------------------------------------------------------------------------------------------------------
+
+
+def require_open(*, organization: Organization) -> None:
+    """Raise OrganizationClosing if the organization is being closed. See `jobs.closure`."""
+    if Closure.objects.filter(organization=organization).exists():
+        raise OrganizationClosing
+
+
+def end_memberships(*, organization: Organization) -> None:
+    """Remove all members with their tokens, and revoke open invitations: the organization was closed. Idempotent."""
+    organization.invitations.filter(accepted_at=None, revoked_at=None).update(revoked_at=timezone.now())
+    organization.memberships.all().delete()
+
+
+def close_account(*, user: User) -> None:
+    """Delete a person's account, with memberships and tokens. The audit log keeps what they did, without the account.
+
+    Raises SoleOwner while an organization that is not being closed has no other owner.
+    """
+    if user.is_staff:
+        raise SoleOwner(_("Administrators can't delete their own account. Ask another administrator."))
+    with transaction.atomic():
+        organizations = (
+            Organization.objects.select_for_update(of=("self",)).filter(memberships__user=user).order_by("pk")
+        )
+        open_ones = [each for each in organizations if not Closure.objects.filter(organization=each).exists()]
+        if alone := [each.name for each in open_ones if _is_only_owner(user, each)]:
+            sentence = _("You are the only owner of %(names)s. Make another member an owner, or close it first.")
+            raise SoleOwner(sentence % {"names": ", ".join(alone)})
+        for organization in organizations:
+            record(organization=organization, actor=None, action="account.closed", target=user.email)
+        user.delete()
+
+
+def _is_only_owner(user: User, organization: Organization) -> bool:
+    owners = organization.memberships.filter(role=Role.OWNER)
+    return owners.filter(user=user).exists() and not owners.exclude(user=user).filter(user__is_active=True).exists()
 
 
 # --- API tokens -------------------------------------------------------------------------------------------------------

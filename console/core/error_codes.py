@@ -23,6 +23,8 @@ STATUS_OF_CODE = {
     "quota_exceeded": 409,
     "budget_exceeded": 409,
     "last_owner": 409,
+    "sole_owner": 409,
+    "organization_closing": 409,
     "offset_conflict": 409,
     "upload_ended": 410,
     "file_changed": 412,

@@ -39,6 +39,19 @@ class ServiceInactive(AccountsError):
     message = _("Activate the distributed training service before you buy.")
 
 
+class OrganizationClosing(AccountsError):
+    """The organization is being closed, or cannot be closed yet."""
+
+    code = "organization_closing"
+    message = _("This organization is being closed. An owner can withdraw the closure.")
+
+
+class SoleOwner(AccountsError):
+    """The account is the only owner of an open organization, or belongs to an administrator."""
+
+    code = "sole_owner"
+
+
 class TermsNotAccepted(AccountsError):
     """The terms were not accepted."""
 

@@ -22,6 +22,7 @@ from billing.messages import money
 from billing.models import Receipt, StripeEvent
 from console.accounts.reports import Table
 from console.observability import heartbeats
+from jobs import closure
 from jobs.models import Attempt, Job
 from jobs.states import ACTIVE, JobState
 
@@ -83,6 +84,7 @@ def _problems() -> list[Figure]:
     stuck = active.annotate(claimed=Max("attempts__claimed_at")).filter(
         Q(state=JobState.STARTING, claimed__lt=before) | Q(state=JobState.STOPPING, cancel_requested_at__lt=before)
     )
+    unpaid = len(closure.unpaid_accounts())
     stuck_count, events = stuck.count(), StripeEvent.objects.filter(state=StripeEvent.States.QUARANTINED).count()
     return [
         Figure(_("Stuck jobs"), str(stuck_count), f"{jobs}?state__exact={JobState.STARTING}", stuck_count > 0),
@@ -91,6 +93,12 @@ def _problems() -> list[Figure]:
             str(events),
             reverse("admin:billing_stripeevent_changelist") + "?state__exact=quarantined",
             events > 0,
+        ),
+        Figure(
+            _("Closed organizations with money left"),
+            str(unpaid),
+            reverse("admin:accounts_closure_changelist"),
+            unpaid > 0,
         ),
     ]
 

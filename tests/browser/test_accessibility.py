@@ -96,6 +96,8 @@ PAGES = {
     "organization_new": ["organization/new/"],
     "time_zone": ["time-zone/"],
     "security": ["security/"],
+    "organization_close": ["organization/close/"],
+    "security_delete": ["security/delete/"],
     "docs": ["docs/", "docs/?q=retry"],
     "docs_page": ["docs/user-guide/", "docs/environment/", "docs/pricing/", "docs/faults/", "docs/errors/"],
     "audit_log": ["organization/audit/", "organization/audit/?area=token&address=192.0.2.1"],

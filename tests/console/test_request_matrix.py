@@ -104,6 +104,11 @@ ROUTES = {
     "tokens/": {"GET": listing(), "POST": Ask(VIEW, 201, 201, {"name": "another"})},
     "tokens/<int:pk>/": {"DELETE": Ask(VIEW, 204, own=True)},
     "organization/": {"GET": listing(), "PATCH": Ask(MANAGE, 200, 200, {"name": "Renamed"})},
+    "organization/closure/": {
+        "GET": listing(MANAGE),
+        "POST": Ask(MANAGE, 400, 400, {"confirmation": "another"}),
+        "DELETE": Ask(MANAGE, 204, 204),
+    },
     "organization/members/": {"GET": listing()},
     "organization/members/<int:pk>/": {
         "PATCH": Ask(MANAGE, 200, body={"role": "billing"}),

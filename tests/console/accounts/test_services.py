@@ -1,11 +1,12 @@
 """Organizations, memberships and the service's activation; two requests at once on real threads."""
 
 import pytest
+from django.utils import timezone
 
 from console.accounts import services
-from console.accounts.models import ApiToken, AuditEvent, Membership, Organization
+from console.accounts.models import ApiToken, AuditEvent, Closure, Membership, Organization, User
 from console.accounts.roles import Role
-from console.core.errors import InvalidInput, LastOwner, NotAllowed, ServiceInactive, TermsNotAccepted
+from console.core.errors import InvalidInput, LastOwner, NotAllowed, ServiceInactive, SoleOwner, TermsNotAccepted
 from tests.factories.accounts import MembershipFactory, UserFactory
 from tests.racing import together
 
@@ -117,3 +118,31 @@ def test_activations_at_once_create_one_row():
     owner = MembershipFactory()
     call = lambda: services.activate_service(membership=owner, accept_terms=True)
     assert len({row.pk for row in together(call, call, call)}) == 1
+
+
+def test_closing_an_account_needs_another_owner_or_a_closed_organization_and_keeps_the_audit_log():
+    owner = MembershipFactory()
+    member = MembershipFactory(organization=owner.organization, role=Role.MEMBER)
+    services.create_token(membership=owner, name="ci")
+    with pytest.raises(SoleOwner, match=owner.organization.name):
+        services.close_account(user=owner.user)
+    services.close_account(user=member.user)
+    Closure.objects.create(organization=owner.organization, ends_at=timezone.now())
+    services.close_account(user=owner.user)
+    assert not User.objects.exists()
+    assert not ApiToken.objects.exists()
+    gone = AuditEvent.objects.filter(action="account.closed").order_by("id").values_list("target", "actor")
+    assert list(gone) == [(member.user.email, None), (owner.user.email, None)]
+
+
+def test_an_administrator_does_not_close_the_own_account():
+    with pytest.raises(SoleOwner):
+        services.close_account(user=UserFactory(is_staff=True))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_two_owners_who_close_their_accounts_at_once_do_not_leave_the_organization_alone():
+    first = MembershipFactory()
+    second = MembershipFactory(organization=first.organization)
+    together(*(lambda member=member: services.close_account(user=member.user) for member in (first, second)))
+    assert Membership.objects.get().role == Role.OWNER

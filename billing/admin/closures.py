@@ -1,0 +1,26 @@
+"""The closures of organizations, with the money that is still to be paid back."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+from django.utils.translation import gettext_lazy as _
+
+from billing import credit, selectors
+from billing.messages import money
+from console.accounts.models import Closure
+from console.core.readonly import ReadOnlyAdmin
+
+
+@admin.register(Closure)
+class ClosureAdmin(ReadOnlyAdmin):
+    """Closures of organizations."""
+
+    list_display = ("organization", "requested_by", "requested_at", "ends_at", "closed_at", "to_pay_back", "problem")
+    list_select_related = ("organization", "requested_by")
+    search_fields = ("organization__name", "organization__slug")
+
+    @admin.display(description=_("to pay back"))
+    def to_pay_back(self, closure: Closure) -> str:
+        """Return what was paid in and is still in the wallet."""
+        account = selectors.wallet(closure.organization)
+        return money(credit.paid_minor(account), account.currency) if account else "–"

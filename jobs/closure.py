@@ -1,0 +1,255 @@
+"""Close an organization: after a notice, pay back what is left, delete the data, and end the memberships.
+
+`request` writes the closure's row and stops the service; until the notice is over an owner can withdraw it. Then a
+periodic task completes it step by step. Every step is safe to repeat, so after a crash the next call goes on. Money
+that arrives later, such as a payment in progress or a refund that failed, is paid back too. Orders, receipts, invoices,
+the ledger and the audit log stay, because accounting needs them.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from functools import partial
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import F, QuerySet
+from django.template.loader import render_to_string
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop, ngettext
+
+from billing import auto_topup, credit, customers, invoices, payments, receivables, refunds, storage_charges
+from billing import selectors as billing
+from billing.messages import money
+from billing.models import Account, Budget, Dispute, TopUp
+from console.accounts import services
+from console.accounts.emails import deliver
+from console.accounts.models import Closure, Membership, Organization, Quota, User
+from console.accounts.roles import Capability
+from console.core.errors import CustomerError, InvalidInput, NotAllowed, OrganizationClosing
+from console.notifications.models import Notification, Webhook
+from jobs import results
+from jobs.models import Job, MetricPoint
+from jobs.states import ENDED
+from storage import images, recycle_bin, registries, retention, secret_store
+from storage import selectors as storage
+from storage.models import Allocation, DatasetShare, DeletedFile, Image, Upload
+
+REASON = gettext_noop("The organization was closed")
+log = logging.getLogger(__name__)
+
+
+def closure_of(organization: Organization) -> Closure | None:
+    """Return the organization's closure, or None."""
+    return Closure.objects.filter(organization=organization).select_related("requested_by").first()
+
+
+def obstacles(organization: Organization) -> list[str]:
+    """Return why the organization cannot be closed now, one sentence each; empty if it can."""
+    found = []
+    if count := Job.objects.filter(organization=organization).exclude(state__in=ENDED).count():
+        sentence = ngettext(
+            "%(count)d job is open. Wait for it to end, or cancel it.",
+            "%(count)d jobs are open. Wait for them to end, or cancel them.",
+            count,
+        )
+        found.append(sentence % {"count": count})
+    disputes = Dispute.objects.filter(top_up__account__organization=organization, state=Dispute.States.OPEN)
+    if disputes.exists():
+        found.append(_("A bank disputes one of your payments. Wait for its decision."))
+    if _open_payments(organization).exists():
+        found.append(_("A payment is in progress. Wait until it arrives or fails."))
+    return found
+
+
+def payable_minor(organization: Organization) -> int:
+    """Return what is paid back if the organization closes now, in minor units."""
+    account = billing.wallet(organization)
+    return credit.paid_minor(account) if account else 0
+
+
+def request(*, membership: Membership, confirmation: str) -> Closure:
+    """Begin the notice after which the organization is closed. Idempotent.
+
+    `confirmation` is the organization's short name. Raises NotAllowed, InvalidInput, PaymentUnavailable, and
+    OrganizationClosing with what must happen first.
+    """
+    organization = membership.organization
+    if not membership.allows(Capability.MANAGE):
+        raise NotAllowed
+    if confirmation != organization.slug:
+        sentence = _("Enter %(name)s to confirm.") % {"name": organization.slug}
+        raise InvalidInput(fields={"confirmation": sentence})
+    account = billing.wallet(organization)
+    if account:
+        payments.close_pages(account=account)  # asks the provider, so before the transaction
+    with transaction.atomic():
+        services.lock(organization)
+        if existing := closure_of(organization):
+            return existing
+        reasons = obstacles(organization)
+        if account:
+            storage_charges.collect(account=account)
+            # The invoice now, so that the tax is known and the owner can still download it.
+            invoices.issue(organization=organization, user=membership.user)
+            auto_topup.switch_off(account=account)
+            account.refresh_from_db()
+            if owed := receivables.owed_minor(account) + storage_charges.unpaid_minor(account):
+                sentence = _("You owe %(amount)s. Top up the wallet to pay it.")
+                reasons.append(sentence % {"amount": money(owed, account.currency)})
+        if reasons:
+            raise OrganizationClosing(" ".join(reasons))  # undoes the transaction
+        services.suspend_service(organization=organization, actor=membership.user)
+        closure = Closure.objects.create(
+            organization=organization,
+            requested_by=membership.user,
+            ends_at=timezone.now() + timedelta(days=settings.CLOSURE_NOTICE_DAYS),
+        )
+        services.record(
+            organization=organization,
+            actor=membership.user,
+            action="organization.closure_requested",
+            target=organization.slug,
+            data={"ends_at": closure.ends_at.isoformat()},
+        )
+    return closure
+
+
+def withdraw(*, membership: Membership) -> None:
+    """Keep the organization. Idempotent. The service stays inactive. Raises NotAllowed, OrganizationClosing if late."""
+    if not membership.allows(Capability.MANAGE):
+        raise NotAllowed
+    organization = membership.organization
+    with transaction.atomic():
+        services.lock(organization)
+        closure = closure_of(organization)
+        if closure is None:
+            return
+        if closure.is_due:
+            raise OrganizationClosing(_("The notice is over. The closure can no longer be withdrawn."))
+        closure.delete()
+        services.record(
+            organization=organization,
+            actor=membership.user,
+            action="organization.closure_withdrawn",
+            target=organization.slug,
+        )
+
+
+def complete_due() -> int:
+    """Carry out the closures whose notice is over, and pay back what arrived since. Returns how many were completed."""
+    completed = 0
+    for closure in Closure.objects.filter(ends_at__lte=timezone.now(), closed_at=None).select_related("organization"):
+        try:
+            problem = _complete(closure)
+        except CustomerError as error:
+            problem = str(error.message)
+        except Exception:
+            log.exception("The closure of organization %s stopped; the next call continues.", closure.organization_id)
+            problem = "Internal error: see the log."
+        Closure.objects.filter(pk=closure.pk).update(problem=problem)
+        completed += not problem
+    for account in unpaid_accounts():
+        refunds.pay_back(account=account, reason=REASON)
+    return completed
+
+
+def unpaid_accounts() -> list[Account]:
+    """Return the wallets of closed organizations that still hold money which was paid in."""
+    wallets = Account.objects.filter(kind=Account.Kinds.WALLET, posted_minor__gt=F("held_minor"))
+    closed = wallets.filter(organization__closure__closed_at__isnull=False).select_related("organization")
+    return [account for account in closed if credit.paid_minor(account) > 0]
+
+
+def announce() -> int:
+    """Mail all members that their organization will be closed; return the number of closures announced."""
+    due = Closure.objects.filter(mailed_at=None, closed_at=None).select_related("organization", "requested_by")
+    return sum(
+        deliver(Closure.objects.filter(pk=closure.pk), partial(_mail, closure), _members(closure)) for closure in due
+    )
+
+
+def _complete(closure: Closure) -> str:
+    """Carry out a closure. Returns the reasons why it must wait, or an empty string."""
+    organization = closure.organization
+    # From now on nothing more can be stored, also by an import or upload that is still under way.
+    nothing = dict.fromkeys(("max_storage_bytes", "max_files", "max_datasets", "max_workspaces", "max_models"), 0)
+    Quota.objects.filter(organization=organization).update(**nothing, max_open_jobs=0)
+    if reasons := obstacles(organization):
+        return " ".join(reasons)
+    if account := billing.wallet(organization):
+        storage_charges.collect(account=account)
+        invoices.issue(organization=organization)
+        refunds.pay_back(account=account, reason=REASON)
+        credit.forfeit(account=account)
+    _delete_data(organization)
+    _forget_cards(organization)
+    with transaction.atomic():
+        services.lock(organization)
+        if Closure.objects.filter(pk=closure.pk, closed_at=None).update(closed_at=timezone.now()):
+            services.end_memberships(organization=organization)
+            services.record(
+                organization=organization, actor=None, action="organization.closed", target=organization.slug
+            )
+    return ""
+
+
+def _delete_data(organization: Organization) -> None:
+    """Delete everything that members stored and runs wrote. Safe to repeat. Raises InUse, ClusterUnavailable."""
+    files = Allocation.objects.filter(organization=organization, kind=Allocation.Kinds.RUN)
+    for job in organization.jobs.filter(pk__in=[row.job_pk for row in files]):
+        results.remove(job=job, user=None)
+        results.discard_count(job.pk)
+    MetricPoint.objects.filter(job__organization=organization).delete()
+    for dataset in storage.datasets_for(organization):
+        retention.delete_dataset(dataset=dataset)
+    for model in storage.models_for(organization):
+        retention.delete_model(model=model)
+    for workspace in storage.workspaces_for(organization):
+        retention.delete_workspace(workspace=workspace)
+    for item in storage.deleted(organization):
+        retention.remove(item=item)
+    for file in DeletedFile.objects.filter(workspace__organization=organization):
+        recycle_bin.remove(item=file)
+    for secret in organization.secrets.all():
+        secret_store.delete_secret(secret=secret)
+    for registry in organization.registries.all():
+        registries.delete_registry(registry=registry)
+    for image in Image.objects.filter(organization=organization, is_active=True):
+        images.delete_image(image=image)
+    with transaction.atomic():
+        DatasetShare.objects.filter(recipient=organization).delete()
+        Webhook.objects.filter(organization=organization).delete()
+        Notification.objects.filter(organization=organization).delete()
+        Budget.objects.filter(organization=organization).delete()
+        Upload.objects.filter(organization=organization).delete()
+
+
+def _forget_cards(organization: Organization) -> None:
+    """Remove the saved cards at the payment provider. Raises PaymentUnavailable."""
+    for card in customers.saved_cards(organization):
+        customers.remove_card(organization=organization, method_id=card.card.method_id)
+
+
+def _open_payments(organization: Organization) -> QuerySet[TopUp]:
+    """Return the payments that may still arrive. A payment page without a session was never shown to anybody."""
+    top_ups = TopUp.objects.filter(account__organization=organization, state__in=payments.OPEN)
+    return top_ups.exclude(origin=TopUp.Origins.CHECKOUT, session_id="")
+
+
+def _members(closure: Closure) -> list[User]:
+    members = Membership.objects.filter(organization=closure.organization, user__is_active=True).select_related("user")
+    return [member.user for member in members]
+
+
+def _mail(closure: Closure) -> tuple[str, str]:
+    context = {
+        "closure": closure,
+        "organization": closure.organization,
+        "ends_at": timezone.localtime(closure.ends_at),
+        "url": f"{settings.TRAINYARD_URL}/organization/close/",
+    }
+    subject = _("%(organization)s will be closed") % {"organization": closure.organization}
+    return subject, render_to_string("accounts/mail/closure.txt", context)

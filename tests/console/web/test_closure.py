@@ -1,0 +1,44 @@
+"""The pages that close an organization and delete an account."""
+
+import pytest
+from django.test import Client
+
+from console.accounts.models import Closure, User
+from console.accounts.roles import Role
+from tests.factories.accounts import PASSWORD, MembershipFactory
+
+pytestmark = pytest.mark.django_db
+
+
+def test_an_owner_closes_and_keeps_the_organization_and_everybody_reads_of_it(owner_page, customer, browser):
+    organization = customer.membership.organization
+    assert b"stops at once" in owner_page.get("/organization/close/").content
+    assert b"to confirm" in owner_page.post("/organization/close/", {"confirmation": "another"}).content
+    owner_page.post("/organization/close/", {"confirmation": organization.slug})
+    assert Closure.objects.get().requested_by == customer.membership.user
+    viewer = browser(MembershipFactory(organization=organization, role=Role.VIEWER))
+    assert viewer.get("/organization/close/").status_code == viewer.post("/organization/close/withdraw/").status_code
+    assert b"closes on" in viewer.get("/wallet/").content
+    assert b"Keep the organization" in owner_page.get("/organization/close/").content
+    owner_page.post("/organization/close/withdraw/")
+    assert not Closure.objects.exists()
+
+
+def test_obstacles_are_named_in_place_of_the_form(owner_page, customer):
+    customer.started()
+    page = owner_page.get("/organization/close/").content
+    assert b"1 job is open" in page
+    assert b'name="confirmation"' not in page
+
+
+def test_a_person_deletes_the_own_account_after_the_password():
+    person = MembershipFactory(role=Role.MEMBER).user
+    page = Client()
+    page.force_login(person)
+    asked = page.get("/security/delete/")
+    assert asked.status_code == 302
+    assert "reauthenticate" in asked.url
+    page.post(asked.url, {"password": PASSWORD})
+    assert b"to confirm" in page.post("/security/delete/", {"email": "another@example.com"}).content
+    assert page.post("/security/delete/", {"email": person.email.upper()}).url == "/accounts/login/"
+    assert not User.objects.exists()

@@ -1,0 +1,209 @@
+"""Closing an organization: nothing is lost, paid twice or kept, whenever a process is killed."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from billing import credit, payments, refunds
+from billing.models import Account, CreditGrant, Dispute, Refund, TopUp
+from console.accounts import services
+from console.accounts.models import ApiToken, AuditEvent, Closure, Membership, Quota
+from console.accounts.roles import Role
+from console.core.errors import InvalidInput, NotAllowed, OrganizationClosing
+from jobs import closure
+from storage.models import Dataset, Secret, Workspace
+from tests.billing.paying import both_sides_agree
+from tests.books import BROKEN_BOOKS, broken
+from tests.crashes import crash_at
+from tests.factories.accounts import MembershipFactory
+from tests.factories.billing import book, wallet
+from tests.factories.storage import DatasetFactory
+from tests.provider import GOOD, REFUND_FAILS
+from tests.racing import raised, together
+
+pytestmark = pytest.mark.django_db
+DAYS = 15
+"""Longer than the notice."""
+
+
+@pytest.fixture
+def member():
+    book()
+    member = MembershipFactory()
+    services.activate_service(membership=member, accept_terms=True)
+    return member
+
+
+def pay(provider, member, amount_minor=5000, *, card=GOOD):
+    """Pay into the member's wallet as at the provider's page."""
+    account = wallet(member.organization)
+    top_up = payments.start_top_up(account=account, amount_minor=amount_minor, user=member.user)
+    provider.pay(top_up.session_id, card)
+    provider.deliver()
+    return top_up
+
+
+def grant(member, amount_minor=700):
+    lot = CreditGrant(organization=member.organization, amount_minor=amount_minor, reason="test")
+    credit.grant(credit=lot, user=None, account=wallet(member.organization))
+
+
+def request(member):
+    return closure.request(membership=member, confirmation=member.organization.slug)
+
+
+def end_notice():
+    Closure.objects.update(ends_at=timezone.now() - timedelta(seconds=1))
+
+
+def balance(member):
+    return wallet(member.organization).posted_minor
+
+
+def test_pays_back_what_was_paid_in_and_deletes_the_rest(provider, member, mailoutbox):
+    pay(provider, member, 5000)
+    pay(provider, member, 3000)
+    refunds.refund(top_up=TopUp.objects.get(amount_minor=3000), amount_minor=1000, reason="Asked", user=member.user)
+    grant(member)
+    DatasetFactory(organization=member.organization)
+    token, _secret = services.create_token(membership=member, name="ci")
+    assert closure.payable_minor(member.organization) == 7000
+    row = request(member)
+    assert not services.is_active(member.organization)
+    assert closure.announce() == 1
+    assert closure.announce() == 0
+    assert member.user.email in mailoutbox[0].to
+    assert closure.complete_due() == 0, "the notice is not over"
+    assert row.closed_at is None
+    end_notice()
+    assert closure.complete_due() == 1
+    assert closure.complete_due() == 0
+    assert balance(member) == 0
+    assert both_sides_agree(provider)
+    assert provider.held() == 0
+    assert not Dataset.objects.filter(deleted_at=None).exists()
+    assert not Workspace.objects.filter(removed_at=None).exists()
+    assert not Membership.objects.exists()
+    assert not ApiToken.objects.filter(pk=token.pk).exists()
+    assert AuditEvent.objects.filter(action="organization.closed").count() == 1
+    assert broken(BROKEN_BOOKS) == {}
+
+
+def test_is_withdrawn_until_the_notice_is_over(provider, member):
+    pay(provider, member)
+    request(member)
+    for act in (
+        lambda: pay(provider, member),
+        lambda: services.activate_service(membership=member, accept_terms=True),
+    ):
+        with pytest.raises(OrganizationClosing):
+            act()
+    for _ in range(2):
+        closure.withdraw(membership=member)
+    assert (Closure.objects.count(), balance(member)) == (0, 5000)
+    services.activate_service(membership=member, accept_terms=True)
+    request(member)
+    end_notice()
+    with pytest.raises(OrganizationClosing):
+        closure.withdraw(membership=member)
+
+
+def test_needs_an_owner_and_the_name(member):
+    with pytest.raises(InvalidInput):
+        closure.request(membership=member, confirmation="another")
+    billing = MembershipFactory(organization=member.organization, role=Role.BILLING)
+    with pytest.raises(NotAllowed):
+        request(billing)
+    with pytest.raises(NotAllowed):
+        closure.withdraw(membership=billing)
+
+
+def test_is_refused_while_a_bank_disputes_a_payment_and_waits_for_a_later_dispute(provider, member):
+    top_up = pay(provider, member)
+    dispute = Dispute(top_up=top_up, dispute_id="dp_1", amount_minor=5000, reason="fraud", opened_at=timezone.now())
+    dispute.save()
+    with pytest.raises(OrganizationClosing, match="disputes"):
+        request(member)
+    dispute.delete()
+    request(member)
+    dispute.save()
+    end_notice()
+    assert closure.complete_due() == 0
+    assert "disputes" in Closure.objects.get().problem
+    assert balance(member) == 5000
+    dispute.delete()
+    assert closure.complete_due() == 1
+    assert Closure.objects.get().problem == ""
+
+
+def test_closes_open_payment_pages_and_pays_back_what_arrives_later(provider, member):
+    account = wallet(member.organization)
+    page = payments.start_top_up(account=account, amount_minor=5000, user=member.user)
+    request(member)
+    page.refresh_from_db()
+    assert page.state == TopUp.States.EXPIRED
+    # An order for a payment that the provider took although the page was closed arrives after the end.
+    end_notice()
+    assert closure.complete_due() == 1
+    late = TopUp.objects.create(
+        account=account, amount_minor=900, currency="USD", state=TopUp.States.PENDING, created_by=member.user
+    )
+    payments.credit_top_up(late, intent="pi_late", at=None)
+    assert closure.unpaid_accounts() == [account]
+    closure.complete_due()
+    assert Refund.objects.get().top_up == late
+
+
+def test_a_refund_that_fails_is_tried_again_and_then_left_to_an_administrator(provider, member):
+    pay(provider, member, card=REFUND_FAILS)
+    request(member)
+    end_notice()
+    for tries in range(1, refunds.MAX_FAILURES + 3):
+        closure.complete_due()
+        provider.deliver()  # the bank's answer comes later: the money returns to the wallet
+        closure.complete_due()  # and is not sent again at once
+        assert Refund.objects.count() == min(tries, refunds.MAX_FAILURES)
+        assert balance(member) == 5000
+        Refund.objects.update(ended_at=timezone.now() - refunds.RETRY_AFTER)
+    assert closure.unpaid_accounts() == [wallet(member.organization)]
+    assert both_sides_agree(provider)
+    assert broken(BROKEN_BOOKS) == {}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_may_be_killed_before_any_statement(provider, member):
+    pay(provider, member, 5000)
+    pay(provider, member, 3000)
+    grant(member)
+    Secret.objects.create(organization=member.organization, name="KEY", encrypted=b"x")
+    request(member)
+    end_notice()
+    step = 1
+    while crash_at(step, closure.complete_due):
+        step += 1
+        assert broken(BROKEN_BOOKS) == {}
+    refunds.submit_waiting()
+    closure.complete_due()
+    assert step > 20
+    assert (balance(member), Closure.objects.get().problem) == (0, "")
+    assert both_sides_agree(provider)
+    assert provider.held() == 0
+    assert sum(Refund.objects.values_list("amount_minor", flat=True)) == 8000
+    assert (Membership.objects.count(), Secret.objects.count()) == (0, 0)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_closes_once_when_asked_by_several_at_once(provider, member):
+    pay(provider, member, 5000)
+    assert raised(together(*[lambda: request(member)] * 3)) == []
+    assert AuditEvent.objects.filter(action="organization.closure_requested").count() == 1
+    end_notice()
+    together(*[closure.complete_due] * 3)
+    assert Refund.objects.get().amount_minor == 5000
+    assert balance(member) == 0
+    assert AuditEvent.objects.filter(action="organization.closed").count() == 1
+    assert not Account.objects.filter(posted_minor__lt=0, kind=Account.Kinds.WALLET).exists()
+    assert Quota.objects.get().max_storage_bytes == 0
