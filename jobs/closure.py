@@ -14,7 +14,7 @@ from functools import partial
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import F, QuerySet
+from django.db.models import F
 from django.template.loader import render_to_string
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -46,8 +46,11 @@ def closure_of(organization: Organization) -> Closure | None:
     return Closure.objects.filter(organization=organization).select_related("requested_by").first()
 
 
-def obstacles(organization: Organization) -> list[str]:
-    """Return why the organization cannot be closed now, one sentence each; empty if it can."""
+def obstacles(organization: Organization, *, with_pages: bool = False) -> list[str]:
+    """Return why the organization cannot be closed now, one sentence each; empty if it can.
+
+    `with_pages` counts payment pages too, which `payments.close_pages` has closed unless a payment is under way.
+    """
     found = []
     if count := Job.objects.filter(organization=organization).exclude(state__in=ENDED).count():
         sentence = ngettext(
@@ -59,7 +62,11 @@ def obstacles(organization: Organization) -> list[str]:
     disputes = Dispute.objects.filter(top_up__account__organization=organization, state=Dispute.States.OPEN)
     if disputes.exists():
         found.append(_("A bank disputes one of your payments. Wait for its decision."))
-    if _open_payments(organization).exists():
+    open_payments = TopUp.objects.filter(account__organization=organization, state__in=payments.OPEN)
+    if not with_pages:
+        open_payments = open_payments.filter(origin=TopUp.Origins.AUTOMATIC)
+    # A payment page without a session was never shown to anybody.
+    if open_payments.exclude(origin=TopUp.Origins.CHECKOUT, session_id="").exists():
         found.append(_("A payment is in progress. Wait until it arrives or fails."))
     return found
 
@@ -89,7 +96,7 @@ def request(*, membership: Membership, confirmation: str) -> Closure:
         services.lock(organization)
         if existing := closure_of(organization):
             return existing
-        reasons = obstacles(organization)
+        reasons = obstacles(organization, with_pages=True)
         if account:
             storage_charges.collect(account=account)
             # The invoice now, so that the tax is known and the owner can still download it.
@@ -177,9 +184,12 @@ def _complete(closure: Closure) -> str:
     # From now on nothing more can be stored, also by an import or upload that is still under way.
     nothing = dict.fromkeys(("max_storage_bytes", "max_files", "max_datasets", "max_workspaces", "max_models"), 0)
     Quota.objects.filter(organization=organization).update(**nothing, max_open_jobs=0)
-    if reasons := obstacles(organization):
+    account = billing.wallet(organization)
+    if account:
+        payments.close_pages(account=account)
+    if reasons := obstacles(organization, with_pages=True):
         return " ".join(reasons)
-    if account := billing.wallet(organization):
+    if account:
         storage_charges.collect(account=account)
         invoices.issue(organization=organization)
         refunds.pay_back(account=account, reason=REASON)
@@ -231,12 +241,6 @@ def _forget_cards(organization: Organization) -> None:
     """Remove the saved cards at the payment provider. Raises PaymentUnavailable."""
     for card in customers.saved_cards(organization):
         customers.remove_card(organization=organization, method_id=card.card.method_id)
-
-
-def _open_payments(organization: Organization) -> QuerySet[TopUp]:
-    """Return the payments that may still arrive. A payment page without a session was never shown to anybody."""
-    top_ups = TopUp.objects.filter(account__organization=organization, state__in=payments.OPEN)
-    return top_ups.exclude(origin=TopUp.Origins.CHECKOUT, session_id="")
 
 
 def _members(closure: Closure) -> list[User]:
