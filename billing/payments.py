@@ -7,6 +7,7 @@ session were compared with our row. The page that the customer returns to credit
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,7 +19,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from billing import currencies, customers, gateway, receivables
-from billing.errors import AmountRefused, Quarantined
+from billing.errors import AmountRefused, PaymentRefused, Quarantined
 from billing.messages import money
 from billing.models import Account, Quote, TopUp
 from console.accounts import services
@@ -178,10 +179,14 @@ def close_top_up(top_up: TopUp, state: TopUp.States, *, failure: str = "") -> No
 def close_pages(*, account: Account) -> None:
     """Close the open payment pages of a wallet, and apply what became of them. Raises PaymentUnavailable."""
     pages = TopUp.objects.filter(account=account, origin=TopUp.Origins.CHECKOUT, state__in=OPEN).exclude(session_id="")
-    for session_id in list(pages.values_list("session_id", flat=True)):
+    for pk, session_id in list(pages.values_list("pk", "session_id")):
         gateway.expire_checkout(session_id)
-        session = gateway.current("checkout.session", session_id)
-        with transaction.atomic():
+        try:
+            session = gateway.current("checkout.session", session_id)
+        except PaymentRefused:  # the provider does not have it, for example after a change of keys
+            session = {"client_reference_id": str(pk), "status": "expired"}
+        # A session that does not match stays open here; its event is quarantined for an administrator.
+        with suppress(Quarantined), transaction.atomic():
             apply_session(session, livemode=session.get("livemode"))
 
 
