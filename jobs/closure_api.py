@@ -1,10 +1,12 @@
-"""API of the closure of an organization."""
+"""API of the export and the closure of an organization."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from django.http import HttpResponseBase
 from django.urls import path
+from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.request import Request
@@ -14,7 +16,8 @@ from billing import selectors as billing
 from console.accounts.models import Organization
 from console.accounts.permissions import TenantView
 from console.accounts.roles import Capability
-from jobs import closure
+from jobs import account_exports, closure
+from storage.downloads import download_archive
 
 
 class ClosureSerializer(serializers.Serializer[Any]):
@@ -64,6 +67,20 @@ class ClosureView(TenantView):
         return Response(status=204)
 
 
+class ExportView(TenantView):
+    """The archive of the organization."""
+
+    capabilities: ClassVar = {"GET": Capability.MANAGE}
+
+    @extend_schema(operation_id="organization_export", responses={(200, "application/zip"): OpenApiTypes.BINARY})
+    def get(self, request: Request) -> HttpResponseBase:
+        """Download everything kept about the organization but its files, as JSON and CSV. Secrets are left out."""
+        chunks = account_exports.export_organization(membership=self.membership)
+        return download_archive(
+            request, chunks, name=f"trainyard-{self.organization.slug}.zip", content_type="application/zip"
+        )
+
+
 def _data(organization: Organization) -> dict[str, Any]:
     row, account = closure.closure_of(organization), billing.wallet(organization)
     return {
@@ -75,4 +92,7 @@ def _data(organization: Organization) -> dict[str, Any]:
     }
 
 
-urlpatterns = [path("organization/closure/", ClosureView.as_view(), name="api_closure")]
+urlpatterns = [
+    path("organization/closure/", ClosureView.as_view(), name="api_closure"),
+    path("organization/export/", ExportView.as_view(), name="api_export"),
+]

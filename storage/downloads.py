@@ -53,9 +53,11 @@ def download(request: HttpRequest | Request, file: OpenFile, *, name: str) -> Ht
     return response
 
 
-def download_archive(request: HttpRequest | Request, chunks: Iterable[bytes], *, name: str) -> HttpResponseBase:
-    """Return the chunks of a .tar.gz, which are made while they are sent, as an attachment."""
-    return _attachment(request, chunks, name=name, content_type="application/gzip")
+def download_archive(
+    request: HttpRequest | Request, chunks: Iterable[bytes], *, name: str, content_type: str = "application/gzip"
+) -> HttpResponseBase:
+    """Return the chunks of an archive, which are made while they are sent, as an attachment."""
+    return _attachment(request, chunks, name=name, content_type=content_type)
 
 
 def show_image(request: HttpRequest | Request, file: OpenFile) -> HttpResponseBase:

@@ -14,6 +14,8 @@ SENTENCES: dict[str, Promise] = {
     "service.deactivated": _("Deactivated the service"),
     "organization.closure_requested": _("Asked to close the organization"),
     "organization.closure_withdrawn": _("Withdrew the closure of the organization"),
+    "organization.exported": _("Exported the data of the organization"),
+    "account.exported": _("Exported the data of their account"),
     "organization.closed": _("The organization was closed"),
     "account.closed": _("%(target)s deleted their account"),
     "member.invited": _("Invited %(target)s"),

@@ -1,4 +1,4 @@
-"""Pages that close an organization, and that delete a person's account."""
+"""Pages that export and close an organization, and that export and delete a person's account."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth import logout
 from django.contrib.auth.decorators import login_required
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_http_methods, require_POST
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from billing import selectors as billing
 from console.accounts import services
 from console.accounts.models import User
 from console.accounts.roles import Capability
 from console.web.access import MemberRequest, errors_as_message, errors_in_form, member
-from jobs import closure
+from jobs import account_exports, closure
+from storage.downloads import download_archive
 
 
 class ConfirmationForm(forms.Form):
@@ -95,3 +96,23 @@ def delete_account(request: HttpRequest) -> HttpResponse:
             messages.success(request, _("Your account was deleted."))
             return redirect("account_login")
     return render(request, "accounts/delete.html", {"form": form})
+
+
+@require_GET
+@member(Capability.MANAGE)
+def export_organization(request: MemberRequest) -> HttpResponseBase:
+    """Return everything kept about the organization but its files."""
+    chunks = account_exports.export_organization(membership=request.membership)
+    name = f"trainyard-{request.membership.organization.slug}.zip"
+    return download_archive(request, chunks, name=name, content_type="application/zip")
+
+
+@never_cache
+@require_GET
+@login_required
+@reauthentication_required  # type: ignore[untyped-decorator]  # as above
+def export_account(request: HttpRequest) -> HttpResponseBase:
+    """Return everything kept about the person."""
+    assert isinstance(request.user, User)  # noqa: S101  # login_required; for types
+    chunks = account_exports.export_person(user=request.user)
+    return download_archive(request, chunks, name="trainyard-account.zip", content_type="application/zip")

@@ -109,6 +109,7 @@ ROUTES = {
         "POST": Ask(MANAGE, 400, 400, {"confirmation": "another"}),
         "DELETE": Ask(MANAGE, 204, 204),
     },
+    "organization/export/": {"GET": listing(MANAGE)},
     "organization/members/": {"GET": listing()},
     "organization/members/<int:pk>/": {
         "PATCH": Ask(MANAGE, 200, body={"role": "billing"}),

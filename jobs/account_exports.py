@@ -1,0 +1,239 @@
+"""Everything kept about a person, or about an organization, as one archive of JSON and CSV.
+
+The archive is made while it is sent. Rows are read in batches by primary key, so an archive of any size needs little
+memory and holds no transaction. Secrets are never in it: of tokens and webhooks only what pages show.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from datetime import date, datetime
+from typing import Any
+
+from allauth.account.models import EmailAddress
+from allauth.mfa.models import Authenticator
+from allauth.socialaccount.models import SocialAccount
+from allauth.usersessions.models import UserSession
+from django.db.models import Exists, OuterRef, QuerySet
+
+from billing.exports import costs_csv, csv_row, safe
+from billing.models import (
+    Account,
+    BillingDetails,
+    Budget,
+    CreditGrant,
+    Entry,
+    Invoice,
+    Receipt,
+    Refund,
+    TopUp,
+)
+from console.accounts.models import ApiToken, AuditEvent, Invitation, Membership, Organization, User
+from console.accounts.services import record
+from console.core.zip_stream import zip_stream
+from console.notifications import services as notifications
+from console.notifications.models import Notification, Webhook
+from jobs import exports, job_search
+from jobs.job_search import JobSearch
+from jobs.models import Job, MetricPoint, Order
+from storage.models import DatasetVersion, Image, ModelVersion, Registry, Secret, Workspace
+
+BATCH = 1000
+"""Rows read at once."""
+Files = Iterator[tuple[str, Iterable[str]]]
+
+
+def export_person(*, user: User) -> Iterator[bytes]:
+    """Return the archive of what is kept about a person. Records the export in the audit log."""
+    record(organization=None, actor=user, action="account.exported", target=user.email)
+    return zip_stream(_of_person(user))
+
+
+def export_organization(*, membership: Membership) -> Iterator[bytes]:
+    """Return the archive of an organization, for a member who may manage it. Records the export in the audit log."""
+    organization = membership.organization
+    record(organization=organization, actor=membership.user, action="organization.exported", target=organization.slug)
+    return zip_stream(_of_organization(organization))
+
+
+def _of_person(user: User) -> Files:
+    memberships = list(user.memberships.select_related("organization").order_by("pk"))
+    profile = {
+        "email": user.email,
+        "created_at": user.date_joined,
+        "last_login": user.last_login,
+        "language": user.language,
+        "time_zone": user.time_zone,
+        "browser_time_zone": user.browser_time_zone,
+        "addresses": list(EmailAddress.objects.filter(user=user).values("email", "verified", "primary")),
+        "second_factors": list(Authenticator.objects.filter(user=user).values("type", "created_at", "last_used_at")),
+        "single_sign_on": list(
+            SocialAccount.objects.filter(user=user).values("provider", "uid", "extra_data", "date_joined", "last_login")
+        ),
+    }
+    yield "profile.json", [_json(profile)]
+    yield "memberships.csv", _table(
+        user.memberships.all(), organization="organization__name", slug="organization__slug", role="role",
+        since="created_at",
+    )  # fmt: skip
+    settings = [
+        {"organization": member.organization.slug, "mailed": notifications.choices_of(member)} for member in memberships
+    ]
+    yield "notification_settings.json", [_json(settings)]
+    yield "tokens.csv", _tokens(ApiToken.objects.filter(membership__user=user))
+    yield "sessions.csv", _table(
+        UserSession.objects.filter(user=user), began_at="created_at", last_seen_at="last_seen_at", address="ip",
+        browser="user_agent",
+    )  # fmt: skip
+    yield "audit.csv", _audit(AuditEvent.objects.filter(actor=user))
+    yield "invitations.csv", _table(
+        Invitation.objects.filter(email=user.email), organization="organization__name", role="role",
+        created_at="created_at", expires_at="expires_at", accepted_at="accepted_at", revoked_at="revoked_at",
+    )  # fmt: skip
+    yield "orders.csv", _orders(Order.objects.filter(placed_by=user))
+
+
+def _of_organization(organization: Organization) -> Files:
+    details = BillingDetails.objects.filter(organization=organization)
+    about = {
+        "name": organization.name,
+        "slug": organization.slug,
+        "created_at": organization.created_at,
+        "billing_details": details.values("name", "address", "tax_id").first(),
+        "budgets": list(Budget.objects.filter(organization=organization).values("user__email", "amount_minor")),
+        "secrets": list(Secret.objects.filter(organization=organization).values_list("name", flat=True)),
+        "registries": list(Registry.objects.filter(organization=organization).values("host", "username")),
+        "webhooks": list(Webhook.objects.filter(organization=organization).values("url", "kinds")),
+    }
+    yield "organization.json", [_json(about)]
+    yield "members.csv", _table(organization.memberships.all(), email="user__email", role="role", since="created_at")
+    yield "invitations.csv", _table(
+        organization.invitations.all(), email="email", role="role", created_at="created_at", expires_at="expires_at",
+        accepted_at="accepted_at", revoked_at="revoked_at",
+    )  # fmt: skip
+    yield "tokens.csv", _tokens(ApiToken.objects.filter(membership__organization=organization))
+    yield "audit.csv", _audit(AuditEvent.objects.filter(organization=organization))
+    yield (
+        "notifications.csv",
+        _table(Notification.objects.filter(organization=organization), at="created_at", kind="kind", data="data"),
+    )
+    yield "orders.csv", _orders(organization.orders.all())
+    yield "jobs.csv", exports.jobs_csv(job_search.export(organization, JobSearch.parse({})))
+    yield "metrics.csv", _metrics(organization)
+    receipts = Receipt.objects.filter(organization=organization).select_related("hold__placed_by")
+    yield "receipts.csv", costs_csv(_batches(receipts))
+    yield "invoices.csv", _table(
+        Invoice.objects.filter(organization=organization), number="number", kind="kind", issued_at="issued_at",
+        period_start="period_start", period_end="period_end", subtotal_minor="subtotal_minor",
+        credits_minor="credits_minor", tax_minor="tax_minor", total_minor="total_minor", currency="currency",
+    )  # fmt: skip
+    wallets = Account.objects.filter(organization=organization)
+    yield "ledger.csv", _table(
+        Entry.objects.filter(account__in=wallets), at="transaction__created_at", account="account__kind",
+        kind="transaction__kind", reference="transaction__reference", description="transaction__description",
+        amount_minor="amount_minor", currency="account__currency",
+    )  # fmt: skip
+    yield "top_ups.csv", _table(
+        TopUp.objects.filter(account__in=wallets), id="id", created_at="created_at", paid_at="paid_at", state="state",
+        origin="origin", by="created_by__email", amount_minor="amount_minor", currency="currency",
+    )  # fmt: skip
+    yield "refunds.csv", _table(
+        Refund.objects.filter(top_up__account__in=wallets), id="id", top_up="top_up", created_at="created_at",
+        ended_at="ended_at", state="state", reason="reason", amount_minor="amount_minor", currency="top_up__currency",
+    )  # fmt: skip
+    yield "credit.csv", _table(
+        CreditGrant.objects.filter(organization=organization), created_at="created_at", source="source",
+        reason="reason", expires_at="expires_at", amount_minor="amount_minor", used_minor="used_minor",
+        expired_minor="expired_minor",
+    )  # fmt: skip
+    yield "datasets.csv", _table(
+        DatasetVersion.objects.filter(dataset__organization=organization), name="dataset__name", version="number",
+        published_at="published_at", size_bytes="size_bytes", deleted_at="deleted_at",
+    )  # fmt: skip
+    yield "models.csv", _table(
+        ModelVersion.objects.filter(model__organization=organization), name="model__name", version="number",
+        published_at="published_at", size_bytes="size_bytes", deleted_at="deleted_at",
+    )  # fmt: skip
+    yield "workspaces.csv", _table(
+        Workspace.objects.filter(organization=organization), name="name", created_at="created_at",
+        size_bytes="size_bytes", deleted_at="deleted_at",
+    )  # fmt: skip
+    yield (
+        "images.csv",
+        _table(Image.objects.filter(organization=organization), name="name", title="title", reference="reference"),
+    )
+
+
+def _tokens(tokens: QuerySet[ApiToken]) -> Iterator[str]:
+    return _table(
+        tokens, organization="membership__organization__name", email="membership__user__email", name="name",
+        prefix="prefix", scopes="scopes", created_at="created_at", expires_at="expires_at",
+        last_used_at="last_used_at", revoked_at="revoked_at",
+    )  # fmt: skip
+
+
+def _audit(events: QuerySet[AuditEvent]) -> Iterator[str]:
+    return _table(
+        events, at="created_at", organization="organization__name", actor="actor__email", action="action",
+        target="target", data="data", address="address",
+    )  # fmt: skip
+
+
+def _orders(orders: QuerySet[Order]) -> Iterator[str]:
+    return _table(
+        orders, id="id", created_at="created_at", organization="organization__name", by="placed_by__email",
+        job="job__id", product="product__name", purchase="quote__purchase", ceiling_minor="quote__ceiling_minor",
+        charged_minor="hold__charged_minor", currency="quote__currency",
+    )  # fmt: skip
+
+
+def _metrics(organization: Organization) -> Iterator[str]:
+    columns = ("job", "attempt", "name", "step", "epoch", "value", "at")
+    yield csv_row(columns)
+    measured = Exists(MetricPoint.objects.filter(job=OuterRef("pk")))
+    for job in _batches(Job.objects.filter(measured, organization=organization).only("pk")):
+        # By job, because the index is; one job's points are few compared with those of all organizations.
+        for values in _batched_values(MetricPoint.objects.filter(job=job), columns):
+            yield csv_row(map(_cell, values))
+
+
+def _table(rows: QuerySet[Any], **columns: str) -> Iterator[str]:
+    """Yield CSV with a column for each keyword, whose value is a field or lookup."""
+    yield csv_row(columns)
+    for values in _batched_values(rows, tuple(columns.values())):
+        yield csv_row(map(_cell, values))
+
+
+def _batched_values(rows: QuerySet[Any], fields: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
+    for values in _pages(rows.values_list("pk", *fields), lambda row: row[0]):
+        yield values[1:]
+
+
+def _batches(rows: QuerySet[Any]) -> Iterator[Any]:
+    """Yield all rows by primary key, BATCH at a time. No cursor stays open while the archive is sent."""
+    return _pages(rows, lambda row: row.pk)
+
+
+def _pages(rows: QuerySet[Any], key: Any) -> Iterator[Any]:
+    rows, last = rows.order_by("pk"), None
+    while True:
+        page = list((rows if last is None else rows.filter(pk__gt=last))[:BATCH])
+        yield from page
+        if len(page) < BATCH:
+            return
+        last = key(page[-1])
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    if isinstance(value, dict | list):
+        return _json(value, indent=None)
+    return safe(value) if isinstance(value, str) else str(value)
+
+
+def _json(value: object, indent: int | None = 2) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent, default=_cell)
