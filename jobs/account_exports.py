@@ -175,7 +175,8 @@ def _tokens(tokens: QuerySet[ApiToken]) -> Iterator[str]:
 
 def _audit(events: QuerySet[AuditEvent]) -> Iterator[str]:
     return _table(
-        events, at="created_at", organization="organization__name", actor="actor__email", action="action",
+        events, at="created_at", organization="organization__name", actor="actor__email",
+        deleted_actor="actor_email", action="action",
         target="target", data="data", address="address",
     )  # fmt: skip
 

@@ -282,6 +282,7 @@ class AuditEvent(models.Model):
 
     organization = models.ForeignKey(Organization, models.SET_NULL, null=True, blank=True, related_name="+")
     actor = models.ForeignKey(User, models.SET_NULL, null=True, blank=True, related_name="+")
+    actor_email = models.EmailField(_("address of a deleted account"), blank=True, default="", db_default="")
     action = models.CharField(_("action"), max_length=64)
     target = models.CharField(_("object"), max_length=128, blank=True)
     data = models.JSONField(_("details"), default=dict, blank=True)
@@ -296,3 +297,8 @@ class AuditEvent(models.Model):
 
     def __str__(self) -> str:
         return f"{self.action} {self.target}"
+
+    @property
+    def actor_name(self) -> str:
+        """Return who did it, also after the account was deleted; empty for the installation itself."""
+        return str(self.actor) if self.actor else self.actor_email

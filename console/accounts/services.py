@@ -199,7 +199,7 @@ def end_memberships(*, organization: Organization) -> None:
 
 
 def close_account(*, user: User) -> None:
-    """Delete a person's account, with memberships and tokens. The audit log keeps what they did, without the account.
+    """Delete a person's account, with memberships and tokens. The audit log keeps their address, so nobody hides.
 
     Raises SoleOwner while an organization that is not being closed has no other owner.
     """
@@ -214,7 +214,8 @@ def close_account(*, user: User) -> None:
             sentence = _("You are the only owner of %(names)s. Make another member an owner, or close it first.")
             raise SoleOwner(sentence % {"names": ", ".join(alone)})
         for organization in organizations:
-            record(organization=organization, actor=None, action="account.closed", target=user.email)
+            record(organization=organization, actor=user, action="account.closed", target=user.email)
+        AuditEvent.objects.filter(actor=user).update(actor_email=user.email)
         user.delete()
 
 
