@@ -100,9 +100,9 @@ def main() -> None:
     sys.stdout.write(enter())
 
 
-def listen() -> socket.socket:
+def listen(address: str = ADDRESS) -> socket.socket:
     """Return a listening socket on a free port, at which node 0's launcher accepts the other launchers."""
-    return socket.create_server((ADDRESS, 0), backlog=128)
+    return socket.create_server((address, 0), backlog=128)
 
 
 def reserve_port() -> socket.socket:

@@ -1,7 +1,7 @@
-"""The supervision of one node, for local nodes and pods alike: start, messages, output, limits, end.
+"""The supervision of one node, for sandboxes and pods alike: start, messages, output, limits, end.
 
-`runtime.backends.local.supervisor` and `pod.node` derive from `Node`. One loop on one thread handles events: a message
-of the launcher, output, a signal, a timer. It completes each event before the next.
+`runtime.backends.supervision.supervisor` and `pod.node` derive from `Node`. One loop on one thread handles events: a
+message of the launcher, output, a signal, a timer. It completes each event before the next.
 """
 
 from __future__ import annotations

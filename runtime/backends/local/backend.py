@@ -12,24 +12,22 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from runtime.backends import admission, host, launch_plan, log_chunks, sandbox
-from runtime.backends.local import cgroups, submission
+from runtime.backends import admission, host, launch_plan, sandbox
 from runtime.backends.local.inotify import FolderWatch
-from runtime.backends.local.node_plan import LocalNodePlan
-from runtime.backends.local.runs import TRASH, Run
+from runtime.backends.local.runs import Run
 from runtime.backends.local.warm_pool.client import WarmPool, network_gap
 from runtime.backends.local.warm_pool.protocol import ForkServer, StartRequest
+from runtime.backends.supervision import cgroups, submission
+from runtime.backends.supervision.folder_backend import FolderBackend, check_folder_name
+from runtime.backends.supervision.node_plan import SupervisorPlan
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound
 from runtime.files import FileLock
-from runtime.images import recipes, venvs
+from runtime.images import recipes
 from runtime.launcher import seccomp
-from runtime.launcher.frameworks import rank_environment
-from runtime.launcher.topology import Plan
-from runtime.specs import Capacity, Controller, Image, LogChunk, NodeCapacity, Resources, RunPhase, RunSpec, RunStatus
-from runtime.trash import Trash, remove_tree
+from runtime.specs import Capacity, Controller, Image, NodeCapacity, Resources, RunPhase, RunSpec
 
 _HEARTBEAT_SECONDS = 0.5
 """Interval of `changes` heartbeats; the protocol promises one every second."""
@@ -37,7 +35,7 @@ _SOURCE_ROOT = Path(__file__).resolve().parents[3]
 _LAUNCHER = _SOURCE_ROOT / "runtime" / "launcher"
 
 
-class LocalBackend:
+class LocalBackend(FolderBackend):
     """Runs jobs on this machine. `root` holds the runs, `images_root` the built-in images (`runtime.images.venvs`).
 
     `cpus` and `memory_mib` limit all runs together. They default to the machine's cores and to `memory_fraction` of its
@@ -48,7 +46,6 @@ class LocalBackend:
     after the last submission; 0: every start is cold.
     """
 
-    shares_storage = True
     submits_at_once = 1  # a submission holds the lock of `root`, so a second one would only wait
 
     def __init__(
@@ -64,8 +61,7 @@ class LocalBackend:
         cgroups: bool = True,
         warm_seconds: float = 0,
     ) -> None:
-        self._root = root.resolve()
-        self._images_root = images_root.resolve()
+        super().__init__(root, images_root)
         self._disk_mib = disk_mib
         self._network = network
         self._cgroups = cgroups
@@ -78,15 +74,9 @@ class LocalBackend:
             gpu_type=self._gpus[0].model if self._gpus else "",
         )
         self._disk = host.Disk(self._root, self._disk_mib)
-        self._trash = Trash(self._root / TRASH)
         self._pool = WarmPool(self._root, idle_seconds=warm_seconds)
         # Compiled here because a sandbox cannot write the bytecode; images with our Python version then load it.
         compileall.compile_dir(_LAUNCHER, quiet=2)
-        for folder in (
-            self._root,
-            *(self._root / name for name in (".active", ".changes", ".checkpoints", ".outputs")),
-        ):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     # The protocol
 
@@ -118,41 +108,6 @@ class LocalBackend:
             if has_trash:
                 self._trash.empty()
 
-    def describe(self, name: str) -> RunStatus:
-        """See `Backend.describe`."""
-        return self._run(name).status()
-
-    def logs(self, name: str, rank: int, offset: int = 0, limit: int = 65536, *, at_line: bool = False) -> LogChunk:
-        """See `Backend.logs`. A rank that the run does not have raises RunNotFound."""
-        run = self._run(name)
-        # The status is read before the log. A log that is read after the run's end is complete.
-        has_ended = run.status().phase is RunPhase.ENDED
-        if not 0 <= rank < run.spec().world_size:
-            raise RunNotFound(f"The run '{name}' has no rank {rank}.")
-        piece = _read(run.folder / "logs" / f"rank-{rank}.log", offset, limit)
-        return log_chunks.text_chunk(piece, final=has_ended and piece.at_end, at_line=at_line)
-
-    def samples(self, name: str, node: int, offset: int = 0, limit: int = 65536) -> LogChunk:
-        """See `Backend.samples`. A node that the run does not have raises RunNotFound."""
-        run = self._run(name)
-        has_ended = run.status().phase is RunPhase.ENDED  # before the samples, as in `logs`
-        if not 0 <= node < run.spec().nodes:
-            raise RunNotFound(f"The run '{name}' has no node {node}.")
-        path = run.folder / "nodes" / f"{node}.samples.jsonl"
-        piece = _read(path, offset, limit)
-        if b"\n" not in piece.data and not piece.at_end:  # one line is longer than `limit`
-            piece = _read(path, offset, log_chunks.MAX_LINE_BYTES)
-        return log_chunks.lines_chunk(piece.data, offset, final=has_ended and piece.at_end)
-
-    def stacks(self, name: str) -> dict[int, str]:
-        """See `Backend.stacks`."""
-        run = self._run(name)
-        run.submission()  # raises RunNotFound
-        stacks = {}
-        for path in (run.folder / "logs").glob("stacks-*.txt"):
-            stacks[int(path.stem.partition("-")[2])] = path.read_text("utf-8", "replace")
-        return dict(sorted(stacks.items()))
-
     def stop(self, name: str, grace_seconds: int) -> None:
         """See `Backend.stop`."""
         run = self._run(name)
@@ -171,29 +126,6 @@ class LocalBackend:
             run.destroy()  # moves the folder; it finds no live supervisor to wait for
         self._trash.empty()
 
-    def delete_shared(self, key: str) -> None:
-        """See `Backend.delete_shared`."""
-        self._trash.move_in(self.checkpoint_folder(key))
-        self._trash.move_in(self.output_folder(key))
-        self._trash.empty()
-
-    def fill_checkpoints(self, key: str, copy: Callable[[Path], None]) -> None:
-        """See `Backend.fill_checkpoints`."""
-        folder = self.checkpoint_folder(key)
-        remove_tree(folder)
-        folder.mkdir(parents=True, mode=0o700)
-        try:
-            copy(folder)
-        except BaseException:
-            remove_tree(folder)
-            raise
-
-    def names(self, *, live: bool = False) -> list[str]:
-        """See `Backend.names`. Includes submissions that are not complete."""
-        if live:
-            return sorted(path.name for path in (self._root / ".active").iterdir())
-        return sorted(path.name for path in self._root.iterdir() if path.is_dir() and not path.name.startswith("."))
-
     def capacity(self) -> Capacity:
         """See `Backend.capacity`: one machine."""
         free, _gpus = self._free()
@@ -209,25 +141,6 @@ class LocalBackend:
         with contextlib.closing(FolderWatch(self._root / ".changes")) as watch:
             while ends_at is None or time.monotonic() < ends_at:
                 yield watch.wait(_HEARTBEAT_SECONDS)
-
-    def check_image(self, image: Image, controller: Controller = Controller.GLOO, *, gpus: int = 0) -> None:
-        """See `Backend.check_image`."""
-        admission.check_image(image, self._images_root, controller, gpus=gpus)
-
-    def image_identity(self, image: Image) -> str:
-        """See `Backend.image_identity`."""
-        return venvs.identity(self._images_root, image.builtin)
-
-    def environment(self, spec: RunSpec, rank: int) -> dict[str, str]:
-        """See `Backend.environment`."""
-        # Ports are chosen at submission; the protocol promises 0 in their place.
-        ports = {"master_port": 0, "worker_ports": [0] * launch_plan.ports_needed(spec)["worker_ports"]}
-        plan = Plan.from_data({**launch_plan.plan(spec), **ports, "node": rank // spec.workers_per_node})
-        return rank_environment(plan, rank % spec.workers_per_node)
-
-    def run_folder(self, name: str) -> Path:
-        """See `Backend.run_folder`; the layout is in `runtime.backends.local.runs`."""
-        return self._run(name).folder
 
     def prepare(self, image: Image) -> None:
         """Start a fork server for this image in the background, if warm starts are enabled."""
@@ -315,7 +228,7 @@ class LocalBackend:
         fork_server = self._fork_server(spec.image) if spec.controller is not Controller.MPI else None
         with contextlib.ExitStack() as stack:
             locks: list[int] = []
-            plans: list[LocalNodePlan] = []
+            plans: list[SupervisorPlan] = []
             for node in range(spec.nodes):
                 node_sandbox = self._node_sandbox(run, spec, node, gpus[node])
                 # Supervisors inherit the locks, so the kernel releases each one when its supervisor dies.
@@ -364,12 +277,6 @@ class LocalBackend:
             "environment": sandbox.base_environment(folder, []),
         }
 
-    def _shared_folders(self, run: Run, spec: RunSpec) -> tuple[Path, Path]:
-        """Return the run's checkpoint and output folders, which it has to itself without a key."""
-        if not spec.checkpoint_key:
-            return run.folder / "checkpoints", run.folder / "outputs"
-        return self.checkpoint_folder(spec.checkpoint_key), self.output_folder(spec.checkpoint_key)
-
     def _node_sandbox(self, run: Run, spec: RunSpec, node: int, gpus: list[int]) -> sandbox.Sandbox:
         checkpoints, outputs = self._shared_folders(run, spec)
         hostname = f"{spec.name}-{node}"
@@ -402,23 +309,8 @@ class LocalBackend:
 
     def _run(self, name: str) -> Run:
         """Return the run of this name, which may not exist. Raises RunNotFound for a name that is no run's folder."""
-        if name.startswith(".") or "/" in name or not name:
-            raise RunNotFound(f"There is no run named '{name}'.")
+        check_folder_name(name)
         return Run(self._root, name)
 
-    def checkpoint_folder(self, key: str) -> Path:
-        """See `Backend.checkpoint_folder`."""
-        return self._root / ".checkpoints" / key
-
-    def output_folder(self, key: str) -> Path:
-        """See `Backend.output_folder`."""
-        return self._root / ".outputs" / key
-
-
-def _read(path: Path, offset: int, limit: int) -> log_chunks.Piece:
-    """Return up to `limit` bytes from an offset; a missing file is empty."""
-    try:
-        with path.open("rb") as file:
-            return log_chunks.read_piece(file, offset, limit)
-    except FileNotFoundError:
-        return log_chunks.Piece(b"", True, max(0, offset), 0)
+    def _find(self, name: str) -> Run:
+        return self._run(name)

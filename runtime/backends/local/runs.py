@@ -34,13 +34,13 @@ from pathlib import Path
 from typing import Any
 
 from runtime import pids
-from runtime.backends.local import outcome, peer_liveness, process_tree
+from runtime.backends.supervision import outcome, peer_liveness, process_tree
+from runtime.backends.supervision.folder_backend import TRASH
 from runtime.errors import RunNotFound
 from runtime.files import write_json
 from runtime.specs import Outcome, RunPhase, RunSpec, RunStatus
 from runtime.trash import Trash
 
-TRASH = ".trash"
 _END_SECONDS = 5.0
 """How long supervisors get to end their nodes before they are killed; killing a node takes a fraction of a second."""
 

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from runtime.backends.local import cgroups
+from runtime.backends.supervision import cgroups
 
 pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.backends.local import backend, cgroups
+from runtime.backends.local import backend
+from runtime.backends.supervision import cgroups
 from runtime.specs import FailureCode, Outcome, Resources
 from runtime.trash import Trash, remove_tree
 from tests.runtime.backends import hostile

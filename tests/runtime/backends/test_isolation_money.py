@@ -5,7 +5,7 @@ import os
 import pytest
 
 from runtime.backends import admission
-from runtime.backends.local import cgroups
+from runtime.backends.supervision import cgroups
 from runtime.specs import FailureCode, Outcome, Resources
 from tests.runtime.backends import hostile
 

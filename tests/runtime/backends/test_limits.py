@@ -2,10 +2,10 @@ import time
 
 import pytest
 
-from runtime.backends.local import resource_limits
-from runtime.backends.local.cgroups import Group
-from runtime.backends.local.limits import SLOW_CHECK_SECONDS, Limits
-from runtime.backends.local.process_tree import ProcessTree
+from runtime.backends.supervision import resource_limits
+from runtime.backends.supervision.cgroups import Group
+from runtime.backends.supervision.limits import SLOW_CHECK_SECONDS, Limits
+from runtime.backends.supervision.process_tree import ProcessTree
 from runtime.launcher import disk
 from runtime.launcher.node_limits import CHECK_SECONDS
 from runtime.launcher.record import Record

@@ -1,4 +1,4 @@
-from runtime.backends.local.outcome import merge
+from runtime.backends.supervision.outcome import merge
 from runtime.specs import FailureCode, Outcome, RunPhase, Span
 
 

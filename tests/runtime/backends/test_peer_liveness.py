@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from runtime import pids
-from runtime.backends.local import peer_liveness
+from runtime.backends.supervision import peer_liveness
 
 
 @pytest.fixture

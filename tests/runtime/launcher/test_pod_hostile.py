@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.backends.local.outcome import merge
+from runtime.backends.supervision.outcome import merge
 from runtime.launcher.signed_record import read_record, sign_record
 from runtime.specs import Outcome
 from tests.runtime.launcher.pods import KEY, RUN, TOKEN

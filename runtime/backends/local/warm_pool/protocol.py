@@ -6,27 +6,21 @@ second, the caller starts cold. Standard library only: the supervisor imports th
 
 from __future__ import annotations
 
-import array
 import contextlib
 import json
-import os
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypedDict
 
-from runtime import pids
-from runtime.backends.local.node_plan import LocalNodePlan
+from runtime.backends.supervision.node_plan import SupervisorPlan
+from runtime.backends.supervision.rank_fork import connect
 
 FOLDER = ".warm_pool"
 SOCKET = "daemon.sock"
 ACCEPTED = b"+"
-OOM_SCORE = 500
-"""`oom_score_adj` of a rank. The kernel kills it before the console (0) when the machine's memory runs out."""
 _LENGTH = struct.Struct("!I")
-_ANSWER_SECONDS = 1.0
-"""How long a local process may take to answer. A cold start takes less than a second."""
 _REQUEST_SECONDS = 10.0
 """How long a submitter that has connected may take to send a request, on a machine under heavy load."""
 _MAX_DESCRIPTORS = 250
@@ -55,7 +49,7 @@ class StartRequest(TypedDict):
     worker_ports: int
     spare_ports: int
     locks: list[int]
-    nodes: list[LocalNodePlan]
+    nodes: list[SupervisorPlan]
 
 
 class PoolRequest(TypedDict):
@@ -107,63 +101,3 @@ def receive_request(connection: socket.socket) -> PoolRequest:
     if start is not None:
         start["locks"] = list(locks)
     return request
-
-
-def connect(folder: Path, name: str) -> socket.socket:
-    """Connect to a socket in this folder. Raises OSError.
-
-    The path through /proc is short. The folder's own path may be longer than the 107 bytes of a socket's address.
-    """
-    connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(_ANSWER_SECONDS)
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        connection.connect(f"/proc/self/fd/{descriptor}/{name}")
-    except BaseException:
-        connection.close()
-        raise
-    finally:
-        os.close(descriptor)
-    return connection
-
-
-class RankFork:
-    """A connection to a fork server that forks the ranks of one node. The launcher gets `launcher_end`."""
-
-    def __init__(self, connection: socket.socket, ranks: int) -> None:
-        self._connection = connection
-        self._ranks = ranks
-        self._ranks_end, self.launcher_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-    def offer_sandbox(self, init: int, parent: int, limits: dict[str, int], cgroups: Sequence[Path]) -> None:
-        """Send the fork server the sandbox in which to fork the ranks, then close this connection.
-
-        `init` is the sandbox's first process, a child of `parent`. `parent` must be a child of this process that it has
-        not reaped.
-        """
-        with self._connection, self._ranks_end, contextlib.suppress(OSError):
-            pidfd = os.pidfd_open(init)
-            try:
-                # `parent` is not reaped, so its pid is not reused. If it is still the parent of `init`, the descriptor
-                # refers to the sandbox.
-                if pids.parent(init) != parent:
-                    return
-                request = {
-                    "ranks": self._ranks,
-                    "limits": limits,
-                    "cgroups": [str(group) for group in cgroups],
-                    "oom_score_adj": OOM_SCORE,
-                }
-                descriptors = array.array("i", [self._ranks_end.fileno(), pidfd])
-                ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)]
-                self._connection.sendmsg([json.dumps(request).encode()], ancillary)
-            finally:
-                os.close(pidfd)
-
-
-def request_ranks(server: str, ranks: int) -> RankFork | None:
-    """Connect to the fork server whose socket has this path; return None if it does not run yet."""
-    try:
-        return RankFork(connect(Path(server).parent, Path(server).name), ranks)
-    except OSError:
-        return None

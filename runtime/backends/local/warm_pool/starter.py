@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 
 from runtime.backends import network
-from runtime.backends.local.node_plan import LocalNodePlan
-from runtime.backends.local.supervisor import Supervisor
 from runtime.backends.local.warm_pool.protocol import StartRequest
+from runtime.backends.supervision.node_plan import SupervisorPlan
+from runtime.backends.supervision.supervisor import Supervisor
 
 
 def main() -> None:
@@ -72,7 +72,7 @@ def supervise(request: StartRequest) -> None:
     _supervise_node(nodes[0], request["locks"])
 
 
-def _supervise_node(node: LocalNodePlan, locks: list[int]) -> None:
+def _supervise_node(node: SupervisorPlan, locks: list[int]) -> None:
     """Supervise this node to its end. Of the locks it keeps only its own, which shows that the supervisor lives."""
     # Node 0's process has a session of its own already.
     if node["node"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from runtime.backends import launch_plan, sandbox
-from runtime.backends.local.node_plan import LocalNodePlan
+from runtime.backends.supervision.node_plan import SupervisorPlan
 from runtime.specs import RunSpec
 
 TASK_LIMIT = 1024
@@ -23,7 +23,7 @@ def node_plan(
     bubblewrap: str,
     disk_mib: int,
     cgroups: bool,
-) -> LocalNodePlan:
+) -> SupervisorPlan:
     """Return the plan of one node. `disk_mib` is the disk limit of a spec that has none.
 
     The caller adds the values that all nodes share: `folder`, `change_file`, `fork_server` and the launcher's token.

@@ -1,4 +1,4 @@
-"""Merge the records of a local run's nodes into one RunStatus. Pure.
+"""Merge the records of a run's nodes, as their supervisors wrote them, into one RunStatus. Pure.
 
 All nodes share one outcome, that of the first cause. A node is lost if its supervisor died without a final record.
 Other nodes' reports of that are only effects. A lost node that an elastic run continued without is no cause.
@@ -24,7 +24,8 @@ def merge(name: str, submitted_at: float, records: Sequence[Record]) -> RunStatu
     """Return the status of a run that was submitted at `submitted_at` (Unix seconds).
 
     `records` has one record per node, as its supervisor wrote it. The reader has added `alive` (whether the supervisor
-    runs), `seen_at` (its last heartbeat) and `silent` (whether it was killed because it sent none).
+    runs), `seen_at` (its last heartbeat) and `silent` (whether it was killed because it sent none). A reader that knows
+    why a supervisor ended adds `loss`, a cause with `kind`, `code` and `message`; else the node itself was lost.
     """
     nodes = tuple(_node_status(record) for record in records)
     phase = _phase(nodes)
@@ -125,7 +126,7 @@ def _causes(records: Sequence[Record], members: set[int]) -> list[Record]:
         if record["phase"] == "ended" and any(not _is_about_another_node(cause, record) for cause in record["causes"])
     }
     lost = [record for record in records if _is_lost(record)]
-    lost_nodes = {record["node"] for record in lost}
+    lost_nodes = {record["node"] for record in lost if _is_loss_by_platform(record)}
     has_code_started = any(record["started_at"] is not None for record in records)
     causes = [
         _blame_code_unless_confirmed(cause, record) if has_code_started and cause["node"] not in lost_nodes else cause
@@ -150,9 +151,15 @@ def _is_about_another_node(cause: Record, record: Record) -> bool:
     return bool(cause.get("heard") or (cause["kind"] == Outcome.NODE_LOST and is_other))
 
 
+def _is_loss_by_platform(record: Record) -> bool:
+    return "loss" not in record or record["loss"]["kind"] in {Outcome.NODE_LOST, Outcome.PLATFORM_ERROR}
+
+
 def _loss_cause(record: Record, causes: Sequence[Record]) -> Record:
     """Return a node's loss as a cause, dated at its last heartbeat, with one other node's message about it."""
     node = record["node"]
+    if "loss" in record:
+        return {"at": record["seen_at"], "node": node, **record["loss"]}
     code, reason = FailureCode.NODE_LOST, "its supervisor was killed or the machine went down"
     if record.get("silent"):
         code, reason = FailureCode.NODE_SILENT, "its supervisor stood still and gave no sign of life"

@@ -6,13 +6,15 @@ from runtime.launcher.node_limits import NodePlan
 from runtime.launcher.topology import LaunchPlan
 
 
-class LocalNodePlan(NodePlan, total=False):
+class SupervisorPlan(NodePlan, total=False):
     """The plan of one node, as JSON. Paths are those of the host."""
 
     name: str
     """The run's name."""
     node: int
     nodes: int
+    peers_are_here: bool
+    """Whether the supervisors of the run's other nodes are processes of this machine; default true."""
     elastic: bool
     """Whether the run can continue without some of its nodes."""
     ranks: list[int]

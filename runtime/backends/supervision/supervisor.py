@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from runtime import pids
-from runtime.backends.local import resource_limits
-from runtime.backends.local.limits import Limits
-from runtime.backends.local.node_plan import LocalNodePlan
-from runtime.backends.local.process_tree import ProcessTree
+from runtime.backends.supervision import resource_limits
+from runtime.backends.supervision.limits import Limits
+from runtime.backends.supervision.node_plan import SupervisorPlan
+from runtime.backends.supervision.process_tree import ProcessTree
 from runtime.launcher.node import Node
 from runtime.launcher.output import Output
 from runtime.launcher.processes import Exit, reap, signal_name
@@ -37,27 +37,32 @@ _SIGNAL_EXIT_BASE = 128
 class Supervisor(Node):
     """One node, from the launcher's start to the last line of its record."""
 
-    _plan: LocalNodePlan
+    _plan: SupervisorPlan
     _limits: Limits
     _tree: ProcessTree
 
-    def __init__(self, plan: LocalNodePlan) -> None:
+    def __init__(self, plan: SupervisorPlan) -> None:
         folder, node, launcher_plan = Path(plan["folder"]), plan["node"], plan["launcher"]["plan"]
-        # The first fields of the record, by which readers find out if this process is alive.
-        process = {"pid": os.getpid(), "start_time": pids.start_time(os.getpid())}
-        address = launcher_plan["addresses"][node]
-        record = Record(folder, Path(plan["change_file"]), node=node, address=address, first_fields=process)
+        record = self._create_record(plan, folder, launcher_plan["addresses"][node])
         tree = ProcessTree(plan, folder / "nodes" / f"{node}.cgroups")
         super().__init__(
             plan,
             launcher_plan,
             record=record,
-            limits=Limits(plan, record, tree),
+            limits=self._create_limits(plan, record, tree),
             tree=tree,
             output=Output(selectors.DefaultSelector(), folder / "logs"),
             metrics_path=str(folder / "run" / "metrics.jsonl"),
         )
         self._stop_path = folder / "stop.json"
+
+    def _create_record(self, plan: SupervisorPlan, folder: Path, address: str) -> Record:
+        # The first fields, by which readers find out if this process is alive.
+        process = {"pid": os.getpid(), "start_time": pids.start_time(os.getpid())}
+        return Record(folder, Path(plan["change_file"]), node=plan["node"], address=address, first_fields=process)
+
+    def _create_limits(self, plan: SupervisorPlan, record: Record, tree: ProcessTree) -> Limits:
+        return Limits(plan, record, tree)
 
     def run(self) -> None:
         """Supervise the node to its end."""
@@ -92,10 +97,16 @@ class Supervisor(Node):
     # Events
 
     def _handle_own_event(self, ready: Any) -> None:
+        signals = b""
         with contextlib.suppress(BlockingIOError):
-            ready[0].recv(4096)
+            signals = ready[0].recv(4096)
         for ended in reap():
             self._tree.note_exit(ended)
+        self._handle_signals(set(signals))
+
+    def _handle_signals(self, numbers: set[int]) -> None:
+        """Handle the signals that arrived, by their numbers. Whichever it is, there may be a request to stop."""
+        del numbers  # for subclasses
         self._check_for_stop()
 
     def _check(self, now: float) -> None:

@@ -13,9 +13,9 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from runtime.backends.local import cgroups, resource_limits
-from runtime.backends.local.node_plan import LocalNodePlan
-from runtime.backends.local.warm_pool import protocol
+from runtime.backends.supervision import cgroups, resource_limits
+from runtime.backends.supervision.node_plan import SupervisorPlan
+from runtime.backends.supervision.rank_fork import request_ranks
 from runtime.launcher import seccomp
 from runtime.launcher.processes import Exit, send_signal, spawn
 
@@ -27,7 +27,7 @@ class ProcessTree:
     host; 0 before it runs. `cgroups_file` lists the node's control groups while they exist.
     """
 
-    def __init__(self, plan: LocalNodePlan, cgroups_file: Path) -> None:
+    def __init__(self, plan: SupervisorPlan, cgroups_file: Path) -> None:
         self._plan = plan
         self._cgroups_file = cgroups_file
         self._bubblewrap = 0
@@ -44,7 +44,7 @@ class ProcessTree:
         plan = self._plan
         if plan["cgroups"]:
             self._create_cgroup()
-        fork = protocol.request_ranks(plan["fork_server"], len(plan["ranks"])) if plan["fork_server"] else None
+        fork = request_ranks(plan["fork_server"], len(plan["ranks"])) if plan["fork_server"] else None
         info_fd, bubblewrap_info_fd = os.pipe()
         seccomp_fds = _seccomp_fds()
         bubblewrap, *options = plan["sandbox"]

@@ -1,4 +1,4 @@
-"""Limits of a local node: time, memory, processes and disk, and whether its launcher answers.
+"""Limits of a supervised node: time, memory, processes and disk, and whether its launcher answers.
 
 This module only detects what is wrong; the supervisor asks one to four times a second and acts. `now` and other times
 are `time.monotonic()`. Standard library only: the supervisor imports this.
@@ -12,10 +12,10 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from runtime.backends.local import cgroups, resource_limits
-from runtime.backends.local.node_plan import LocalNodePlan
-from runtime.backends.local.peer_liveness import PeerWatch
-from runtime.backends.local.process_tree import ProcessTree, recorded_cgroups
+from runtime.backends.supervision import cgroups, resource_limits
+from runtime.backends.supervision.node_plan import SupervisorPlan
+from runtime.backends.supervision.peer_liveness import PeerWatch
+from runtime.backends.supervision.process_tree import ProcessTree, recorded_cgroups
 from runtime.launcher import disk
 from runtime.launcher.cgroup_events import Counter
 from runtime.launcher.node_limits import CHECK_SECONDS, OOM_EFFECT_SECONDS, NodeLimits
@@ -38,12 +38,14 @@ _STARVED_SHARE = 0.5
 class Limits(NodeLimits):
     """The limits of one node. `is_working`: whether its processes used CPU time between the last two checks."""
 
-    _plan: LocalNodePlan
+    _plan: SupervisorPlan
 
-    def __init__(self, plan: LocalNodePlan, record: Record, tree: ProcessTree) -> None:
+    def __init__(self, plan: SupervisorPlan, record: Record, tree: ProcessTree) -> None:
         super().__init__(plan, record)
         self._tree = tree
-        self._peers = PeerWatch(record.folder, record.node, plan["nodes"])
+        # Processes of other machines can be neither seen nor ended from here.
+        peers = plan["nodes"] if plan.get("peers_are_here", True) else 1
+        self._peers = PeerWatch(record.folder, record.node, peers) if peers > 1 else None
         self._folder = record.folder
         # The free space at the start, less the reserve below which a disk counts as full; negative on a full disk.
         self._free_bytes_at_start = (disk.free_bytes(self._folder) or 0) - disk.RESERVE_BYTES
@@ -80,7 +82,8 @@ class Limits(NodeLimits):
 
     def check(self, now: float) -> Verdict | None:
         """Return the verdict if the node must end now; None if all is well."""
-        self._peers.kill_silent_peers(now)
+        if self._peers is not None:
+            self._peers.kill_silent_peers(now)
         node = self._record.node
         if not self._record.started and now - self._created_at > START_SECONDS:
             return Verdict("platform_error", "node_not_started", "The node did not start in time.")
@@ -93,7 +96,7 @@ class Limits(NodeLimits):
                 return self.launcher_killed("stopped answering")
             return Verdict("node_lost", "node_silent", f"Node {node} stopped answering.")
         # After the start the launchers detect a lost node. An elastic run starts without it.
-        if not self._record.started and not self._plan["elastic"]:
+        if self._peers is not None and not self._record.started and not self._plan["elastic"]:
             peer = self._peers.lost_peer()
             if peer is not None:
                 return Verdict("node_lost", "node_lost", f"Node {peer} was lost.", node=peer)

@@ -1,0 +1,157 @@
+"""What backends share whose runs are supervised processes with a folder of files that the console can read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from runtime.backends import admission, launch_plan, log_chunks
+from runtime.errors import RunNotFound
+from runtime.images import venvs
+from runtime.launcher.frameworks import rank_environment
+from runtime.launcher.topology import Plan
+from runtime.specs import Controller, Image, LogChunk, RunPhase, RunSpec, RunStatus
+from runtime.trash import Trash, remove_tree
+
+TRASH = ".trash"
+_FOLDERS = (".active", ".changes", ".checkpoints", ".outputs")
+"""Folders of the root besides those of runs."""
+
+
+class RunOnDisk(Protocol):
+    """One run, which may not exist. `folder` has `logs/`, `nodes/`, `checkpoints/` and `outputs/`."""
+
+    folder: Path
+
+    def status(self) -> RunStatus:
+        """Return the run's status. Raises RunNotFound."""
+
+    def spec(self) -> RunSpec:
+        """Return the spec as submitted. Raises RunNotFound."""
+
+
+class FolderBackend:
+    """The calls of `Backend` that only read or write files. `root` holds the runs, `images_root` the built-in images.
+
+    `<root>/.active/<name>` exists while a run may have processes.
+    """
+
+    shares_storage = True
+
+    def __init__(self, root: Path, images_root: Path) -> None:
+        self._root = root.resolve()
+        self._images_root = images_root.resolve()
+        self._trash = Trash(self._root / TRASH)
+        for folder in (self._root, *(self._root / name for name in _FOLDERS)):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def _find(self, name: str) -> RunOnDisk:
+        """Return the run of this name, which may not exist. Raises RunNotFound for a name that is no run's folder."""
+        raise NotImplementedError
+
+    def describe(self, name: str) -> RunStatus:
+        """See `Backend.describe`."""
+        return self._find(name).status()
+
+    def logs(self, name: str, rank: int, offset: int = 0, limit: int = 65536, *, at_line: bool = False) -> LogChunk:
+        """See `Backend.logs`. A rank that the run does not have raises RunNotFound."""
+        run = self._find(name)
+        # The status is read before the log. A log that is read after the run's end is complete.
+        has_ended = run.status().phase is RunPhase.ENDED
+        if not 0 <= rank < run.spec().world_size:
+            raise RunNotFound(f"The run '{name}' has no rank {rank}.")
+        piece = _read(run.folder / "logs" / f"rank-{rank}.log", offset, limit)
+        return log_chunks.text_chunk(piece, final=has_ended and piece.at_end, at_line=at_line)
+
+    def samples(self, name: str, node: int, offset: int = 0, limit: int = 65536) -> LogChunk:
+        """See `Backend.samples`. A node that the run does not have raises RunNotFound."""
+        run = self._find(name)
+        has_ended = run.status().phase is RunPhase.ENDED  # before the samples, as in `logs`
+        if not 0 <= node < run.spec().nodes:
+            raise RunNotFound(f"The run '{name}' has no node {node}.")
+        path = run.folder / "nodes" / f"{node}.samples.jsonl"
+        piece = _read(path, offset, limit)
+        if b"\n" not in piece.data and not piece.at_end:  # one line is longer than `limit`
+            piece = _read(path, offset, log_chunks.MAX_LINE_BYTES)
+        return log_chunks.lines_chunk(piece.data, offset, final=has_ended and piece.at_end)
+
+    def stacks(self, name: str) -> dict[int, str]:
+        """See `Backend.stacks`."""
+        run = self._find(name)
+        run.spec()  # raises RunNotFound
+        stacks = {}
+        for path in (run.folder / "logs").glob("stacks-*.txt"):
+            stacks[int(path.stem.partition("-")[2])] = path.read_text("utf-8", "replace")
+        return dict(sorted(stacks.items()))
+
+    def delete_shared(self, key: str) -> None:
+        """See `Backend.delete_shared`."""
+        self._trash.move_in(self.checkpoint_folder(key))
+        self._trash.move_in(self.output_folder(key))
+        self._trash.empty()
+
+    def fill_checkpoints(self, key: str, copy: Callable[[Path], None]) -> None:
+        """See `Backend.fill_checkpoints`."""
+        folder = self.checkpoint_folder(key)
+        remove_tree(folder)
+        folder.mkdir(parents=True, mode=0o700)
+        try:
+            copy(folder)
+        except BaseException:
+            remove_tree(folder)
+            raise
+
+    def names(self, *, live: bool = False) -> list[str]:
+        """See `Backend.names`. Includes submissions that are not complete."""
+        if live:
+            return sorted(path.name for path in (self._root / ".active").iterdir())
+        return sorted(path.name for path in self._root.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+    def check_image(self, image: Image, controller: Controller = Controller.GLOO, *, gpus: int = 0) -> None:
+        """See `Backend.check_image`."""
+        admission.check_image(image, self._images_root, controller, gpus=gpus)
+
+    def image_identity(self, image: Image) -> str:
+        """See `Backend.image_identity`."""
+        return venvs.identity(self._images_root, image.builtin)
+
+    def environment(self, spec: RunSpec, rank: int) -> dict[str, str]:
+        """See `Backend.environment`."""
+        # Ports are chosen at submission; the protocol promises 0 in their place.
+        ports = {"master_port": 0, "worker_ports": [0] * launch_plan.ports_needed(spec)["worker_ports"]}
+        plan = Plan.from_data({**launch_plan.plan(spec), **ports, "node": rank // spec.workers_per_node})
+        return rank_environment(plan, rank % spec.workers_per_node)
+
+    def run_folder(self, name: str) -> Path:
+        """See `Backend.run_folder`; the layout is in `runtime.backends.local.runs`."""
+        return self._find(name).folder
+
+    def checkpoint_folder(self, key: str) -> Path:
+        """See `Backend.checkpoint_folder`."""
+        return self._root / ".checkpoints" / key
+
+    def output_folder(self, key: str) -> Path:
+        """See `Backend.output_folder`."""
+        return self._root / ".outputs" / key
+
+    def _shared_folders(self, run: RunOnDisk, spec: RunSpec) -> tuple[Path, Path]:
+        """Return the run's checkpoint and output folders, which it has to itself without a key."""
+        if not spec.checkpoint_key:
+            return run.folder / "checkpoints", run.folder / "outputs"
+        return self.checkpoint_folder(spec.checkpoint_key), self.output_folder(spec.checkpoint_key)
+
+
+def check_folder_name(name: str) -> None:
+    """Raise RunNotFound for a name that cannot be that of a run's folder."""
+    if name.startswith(".") or "/" in name or not name:
+        raise RunNotFound(f"There is no run named '{name}'.")
+
+
+def _read(path: Path, offset: int, limit: int) -> log_chunks.Piece:
+    """Return up to `limit` bytes from an offset; a missing file is empty."""
+    try:
+        with path.open("rb") as file:
+            return log_chunks.read_piece(file, offset, limit)
+    except FileNotFoundError:
+        return log_chunks.Piece(b"", True, max(0, offset), 0)
