@@ -13,9 +13,9 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
+from runtime.backends.settings_reader import DNS_LABEL, SettingsReader
 from runtime.specs import Capacity, Flavour, NodeCapacity, Resources
 
-_DNS_LABEL = re.compile(r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
 _DNS_SUBDOMAIN = re.compile(r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")
 _LABEL_VALUE = re.compile(r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$")
 _QUALIFIED_NAME = re.compile(r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")
@@ -124,14 +124,14 @@ class ClusterConfig:
     @classmethod
     def from_data(cls, name: str, data: Mapping[str, Any]) -> ClusterConfig:
         """Parse one cluster's value in the setting TRAINYARD_CLUSTERS. Raises ValueError, worded for administrators."""
-        reader = _Reader(name, data)
-        reader.refuse_unknown({"backend", *cls.__dataclass_fields__} - {"name"})
+        reader = SettingsReader(name, data)
+        reader.refuse_unknown({"backend", *cls.__dataclass_fields__} - {"name"}, backend="kubernetes")
         if data.get("in_cluster") and (data.get("kubeconfig") or data.get("context")):
             raise reader.error("in_cluster", "excludes kubeconfig and context: set one of them")
         return cls(
             name=name,
             volume=_volume(reader),
-            namespace=reader.matching("namespace", cls.namespace, _DNS_LABEL, "a namespace's name"),
+            namespace=reader.matching("namespace", cls.namespace, DNS_LABEL, "a namespace's name"),
             context=reader.text("context"),
             kubeconfig=reader.text("kubeconfig"),
             in_cluster=reader.flag("in_cluster"),
@@ -160,74 +160,10 @@ class ClusterConfig:
         )
 
 
-class _Reader:
-    """Reads typed values from one cluster's JSON object; each method raises ValueError naming the setting."""
-
-    def __init__(self, name: str, data: object) -> None:
-        self.cluster = name
-        if not _DNS_LABEL.match(name):
-            raise ValueError(f"'{name}' cannot name a cluster: use lower-case letters, digits and dashes.")
-        if not isinstance(data, Mapping):
-            raise ValueError(f"The cluster '{name}' must be a JSON object.")  # noqa: TRY004 - settings raise ValueError only
-        self.data: Mapping[str, Any] = data
-
-    def error(self, setting: str, problem: str) -> ValueError:
-        return ValueError(f"The cluster '{self.cluster}': '{setting}' {problem}.")
-
-    def refuse_unknown(self, known: set[str]) -> None:
-        for setting in self.data:
-            if setting not in known:
-                raise self.error(setting, f"is not a setting; the settings are {', '.join(sorted(known))}")
-        if self.data.get("backend", "kubernetes") != "kubernetes":
-            raise self.error("backend", "must be kubernetes here")
-
-    def text(self, setting: str, default: str = "") -> str:
-        value = self.data.get(setting, default)
-        if not isinstance(value, str):
-            raise self.error(setting, "must be a string")
-        return value
-
-    def matching(self, setting: str, default: str, pattern: re.Pattern[str], description: str) -> str:
-        value = self.text(setting, default)
-        if value and not pattern.match(value):
-            raise self.error(setting, f"is '{value}', which is not {description}")
-        return value or default
-
-    def choice(self, setting: str, default: str, choices: tuple[str, ...]) -> str:
-        value = self.text(setting, default)
-        if value not in choices:
-            raise self.error(setting, f"must be one of {', '.join(choices)}")
-        return value
-
-    def flag(self, setting: str, *, default: bool = False) -> bool:
-        value = self.data.get(setting, default)
-        if not isinstance(value, bool):
-            raise self.error(setting, "must be true or false")
-        return value
-
-    def number(self, setting: str, default: int, *, minimum: int) -> int:
-        value = self.data.get(setting, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise self.error(setting, f"must be a whole number of at least {minimum}")
-        return value
-
-    def mapping(self, setting: str) -> Mapping[str, Any]:
-        value = self.data.get(setting, {})
-        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-            raise self.error(setting, "must be a JSON object")
-        return value
-
-    def texts(self, setting: str) -> Mapping[str, str]:
-        value = self.mapping(setting)
-        if not all(isinstance(text, str) and text for text in value.values()):
-            raise self.error(setting, "must map names to strings that are not empty")
-        return MappingProxyType(dict(value))
-
-
-def _volume(reader: _Reader) -> Volume:
+def _volume(reader: SettingsReader) -> Volume:
     if not reader.mapping("volume"):
         raise reader.error("volume", 'must be {"claim": NAME, "root": PATH} or {"host_path": PATH, "root": PATH}')
-    volume_reader = _Reader(reader.cluster, reader.mapping("volume"))
+    volume_reader = SettingsReader(reader.cluster, reader.mapping("volume"))
     known = {"claim", "host_path", "root", "shared"}
     for setting in volume_reader.data:
         if setting not in known:
@@ -248,7 +184,7 @@ def _volume(reader: _Reader) -> Volume:
     return volume
 
 
-def _package_index(reader: _Reader) -> PackageIndex | None:
+def _package_index(reader: SettingsReader) -> PackageIndex | None:
     data = reader.mapping("package_index")
     if not data:
         return None
@@ -278,21 +214,21 @@ def _is_folder_path(path: str) -> bool:
     return path.startswith("/") and bool(path.strip("/")) and ".." not in path.split("/") and ":" not in path
 
 
-def _flavours(reader: _Reader) -> Mapping[str, Flavour]:
+def _flavours(reader: SettingsReader) -> Mapping[str, Flavour]:
     names = reader.texts("flavours")
     if not set(names.values()) <= set(Flavour):
         raise reader.error("flavours", f"must map names of images to {' or '.join(Flavour)}")
     return MappingProxyType({name: Flavour(flavour) for name, flavour in names.items()})
 
 
-def _names(reader: _Reader, setting: str) -> tuple[str, ...]:
+def _names(reader: SettingsReader, setting: str) -> tuple[str, ...]:
     value = reader.data.get(setting, [])
     if not isinstance(value, list) or not all(isinstance(name, str) and _DNS_SUBDOMAIN.match(name) for name in value):
         raise reader.error(setting, "must be a list of names")
     return tuple(value)
 
 
-def _selectors(reader: _Reader) -> Mapping[str, Mapping[str, str]]:
+def _selectors(reader: SettingsReader) -> Mapping[str, Mapping[str, str]]:
     selectors: dict[str, Mapping[str, str]] = {}
     for kind, labels in reader.mapping("node_selectors").items():
         is_valid = isinstance(labels, Mapping) and all(
@@ -305,7 +241,7 @@ def _selectors(reader: _Reader) -> Mapping[str, Mapping[str, str]]:
     return MappingProxyType(selectors)
 
 
-def _tolerations(reader: _Reader) -> Mapping[str, tuple[Toleration, ...]]:
+def _tolerations(reader: SettingsReader) -> Mapping[str, tuple[Toleration, ...]]:
     return MappingProxyType(
         {
             kind: tuple(
@@ -316,7 +252,7 @@ def _tolerations(reader: _Reader) -> Mapping[str, tuple[Toleration, ...]]:
     )
 
 
-def _toleration(reader: _Reader, kind: str, data: object) -> Toleration:
+def _toleration(reader: SettingsReader, kind: str, data: object) -> Toleration:
     if not isinstance(data, Mapping) or set(data) - set(Toleration.__dataclass_fields__):
         raise reader.error("tolerations", f"must be a list of objects with key, operator, value, effect for '{kind}'")
     toleration = Toleration(**data)
@@ -329,7 +265,7 @@ def _toleration(reader: _Reader, kind: str, data: object) -> Toleration:
     return toleration
 
 
-def _capacity(reader: _Reader) -> Capacity | None:
+def _capacity(reader: SettingsReader) -> Capacity | None:
     entries = reader.data.get("capacity")
     if entries is None:
         return None
