@@ -8,15 +8,22 @@ from collections.abc import Mapping
 from django.core.exceptions import ImproperlyConfigured
 
 from runtime.backends.kubernetes.config import ClusterConfig
+from runtime.backends.slurm.config import SlurmConfig
 
 LOCAL = "local"
+KUBERNETES = "kubernetes"
+SLURM = "slurm"
 DEFAULT = "default"
 MAX_NAME_LENGTH = 32
 """The length of the database columns that hold a cluster's name."""
 EXAMPLE = '{"default": {"backend": "local"}}'
 
 
-def parse(text: str, *, backend: str = LOCAL) -> Mapping[str, ClusterConfig | None]:
+Config = ClusterConfig | SlurmConfig | None
+"""The settings of one cluster; None stands for this machine."""
+
+
+def parse(text: str, *, backend: str = LOCAL) -> Mapping[str, Config]:
     """Return the clusters in the given order; None stands for this machine. Raises ImproperlyConfigured.
 
     Without `text` there is one, `default`, of the kind `backend` (RUNTIME_BACKEND).
@@ -40,21 +47,25 @@ def parse(text: str, *, backend: str = LOCAL) -> Mapping[str, ClusterConfig | No
     return clusters
 
 
-def _cluster(name: str, value: object) -> ClusterConfig | None:
+def _cluster(name: str, value: object) -> Config:
     if len(name) > MAX_NAME_LENGTH:
         raise ImproperlyConfigured(f"TRAINYARD_CLUSTERS: '{name}' is longer than {MAX_NAME_LENGTH} characters.")
-    if isinstance(value, Mapping) and value.get("backend", "kubernetes") == LOCAL:
+    kind = value.get("backend", KUBERNETES) if isinstance(value, Mapping) else KUBERNETES
+    if kind == LOCAL and isinstance(value, Mapping):
         if unknown := sorted(set(value) - {"backend"}):
             raise ImproperlyConfigured(
                 f"TRAINYARD_CLUSTERS: '{unknown[0]}' of the cluster '{name}' is not known: what a local one offers is "
                 "set by LOCAL_CPUS, LOCAL_MEMORY_MIB and the like."
             )
         return None
-    if isinstance(value, Mapping) and value.get("backend", "kubernetes") != "kubernetes":
+    if kind not in {KUBERNETES, SLURM}:
         raise ImproperlyConfigured(
-            f"TRAINYARD_CLUSTERS: '{name}' has the backend '{value['backend']}'. There are: kubernetes, local."
+            f"TRAINYARD_CLUSTERS: '{name}' has the backend '{kind}'. There are: kubernetes, local, slurm."
         )
     try:
-        return ClusterConfig.from_data(name, value)  # type: ignore[arg-type]  # it validates the type
+        # They validate the type of the value.
+        if kind == SLURM:
+            return SlurmConfig.from_data(name, value)  # type: ignore[arg-type]
+        return ClusterConfig.from_data(name, value)  # type: ignore[arg-type]
     except ValueError as error:
         raise ImproperlyConfigured(f"TRAINYARD_CLUSTERS: {error}") from None

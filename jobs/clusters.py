@@ -25,6 +25,8 @@ from jobs.models import Attempt, CapacitySnapshot, ClusterStatus, Job
 from jobs.states import JobState
 from runtime import specs
 from runtime.backends.base import Backend, create
+from runtime.backends.kubernetes.config import ClusterConfig
+from runtime.backends.slurm.config import SlurmConfig
 from runtime.errors import BackendUnavailable, RuntimeFault
 from runtime.specs import Capacity, NodeCapacity, Resources
 from storage.models import Image
@@ -71,6 +73,11 @@ class ClusterTotals:
 
 
 # --- Names and backends -----------------------------------------------------------------------------------------------
+
+
+def pulls_images(name: str) -> bool:
+    """Whether the cluster runs images from registries. The others run only images that this installation has built."""
+    return isinstance(settings.TRAINYARD_CLUSTERS.get(name), ClusterConfig)
 
 
 @cache
@@ -134,6 +141,9 @@ def image_of(image: Image, digest: str = "") -> specs.Image:
 
 def _create(name: str) -> Backend:
     config = settings.TRAINYARD_CLUSTERS[name]
+    if isinstance(config, SlurmConfig):
+        backend = create("slurm", config=config, root=runs_root(name), images_root=settings.TRAINYARD_IMAGES_ROOT)
+        return guarded(name, backend)
     if config is not None:
         return guarded(name, create("kubernetes", config=config, root=runs_root(name)))
     return create(

@@ -53,7 +53,7 @@ def refusal(image: Image, name: str) -> str:
             "The image %(image)s is not ready on this cluster. Choose another one, or ask the "
             "administrator to build it."
         )
-    elif settings.TRAINYARD_CLUSTERS.get(name) is None:  # the local backend has no configuration, and pulls no images
+    elif not clusters.pulls_images(name):
         sentence = _(
             "This cluster runs built-in environments, and pulls no images, so it cannot run %(image)s. Choose a "
             "built-in image, and list further packages in a requirements.txt."
@@ -79,8 +79,8 @@ def contents_of(image: Image) -> Contents | None:
 
 
 def runs_own_images() -> bool:
-    """Whether any cluster pulls images from registries: all do, except the local backend (configuration None)."""
-    return any(config is not None for config in settings.TRAINYARD_CLUSTERS.values())
+    """Whether any cluster pulls images from registries."""
+    return any(map(clusters.pulls_images, cluster_names()))
 
 
 def default_image(ready: Iterable[Image]) -> Image | None:

@@ -155,6 +155,20 @@ WAITING_SENTENCES: dict[str, Any] = {
         "No machine in the cluster can take the nodes of this run now. If this continues, give the "
         "administrator this detail: %(detail)s"
     ),
+    WaitingCode.CLUSTER_QUEUE: gettext_lazy(
+        "The run waits in the cluster's own queue, behind other jobs or for machines in use. All nodes start together."
+    ),
+    WaitingCode.CLUSTER_LIMIT: gettext_lazy(
+        "A limit of the cluster for your organization is reached (%(detail)s). The run starts when another run ends. "
+        "To run more at once, ask the administrator."
+    ),
+    WaitingCode.HELD: gettext_lazy(
+        "The cluster's administrator holds the run in the queue (%(detail)s). Ask the administrator to release it."
+    ),
+    WaitingCode.MACHINES_CLOSED: gettext_lazy(
+        "The machines that fit are reserved or out of service (%(detail)s). The run starts when they return. If this "
+        "continues, contact the administrator."
+    ),
 }
 """Why a submitted run does not run yet, and what to do. `_free_machines_sentence` has CPUs, memory and GPUs."""
 QUEUE_SENTENCES = {

@@ -349,9 +349,9 @@ def _on_disk(layer: PackageLayer) -> Layer:
 
 
 def _cluster_config(name: str) -> ClusterConfig | None:
-    """Return the configuration of a Kubernetes cluster; None for this machine."""
-    config: ClusterConfig | None = settings.TRAINYARD_CLUSTERS.get(name)
-    return config
+    """Return the configuration of a Kubernetes cluster; None for those whose packages this machine installs."""
+    config = settings.TRAINYARD_CLUSTERS.get(name)
+    return config if isinstance(config, ClusterConfig) else None
 
 
 def _image_folder(image: Image) -> Path:

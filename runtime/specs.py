@@ -322,6 +322,14 @@ class WaitingCode(enum.StrEnum):
     """`queue` and `detail`: Kueue has not admitted the run, or the cluster's policy refuses its pods."""
     UNSCHEDULABLE = "unschedulable"
     """`detail`: the scheduler's message."""
+    CLUSTER_QUEUE = "cluster_queue"
+    """`detail`: other jobs of the cluster come first, or use its machines."""
+    CLUSTER_LIMIT = "cluster_limit"
+    """`detail`: a limit of the cluster's account or quality of service is reached."""
+    HELD = "held"
+    """`detail`: an administrator holds the run in the cluster's queue."""
+    MACHINES_CLOSED = "machines_closed"
+    """`detail`: the machines that would fit are reserved or down."""
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,8 @@ def create(kind: str, **options: Any) -> Backend:
     """Return a backend of this kind. Raises ValueError for an unknown kind.
 
     `local` takes `root` (the folder of runs), `images_root` and the other arguments of `LocalBackend`. `kubernetes`
-    takes `config` (a `ClusterConfig`) and `root`, the folder of this cluster's runs inside the config's volume.
+    takes `config` (a `ClusterConfig`) and `root`, the folder of this cluster's runs inside the config's volume. `slurm`
+    takes `config` (a `SlurmConfig`), `root` and `images_root`, which the compute nodes see at the same paths.
     """
     if kind == "local":
         return LocalBackend(**options)
@@ -157,4 +158,7 @@ def create(kind: str, **options: Any) -> Backend:
         # Imported here because the Kubernetes client takes longer to import than all of a console without clusters.
         module = importlib.import_module("runtime.backends.kubernetes.backend")
         return cast("Backend", module.KubernetesBackend(**options))
-    raise ValueError(f"There is no runtime backend '{kind}'. There are: kubernetes, local.")
+    if kind == "slurm":
+        module = importlib.import_module("runtime.backends.slurm.backend")
+        return cast("Backend", module.SlurmBackend(**options))
+    raise ValueError(f"There is no runtime backend '{kind}'. There are: kubernetes, local, slurm.")

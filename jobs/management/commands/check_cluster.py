@@ -14,6 +14,8 @@ from jobs.clusters import cluster, cluster_named, runs_root
 from runtime.backends.base import Check
 from runtime.backends.kubernetes import backend
 from runtime.backends.local import check
+from runtime.backends.slurm import check as slurm_check
+from runtime.backends.slurm.config import SlurmConfig
 
 
 class Command(BaseCommand):
@@ -47,8 +49,9 @@ class Command(BaseCommand):
 
 
 def _checks(name: str, *, smoke: bool) -> Iterator[Check]:
-    config = settings.TRAINYARD_CLUSTERS[name]
+    config, images_root = settings.TRAINYARD_CLUSTERS[name], settings.TRAINYARD_IMAGES_ROOT
+    if isinstance(config, SlurmConfig):
+        return slurm_check.check(cluster(name), config, root=runs_root(name), images_root=images_root, smoke=smoke)
     if config is not None:
         return backend.check(config, runs_root(name), smoke=smoke)
-    images_root = settings.TRAINYARD_IMAGES_ROOT
     return check.check(cluster(name), root=runs_root(name), images_root=images_root, smoke=smoke)

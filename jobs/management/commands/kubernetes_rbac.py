@@ -8,6 +8,7 @@ import yaml
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.backends.kubernetes.rbac import rbac
 
 
@@ -28,7 +29,8 @@ class Command(BaseCommand):
 
     def handle(self, *_args: Any, name: str, service_account: str, namespace: str, **_options: Any) -> None:
         """Print the roles. Raises CommandError if there is no such Kubernetes cluster."""
-        configs = {cluster: config for cluster, config in settings.TRAINYARD_CLUSTERS.items() if config is not None}
+        clusters = settings.TRAINYARD_CLUSTERS.items()
+        configs = {cluster: config for cluster, config in clusters if isinstance(config, ClusterConfig)}
         if not configs or (name and name not in configs):
             names = f"There are: {', '.join(configs)}." if configs else "There is none."
             raise CommandError(f"TRAINYARD_CLUSTERS names no such cluster of Kubernetes. {names}")

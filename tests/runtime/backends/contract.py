@@ -12,7 +12,11 @@ import pytest
 from tests.kubernetes.yard import ClusterYard
 from tests.runtime.conftest import Yard
 
-BACKENDS = (pytest.param("local", marks=pytest.mark.local_backend), "kubernetes")
+BACKENDS = (
+    pytest.param("local", marks=pytest.mark.local_backend),
+    "kubernetes",
+    pytest.param("slurm", marks=[pytest.mark.local_backend, pytest.mark.slow]),
+)
 SHOW = """
     import argparse, json, os, sys
     parser = argparse.ArgumentParser()
@@ -91,6 +95,9 @@ def any_yard(request, tmp_path):
         yard = request.getfixturevalue("yard")
         yard.__class__ = LocalYard  # the fixture's own object, which cleans up after itself
         yield yard
+        return
+    if request.param == "slurm":
+        yield request.getfixturevalue("slurm_yard")
         return
     yard = ClusterYard(request.getfixturevalue("site"))
     yield yard

@@ -15,9 +15,12 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(params=["cold", "warm", "kubernetes"])
+@pytest.fixture(params=["cold", "warm", "kubernetes", "slurm"])
 def hostile_yard(request):
     """Every backend, and every way in which its ranks are started."""
+    if request.param == "slurm":
+        yield request.getfixturevalue("slurm_yard")
+        return
     if request.param == "kubernetes":
         yard = ClusterYard(request.getfixturevalue("site"))
         yield yard

@@ -1,0 +1,270 @@
+"""The Slurm backend: a run is one batch job, and each of its nodes a task that supervises a sandbox.
+
+The console and the compute nodes share storage at the same paths: the runs' folders, the images, and what runs mount.
+All state is there and in Slurm, so any number of `SlurmBackend` objects in any number of processes may work on one
+root, and any of them may die at any moment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from runtime.backends import admission, sandbox
+from runtime.backends.slurm import program, submission
+from runtime.backends.slurm.capacity import capacity
+from runtime.backends.slurm.commands import CommandFailed, Slurm
+from runtime.backends.slurm.config import SlurmConfig
+from runtime.backends.slurm.node import Order
+from runtime.backends.slurm.runs import SlurmRun
+from runtime.backends.supervision.folder_backend import FolderBackend, check_folder_name
+from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound
+from runtime.files import FileLock
+from runtime.specs import Capacity, Image, RunPhase, RunSpec
+
+_HEARTBEAT_SECONDS = 0.5
+"""Interval of `changes` heartbeats; the protocol promises one every second. Shared storage sends no events."""
+_CAPACITY_SECONDS = 1.0
+"""Age of Slurm's answer about its machines, from which capacity is computed."""
+_ANSWER_SECONDS = 2.0
+"""How long `answers` may take, as the protocol promises."""
+_LOCKS = 16
+"""Submissions of different runs share so many locks."""
+# What sbatch says, and what that means for a run. Other errors are the cluster's.
+_CANNOT_FIT = (
+    "Requested node configuration is not available",
+    "More processors requested than permitted",
+    "Node count specification invalid",
+    "Memory specification can not be satisfied",
+    "Invalid generic resource",
+)
+_TOO_LONG = ("Requested time limit is invalid", "Job violates partition time limit", "time limit exceeds")
+_OVER_LIMIT = ("violates accounting/QOS policy", "job submit limit", "exceeds the limit")
+
+logger = logging.getLogger(__name__)
+
+
+class SlurmBackend(FolderBackend):
+    """Runs jobs on one Slurm cluster. `root` holds the runs, `images_root` the built-in images; both are shared."""
+
+    submits_at_once = 8  # each submission waits for a few commands
+
+    def __init__(self, *, config: SlurmConfig, root: Path, images_root: Path) -> None:
+        super().__init__(root, images_root)
+        self._config = config
+        self._slurm = Slurm(config)
+        (self._root / ".locks").mkdir(exist_ok=True, mode=0o700)
+
+    # The protocol
+
+    def submit(self, spec: RunSpec) -> None:
+        """See `Backend.submit`. Accepts built-in images only."""
+        admission.check_name(spec.name)
+        run = self._run(spec.name)
+        if run.exists():  # checked again under the lock; this check spares the work before it
+            return
+        spec = admission.check(spec, self._images_root)
+        self._check_size(spec)
+        has_trash = False
+        try:
+            with self._lock(spec.name):
+                if run.exists():
+                    return
+                # A submission of this name that was interrupted may have left a folder and a job.
+                run.kill()
+                has_trash = run.destroy()
+                try:
+                    self._start(run, spec)
+                except BaseException as error:
+                    has_trash = self._discard(run) or has_trash
+                    if isinstance(error, CommandFailed):
+                        raise _refusal(error) from error
+                    if isinstance(error, OSError):
+                        raise BackendUnavailable(f"The run's folder could not be written: {error}.") from error
+                    raise
+        finally:
+            # Removing files may take long, so the lock is released first.
+            if has_trash:
+                self._trash.empty()
+
+    def stop(self, name: str, grace_seconds: int) -> None:
+        """See `Backend.stop`."""
+        run = self._run(name)
+        try:
+            if run.status().phase is not RunPhase.ENDED:
+                run.request_stop(grace_seconds)
+        except RunNotFound:
+            return
+
+    def delete(self, name: str) -> None:
+        """See `Backend.delete`."""
+        run = self._run(name)
+        with self._lock(name):
+            run.kill()
+            run.destroy()
+        self._trash.empty()
+
+    def capacity(self) -> Capacity:
+        """See `Backend.capacity`. Does not know of limits of accounts and QOS."""
+        return capacity(self._slurm.machines(_CAPACITY_SECONDS), self._config)
+
+    def answers(self) -> bool:
+        """See `Backend.answers`."""
+        try:
+            self._slurm.call("scontrol", "ping", seconds=_ANSWER_SECONDS)
+        except (CommandFailed, BackendUnavailable):
+            return False
+        return True
+
+    def changes(self, stop_after: float | None = None) -> Iterator[set[str]]:
+        """See `Backend.changes`. Looks at the runs' change files, and in the background at Slurm's queue."""
+        ends_at = None if stop_after is None else time.monotonic() + stop_after
+        seen: dict[str, object] = {}
+        is_closed = threading.Event()
+        threading.Thread(target=self._refresh_jobs, args=(is_closed,), name="slurm-queue", daemon=True).start()
+        try:
+            while ends_at is None or time.monotonic() < ends_at:
+                current = {name: self._fingerprint(name) for name in self.names(live=True)}
+                # A run that is no longer live has ended or was deleted.
+                changed = {name for name in current.keys() | seen.keys() if current.get(name) != seen.get(name)}
+                seen = current
+                yield changed
+                is_closed.wait(_HEARTBEAT_SECONDS / 2 if not changed else 0.05)
+        finally:
+            is_closed.set()
+
+    def prepare(self, image: Image) -> None:
+        """See `Backend.prepare`. Starts are always cold."""
+
+    def retire(self) -> None:
+        """See `Backend.retire`."""
+
+    def isolation_gaps(self) -> list[str]:
+        """See `Backend.isolation_gaps`."""
+        settings = self._slurm.settings()
+        gaps = ["Runs share the network of their machine and can reach what listens there and on other machines."]
+        if "task/cgroup" not in settings.get("TaskPlugin", ""):
+            gaps.append(
+                "Memory and processes of runs are measured four times a second instead of held by the kernel, and "
+                "their CPU time is not limited. Slurm's TaskPlugin does not contain task/cgroup."
+            )
+        return gaps
+
+    # Starting
+
+    def _check_size(self, spec: RunSpec) -> None:
+        fitting_nodes = self.capacity().nodes_ever(spec.resources, spec.node_kind)
+        if fitting_nodes < spec.nodes:
+            raise InvalidSpec(
+                f"{spec.nodes} nodes of this kind can never run here: the cluster has room for {fitting_nodes}.",
+                field="nodes",
+            )
+
+    def _start(self, run: SlurmRun, spec: RunSpec) -> None:
+        """Write the order, submit the job, and record it. The nodes wait for the record."""
+        package = program.installed(self._root)
+        nonce = secrets.token_hex(16)
+        order = self._order(run, spec, package, nonce)
+        run.prepare(dict(order))
+        python = str(self._images_root / spec.image.builtin / "bin" / "python")
+        code = f"import sys; sys.path[:0] = [{str(package)!r}]; from runtime.backends.slurm.node import start; start()"
+        command = [python, "-I", "-S", "-c", code, str(run.folder), nonce]
+        log = str(run.folder / "logs" / "slurm.log")
+        job_id = self._slurm.submit(
+            submission.arguments(spec, self._config, job_name=run.job_name, log=log),
+            submission.script(spec, self._config, command),
+        )
+        run.record(spec, nonce=nonce, job_id=job_id)
+
+    def _order(self, run: SlurmRun, spec: RunSpec, package: Path, nonce: str) -> Order:
+        checkpoints, outputs = self._shared_folders(run, spec)
+        return {
+            "spec": json.loads(spec.to_json()),
+            "secrets": spec.secrets,
+            "nonce": nonce,
+            "token": secrets.token_hex(32),
+            "folder": str(run.folder),
+            "change_file": str(run.change_file),
+            "checkpoints": str(checkpoints),
+            "outputs": str(outputs),
+            "image": str(self._images_root / spec.image.builtin),
+            "launcher": str(package / "runtime" / "launcher"),
+            "disk_mib": self._config.disk_mib,
+            "start_seconds": self._config.start_seconds,
+            "interface": self._config.interface,
+            "bubblewrap": self._config.bubblewrap,
+            "own_bubblewrap": sandbox.find_bubblewrap(),
+        }
+
+    def _discard(self, run: SlurmRun) -> bool:
+        """Remove a submission that failed; return whether it left a folder. Its nodes would not start in any case."""
+        try:
+            run.kill()
+        except BackendUnavailable:
+            logger.warning("The job of the failed submission '%s' could not be ended in Slurm.", run.name)
+        return run.destroy()
+
+    def _lock(self, name: str) -> FileLock:
+        number = int(hashlib.sha256(name.encode()).hexdigest(), 16) % _LOCKS
+        return FileLock(self._root / ".locks" / str(number))
+
+    # Changes
+
+    def _fingerprint(self, name: str) -> object:
+        """Return what changes whenever the run's status or output does."""
+        modified_at = 0
+        try:
+            # Opening a file makes an NFS client ask its server, which its cache of attributes does not.
+            descriptor = os.open(self._root / ".changes" / name, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                modified_at = os.fstat(descriptor).st_mtime_ns
+            finally:
+                os.close(descriptor)
+        except OSError:
+            pass
+        job = self._known_job(name)
+        return modified_at, None if job is None else (job.state, job.reason)
+
+    def _known_job(self, name: str) -> Any:
+        try:
+            job_id = self._run(name).submission()["job_id"]
+        except RunNotFound:
+            return None
+        return self._slurm.known_jobs().get(job_id)
+
+    def _refresh_jobs(self, is_closed: threading.Event) -> None:
+        while not is_closed.is_set():
+            try:
+                if self.names(live=True):
+                    self._slurm.jobs(self._config.poll_seconds / 2)
+            except BackendUnavailable as error:
+                logger.warning("Slurm's queue could not be read: %s", error)
+            is_closed.wait(self._config.poll_seconds)
+
+    def _run(self, name: str) -> SlurmRun:
+        """Return the run of this name, which may not exist. Raises RunNotFound for a name that is no run's folder."""
+        check_folder_name(name)
+        return SlurmRun(self._root, name, self._slurm, self._config)
+
+    def _find(self, name: str) -> SlurmRun:
+        return self._run(name)
+
+
+def _refusal(error: CommandFailed) -> Exception:
+    """Return the error of the protocol for what sbatch says."""
+    text = str(error)
+    if any(each in text for each in _CANNOT_FIT):
+        return InvalidSpec(f"Slurm has no machines for nodes of this kind: {text}", field="nodes")
+    if any(each in text for each in _TOO_LONG):
+        return InvalidSpec(f"The run may last longer than Slurm allows: {text}", field="deadline_seconds")
+    if any(each in text for each in _OVER_LIMIT):
+        return NoCapacity(f"A limit of Slurm is reached: {text}")
+    return BackendUnavailable(f"Slurm did not accept the run: {text}")

@@ -1,0 +1,115 @@
+"""Check whether a Slurm cluster can serve runs. Each result says how to fix what is wrong; no check raises."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from runtime.backends import smoke_run
+from runtime.backends.base import Backend, Check
+from runtime.backends.slurm.commands import CommandFailed, Slurm
+from runtime.backends.slurm.config import SlurmConfig
+from runtime.errors import BackendUnavailable, RuntimeFault
+from runtime.images import recipes, venvs
+
+_SMOKE_SECONDS = 300.0
+"""How long the test run may take, with its time in Slurm's queue."""
+_SMOKE_MEMORY_MIB = 256
+"""Memory of each node of the test run, which imports no framework."""
+_PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol")
+
+
+def check(
+    backend: Backend, config: SlurmConfig, *, root: Path, images_root: Path, smoke: bool = True
+) -> Iterator[Check]:
+    """Yield the results of all checks. With `smoke` the last one is a test run of two nodes, if an image is built."""
+    programs = (*_PROGRAMS, "sacct") if config.accounting else _PROGRAMS
+    missing = [name for name in programs if shutil.which(name, path=config.bin or None) is None]
+    if missing:
+        remedy = "Install Slurm's client programs (Debian: slurm-client), or set 'bin' to their folder."
+        yield Check("programs", ok=False, detail=f"There is no {', '.join(missing)}.", remedy=remedy)
+        return
+    slurm = Slurm(config)
+    try:
+        settings = slurm.settings()
+    except BackendUnavailable as fault:
+        remedy = "Set 'conf' to a slurm.conf that this user may read, and see that munged runs here."
+        yield Check("controller", ok=False, detail=str(fault), remedy=remedy)
+        return
+    yield Check("controller", ok=True, detail=f"Slurm {settings.get('SLURM_VERSION', '')} answers.")
+    yield from _settings(backend, settings)
+    yield _accounting(slurm, config)
+    yield _machines(backend)
+    yield _folder(root)
+    built = [name for name in recipes.names() if venvs.is_ready(images_root, name)]
+    if not built:
+        yield Check("images", ok=False, detail="None is built.", remedy="manage.py build_image pytorch")
+        return
+    yield Check("images", ok=True, detail=f"{', '.join(built)} in {images_root}")
+    if smoke:
+        yield _smoke(backend, built[0], root)
+
+
+def _settings(backend: Backend, settings: dict[str, str]) -> Iterator[Check]:
+    is_suspending = "SUSPEND" in settings.get("PreemptMode", "")
+    yield Check(
+        "preemption",
+        ok=not is_suspending,
+        detail=f"PreemptMode is {settings.get('PreemptMode', 'OFF')}.",
+        remedy="Use CANCEL or REQUEUE: a suspended run is charged, and its deadline passes." if is_suspending else "",
+    )
+    for gap in backend.isolation_gaps():
+        # Runs work without this isolation, so the check passes; the administrator must know of it.
+        yield Check("isolation", ok=True, detail=gap, remedy="See 'Limits' in docs/operator-guide/slurm.md.")
+
+
+def _accounting(slurm: Slurm, config: SlurmConfig) -> Check:
+    if not config.accounting:
+        detail = "Not used: Slurm forgets jobs some minutes after their end (MinJobAge)."
+        return Check("accounting", ok=True, detail=detail)
+    try:
+        slurm.call("sacct", "--noheader", "--jobs=1")
+    except (CommandFailed, BackendUnavailable) as error:
+        return Check("accounting", ok=False, detail=str(error), remedy="Start slurmdbd, or set 'accounting' to false.")
+    return Check("accounting", ok=True, detail="sacct answers.")
+
+
+def _machines(backend: Backend) -> Check:
+    try:
+        machines = backend.capacity().machines
+    except RuntimeFault as fault:
+        return Check("machines", ok=False, detail=str(fault), remedy="See 'scontrol show node'.")
+    cpus, free = sum(each.total.cpus for each in machines), sum(each.free.cpus for each in machines)
+    detail = f"{len(machines)} machines: {free:g} of {cpus:g} cores are free."
+    remedy = "" if machines else "See 'node_types': no machine is in these partitions with these features."
+    return Check("machines", ok=bool(machines), detail=detail, remedy=remedy)
+
+
+def _folder(root: Path) -> Check:
+    try:
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.NamedTemporaryFile(dir=root, prefix=".check-"):
+            pass
+    except OSError as error:
+        detail = f"{root} can't be written: {error.strerror}"
+        return Check("folder of runs", ok=False, detail=detail, remedy=f"Give it to the user {os.getuid()}.")
+    return Check("folder of runs", ok=True, detail=f"{root}: the test run shows whether the machines share it.")
+
+
+def _smoke(backend: Backend, image: str, root: Path) -> Check:
+    try:
+        # On shared storage: the machines of the cluster do not see this one's /tmp.
+        with tempfile.TemporaryDirectory(prefix=".check-", dir=root) as workspace:
+            return smoke_run.check(
+                backend,
+                smoke_run.new_name(),
+                image,
+                workspace=Path(workspace),
+                memory_mib=_SMOKE_MEMORY_MIB,
+                seconds=_SMOKE_SECONDS,
+            )
+    except (RuntimeFault, OSError) as fault:
+        return Check("smoke run", ok=False, detail=str(fault), remedy="See logs/slurm.log in the run's folder.")

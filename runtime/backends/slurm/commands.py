@@ -1,0 +1,145 @@
+"""Run Slurm's command line tools, each with a list of arguments, and cache what they answer for a moment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from runtime.backends.slurm.config import SlurmConfig
+from runtime.backends.slurm.states import (
+    ACCOUNTING_FIELDS,
+    JOB_FORMAT,
+    JobState,
+    Machine,
+    parse_jobs,
+    parse_machines,
+)
+from runtime.errors import BackendUnavailable
+
+_MAX_ERROR_LENGTH = 300
+"""Characters of a command's error that are reported."""
+
+
+class CommandFailed(Exception):
+    """A command of Slurm exited with an error; the text is what it printed."""
+
+
+class Slurm:
+    """The command line tools of one cluster, as the user of this process."""
+
+    def __init__(self, config: SlurmConfig) -> None:
+        self._config = config
+        self._lock = threading.Lock()
+        self._jobs: tuple[float, dict[str, JobState]] = (float("-inf"), {})
+        self._machines: tuple[float, tuple[Machine, ...]] = (float("-inf"), ())
+
+    def path(self, program: str) -> str:
+        """Return the path of a tool, or its name where it is on the PATH."""
+        return str(Path(self._config.bin) / program) if self._config.bin else program
+
+    def call(self, program: str, *arguments: str, stdin: str = "", seconds: float | None = None) -> str:
+        """Return what a tool prints. Raises CommandFailed, BackendUnavailable."""
+        # Variables of this process such as SBATCH_PARTITION would change what the tools do.
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_", "SQUEUE_"))
+        }
+        environment.update({"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"})
+        if self._config.conf:
+            environment["SLURM_CONF"] = self._config.conf
+        try:
+            done = subprocess.run(
+                [self.path(program), *arguments],
+                env=environment,
+                input=stdin,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=seconds or self._config.command_seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise BackendUnavailable(f"Slurm's {program} did not answer in {error.timeout:g} s.") from error
+        except OSError as error:
+            raise BackendUnavailable(f"Slurm's {program} cannot be started: {error.strerror}.") from error
+        if done.returncode:
+            raise CommandFailed(" ".join(done.stderr.split())[-_MAX_ERROR_LENGTH:])
+        return done.stdout
+
+    def _query(self, program: str, *arguments: str) -> str:
+        try:
+            return self.call(program, *arguments)
+        except CommandFailed as error:
+            raise BackendUnavailable(f"Slurm's {program} failed: {error}") from error
+
+    def jobs(self, max_age: float) -> dict[str, JobState]:
+        """Return this user's jobs by id, at most so many seconds old. Raises BackendUnavailable.
+
+        Slurm forgets a job some minutes after its end (MinJobAge).
+        """
+        with self._lock:
+            if time.monotonic() - self._jobs[0] > max_age:
+                text = self._query("squeue", "--me", "--states=all", "--noheader", f"--format={JOB_FORMAT}")
+                self._jobs = (time.monotonic(), parse_jobs(text))
+            return self._jobs[1]
+
+    def known_jobs(self) -> dict[str, JobState]:
+        """Return the jobs of the last answer, without asking."""
+        return self._jobs[1]
+
+    def finished_job(self, job_id: str) -> JobState | None:
+        """Return a job that the controller has forgotten, from accounting; None without it."""
+        if not self._config.accounting:
+            return None
+        text = self._query(
+            "sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={job_id}", f"--format={ACCOUNTING_FIELDS}"
+        )
+        return parse_jobs(text).get(job_id)
+
+    def machines(self, max_age: float) -> tuple[Machine, ...]:
+        """Return the machines, at most so many seconds old. Raises BackendUnavailable."""
+        with self._lock:
+            if time.monotonic() - self._machines[0] > max_age:
+                text = self._query("scontrol", "show", "node", "--oneliner")
+                self._machines = (time.monotonic(), parse_machines(text))
+            return self._machines[1]
+
+    def settings(self) -> dict[str, str]:
+        """Return Slurm's configuration. Raises BackendUnavailable."""
+        lines = (line.partition("=") for line in self._query("scontrol", "show", "config").splitlines())
+        return {name.strip(): value.strip() for name, separator, value in lines if separator}
+
+    def submit(self, arguments: Iterable[str], script: str) -> str:
+        """Submit a batch job and return its id. Raises CommandFailed, BackendUnavailable."""
+        printed = self.call("sbatch", "--parsable", *arguments, stdin=script)
+        # With several clusters, the cluster's name follows: "17;name".
+        return printed.strip().partition(";")[0]
+
+    def signal(self, job_id: str, signal: str) -> None:
+        """Signal the tasks of a job. A job without any is fine."""
+        self._cancel(f"--signal={signal}", f"{job_id}.0")
+
+    def cancel_waiting(self, job_id: str) -> None:
+        """Cancel a job that has no machines yet; do nothing to any other."""
+        self._cancel("--state=PENDING", job_id)
+
+    def cancel(self, job_id: str) -> None:
+        """End a job: SIGTERM to its tasks, SIGKILL after Slurm's KillWait. One that has ended is fine."""
+        self._cancel(job_id)
+
+    def kill(self, selection: Sequence[str]) -> None:
+        """Kill the jobs that these arguments of scancel select. No such job is fine."""
+        self._cancel("--signal=KILL", "--me", *selection)
+
+    def _cancel(self, *arguments: str) -> None:
+        """Call scancel. It fails for jobs and steps that have ended or do not exist, which is fine."""
+        try:
+            self.call("scancel", "--quiet", *arguments)
+        except CommandFailed as error:
+            if "contact" in str(error) or "timed out" in str(error):
+                raise BackendUnavailable(f"Slurm's scancel failed: {error}") from error
+        with self._lock:
+            self._jobs = (float("-inf"), self._jobs[1])

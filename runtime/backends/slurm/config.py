@@ -1,0 +1,127 @@
+"""Settings of one Slurm cluster, parsed and validated. Pure: a JSON object in, a frozen SlurmConfig out.
+
+`SlurmConfig.from_data` raises ValueError with a sentence that names the setting; a SlurmConfig is always valid.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from runtime.backends.settings_reader import SettingsReader
+
+_NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$")
+_PARTITIONS = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.,-]{0,254}$")
+_CONSTRAINT = re.compile(r"^[A-Za-z0-9_.&|()*!\[\],-]{1,255}$")
+_GPU = re.compile(r"^[A-Za-z0-9_.-]{1,63}$")
+_INTERFACE = re.compile(r"^[A-Za-z0-9_.:-]{1,15}$")
+_PATH = re.compile(r"^/[^\0\n]*$")
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the runs of a node type are placed; an empty value leaves the choice to Slurm."""
+
+    partition: str = ""
+    constraint: str = ""
+    """Features that machines must have, as in `sbatch --constraint`."""
+    qos: str = ""
+    gpu: str = ""
+    """The type of GPU in Slurm's Gres, such as `a100`; empty: any."""
+
+    @property
+    def features(self) -> frozenset[str]:
+        """The features that every machine must have. Empty for a constraint with more than `&` in it."""
+        parts = self.constraint.split("&")
+        return frozenset(parts) if all(_NAME.match(part) for part in parts) else frozenset()
+
+
+@dataclass(frozen=True)
+class SlurmConfig:
+    """One cluster. Mappings by node type have the names of node types as keys; `""` applies to types without a key."""
+
+    name: str
+    conf: str = ""
+    """Slurm's configuration file; empty: the default of the command line tools."""
+    bin: str = ""
+    """The folder of the command line tools; empty: they are on the PATH."""
+    node_types: Mapping[str, Placement] = field(default_factory=lambda: MappingProxyType({"": Placement()}))
+    account: str = ""
+    accounts: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    """Slurm account of each organization, by its slug; `account` for all others."""
+    accounting: bool = False
+    """Whether slurmdbd answers `sacct`, which knows jobs that the controller has forgotten."""
+    gpu_types: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    """The catalogue's GPU type for each type in Slurm's Gres."""
+    interface: str = ""
+    """Network interface of the compute nodes for collectives; empty: the one by which they reach node 0."""
+    bubblewrap: str = ""
+    """Path of bwrap on the compute nodes; empty: it is on the PATH."""
+    pending_seconds: int = 86400
+    """How long a job may wait in Slurm's queue. After that the run returns to the console's queue, free of charge."""
+    start_seconds: int = 300
+    """How long the nodes may take to meet after Slurm has started them."""
+    disk_mib: int = 51200
+    """Disk limit of runs whose spec has none."""
+    poll_seconds: int = 5
+    """Interval between two looks at Slurm's queue."""
+    command_seconds: float = 20.0
+    """Timeout of one command."""
+
+    @classmethod
+    def from_data(cls, name: str, data: Mapping[str, Any]) -> SlurmConfig:
+        """Parse one cluster's value in the setting TRAINYARD_CLUSTERS. Raises ValueError, worded for administrators."""
+        reader = SettingsReader(name, data)
+        reader.refuse_unknown({"backend", *cls.__dataclass_fields__} - {"name"}, backend="slurm")
+        return cls(
+            name=name,
+            conf=reader.matching("conf", "", _PATH, "an absolute path"),
+            bin=reader.matching("bin", "", _PATH, "an absolute path"),
+            node_types=_node_types(reader),
+            account=reader.matching("account", "", _NAME, "an account's name"),
+            accounts=_accounts(reader),
+            accounting=reader.flag("accounting"),
+            gpu_types=reader.texts("gpu_types"),
+            interface=reader.matching("interface", "", _INTERFACE, "a network interface's name"),
+            bubblewrap=reader.matching("bubblewrap", "", _PATH, "an absolute path"),
+            pending_seconds=reader.number("pending_seconds", cls.pending_seconds, minimum=1),
+            start_seconds=reader.number("start_seconds", cls.start_seconds, minimum=10),
+            disk_mib=reader.number("disk_mib", cls.disk_mib, minimum=1),
+            poll_seconds=reader.number("poll_seconds", cls.poll_seconds, minimum=1),
+            command_seconds=float(reader.number("command_seconds", int(cls.command_seconds), minimum=1)),
+        )
+
+    def placement(self, node_kind: str) -> Placement:
+        """Return where the nodes of a type are placed."""
+        return self.node_types.get(node_kind) or self.node_types.get("") or Placement()
+
+    def account_of(self, organization: str) -> str:
+        """Return the Slurm account that an organization's jobs use; empty: the service user's default."""
+        return self.accounts.get(organization, self.account)
+
+
+def _node_types(reader: SettingsReader) -> Mapping[str, Placement]:
+    patterns = {"partition": _PARTITIONS, "constraint": _CONSTRAINT, "qos": _NAME, "gpu": _GPU}
+    placements: dict[str, Placement] = {}
+    for kind, data in reader.mapping("node_types").items():
+        is_valid = isinstance(data, Mapping) and all(
+            setting in patterns and isinstance(value, str) and patterns[setting].match(value)
+            for setting, value in data.items()
+        )
+        if not is_valid:
+            raise reader.error(
+                "node_types", f"must be an object with partition, constraint, qos or gpu (texts) for '{kind}'"
+            )
+        placements[kind] = Placement(**data)
+    return MappingProxyType(placements or {"": Placement()})
+
+
+def _accounts(reader: SettingsReader) -> Mapping[str, str]:
+    accounts = reader.texts("accounts")
+    if not all(_NAME.match(account) for account in accounts.values()):
+        raise reader.error("accounts", "must map organizations to names of accounts")
+    return accounts

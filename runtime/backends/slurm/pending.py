@@ -1,0 +1,49 @@
+"""Why a run has not started, by the state of its job and the reason that Slurm gives. Pure.
+
+Reasons are those of `squeue`; see https://slurm.schedmd.com/squeue.html#SECTION_JOB-REASON-CODES.
+"""
+
+from __future__ import annotations
+
+from runtime.backends.slurm.states import JobState
+from runtime.specs import Waiting, WaitingCode
+
+_BUSY = frozenset({"Priority", "Resources", "Licenses", "Dependency", "JobArrayTaskLimit", "Prolog"})
+_STARTING = frozenset({"None", "", "BeginTime", "Cleaning", "WaitingForScheduling"})
+_HELD = frozenset({"JobHeldAdmin", "JobHeldUser", "JobHoldMaxRequeue", "launch failed requeued held"})
+_CLOSED = frozenset(
+    {
+        *("ReqNodeNotAvail", "NodeDown", "Reservation", "ReservationDeleted", "PartitionDown", "PartitionInactive"),
+        *("FrontEndDown", "BlockMaxError", "BlockFreeAction"),
+    }
+)
+_TOO_LARGE = frozenset({"BadConstraints", "PartitionNodeLimit", "PartitionConfig"})
+_LIMIT_PREFIXES = ("Assoc", "QOS", "MaxJobs", "MaxNode", "MaxCpu", "MaxMem", "MaxGRES", "MaxTRES", "MaxBilling")
+
+
+def explain(job: JobState | None) -> Waiting:
+    """Return why the nodes of a run do not run yet; None stands for a job that Slurm does not list."""
+    if job is None or not job.is_waiting:
+        return Waiting(WaitingCode.STARTING, {"step": "supervisor"}, "Slurm has started the nodes of the run.")
+    # Long reasons have details: "ReqNodeNotAvail, UnavailableNodes:n1".
+    reason = job.reason.partition(",")[0].strip("() ")
+    if reason in _STARTING:
+        return Waiting(WaitingCode.STARTING, {"step": "place"}, "Slurm is placing the nodes of the run.")
+    code, sentence = _code(reason)
+    return Waiting(code, {"detail": reason}, f"{sentence} ({reason}).")
+
+
+def _code(reason: str) -> tuple[WaitingCode, str]:
+    """Return the code for a reason, and the beginning of an English sentence."""
+    if reason in _HELD or reason.endswith("held"):
+        return WaitingCode.HELD, "The run is held in Slurm's queue"
+    if reason.startswith(_LIMIT_PREFIXES):
+        return WaitingCode.CLUSTER_LIMIT, "A limit of the account or QOS is reached"
+    for reasons, code, sentence in (
+        (_CLOSED, WaitingCode.MACHINES_CLOSED, "Machines that fit are reserved or down"),
+        (_TOO_LARGE, WaitingCode.TOO_LARGE, "No machine of the partition fits"),
+        (_BUSY, WaitingCode.CLUSTER_QUEUE, "The run waits in Slurm's queue"),
+    ):
+        if reason in reasons:
+            return code, sentence
+    return WaitingCode.UNSCHEDULABLE, "Slurm does not start the run"

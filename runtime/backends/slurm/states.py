@@ -1,0 +1,145 @@
+"""What Slurm's commands print about jobs and machines. Pure: text in, plain data out.
+
+Jobs come from `squeue` with a format of our own and not from `--json`: with that option, squeue 22.05 prints every
+job of the cluster in full, whatever filter it is given, and the types of its fields differ between versions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+JOB_FORMAT = "%i|%T|%S|%e|%N|%r"
+"""squeue's format of a JobState. Times are Unix seconds if SLURM_TIME_FORMAT is `%s`."""
+ACCOUNTING_FIELDS = "JobIDRaw,State,Start,End,NodeList,Reason"
+"""The same for sacct."""
+ACTIVE_STATES = frozenset(
+    {
+        *("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT"),
+        *("COMPLETING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"),
+    }
+)
+"""States of a job that has or may still get processes."""
+WAITING_STATES = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
+"""States of a job without machines."""
+_FAILED_STATES = ("DOWN", "FAIL", "UNKNOWN", "POWERED_DOWN", "POWERING_DOWN", "NOT_RESPONDING")
+"""Parts of the state of a machine that does not work."""
+_CLOSED_STATES = (*_FAILED_STATES, "DRAIN", "MAINT", "REBOOT", "FUTURE", "PLANNED_DOWN")
+"""Parts of the state of a machine that takes no new jobs."""
+_FIELD = re.compile(r"(?:^|\s)(\w+)=(\S*)")
+_GPU_COUNT = re.compile(r"^gres/gpu(?::([^=]+))?=(\d+)$")
+
+
+@dataclass(frozen=True)
+class JobState:
+    """A job. Times are Unix seconds; 0: not known. `machines` is Slurm's own notation of the list."""
+
+    job_id: str
+    state: str
+    started_at: float = 0.0
+    ended_at: float = 0.0
+    machines: str = ""
+    reason: str = ""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the job has or may still get processes."""
+        return self.state in ACTIVE_STATES
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the job has no machines."""
+        return self.state in WAITING_STATES
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine of the cluster. Memory in MiB; GPUs by their type in Slurm's Gres."""
+
+    name: str
+    state: str
+    cpus: int
+    free_cpus: int
+    memory_mib: int
+    free_memory_mib: int
+    partitions: frozenset[str] = frozenset()
+    features: frozenset[str] = frozenset()
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    free_gpus: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether Slurm considers the machine as failed, or gets no answer from it."""
+        return "*" in self.state or any(part in self.state for part in _FAILED_STATES)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the machine takes new jobs."""
+        return not self.has_failed and not any(part in self.state for part in _CLOSED_STATES)
+
+
+def parse_jobs(text: str) -> dict[str, JobState]:
+    """Return the jobs by their id, from lines of JOB_FORMAT or of sacct's ACCOUNTING_FIELDS."""
+    jobs = {}
+    for line in text.splitlines():
+        # The reason comes last, since it is the only field that may contain the separator.
+        parts = line.split("|", 5)
+        if len(parts) == 6 and parts[0].isdigit():
+            job_id, state, started_at, ended_at, machines, reason = (part.strip() for part in parts)
+            # sacct adds who cancelled a job: "CANCELLED by 1000".
+            jobs[job_id] = JobState(
+                job_id, state.split(" ")[0].rstrip("+"), _time(started_at), _time(ended_at), machines, reason
+            )
+    return jobs
+
+
+def parse_machines(text: str) -> tuple[Machine, ...]:
+    """Return the machines, from the output of `scontrol show node --oneliner`."""
+    machines = []
+    for line in text.splitlines():
+        values: dict[str, str] = {}
+        for name, value in _FIELD.findall(line):
+            values.setdefault(name, value)  # a later one may be part of a comment or reason
+        if values.get("NodeName"):
+            machines.append(_machine(values))
+    return tuple(machines)
+
+
+def _machine(values: Mapping[str, str]) -> Machine:
+    # CPUEfctv leaves out what is reserved for the system; versions before 22.05 lack it.
+    cpus = _count(values.get("CPUEfctv") or values.get("CPUTot", ""))
+    memory = max(0, _count(values.get("RealMemory", "")) - _count(values.get("MemSpecLimit", "")))
+    gpus, used = _gpus(values.get("CfgTRES", "")), _gpus(values.get("AllocTRES", ""))
+    return Machine(
+        name=values["NodeName"],
+        state=values.get("State", "UNKNOWN"),
+        cpus=cpus,
+        free_cpus=max(0, cpus - _count(values.get("CPUAlloc", ""))),
+        memory_mib=memory,
+        free_memory_mib=max(0, memory - _count(values.get("AllocMem", ""))),
+        partitions=_names(values.get("Partitions", "")),
+        features=_names(values.get("ActiveFeatures", "")),
+        gpus=gpus,
+        free_gpus={kind: max(0, count - used.get(kind, 0)) for kind, count in gpus.items()},
+    )
+
+
+def _gpus(tres: str) -> dict[str, int]:
+    """Return the GPUs of a list such as `cpu=64,gres/gpu=4,gres/gpu:a100=4`, by type; "" where they have none."""
+    counts = {match[1] or "": int(match[2]) for match in map(_GPU_COUNT.match, tres.split(",")) if match is not None}
+    if len(counts) > 1:
+        counts.pop("", None)  # the sum of the others
+    return counts
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(name for name in text.split(",") if name and name != "(null)")
+
+
+def _count(text: str) -> int:
+    return int(text) if text.isdigit() else 0
+
+
+def _time(text: str) -> float:
+    return float(text) if text.isdigit() else 0.0

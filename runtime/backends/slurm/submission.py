@@ -1,0 +1,67 @@
+"""Turn a RunSpec into a batch job: the arguments of sbatch and the script. Pure.
+
+Each node of the run is one task of the job, so nodes may share a machine. Slurm gives a task whole cores.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+
+from runtime.backends.slurm.config import SlurmConfig
+from runtime.specs import RunSpec
+
+_END_MARGIN_SECONDS = 120
+"""How much longer than its nodes need the job may run: they end the run themselves, and Slurm only if they do not."""
+_SECONDS_PER_MINUTE = 60
+
+
+def arguments(spec: RunSpec, config: SlurmConfig, *, job_name: str, log: str) -> list[str]:
+    """Return the arguments of sbatch. `log` is the file for what the script and srun print."""
+    placement = config.placement(spec.node_kind)
+    cpus = max(1, math.ceil(spec.resources.cpus))
+    # `--time` takes minutes.
+    minutes = math.ceil((spec.deadline_seconds + config.start_seconds + _END_MARGIN_SECONDS) / _SECONDS_PER_MINUTE)
+    result = [
+        f"--job-name={job_name}",
+        f"--ntasks={spec.nodes}",
+        f"--cpus-per-task={cpus}",
+        # Memory by core is the only amount that holds for each task when tasks share a machine.
+        f"--mem-per-cpu={math.ceil(spec.resources.memory_mib / cpus)}M",
+        f"--time={minutes}",
+        "--no-requeue",  # the console retries, as a new attempt
+        "--export=NONE",
+        "--chdir=/",
+        f"--output={log}",
+        "--open-mode=append",
+    ]
+    if spec.resources.gpus:
+        kind = f"{placement.gpu}:" if placement.gpu else ""
+        result.append(f"--gpus-per-task={kind}{spec.resources.gpus}")
+    account = config.account_of(spec.labels.get("organization", ""))
+    for option, value in (
+        ("partition", placement.partition),
+        ("constraint", placement.constraint),
+        ("qos", placement.qos),
+        ("account", account),
+    ):
+        if value:
+            result.append(f"--{option}={value}")
+    if _is_elastic(spec):
+        result.append("--no-kill")  # the job outlives the loss of a machine
+    return result
+
+
+def script(spec: RunSpec, config: SlurmConfig, command: list[str]) -> str:
+    """Return the batch script, which starts `command` once for each node."""
+    srun = ["srun", f"--ntasks={spec.nodes}", f"--cpus-per-task={max(1, math.ceil(spec.resources.cpus))}"]
+    # One node's end does not end the others: their launchers know of it and report the cause.
+    srun += ["--kill-on-bad-exit=0", "--wait=0", "--mpi=none", "--export=ALL", "--input=none"]
+    if _is_elastic(spec):
+        srun.append("--no-kill")
+    path = f"PATH={shlex.quote(config.bin)}:$PATH\n" if config.bin else ""
+    return f"#!/bin/sh\n{path}exec {shlex.join([*srun, *command])}\n"
+
+
+def _is_elastic(spec: RunSpec) -> bool:
+    return 0 < spec.min_nodes < spec.nodes

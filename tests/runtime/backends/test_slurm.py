@@ -1,0 +1,250 @@
+"""What the Slurm backend decides, without a Slurm."""
+
+import dataclasses
+
+import pytest
+
+from runtime.backends.slurm import evidence, submission
+from runtime.backends.slurm.backend import _refusal
+from runtime.backends.slurm.capacity import capacity
+from runtime.backends.slurm.commands import CommandFailed
+from runtime.backends.slurm.config import SlurmConfig
+from runtime.backends.slurm.evidence import Request, Scene
+from runtime.backends.slurm.pending import explain
+from runtime.backends.slurm.states import JobState, parse_jobs, parse_machines
+from runtime.backends.supervision.outcome import merge
+from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity
+from runtime.specs import FailureCode, Framework, Image, Outcome, Resources, RunPhase, RunSpec, WaitingCode
+
+CONFIG = {
+    "backend": "slurm",
+    "account": "everybody",
+    "accounts": {"acme": "acme-lab"},
+    "gpu_types": {"a100": "NVIDIA-A100"},
+    "node_types": {
+        "": {"partition": "cpu"},
+        "gpu": {"partition": "gpu", "constraint": "nvlink&rack1", "qos": "high", "gpu": "a100"},
+    },
+}
+MACHINES = """
+NodeName=c0 CPUAlloc=2 CPUEfctv=30 CPUTot=32 ActiveFeatures=(null) RealMemory=64000 AllocMem=4000 MemSpecLimit=1000 State=MIXED Partitions=cpu CfgTRES=cpu=30,mem=63000M,billing=30 AllocTRES=cpu=2,mem=4000M
+NodeName=c1 CPUAlloc=0 CPUTot=32 RealMemory=64000 AllocMem=0 State=IDLE+DRAIN Partitions=cpu CfgTRES=cpu=32 AllocTRES= Reason=State=IDLE soon [root@2026]
+NodeName=c2 CPUAlloc=0 CPUTot=32 RealMemory=64000 AllocMem=0 State=DOWN* Partitions=cpu CfgTRES=cpu=32 AllocTRES=
+NodeName=g0 CPUAlloc=8 CPUTot=64 ActiveFeatures=nvlink,rack1 RealMemory=512000 AllocMem=64000 State=MIXED Partitions=gpu,all CfgTRES=cpu=64,gres/gpu=4,gres/gpu:a100=4 AllocTRES=cpu=8,gres/gpu=1,gres/gpu:a100=1
+NodeName=g1 CPUAlloc=0 CPUTot=64 ActiveFeatures=rack1 RealMemory=512000 AllocMem=0 State=IDLE Partitions=gpu CfgTRES=cpu=64,gres/gpu=4 AllocTRES=
+"""  # noqa: E501 - as scontrol prints it
+NOW = 10_000.0
+
+
+def config(**changes):
+    return SlurmConfig.from_data("hpc", {**CONFIG, **changes})
+
+
+def spec(**changes):
+    values = {"name": "job-1-1", "framework": Framework.PYTORCH, "image": Image(builtin="bare"), "nodes": 2}
+    values |= {"workers_per_node": 1, "resources": Resources(cpus=2.5, memory_mib=4000), "script": "train.py"}
+    return RunSpec(**{**values, "deadline_seconds": 600, **changes})
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("backend", "kubernetes"), ("partition", "cpu"), ("account", "a b"), ("accounts", {"acme": "--uid=0"}),
+        ("node_types", {"gpu": "a100"}), ("node_types", {"gpu": {"gres": "gpu"}}),
+        ("node_types", {"gpu": {"qos": "x;y"}}), ("conf", "slurm.conf"), ("pending_seconds", 0),
+    ],
+)  # fmt: skip
+def test_a_wrong_setting_is_refused_by_its_name(setting, value):
+    with pytest.raises(ValueError, match=f"'hpc'.*'{setting}'"):
+        config(**{setting: value})
+
+
+def test_capacity_counts_the_machines_that_a_node_type_may_use():
+    machines = parse_machines(MACHINES)
+    assert [(machine.name, machine.has_failed, machine.is_open) for machine in machines] == [
+        ("c0", False, True), ("c1", False, False), ("c2", True, False), ("g0", False, True), ("g1", False, True),
+    ]  # fmt: skip
+    found = capacity(machines, config())
+    by_name = {machine.name: machine for machine in found.machines}
+    # g1 lacks a feature of the node type `gpu`, and is not in the partition of the others.
+    assert by_name.keys() == {"c0", "c1", "c2", "g0"}
+    assert (by_name["c0"].total, by_name["c0"].free) == (Resources(30, 63000), Resources(28, 59000))
+    assert by_name["c1"].free == by_name["c2"].free == Resources(0, 0)
+    assert by_name["g0"].free == Resources(56, 448000, 3, "NVIDIA-A100")
+    assert found.nodes_now(Resources(14, 1000)) == 2
+    assert found.nodes_ever(Resources(30, 1000)) == 3
+    assert found.nodes_now(Resources(1, 1000, 1, "NVIDIA-A100"), "gpu") == 3
+    assert found.nodes_ever(Resources(1, 1000, 1, "NVIDIA-H200"), "gpu") == 0
+
+
+def test_a_job_asks_for_the_nodes_as_tasks():
+    gpus = spec(
+        node_kind="gpu",
+        labels={"organization": "acme"},
+        resources=Resources(8, 64001, 2, "NVIDIA-A100"),
+        min_nodes=1,
+    )
+    assert submission.arguments(gpus, config(), job_name="job-1-1.ab", log="/runs/log") == [
+        "--job-name=job-1-1.ab", "--ntasks=2", "--cpus-per-task=8", "--mem-per-cpu=8001M",
+        "--time=17",  # 600 s, 300 s to meet and 120 s of margin
+        "--no-requeue", "--export=NONE", "--chdir=/", "--output=/runs/log", "--open-mode=append",
+        "--gpus-per-task=a100:2", "--partition=gpu", "--constraint=nvlink&rack1", "--qos=high", "--account=acme-lab",
+        "--no-kill",
+    ]  # fmt: skip
+    plain = submission.arguments(spec(), config(), job_name="j", log="/l")
+    assert plain[1:4] == ["--ntasks=2", "--cpus-per-task=3", "--mem-per-cpu=1334M"]
+    assert plain[-2:] == ["--partition=cpu", "--account=everybody"]
+    script = submission.script(spec(), config(bin="/opt/my slurm"), ["python", "it's"])
+    assert script.startswith("#!/bin/sh\nPATH='/opt/my slurm':$PATH\nexec srun --ntasks=2 ")
+    assert script.endswith(""" python 'it'"'"'s'\n""")
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        ("None", WaitingCode.STARTING), ("Priority", WaitingCode.CLUSTER_QUEUE),
+        ("Resources", WaitingCode.CLUSTER_QUEUE), ("QOSMaxCpuPerUserLimit", WaitingCode.CLUSTER_LIMIT),
+        ("AssocGrpCpuLimit", WaitingCode.CLUSTER_LIMIT), ("JobHeldAdmin", WaitingCode.HELD),
+        ("(launch failed requeued held)", WaitingCode.HELD), ("PartitionDown", WaitingCode.MACHINES_CLOSED),
+        ("ReqNodeNotAvail, UnavailableNodes:n1", WaitingCode.MACHINES_CLOSED),
+        ("BadConstraints", WaitingCode.TOO_LARGE), ("InvalidQOS", WaitingCode.UNSCHEDULABLE),
+    ],
+)  # fmt: skip
+def test_slurms_reasons_become_codes(reason, code):
+    (job,) = parse_jobs(f"7|PENDING|N/A|N/A||{reason}\n").values()
+    assert explain(job).code is code
+    assert code is WaitingCode.STARTING or reason.strip("()").partition(",")[0] in explain(job).sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "field"),
+    [
+        ("sbatch: error: Requested node configuration is not available", InvalidSpec, "nodes"),
+        ("Requested time limit is invalid (missing or exceeds some limit)", InvalidSpec, "deadline_seconds"),
+        ("Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)", NoCapacity, None),
+        ("Unable to contact slurm controller (connect failure)", BackendUnavailable, None),
+        ("Invalid account or account/partition combination specified", BackendUnavailable, None),
+    ],
+)  # fmt: skip
+def test_what_sbatch_refuses_is_the_specs_or_the_clusters_fault(text, error, field):
+    refusal = _refusal(CommandFailed(text))
+    assert type(refusal) is error
+    assert getattr(refusal, "field", None) == field
+
+
+# Evidence
+
+
+def record(node=0, *, ended=False, started=True, silent_for=1.0, causes=()):
+    return {
+        "node": node, "machine": f"n{node}", "phase": "ended" if ended else "running", "address": "10.0.0.1",
+        "started_at": 9000.0 if started else None, "finished_at": 9990.0 if ended else None, "exit_code": None,
+        "detail": "", "causes": list(causes), "seen_at": NOW - silent_for, "silent": False,
+    }  # fmt: skip
+
+
+def by_slurm(node=0):
+    return {
+        "kind": "node_lost", "code": "evicted", "at": 9985.0, "node": node, "rank": None, "message": "",
+        "data": {evidence.ENDED_BY_SLURM: True},
+    }  # fmt: skip
+
+
+def job(state):
+    return JobState("7", state, 8990.0, NOW - 60)
+
+
+def status(records, state, *, request=None, failed=()):
+    scene = Scene(None if state is None else job(state), request, frozenset(failed), 8000.0, NOW)
+    return merge("job-1-1", 8000.0, [evidence.assess(node, each, scene) for node, each in enumerate(records)])
+
+
+STOP = Request(
+    9980.0, 10.0, {"kind": "stopped", "code": "stopped", "message": "The run was stopped on request.", "data": {}}
+)
+
+
+@pytest.mark.parametrize(
+    ("state", "request_", "outcome", "code"),
+    [
+        ("NODE_FAIL", None, Outcome.NODE_LOST, FailureCode.NODE_LOST),
+        ("BOOT_FAIL", None, Outcome.NODE_LOST, FailureCode.NODE_LOST),
+        ("PREEMPTED", None, Outcome.NODE_LOST, FailureCode.PREEMPTED),
+        ("PREEMPTED", STOP, Outcome.NODE_LOST, FailureCode.PREEMPTED),
+        ("CANCELLED", None, Outcome.NODE_LOST, FailureCode.EVICTED),
+        ("CANCELLED", STOP, Outcome.STOPPED, FailureCode.STOPPED),
+        ("TIMEOUT", None, Outcome.TIME_LIMIT, FailureCode.TIME_LIMIT),
+        ("OUT_OF_MEMORY", None, Outcome.OUT_OF_MEMORY, FailureCode.OUT_OF_MEMORY),
+        # No word of Slurm excuses the loss of the supervisor, so the code is held responsible.
+        ("FAILED", None, Outcome.CODE_FAILED, FailureCode.LAUNCHER_KILLED),
+        ("COMPLETED", None, Outcome.CODE_FAILED, FailureCode.LAUNCHER_KILLED),
+        (None, None, Outcome.NODE_LOST, FailureCode.NODE_LOST),
+    ],
+)
+def test_the_end_of_a_supervisor_has_the_cause_that_slurm_names(state, request_, outcome, code):
+    ended = status([record()], state, request=request_)
+    assert (ended.phase, ended.outcome, ended.failure.code) == (RunPhase.ENDED, outcome, code)
+    if state in {"FAILED", "COMPLETED", None}:
+        return
+    # The same if the supervisor could still write that Slurm ended it.
+    ended = status([record(ended=True, causes=[by_slurm()])], state, request=request_)
+    assert (ended.phase, ended.outcome, ended.failure.code) == (RunPhase.ENDED, outcome, code)
+
+
+def test_a_run_does_not_end_before_slurm_says_why():
+    assert status([record(ended=True, causes=[by_slurm()])], "COMPLETING").phase is RunPhase.STOPPING
+    assert status([record(ended=True, causes=[by_slurm()])], "RUNNING").phase is RunPhase.STOPPING
+    assert status([record()], "COMPLETING").phase is RunPhase.RUNNING
+
+
+def test_the_node_on_the_failed_machine_is_the_lost_one():
+    killed = {"kind": "code_failed", "code": "rank_killed", "at": 9985.2, "node": 0, "rank": 0, "signal": "SIGTERM"}
+    ended = status([record(0, ended=True, causes=[by_slurm(0), killed]), record(1)], "NODE_FAIL", failed=["n1"])
+    assert (ended.outcome, ended.failure.node) == (Outcome.NODE_LOST, 1)
+    # While Slurm still lists the job, a machine that it calls failed is lost only if its supervisor is silent too.
+    assert status([record(silent_for=5)], "RUNNING", failed=["n0"]).phase is RunPhase.RUNNING
+    assert status([record(silent_for=20)], "RUNNING", failed=["n0"]).outcome is Outcome.NODE_LOST
+
+
+def test_a_claim_about_another_node_is_believed_only_if_slurm_confirms_it():
+    claim = {"kind": "node_lost", "code": "node_lost", "at": 9980.0, "node": 1, "rank": None, "message": "lost"}
+    records = [record(0, ended=True, causes=[claim]), record(1, silent_for=30)]
+    assert status(records, "FAILED", failed=["n1"]).outcome is Outcome.NODE_LOST
+    assert status(records, "FAILED").outcome is Outcome.CODE_FAILED
+    # A successful end stays one, whatever becomes of the machine later.
+    assert status([record(ended=True)], "NODE_FAIL", failed=["n0"]).outcome is Outcome.COMPLETED
+
+
+@pytest.mark.parametrize(
+    ("state", "outcome"),
+    [
+        ("FAILED", Outcome.PLATFORM_ERROR), ("TIMEOUT", Outcome.PLATFORM_ERROR), (None, Outcome.PLATFORM_ERROR),
+        ("OUT_OF_MEMORY", Outcome.PLATFORM_ERROR), ("NODE_FAIL", Outcome.NODE_LOST), ("CANCELLED", Outcome.NODE_LOST),
+    ],
+)  # fmt: skip
+def test_before_code_has_begun_every_end_is_the_platforms(state, outcome):
+    for records in ([None], [record(started=False)]):
+        ended = status(records, state)
+        expected = outcome if records != [record(started=False)] or state is not None else Outcome.NODE_LOST
+        assert (ended.outcome, ended.started_at) == (expected, None)
+    assert status([None], "CANCELLED", request=STOP).outcome is Outcome.STOPPED
+
+
+def test_a_requeued_or_silent_run_is_lost():
+    assert status([record(silent_for=30)], "PENDING").failure.code is FailureCode.EVICTED
+    assert status([record(silent_for=200)], "RUNNING").failure.code is FailureCode.NODE_SILENT
+    assert status([record(silent_for=100)], "RUNNING").phase is RunPhase.RUNNING
+    assert status([None], "PENDING").phase is RunPhase.STARTING
+
+
+def test_slurm_is_asked_only_where_the_records_do_not_suffice():
+    fresh, silent = record(), record(silent_for=30)
+    assert not evidence.needs_slurm([fresh, record(ended=True, silent_for=900)], NOW, 15.0)
+    for each in (None, silent, record(ended=True, causes=[by_slurm()])):
+        assert evidence.needs_slurm([fresh, each], NOW, 15.0)
+
+
+def test_accounts_lines_are_read_like_those_of_the_queue():
+    jobs = parse_jobs("7|CANCELLED by 1000|1700000000|1700000060|n[0-1]|None\n7.batch|CANCELLED|1|2||\n\n")
+    assert jobs == {"7": JobState("7", "CANCELLED", 1700000000.0, 1700000060.0, "n[0-1]", "None")}
+    assert dataclasses.replace(jobs["7"], state="RUNNING").is_active

@@ -1,0 +1,89 @@
+"""Runs on a real Slurm on this machine, with the helpers of `AnyYard`."""
+
+import dataclasses
+import json
+import textwrap
+
+from runtime.backends.slurm.backend import SlurmBackend
+from runtime.backends.slurm.config import SlurmConfig
+from runtime.specs import Framework, Image, Mount, Resources, RunSpec
+from tests.runtime.any_yard import AnyYard
+from tests.runtime.conftest import processes_below
+
+
+class SlurmYard(AnyYard):
+    """A backend with a workspace and a dataset on a `tests.slurm.cluster.SlurmCluster`."""
+
+    keeps_output = True
+    late_seconds = 1.0
+
+    def __init__(self, cluster, folder, images_root, **settings):
+        self.cluster = cluster
+        self.folder = folder
+        self.images_root = images_root
+        self.settings = settings
+        self.workspace = folder / "workspace"
+        self.dataset = folder / "digits"
+        for path in (self.workspace, self.dataset):
+            path.mkdir()
+        (self.dataset / "three.txt").write_text("3")
+        self.backend = self.another()
+
+    def config(self, **changes):
+        """Return the settings that a console has for the cluster."""
+        data = {"conf": str(self.cluster.conf), "poll_seconds": 1, "start_seconds": 60, **self.settings, **changes}
+        return SlurmConfig.from_data("hpc", data)
+
+    def another(self, **changes):
+        """Return a backend as another process of the console would have it."""
+        return SlurmBackend(config=self.config(**changes), root=self.folder / "runs", images_root=self.images_root)
+
+    def spec(self, source="print('hello')", /, **changes):
+        """Return a spec whose workspace holds the script as `train.py`."""
+        (self.workspace / "train.py").write_text(textwrap.dedent(source))
+        spec = RunSpec(
+            name="job-1-1",
+            framework=Framework.PYTORCH,
+            image=Image(builtin="bare"),
+            nodes=1,
+            workers_per_node=1,
+            resources=Resources(cpus=2, memory_mib=1024),
+            script="train.py",
+            deadline_seconds=60,
+            datasets=("digits",),
+            mounts=(Mount(str(self.workspace), "/workspace", False), Mount(str(self.dataset), "/datasets/digits")),
+        )
+        return dataclasses.replace(spec, **changes)
+
+    def job_id(self, name="job-1-1"):
+        """Return the id of a run's job."""
+        return json.loads((self.folder / "runs" / name / "submission.json").read_bytes())["job_id"]
+
+    def machine(self, node, name="job-1-1"):
+        """Return the machine on which a node of a run was started."""
+        return json.loads((self.folder / "runs" / name / "nodes" / f"{node}.json").read_bytes())["machine"]
+
+    def lose_node(self, node, name="job-1-1"):
+        """Have Slurm consider the machine of a node as failed."""
+        self.cluster.lose(self.machine(node, name))
+
+    def all_logs(self, name):
+        """Return the queue and all logs of a run, for the message of a failed test."""
+        folder = self.folder / "runs" / name
+        queue = [self.cluster.call("squeue", "--states=all"), self.cluster.call("sinfo", "--Node", "--long")]
+        paths = sorted([*folder.glob("logs/*"), *folder.glob("nodes/*.json"), *folder.glob("*.json")])
+        return "\n".join([*queue, *(f"== {path.name}\n{path.read_text(errors='replace')[-2000:]}" for path in paths)])
+
+    def left_behind(self):
+        """Return what deleted runs have left: folders, and processes of their sandboxes."""
+        runs = self.folder / "runs"
+        left = [path.name for path in runs.iterdir() if not path.name.startswith(".")]
+        left += [path.name for name in (".active", ".changes", ".trash") for path in (runs / name).glob("*")]
+        return left + processes_below(runs / "job-")
+
+    def close(self):
+        """Delete every run, check that nothing is left, and return lost machines to service."""
+        for name in self.backend.names():
+            self.backend.delete(name)
+        assert self.left_behind() == []
+        self.cluster.recover()
