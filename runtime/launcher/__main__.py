@@ -36,6 +36,8 @@ def main(arguments: List[str]) -> int:
     # Python's own handler would let any process in the sandbox end this one by SIGINT. Without a handler, the first
     # process of a pid namespace does not receive the signal.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # The ranks inherit this. On Slurm the sandbox starts with SIGTERM ignored.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     supervisor_socket = socket.socket(fileno=int(arguments[arguments.index("--socket") + 1]))
     supervisor = Link(supervisor_socket)
     launch_plan = _read_launch_plan(supervisor)

@@ -17,6 +17,7 @@ from runtime.backends.slurm.states import (
     Machine,
     parse_jobs,
     parse_machines,
+    preempted,
 )
 from runtime.errors import BackendUnavailable
 
@@ -98,6 +99,13 @@ class Slurm:
             "sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={job_id}", f"--format={ACCOUNTING_FIELDS}"
         )
         return parse_jobs(text).get(job_id)
+
+    def was_preempted(self, job_id: str) -> bool:
+        """Whether Slurm began to preempt a job, which may have ended by itself in its grace time."""
+        try:
+            return preempted(self.call("scontrol", "show", "job", "--oneliner", job_id))
+        except CommandFailed:  # Slurm has forgotten the job
+            return False
 
     def machines(self, max_age: float) -> tuple[Machine, ...]:
         """Return the machines, at most so many seconds old. Raises BackendUnavailable."""

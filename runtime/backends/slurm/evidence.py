@@ -139,6 +139,8 @@ def _explained(record: Record, scene: Scene) -> Record:
         # The outcome is stored once, so the run does not end before Slurm says why.
         return {**record, "phase": "stopping", "alive": True}
     loss = _loss_by_state(record, scene)
+    if loss is None:
+        return {**record, "alive": True}
     # Slurm signals all processes of a node at once, so a rank may seem to fail before its supervisor was asked to end.
     at = float(by_slurm["at"]) - _SIMULTANEOUS_SECONDS
     earlier = [each for each in record["causes"] if each is not by_slurm and float(each["at"]) < at]

@@ -100,6 +100,17 @@ class SlurmLimits(Limits):
         return None if self._oom.increased_at is None else self.out_of_memory(None)
 
 
+class SlurmTree(ProcessTree):
+    """The process tree of one node. Slurm's SIGTERM reaches every process of a task, also bubblewrap.
+
+    Its death would end the sandbox at once, but the ranks have a grace period. The launcher resets the signal.
+    """
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 class SlurmRecord(Record):
     """A record on shared storage, where each notification costs round trips to the storage server."""
 
@@ -121,6 +132,9 @@ class SlurmSupervisor(Supervisor):
     def _create_record(self, plan: SupervisorPlan, folder: Path, address: str) -> Record:
         machine = {"machine": os.environ.get("SLURMD_NODENAME", socket.gethostname())}
         return SlurmRecord(folder, Path(plan["change_file"]), node=plan["node"], address=address, first_fields=machine)
+
+    def _create_tree(self, plan: SupervisorPlan, cgroups_file: Path) -> ProcessTree:
+        return SlurmTree(plan, cgroups_file)
 
     def _create_limits(self, plan: SupervisorPlan, record: Record, tree: ProcessTree) -> Limits:
         return SlurmLimits(plan, record, tree)

@@ -49,6 +49,8 @@ _FRESH_SECONDS = 1.0
 _KILL_SECONDS = 60.0
 """How long a killed job may take to end before its deletion is given up. Slurm waits for every machine of it."""
 _KILL_POLL_SECONDS = 0.2
+_PLAIN_ENDS = frozenset({"COMPLETED", "FAILED"})
+"""States of a job that ended by itself."""
 
 
 class SlurmRun:
@@ -138,6 +140,9 @@ class SlurmRun:
         job = self._slurm.jobs(_FRESH_SECONDS).get(job_id) or self._slurm.jobs(0).get(job_id)
         if job is None:
             job = self._slurm.finished_job(job_id)
+        # In the grace time of a preemption the nodes end by themselves, which Slurm takes for a job that completed.
+        if job is not None and job.state in _PLAIN_ENDS and self._slurm.was_preempted(job_id):
+            job = dataclasses.replace(job, state="PREEMPTED")
         failed = frozenset[str]()
         if any(record is not None for record in records):
             failed = frozenset(each.name for each in self._slurm.machines(_FRESH_SECONDS) if each.has_failed)

@@ -106,6 +106,12 @@ def parse_machines(text: str) -> tuple[Machine, ...]:
     return tuple(machines)
 
 
+def preempted(text: str) -> bool:
+    """Whether a job has a time of preemption, by the output of `scontrol show job`."""
+    values = dict(_FIELD.findall(text))
+    return values.get("PreemptTime", "None") not in {"None", "N/A", "Unknown", ""}
+
+
 def _machine(values: Mapping[str, str]) -> Machine:
     # CPUEfctv leaves out what is reserved for the system; versions before 22.05 lack it.
     cpus = _count(values.get("CPUEfctv") or values.get("CPUTot", ""))

@@ -44,7 +44,7 @@ class Supervisor(Node):
     def __init__(self, plan: SupervisorPlan) -> None:
         folder, node, launcher_plan = Path(plan["folder"]), plan["node"], plan["launcher"]["plan"]
         record = self._create_record(plan, folder, launcher_plan["addresses"][node])
-        tree = ProcessTree(plan, folder / "nodes" / f"{node}.cgroups")
+        tree = self._create_tree(plan, folder / "nodes" / f"{node}.cgroups")
         super().__init__(
             plan,
             launcher_plan,
@@ -60,6 +60,9 @@ class Supervisor(Node):
         # The first fields, by which readers find out if this process is alive.
         process = {"pid": os.getpid(), "start_time": pids.start_time(os.getpid())}
         return Record(folder, Path(plan["change_file"]), node=plan["node"], address=address, first_fields=process)
+
+    def _create_tree(self, plan: SupervisorPlan, cgroups_file: Path) -> ProcessTree:
+        return ProcessTree(plan, cgroups_file)
 
     def _create_limits(self, plan: SupervisorPlan, record: Record, tree: ProcessTree) -> Limits:
         return Limits(plan, record, tree)

@@ -191,6 +191,12 @@ def test_the_end_of_a_supervisor_has_the_cause_that_slurm_names(state, request_,
     assert (ended.phase, ended.outcome, ended.failure.code) == (RunPhase.ENDED, outcome, code)
 
 
+def test_a_node_that_slurm_ended_for_no_known_reason_is_free():
+    for state in ("COMPLETED", "FAILED", None):
+        ended = status([record(ended=True, causes=[by_slurm()])], state)
+        assert (ended.outcome, ended.failure.code) == (Outcome.NODE_LOST, FailureCode.EVICTED)
+
+
 def test_a_run_does_not_end_before_slurm_says_why():
     assert status([record(ended=True, causes=[by_slurm()])], "COMPLETING").phase is RunPhase.STOPPING
     assert status([record(ended=True, causes=[by_slurm()])], "RUNNING").phase is RunPhase.STOPPING

@@ -1,0 +1,75 @@
+"""What Slurm does to a run by itself, on a real Slurm: see `tests.slurm`. The contract suite has the rest."""
+
+import dataclasses
+
+import pytest
+
+from runtime.backends.slurm import check
+from runtime.specs import FailureCode, Outcome, RunPhase, WaitingCode
+from tests.runtime.backends.contract import POLITE, WAIT
+
+pytestmark = [
+    pytest.mark.late("its runs are real processes, which a controller starts after a second or more"),
+    pytest.mark.slow,
+]
+ALL = ["--ntasks=3", "--cpus-per-task=2", "--mem-per-cpu=100M"]
+"""Arguments of a job that takes every core of the cluster."""
+
+
+def test_a_preempted_run_is_free_and_can_save_its_work(slurm_yard):
+    slurm_yard.start(POLITE, nodes=3)
+    slurm_yard.cluster.call("sbatch", *ALL, "--partition=urgent", "--output=/dev/null", "--wrap=true")
+    failure = slurm_yard.wait_for_failure(Outcome.NODE_LOST)
+    assert failure.code is FailureCode.PREEMPTED, slurm_yard.all_logs("job-1-1")
+    assert [slurm_yard.log(rank) for rank in range(3)] == ["ready\nsaved\n"] * 3
+
+
+def test_a_job_that_an_administrator_cancels_is_free(slurm_yard):
+    slurm_yard.start(WAIT, nodes=2)
+    slurm_yard.cluster.call("scancel", slurm_yard.job_id())
+    assert slurm_yard.wait_for_failure(Outcome.NODE_LOST).code is FailureCode.EVICTED
+    assert slurm_yard.backend.names(live=True) == []
+
+
+def test_a_run_says_why_it_waits_and_returns_to_the_consoles_queue(slurm_yard):
+    blocker = slurm_yard.cluster.call("sbatch", "--parsable", *ALL, "--output=/dev/null", "--wrap=sleep 600").strip()
+    try:
+        slurm_yard.backend = slurm_yard.another(pending_seconds=3)
+        slurm_yard.backend.submit(slurm_yard.spec(WAIT, nodes=2))
+        status = slurm_yard.wait("job-1-1", lambda status: status.waiting_code == WaitingCode.CLUSTER_QUEUE)
+        assert (status.phase, status.started_at) == (RunPhase.STARTING, None)
+        ended = slurm_yard.wait_for_end()
+        assert (ended.outcome, ended.failure.code) == (Outcome.NO_CAPACITY, FailureCode.NODES_NOT_PLACED)
+        assert ended.started_at is None
+    finally:
+        slurm_yard.cluster.call("scancel", blocker)
+
+
+def test_the_order_with_its_secrets_is_gone_when_code_runs(slurm_yard):
+    spec = slurm_yard.spec("import os\nprint(len(os.environ['TOKEN']))", nodes=2)
+    slurm_yard.backend.submit(dataclasses.replace(spec, secrets={"TOKEN": "very-secret"}))
+    assert slurm_yard.wait_for_end().outcome is Outcome.COMPLETED, slurm_yard.all_logs("job-1-1")
+    assert slurm_yard.log(0) == "11\n"
+    folder = slurm_yard.folder / "runs"
+    assert not [path for path in folder.rglob("*") if path.is_file() and b"very-secret" in path.read_bytes()]
+
+
+def test_the_checks_of_a_cluster_pass(slurm_yard):
+    found = list(
+        check.check(
+            slurm_yard.backend,
+            slurm_yard.config(),
+            root=slurm_yard.folder / "runs",
+            images_root=slurm_yard.images_root,
+            smoke=False,
+        )
+    )
+    assert [each.name for each in found if not each.ok] == ["images"], "the bare image is none of the recipes"
+    assert "3 machines" in next(each.detail for each in found if each.name == "machines")
+    wrong = slurm_yard.config(conf="/nowhere/slurm.conf")
+    *_, last = check.check(
+        slurm_yard.backend, wrong, root=slurm_yard.folder / "runs", images_root=slurm_yard.images_root
+    )
+    assert (last.name, last.ok) == ("controller", False)
+    assert not slurm_yard.another(conf="/nowhere/slurm.conf").answers()
+    assert slurm_yard.backend.answers()
