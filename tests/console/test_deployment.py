@@ -27,8 +27,10 @@ def test_without_a_setting_the_cluster_is_this_machine(text):
 
 
 def test_clusters_keep_their_order_and_names():
-    clusters = parse(json.dumps({"west": WEST, "here": {"backend": "local"}}))
-    assert list(clusters) == ["west", "here"]
+    hpc = {"backend": "slurm", "account": "trainyard"}
+    clusters = parse(json.dumps({"west": WEST, "here": {"backend": "local"}, "hpc": hpc}))
+    assert list(clusters) == ["west", "here", "hpc"]
+    assert clusters["hpc"].account_of("acme") == "trainyard"
     assert clusters["west"].volume.claim == "runs"
     assert clusters["here"] is None
 
@@ -41,7 +43,8 @@ def test_clusters_keep_their_order_and_names():
         ("{}", "must be a JSON object that names a cluster"),
         ('{"a": {"backend": "local"}, "b": {"backend": "local"}}', "only one cluster can be local"),
         ('{"a": {"backend": "local", "cpus": 3}}', "'cpus' of the cluster 'a' is not known: .* LOCAL_CPUS"),
-        ('{"a": {"backend": "slurm"}}', "'a' has the backend 'slurm'. There are: kubernetes, local"),
+        ('{"a": {"backend": "docker"}}', "'a' has the backend 'docker'. There are: kubernetes, local, slurm"),
+        ('{"a": {"backend": "slurm", "partition": "gpu"}}', "'a': 'partition' is not a setting"),
         ('{"a": 3}', "'a' must be a JSON object"),
         ('{"a": {}}', "'volume' must be"),
         (json.dumps({"a": WEST | {"namespace": "No Good"}}), "'namespace' is 'No Good'"),

@@ -126,6 +126,10 @@ STARTING = {
     "too_large": ({}, "No machine in the cluster is large enough for a node of this run"),
     "admission": ({"queue": "train", "detail": ""}, "not admitted"),
     "unschedulable": ({"detail": "0/3 nodes"}, "0/3 nodes"),
+    "cluster_queue": ({"detail": "Priority"}, "the cluster's own queue"),
+    "cluster_limit": ({"detail": "AssocGrpCpuLimit"}, "is reached (AssocGrpCpuLimit)"),
+    "held": ({"detail": "JobHeldAdmin"}, "holds the run in the queue (JobHeldAdmin)"),
+    "machines_closed": ({"detail": "PartitionDown"}, "out of service (PartitionDown)"),
 }
 
 

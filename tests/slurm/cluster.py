@@ -10,9 +10,7 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "sinfo", "scancel", "scontrol")
@@ -30,12 +28,13 @@ def missing_program() -> str:
 
 
 class SlurmCluster:
-    """A Slurm of `nodes` nodes, named n0, n1 and so on, that ends with `close`. `conf` is its configuration file."""
+    """A Slurm of `nodes` nodes, named n0, n1 and so on, that ends with `close`. `conf` is its configuration file.
 
-    def __init__(self, nodes: int, *, settings: Sequence[str] = ()) -> None:
-        # Not pytest's folder: munged wants a folder that only its user may write to, and a short path for its socket.
-        self._folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
-        self._folder.chmod(0o755)
+    `folder` is empty, and its path short, as munged's socket needs it.
+    """
+
+    def __init__(self, folder: Path, nodes: int) -> None:
+        self._folder = folder
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self.nodes = [f"n{number}" for number in range(nodes)]
         self.conf = self._folder / "slurm.conf"
@@ -45,12 +44,12 @@ class SlurmCluster:
             "SLURM_CONF": str(self.conf),
         }
         try:
-            self._start(settings)
+            self._start()
         except BaseException:
             self.close()
             raise
 
-    def _start(self, settings: Sequence[str]) -> None:
+    def _start(self) -> None:
         munge = self._folder / "munge"
         munge.mkdir(mode=0o755)
         key = munge / "munge.key"
@@ -67,7 +66,7 @@ class SlurmCluster:
             "--force",
         )
         self._wait_until((munge / "socket").exists, "munged")
-        self.conf.write_text("\n".join([*self._settings(munge), *settings, ""]))
+        self.conf.write_text("\n".join([*self._settings(munge), ""]))
         (self._folder / "cgroup.conf").write_text("CgroupPlugin=autodetect\n")
         self._run("slurmctld", "-D", "-i")
         for node in self.nodes:
@@ -174,7 +173,7 @@ class SlurmCluster:
         return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')[-1500:]}" for path in paths)
 
     def close(self) -> None:
-        """End every daemon and remove their files."""
+        """End every daemon."""
         for daemon in reversed(self._daemons.values()):
             daemon.send_signal(signal.SIGTERM)
         for daemon in self._daemons.values():
@@ -183,7 +182,6 @@ class SlurmCluster:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _free_ports(count: int) -> list[int]:

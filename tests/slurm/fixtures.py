@@ -9,11 +9,11 @@ NODES = 3
 
 
 @pytest.fixture(scope="session")
-def slurm_cluster():
+def slurm_cluster(short_folders):
     """A Slurm of NODES nodes for the tests of this process."""
     if missing := missing_program():
         pytest.skip(f"There is no {missing}: apt-get install slurm-wlm munge.")
-    cluster = SlurmCluster(NODES)
+    cluster = SlurmCluster(short_folders(), NODES)
     yield cluster
     cluster.close()
 

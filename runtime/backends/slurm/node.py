@@ -194,7 +194,7 @@ def _read_order(folder: Path, nonce: str) -> Order | None:
                 return None
             order: Order = json.loads((folder / ORDER_FILE).read_bytes())
             return order if order["nonce"] == nonce else None
-        time.sleep(_POLL_SECONDS)
+        time.sleep(_POLL_SECONDS)  # shared storage sends no events
     return None
 
 
@@ -217,7 +217,7 @@ def _meet(folder: Path, node: int, nodes: int, meeting: Meeting, seconds: float)
             with contextlib.suppress(OSError, ValueError):
                 meetings[other] = json.loads((folder / "nodes" / f"{other}.meeting").read_bytes())
         if len(meetings) < nodes:
-            time.sleep(_POLL_SECONDS)
+            time.sleep(_POLL_SECONDS)  # as above
     return [meetings[other] for other in range(nodes)]
 
 

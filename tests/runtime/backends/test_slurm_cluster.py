@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from runtime.backends.slurm import check
+from runtime.errors import RunNotFound
 from runtime.specs import FailureCode, Outcome, RunPhase, WaitingCode
 from tests.runtime.backends.contract import POLITE, WAIT
 
@@ -43,6 +44,32 @@ def test_a_run_says_why_it_waits_and_returns_to_the_consoles_queue(slurm_yard):
         assert ended.started_at is None
     finally:
         slurm_yard.cluster.call("scancel", blocker)
+
+
+def test_a_job_of_an_interrupted_submission_starts_no_node(slurm_yard, monkeypatch):
+    """The console dies after sbatch and before the record of the submission; later it submits the run again."""
+    spec = slurm_yard.spec("print('once')")
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_arguments, **_names):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("runtime.backends.slurm.runs.SlurmRun.record", die)
+        patch.setattr("runtime.backends.slurm.backend.SlurmBackend._discard", lambda *_: False)
+        with pytest.raises(Killed):
+            slurm_yard.backend.submit(spec)
+    assert slurm_yard.backend.names() == ["job-1-1"], "reconciliation sees it"
+    with pytest.raises(RunNotFound):
+        slurm_yard.backend.describe("job-1-1")
+    slurm_yard.backend.submit(spec)
+    assert slurm_yard.wait_for_end().outcome is Outcome.COMPLETED, slurm_yard.all_logs("job-1-1")
+    assert slurm_yard.log() == "once\n"
+    states = slurm_yard.cluster.call("squeue", "--noheader", "--states=all", "--format=%j %T").split("\n")
+    mine = sorted(line.split()[1] for line in states if line.startswith(slurm_yard.backend._run("job-1-1").job_name))
+    assert mine[0] == "CANCELLED"
 
 
 def test_the_order_with_its_secrets_is_gone_when_code_runs(slurm_yard):
