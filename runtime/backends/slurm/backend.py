@@ -107,8 +107,8 @@ class SlurmBackend(FolderBackend):
     def delete(self, name: str) -> None:
         """See `Backend.delete`."""
         run = self._run(name)
+        run.kill()  # takes long, so it does not happen under the lock
         with self._lock(name):
-            run.kill()
             run.destroy()
         self._trash.empty()
 

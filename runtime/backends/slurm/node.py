@@ -128,6 +128,8 @@ class SlurmSupervisor(Supervisor):
     # Longer intervals than on local disks, since many nodes share the storage.
     _heartbeat_seconds = 5.0
     _metrics_seconds = 1.0
+    _stop_seconds = 1.0
+    _stop_checked_at = 0.0
 
     def _create_record(self, plan: SupervisorPlan, folder: Path, address: str) -> Record:
         machine = {"machine": os.environ.get("SLURMD_NODENAME", socket.gethostname())}
@@ -143,8 +145,15 @@ class SlurmSupervisor(Supervisor):
         super()._catch_signals()
         signal.signal(STOP_SIGNAL, lambda _number, _frame: None)  # a handler, so that the signal wakes the selector
 
+    def _check_for_stop(self) -> None:
+        now = time.monotonic()
+        if now - self._stop_checked_at >= self._stop_seconds:
+            self._stop_checked_at = now
+            super()._check_for_stop()
+
     def _handle_signals(self, numbers: set[int]) -> None:
-        self._check_for_stop()
+        if numbers & {STOP_SIGNAL, signal.SIGTERM}:
+            super()._check_for_stop()
         # From Slurm: a preemption, its time limit, a failed machine of the run, or an administrator. The console asks
         # Slurm which of them it was.
         if signal.SIGTERM in numbers and self._record.phase != "stopping":
@@ -189,6 +198,7 @@ def _read_order(folder: Path, nonce: str) -> Order | None:
     """Return the order once its submission is recorded; None if another one is, or none in time."""
     give_up_at = time.monotonic() + _RECORD_SECONDS
     while time.monotonic() < give_up_at:
+        refresh(folder)
         with contextlib.suppress(OSError, ValueError):
             if json.loads((folder / "submission.json").read_bytes())["nonce"] != nonce:
                 return None
@@ -196,6 +206,12 @@ def _read_order(folder: Path, nonce: str) -> Order | None:
             return order if order["nonce"] == nonce else None
         time.sleep(_POLL_SECONDS)  # shared storage sends no events
     return None
+
+
+def refresh(folder: Path) -> None:
+    """List a folder, which makes an NFS client ask its server for files that were missing before."""
+    with contextlib.suppress(OSError):
+        list(folder.iterdir())
 
 
 def _ports_of(spec: RunSpec, node: int) -> int:
@@ -213,6 +229,7 @@ def _meet(folder: Path, node: int, nodes: int, meeting: Meeting, seconds: float)
     while len(meetings) < nodes:
         if time.monotonic() > give_up_at:
             return None
+        refresh(folder / "nodes")
         for other in set(range(nodes)) - meetings.keys():
             with contextlib.suppress(OSError, ValueError):
                 meetings[other] = json.loads((folder / "nodes" / f"{other}.meeting").read_bytes())

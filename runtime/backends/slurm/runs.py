@@ -30,7 +30,7 @@ from runtime.backends.slurm import evidence
 from runtime.backends.slurm.commands import Slurm
 from runtime.backends.slurm.config import SlurmConfig
 from runtime.backends.slurm.evidence import Loss, Record, Request, Scene
-from runtime.backends.slurm.node import ORDER_FILE, STOP_SIGNAL
+from runtime.backends.slurm.node import ORDER_FILE, STOP_SIGNAL, refresh
 from runtime.backends.slurm.pending import explain
 from runtime.backends.slurm.states import JobState
 from runtime.backends.supervision import outcome, peer_liveness
@@ -79,6 +79,8 @@ class SlurmRun:
             Path(order[key]).mkdir(exist_ok=True, mode=0o700)
         (self.folder / ORDER_FILE).touch(mode=0o600)
         (self.folder / ORDER_FILE).write_text(json.dumps(order))
+        # An NFS client may take a file that it has looked for in vain for missing for half a minute longer.
+        write_json(self.folder / "stop.json", None)
         self.change_file.touch()
         self.active.touch()
 
@@ -115,11 +117,11 @@ class SlurmRun:
             return outcome.merge(self.name, submitted_at, final["records"])
         job_id, nodes = str(submission["job_id"]), int(submission["spec"]["nodes"])
         now = time.time()
-        records = [self._read_record(node) for node in range(nodes)]
+        records = self._read_records(nodes)
         scene = self._scene(job_id, records, submitted_at, now)
         if scene.is_over:
             # A supervisor may have written its last record after the records were read.
-            records = [self._read_record(node) for node in range(nodes)]
+            records = self._read_records(nodes)
         assessed = [evidence.assess(node, record, scene) for node, record in enumerate(records)]
         status = outcome.merge(self.name, submitted_at, assessed)
         if status.phase is RunPhase.ENDED:
@@ -148,8 +150,10 @@ class SlurmRun:
             failed = frozenset(each.name for each in self._slurm.machines(_FRESH_SECONDS) if each.has_failed)
         return Scene(job, request, failed, submitted_at, now)
 
-    def _read_record(self, node: int) -> Record | None:
-        return peer_liveness.load_record(peer_liveness.record_path(self.folder, node))
+    def _read_records(self, nodes: int) -> list[Record | None]:
+        refresh(self.folder / "nodes")
+        paths = (peer_liveness.record_path(self.folder, node) for node in range(nodes))
+        return [peer_liveness.load_record(path) for path in paths]
 
     def _request(self) -> Request | None:
         """Return the console's request to end the run: the one with the earliest end."""
@@ -181,8 +185,11 @@ class SlurmRun:
     def _end(self, job_id: str, records: list[Record], scene: Scene) -> None:
         """Store how the run ended, and end what Slurm may still run of it."""
         # Supervisors that wrote their last record end by themselves.
-        if scene.job is not None and scene.job.is_active and not all(record["alive"] for record in records):
-            self._slurm.cancel(job_id)
+        if not all(record["alive"] for record in records):
+            # On a machine without a slurmd, a supervisor may live on and read this.
+            write_json(self.folder / "stop.json", {"at": time.time(), "grace_seconds": 0})
+            if scene.job is not None and scene.job.is_active:
+                self._slurm.cancel(job_id)
         write_json(self.folder / "final.json", {"records": records})
         (self.folder / ORDER_FILE).unlink(missing_ok=True)  # a job that never started has not read it
         self.active.unlink(missing_ok=True)

@@ -124,6 +124,8 @@ class Supervisor(Node):
             stop = json.loads(self._stop_path.read_bytes())
         except (OSError, ValueError):
             return
+        if stop is None:  # the file exists without a request
+            return
         # The request has Unix times, the limits monotonic ones.
         self._limits.kill_by(time.monotonic() + stop["at"] + stop["grace_seconds"] - time.time())
         self._end(Verdict("stopped", "stopped", "The run was stopped on request."))

@@ -42,6 +42,11 @@ def test_a_run_says_why_it_waits_and_returns_to_the_consoles_queue(slurm_yard):
         ended = slurm_yard.wait_for_end()
         assert (ended.outcome, ended.failure.code) == (Outcome.NO_CAPACITY, FailureCode.NODES_NOT_PLACED)
         assert ended.started_at is None
+        waiting = slurm_yard.spec(WAIT, name="job-2-1")
+        slurm_yard.backend.submit(waiting)
+        job_id = slurm_yard.job_id("job-2-1")
+        slurm_yard.backend.delete("job-2-1")
+        assert slurm_yard.cluster.call("squeue", "--noheader", f"--jobs={job_id}", "--format=%T") == ""
     finally:
         slurm_yard.cluster.call("scancel", blocker)
 
