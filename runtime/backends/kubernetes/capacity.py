@@ -14,10 +14,8 @@ from runtime.backends.kubernetes.config import ClusterConfig, Toleration
 from runtime.backends.kubernetes.names import RUN_LABEL
 from runtime.backends.kubernetes.objects import TERMINAL_PHASES, Object, object_labels, pod_phase, timestamp
 from runtime.backends.kubernetes.state import SpecSummary
+from runtime.backends.reservations import Request, reserve, subtract, sum_of
 from runtime.specs import Capacity, NodeCapacity, Resources
-
-Request = tuple[Resources, str]
-"""The resources that one node of a run requests, and its node kind."""
 
 _BINARY_EXPONENTS = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 _DECIMAL_EXPONENTS = {"n": -3, "u": -2, "m": -1, "": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
@@ -49,12 +47,12 @@ def capacity(
         name = node["metadata"]["name"]
         gpu_type = object_labels(node).get(config.gpu_label, "")
         allocatable = resources(node["status"].get("allocatable") or {}, config, gpu_type=gpu_type)
-        total = _subtract(allocatable, overhead.get(name, []))
-        free = _subtract(total, used.get(name, [])) if _is_schedulable(node) else Resources(0.0, 0, 0, "")
+        total = subtract(allocatable, overhead.get(name, []))
+        free = subtract(total, used.get(name, [])) if _is_schedulable(node) else Resources(0.0, 0, 0, "")
         gpus_only = any(taint["key"] == config.gpu_resource for taint in _permanent_taints(node))
         machines.append(NodeCapacity(name, total, free, closed_to, gpus_only))
     machines.sort(key=lambda machine: machine.name)
-    return _reserve(Capacity(tuple(machines), kinds - {""}, config.elastic), pending)
+    return reserve(Capacity(tuple(machines), kinds - {""}, config.elastic), pending)
 
 
 def declared_capacity(declared: Capacity, jobs: Iterable[Object], config: ClusterConfig) -> Capacity:
@@ -62,7 +60,7 @@ def declared_capacity(declared: Capacity, jobs: Iterable[Object], config: Cluste
 
     For a console that may not list Nodes, and for a cluster that adds machines on demand.
     """
-    return _reserve(declared, pending_requests(jobs, (), config))
+    return reserve(declared, pending_requests(jobs, (), config))
 
 
 def pending_requests(jobs: Iterable[Object], pods: Iterable[Object], config: ClusterConfig) -> list[Request]:
@@ -124,17 +122,6 @@ def resources(quantities: Mapping[str, str], config: ClusterConfig, *, gpu_type:
     return Resources(cpus(quantities.get("cpu", "0")), memory, gpus, gpu_type if gpus else "")
 
 
-def _reserve(capacity: Capacity, requests: Iterable[Request]) -> Capacity:
-    """Subtract each request from the first machine that it fits on."""
-    machines = list(capacity.machines)
-    for request, kind in requests:
-        for index, machine in enumerate(machines):
-            if Capacity((machine,), capacity.kinds).nodes_now(request, kind):
-                machines[index] = replace(machine, free=_subtract(machine.free, [request]))
-                break
-    return replace(capacity, machines=tuple(machines))
-
-
 def _accepts(node: Object, kind: str, config: ClusterConfig) -> bool:
     """Whether Pods of this node kind may be scheduled to the Node, by its labels and permanent taints.
 
@@ -194,23 +181,9 @@ def _pod_request(pod: Object, config: ClusterConfig) -> Resources:
         ]
         for field in ("containers", "initContainers")
     )
-    running = _sum(containers)
+    running = sum_of(containers)
     return Resources(
         max([running.cpus, *(request.cpus for request in init_containers)]),
         max([running.memory_mib, *(request.memory_mib for request in init_containers)]),
         max([running.gpus, *(request.gpus for request in init_containers)]),
     )
-
-
-def _sum(items: Iterable[Resources]) -> Resources:
-    items = list(items)
-    return Resources(
-        sum(item.cpus for item in items), sum(item.memory_mib for item in items), sum(item.gpus for item in items)
-    )
-
-
-def _subtract(total: Resources, items: Iterable[Resources]) -> Resources:
-    used = _sum(items)
-    gpus = max(0, total.gpus - used.gpus)
-    cores = max(0.0, round(total.cpus - used.cpus, 6))
-    return Resources(cores, max(0, total.memory_mib - used.memory_mib), gpus, total.gpu_type if gpus else "")

@@ -7,6 +7,7 @@ root, and any of them may die at any moment.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.backends import admission, sandbox
+from runtime.backends.reservations import Request, reserve
 from runtime.backends.slurm import program, submission
 from runtime.backends.slurm.capacity import capacity
 from runtime.backends.slurm.commands import CommandFailed, Slurm
@@ -28,12 +30,12 @@ from runtime.backends.slurm.runs import SlurmRun
 from runtime.backends.supervision.folder_backend import FolderBackend, check_folder_name
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound
 from runtime.files import FileLock
-from runtime.specs import Capacity, Image, RunPhase, RunSpec
+from runtime.specs import Capacity, Image, Resources, RunPhase, RunSpec
 
 _HEARTBEAT_SECONDS = 0.5
 """Interval of `changes` heartbeats; the protocol promises one every second. Shared storage sends no events."""
-_CAPACITY_SECONDS = 1.0
-"""Age of Slurm's answer about its machines, from which capacity is computed."""
+_CAPACITY_SECONDS = 5.0
+"""Age of Slurm's answer about its machines, by which a run that can never fit is refused."""
 _ANSWER_SECONDS = 2.0
 """How long `answers` may take, as the protocol promises."""
 _LOCKS = 16
@@ -113,8 +115,21 @@ class SlurmBackend(FolderBackend):
         self._trash.empty()
 
     def capacity(self) -> Capacity:
-        """See `Backend.capacity`. Does not know of limits of accounts and QOS."""
-        return capacity(self._slurm.machines(_CAPACITY_SECONDS), self._config)
+        """See `Backend.capacity`. Does not know of limits of accounts and QOS.
+
+        What the console's own jobs will use that wait in Slurm's queue counts as used.
+        """
+        # Jobs before machines: a job that starts in between then counts twice for a moment, and never not at all.
+        jobs = self._slurm.jobs(0)
+        waiting: list[Request] = []
+        for name in self.names(live=True):
+            with contextlib.suppress(RunNotFound):  # a submission that is being made, or a run that was deleted
+                data = self._run(name).submission()
+                job = jobs.get(data["job_id"])
+                if job is not None and job.is_waiting:
+                    spec = data["spec"]
+                    waiting += [(Resources(**spec["resources"]), spec["node_kind"])] * spec["nodes"]
+        return reserve(capacity(self._slurm.machines(0), self._config), waiting)
 
     def answers(self) -> bool:
         """See `Backend.answers`."""
@@ -161,7 +176,8 @@ class SlurmBackend(FolderBackend):
     # Starting
 
     def _check_size(self, spec: RunSpec) -> None:
-        fitting_nodes = self.capacity().nodes_ever(spec.resources, spec.node_kind)
+        machines = self._slurm.machines(_CAPACITY_SECONDS)
+        fitting_nodes = capacity(machines, self._config).nodes_ever(spec.resources, spec.node_kind)
         if fitting_nodes < spec.nodes:
             raise InvalidSpec(
                 f"{spec.nodes} nodes of this kind can never run here: the cluster has room for {fitting_nodes}.",

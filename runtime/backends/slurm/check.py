@@ -59,7 +59,9 @@ def _settings(backend: Backend, settings: dict[str, str]) -> Iterator[Check]:
         "preemption",
         ok=not is_suspending,
         detail=f"PreemptMode is {settings.get('PreemptMode', 'OFF')}.",
-        remedy="Use CANCEL or REQUEUE: a suspended run is charged, and its deadline passes." if is_suspending else "",
+        remedy="Use CANCEL or REQUEUE: a run that is suspended for two minutes counts as lost."
+        if is_suspending
+        else "",
     )
     for gap in backend.isolation_gaps():
         # Runs work without this isolation, so the check passes; the administrator must know of it.

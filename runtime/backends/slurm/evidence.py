@@ -125,7 +125,7 @@ def _not_started(job: JobState | None) -> Loss:
     if state == "PREEMPTED":
         return cause(Outcome.NODE_LOST, FailureCode.PREEMPTED, "Slurm preempted the run's job.")
     if state == "CANCELLED":
-        return cause(Outcome.NODE_LOST, FailureCode.EVICTED, "The run's job was cancelled in Slurm.")
+        return cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, "The run's job was cancelled in Slurm.")
     message = f"The node's supervisor did not start. Slurm reports {state or 'nothing'} for the run's job."
     return cause(Outcome.PLATFORM_ERROR, FailureCode.NODE_NOT_STARTED, message)
 
@@ -159,7 +159,7 @@ def _loss(record: Record, scene: Scene) -> Loss | None:
         return _machine_lost(record)
     if scene.job is not None and scene.job.is_waiting:
         message = f"Slurm put the run's job back into its queue, which ended node {record['node']}."
-        return cause(Outcome.NODE_LOST, FailureCode.EVICTED, message)
+        return cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, message)
     if _is_silent(record, scene):
         message = f"The supervisor of node {record['node']} gave no sign of life."
         return cause(Outcome.NODE_LOST, FailureCode.NODE_SILENT, message)
@@ -192,7 +192,7 @@ def _loss_by_state(record: Record, scene: Scene) -> Loss | None:
         "OUT_OF_MEMORY": cause(
             Outcome.OUT_OF_MEMORY, FailureCode.OUT_OF_MEMORY, f"Node {node} used more memory than its job has."
         ),
-        "CANCELLED": cause(Outcome.NODE_LOST, FailureCode.EVICTED, "The run's job was cancelled in Slurm."),
+        "CANCELLED": cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, "The run's job was cancelled in Slurm."),
     }
     # A job that the console stops may end in any other state.
     if state in _BY_SLURM:

@@ -171,7 +171,7 @@ STOP = Request(
         ("BOOT_FAIL", None, Outcome.NODE_LOST, FailureCode.NODE_LOST),
         ("PREEMPTED", None, Outcome.NODE_LOST, FailureCode.PREEMPTED),
         ("PREEMPTED", STOP, Outcome.NODE_LOST, FailureCode.PREEMPTED),
-        ("CANCELLED", None, Outcome.NODE_LOST, FailureCode.EVICTED),
+        ("CANCELLED", None, Outcome.NODE_LOST, FailureCode.NODE_LOST),
         ("CANCELLED", STOP, Outcome.STOPPED, FailureCode.STOPPED),
         ("TIMEOUT", None, Outcome.TIME_LIMIT, FailureCode.TIME_LIMIT),
         ("OUT_OF_MEMORY", None, Outcome.OUT_OF_MEMORY, FailureCode.OUT_OF_MEMORY),
@@ -237,7 +237,7 @@ def test_before_code_has_begun_every_end_is_the_platforms(state, outcome):
 
 
 def test_a_requeued_or_silent_run_is_lost():
-    assert status([record(silent_for=30)], "PENDING").failure.code is FailureCode.EVICTED
+    assert status([record(silent_for=30)], "PENDING").outcome is Outcome.NODE_LOST
     assert status([record(silent_for=200)], "RUNNING").failure.code is FailureCode.NODE_SILENT
     assert status([record(silent_for=100)], "RUNNING").phase is RunPhase.RUNNING
     assert status([None], "PENDING").phase is RunPhase.STARTING

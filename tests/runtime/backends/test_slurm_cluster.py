@@ -28,7 +28,7 @@ def test_a_preempted_run_is_free_and_can_save_its_work(slurm_yard):
 def test_a_job_that_an_administrator_cancels_is_free(slurm_yard):
     slurm_yard.start(WAIT, nodes=2)
     slurm_yard.cluster.call("scancel", slurm_yard.job_id())
-    assert slurm_yard.wait_for_failure(Outcome.NODE_LOST).code is FailureCode.EVICTED
+    assert slurm_yard.wait_for_failure(Outcome.NODE_LOST).code is FailureCode.NODE_LOST
     assert slurm_yard.backend.names(live=True) == []
 
 
@@ -39,6 +39,7 @@ def test_a_run_says_why_it_waits_and_returns_to_the_consoles_queue(slurm_yard):
         slurm_yard.backend.submit(slurm_yard.spec(WAIT, nodes=2))
         status = slurm_yard.wait("job-1-1", lambda status: status.waiting_code == WaitingCode.CLUSTER_QUEUE)
         assert (status.phase, status.started_at) == (RunPhase.STARTING, None)
+        assert sum(machine.free.cpus for machine in slurm_yard.backend.capacity().machines) == 0
         ended = slurm_yard.wait_for_end()
         assert (ended.outcome, ended.failure.code) == (Outcome.NO_CAPACITY, FailureCode.NODES_NOT_PLACED)
         assert ended.started_at is None
