@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "sinfo", "scancel", "scontrol")
@@ -65,14 +66,14 @@ class SlurmCluster:
             "--foreground",
             "--force",
         )
-        self._wait_until((munge / "socket").exists, "munged")
+        self.wait_until((munge / "socket").exists, "munged")
         self.conf.write_text("\n".join([*self._settings(munge), ""]))
         (self._folder / "cgroup.conf").write_text("CgroupPlugin=autodetect\n")
         self._run("slurmctld", "-D", "-i")
         for node in self.nodes:
             (self._folder / node).mkdir()
             self.start_node(node)
-        self._wait_until(lambda: self._idle_nodes() == len(self.nodes), "the nodes")
+        self.wait_until(lambda: self._idle_nodes() == len(self.nodes), "the nodes")
 
     def _settings(self, munge: Path) -> list[str]:
         user = pwd.getpwuid(os.getuid()).pw_name
@@ -105,7 +106,7 @@ class SlurmCluster:
             "AccountingStorageType=accounting_storage/none",
             "JobCompType=jobcomp/none",
             "DefMemPerCPU=128",
-            "ReturnToService=2",
+            "ReturnToService=1",
             "SlurmdTimeout=10",
             "KillWait=5",
             "MessageTimeout=10",
@@ -152,7 +153,7 @@ class SlurmCluster:
         for node in self.nodes:
             with contextlib.suppress(subprocess.CalledProcessError):  # it is in service
                 self.call("scontrol", "update", f"nodename={node}", "state=resume")
-        self._wait_until(lambda: self._idle_nodes() == len(self.nodes), "the nodes")
+        self.wait_until(lambda: self._idle_nodes() == len(self.nodes), "the nodes")
 
     def _idle_nodes(self) -> int:
         try:
@@ -160,7 +161,8 @@ class SlurmCluster:
         except subprocess.CalledProcessError:
             return 0
 
-    def _wait_until(self, condition, what: str) -> None:
+    def wait_until(self, condition: Callable[[], object], what: str) -> None:
+        """Wait until the condition holds; `what` names it in the error."""
         give_up_at = time.monotonic() + _START_SECONDS
         while not condition():
             if time.monotonic() > give_up_at:

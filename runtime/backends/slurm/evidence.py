@@ -16,7 +16,7 @@ from runtime.specs import FailureCode, Outcome
 
 Record = dict[str, Any]
 Loss = dict[str, Any]
-"""A cause without `at` and `node`: see `supervision.outcome.merge`."""
+"""A cause, as a rule without `at` and `node`: see `supervision.outcome.merge`."""
 
 ENDED_BY_SLURM = "ended_by_slurm"
 """In the data of a cause: the supervisor got SIGTERM from Slurm, which does not say why."""
@@ -48,7 +48,7 @@ class Request:
 class Scene:
     """What is known about a run besides its supervisors' records.
 
-    `job` is None if Slurm no longer knows it. `failed_machines` are the names of those that Slurm considers as failed.
+    `job` is None if Slurm no longer knows it. `failed_machines` are the run's machines that Slurm considers as failed.
     `now` is in Unix seconds.
     """
 
@@ -75,9 +75,6 @@ def assess(node: int, record: Record | None, scene: Scene) -> Record:
     loss = _loss(record, scene)
     if loss is None:
         return {**record, "alive": not scene.is_over}
-    if not loss:
-        # Slurm ended it because another node failed, so this one has no cause of its own.
-        return {**record, "phase": "ended", "finished_at": record["seen_at"], "alive": False}
     return {**record, "alive": False, "loss": loss}
 
 
@@ -144,7 +141,7 @@ def _explained(record: Record, scene: Scene) -> Record:
     # Slurm signals all processes of a node at once, so a rank may seem to fail before its supervisor was asked to end.
     at = float(by_slurm["at"]) - _SIMULTANEOUS_SECONDS
     earlier = [each for each in record["causes"] if each is not by_slurm and float(each["at"]) < at]
-    return {**record, "alive": True, "causes": [*earlier, {**by_slurm, **loss, "at": at}] if loss else earlier}
+    return {**record, "alive": True, "causes": [*earlier, {**by_slurm, "at": at, **loss}]}
 
 
 def _slurm_cause(record: Record) -> Mapping[str, Any] | None:
@@ -153,7 +150,7 @@ def _slurm_cause(record: Record) -> Mapping[str, Any] | None:
 
 
 def _loss(record: Record, scene: Scene) -> Loss | None:
-    """Return why a supervisor without a last record has ended; None while it runs, empty for an effect of another."""
+    """Return why a supervisor without a last record has ended; None while it runs."""
     silence_seconds = scene.now - record["seen_at"]
     if record.get("machine") in scene.failed_machines and (scene.is_over or silence_seconds > LOST_SECONDS):
         return _machine_lost(record)
@@ -174,15 +171,17 @@ def _is_silent(record: Record, scene: Scene) -> bool:
 
 
 def _loss_by_state(record: Record, scene: Scene) -> Loss | None:
-    """Return why Slurm ended a node that had started, by the state of its job.
-
-    None if Slurm gives no reason; empty if the node was ended because the machine of another one failed.
-    """
+    """Return why Slurm ended a node that had started, by the state of its job; None if Slurm gives no reason."""
     node, state = record["node"], "" if scene.job is None else scene.job.state
     if record.get("machine") in scene.failed_machines:
         return _machine_lost(record)
     if state in _MACHINE_FAULTS:
-        return {} if scene.failed_machines else _machine_lost(record)
+        message = f"Node {node} was lost: Slurm reports {state} for the run's job."
+        loss = cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, message)
+        # The node on a machine that failed comes first. A machine may also be back in service by now.
+        if scene.failed_machines and scene.job is not None:
+            loss["at"] = scene.job.ended_at + 1.0
+        return loss
     if state in _LIMITS and record["started_at"] is None:
         return _not_started(scene.job)
     losses = {

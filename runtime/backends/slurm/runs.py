@@ -146,8 +146,13 @@ class SlurmRun:
         if job is not None and job.state in _PLAIN_ENDS and self._slurm.was_preempted(job_id):
             job = dataclasses.replace(job, state="PREEMPTED")
         failed = frozenset[str]()
-        if any(record is not None for record in records):
-            failed = frozenset(each.name for each in self._slurm.machines(_FRESH_SECONDS) if each.has_failed)
+        machines = {record.get("machine") for record in records if record is not None}
+        if machines:
+            # The answer must not be older than the end of the job: the machine that failed decides the cause.
+            max_age = _FRESH_SECONDS if job is not None and job.is_active else 0.0
+            failed = frozenset(
+                each.name for each in self._slurm.machines(max_age) if each.has_failed and each.name in machines
+            )
         return Scene(job, request, failed, submitted_at, now)
 
     def _read_records(self, nodes: int) -> list[Record | None]:

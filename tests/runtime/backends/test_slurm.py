@@ -151,7 +151,7 @@ def by_slurm(node=0):
 
 
 def job(state):
-    return JobState("7", state, 8990.0, NOW - 60)
+    return JobState("7", state, 8990.0, NOW - 10)
 
 
 def status(records, state, *, request=None, failed=()):
@@ -205,8 +205,14 @@ def test_a_run_does_not_end_before_slurm_says_why():
 
 def test_the_node_on_the_failed_machine_is_the_lost_one():
     killed = {"kind": "code_failed", "code": "rank_killed", "at": 9985.2, "node": 0, "rank": 0, "signal": "SIGTERM"}
-    ended = status([record(0, ended=True, causes=[by_slurm(0), killed]), record(1)], "NODE_FAIL", failed=["n1"])
+    ended = status(
+        [record(0, ended=True, causes=[by_slurm(0), killed]), record(1, silent_for=15)], "NODE_FAIL", failed=["n1"]
+    )
     assert (ended.outcome, ended.failure.node) == (Outcome.NODE_LOST, 1)
+    # The machine failed after its node had succeeded: the other node was lost.
+    ended = status([record(0, ended=True, causes=[by_slurm(0)]), record(1, ended=True)], "NODE_FAIL", failed=["n1"])
+    assert (ended.outcome, ended.failure.node) == (Outcome.NODE_LOST, 0)
+    assert status([record(0), record(1, ended=True)], "NODE_FAIL", failed=["n1"]).outcome is Outcome.NODE_LOST
     # While Slurm still lists the job, a machine that it calls failed is lost only if its supervisor is silent too.
     assert status([record(silent_for=5)], "RUNNING", failed=["n0"]).phase is RunPhase.RUNNING
     assert status([record(silent_for=20)], "RUNNING", failed=["n0"]).outcome is Outcome.NODE_LOST

@@ -34,7 +34,9 @@ def test_a_job_that_an_administrator_cancels_is_free(slurm_yard):
 
 def test_a_run_says_why_it_waits_and_returns_to_the_consoles_queue(slurm_yard):
     blocker = slurm_yard.cluster.call("sbatch", "--parsable", *ALL, "--output=/dev/null", "--wrap=sleep 600").strip()
+    squeue = ["squeue", "--noheader", f"--jobs={blocker}", "--format=%T"]
     try:
+        slurm_yard.cluster.wait_until(lambda: slurm_yard.cluster.call(*squeue).strip() == "RUNNING", "the other job")
         slurm_yard.backend = slurm_yard.another(pending_seconds=3)
         slurm_yard.backend.submit(slurm_yard.spec(WAIT, nodes=2))
         status = slurm_yard.wait("job-1-1", lambda status: status.waiting_code == WaitingCode.CLUSTER_QUEUE)
