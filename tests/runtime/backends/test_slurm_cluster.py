@@ -22,7 +22,8 @@ def test_a_preempted_run_is_free_and_can_save_its_work(slurm_yard):
     slurm_yard.cluster.call("sbatch", *ALL, "--partition=urgent", "--output=/dev/null", "--wrap=true")
     failure = slurm_yard.wait_for_failure(Outcome.NODE_LOST)
     assert failure.code is FailureCode.PREEMPTED, slurm_yard.all_logs("job-1-1")
-    assert [slurm_yard.log(rank) for rank in range(3)] == ["ready\nsaved\n"] * 3
+    # Slurm and the launcher both send SIGTERM, so the second may come while the handler prints.
+    assert all(slurm_yard.log(rank).startswith("ready\nsaved") for rank in range(3))
 
 
 def test_a_job_that_an_administrator_cancels_is_free(slurm_yard):
