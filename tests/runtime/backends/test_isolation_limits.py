@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from runtime.backends.local import backend
 from runtime.backends.supervision import cgroups
 from runtime.specs import FailureCode, Outcome, Resources
 from runtime.trash import Trash, remove_tree
@@ -192,7 +191,7 @@ def test_a_removal_that_takes_long_holds_up_no_submission(yard, monkeypatch):
         empty(self)
 
     yard.run("print('first')")
-    monkeypatch.setattr(backend.Trash, "empty", wait)
+    monkeypatch.setattr(Trash, "empty", wait)
     deletion = threading.Thread(target=yard.backend.delete, args=("job-1-1",))
     deletion.start()
     assert removing.wait(60)
