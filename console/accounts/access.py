@@ -60,7 +60,7 @@ def is_still_allowed(request: Request, capability: Capability) -> bool:
             return False
     elif not _is_session_valid(request._request):  # noqa: SLF001  # as above
         return False
-    current = Membership.objects.filter(pk=membership.pk, user__is_active=True).first()
+    current = selectors.usable_memberships().filter(pk=membership.pk).first()
     if current is None:
         return False
     current.scopes = membership.scopes

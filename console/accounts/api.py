@@ -11,8 +11,8 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from console.accounts import invitations, selectors, services
-from console.accounts.models import ApiToken, Invitation, Membership, Organization
+from console.accounts import invitations, selectors, service_accounts, services
+from console.accounts.models import ApiToken, Invitation, Membership, Organization, ServiceAccount
 from console.accounts.permissions import TenantView
 from console.accounts.roles import Capability, Role
 from console.core.schema import results_of
@@ -105,6 +105,39 @@ class InvitationSerializer(serializers.ModelSerializer[Invitation]):
         model = Invitation
         fields = ("id", "email", "role", "invited_by", "created_at", "expires_at", "is_expired")
         read_only_fields = ("created_at", "expires_at")
+
+
+class ServiceAccountSerializer(serializers.ModelSerializer[ServiceAccount]):
+    """An account for programs. It acts with tokens and cannot log in."""
+
+    role = serializers.ChoiceField(choices=[role.value for role in service_accounts.ROLES], source="membership.role")
+    email = serializers.EmailField(
+        source="membership.user.email", read_only=True, help_text="How jobs and the audit log name it."
+    )
+    is_disabled = serializers.SerializerMethodField()
+
+    class Meta:
+        model = ServiceAccount
+        fields = ("id", "name", "email", "role", "is_disabled", "created_at")
+        read_only_fields = ("created_at",)
+
+    def get_is_disabled(self, account: ServiceAccount) -> bool:
+        """Whether its tokens are refused."""
+        return account.disabled_at is not None
+
+
+class ServiceAccountChangeSerializer(serializers.Serializer[ServiceAccount]):
+    """Changes of a service account."""
+
+    role = serializers.ChoiceField(choices=[role.value for role in service_accounts.ROLES], required=False)
+    is_disabled = serializers.BooleanField(required=False, help_text="Whether its tokens are refused.")
+
+
+class NewServiceAccountSerializer(serializers.Serializer[ServiceAccount]):
+    """A new service account."""
+
+    name = serializers.CharField(max_length=40, help_text="Small letters, digits and dashes.")
+    role = serializers.ChoiceField(choices=[role.value for role in service_accounts.ROLES], default=Role.MEMBER.value)
 
 
 # --- Views ------------------------------------------------------------------------------------------------------------
@@ -253,6 +286,104 @@ class InvitationView(TenantView):
         return Response(status=204)
 
 
+class ServiceAccountsView(TenantView):
+    """The organization's service accounts."""
+
+    capabilities: ClassVar = {"GET": Capability.MANAGE, "POST": Capability.MANAGE}
+
+    @extend_schema(operation_id="service_accounts_list", responses=results_of(ServiceAccountSerializer))
+    def get(self, request: Request) -> Response:
+        """List the service accounts by name."""
+        accounts = selectors.service_accounts(organization=self.organization)
+        return Response({"results": ServiceAccountSerializer(accounts, many=True).data})
+
+    @extend_schema(
+        operation_id="service_accounts_create",
+        request=NewServiceAccountSerializer,
+        responses={201: ServiceAccountSerializer},
+    )
+    def post(self, request: Request) -> Response:
+        """Create a service account. Create its tokens next."""
+        serializer = NewServiceAccountSerializer(data=request.data)
+        serializer.is_valid(raise_exception=True)
+        account = service_accounts.create(actor=self.membership, **serializer.validated_data)
+        return Response(ServiceAccountSerializer(account).data, status=201)
+
+
+class _OfServiceAccount(TenantView):
+    def account(self, pk: int) -> ServiceAccount:
+        return get_object_or_404(selectors.service_accounts(organization=self.organization), pk=pk)
+
+
+class ServiceAccountView(_OfServiceAccount):
+    """One service account."""
+
+    capabilities: ClassVar = {"PATCH": Capability.MANAGE, "DELETE": Capability.MANAGE}
+
+    @extend_schema(
+        operation_id="service_accounts_change",
+        request=ServiceAccountChangeSerializer,
+        responses=ServiceAccountSerializer,
+    )
+    def patch(self, request: Request, pk: int) -> Response:
+        """Change the role, disable the account, or enable it again."""
+        account = self.account(pk)
+        serializer = ServiceAccountChangeSerializer(data=request.data)
+        serializer.is_valid(raise_exception=True)
+        if "role" in serializer.validated_data:
+            service_accounts.change_role(account=account, actor=self.membership, role=serializer.validated_data["role"])
+        if "is_disabled" in serializer.validated_data:
+            service_accounts.set_disabled(
+                account=account, actor=self.membership, is_disabled=serializer.validated_data["is_disabled"]
+            )
+        return Response(ServiceAccountSerializer(self.account(pk)).data)
+
+    @extend_schema(operation_id="service_accounts_delete", responses={204: None})
+    def delete(self, request: Request, pk: int) -> Response:
+        """Delete the account and its tokens. Runs that it ordered continue."""
+        service_accounts.delete(account=self.account(pk), actor=self.membership)
+        return Response(status=204)
+
+
+class ServiceAccountTokensView(_OfServiceAccount):
+    """The tokens of a service account."""
+
+    capabilities: ClassVar = {"GET": Capability.MANAGE, "POST": Capability.MANAGE}
+
+    @extend_schema(operation_id="service_account_tokens_list", responses=results_of(TokenSerializer))
+    def get(self, request: Request, pk: int) -> Response:
+        """List the tokens that were not revoked, newest first, including expired ones."""
+        tokens = selectors.tokens(membership=self.account(pk).membership)
+        return Response({"results": TokenSerializer(tokens, many=True).data})
+
+    @extend_schema(
+        operation_id="service_account_tokens_create", request=TokenSerializer, responses={201: NewTokenSerializer}
+    )
+    def post(self, request: Request, pk: int) -> Response:
+        """Create a token of the account. Its secret is in this response only."""
+        account = self.account(pk)
+        serializer = TokenSerializer(data=request.data)
+        serializer.is_valid(raise_exception=True)
+        maker = request.auth if isinstance(request.auth, ApiToken) else None
+        token, secret = service_accounts.create_token(
+            account=account, actor=self.membership, maker=maker, **serializer.validated_data
+        )
+        return Response({**TokenSerializer(token).data, "secret": secret}, status=201)
+
+
+class ServiceAccountTokenView(_OfServiceAccount):
+    """One token of a service account."""
+
+    capabilities: ClassVar = {"DELETE": Capability.MANAGE}
+
+    @extend_schema(operation_id="service_account_tokens_revoke", responses={204: None})
+    def delete(self, request: Request, pk: int, token_pk: int) -> Response:
+        """Revoke the token at once."""
+        token = get_object_or_404(selectors.tokens(membership=self.account(pk).membership), pk=token_pk)
+        services.revoke_token(token=token, actor=self.membership.user)
+        return Response(status=204)
+
+
 urlpatterns = [
     path("whoami/", WhoAmIView.as_view(), name="api_whoami"),
     path("tokens/", TokensView.as_view(), name="api_tokens"),
@@ -262,4 +393,12 @@ urlpatterns = [
     path("organization/members/<int:pk>/", MemberView.as_view(), name="api_member"),
     path("organization/invitations/", InvitationsView.as_view(), name="api_invitations"),
     path("organization/invitations/<int:pk>/", InvitationView.as_view(), name="api_invitation"),
+    path("service-accounts/", ServiceAccountsView.as_view(), name="api_service_accounts"),
+    path("service-accounts/<int:pk>/", ServiceAccountView.as_view(), name="api_service_account"),
+    path("service-accounts/<int:pk>/tokens/", ServiceAccountTokensView.as_view(), name="api_service_account_tokens"),
+    path(
+        "service-accounts/<int:pk>/tokens/<int:token_pk>/",
+        ServiceAccountTokenView.as_view(),
+        name="api_service_account_token",
+    ),
 ]

@@ -31,7 +31,7 @@ class TokenAuthentication(BaseAuthentication):
             return None
         if len(parts) != 2:
             raise AuthenticationFailed(_("The token must not contain spaces: Authorization: Token ty_..."))
-        valid = selectors.valid_tokens().filter(membership__user__is_active=True)
+        valid = selectors.valid_tokens().filter(membership__in=selectors.usable_memberships())
         related = valid.select_related("membership__user", "membership__organization__quota")
         token = related.filter(digest=token_digest(parts[1].decode("latin-1"))).first()
         if token is None:

@@ -129,6 +129,28 @@ class Membership(models.Model):
         return allows(self.role, capability) and (self.scopes is None or capability in self.scopes)
 
 
+class ServiceAccount(models.Model):
+    """An account of an organization for programs: it acts with API tokens and cannot log in.
+
+    Its user is inactive and without a password, so that no way to log in, and no mail, ever uses it.
+    """
+
+    membership = models.OneToOneField(
+        Membership, models.CASCADE, related_name="service_account", verbose_name=_("membership")
+    )
+    name = models.SlugField(_("name"), max_length=40)
+    created_by = models.ForeignKey(User, models.SET_NULL, null=True, related_name="+", verbose_name=_("created by"))
+    created_at = models.DateTimeField(_("created"), auto_now_add=True)
+    disabled_at = models.DateTimeField(_("disabled"), null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("service account")
+        verbose_name_plural = _("service accounts")
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class Invitation(models.Model):
     """An invitation with a role, sent by mail. The recipient accepts or declines it."""
 

@@ -14,6 +14,7 @@ from console.accounts.models import (
     Invitation,
     Membership,
     Organization,
+    ServiceAccount,
     ServiceActivation,
     User,
 )
@@ -26,13 +27,26 @@ def memberships(*, user: User) -> QuerySet[Membership]:
 
 
 def members(*, organization: Organization) -> QuerySet[Membership]:
-    """Return the members of an organization, oldest first."""
-    return organization.memberships.select_related("user", "organization").order_by("id")
+    """Return the members of an organization, oldest first, without service accounts."""
+    people = organization.memberships.filter(service_account=None)
+    return people.select_related("user", "organization").order_by("id")
+
+
+def service_accounts(*, organization: Organization) -> QuerySet[ServiceAccount]:
+    """Return the service accounts of an organization by name."""
+    accounts = ServiceAccount.objects.filter(membership__organization=organization)
+    return accounts.select_related("membership__user", "membership__organization", "created_by").order_by("name")
+
+
+def usable_memberships() -> QuerySet[Membership]:
+    """Return the memberships that may act: of active people, and of service accounts that are not disabled."""
+    is_service = Q(service_account__isnull=False, service_account__disabled_at=None)
+    return Membership.objects.filter(Q(user__is_active=True) | is_service)
 
 
 def owners_count(*, organization: Organization) -> int:
     """Return the number of owners of an organization."""
-    return organization.memberships.filter(role=Role.OWNER).count()
+    return organization.memberships.filter(role=Role.OWNER, service_account=None).count()
 
 
 def open_invitations(*, organization: Organization) -> QuerySet[Invitation]:

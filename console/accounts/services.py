@@ -234,11 +234,13 @@ def create_token(
     scopes: Iterable[str] | None = None,
     days: int | None = None,
     maker: ApiToken | None = None,
+    actor: User | None = None,
 ) -> tuple[ApiToken, str]:
     """Create an API token and return it with its secret, which is not stored. Raises InvalidInput.
 
     `scopes` limits it to these capabilities, and reading; None: all that the role allows. It expires after `days`.
-    A token that a token creates (`maker`) may do no more and lives no longer than its maker.
+    A token that a token creates (`maker`) may do no more and lives no longer than its maker. `actor` is who creates it,
+    if not the member.
     """
     name = _checked_name(name)
     limits = membership.scopes if scopes is None else _checked_scopes(membership, scopes)
@@ -259,7 +261,7 @@ def create_token(
         )
         record(
             organization=membership.organization,
-            actor=membership.user,
+            actor=actor or membership.user,
             action="token.created",
             target=str(token),
             data={"scopes": token.scopes, "expires_at": token.expires_at.isoformat() if token.expires_at else None},

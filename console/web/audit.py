@@ -22,6 +22,7 @@ AREAS = {
     "member": _("Members"),
     "invitation": _("Invitations"),
     "token": _("API tokens"),
+    "service_account": _("Service accounts"),
     "organization": _("Organization"),
     "service": _("Service"),
     "secret": _("Secrets"),
@@ -58,7 +59,7 @@ class FilterForm(forms.Form):
 def audit_log(request: MemberRequest) -> HttpResponse:
     """Show who did what, when and from which address, newest first."""
     organization = request.membership.organization
-    form = FilterForm(list(selectors.members(organization=organization)), request.GET)
+    form = FilterForm(list(organization.memberships.select_related("user").order_by("id")), request.GET)
     wanted = form.cleaned_data if form.is_valid() else {}
     events = selectors.filtered_audit_events(
         organization=organization,

@@ -96,6 +96,7 @@ PAGES = {
     "organization_new": ["organization/new/"],
     "time_zone": ["time-zone/"],
     "security": ["security/"],
+    "organization_service_accounts": ["organization/service-accounts/"],
     "organization_close": ["organization/close/"],
     "security_delete": ["security/delete/"],
     "docs": ["docs/", "docs/?q=retry"],

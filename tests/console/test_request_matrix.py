@@ -103,6 +103,10 @@ ROUTES = {
     "whoami/": {"GET": listing()},
     "tokens/": {"GET": listing(), "POST": Ask(VIEW, 201, 201, {"name": "another"})},
     "tokens/<int:pk>/": {"DELETE": Ask(VIEW, 204, own=True)},
+    "service-accounts/": {"GET": listing(MANAGE), "POST": Ask(MANAGE, 201, 201, {"name": "robot"})},
+    "service-accounts/<int:pk>/": {"PATCH": Ask(MANAGE, body={"is_disabled": True}), "DELETE": Ask(MANAGE, 204)},
+    "service-accounts/<int:pk>/tokens/": {"GET": Ask(MANAGE), "POST": Ask(MANAGE, 201, body={"name": "ci"})},
+    "service-accounts/<int:pk>/tokens/<int:token_pk>/": {"DELETE": Ask(MANAGE, 204)},
     "organization/": {"GET": listing(), "PATCH": Ask(MANAGE, 200, 200, {"name": "Renamed"})},
     "organization/closure/": {
         "GET": listing(MANAGE),
@@ -298,6 +302,9 @@ class World:
         self.code = self.code_of("offered")
         self.make("POST", "workspaces/", {"name": "matrix"})
         self.make("POST", "workspaces/", {"name": "spare"})
+        self.service_account = self.make("POST", "service-accounts/", {"name": "matrix"}).data["id"]
+        path = f"service-accounts/{self.service_account}/tokens/"
+        self.service_token = self.make("POST", path, {"name": "ci"}).data["id"]
         invited = {"email": "invited@example.com", "role": "viewer"}
         self.invitation = self.make("POST", "organization/invitations/", invited).data["id"]
         self.make("POST", "uploads/", tus(length=4, metadata=UPLOADED))
@@ -387,6 +394,7 @@ class World:
             "storage": self.deleted,
             "workspaces": self.binned.pk,
             "datasets": self.share,
+            "service-accounts": self.service_account,
         }
         pks["tokens"] = ApiToken.objects.filter(membership=self.owner).latest("id").pk
         pk = self.invitation if route.startswith("organization/invitations") else pks.get(section, self.job)
@@ -400,7 +408,8 @@ class World:
         name = {"datasets/<str:name>/": "spare", "images/<str:name>/": "own"}.get(route, names.get(section, "digits"))
         file = "outputs/train.py" if section == "jobs" else "train.py"
         parts = {
-            "<int:pk>": pk, "<uuid:quote_id>": self.quote, "<str:card>": self.card, "<str:kind>": "workspaces",
+            "<int:pk>": pk, "<int:token_pk>": self.service_token, "<uuid:quote_id>": self.quote,
+            "<str:card>": self.card, "<str:kind>": "workspaces",
             "<str:host>": "matrix.example.com",
             "<uuid:key>": self.upload, "<int:number>": 1, "<str:name>": name, "<file:path>": file,
         }  # fmt: skip

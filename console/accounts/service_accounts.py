@@ -1,0 +1,129 @@
+"""Service accounts: members of an organization that are programs. They act with API tokens and never log in.
+
+Owners create them. Their role is never owner, so they cannot manage members. Their user stays when they are deleted,
+because the audit log names it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from django.db import transaction
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from console.accounts import selectors, services
+from console.accounts.models import ApiToken, Membership, Organization, ServiceAccount, User
+from console.accounts.roles import CAPABILITIES, Role
+from console.core.errors import InvalidInput
+
+ROLES = (Role.MEMBER, Role.BILLING, Role.VIEWER)
+MAX_PER_ORGANIZATION = 100
+"""Service accounts of an organization: one for each pipeline of a large team."""
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
+
+
+def create(*, actor: Membership, name: str, role: str) -> ServiceAccount:
+    """Create a service account. Raises InvalidInput."""
+    organization = actor.organization
+    if not _NAME.fullmatch(name):
+        sentence = _("Use 1 to 40 small letters, digits and dashes, and begin and end with a letter or digit.")
+        raise InvalidInput(fields={"name": sentence})
+    role = _checked_role(actor, role)
+    with transaction.atomic():
+        services.lock(organization)
+        accounts = selectors.service_accounts(organization=organization)
+        if accounts.filter(name=name).exists():
+            raise InvalidInput(fields={"name": _("This name is taken. Choose another one.")})
+        if accounts.count() >= MAX_PER_ORGANIZATION:
+            sentence = _("There are %(most)d service accounts already.")
+            raise InvalidInput(fields={"name": sentence % {"most": MAX_PER_ORGANIZATION}})
+        user = _user(organization, name)
+        membership = Membership.objects.create(user=user, organization=organization, role=role)
+        account = ServiceAccount.objects.create(membership=membership, name=name, created_by=actor.user)
+        _record(account, actor, "created", role=role)
+    return account
+
+
+def change_role(*, account: ServiceAccount, actor: Membership, role: str) -> None:
+    """Change the role. Scopes that it no longer allows have no effect. Raises InvalidInput."""
+    role = _checked_role(actor, role)
+    with transaction.atomic():
+        services.lock(actor.organization)
+        account.membership.refresh_from_db(fields=["role"])
+        if account.membership.role != role:
+            account.membership.role = role
+            account.membership.save(update_fields=["role"])
+            _record(account, actor, "role_changed", to=role)
+
+
+def set_disabled(*, account: ServiceAccount, actor: Membership, is_disabled: bool) -> None:
+    """Stop all tokens of the account, or let them work again. Idempotent."""
+    with transaction.atomic():
+        rows = ServiceAccount.objects.filter(pk=account.pk, disabled_at__isnull=is_disabled)
+        if rows.update(disabled_at=timezone.now() if is_disabled else None):
+            _record(account, actor, "disabled" if is_disabled else "enabled")
+
+
+def delete(*, account: ServiceAccount, actor: Membership) -> None:
+    """Delete the account with its tokens. Runs that it ordered continue. Idempotent."""
+    with transaction.atomic():
+        services.lock(actor.organization)
+        membership = Membership.objects.filter(pk=account.membership_id).select_related("user").first()
+        if membership is None:
+            return
+        _record(account, actor, "deleted")
+        user = membership.user
+        membership.delete()
+        user.email = f"{account.name}.deleted-{user.pk}@{user.email.partition('@')[2]}"  # frees the name
+        user.save(update_fields=["email"])
+
+
+def create_token(
+    *,
+    account: ServiceAccount,
+    actor: Membership,
+    name: str,
+    scopes: Iterable[str] | None = None,
+    days: int | None = None,
+    maker: ApiToken | None = None,
+) -> tuple[ApiToken, str]:
+    """Create a token of the account and return it with its secret. Raises InvalidInput.
+
+    It may do no more than the actor: a token that may manage but not pay makes none that pays.
+    """
+    membership = account.membership
+    membership.scopes = actor.scopes
+    try:
+        return services.create_token(
+            membership=membership, name=name, scopes=scopes, days=days, maker=maker, actor=actor.user
+        )
+    finally:
+        membership.scopes = None
+
+
+def _user(organization: Organization, name: str) -> User:
+    """Create the user: inactive, without a password. The reserved domain `.invalid` receives no mail (RFC 2606)."""
+    address = f"{name}@{organization.slug}.service.invalid"
+    if User.objects.filter(email=address).exists():
+        raise InvalidInput(fields={"name": _("This name is taken. Choose another one.")})
+    return User.objects.create_user(address, None, is_active=False)
+
+
+def _checked_role(actor: Membership, role: str) -> Role:
+    if role not in ROLES:
+        raise InvalidInput(fields={"role": _("Choose one of: member, billing, viewer.")})
+    if not all(actor.allows(capability) for capability in CAPABILITIES[Role(role)]):
+        raise InvalidInput(fields={"role": _("Choose a role that the token that you use allows.")})
+    return Role(role)
+
+
+def _record(account: ServiceAccount, actor: Membership, what: str, **data: str) -> None:
+    services.record(
+        organization=actor.organization,
+        actor=actor.user,
+        action=f"service_account.{what}",
+        target=account.name,
+        data=data,
+    )
