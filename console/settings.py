@@ -276,6 +276,8 @@ SPECTACULAR_SETTINGS = {
         "InvoiceKindEnum": "billing.models.Invoice.Kinds",
         "EntryKindEnum": ["file", "folder", "link", "other"],
         "FileKindEnum": ["file", "folder"],
+        "RoleEnum": "console.accounts.models.Membership.Roles",
+        "ServiceAccountRoleEnum": ["member", "billing", "viewer"],
     },
 }
 

@@ -74,6 +74,9 @@ class TokenSerializer(serializers.ModelSerializer[ApiToken]):
         read_only_fields = ("prefix", "expires_at", "created_at", "last_used_at")
 
 
+TOKENS = results_of(TokenSerializer)
+
+
 class NewTokenSerializer(TokenSerializer):
     """A new API token, with its secret. The secret is never shown again."""
 
@@ -159,7 +162,7 @@ class TokensView(TenantView):
 
     capabilities: ClassVar = {"GET": Capability.VIEW, "POST": Capability.VIEW}
 
-    @extend_schema(operation_id="tokens_list", responses=results_of(TokenSerializer))
+    @extend_schema(operation_id="tokens_list", responses=TOKENS)
     def get(self, request: Request) -> Response:
         """List the tokens that were not revoked, newest first, including expired ones."""
         tokens = selectors.tokens(membership=self.membership)
@@ -350,7 +353,7 @@ class ServiceAccountTokensView(_OfServiceAccount):
 
     capabilities: ClassVar = {"GET": Capability.MANAGE, "POST": Capability.MANAGE}
 
-    @extend_schema(operation_id="service_account_tokens_list", responses=results_of(TokenSerializer))
+    @extend_schema(operation_id="service_account_tokens_list", responses=TOKENS)
     def get(self, request: Request, pk: int) -> Response:
         """List the tokens that were not revoked, newest first, including expired ones."""
         tokens = selectors.tokens(membership=self.account(pk).membership)
