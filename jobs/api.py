@@ -23,7 +23,19 @@ from console.accounts.roles import Capability
 from console.core.errors import InvalidInput, NotFound
 from console.core.schema import results_of
 from console.core.sse import EventStreamRenderer, wants_events
-from jobs import activation, checks, comparison, curves, failures, orders, probes, reruns, selectors, streams
+from jobs import (
+    activation,
+    checks,
+    comparison,
+    curves,
+    failures,
+    orders,
+    probes,
+    reruns,
+    selectors,
+    streams,
+    tensorboards,
+)
 from jobs.details import DetailsSerializer, update_details
 from jobs.fields import is_text
 from jobs.launch_preview import launch_preview
@@ -49,6 +61,7 @@ from jobs.serializers import (
     ServiceSerializer,
     StackSerializer,
     TelemetrySerializer,
+    TensorBoardSerializer,
 )
 
 MAX_NUMBER_DIGITS = 15
@@ -249,6 +262,18 @@ class CancelView(JobView):
         """Cancel a job: a waiting one ends at once, a running one gets SIGTERM and a grace period."""
         orders.cancel_job(membership=self.membership, job=self.job(pk))
         return Response(selectors.summary(self.job(pk)))
+
+
+class TensorBoardView(JobView):
+    """TensorBoard of a job."""
+
+    capabilities = {"POST": Capability.VIEW}
+
+    @extend_schema(request=None, responses={201: TensorBoardSerializer})
+    def post(self, request: Request, pk: int) -> Response:
+        """Start TensorBoard on the job's logs. Only you can open its URL, logged in to the console in a browser."""
+        path = tensorboards.open_session(membership=self.membership, jobs=[self.job(pk)])
+        return Response({"url": request.build_absolute_uri(path)}, status=201)
 
 
 class RerunView(JobView):
@@ -522,6 +547,7 @@ urlpatterns = [
     path("jobs/", JobsView.as_view(), name="api_jobs"),
     path("jobs/<int:pk>/", JobDetailView.as_view(), name="api_job"),
     path("jobs/<int:pk>/cancel/", CancelView.as_view(), name="api_job_cancel"),
+    path("jobs/<int:pk>/tensorboard/", TensorBoardView.as_view(), name="api_job_tensorboard"),
     path("jobs/<int:pk>/rerun/", RerunView.as_view(), name="api_job_rerun"),
     path("jobs/<int:pk>/logs/", LogsView.as_view(), name="api_job_logs"),
     path("jobs/<int:pk>/logs/search/", LogSearchView.as_view(), name="api_job_log_search"),

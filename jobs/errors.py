@@ -52,3 +52,31 @@ class StaleTransition(JobsError):
 
     code = "stale_transition"
     message = _("The job's state has just changed. Check it and try again.")
+
+
+class NoLogs(JobsError):
+    """No job has logs for TensorBoard: none has started, or the files were deleted."""
+
+    code = "no_logs"
+    message = _("There are no logs to show. They exist once a job has started, until its files are deleted.")
+
+
+class LogsUnreachable(JobsError):
+    """The logs are on storage that the console does not share."""
+
+    code = "logs_unreachable"
+    message = _("These logs are on storage that the console can't read.")
+
+
+class TooManyTools(JobsError):
+    """The organization, or all of them together, has as many TensorBoards open as are allowed."""
+
+    code = "too_many_tools"
+    message = _("Too many TensorBoards are open. They end when nobody looks at them for a while. Try again later.")
+
+
+class ToolsAway(JobsError):
+    """TensorBoard cannot be started at the moment."""
+
+    code = "tools_away"
+    message = _("TensorBoard can't be started at the moment. Try again later.")

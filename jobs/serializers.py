@@ -530,3 +530,9 @@ class EventSerializer(serializers.Serializer[Any]):
     details = serializers.DictField(source="event.data")
     sentence = serializers.CharField()
     created_at = serializers.DateTimeField(source="event.created_at")
+
+
+class TensorBoardSerializer(serializers.Serializer[Any]):
+    """Where TensorBoard is."""
+
+    url = serializers.URLField()

@@ -12,12 +12,13 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
+from http import HTTPStatus
 from typing import Any
 
 from django.conf import settings
 
 from console.observability import addresses, heartbeats, logs
-from console.serving import refusals
+from console.serving import proxy, refusals
 from console.serving.exchange import SCOPE_KEY, Exchange, IncomingBody
 from console.serving.limits import Limit
 from console.serving.refusals import Message, Receive, Refused, Send
@@ -97,7 +98,9 @@ class Application:
                 spool.seek(0)
                 body, threads = spool.read(), self._probes if scope["path"] in PROBES else self._pages
             messages = await self._run_django(scope, body, threads)
-        if exchange.stream is None:  # else a view's response streams, and `messages` has only its start
+        if exchange.upstream is not None and messages[0]["status"] == HTTPStatus.OK:
+            await proxy.forward(exchange.upstream, scope, body, receive, send)
+        elif exchange.stream is None:  # else a view's response streams, and `messages` has only its start
             for message in messages:
                 await send(message)
         else:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Condition
 from typing import Any
 
@@ -24,12 +25,44 @@ READ_AHEAD_BYTES = 2 * 1024**2
 """How much of a body is received before the view reads it: enough to keep the connection busy while the view writes."""
 
 
+@dataclass(frozen=True)
+class Upstream:
+    """Where a tool listens, and what its responses may do in a browser.
+
+    `root` is the URL under which the tool is. Below `data_path`, a path, the tool sends what customers' code wrote.
+    """
+
+    socket: Path
+    root: str
+    data_path: str
+
+    @property
+    def content_security_policy(self) -> str:
+        """Return the policy of every response: its scripts reach the tool, and nothing else of the console."""
+        return "; ".join([
+            "default-src 'none'",
+            f"script-src {self.root}",
+            f"style-src {self.root} 'unsafe-inline'",
+            f"img-src {self.root} data: blob:",
+            f"media-src {self.root}",
+            f"font-src {self.root} data:",
+            f"connect-src {self.root}",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+        ])  # fmt: skip
+
+
 @dataclass
 class Exchange:
-    """One request. The view of an upload reads `body`. The server sends `stream` after Django is done."""
+    """One request. The view of an upload reads `body`. The server sends `stream` after Django is done.
+
+    The view of a tool sets `upstream`: if it answered 200, the server lets the tool answer in its place.
+    """
 
     body: IncomingBody | None = None
     stream: StreamingHttpResponse | None = None
+    upstream: Upstream | None = None
 
 
 def exchange_of(request: HttpRequest) -> Exchange | None:

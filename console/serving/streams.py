@@ -65,7 +65,7 @@ class Streams:
         self.events += 1
         try:
             async with self._threads.acquire():
-                await _send_until_disconnect(aiter(response), start, receive, send)
+                await send_until_disconnect(aiter(response), start, receive, send)
         finally:
             self.events -= 1
 
@@ -73,7 +73,7 @@ class Streams:
         with self._downloads.held(""), ThreadPoolExecutor(1, thread_name_prefix="download") as thread:
             async with ThreadSensitiveContext(executor=thread):
                 try:
-                    await _send_until_disconnect(_chunks(response), start, receive, send)
+                    await send_until_disconnect(_chunks(response), start, receive, send)
                 finally:
                     await sync_to_async(connections.close_all)()
 
@@ -89,7 +89,7 @@ async def _chunks(response: StreamingHttpResponse) -> AsyncIterator[bytes]:
         yield chunk
 
 
-async def _send_until_disconnect(chunks: AsyncIterator[bytes], start: Message, receive: Receive, send: Send) -> None:
+async def send_until_disconnect(chunks: AsyncIterator[bytes], start: Message, receive: Receive, send: Send) -> None:
     """Send a response until it ends or the client leaves. An error of `chunks` is raised again."""
 
     async def send_all() -> None:

@@ -79,6 +79,8 @@ def programs() -> list[Program]:
         Program("beat", (*celery, *beat), "the clock of the sweeps", 50),
         Program("watcher", ("manage.py", "watch_runs"), "follows runs as they happen", 60),
     ]
+    if None in settings.TRAINYARD_CLUSTERS.values():  # the machine has sandboxes
+        selected.append(Program("tools", ("manage.py", "run_tools"), "TensorBoard", 35))
     if settings.EMBEDDED_DATABASE or settings.EMBEDDED_REDIS:
         selected.append(Program("services", ("manage.py", "hold_services"), "embedded PostgreSQL and Redis", 10))
     if settings.PAYMENTS_SANDBOX:

@@ -37,6 +37,7 @@ from jobs import (
     run_specs,
     selectors,
     snapshots,
+    tensorboards,
 )
 from jobs.diagnosis import Fix
 from jobs.failures import Explanation
@@ -126,6 +127,7 @@ def _header(job: Job) -> dict[str, Any]:
         "explanation": explanation,
         "fix": _fix(job, explanation, has_files=shared["files_end"] is not None) if explanation else None,
         "is_ending": expiry.is_soon(job),
+        "has_tensorboard": job.started_at is not None and tensorboards.is_available(),
         "may_cancel": not job.is_ended and job.state != JobState.STOPPING,
     }
 

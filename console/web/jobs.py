@@ -23,7 +23,7 @@ from console.core.errors import InvalidInput
 from console.web.access import MemberRequest, errors_as_message, member
 from console.web.amounts import parse_row_id
 from console.web.costs import csv_file
-from jobs import exports, free_runs, job_search, orders, reruns, rows, selectors, snapshots
+from jobs import exports, free_runs, job_search, orders, reruns, rows, selectors, snapshots, tensorboards
 from jobs.details import update_details
 from jobs.job_search import JobSearch
 from jobs.models import Job
@@ -50,6 +50,7 @@ def job_list(request: MemberRequest) -> HttpResponse:
         "page": page,
         "rows": [rows.row(job) for job in page.jobs],
         "moving": any(not job.is_ended for job in page.jobs),
+        "has_tensorboard": tensorboards.is_available(),
     }
     if request.htmx:
         return render(request, "jobs/_job_rows.html", context)

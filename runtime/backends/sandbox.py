@@ -103,16 +103,31 @@ class Sandbox:
     """Packages besides the image's."""
 
 
-def arguments(sandbox: Sandbox, environment: Mapping[str, str]) -> list[str]:
-    """Return bubblewrap's arguments, without the program that it is to run. Their order matters: later mounts win."""
-    args = [*_NAMESPACES, "--uid", str(USER_ID), "--gid", str(USER_ID), "--hostname", sandbox.hostname]
+def base_arguments(hostname: str, memory_bytes: int) -> list[str]:
+    """Return bubblewrap's arguments for a sandbox with the system's libraries, /proc, /dev and a private /tmp only."""
+    args = [*_NAMESPACES, "--uid", str(USER_ID), "--gid", str(USER_ID), "--hostname", hostname]
     for source in _SYSTEM_PATHS:
         args += ["--ro-bind-try", source, source]
     for name in _USR_LINKS:
         args += _top_folder_arguments(Path("/") / name)
     args += [*_proc_arguments(), "--dev", "/dev"]
     for folder in ("/tmp", "/dev/shm"):  # noqa: S108 - the sandbox's own, not the host's
-        args += ["--perms", "1777", "--size", str(sandbox.memory_bytes), "--tmpfs", folder]
+        args += ["--perms", "1777", "--size", str(memory_bytes), "--tmpfs", folder]
+    return args
+
+
+def closing_arguments(environment: Mapping[str, str]) -> list[str]:
+    """Return the arguments after all mounts: what was not mounted to be written is read-only."""
+    # bubblewrap's root is a tmpfs without a size limit, so writing there would use up the host's memory.
+    args = ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
+    for name, value in sorted(environment.items()):
+        args += ["--setenv", name, value]
+    return args
+
+
+def arguments(sandbox: Sandbox, environment: Mapping[str, str]) -> list[str]:
+    """Return bubblewrap's arguments, without the program that it is to run. Their order matters: later mounts win."""
+    args = base_arguments(sandbox.hostname, sandbox.memory_bytes)
     if sandbox.gpus:
         for path in _GPU_SYSTEM_PATHS:
             args += ["--ro-bind-try", path, path]
@@ -135,11 +150,7 @@ def arguments(sandbox: Sandbox, environment: Mapping[str, str]) -> list[str]:
     # Parents come first, so that mounts inside other mounts stay visible.
     for mount in sorted(sandbox.mounts, key=lambda mount: mount.target.count("/")):
         args += ["--ro-bind" if mount.read_only else "--bind", mount.source, mount.target]
-    # bubblewrap's root is a tmpfs without a size limit, so writing there would use up the host's memory.
-    args += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
-    for name, value in sorted(environment.items()):
-        args += ["--setenv", name, value]
-    return args
+    return args + closing_arguments(environment)
 
 
 def base_environment(image: Path, gpus: Sequence[str], *, has_packages: bool = False) -> dict[str, str]:

@@ -76,12 +76,13 @@ const confirmThen = (form, submitter) => {
 
 document.addEventListener("submit", (event) => {
   const form = event.target;
-  if (form.dataset.confirm && !("confirmed" in form.dataset)) {
+  const opensTab = form.target === "_blank" || event.submitter?.formTarget === "_blank";
+  if (form.dataset.confirm && !opensTab && !("confirmed" in form.dataset)) {
     event.preventDefault();
     confirmThen(form, event.submitter);
     return;
   }
-  if (event.defaultPrevented || form.method !== "post" || form.hasAttribute("hx-post")) return;
+  if (opensTab || event.defaultPrevented || form.method !== "post" || form.hasAttribute("hx-post")) return;
   if ("sent" in form.dataset) {
     event.preventDefault();
     return;

@@ -220,6 +220,7 @@ ROUTES = {
     "jobs/": {"GET": listing()},
     "jobs/<int:pk>/": {"GET": Ask(VIEW), "PATCH": Ask(STORE, body={"notes": "x"})},
     "jobs/<int:pk>/cancel/": {"POST": Ask(RUN)},
+    "jobs/<int:pk>/tensorboard/": {"POST": Ask(VIEW, 409)},  # it has not started
     "jobs/<int:pk>/rerun/": {"POST": Ask(RUN, 201)},
     "jobs/<int:pk>/logs/": {"GET": Ask(VIEW)},
     "jobs/<int:pk>/logs/search/": {"GET": Ask(VIEW)},

@@ -157,7 +157,8 @@ def test_the_dockerfiles_script_installs_a_recipe(tmp_path):
 
 def test_compose_runs_every_program_after_prepare():
     served = {name: each["command"][1] for name, each in SERVICES.items() if each.get("command", [])[:1] == ["serve"]}
-    assert set(served.values()) == {program.name for program in supervisor.programs()} - {"services", "sandbox"}
+    not_served = {"services", "sandbox", "tools"}
+    assert set(served.values()) == {program.name for program in supervisor.programs()} - not_served
     assert SERVICES["prepare"]["command"] == ["prepare"]
     for name in served:
         assert SERVICES[name]["depends_on"] == {"prepare": {"condition": "service_completed_successfully"}}

@@ -111,7 +111,7 @@ def test_every_pod_meets_the_restricted_pod_security_standard(overlay):
 
 def test_every_program_of_the_console_runs_once(overlay):
     arguments = [container.get("args", [""]) for _name, container in containers_of(objects(overlay))]
-    programs = {program.name for program in supervisor.programs()} - {"services"}
+    programs = {program.name for program in supervisor.programs()} - {"services", "tools"}
     expected = programs if overlay == "trial" else programs - {"sandbox"}
     assert sorted(each[1] for each in arguments if each[0] == "serve") == sorted(expected)
 

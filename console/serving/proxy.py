@@ -1,0 +1,92 @@
+"""Let a tool answer a request: a program in a sandbox, which listens on a Unix socket.
+
+A tool is not trusted, and shares its origin with the console. It gets few headers of the request, and never a cookie or
+credential. Of its response the browser gets the body, the status and a few headers; all that decide what a browser may
+do with the body are the console's own. Redirects are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import httpx
+
+from console.serving.exchange import Upstream
+from console.serving.refusals import Message, Receive, Refusal, Refused, Send
+from console.serving.streams import send_until_disconnect
+
+TIMEOUT = httpx.Timeout(90.0, connect=5.0)
+"""A tool that has just been started lets its first request wait for some seconds, on a busy machine for longer."""
+ENDED = Refusal(502, "tool_ended", "This tool has ended or does not answer. Open it again.")
+REQUEST_HEADERS = frozenset(
+    {"accept", "accept-encoding", "accept-language", "content-type", "range", "if-none-match", "if-modified-since"}
+)
+RESPONSE_HEADERS = frozenset({"content-length", "content-range", "accept-ranges", "etag", "last-modified"})
+DATA_TYPES = frozenset({"application/json", "text/plain", "text/csv", "image/png", "image/jpeg", "image/gif",
+                        "image/webp", "image/bmp", "audio/wav", "audio/mpeg", "audio/ogg", "audio/flac"})  # fmt: skip
+"""Media types of data that a browser shows and never executes. All other data is sent as bytes."""
+PROGRAM_TYPES = frozenset({"text/html", "text/css", "text/javascript", "application/javascript", "application/wasm",
+                           "image/svg+xml", "image/x-icon", "image/vnd.microsoft.icon", "font/woff2"})  # fmt: skip
+"""Media types that only a tool's own files may have, besides those of data."""
+
+
+async def forward(upstream: Upstream, scope: Mapping[str, Any], body: bytes, receive: Receive, send: Send) -> None:
+    """Send the tool's response to the request. Raises Refused if it does not answer."""
+    path, query = scope["raw_path"], scope["query_string"]
+    headers = [(name, value) for name, value in scope["headers"] if name.decode("latin-1").lower() in REQUEST_HEADERS]
+    request = httpx.Request(
+        scope["method"],
+        httpx.URL("http://localhost", raw_path=path + (b"?" + query if query else b"")),
+        headers=[*headers, (b"host", b"localhost")],
+        content=body or None,
+    )
+    transport = httpx.AsyncHTTPTransport(uds=str(upstream.socket), verify=False)  # it uses no TLS
+    async with httpx.AsyncClient(transport=transport, timeout=TIMEOUT, trust_env=False) as client:
+        try:
+            response = await client.send(request, stream=True)
+        except httpx.HTTPError as error:
+            raise Refused(ENDED) from error
+        try:
+            if response.is_redirect:
+                raise Refused(ENDED)
+            start: Message = {
+                "type": "http.response.start",
+                "status": response.status_code,
+                "headers": _response_headers(upstream, path.decode("latin-1"), response.headers),
+            }
+            with suppress(httpx.HTTPError):  # the tool has ended: the server closes the connection
+                await send_until_disconnect(_pieces(response), start, receive, send)
+        finally:
+            await response.aclose()
+
+
+async def _pieces(response: httpx.Response) -> AsyncIterator[bytes]:
+    async for piece in response.aiter_raw():
+        yield piece
+
+
+def _response_headers(upstream: Upstream, path: str, headers: httpx.Headers) -> list[tuple[bytes, bytes]]:
+    """Return the headers for the browser: few of the tool's, and the console's own."""
+    media_type, _, parameters = headers.get("content-type", "").partition(";")
+    media_type = media_type.strip().lower()
+    allowed = DATA_TYPES if path.startswith(upstream.data_path) else DATA_TYPES | PROGRAM_TYPES
+    content_type = media_type if media_type in allowed else "application/octet-stream"
+    if content_type.startswith("text/") and parameters.strip().lower() == "charset=utf-8":
+        content_type += "; charset=utf-8"
+    kept = [(name, value) for name, value in headers.items() if name in RESPONSE_HEADERS]
+    if headers.get("content-encoding") in {"gzip", "br", "deflate", "zstd"}:
+        kept.append(("content-encoding", headers["content-encoding"]))
+    ours = {
+        "content-type": content_type,
+        "content-security-policy": upstream.content_security_policy,
+        "x-content-type-options": "nosniff",
+        "x-frame-options": "DENY",
+        "referrer-policy": "no-referrer",
+        # The console's pages say `same-origin`, so a page of a tool cannot keep a window with one of them.
+        "cross-origin-opener-policy": "unsafe-none",
+        "cross-origin-resource-policy": "same-origin",
+        "cache-control": "private, no-store",
+    }
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in [*kept, *ours.items()]]

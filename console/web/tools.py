@@ -1,0 +1,73 @@
+"""TensorBoard: opened from pages of jobs, and served below `/tools/` by `console.serving.proxy`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from django.http import HttpResponse, HttpResponseForbidden
+from django.shortcuts import redirect
+from django.utils.translation import gettext_lazy as _
+from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import require_http_methods, require_POST
+
+from console.accounts.roles import Capability
+from console.core.errors import CustomerError, NotFound
+from console.serving.exchange import exchange_of
+from console.serving.proxy import Upstream
+from console.web.access import MemberRequest, member, show_error
+from console.web.amounts import parse_row_id
+from jobs import selectors, tensorboards
+from jobs.models import Job
+
+_TRICKS = re.compile(rb"[^!-~]|%(?:2f|5c|00|2e)|//|\\|(?:^|/)\.\.?(?:/|$)", re.IGNORECASE)
+"""What no path of a tool has: bytes to be encoded, encoded slashes and dots, empty folders, and folders above."""
+
+
+@require_POST
+@member(Capability.VIEW)
+def job_tensorboard(request: MemberRequest, pk: int) -> HttpResponse:
+    """Open TensorBoard on a job."""
+    return _open(request, [selectors.job_row(request.membership.organization, pk)], "job_detail", pk)
+
+
+@require_POST
+@member(Capability.VIEW)
+def jobs_tensorboard(request: MemberRequest) -> HttpResponse:
+    """Open TensorBoard on the jobs that the form names. Jobs of other organizations are left out."""
+    chosen = [pk for pk in map(parse_row_id, request.POST.getlist("job")[: tensorboards.MAX_JOBS]) if pk]
+    jobs = Job.objects.filter(organization=request.membership.organization, pk__in=chosen).order_by("pk")
+    return _open(request, list(jobs), "job_list")
+
+
+@csrf_exempt  # a tool has no token of ours: `_is_from_elsewhere` takes its place
+@require_http_methods(["GET", "HEAD", "POST"])
+@member(Capability.VIEW)
+def tool(request: MemberRequest, key: str, rest: str) -> HttpResponse:
+    """Let the session's tool answer, if it is the member's own."""
+    session = tensorboards.find_session(membership=request.membership, key=key)
+    if session is None:
+        raise NotFound(_("This TensorBoard has ended. Open it again from the page of the job."))
+    exchange = exchange_of(request)
+    scope: dict[str, Any] = getattr(request, "scope", None) or {}
+    if exchange is None or _TRICKS.search(scope["raw_path"]) or not scope["query_string"].isascii():
+        raise NotFound
+    if request.method == "POST" and _is_from_elsewhere(request):
+        return HttpResponseForbidden()
+    session.mark_used()
+    path = f"{tensorboards.url_path(key)}/"
+    exchange.upstream = Upstream(session.socket, request.build_absolute_uri(path), path + tensorboards.DATA)
+    return HttpResponse()
+
+
+def _is_from_elsewhere(request: MemberRequest) -> bool:
+    """Return whether another site's page sent the request. Every browser that is supported says so."""
+    return request.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin"
+
+
+def _open(request: MemberRequest, jobs: list[Job], page: str, *arguments: Any) -> HttpResponse:
+    try:
+        return redirect(tensorboards.open_session(membership=request.membership, jobs=jobs))
+    except CustomerError as error:
+        show_error(request, error)
+        return redirect(page, *arguments)

@@ -1,0 +1,94 @@
+"""Open TensorBoard on the logs of jobs. The process of `manage.py run_tools` starts it, in a sandbox."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from django.conf import settings
+
+from console.accounts.models import Membership
+from jobs.clusters import cluster, cluster_named
+from jobs.errors import LogsUnreachable, NoLogs, TooManyTools, ToolsAway
+from jobs.models import Attempt, Job
+from runtime.errors import RuntimeFault
+from runtime.tools import control
+from runtime.tools.control import LogFolder, Session, SessionRequest
+
+PATH = "/tools/"
+"""The path that all tools are under, each below its session's key."""
+DATA = "data/"
+"""Below a session's path, TensorBoard's own folder of everything that it reads from logs."""
+MAX_JOBS = 20
+_MAX_NAME = 60
+
+
+def root() -> Path:
+    """Return the folder of the process that owns the tools."""
+    folder: Path = settings.EMBEDDED.socket_dir
+    return folder
+
+
+def url_path(key: str) -> str:
+    """Return the path that a session is under, without a slash at its end."""
+    return f"{PATH}{key}"
+
+
+def is_available() -> bool:
+    """Return whether this installation has TensorBoard."""
+    return control.is_served(root())
+
+
+def open_session(*, membership: Membership, jobs: Iterable[Job]) -> str:
+    """Return the path of a TensorBoard with the logs of these jobs of the organization.
+
+    Only the member can open it. Raises NoLogs, LogsUnreachable, TooManyTools, ToolsAway.
+    """
+    logs: list[LogFolder] = []
+    is_unreachable = False
+    for job in list(jobs)[:MAX_JOBS]:
+        attempts = list(job.attempts.order_by("number"))
+        for attempt in attempts:
+            try:
+                found = _logs_of(job, attempt, is_only=len(attempts) == 1)
+            except RuntimeFault:
+                is_unreachable = True
+                continue
+            if found is None:
+                is_unreachable = True
+            elif Path(found.folder).is_dir():
+                logs.append(found)
+    if not logs:
+        raise LogsUnreachable if is_unreachable else NoLogs
+    request = SessionRequest(membership.organization_id, membership.user_id, tuple(logs))
+    try:
+        return f"{url_path(control.start(root(), request))}/"
+    except control.TooManySessions:
+        raise TooManyTools from None
+    except control.ToolsUnavailable as error:
+        raise ToolsAway from error
+
+
+def find_session(*, membership: Membership, key: str) -> Session | None:
+    """Return the member's own session with this key."""
+    session = control.find(root(), key)
+    if session is None or (session.organization, session.user) != (membership.organization_id, membership.user_id):
+        return None
+    return session
+
+
+def _logs_of(job: Job, attempt: Attempt, *, is_only: bool) -> LogFolder | None:
+    """Return an attempt's TENSORBOARD_LOGDIR; None if the console does not see its storage. Raises RuntimeFault."""
+    backend = cluster(attempt.backend)
+    if not backend.shares_storage:
+        return None
+    name = f"{job.pk}-{re.sub(r'[^A-Za-z0-9_.-]+', '_', job.name)[:_MAX_NAME]}".strip("-_.")
+    if not is_only:
+        name += f"-attempt-{attempt.number}"
+    run_folder = backend.run_folder(attempt.run_name)
+    # What is mounted into the sandbox must be out of reach of the run's code, which could replace it by a link. Here
+    # that is `run`, which a sandbox has as a mount. A pod has the run's whole folder.
+    if settings.TRAINYARD_CLUSTERS.get(cluster_named(attempt.backend)) is None:
+        return LogFolder(name, str(run_folder / "run"), "tensorboard")
+    return LogFolder(name, str(run_folder), "run/tensorboard")

@@ -1,0 +1,58 @@
+"""Run TensorBoard on a listening socket that this process inherits: the program inside the sandbox.
+
+Arguments: the socket's file descriptor, the folder with the logs, and the path of the URL that TensorBoard is under.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from tensorboard import default, program
+from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
+
+
+class QuietHandler(WSGIRequestHandler):
+    """Logs no requests: the console does."""
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        """Log nothing."""
+
+
+class InheritedSocket(program.TensorBoardServer):  # type: ignore[misc]  # TensorBoard has no types
+    """Serves on the socket that this process has inherited."""
+
+    descriptor = -1
+
+    def __init__(self, wsgi_app: object, _flags: object) -> None:
+        self._server: BaseWSGIServer = make_server(
+            "unix://",
+            0,
+            wsgi_app,
+            threaded=True,
+            request_handler=QuietHandler,
+            fd=self.descriptor,  # type: ignore[arg-type]
+        )
+
+    def serve_forever(self) -> None:
+        """Serve until the process is ended."""
+        self._server.serve_forever()
+
+    def get_url(self) -> str:
+        """Return an address, of which TensorBoard notes the port in its own /tmp."""
+        return "http://localhost:0/"
+
+
+def main() -> None:
+    """Serve until the process is ended."""
+    InheritedSocket.descriptor = int(sys.argv[1])
+    # Only what TensorBoard itself brings: plugins of other packages may read any file of the sandbox.
+    board = program.TensorBoard(default.get_static_plugins(), server_class=InheritedSocket)
+    board.configure(
+        ["tensorboard", "--logdir", sys.argv[2], "--path_prefix", sys.argv[3], "--load_fast", "false",
+         "--reload_interval", "5", "--reload_multifile", "true"]
+    )  # fmt: skip
+    board.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""TensorBoard in a real browser, behind the console: a curve is drawn, and its page reaches nothing of the console."""
+
+import pytest
+from playwright.sync_api import expect
+
+from jobs import tensorboards
+from tests.browser.conftest import log_in
+from tests.tools import asgi_console, owner_of_tools, write_scalars
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.late("it awaits TensorBoard and a browser, with limits of seconds"),
+    pytest.mark.django_db(transaction=True),
+]
+REACH_OUT = """async (address) => {
+    const outcome = async (action) => { try { await action(); return "reached"; } catch (error) { return "refused"; } };
+    return [
+        await outcome(() => fetch(address)),
+        await outcome(() => new Promise((resolve, reject) => {
+            const script = Object.assign(document.createElement("script"), {src: address});
+            script.onload = resolve; script.onerror = reject; document.head.append(script);
+        })),
+        await outcome(() => navigator.serviceWorker.register(location.pathname + "index.js")),
+        await outcome(() => { if (Function("return 1")()) return; }),
+    ];
+}"""
+
+
+@pytest.fixture
+def root(short_folders, monkeypatch):
+    folder = short_folders()
+    monkeypatch.setattr(tensorboards, "root", lambda: folder)
+    return folder
+
+
+@pytest.fixture
+def url(settings, tmp_path, root, customer):
+    settings.MIDDLEWARE = ["whitenoise.middleware.WhiteNoiseMiddleware", *settings.MIDDLEWARE]
+    settings.WHITENOISE_USE_FINDERS = True
+    settings.STATIC_ROOT = tmp_path
+    with owner_of_tools(root), asgi_console() as served:
+        yield served
+
+
+def test_curves_of_a_job_and_of_several(url, customer, watched):
+    runs = []
+    for tag in ("loss", "loss"):
+        attempt = customer.started()
+        write_scalars(customer.backend.run_folder(attempt.run_name) / "run" / "tensorboard", tag)
+        runs.append(attempt.job_id)
+    log_in(watched.page.context, url, customer.membership.user)
+    page = watched.page
+    page.goto(f"{url}/jobs/{runs[0]}/")
+    with page.expect_popup() as popup:
+        page.get_by_role("button", name="TensorBoard").click()
+    board = popup.value
+    errors = []
+    board.on("console", lambda message: message.type == "error" and errors.append(message.text))
+    expect(board.locator("scalar-card").first).to_be_visible()
+    expect(board.locator("scalar-card line-chart svg path").first).to_be_attached()
+    expect(board.locator("scalar-card").first).to_contain_text("loss")
+    assert errors == []
+    board.screenshot(path="/tmp/f-board.png")
+    assert board.evaluate(REACH_OUT, f"{url}/api/v1/jobs/") == ["refused"] * 4
+
+    page.goto(f"{url}/jobs/")
+    for run in runs:
+        page.locator(f"#select-{run}").check()
+    page.screenshot(path="/tmp/f-list.png")
+    with page.expect_popup() as popup:
+        page.locator(".bulk-bar").get_by_role("button", name="TensorBoard").click()
+    for run in runs:
+        expect(popup.value.locator("runs-data-table")).to_contain_text(f"{run}-")
+    popup.value.screenshot(path="/tmp/f-both.png")

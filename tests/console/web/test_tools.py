@@ -1,0 +1,202 @@
+"""TensorBoard through the console: who reaches it, and what passes between a browser and a tool."""
+
+import shutil
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingUnixStreamServer
+
+import httpx
+import pytest
+from django.conf import settings as django_settings
+from django.test import Client
+from django.urls import reverse
+
+from console.accounts.models import Membership
+from jobs import tensorboards
+from runtime.tools import control
+from tests.factories.accounts import MembershipFactory
+from tests.tools import asgi_console, owner_of_tools, write_scalars
+
+pytestmark = [pytest.mark.late("TensorBoard starts"), pytest.mark.django_db(transaction=True)]
+
+
+@pytest.fixture
+def root(short_folders, monkeypatch):
+    folder = short_folders()
+    monkeypatch.setattr(tensorboards, "root", lambda: folder)
+    return folder
+
+
+def logged_in(url, membership=None, **headers):
+    """Return a browser's client: with a session of the member, who works in that organization."""
+    client = httpx.Client(base_url=url, headers=headers, timeout=60)
+    if membership is not None:
+        django_client = Client()
+        django_client.force_login(membership.user)
+        client.cookies.set("sessionid", django_client.cookies[django_settings.SESSION_COOKIE_NAME].value)
+    return client
+
+
+@pytest.fixture
+def job(customer):
+    attempt = customer.started()
+    write_scalars(customer.backend.run_folder(attempt.run_name) / "run" / "tensorboard")
+    return attempt.job
+
+
+def test_only_the_member_who_opened_it_reaches_a_tensorboard(root, customer, job, stranger, api):
+    colleague = MembershipFactory(organization=customer.organization, role="owner")
+    with owner_of_tools(root), asgi_console() as url:
+        client = api(customer.membership)
+        answer = client.post(f"/api/v1/jobs/{job.pk}/tensorboard/")
+        assert answer.status_code == 201, answer.content
+        path = httpx.URL(answer.json()["url"]).path
+        key = path.split("/")[2]
+        assert client.post(f"/api/v1/jobs/{job.pk}/tensorboard/").json()["url"].endswith(path)
+        assert api(stranger).post(f"/api/v1/jobs/{job.pk}/tensorboard/").status_code == 404
+        browser = Client()
+        browser.force_login(stranger.user)
+        listed = browser.post(reverse("jobs_tensorboard"), {"job": [job.pk]})
+        assert listed.url == reverse("job_list")  # nothing to show
+
+        with logged_in(url, customer.membership) as mine:
+            page = mine.get(path)
+            assert (page.status_code, "TensorBoard" in page.text) == (200, True)
+            runs = mine.get(f"{path}data/runs").json()
+            assert [run.split("-")[0] for run in runs] == [str(job.pk)]
+            scalars = mine.post(
+                f"{path}data/plugin/timeseries/timeSeries",
+                data={"requests": '[{"plugin": "scalars", "tag": "loss"}]'},
+            )
+            assert len(next(iter(scalars.json()[0]["runToSeries"].values()))) == 20
+            elsewhere = {"Sec-Fetch-Site": "cross-site"}
+            assert mine.post(f"{path}data/runs", headers=elsewhere).status_code == 403
+            assert mine.request("PUT", path).status_code == 405
+        with logged_in(url, colleague) as other, logged_in(url, stranger) as foreign, logged_in(url) as nobody:
+            token = {"Authorization": client._credentials["HTTP_AUTHORIZATION"]}
+            for guess in (key, key.swapcase(), "A" * 16, "x", f"x%2f..%2f{key}", "x" * 5000):
+                for below in ("", "data/runs", f"%2e%2e/{key}/data/runs"):
+                    address = f"/tools/{guess}/{below}"
+                    for guessing in (other, foreign):
+                        assert guessing.get(address).status_code in {400, 404}, address
+                    for headers in ({}, token):  # a token is for the API only
+                        assert nobody.get(address, headers=headers).status_code in {302, 400, 404}, address
+        Membership.objects.filter(pk=customer.membership.pk).delete()
+        with logged_in(url, customer.membership) as former:
+            assert former.get(f"{path}data/runs").status_code in {302, 404}
+    with asgi_console() as url, logged_in(url, customer.membership) as late:
+        assert late.get(f"{path}data/runs").status_code in {302, 404}
+
+
+class HostileTool(BaseHTTPRequestHandler):
+    """Notes what it is sent, and answers with all that it should not be able to do."""
+
+    received: list = []
+
+    def address_string(self):
+        return ""
+
+    def log_message(self, *_arguments):
+        pass
+
+    def do_GET(self):
+        self.received.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
+        if "redirect" in self.path:
+            self.send_response(302)
+            self.send_header("Location", "/organization/")
+        else:
+            self.send_response(200)
+            media_type = "text/html" if self.path.split("?")[0].endswith(".html") else "text/javascript"
+            self.send_header("Content-Type", media_type)
+        for name, value in (
+            ("Set-Cookie", "sessionid=stolen; Path=/"), ("Content-Security-Policy", "script-src *"),
+            ("Clear-Site-Data", '"*"'), ("Access-Control-Allow-Origin", "*"), ("Service-Worker-Allowed", "/"),
+            ("Link", "</x.js>; rel=preload"), ("Refresh", "0; url=/organization/"), ("Content-Length", "2"),
+        ):  # fmt: skip
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(b"ok")
+
+
+@pytest.fixture
+def hostile_tool(root, customer):
+    """The path of a session whose tool is HostileTool."""
+    key = "hostilehostileAB"
+    folder = root / control.SESSIONS_FOLDER / key
+    folder.mkdir(parents=True)
+    record = f'{{"organization": {customer.organization.pk}, "user": {customer.membership.user_id}}}'
+    (folder / control.RECORD).write_text(record)
+    HostileTool.received = []
+    with ThreadingUnixStreamServer(str(folder / control.SOCKET), HostileTool) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"/tools/{key}/"
+        server.shutdown()
+        thread.join()
+    (folder / control.SOCKET).unlink()
+
+
+def test_nothing_of_the_console_reaches_a_tool_and_little_comes_back(hostile_tool, customer):
+    path = hostile_tool
+    secrets = {"Authorization": "Token ty_secret", "X-CSRFToken": "secret", "Referer": "http://secret/", "X-Other": "1"}
+    with asgi_console() as url, logged_in(url, customer.membership, **secrets) as browser:
+        del browser.headers["Authorization"]
+        page = browser.get(f"{path}a.html?x=%2F..&y=1")
+        data = browser.get(f"{path}data/evil.html")
+        script = browser.get(f"{path}data/evil.js")
+        redirected = browser.get(f"{path}redirect")
+        secrets_sent = browser.get(f"{path}b.html", headers={"Authorization": "Basic c2VjcmV0"})
+        sent = len(HostileTool.received)
+        for trick in ("../x", "a/../../x", "a%2f..%2fx", "%2e%2e/x", "a//b", "a%5cb", "a%00", ".", "a/.."):
+            with socket.create_connection(httpx.URL(url).netloc.decode().split(":")) as raw:
+                cookie = f"sessionid={browser.cookies['sessionid']}"
+                raw.sendall(f"GET {path}{trick} HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: {cookie}\r\n\r\n".encode())
+                assert raw.recv(65536).split()[1] in {b"404", b"400"}, trick
+        assert len(HostileTool.received) == sent
+        root = f"{url}{path}"
+    assert (page.status_code, page.text, redirected.status_code) == (200, "ok", 502)
+    assert HostileTool.received[0][0] == f"{path}a.html?x=%2F..&y=1"
+    for _path, headers in HostileTool.received:
+        assert set(headers) <= {"host", "accept", "accept-encoding", "connection"}
+        assert headers["host"] == "localhost"
+        assert "secret" not in str(headers)
+    for answer in (page, data, script, secrets_sent):
+        assert set(answer.headers) == {
+            "content-length", "content-type", "content-security-policy", "x-content-type-options", "x-frame-options",
+            "referrer-policy", "cross-origin-opener-policy", "cross-origin-resource-policy", "cache-control", "date",
+            "server",
+        } - ({"server"} if "server" not in answer.headers else set())  # fmt: skip
+        policy = answer.headers["content-security-policy"]
+        assert f"script-src {root};" in policy
+        assert f"connect-src {root};" in policy
+        assert "'self'" not in policy
+        assert "unsafe-eval" not in policy
+    assert page.headers["content-type"] == "text/html"
+    assert {data.headers["content-type"], script.headers["content-type"]} == {"application/octet-stream"}
+
+
+def test_a_tool_that_has_ended_says_so(hostile_tool, root, customer):
+    path = hostile_tool
+    sockets = root / control.SESSIONS_FOLDER / path.split("/")[2] / control.SOCKET
+    hidden = sockets.with_name("hidden")
+    with asgi_console() as url, logged_in(url, customer.membership) as browser:
+        sockets.rename(hidden)
+        answer = browser.get(path)
+        hidden.rename(sockets)
+    assert (answer.status_code, answer.json()["code"]) == (502, "tool_ended")
+
+
+def test_logs_that_do_not_exist_or_cannot_be_read(root, customer, monkeypatch, api):
+    attempt = customer.started()
+    client, address = api(customer.membership), f"/api/v1/jobs/{attempt.job_id}/tensorboard/"
+    shutil.rmtree(customer.backend.run_folder(attempt.run_name))  # as after the days that files are kept
+    assert client.post(address).json()["code"] == "no_logs"
+    write_scalars(customer.backend.run_folder(attempt.run_name) / "run" / "tensorboard")
+    assert client.post(address).json()["code"] == "tools_away"
+    monkeypatch.setattr(type(customer.backend), "shares_storage", False)
+    assert client.post(address).json()["code"] == "logs_unreachable"
+    browser = Client()
+    browser.force_login(customer.membership.user)
+    page = browser.post(reverse("job_tensorboard", args=[attempt.job_id]), follow=True)
+    assert "can’t read" in page.content.decode() or "can&#x27;t read" in page.content.decode()
