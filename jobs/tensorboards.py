@@ -10,7 +10,7 @@ from django.conf import settings
 
 from console.accounts.models import Membership
 from jobs.clusters import cluster, cluster_named
-from jobs.errors import LogsUnreachable, NoLogs, TooManyTools, ToolsAway
+from jobs.errors import LogsUnreachable, NoLogs, ToolsAway, TooManyTools
 from jobs.models import Attempt, Job
 from runtime.errors import RuntimeFault
 from runtime.tools import control
@@ -18,8 +18,6 @@ from runtime.tools.control import LogFolder, Session, SessionRequest
 
 PATH = "/tools/"
 """The path that all tools are under, each below its session's key."""
-DATA = "data/"
-"""Below a session's path, TensorBoard's own folder of everything that it reads from logs."""
 MAX_JOBS = 20
 _MAX_NAME = 60
 

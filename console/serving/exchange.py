@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Condition
 from typing import Any
+from urllib.parse import urlsplit
 
 from django.http import HttpRequest, HttpResponseBase, StreamingHttpResponse
 
@@ -29,12 +30,16 @@ READ_AHEAD_BYTES = 2 * 1024**2
 class Upstream:
     """Where a tool listens, and what its responses may do in a browser.
 
-    `root` is the URL under which the tool is. Below `data_path`, a path, the tool sends what customers' code wrote.
+    `root` is the URL under which the tool is. Its own pages and scripts are directly there; what is in folders below
+    comes from customers' code.
     """
 
     socket: Path
     root: str
-    data_path: str
+
+    def is_own(self, path: str) -> bool:
+        """Return whether a decoded path is that of a page or script of the tool itself."""
+        return "/" not in path.removeprefix(urlsplit(self.root).path)
 
     @property
     def content_security_policy(self) -> str:

@@ -25,10 +25,11 @@ REQUEST_HEADERS = frozenset(
 )
 RESPONSE_HEADERS = frozenset({"content-length", "content-range", "accept-ranges", "etag", "last-modified"})
 DATA_TYPES = frozenset({"application/json", "text/plain", "text/csv", "image/png", "image/jpeg", "image/gif",
-                        "image/webp", "image/bmp", "audio/wav", "audio/mpeg", "audio/ogg", "audio/flac"})  # fmt: skip
+                        "image/webp", "image/bmp", "audio/wav", "audio/mpeg", "audio/ogg", "audio/flac",
+                        "font/woff2"})  # fmt: skip
 """Media types of data that a browser shows and never executes. All other data is sent as bytes."""
 PROGRAM_TYPES = frozenset({"text/html", "text/css", "text/javascript", "application/javascript", "application/wasm",
-                           "image/svg+xml", "image/x-icon", "image/vnd.microsoft.icon", "font/woff2"})  # fmt: skip
+                           "image/svg+xml", "image/x-icon", "image/vnd.microsoft.icon"})  # fmt: skip
 """Media types that only a tool's own files may have, besides those of data."""
 
 
@@ -54,7 +55,7 @@ async def forward(upstream: Upstream, scope: Mapping[str, Any], body: bytes, rec
             start: Message = {
                 "type": "http.response.start",
                 "status": response.status_code,
-                "headers": _response_headers(upstream, path.decode("latin-1"), response.headers),
+                "headers": _response_headers(upstream, scope["path"], response.headers),
             }
             with suppress(httpx.HTTPError):  # the tool has ended: the server closes the connection
                 await send_until_disconnect(_pieces(response), start, receive, send)
@@ -71,7 +72,7 @@ def _response_headers(upstream: Upstream, path: str, headers: httpx.Headers) -> 
     """Return the headers for the browser: few of the tool's, and the console's own."""
     media_type, _, parameters = headers.get("content-type", "").partition(";")
     media_type = media_type.strip().lower()
-    allowed = DATA_TYPES if path.startswith(upstream.data_path) else DATA_TYPES | PROGRAM_TYPES
+    allowed = DATA_TYPES | PROGRAM_TYPES if upstream.is_own(path) else DATA_TYPES
     content_type = media_type if media_type in allowed else "application/octet-stream"
     if content_type.startswith("text/") and parameters.strip().lower() == "charset=utf-8":
         content_type += "; charset=utf-8"

@@ -13,8 +13,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from console.accounts.roles import Capability
 from console.core.errors import CustomerError, NotFound
-from console.serving.exchange import exchange_of
-from console.serving.proxy import Upstream
+from console.serving.exchange import Upstream, exchange_of
 from console.web.access import MemberRequest, member, show_error
 from console.web.amounts import parse_row_id
 from jobs import selectors, tensorboards
@@ -55,8 +54,8 @@ def tool(request: MemberRequest, key: str, rest: str) -> HttpResponse:
     if request.method == "POST" and _is_from_elsewhere(request):
         return HttpResponseForbidden()
     session.mark_used()
-    path = f"{tensorboards.url_path(key)}/"
-    exchange.upstream = Upstream(session.socket, request.build_absolute_uri(path), path + tensorboards.DATA)
+    address = request.build_absolute_uri(f"{tensorboards.url_path(key)}/")
+    exchange.upstream = Upstream(session.socket, address)
     return HttpResponse()
 
 

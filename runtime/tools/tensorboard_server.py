@@ -6,6 +6,7 @@ Arguments: the socket's file descriptor, the folder with the logs, and the path 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from tensorboard import default, program
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
@@ -23,14 +24,14 @@ class InheritedSocket(program.TensorBoardServer):  # type: ignore[misc]  # Tenso
 
     descriptor = -1
 
-    def __init__(self, wsgi_app: object, _flags: object) -> None:
+    def __init__(self, wsgi_app: Any, _flags: object) -> None:
         self._server: BaseWSGIServer = make_server(
             "unix://",
             0,
             wsgi_app,
             threaded=True,
             request_handler=QuietHandler,
-            fd=self.descriptor,  # type: ignore[arg-type]
+            fd=self.descriptor,
         )
 
     def serve_forever(self) -> None:

@@ -13,11 +13,11 @@ import psutil
 import pytest
 
 from runtime.tools import control, owner
-from runtime.tools.control import LogFolder, SessionRequest, TooManySessions, ToolsUnavailable
+from runtime.tools.control import LogFolder, SessionRequest, ToolsUnavailable, TooManySessions
 from tests.console.processes import wait_for
 from tests.tools import LIMITS, owner_of_tools
 
-PROBE = '''
+PROBE = """
 import json, os, socket, sys
 from http.server import BaseHTTPRequestHandler
 from socketserver import UnixStreamServer
@@ -48,7 +48,7 @@ class Handler(BaseHTTPRequestHandler):
 server = UnixStreamServer("", Handler, bind_and_activate=False)
 server.socket = socket.socket(fileno=int(sys.argv[1]))
 server.serve_forever()
-'''
+"""
 
 
 @pytest.fixture

@@ -144,7 +144,7 @@ def test_nothing_of_the_console_reaches_a_tool_and_little_comes_back(hostile_too
         del browser.headers["Authorization"]
         page = browser.get(f"{path}a.html?x=%2F..&y=1")
         data = browser.get(f"{path}data/evil.html")
-        script = browser.get(f"{path}data/evil.js")
+        script = browser.get(f"{path}experiment/x/d%61ta/evil.js")
         redirected = browser.get(f"{path}redirect")
         secrets_sent = browser.get(f"{path}b.html", headers={"Authorization": "Basic c2VjcmV0"})
         sent = len(HostileTool.received)
