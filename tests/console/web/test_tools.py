@@ -1,7 +1,10 @@
 """TensorBoard through the console: who reaches it, and what passes between a browser and a tool."""
 
+import os
 import shutil
 import socket
+import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingUnixStreamServer
@@ -15,6 +18,7 @@ from django.urls import reverse
 from console.accounts.models import Membership
 from jobs import tensorboards
 from runtime.tools import control
+from tests.console.processes import wait_for
 from tests.factories.accounts import MembershipFactory
 from tests.tools import asgi_console, owner_of_tools, write_scalars
 
@@ -185,6 +189,18 @@ def test_a_tool_that_has_ended_says_so(hostile_tool, root, customer):
         answer = browser.get(path)
         hidden.rename(sockets)
     assert (answer.status_code, answer.json()["code"]) == (502, "tool_ended")
+
+
+def test_the_command_serves_until_sigterm(short_folders):
+    folder = short_folders()
+    command = [sys.executable, "manage.py", "run_tools"]
+    with subprocess.Popen(
+        command, cwd=django_settings.BASE_DIR, env=os.environ | {"TRAINYARD_VAR": str(folder)}
+    ) as tools:
+        wait_for((folder / "run" / control.CONTROL_SOCKET).exists)
+        tools.terminate()
+    assert tools.returncode == 0
+    assert not (folder / "run" / control.CONTROL_SOCKET).exists()
 
 
 def test_logs_that_do_not_exist_or_cannot_be_read(root, customer, monkeypatch, api):
