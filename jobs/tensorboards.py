@@ -12,6 +12,7 @@ from console.accounts.models import Membership
 from jobs.clusters import cluster, cluster_named
 from jobs.errors import LogsUnreachable, NoLogs, ToolsAway, TooManyTools
 from jobs.models import Attempt, Job
+from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.errors import RuntimeFault
 from runtime.tools import control
 from runtime.tools.control import LogFolder, Session, SessionRequest
@@ -85,8 +86,8 @@ def _logs_of(job: Job, attempt: Attempt, *, is_only: bool) -> LogFolder | None:
     if not is_only:
         name += f"-attempt-{attempt.number}"
     run_folder = backend.run_folder(attempt.run_name)
-    # What is mounted into the sandbox must be out of reach of the run's code, which could replace it by a link. Here
-    # that is `run`, which a sandbox has as a mount. A pod has the run's whole folder.
-    if settings.TRAINYARD_CLUSTERS.get(cluster_named(attempt.backend)) is None:
-        return LogFolder(name, str(run_folder / "run"), "tensorboard")
-    return LogFolder(name, str(run_folder), "run/tensorboard")
+    # What is mounted into the sandbox must be out of reach of the run's code, which could replace it by a link. That is
+    # `run`, which the run's own sandbox has as a mount. A pod has the run's whole folder.
+    if isinstance(settings.TRAINYARD_CLUSTERS.get(cluster_named(attempt.backend)), ClusterConfig):
+        return LogFolder(name, str(run_folder), "run/tensorboard")
+    return LogFolder(name, str(run_folder / "run"), "tensorboard")

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.backends import sandbox
-from runtime.backends.local import cgroups, resource_limits
+from runtime.backends.supervision import cgroups, resource_limits
 from runtime.errors import RuntimeFault
 from runtime.launcher import seccomp
 from runtime.tools.control import CONTROL_SOCKET, RECORD, SESSIONS_FOLDER, SOCKET, SessionRequest

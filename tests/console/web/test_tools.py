@@ -194,11 +194,13 @@ def test_a_tool_that_has_ended_says_so(hostile_tool, root, customer):
 def test_the_command_serves_until_sigterm(short_folders):
     folder = short_folders()
     command = [sys.executable, "manage.py", "run_tools"]
-    with subprocess.Popen(
-        command, cwd=django_settings.BASE_DIR, env=os.environ | {"TRAINYARD_VAR": str(folder)}
-    ) as tools:
+    environment = os.environ | {"DJANGO_SETTINGS_MODULE": "console.settings", "TRAINYARD_VAR": str(folder)}
+    tools = subprocess.Popen(command, cwd=django_settings.BASE_DIR, env=environment)
+    try:
         wait_for((folder / "run" / control.CONTROL_SOCKET).exists)
+    finally:
         tools.terminate()
+        tools.wait(30)
     assert tools.returncode == 0
     assert not (folder / "run" / control.CONTROL_SOCKET).exists()
 
