@@ -130,7 +130,7 @@ urlpatterns = [
     path("jobs/<int:pk>/cancel/", jobs.job_cancel, name="job_cancel"),
     path("jobs/<int:pk>/tensorboard/", tools.job_tensorboard, name="job_tensorboard"),
     path("tools/<str:key>/<path:rest>", tools.tool, name="tool"),
-    path("tools/<str:key>/", tools.tool, {"rest": ""}),
+    path("tools/<str:key>/", tools.tool, {"rest": ""}, name="tool_root"),
     path("jobs/<int:pk>/files/", job_files.job_files, name="job_files"),
     path(f"jobs/<int:pk>/folder/{FILE}", job_files.job_files, name="job_folder"),
     path(f"jobs/<int:pk>/file/{FILE}", job_files.job_file, name="job_file"),

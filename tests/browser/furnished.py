@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from billing import auto_topup, budgets, credit, customers, invoices, payments
 from billing.models import Voucher
-from console.accounts import invitations
+from console.accounts import invitations, service_accounts
 from console.accounts.roles import Role
 from console.notifications import delivery
 from console.notifications import services as webhooks
@@ -122,9 +122,12 @@ def _run_jobs(customer):
     never_fits(customer)
     queued = customer.job(nodes=4)
     dispatch.dispatch_queue()
+    robot = service_accounts.create(actor=customer.membership, name="builds", role="member")
+    service_accounts.create_token(account=robot, actor=customer.membership, name="ci")
     hook, _secret = webhooks.create_webhook(membership=customer.membership, url="https://hooks.example.com/runs")
     delivery.queue()
     return {
+        "robot": robot.pk,
         "webhook": hook.pk,
         "succeeded": succeeded.job_id,
         "failed": failed.job_id,

@@ -97,6 +97,7 @@ PAGES = {
     "time_zone": ["time-zone/"],
     "security": ["security/"],
     "organization_service_accounts": ["organization/service-accounts/"],
+    "organization_service_account": ["organization/service-accounts/{robot}/"],
     "organization_close": ["organization/close/"],
     "security_delete": ["security/delete/"],
     "docs": ["docs/", "docs/?q=retry"],
@@ -120,12 +121,11 @@ document.adoptedStyleSheets.push(sheet);
 NARROW = 360
 """Pixels of a narrow phone."""
 NO_PAGES = {
-    "brand_logo", "brand_style",
-    "cost_export", "dataset_download", "dataset_image", "dataset_import", "image_check", "invoice_csv", "invoice_pdf",
-    "job_export", "job_image", "job_live", "job_metrics", "job_points_csv", "job_stacks", "job_tab", "top_up",
-    "training_comparison", "training_paid", "training_scripts", "wallet_arrival", "workspace_download",
-    "workspace_picture",
-    "training_environment", "training_script",
+    "brand_logo", "brand_style", "cost_export", "dataset_download", "dataset_image", "dataset_import",
+    "image_check", "invoice_csv", "invoice_pdf", "job_export", "job_image", "job_live", "job_metrics",
+    "job_points_csv", "job_stacks", "job_tab", "organization_export", "security_export", "tool", "tool_root",
+    "top_up", "training_comparison", "training_environment", "training_paid", "training_script", "training_scripts",
+    "wallet_arrival", "workspace_download", "workspace_picture",
 }  # fmt: skip
 """URLs that answer a GET with a fragment or a file."""
 ACCOUNT = [
