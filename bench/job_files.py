@@ -1,10 +1,10 @@
-"""Files of a job: the first page of a folder of 100,000 files, and downloads beside a static file of the same size.
+"""How fast a job's files are served: the first page of a folder of 100,000, and a download beside a static file.
 
 make bench NAME=job_files (QUICK=1 for fewer rounds and a smaller file)
 
-The console runs as `manage.py up` serves it. The static file is sent by the same server; it is read into memory at once
-there, while a download is read in chunks. The client reads from a socket, since an HTTP library would be the slowest
-part. The memory is that of all web processes (PSS).
+The console runs as `manage.py up` serves it. The same server sends the static file, of the same size, but reads it
+into memory as a whole; it reads a download in chunks. The client reads from a socket, since an HTTP library would be
+the slowest part. The memory is that of all web processes (PSS).
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ def measure(settings: Any, url: str) -> dict[str, rounds.Figure]:
     client = Client(headers={"host": url.removeprefix("http://")})
     client.force_login(customer.membership.user)
     cookie = client.cookies[settings.SESSION_COOKIE_NAME].OutputString(attrs=[])
+    # Where the local backend keeps outputs; their key is that of the checkpoints.
     outputs = settings.TRAINYARD_RUNS_ROOT / ".outputs" / results.checkpoint_key(job.pk)
     write_files(outputs)
     (settings.STATIC_ROOT / STATIC_NAME).hardlink_to(outputs / "model.pt")
@@ -74,7 +75,8 @@ def measure(settings: Any, url: str) -> dict[str, rounds.Figure]:
             [transfer(name, url, path, cookie, size) for name, path in downloads.items()], ROUNDS, "MiB/s"
         )
         memory_after = cpu_use.web_memory_mib(server)
-        # Last, since the server holds static files in memory: beside it, and beside a download in the same rounds.
+        # Static files come last: the server reads them into memory, which would change `memory_after`. The download is
+        # measured again in the same rounds, and these figures replace its first ones.
         static = f"{settings.STATIC_URL}{STATIC_NAME}"
         compared = rounds.measure(
             [
@@ -118,7 +120,7 @@ def milliseconds(url: str, path: str, cookie: str) -> float:
 
 
 def fetch(url: str, path: str, cookie: str) -> tuple[float, int]:
-    """Return how long a GET took, and the bytes received with the headers."""
+    """Return the seconds that a GET took, and the number of bytes received, with headers."""
     address = urlsplit(url)
     request = f"GET {path} HTTP/1.1\r\nHost: {address.netloc}\r\nCookie: {cookie}\r\nConnection: close\r\n\r\n"
     buffer = bytearray(BUFFER_BYTES)

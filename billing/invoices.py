@@ -67,11 +67,11 @@ def issue(*, organization: Organization, until: datetime | None = None, user: Us
     receipts = list(_uninvoiced().filter(organization=organization, created_at__lt=period_end).order_by("pk"))
     if not sum(receipt.total_minor for receipt in receipts):  # free runs alone need no invoice
         return None
-    by_credit = credit.used_for([receipt.hold_id for receipt in receipts])
+    credit_by_hold = credit.used_for([receipt.hold_id for receipt in receipts])
     tax, rules = tax_for(organization), policy()
     subtotal = sum(receipt.total_minor for receipt in receipts)
-    paid_by_credit = sum(by_credit.values())
-    tax_minor = tax.of(subtotal - paid_by_credit)  # the part paid by promotional credit is not taxed
+    paid_by_credit = sum(credit_by_hold.values())
+    tax_minor = tax.of(subtotal - paid_by_credit)  # the part paid by credit is not taxed
     # `until` is the first moment after the period, and the printed period ends with its last day.
     last_day = installation_time(period_end) - timedelta(microseconds=1 if until else 0)
     invoice = Invoice.objects.create(
@@ -102,7 +102,7 @@ def issue(*, organization: Organization, until: datetime | None = None, user: Us
             receipt=receipt,
             title=receipt.title,
             amount_minor=receipt.total_minor,
-            credit_minor=-by_credit.get(receipt.hold_id, 0),
+            credit_minor=-credit_by_hold.get(receipt.hold_id, 0),
         )
         for position, receipt in enumerate(receipts, 1)
     )
@@ -121,9 +121,9 @@ def correct(
 ) -> Invoice:
     """Issue a credit note that returns `amounts` (minor units by line id) to the wallet.
 
-    Paid-in money is returned first, then promotional credit, which no longer expires. Tax is returned in proportion,
-    and completely with the last cent. `after` is the number of notes that the user's page showed, so a form submitted
-    twice issues one note. Raises InvoiceRefused.
+    Paid-in money is returned first, then credit, which no longer expires. Each note returns the tax on its amount.
+    The note that returns the last cent also returns all tax that is left. `after` is the number of notes that the
+    user's page showed, so a form submitted twice issues one note. Raises InvoiceRefused.
     """
     series = _locked_series(Invoice.Kinds.CREDIT_NOTE)
     if after is not None and invoice.notes.count() != after:
@@ -134,16 +134,17 @@ def correct(
         raise InvoiceRefused(_("A credit note can't be corrected. Correct its invoice instead."))
     if not reason.strip():
         raise InvoiceRefused(fields={"reason": _("Enter a reason. It is printed on the credit note.")})
-    parts = _parts(invoice, {line: amount for line, amount in amounts.items() if amount})
-    # `paid` and `free`: the paid-in money and the promotional credit that a line returns.
-    returned = sum(paid + free for _line, paid, free in parts)
-    returned_credit = sum(free for _line, _paid, free in parts)
+    parts = _split_amounts(invoice, {line: amount for line, amount in amounts.items() if amount})
+    returned = sum(from_paid + from_credit for _line, from_paid, from_credit in parts)
+    returned_credit = sum(from_credit for _line, _from_paid, from_credit in parts)
     # The remaining tax is computed from the remaining amount, so all notes together return the exact difference.
     # Amounts of earlier notes are negative, their credits positive.
     before = invoice.notes.aggregate(subtotal=Sum("subtotal_minor"), credits=Sum("credits_minor"), tax=Sum("tax_minor"))
-    taxable = invoice.taxable_minor + (before["subtotal"] or 0) + (before["credits"] or 0) - returned + returned_credit
+    taxable_left = (
+        invoice.taxable_minor + (before["subtotal"] or 0) + (before["credits"] or 0) - returned + returned_credit
+    )
     tax = Tax(invoice.tax_name, invoice.tax_percent, invoice.tax_inclusive)
-    tax_back = invoice.tax_minor + (before["tax"] or 0) - tax.of(taxable)
+    tax_back = invoice.tax_minor + (before["tax"] or 0) - tax.of(taxable_left)
     note = Invoice.objects.create(
         kind=Invoice.Kinds.CREDIT_NOTE,
         sequence=_next(series),
@@ -206,8 +207,8 @@ def correctable(invoice: Invoice) -> list[tuple[InvoiceLine, int]]:
     return [(line, line.amount_minor + line.back) for line in lines]
 
 
-def _parts(invoice: Invoice, amounts: Mapping[int, int]) -> list[tuple[InvoiceLine, int, int]]:
-    """Split each amount into (line, paid-in money, promotional credit). Raises InvoiceRefused.
+def _split_amounts(invoice: Invoice, amounts: Mapping[int, int]) -> list[tuple[InvoiceLine, int, int]]:
+    """Split each amount into (line, paid-in money, credit). Raises InvoiceRefused.
 
     Corrections have negative amounts, so adding them to a line's amount leaves the rest.
     """

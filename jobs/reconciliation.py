@@ -62,6 +62,7 @@ def stop(*, job_pk: int) -> None:
     attempt = Attempt.objects.filter(is_unwanted, job_id=job_pk, finished_at=None).last()
     if attempt:
         try:
+            # Not `stop_run`, which would describe the run once more.
             cluster(attempt.backend).stop(attempt.run_name, GRACE_SECONDS)
         except BackendUnavailable:
             return  # the next reconciliation asks again
@@ -72,7 +73,7 @@ def delete_old_runs() -> None:
     """Delete the files of ended runs after the retention time, and runs without an attempt."""
     for name in clusters.clusters_to_reconcile():
         try:
-            _delete_old_runs(name)
+            _clean_up_runs(name)
         except BackendUnavailable:
             continue  # the next call tries again
 
@@ -176,13 +177,14 @@ def _stop_unwanted_runs(name: str) -> None:
         clusters.record_status(name=name, answers=True)
 
 
-def _delete_old_runs(name: str) -> None:
+def _clean_up_runs(name: str) -> None:
     runs = _runs_on(name, live=False)
     for run_name, attempt in runs:
         if attempt is None:
             _delete_unknown(name, run_name)
         elif attempt.finished_at and results.is_expired(attempt.job) and not results.is_needed(attempt.job):
             results.delete_run(attempt)
+    # A run that was never submitted is on no cluster, but checkpoints may have been copied for it.
     never_submitted = Attempt.objects.filter(clusters.on_cluster(name), submitted_at=None).exclude(finished_at=None)
     results.delete_unused_copies(
         never_submitted.filter(job__checkpoints_copied_at__isnull=False).select_related("job__organization")
@@ -193,7 +195,8 @@ def _delete_old_runs(name: str) -> None:
 def _runs_on(name: str, *, live: bool) -> list[tuple[str, Attempt | None]]:
     """Return the runs that a cluster has, each with its attempt; None if this cluster has no such attempt.
 
-    Runs of a cluster that the settings no longer name are left out: it may be this cluster under its old name.
+    A run whose attempt names a cluster that the settings no longer have is left out: that may be this cluster's old
+    name, and the run must not be deleted as unknown.
     """
     names = [run_name for run_name in cluster(name).names(live=live) if run_name.startswith("job-")]
     attempts = {attempt.run_name: attempt for attempt in _attempts_of(names)} if names else {}

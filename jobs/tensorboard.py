@@ -1,7 +1,8 @@
 """Read scalars from TensorBoard event files, continuing where the last read ended.
 
 A record is a little-endian length, its checksum, a protobuf message and its checksum. The files are written by the
-customer's code: an impossible length ends the reading of that file, and links are never followed.
+customer's code: an impossible length ends the reading of that file, and links are never followed. Checksums are not
+compared: a damaged record changes only the curves of its own run.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ HEADER = struct.Struct("<QI")
 FOOTER_BYTES = 4
 MAX_RECORD_BYTES = 1024 * 1024
 """Larger records hold images or graphs, not scalars, and are skipped."""
+# Limits far above any real log folder, so that the reading of one run delays others little.
 MAX_FILES = 64
+"""Event files that are read."""
 MAX_FOLDERS = 256
+"""Folders that are visited."""
 MAX_ENTRIES = 10_000
+"""Directory entries that are visited."""
 MAX_DEPTH = 8
-"""Event files that are read, folders and directory entries that are visited, and levels of folders. Far above any
-real log folder; they bound the time that one run can take from the reading of all others."""
+"""Levels of folders."""
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 DT_FLOAT, DT_DOUBLE = 1, 2
 
@@ -64,12 +68,12 @@ def read_scalars(folder: Path, cursor: dict[str, int], limit: int) -> Iterator[S
             if len(header) < HEADER.size:
                 break
             length, _checksum = HEADER.unpack(header)
-            following = offset + HEADER.size + length + FOOTER_BYTES
-            if following > size:
+            next_offset = offset + HEADER.size + length + FOOTER_BYTES
+            if next_offset > size:
                 break
             if length <= MAX_RECORD_BYTES:
-                yield from _scalars(file.read(length), folder=str(Path(name).parent).removeprefix("."))
-            offset = following
+                yield from _scalars(file.read(length), folder=name.rpartition("/")[0])
+            offset = next_offset
         limit -= min(limit, offset - start)
         if offset:
             cursor[key] = offset
@@ -101,9 +105,9 @@ def _folders(top: Path) -> Iterator[tuple[str, int, list[str]]]:
     while pending and entries_left > 0:
         parts = pending.pop()
         with (
-            contextlib.suppress(OSError),
+            contextlib.suppress(OSError),  # missing, not a folder, or deleted meanwhile
             _opened(top, parts) as descriptor,
-        ):  # missing, not a folder, or deleted meanwhile
+        ):
             names: list[str] = []
             folders: list[str] = []
             with os.scandir(descriptor) as entries:

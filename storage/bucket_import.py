@@ -3,8 +3,9 @@
 The server connects to what a customer names, so only endpoints of `S3_IMPORT_ENDPOINTS` are reached, at public
 addresses unless the operator allows others, and without redirects. The credentials are secrets of the organization.
 
-A list of the objects is stored first. They are received in its order, those below a prefix as one tar, so that a later
-attempt continues at any byte. An object that has changed since it was listed ends the import.
+First, a list of the objects is stored. They are received in its order, those below a prefix as one tar. So each attempt
+makes the same bytes, and a later one can continue at any byte. An object that has changed since it was listed ends the
+import.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ log = logging.getLogger(__name__)
 
 
 class Source(NamedTuple):
-    """Where to import from. The secrets are names, both empty for a public bucket."""
+    """Where to import from. The credentials are the names of two secrets, both empty for a public bucket."""
 
     endpoint: str
     access_key_id_secret: str
@@ -84,7 +85,10 @@ def endpoints() -> dict[str, str]:
 
 
 def check(organization: Organization, url: str, source: Source) -> Source:
-    """Return the source to store; the only endpoint if none is named. Raises InvalidInput."""
+    """Check an address, and return the source to store. If it names no endpoint, the only allowed one is taken.
+
+    Raises InvalidInput.
+    """
     allowed = endpoints()
     match = _ADDRESS.match(url)
     if not allowed:
@@ -100,6 +104,7 @@ def check(organization: Organization, url: str, source: Source) -> Source:
         "secret_access_key_secret": source.secret_access_key_secret,
     }
     if any(names.values()):
+        # If only one is named, the empty name counts as unknown: both are needed.
         unknown = secret_store.missing(organization, list(names.values()))
         if errors := {
             field: _("There is no such secret. Create it under Secrets.")
@@ -136,14 +141,14 @@ def _bucket_and_key(row: DatasetImport) -> tuple[s3.Bucket, str]:
 
 
 def receive(row: DatasetImport, file: BufferedRandom, listing: Path, reservation: Reservation) -> str:
-    """Receive what the address names into `file`, from its end on, and return the name of that file or archive.
+    """Append what `file` lacks of the object or the tar, and return the name of the object or archive.
 
-    `listing` is the path of the list of objects, which is there from the first attempt on. Raises ImportFailed,
+    `listing` is the path of the list of objects. The first attempt writes it, later ones read it. Raises ImportFailed,
     TooLarge, SecretUnreadable, OSError for a full disk.
     """
     bucket, key = _bucket_and_key(row)
     if not listing.exists():
-        file.truncate(0)
+        file.truncate(0)  # without the list, nobody knows what its bytes are
     offset, failures = file.seek(0, os.SEEK_END), 0
     reservation.count(size_bytes=offset, entries=1)
     while True:
@@ -227,14 +232,14 @@ def _write_listing(objects: Iterable[tuple[str | None, s3.Object]], lines: TextI
 
 
 def _objects(row: DatasetImport, bucket: s3.Bucket, key: str) -> Iterator[tuple[str | None, s3.Object]]:
-    """Yield the object with this key, with None; else the objects below it, each with its path there."""
+    """Yield (None, object) for the object with this key, else (path below the key, object) for each object below it."""
     if key and not key.endswith("/"):
         if item := s3.find_object(bucket, key):
             yield None, item
             return
         key += "/"
     for page in s3.list_objects(bucket, key):
-        report(row, 0)
+        report(row, 0)  # raises if the import takes too long or was cancelled
         # Keys that end in a slash are not files: programs store them to show empty folders.
         yield from ((item.key.removeprefix(key), item) for item in page if not item.key.endswith("/"))
 
@@ -275,9 +280,9 @@ def _bytes_of(
 
 
 def _frame(name: str | None, size: int) -> tuple[bytes, bytes]:
-    """Return what comes before and after an object's bytes: in a tar, and nothing without a name there.
+    """Return the tar header and the padding of an object; both are empty for a single object, which has no name.
 
-    The same object always has the same, so that a tar can be continued.
+    They depend on name and size alone, so that a tar can be continued.
     """
     if name is None:
         return b"", b""

@@ -1,7 +1,8 @@
 """Credentials of customers' image registries, stored encrypted, and checks of images at their registries.
 
-No page and no API shows a password. What the registry refuses is an error. Where the console cannot reach it, the
-cluster still may: that is a warning.
+No page and no API shows a password. If the registry refuses the credentials or lacks the
+image, a check raises InvalidInput. If the console cannot reach the registry, the check only warns, because the cluster
+may reach it.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ HOST = re.compile(r"[a-z0-9]([a-z0-9.-]{0,250}[a-z0-9])?(:[0-9]{1,5})?")
 QUOTE_SECONDS = 6.0
 """Time limit of a check while a quote is made: the order form waits for it."""
 MAX_CONCURRENT_CHECKS = 3
-"""Checks of one organization at once, in all web processes: few of their threads."""
+"""Concurrent checks of one organization, over all web processes. Few, since each holds a thread of a web process."""
 CACHE_SECONDS = 60
 """How long a digest is kept. The order form makes a quote with each change."""
 
 
 @dataclass(frozen=True)
-class Check:
-    """What a registry answered: a digest, or a warning if it could not be asked."""
+class CheckResult:
+    """The image's digest, or a warning. Both are empty if nothing was asked, or only the log-in was checked."""
 
     digest: str = ""
     warning: Text = ""
@@ -74,7 +75,10 @@ def save_registry(
     password: str | None = "",
     user: User | None = None,
 ) -> Registry:
-    """Store the credentials for `host`, replacing earlier ones; a password of None stays. Raises InvalidInput."""
+    """Store the credentials for `host`, replacing earlier ones; a password of None keeps the stored one.
+
+    Raises InvalidInput.
+    """
     host = host.strip().lower()
     if not HOST.fullmatch(host):
         sentence = _("Enter only the registry host, for example registry.example.com or registry.example.com:5000.")
@@ -102,7 +106,7 @@ def delete_registry(*, registry: Registry, user: User | None = None) -> None:
     """Delete the credentials of a registry. Raises InUse while an open job needs an image from it."""
     organization = registry.organization
     with transaction.atomic():
-        quota.lock(organization)
+        quota.lock(organization)  # as orders do, so that none comes in between
         images = Image.objects.filter(organization=organization, reference__startswith=f"{registry.host}/")
         in_use.require_unused(reader=organization.pk, images=list(images.values_list("pk", flat=True)))
         if Registry.objects.filter(pk=registry.pk).delete()[0]:
@@ -123,14 +127,14 @@ def password_of(registry: Registry) -> str:
 
 
 @sensitive_variables("password")
-def check_registry(*, organization: Organization, host: str, username: str, password: str | None) -> Check:
+def check_registry(*, organization: Organization, host: str, username: str, password: str | None) -> CheckResult:
     """Check credentials before they are saved. A password of None is the stored one. Raises InvalidInput.
 
     Do not call this in a transaction: it asks the registry.
     """
     host = host.strip().lower()
     if not (settings.REGISTRY_CHECKS and username and HOST.fullmatch(host)):
-        return Check()
+        return CheckResult()
     if password is None:
         stored = registries_for(organization).filter(host=host).first()
         password = password_of(stored) if stored else ""
@@ -141,26 +145,26 @@ def check_registry(*, organization: Organization, host: str, username: str, pass
         if error.problem is Problem.UNAUTHORIZED:
             sentence = _("The registry %(host)s refused this user name and password.")
             raise InvalidInput(fields={"password": sentence % {"host": host}}) from None
-        return Check(warning=_warning(error.problem, host))
-    return Check()
+        return CheckResult(warning=_warning(error.problem, host))
+    return CheckResult()
 
 
 @sensitive_variables("password")
-def check_image(*, organization: Organization, reference: str, username: str = "", password: str = "") -> Check:
+def check_image(*, organization: Organization, reference: str, username: str = "", password: str = "") -> CheckResult:
     """Check that a registry has an image, before the image is saved. Raises InvalidInput.
 
     Without a user name, the stored credentials are used. Do not call this in a transaction: it asks the registry.
     """
     if not (settings.REGISTRY_CHECKS and REFERENCE.fullmatch(reference)):
-        return Check()
+        return CheckResult()  # saving the image refuses an invalid reference
     credentials = Credentials(username, password) if username else _credentials(organization, reference)
     try:
         with _slot(organization, "reference"):
-            return Check(digest=registry_client.digest_of(reference, credentials))
+            return CheckResult(digest=registry_client.digest_of(reference, credentials))
     except RegistryError as error:
         if sentence := _refusal(error.problem, reference, has_credentials=credentials is not None):
             raise InvalidInput(fields={"reference": sentence}) from None
-        return Check(warning=_warning(error.problem, reference.partition("/")[0]))
+        return CheckResult(warning=_warning(error.problem, reference.partition("/")[0]))
 
 
 def current_digest(*, organization: Organization, image: Image) -> str:
@@ -183,7 +187,7 @@ def current_digest(*, organization: Organization, image: Image) -> str:
     except RegistryError as error:
         if sentence := _refusal(error.problem, reference, has_credentials=credentials is not None):
             raise InvalidInput(fields={"image": sentence}) from None
-        digest = ""
+        digest = ""  # kept too, so that the form does not wait for the registry at each change
     cache.set(key, digest, CACHE_SECONDS)
     return digest
 
@@ -195,7 +199,7 @@ def _slot(organization: Organization, field: str) -> Iterator[None]:
     A registry that answers slowly holds a thread of the web server.
     """
     keys = [f"registry-check:{organization.pk}:{number}" for number in range(MAX_CONCURRENT_CHECKS)]
-    # Expires if this process dies.
+    # The timeout frees the slot of a process that died. A check takes at most TOTAL_SECONDS, so it ends no live one.
     key = next((key for key in keys if cache.add(key, 1, timeout=int(2 * registry_client.TOTAL_SECONDS))), None)
     if key is None:
         raise InvalidInput(fields={field: _("Other checks of registries are running. Try again in a few seconds.")})
@@ -225,7 +229,7 @@ def _refusal(problem: Problem, reference: str, *, has_credentials: bool) -> Text
 
 
 def _warning(problem: Problem, host: str) -> Text:
-    """Return why the registry was not asked."""
+    """Return a warning that says why nothing was checked."""
     if problem is Problem.FORBIDDEN_ADDRESS:
         sentence = _("The registry %(host)s is not at a public HTTPS address, so the console did not check it.")
     elif problem is Problem.INVALID_ANSWER:

@@ -26,7 +26,9 @@ from storage.workspace_templates import templates
 class SearchQuery(serializers.Serializer[Any]):
     """A search by name."""
 
-    q = serializers.CharField(max_length=255, trim_whitespace=False, help_text="A part of the name, in any case.")
+    q = serializers.CharField(
+        max_length=255, trim_whitespace=False, help_text="A part of the name. Upper and lower case are the same."
+    )
     path = serializers.CharField(default="", allow_blank=True, help_text="Search below this folder.")
 
 
@@ -111,7 +113,7 @@ class DifferingSerializer(serializers.Serializer[Any]):
 
 
 class _WorkspaceView(TenantView):
-    """Base of the views in this module."""
+    """Base of the views of one workspace."""
 
     capabilities: ClassVar = READ_AND_WRITE
 

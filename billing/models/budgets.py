@@ -41,7 +41,10 @@ class Budget(models.Model):
 
 
 class BudgetAlert(models.Model):
-    """A threshold of a budget reached in a month."""
+    """A threshold of a budget reached in a month.
+
+    `month` is its first day. `committed_minor` is what was charged in it plus what was held, at the time of the alert.
+    """
 
     budget = models.ForeignKey(Budget, models.CASCADE, related_name="alerts")
     month = models.DateField()
@@ -63,7 +66,7 @@ class BudgetAlert(models.Model):
 
 
 class BalanceWarning(models.Model):
-    """A low wallet. The row is deleted once the balance suffices."""
+    """A wallet whose low balance was reported. The row is deleted once the balance is no longer low."""
 
     account = models.OneToOneField(Account, models.CASCADE, related_name="warning")
     created_at = models.DateTimeField(auto_now_add=True)

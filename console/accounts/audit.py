@@ -14,7 +14,6 @@ from allauth.socialaccount import signals as sign_on
 from celery import shared_task
 from django.contrib.auth.signals import user_login_failed
 from django.dispatch import receiver
-from django.http import HttpRequest
 
 from console.accounts.models import AuditEvent, Membership, User
 from console.core.enqueue import send
@@ -90,16 +89,16 @@ def _factor_removed(user: User, authenticator: Any, **_extra: Any) -> None:
     record_for_person(user=user, action="factor_removed", target=str(authenticator))
 
 
-@receiver(factors.authenticator_reset)
+@receiver(factors.authenticator_reset)  # allauth sends it for new recovery codes alone
 def _codes_renewed(user: User, **_extra: Any) -> None:
     record_for_person(user=user, action="codes_renewed")
 
 
 @receiver(sign_on.social_account_added)
-def _connected(request: HttpRequest, sociallogin: Any, **_extra: Any) -> None:
+def _connected(sociallogin: Any, **_extra: Any) -> None:
     record_for_person(user=sociallogin.user, action="provider_connected", target=sociallogin.account.provider)
 
 
 @receiver(sign_on.social_account_removed)
-def _disconnected(request: HttpRequest, socialaccount: Any, **_extra: Any) -> None:
+def _disconnected(socialaccount: Any, **_extra: Any) -> None:
     record_for_person(user=socialaccount.user, action="provider_disconnected", target=socialaccount.provider)

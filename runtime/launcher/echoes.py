@@ -2,7 +2,8 @@
 
 When a rank fails, its connections close, and its peers fail a moment later with an error about that. Such an error is
 an *echo*. An echo becomes the run's cause only if the run has no other cause. A script that fails because its own
-connection broke, such as a download, looks like an echo too. It is still reported, because it has no other cause.
+connection broke, such as a download, looks like an echo too. Its error is still reported, because the run has no other
+cause.
 """
 
 from __future__ import annotations

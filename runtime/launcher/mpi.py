@@ -151,7 +151,10 @@ class Mpi:
             self._send({"type": "mpi", "id": self._daemons.pop(ended.pid), "ended": code})
 
     def end_stub(self, rank: Rank) -> None:
-        """Make the rank's stub end as the rank did. A rank that aborted late counts as successful."""
+        """Make the rank's stub end as the rank did.
+
+        A rank that aborted after its script had returned (`Rank.aborted_late`) counts as successful.
+        """
         stub = self._stubs.pop(rank.pid, None)
         if stub is not None and rank.exit is not None:
             exit_code = 0 if rank.aborted_late else rank.exit.exit_code
@@ -209,7 +212,8 @@ class Mpi:
             return
         if plan is None or local_rank in self._started_local_ranks or not 0 <= local_rank < plan.workers:
             return
-        # Outputs and logs were opened for the ranks of `plan`, so another placement cannot be used.
+        # Outputs and logs were opened for the ranks of `plan`, so another placement cannot be used. The stub
+        # gets no answer, and `handle_timers` reports that the node was not started.
         if plan.rank(local_rank) != rank:
             sys.stderr.write("mpirun put rank {} on node {}, process {}\n".format(rank, plan.node, local_rank))
             return
@@ -295,7 +299,7 @@ def mpirun_environment(plan: Plan, agent: str) -> Dict[str, str]:
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }
     if plan.interface == "lo":
-        # All nodes are on one machine. Open MPI refuses loopback between hosts, so it must choose another interface.
+        # All nodes are on one machine. Open MPI refuses loopback between hosts, so `lo` is not named to it.
         values.update({"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": _SAME_MACHINE_TRANSPORTS})
     elif plan.interface:
         values.update({"OMPI_MCA_btl_tcp_if_include": plan.interface, "PRTE_MCA_prte_if_include": plan.interface})

@@ -177,6 +177,6 @@ def test_the_copy_of_a_job_that_never_ran_is_deleted_when_its_retention_is_over(
     results.count_storage(job.pk)
     assert folder_of(customer, job).exists()
     monkeypatch.setattr(results, "is_expired", lambda expired: expired.pk == job.pk)
-    reconciliation._delete_old_runs(attempt.backend)
+    reconciliation._clean_up_runs(attempt.backend)
     assert not folder_of(customer, job).exists()
     assert not Allocation.objects.filter(key=f"job:{job.pk}").exists()

@@ -38,7 +38,7 @@ SUBMITTED_ANNOTATION = "trainyard.dev/submitted-at"
 STARTED_ANNOTATION = "trainyard.dev/started-at"
 """When the last of the run's Pods started."""
 TERMINATION_ANNOTATION = "trainyard.dev/taken-down"
-"""JSON: why and when `stop` or a guard ended the run (`state.Termination`). Written once."""
+"""JSON: why and when `stop` or `pending.find_termination` ended the run (`state.Termination`). Written once."""
 GRACE_END_ANNOTATION = "trainyard.dev/hurried-until"
 """When the Pods must have ended, after a later `stop` shortened the grace period."""
 POD_ANNOTATION_PREFIX = "trainyard.dev/pod-"
@@ -51,6 +51,7 @@ LAST_USED_ANNOTATION = "trainyard.dev/used-at"
 INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 
 CONTAINER_NAME = "node"
+# Where a Pod has the folder of the run, the folder with its plan, and the folder with the launcher.
 RUN_ROOT_PATH = "/trainyard/run-root"
 POD_PLAN_PATH = "/trainyard/order"
 LAUNCHER_PATH = "/trainyard/launcher"
@@ -88,6 +89,7 @@ def labels_of(spec: RunSpec) -> dict[str, str]:
     """Return the labels of every object that belongs to this run."""
     labels = {MANAGED_BY_LABEL: MANAGER, RUN_LABEL: spec.name}
     for key, label in (("organization", ORGANIZATION_LABEL), ("job", JOB_LABEL)):
+        # Only for readers, so an invalid value is left out: RUN_LABEL identifies the objects.
         if _LABEL_VALUE.match(spec.labels.get(key, "")):
             labels[label] = spec.labels[key]
     return labels

@@ -31,13 +31,13 @@ _LAUNCHER_QUOTA_US = 2_000
 """CPU time per period for the launcher, beyond the purchased CPUs, since it runs in the same group."""
 _SHARES_PER_CORE, _MIN_SHARES = 1024, 2
 _WEIGHT_PER_CORE, _MIN_WEIGHT, _MAX_WEIGHT = 100, 1, 10_000
-"""Shares (v1) and weight (v2) per core, and the kernel's limits for them. Each core gets the kernel's default, which is
-the share of one process outside any group. A group with one default for all its cores would get half a core on a busy
-machine of two."""
+"""Shares (v1) and weight (v2) per core, and the kernel's limits for them. With the kernel's default for each core, a
+node competes like one process per core. With one default in all, a node of two cores would get only one of a busy
+machine's two."""
 _SOCKET_MEMORY_DIVISOR = 16
-"""v1 limits the memory of sockets apart: a node gets a sixteenth of its memory for them, in addition. The kernel limits
-all sockets of a machine to the same part, so nodes at their limit starve no other socket. v2 needs no such limit, since
-`memory.max` includes sockets."""
+"""v1 counts the memory of sockets apart, so a node gets a sixteenth of its memory for them, in addition. The kernel
+gives all sockets a sixteenth of the machine's memory, so nodes at their limits leave the rest to others. v2 needs no
+such limit, since `memory.max` includes sockets."""
 _NEAR_LIMIT = 0.9
 """The part of its memory limit from which a v1 group counts as full: the kernel may refuse a large allocation, such as
 a huge page, before the limit is reached."""
@@ -84,7 +84,7 @@ class Group:
                 int((folder / f"memory.{name}").read_text()) for name in ("max_usage_in_bytes", "limit_in_bytes")
             )
         except (OSError, ValueError):
-            return True
+            return True  # unknown: a node's own limit is the usual reason
         return peak_bytes >= _NEAR_LIMIT * limit_bytes
 
     def process_refusals(self) -> int:

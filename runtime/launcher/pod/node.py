@@ -1,6 +1,6 @@
 """One node of a run in a pod, from the lookup of the hub's address to the last record.
 
-`main` documents its input and output.
+`pod.main` documents the plan, the environment and the record.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class PodNode(Node):
         self._launcher_plan: Dict[str, Any] = {**plan["plan"], "node": pod.node}
         record = Record(
             self._folder,
-            None,
+            change_file=None,
             node=pod.node,
             address=pod.address,
             first_fields={"run": plan["run"]},
@@ -136,7 +136,7 @@ class PodNode(Node):
             "secrets": self._pod.secrets,
             "devices": [str(gpu) for gpu in range(int(pod_plan.get("gpus", 0)))],
             "owns_pid_namespace": self._tree.is_first_process,
-            "umask": 0o002,
+            "umask": 0o002,  # a Pod's storage is shared by its group
         }
         workers = int(plan["workers"])
         first_rank = self._node * workers
@@ -169,7 +169,7 @@ class PodNode(Node):
         elif isinstance(source, NameLookup):
             self._read_hub_address(source)
         else:
-            # Signals: a child has ended, or the kubelet or somebody inside the pod asks for the end.
+            # Signals: a child has ended, or the run is asked to end. A request from inside the pod does not count.
             signals = self._signals.read()
             for ended in reap():
                 self._tree.note_exit(ended)
@@ -227,7 +227,7 @@ class PodNode(Node):
     def _note_running(self, message: Message) -> None:
         self._stop_lookup()
         if not self._record.started:
-            self._deadline.start()
+            self._deadline.start()  # not before: it is a thread, and the launcher was forked until now
         super()._note_running(message)
 
     def _handle_timers(self) -> None:
