@@ -200,7 +200,7 @@ def create_multipart(bucket: Bucket, key: str) -> str:
 def part_url(bucket: Bucket, key: str, multipart_id: str, number: int, *, size: int, seconds: int) -> str:
     """Return a URL to PUT one part of exactly `size` bytes."""
     query: dict[str, str | int] = {"partNumber": number, "uploadId": multipart_id}
-    # The signed length keeps whoever has the URL from filling the bucket.
+    # The length is signed, so a leaked URL cannot be used to fill the bucket.
     return signed_url(bucket, "PUT", key, query, seconds=seconds, headers={"content-length": str(size)})
 
 

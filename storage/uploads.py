@@ -306,7 +306,7 @@ _digests_lock = Lock()
 def _digest_of(upload: Upload, offset: int) -> Iterator[_Digest | None]:
     """Yield the digest of the first `offset` bytes if this process has it.
 
-    A process that doesn't have it hashes nothing: whoever finishes the upload hashes the rest, each byte at most once.
+    A process without it hashes nothing. The process that finishes the upload hashes the rest, each byte at most once.
     """
     digest = _take_digest(upload)
     try:

@@ -87,8 +87,8 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth pu
     def login(self, request: HttpRequest, user: User) -> None:
         """Log a user in, and store the language of the page for later mails.
 
-        Every way in ends here, after the address was verified and the second factor checked. Whoever awaits approval
-        goes no further.
+        Every kind of log-in ends here, after the address was verified and the second factor checked. A person who
+        awaits approval is not logged in.
         """
         if user.awaits_approval:
             raise ImmediateHttpResponse(redirect("account_approval"))

@@ -21,7 +21,7 @@ from jobs import cost_analysis, curves, estimates, free_runs, rows, selectors
 from jobs.models import Job, MetricPoint
 
 MAX_COMPARED = 8
-"""Runs in one chart: as many as there are colors that are told apart."""
+"""Runs in one chart: each has one of the eight colors of a chart."""
 MAX_SIBLINGS = 12
 """Other runs of the script that the tab offers for a comparison."""
 MAX_ID_DIGITS = 18

@@ -228,7 +228,7 @@ def training_script(request: MemberRequest) -> HttpResponse:
     except CustomerError as error:
         return render(request, "jobs/_script_preview.html", {"path": path, "problem": error.message})
     with file.stream:
-        shown = previews.preview(file, name="script.py")  # as text, whatever its name says
+        shown = previews.preview(file, name="script.py")  # as text, also if its name is that of a picture
     return render(
         request,
         "jobs/_script_preview.html",

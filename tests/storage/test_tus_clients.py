@@ -184,7 +184,7 @@ def test_fifty_cuts_and_a_killed_process(server, token, source, member, send):
     assert (upload.state, upload.sha256, received(member.organization)) == ("complete", expected, expected)
     assert line.cut == CUTS
     assert killed
-    # At most 1 % on a quiet machine. Each cut loses what is on its way, and on a busy one that is more.
+    # The goal is 1 %, which a quiet machine reaches. On a busy one up to 5 % was seen; the cause is not known.
     assert line.sent - SIZE <= SIZE // 10
 
 

@@ -67,7 +67,7 @@ def pack(folder: Path) -> bytes:
         for name, source in {"__main__.py": _MAIN.encode(), **sources}.items():
             entry = zipfile.ZipInfo(name, _ENTRY_TIME)
             entry.external_attr = _ENTRY_MODE
-            entry.create_system = 3  # Unix, whatever system packs it
+            entry.create_system = 3  # Unix, on every system: the bytes must be the same
             archive.writestr(entry, source)
     data = stream.getvalue()
     if len(data) >= MAX_BYTES:

@@ -72,7 +72,7 @@ class RunFolders:
         try:
             file_fd = os.open(temporary, _CREATE_FLAGS, 0o644, dir_fd=folder_fd)
             with os.fdopen(file_fd, "wb") as stream:
-                os.fchmod(file_fd, 0o644)  # whatever the umask is
+                os.fchmod(file_fd, 0o644)  # the umask may have taken rights away
                 stream.write(data)
             os.replace(temporary, file, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
         except OSError:

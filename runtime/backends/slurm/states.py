@@ -1,7 +1,7 @@
 """What Slurm's commands print about jobs and machines. Pure: text in, plain data out.
 
-Jobs come from `squeue` with a format of our own and not from `--json`: with that option, squeue 22.05 prints every
-job of the cluster in full, whatever filter it is given, and the types of its fields differ between versions.
+Jobs come from `squeue` with a format of our own: it prints only the fields that we read. JSON is an optional part of
+Slurm, which not every build has.
 """
 
 from __future__ import annotations
