@@ -16,6 +16,9 @@ PACKAGES := cli console billing storage jobs runtime
 # `make check` looks at the project as it is deployed: behind HTTPS.
 CHECKED := TRAINYARD_URL=https://trainyard.example.com
 
+# Where Python keeps no compiled modules, each of the console's programs compiles all it imports anew: three seconds of a core.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help
 help: ## Show this list
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)$$/  make \1	\2/' | expand -t 20

@@ -31,7 +31,7 @@ from tests.console.processes import free_port, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_SECONDS = 240
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS = 240
 PASSWORD = "correct horse battery"
 ACCOUNT = """
 from console.accounts.models import User
