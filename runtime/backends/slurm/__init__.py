@@ -1,6 +1,6 @@
 """Runs on a Slurm cluster: one batch job per run, whose tasks each supervise one node.
 
-The console and the compute nodes share storage at the same paths. Everything that decides about a run is in its folder
-there, written by the supervisors outside the sandbox. Slurm contributes where the nodes run, why a job waits, and
-evidence of faults of the platform.
+The console and the compute nodes share storage at the same paths. A run's folder there holds the records that decide
+its outcome; supervisors write them outside the sandbox. Slurm tells where the nodes run, why a job waits, and which
+faults of the platform ended a run.
 """

@@ -17,30 +17,33 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from runtime.backends import admission, sandbox
-from runtime.backends.reservations import Request, reserve
+from runtime.backends.reservations import NodeRequest, reserve
 from runtime.backends.slurm import program, submission
 from runtime.backends.slurm.capacity import capacity
 from runtime.backends.slurm.commands import CommandFailed, Slurm
 from runtime.backends.slurm.config import SlurmConfig
-from runtime.backends.slurm.node import Order
+from runtime.backends.slurm.node import RunPlan
 from runtime.backends.slurm.runs import SlurmRun
+from runtime.backends.slurm.states import JobState
 from runtime.backends.supervision.folder_backend import FolderBackend, check_folder_name
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound
 from runtime.files import FileLock
 from runtime.specs import Capacity, Image, Resources, RunPhase, RunSpec
 
-_HEARTBEAT_SECONDS = 0.5
-"""Interval of `changes` heartbeats; the protocol promises one every second. Shared storage sends no events."""
+_POLL_SECONDS = 0.25
+"""Interval at which `changes` polls shared storage, which sends no events. Each poll yields, often as a heartbeat; the
+protocol promises one every second."""
+_POLL_AFTER_CHANGE_SECONDS = 0.05
+"""The interval after a change, since changes often follow each other."""
 _CAPACITY_SECONDS = 5.0
-"""Age of Slurm's answer about its machines, by which a run that can never fit is refused."""
-_ANSWER_SECONDS = 2.0
-"""How long `answers` may take, as the protocol promises."""
+"""Maximum age of the list of machines by which a run that can never fit is refused."""
+_REACHABLE_SECONDS = 2.0
+"""How long `is_reachable` may take, as the protocol promises."""
 _LOCKS = 16
-"""Submissions of different runs share so many locks."""
-# What sbatch says, and what that means for a run. Other errors are the cluster's.
+"""Number of lock files. Each submission locks one of them, chosen by a hash of its run's name."""
+# Parts of sbatch's error messages, by their meaning for a run. All other errors count as faults of the cluster.
 _CANNOT_FIT = (
     "Requested node configuration is not available",
     "More processors requested than permitted",
@@ -57,7 +60,7 @@ logger = logging.getLogger(__name__)
 class SlurmBackend(FolderBackend):
     """Runs jobs on one Slurm cluster. `root` holds the runs, `images_root` the built-in images; both are shared."""
 
-    submits_at_once = 8  # each submission waits for a few commands
+    submits_at_once = 8  # a submission mostly waits for Slurm's commands
 
     def __init__(self, *, config: SlurmConfig, root: Path, images_root: Path) -> None:
         super().__init__(root, images_root)
@@ -115,44 +118,45 @@ class SlurmBackend(FolderBackend):
         self._trash.empty()
 
     def capacity(self) -> Capacity:
-        """See `Backend.capacity`. Does not know of limits of accounts and QOS.
+        """See `Backend.capacity`. Does not consider limits of accounts and QOS.
 
-        What the console's own jobs will use that wait in Slurm's queue counts as used.
+        Counts the resources of the console's own jobs in Slurm's queue as used.
         """
-        # Jobs before machines: a job that starts in between then counts twice for a moment, and never not at all.
+        # The jobs are read before the machines. A job that starts in between then counts twice for a moment; in the
+        # other order it would not count at all.
         jobs = self._slurm.jobs(0)
-        waiting: list[Request] = []
+        waiting: list[NodeRequest] = []
         for name in self.names(live=True):
-            with contextlib.suppress(RunNotFound):  # a submission that is being made, or a run that was deleted
+            with contextlib.suppress(RunNotFound):  # the submission is not complete, or the run was deleted
                 data = self._run(name).submission()
                 job = jobs.get(data["job_id"])
                 if job is not None and job.is_waiting:
                     spec = data["spec"]
-                    waiting += [(Resources(**spec["resources"]), spec["node_kind"])] * spec["nodes"]
+                    waiting += [NodeRequest(Resources(**spec["resources"]), spec["node_kind"])] * spec["nodes"]
         return reserve(capacity(self._slurm.machines(0), self._config), waiting)
 
-    def answers(self) -> bool:
-        """See `Backend.answers`."""
+    def is_reachable(self) -> bool:
+        """See `Backend.is_reachable`."""
         try:
-            self._slurm.call("scontrol", "ping", seconds=_ANSWER_SECONDS)
+            self._slurm.call("scontrol", "ping", seconds=_REACHABLE_SECONDS)
         except (CommandFailed, BackendUnavailable):
             return False
         return True
 
     def changes(self, stop_after: float | None = None) -> Iterator[set[str]]:
-        """See `Backend.changes`. Looks at the runs' change files, and in the background at Slurm's queue."""
+        """See `Backend.changes`. Polls the runs' change files; a thread polls Slurm's queue."""
         ends_at = None if stop_after is None else time.monotonic() + stop_after
-        seen: dict[str, object] = {}
+        previous: dict[str, object] = {}
         is_closed = threading.Event()
         threading.Thread(target=self._refresh_jobs, args=(is_closed,), name="slurm-queue", daemon=True).start()
         try:
             while ends_at is None or time.monotonic() < ends_at:
                 current = {name: self._fingerprint(name) for name in self.names(live=True)}
-                # A run that is no longer live has ended or was deleted.
-                changed = {name for name in current.keys() | seen.keys() if current.get(name) != seen.get(name)}
-                seen = current
+                # A run that is no longer live has ended or was deleted, so it has changed.
+                changed = {name for name in current.keys() | previous.keys() if current.get(name) != previous.get(name)}
+                previous = current
                 yield changed
-                is_closed.wait(_HEARTBEAT_SECONDS / 2 if not changed else 0.05)
+                is_closed.wait(_POLL_AFTER_CHANGE_SECONDS if changed else _POLL_SECONDS)
         finally:
             is_closed.set()
 
@@ -168,8 +172,8 @@ class SlurmBackend(FolderBackend):
         gaps = ["Runs share the network of their machine and can reach what listens there and on other machines."]
         if "task/cgroup" not in settings.get("TaskPlugin", ""):
             gaps.append(
-                "Memory and processes of runs are measured four times a second instead of held by the kernel, and "
-                "their CPU time is not limited. Slurm's TaskPlugin does not contain task/cgroup."
+                "The console measures memory and processes of runs four times a second, since the kernel does not "
+                "limit them, and their CPU time is not limited. Slurm's TaskPlugin does not contain task/cgroup."
             )
         return gaps
 
@@ -185,11 +189,11 @@ class SlurmBackend(FolderBackend):
             )
 
     def _start(self, run: SlurmRun, spec: RunSpec) -> None:
-        """Write the order, submit the job, and record it. The nodes wait for the record."""
-        package = program.installed(self._root)
+        """Write the run's plan, submit the job, and record the submission. The nodes wait for `submission.json`."""
+        package = program.install(self._root)
         nonce = secrets.token_hex(16)
-        order = self._order(run, spec, package, nonce)
-        run.prepare(dict(order))
+        run_plan = self._run_plan(run, spec, package, nonce)
+        run.prepare(dict(run_plan))
         python = str(self._images_root / spec.image.builtin / "bin" / "python")
         code = f"import sys; sys.path[:0] = [{str(package)!r}]; from runtime.backends.slurm.node import start; start()"
         command = [python, "-I", "-S", "-c", code, str(run.folder), nonce]
@@ -198,9 +202,9 @@ class SlurmBackend(FolderBackend):
             submission.arguments(spec, self._config, job_name=run.job_name, log=log),
             submission.script(spec, self._config, command),
         )
-        run.record(spec, nonce=nonce, job_id=job_id)
+        run.record_submission(spec, nonce=nonce, job_id=job_id)
 
-    def _order(self, run: SlurmRun, spec: RunSpec, package: Path, nonce: str) -> Order:
+    def _run_plan(self, run: SlurmRun, spec: RunSpec, package: Path, nonce: str) -> RunPlan:
         checkpoints, outputs = self._shared_folders(run, spec)
         return {
             "spec": json.loads(spec.to_json()),
@@ -221,7 +225,10 @@ class SlurmBackend(FolderBackend):
         }
 
     def _discard(self, run: SlurmRun) -> bool:
-        """Remove a submission that failed; return whether it left a folder. Its nodes would not start in any case."""
+        """Remove a submission that failed; return whether it left a folder.
+
+        If its job cannot be ended, its nodes end by themselves, since they find no recorded submission.
+        """
         try:
             run.kill()
         except BackendUnavailable:
@@ -229,16 +236,17 @@ class SlurmBackend(FolderBackend):
         return run.destroy()
 
     def _lock(self, name: str) -> FileLock:
+        """Return the lock for submissions and deletions of this run."""
         number = int(hashlib.sha256(name.encode()).hexdigest(), 16) % _LOCKS
         return FileLock(self._root / ".locks" / str(number))
 
     # Changes
 
     def _fingerprint(self, name: str) -> object:
-        """Return what changes whenever the run's status or output does."""
+        """Return a value that changes whenever the run's status or output does."""
         modified_at = 0
         try:
-            # Opening a file makes an NFS client ask its server, which its cache of attributes does not.
+            # Opening the file makes an NFS client ask its server; without that, it would use cached attributes.
             descriptor = os.open(self._root / ".changes" / name, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 modified_at = os.fstat(descriptor).st_mtime_ns
@@ -246,10 +254,11 @@ class SlurmBackend(FolderBackend):
                 os.close(descriptor)
         except OSError:
             pass
-        job = self._known_job(name)
+        job = self._last_known_job(name)
         return modified_at, None if job is None else (job.state, job.reason)
 
-    def _known_job(self, name: str) -> Any:
+    def _last_known_job(self, name: str) -> JobState | None:
+        """Return the run's job by Slurm's last answer; None if that does not list it."""
         try:
             job_id = self._run(name).submission()["job_id"]
         except RunNotFound:
@@ -257,6 +266,7 @@ class SlurmBackend(FolderBackend):
         return self._slurm.known_jobs().get(job_id)
 
     def _refresh_jobs(self, is_closed: threading.Event) -> None:
+        """Query Slurm's queue at intervals, while there are live runs, until `is_closed` is set."""
         while not is_closed.is_set():
             try:
                 if self.names(live=True):
@@ -275,12 +285,12 @@ class SlurmBackend(FolderBackend):
 
 
 def _refusal(error: CommandFailed) -> Exception:
-    """Return the error of the protocol for what sbatch says."""
+    """Convert an error of sbatch to one of the errors that `Backend.submit` raises."""
     text = str(error)
-    if any(each in text for each in _CANNOT_FIT):
+    if any(part in text for part in _CANNOT_FIT):
         return InvalidSpec(f"Slurm has no machines for nodes of this kind: {text}", field="nodes")
-    if any(each in text for each in _TOO_LONG):
+    if any(part in text for part in _TOO_LONG):
         return InvalidSpec(f"The run may last longer than Slurm allows: {text}", field="deadline_seconds")
-    if any(each in text for each in _OVER_LIMIT):
+    if any(part in text for part in _OVER_LIMIT):
         return NoCapacity(f"A limit of Slurm is reached: {text}")
     return BackendUnavailable(f"Slurm did not accept the run: {text}")

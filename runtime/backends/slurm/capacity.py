@@ -1,4 +1,4 @@
-"""The capacity of a cluster by what Slurm says about its machines. Pure."""
+"""Compute the capacity of a cluster from Slurm's list of its machines. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from runtime.specs import Capacity, NodeCapacity, Resources
 
 
 def capacity(machines: Iterable[Machine], config: SlurmConfig) -> Capacity:
-    """Return the machines that runs can get. One that takes no new jobs now has nothing free."""
-    kinds = frozenset(kind for kind in config.node_types if kind)
-    nodes = []
+    """Return the machines that runs can get. A machine that takes no new jobs now has no free resources."""
+    named_kinds = frozenset(kind for kind in config.node_types if kind)
+    all_kinds = {*named_kinds, ""}  # "" stands for all kinds without a placement of their own
+    eligible_machines = []
     for machine in machines:
-        closed_to = {kind for kind in (*kinds, "") if not _is_eligible(machine, config.placement(kind))}
-        if machine.cpus and machine.memory_mib and not closed_to >= {*kinds, ""}:
-            nodes.append(_node(machine, config, frozenset(closed_to)))
-    return Capacity(tuple(nodes), kinds)
+        closed_to = {kind for kind in all_kinds if not _is_eligible(machine, config.placement(kind))}
+        if machine.cpus and machine.memory_mib and closed_to != all_kinds:
+            eligible_machines.append(_machine_capacity(machine, config, frozenset(closed_to)))
+    return Capacity(tuple(eligible_machines), named_kinds)
 
 
 def _is_eligible(machine: Machine, placement: Placement) -> bool:
@@ -28,13 +29,13 @@ def _is_eligible(machine: Machine, placement: Placement) -> bool:
     return in_partition and has_gpu and placement.features <= machine.features
 
 
-def _node(machine: Machine, config: SlurmConfig, closed_to: frozenset[str]) -> NodeCapacity:
-    # A machine with several types of GPUs counts with the type that it has most of.
-    gpu = max(machine.gpus, key=lambda kind: machine.gpus[kind], default="")
-    gpu_type = config.gpu_types.get(gpu, gpu)
-    total = Resources(machine.cpus, machine.memory_mib, machine.gpus.get(gpu, 0), gpu_type)
+def _machine_capacity(machine: Machine, config: SlurmConfig, closed_to: frozenset[str]) -> NodeCapacity:
+    # Of a machine with several types of GPUs, only the most numerous type counts.
+    slurm_type = max(machine.gpus, key=lambda gpu_type: machine.gpus[gpu_type], default="")
+    gpu_type = config.gpu_types.get(slurm_type, slurm_type)
+    total = Resources(machine.cpus, machine.memory_mib, machine.gpus.get(slurm_type, 0), gpu_type)
     free = Resources(0, 0)
     if machine.is_open:
-        free_gpus = machine.free_gpus.get(gpu, 0)
+        free_gpus = machine.free_gpus.get(slurm_type, 0)
         free = Resources(machine.free_cpus, machine.free_memory_mib, free_gpus, gpu_type)
     return NodeCapacity(machine.name, total, free, closed_to)

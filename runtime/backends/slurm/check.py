@@ -1,4 +1,4 @@
-"""Check whether a Slurm cluster can serve runs. Each result says how to fix what is wrong; no check raises."""
+"""Check whether a Slurm cluster can serve runs. Each failed result says how to fix the fault; no check raises."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from runtime.errors import BackendUnavailable, RuntimeFault
 from runtime.images import recipes, venvs
 
 _SMOKE_SECONDS = 300.0
-"""How long the test run may take, with its time in Slurm's queue."""
+"""How long the test run may take, including its time in Slurm's queue."""
 _SMOKE_MEMORY_MIB = 256
 """Memory of each node of the test run, which imports no framework."""
 _PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol")
+"""Programs of Slurm that the backend runs."""
 
 
 def check(
@@ -30,45 +31,45 @@ def check(
     missing = [name for name in programs if shutil.which(name, path=config.bin or None) is None]
     if missing:
         remedy = "Install Slurm's client programs (Debian: slurm-client), or set 'bin' to their folder."
-        yield Check("programs", ok=False, detail=f"There is no {', '.join(missing)}.", remedy=remedy)
+        yield Check("programs", ok=False, detail=f"Not found: {', '.join(missing)}.", remedy=remedy)
         return
     slurm = Slurm(config)
     try:
         settings = slurm.settings()
     except BackendUnavailable as fault:
-        remedy = "Set 'conf' to a slurm.conf that this user may read, and see that munged runs here."
+        remedy = "Set 'conf' to a slurm.conf that this user may read, and start munged on this machine."
         yield Check("controller", ok=False, detail=str(fault), remedy=remedy)
         return
     yield Check("controller", ok=True, detail=f"Slurm {settings.get('SLURM_VERSION', '')} answers.")
-    yield from _settings(backend, settings)
-    yield _accounting(slurm, config)
-    yield _machines(backend)
-    yield _folder(root)
+    yield from _check_settings(backend, settings)
+    yield _check_accounting(slurm, config)
+    yield _check_machines(backend)
+    yield _check_folder(root)
     built = [name for name in recipes.names() if venvs.is_ready(images_root, name)]
     if not built:
-        yield Check("images", ok=False, detail="None is built.", remedy="manage.py build_image pytorch")
+        yield Check("images", ok=False, detail="No image is built.", remedy="manage.py build_image pytorch")
         return
     yield Check("images", ok=True, detail=f"{', '.join(built)} in {images_root}")
     if smoke:
-        yield _smoke(backend, built[0], root)
+        yield _check_smoke_run(backend, built[0], root)
 
 
-def _settings(backend: Backend, settings: dict[str, str]) -> Iterator[Check]:
-    is_suspending = "SUSPEND" in settings.get("PreemptMode", "")
+def _check_settings(backend: Backend, settings: dict[str, str]) -> Iterator[Check]:
+    preempt_mode = settings.get("PreemptMode", "OFF")
+    is_suspending = "SUSPEND" in preempt_mode
+    remedy = "Use CANCEL or REQUEUE: a run that is suspended for two minutes counts as lost."
     yield Check(
         "preemption",
         ok=not is_suspending,
-        detail=f"PreemptMode is {settings.get('PreemptMode', 'OFF')}.",
-        remedy="Use CANCEL or REQUEUE: a run that is suspended for two minutes counts as lost."
-        if is_suspending
-        else "",
+        detail=f"PreemptMode is {preempt_mode}.",
+        remedy=remedy if is_suspending else "",
     )
     for gap in backend.isolation_gaps():
         # Runs work without this isolation, so the check passes; the administrator must know of it.
         yield Check("isolation", ok=True, detail=gap, remedy="See 'Limits' in docs/operator-guide/slurm.md.")
 
 
-def _accounting(slurm: Slurm, config: SlurmConfig) -> Check:
+def _check_accounting(slurm: Slurm, config: SlurmConfig) -> Check:
     if not config.accounting:
         detail = "Not used: Slurm forgets jobs some minutes after their end (MinJobAge)."
         return Check("accounting", ok=True, detail=detail)
@@ -79,31 +80,32 @@ def _accounting(slurm: Slurm, config: SlurmConfig) -> Check:
     return Check("accounting", ok=True, detail="sacct answers.")
 
 
-def _machines(backend: Backend) -> Check:
+def _check_machines(backend: Backend) -> Check:
     try:
         machines = backend.capacity().machines
     except RuntimeFault as fault:
         return Check("machines", ok=False, detail=str(fault), remedy="See 'scontrol show node'.")
-    cpus, free = sum(each.total.cpus for each in machines), sum(each.free.cpus for each in machines)
-    detail = f"{len(machines)} machines: {free:g} of {cpus:g} cores are free."
-    remedy = "" if machines else "See 'node_types': no machine is in these partitions with these features."
+    total_cpus = sum(machine.total.cpus for machine in machines)
+    free_cpus = sum(machine.free.cpus for machine in machines)
+    detail = f"{len(machines)} machines: {free_cpus:g} of {total_cpus:g} cores are free."
+    remedy = "" if machines else "Correct 'node_types': no machine has the partitions and features that it names."
     return Check("machines", ok=bool(machines), detail=detail, remedy=remedy)
 
 
-def _folder(root: Path) -> Check:
+def _check_folder(root: Path) -> Check:
     try:
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.NamedTemporaryFile(dir=root, prefix=".check-"):
             pass
     except OSError as error:
-        detail = f"{root} can't be written: {error.strerror}"
+        detail = f"{root} cannot be written: {error.strerror}"
         return Check("folder of runs", ok=False, detail=detail, remedy=f"Give it to the user {os.getuid()}.")
     return Check("folder of runs", ok=True, detail=f"{root}: the test run shows whether the machines share it.")
 
 
-def _smoke(backend: Backend, image: str, root: Path) -> Check:
+def _check_smoke_run(backend: Backend, image: str, root: Path) -> Check:
     try:
-        # On shared storage: the machines of the cluster do not see this one's /tmp.
+        # On shared storage, since the cluster's machines do not see this machine's /tmp.
         with tempfile.TemporaryDirectory(prefix=".check-", dir=root) as workspace:
             return smoke_run.check(
                 backend,

@@ -1,4 +1,4 @@
-"""Run Slurm's command line tools, each with a list of arguments, and cache what they answer for a moment."""
+"""Run Slurm's command line tools, and cache the lists of jobs and machines for a moment."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from runtime.backends.slurm.states import (
     JOB_FORMAT,
     JobState,
     Machine,
+    has_preemption_time,
     parse_jobs,
     parse_machines,
-    preempted,
 )
 from runtime.errors import BackendUnavailable
 
@@ -35,6 +35,7 @@ class Slurm:
     def __init__(self, config: SlurmConfig) -> None:
         self._config = config
         self._lock = threading.Lock()
+        # Each cached answer has the time of its query (monotonic).
         self._jobs: tuple[float, dict[str, JobState]] = (float("-inf"), {})
         self._machines: tuple[float, tuple[Machine, ...]] = (float("-inf"), ())
 
@@ -43,7 +44,7 @@ class Slurm:
         return str(Path(self._config.bin) / program) if self._config.bin else program
 
     def call(self, program: str, *arguments: str, stdin: str = "", seconds: float | None = None) -> str:
-        """Return what a tool prints. Raises CommandFailed, BackendUnavailable."""
+        """Run a tool and return its output. `seconds` is the timeout. Raises CommandFailed, BackendUnavailable."""
         # Variables of this process such as SBATCH_PARTITION would change what the tools do.
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_", "SQUEUE_"))
@@ -52,7 +53,7 @@ class Slurm:
         if self._config.conf:
             environment["SLURM_CONF"] = self._config.conf
         try:
-            done = subprocess.run(
+            result = subprocess.run(
                 [self.path(program), *arguments],
                 env=environment,
                 input=stdin,
@@ -66,18 +67,19 @@ class Slurm:
             raise BackendUnavailable(f"Slurm's {program} did not answer in {error.timeout:g} s.") from error
         except OSError as error:
             raise BackendUnavailable(f"Slurm's {program} cannot be started: {error.strerror}.") from error
-        if done.returncode:
-            raise CommandFailed(" ".join(done.stderr.split())[-_MAX_ERROR_LENGTH:])
-        return done.stdout
+        if result.returncode:
+            raise CommandFailed(" ".join(result.stderr.split())[-_MAX_ERROR_LENGTH:])
+        return result.stdout
 
     def _query(self, program: str, *arguments: str) -> str:
+        """Run a tool that fails only if Slurm does not work; return its output. Raises BackendUnavailable."""
         try:
             return self.call(program, *arguments)
         except CommandFailed as error:
             raise BackendUnavailable(f"Slurm's {program} failed: {error}") from error
 
     def jobs(self, max_age: float) -> dict[str, JobState]:
-        """Return this user's jobs by id, at most so many seconds old. Raises BackendUnavailable.
+        """Return this user's jobs by id, from an answer at most `max_age` seconds old. Raises BackendUnavailable.
 
         Slurm forgets a job some minutes after its end (MinJobAge).
         """
@@ -88,11 +90,11 @@ class Slurm:
             return self._jobs[1]
 
     def known_jobs(self) -> dict[str, JobState]:
-        """Return the jobs of the last answer, without asking."""
+        """Return the jobs of the last answer, whatever its age, without asking Slurm."""
         return self._jobs[1]
 
     def finished_job(self, job_id: str) -> JobState | None:
-        """Return a job that the controller has forgotten, from accounting; None without it."""
+        """Return a job that the controller has forgotten, from the accounting; None if the cluster has none."""
         if not self._config.accounting:
             return None
         text = self._query(
@@ -101,14 +103,14 @@ class Slurm:
         return parse_jobs(text).get(job_id)
 
     def was_preempted(self, job_id: str) -> bool:
-        """Whether Slurm began to preempt a job, which may have ended by itself in its grace time."""
+        """Whether Slurm began to preempt a job. The job may then have ended by itself in its grace period."""
         try:
-            return preempted(self.call("scontrol", "show", "job", "--oneliner", job_id))
+            return has_preemption_time(self.call("scontrol", "show", "job", "--oneliner", job_id))
         except CommandFailed:  # Slurm has forgotten the job
             return False
 
     def machines(self, max_age: float) -> tuple[Machine, ...]:
-        """Return the machines, at most so many seconds old. Raises BackendUnavailable."""
+        """Return the machines, from an answer at most `max_age` seconds old. Raises BackendUnavailable."""
         with self._lock:
             if time.monotonic() - self._machines[0] > max_age:
                 text = self._query("scontrol", "show", "node", "--oneliner")
@@ -122,32 +124,33 @@ class Slurm:
 
     def submit(self, arguments: Iterable[str], script: str) -> str:
         """Submit a batch job and return its id. Raises CommandFailed, BackendUnavailable."""
-        printed = self.call("sbatch", "--parsable", *arguments, stdin=script)
+        output = self.call("sbatch", "--parsable", *arguments, stdin=script)
         # With several clusters, the cluster's name follows: "17;name".
-        return printed.strip().partition(";")[0]
+        return output.strip().partition(";")[0]
 
     def signal(self, job_id: str, signal: str) -> None:
-        """Signal the tasks of a job. A job without any is fine."""
+        """Signal the tasks of a job. Does nothing if the job has none."""
         self._cancel(f"--signal={signal}", f"{job_id}.0")
 
     def cancel_waiting(self, job_id: str) -> None:
-        """Cancel a job that has no machines yet; do nothing to any other."""
+        """Cancel a job that has no machines yet; do nothing to a job that has."""
         self._cancel("--state=PENDING", job_id)
 
     def cancel(self, job_id: str) -> None:
-        """End a job: SIGTERM to its tasks, SIGKILL after Slurm's KillWait. One that has ended is fine."""
+        """End a job: SIGTERM to its tasks, SIGKILL after Slurm's KillWait. Does nothing if it has ended."""
         self._cancel(job_id)
 
     def kill(self, selection: Sequence[str]) -> None:
-        """Kill the jobs that these arguments of scancel select. No such job is fine."""
+        """Kill the jobs that these arguments of scancel select; there may be none."""
         self._cancel("--signal=KILL", "--me", *selection)
 
     def _cancel(self, *arguments: str) -> None:
-        """Call scancel. It fails for jobs and steps that have ended or do not exist, which is fine."""
+        """Call scancel and ignore its errors for jobs and steps that have ended. Raises BackendUnavailable."""
         try:
             self.call("scancel", "--quiet", *arguments)
         except CommandFailed as error:
+            # Slurm's words for a controller that does not answer.
             if "contact" in str(error) or "timed out" in str(error):
                 raise BackendUnavailable(f"Slurm's scancel failed: {error}") from error
         with self._lock:
-            self._jobs = (float("-inf"), self._jobs[1])
+            self._jobs = (float("-inf"), self._jobs[1])  # the jobs have changed, so the next `jobs` asks Slurm again

@@ -35,14 +35,17 @@ class Placement:
 
     @property
     def features(self) -> frozenset[str]:
-        """The features that every machine must have. Empty for a constraint with more than `&` in it."""
+        """The features that every machine must have. Empty for a constraint with operators other than `&`.
+
+        The capacity then counts too many machines, and Slurm still places the nodes correctly.
+        """
         parts = self.constraint.split("&")
         return frozenset(parts) if all(_NAME.match(part) for part in parts) else frozenset()
 
 
 @dataclass(frozen=True)
 class SlurmConfig:
-    """One cluster. Mappings by node type have the names of node types as keys; `""` applies to types without a key."""
+    """The settings of one cluster. The keys of `node_types` are names of node types; "" applies to all other types."""
 
     name: str
     conf: str = ""
@@ -64,13 +67,13 @@ class SlurmConfig:
     pending_seconds: int = 86400
     """How long a job may wait in Slurm's queue. After that the run returns to the console's queue, free of charge."""
     start_seconds: int = 300
-    """How long the nodes may take to meet after Slurm has started them."""
+    """How long the nodes may take to find each other after Slurm has started the first."""
     disk_mib: int = 51200
     """Disk limit of runs whose spec has none."""
     poll_seconds: int = 5
-    """Interval between two looks at Slurm's queue."""
+    """Interval between two queries of Slurm's queue."""
     command_seconds: float = 20.0
-    """Timeout of one command."""
+    """Timeout of one command of Slurm."""
 
     @classmethod
     def from_data(cls, name: str, data: Mapping[str, Any]) -> SlurmConfig:
@@ -85,7 +88,7 @@ class SlurmConfig:
             account=reader.matching("account", "", _NAME, "an account's name"),
             accounts=_accounts(reader),
             accounting=reader.flag("accounting"),
-            gpu_types=reader.texts("gpu_types"),
+            gpu_types=reader.string_mapping("gpu_types"),
             interface=reader.matching("interface", "", _INTERFACE, "a network interface's name"),
             bubblewrap=reader.matching("bubblewrap", "", _PATH, "an absolute path"),
             pending_seconds=reader.number("pending_seconds", cls.pending_seconds, minimum=1),
@@ -121,7 +124,7 @@ def _node_types(reader: SettingsReader) -> Mapping[str, Placement]:
 
 
 def _accounts(reader: SettingsReader) -> Mapping[str, str]:
-    accounts = reader.texts("accounts")
+    accounts = reader.string_mapping("accounts")
     if not all(_NAME.match(account) for account in accounts.values()):
         raise reader.error("accounts", "must map organizations to names of accounts")
     return accounts

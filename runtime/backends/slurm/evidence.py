@@ -1,8 +1,8 @@
-"""Decide what became of each node of a run, from its supervisor's record and from what Slurm says. Pure.
+"""Decide the state of each node of a run, and why it ended, from its supervisor's record and Slurm's report. Pure.
 
-Only Slurm's own words make a run free after customer code has begun: a failed machine, a preemption, an administrator's
-cancellation. A supervisor that ended without a last record while Slurm reports none of these was ended by the run
-itself, for example by using up the memory of its job.
+After customer code has begun, only Slurm's report can make a run free: a failed machine, a preemption, an
+administrator's cancellation. If a supervisor ended without a last record and Slurm reports none of these, the run
+itself has ended it, for example by using up the memory of its job.
 """
 
 from __future__ import annotations
@@ -16,28 +16,30 @@ from runtime.specs import FailureCode, Outcome
 
 Record = dict[str, Any]
 Loss = dict[str, Any]
-"""A cause, as a rule without `at` and `node`: see `supervision.outcome.merge`."""
+"""Why a node was lost, as a cause. `supervision.outcome.merge` adds its `at` and `node` where they are missing."""
 
 ENDED_BY_SLURM = "ended_by_slurm"
-"""In the data of a cause: the supervisor got SIGTERM from Slurm, which does not say why."""
+"""Key in a cause's data. It is true if the supervisor got SIGTERM from Slurm, which does not say why."""
 SILENT_SECONDS = 120.0
-"""How long a supervisor may send no heartbeat while Slurm says that its job runs. It sends one every 5 s; shared
-storage that pauses for a minute ends no run."""
+"""How long a supervisor may send no heartbeat while Slurm says that its job runs. It sends one every 5 s. The limit is
+far longer so that a run survives when shared storage pauses for a minute."""
 LOST_SECONDS = 15.0
-"""The same on a machine that Slurm considers as failed: three heartbeats."""
+"""The same limit on a machine that Slurm considers as failed: three heartbeats."""
 SETTLE_SECONDS = 3.0
 """How long after the end of a job its supervisors' last records may take to be visible on shared storage."""
 _SIMULTANEOUS_SECONDS = 1.0
-"""A rank that failed so soon before its node was ended by Slurm failed because of that."""
+"""A rank that fails at most this long before its supervisor gets Slurm's signal counts as ended by the same signal."""
 _MACHINE_FAULTS = frozenset({"NODE_FAIL", "BOOT_FAIL"})
+"""States of a job whose machine failed."""
 _LIMITS = frozenset({"TIMEOUT", "DEADLINE", "OUT_OF_MEMORY"})
-_BY_SLURM = _LIMITS | {"PREEMPTED"}
-"""States that Slurm gives a job by itself, even if the console has asked for its end."""
+"""States of a job that reached a limit."""
+_SET_BY_SLURM = _LIMITS | {"PREEMPTED"}
+"""States that a job never gets from a request of the console, even if there was one."""
 
 
 @dataclass(frozen=True)
-class Request:
-    """A request of the console to end the run, in Unix seconds. `loss` describes it as a cause."""
+class EndRequest:
+    """A request of the console to end the run. `at` is in Unix seconds; `loss` describes the request as a cause."""
 
     at: float
     grace_seconds: float
@@ -45,50 +47,49 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Scene:
-    """What is known about a run besides its supervisors' records.
+class Observation:
+    """All facts about a run besides its supervisors' records, as observed at `now` (Unix seconds).
 
     `job` is None if Slurm no longer knows it. `failed_machines` are the run's machines that Slurm considers as failed.
-    `now` is in Unix seconds.
     """
 
     job: JobState | None
-    request: Request | None
+    end_request: EndRequest | None
     failed_machines: Set[str]
     submitted_at: float
     now: float
 
     @property
-    def is_over(self) -> bool:
+    def job_has_ended(self) -> bool:
         """Whether no process of the job is left, and its supervisors' last records are visible."""
         if self.job is None:
             return True
         return not self.job.is_active and self.now >= self.job.ended_at + SETTLE_SECONDS
 
 
-def assess(node: int, record: Record | None, scene: Scene) -> Record:
-    """Return a node's record for `supervision.outcome.merge`, which has the loss if the node was lost."""
+def assess(node: int, record: Record | None, observation: Observation) -> Record:
+    """Return a node's record for `supervision.outcome.merge`. It has the field `loss` if the node was lost."""
     if record is None:
-        return _unstarted(node, scene)
+        return _unstarted_record(node, observation)
     if record["phase"] == "ended":
-        return _explained(record, scene)
-    loss = _loss(record, scene)
+        return _with_slurms_reason(record, observation)
+    loss = _loss(record, observation)
     if loss is None:
-        return {**record, "alive": not scene.is_over}
+        return {**record, "alive": not observation.job_has_ended}
     return {**record, "alive": False, "loss": loss}
 
 
-def needs_slurm(records: Sequence[Record | None], now: float, max_silence: float) -> bool:
-    """Whether the records alone do not tell the state of the run."""
+def needs_slurm(records: Sequence[Record | None], now: float, max_silence_seconds: float) -> bool:
+    """Whether the records do not suffice to tell the run's state, so that Slurm must be asked."""
     return any(
         record is None
         or _slurm_cause(record) is not None
-        or (record["phase"] != "ended" and now - record["seen_at"] > max_silence)
+        or (record["phase"] != "ended" and now - record["seen_at"] > max_silence_seconds)
         for record in records
     )
 
 
-def _unstarted(node: int, scene: Scene) -> Record:
+def _unstarted_record(node: int, observation: Observation) -> Record:
     """Return the record of a node whose supervisor has written none."""
     record: Record = {
         "node": node,
@@ -99,14 +100,15 @@ def _unstarted(node: int, scene: Scene) -> Record:
         "exit_code": None,
         "detail": "",
         "causes": [],
-        "alive": not scene.is_over,
+        "alive": not observation.job_has_ended,
         "silent": False,
-        "seen_at": scene.submitted_at,
+        "seen_at": observation.submitted_at,
     }
-    if not scene.is_over:
+    if not observation.job_has_ended:
         return record
-    ended_at = scene.job.ended_at if scene.job is not None and scene.job.ended_at else scene.submitted_at
-    loss = _request_loss(scene) or _not_started(scene.job)
+    job_ended_at = 0.0 if observation.job is None else observation.job.ended_at
+    ended_at = job_ended_at or observation.submitted_at  # 0: not known
+    loss = _requested_loss(observation) or _start_failure(observation.job)
     return {
         **record,
         "phase": "ended",
@@ -115,7 +117,8 @@ def _unstarted(node: int, scene: Scene) -> Record:
     }
 
 
-def _not_started(job: JobState | None) -> Loss:
+def _start_failure(job: JobState | None) -> Loss:
+    """Return why a node has not started, by the state of its ended job."""
     state = "" if job is None else job.state
     if state in _MACHINE_FAULTS:
         return cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, f"Slurm reports {state} for the run's job.")
@@ -127,63 +130,71 @@ def _not_started(job: JobState | None) -> Loss:
     return cause(Outcome.PLATFORM_ERROR, FailureCode.NODE_NOT_STARTED, message)
 
 
-def _explained(record: Record, scene: Scene) -> Record:
-    """Return a last record, with Slurm's reason in place of a cause that says only that Slurm ended the node."""
-    by_slurm = _slurm_cause(record)
-    if by_slurm is None:
+def _with_slurms_reason(record: Record, observation: Observation) -> Record:
+    """Return a last record. If its cause says only that Slurm ended the node, replace that by Slurm's reason."""
+    slurm_cause = _slurm_cause(record)
+    if slurm_cause is None:
         return {**record, "alive": True}
-    if not scene.is_over:
-        # The outcome is stored once, so the run does not end before Slurm says why.
+    if not observation.job_has_ended:
+        # The outcome is stored only once, so the run does not end before Slurm gives its reason.
         return {**record, "phase": "stopping", "alive": True}
-    loss = _loss_by_state(record, scene)
+    loss = _loss_by_state(record, observation)
     if loss is None:
         return {**record, "alive": True}
     # Slurm signals all processes of a node at once, so a rank may seem to fail before its supervisor was asked to end.
-    at = float(by_slurm["at"]) - _SIMULTANEOUS_SECONDS
-    earlier = [each for each in record["causes"] if each is not by_slurm and float(each["at"]) < at]
-    return {**record, "alive": True, "causes": [*earlier, {**by_slurm, "at": at, **loss}]}
+    at = float(slurm_cause["at"]) - _SIMULTANEOUS_SECONDS
+    earlier_causes = [other for other in record["causes"] if other is not slurm_cause and float(other["at"]) < at]
+    return {**record, "alive": True, "causes": [*earlier_causes, {**slurm_cause, "at": at, **loss}]}
 
 
 def _slurm_cause(record: Record) -> Mapping[str, Any] | None:
-    causes = record.get("causes") or ()
-    return next((each for each in causes if (each.get("data") or {}).get(ENDED_BY_SLURM)), None)
+    """Return the cause which says only that Slurm ended the node; None if the record has none."""
+    causes: list[Mapping[str, Any]] = record.get("causes") or []
+    for node_cause in causes:
+        if (node_cause.get("data") or {}).get(ENDED_BY_SLURM):
+            return node_cause
+    return None
 
 
-def _loss(record: Record, scene: Scene) -> Loss | None:
-    """Return why a supervisor without a last record has ended; None while it runs."""
-    silence_seconds = scene.now - record["seen_at"]
-    if record.get("machine") in scene.failed_machines and (scene.is_over or silence_seconds > LOST_SECONDS):
+def _loss(record: Record, observation: Observation) -> Loss | None:
+    """Return why a supervisor without a last record has ended; None if it still runs."""
+    silence_seconds = observation.now - record["seen_at"]
+    machine_has_failed = record.get("machine") in observation.failed_machines
+    if machine_has_failed and (observation.job_has_ended or silence_seconds > LOST_SECONDS):
         return _machine_lost(record)
-    if scene.job is not None and scene.job.is_waiting:
+    if observation.job is not None and observation.job.is_waiting:
         message = f"Slurm put the run's job back into its queue, which ended node {record['node']}."
         return cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, message)
-    if _is_silent(record, scene):
-        message = f"The supervisor of node {record['node']} gave no sign of life."
+    if _is_silent(record, observation):
+        message = f"The supervisor of node {record['node']} sent no heartbeat."
         return cause(Outcome.NODE_LOST, FailureCode.NODE_SILENT, message)
-    if not scene.is_over:
+    if not observation.job_has_ended:
         return None
-    loss = _loss_by_state(record, scene)
-    return _unexplained(record, scene) if loss is None else loss
+    loss = _loss_by_state(record, observation)
+    return _unexplained_loss(record, observation) if loss is None else loss
 
 
-def _is_silent(record: Record, scene: Scene) -> bool:
-    return scene.job is not None and scene.job.is_active and scene.now - record["seen_at"] > SILENT_SECONDS
+def _is_silent(record: Record, observation: Observation) -> bool:
+    """Whether Slurm says that the job runs, but the supervisor has sent no heartbeat for too long."""
+    job = observation.job
+    return job is not None and job.is_active and observation.now - record["seen_at"] > SILENT_SECONDS
 
 
-def _loss_by_state(record: Record, scene: Scene) -> Loss | None:
-    """Return why Slurm ended a node that had started, by the state of its job; None if Slurm gives no reason."""
-    node, state = record["node"], "" if scene.job is None else scene.job.state
-    if record.get("machine") in scene.failed_machines:
+def _loss_by_state(record: Record, observation: Observation) -> Loss | None:
+    """Return why Slurm ended a node whose supervisor had started, by the state of its job; None without a reason."""
+    node, state = record["node"], "" if observation.job is None else observation.job.state
+    if record.get("machine") in observation.failed_machines:
         return _machine_lost(record)
     if state in _MACHINE_FAULTS:
         message = f"Node {node} was lost: Slurm reports {state} for the run's job."
         loss = cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, message)
-        # The node on a machine that failed comes first. A machine may also be back in service by now.
-        if scene.failed_machines and scene.job is not None:
-            loss["at"] = scene.job.ended_at + 1.0
+        # If another machine is known to have failed, its node must be the first cause, so this loss is dated later.
+        # Otherwise this node's machine may have failed and be back in service by now.
+        if observation.failed_machines and observation.job is not None:
+            loss["at"] = observation.job.ended_at + 1.0
         return loss
     if state in _LIMITS and record["started_at"] is None:
-        return _not_started(scene.job)
+        return _start_failure(observation.job)
     losses = {
         "PREEMPTED": cause(Outcome.NODE_LOST, FailureCode.PREEMPTED, f"Slurm preempted node {node} of the run."),
         "TIMEOUT": cause(Outcome.TIME_LIMIT, FailureCode.TIME_LIMIT, "The run reached its time limit."),
@@ -193,26 +204,26 @@ def _loss_by_state(record: Record, scene: Scene) -> Loss | None:
         ),
         "CANCELLED": cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, "The run's job was cancelled in Slurm."),
     }
-    # A job that the console stops may end in any other state.
-    if state in _BY_SLURM:
+    # After a request of the console, a job may end in any other state, and the request is then the reason.
+    if state in _SET_BY_SLURM:
         return losses[state]
-    return _request_loss(scene) or losses.get(state)
+    return _requested_loss(observation) or losses.get(state)
 
 
-def _request_loss(scene: Scene) -> Loss | None:
-    return None if scene.request is None else scene.request.loss
+def _requested_loss(observation: Observation) -> Loss | None:
+    return None if observation.end_request is None else observation.end_request.loss
 
 
-def _unexplained(record: Record, scene: Scene) -> Loss:
+def _unexplained_loss(record: Record, observation: Observation) -> Loss:
     """Return the loss of a node whose supervisor ended although Slurm reports no fault."""
     node = record["node"]
-    if scene.job is None:
+    if observation.job is None:
         message = f"Node {node} ended without a last record, and Slurm no longer knows the run's job."
         return cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, message)
     if record["started_at"] is None:
-        message = f"Node {node} broke down while it started. Slurm reports {scene.job.state}."
+        message = f"Node {node} broke down while it started. Slurm reports {observation.job.state}."
         return cause(Outcome.PLATFORM_ERROR, FailureCode.NODE_NOT_STARTED, message)
-    message = f"The supervisor of node {node} ended although Slurm reports no fault ({scene.job.state})."
+    message = f"The supervisor of node {node} ended although Slurm reports no fault ({observation.job.state})."
     return cause(Outcome.CODE_FAILED, FailureCode.LAUNCHER_KILLED, message)
 
 

@@ -1,14 +1,15 @@
 """The process that Slurm starts for each node of a run: `start FOLDER NONCE`, as one task of the run's job.
 
-It meets the other nodes through shared storage, reserves ports and becomes the node's supervisor. It reads the order of
-the run (`ORDER_FILE`), which contains secrets and the token of its launchers, before customer code begins; node 0 then
-deletes it. Nothing in the sandbox can read or signal this process. Standard library only, and only what `program`
-copies.
+It exchanges addresses and ports with the other nodes through shared storage, and becomes the node's supervisor. It
+reads the run's plan (`RUN_PLAN_FILE`), which contains secrets and the token of its launchers, before customer code
+begins; node 0 then deletes it. Nothing in the sandbox can read or signal this process. Imports only the standard
+library and the modules that `program` copies.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
@@ -34,20 +35,23 @@ from runtime.launcher import cgroup_events
 from runtime.launcher.record import Record, Verdict
 from runtime.specs import Framework, RunSpec
 
-ORDER_FILE = "order.json"
+RUN_PLAN_FILE = "order.json"
 STOP_SIGNAL = signal.SIGURG
-"""Sent by the console after it has written `stop.json`. Slurm signals every process of a task, also the ranks, which
-ignore this one by default. SIGTERM comes from Slurm itself, which does not say why."""
+"""The console sends it after it has written `stop.json`. Slurm signals every process of a task, so the ranks get it
+too, and ignore it by default. It is not SIGTERM, so that a SIGTERM always comes from Slurm itself, which does not say
+why."""
 _RECORD_SECONDS = 60.0
-"""How long the submission may take to be recorded after the job was submitted, as visible on shared storage."""
+"""How long after the job's start its submission may take to be recorded and visible on shared storage."""
 _POLL_SECONDS = 0.1
-"""Interval of looks at shared storage, which sends no events."""
+"""Interval between two reads of shared storage, which sends no events."""
+_NVIDIA_SMI_SECONDS = 30
+"""How long nvidia-smi may take for its full report, which is slower than the list of GPUs (`host`)."""
 _SIOCGIFADDR = 0x8915
 """From <linux/sockios.h>: an interface's IPv4 address."""
 
 
-class Order(TypedDict):
-    """What the nodes of a run need to know, as JSON in its folder. Paths are the same on all machines."""
+class RunPlan(TypedDict):
+    """The plan of a run, for all of its nodes, as JSON in its folder. Paths are the same on all machines."""
 
     spec: dict[str, Any]
     secrets: dict[str, str]
@@ -64,11 +68,14 @@ class Order(TypedDict):
     interface: str
     bubblewrap: str
     own_bubblewrap: str
-    """The console's bwrap, for machines without one; it may lie on shared storage too."""
+    """The console's bwrap, for machines without one of their own. It helps only if it lies on shared storage."""
 
 
-class Meeting(TypedDict):
-    """What a node tells the others: its address, and the ports that it has reserved. Node 0 also names its listener."""
+class Endpoint(TypedDict):
+    """A node's address and the ports that it has reserved, for the other nodes.
+
+    `control_port` is where node 0's launcher listens; 0 on other nodes.
+    """
 
     address: str
     ports: list[int]
@@ -76,34 +83,39 @@ class Meeting(TypedDict):
 
 
 class SlurmLimits(Limits):
-    """The limits of one node. Slurm's own control group may kill processes for memory before a check finds out."""
+    """The limits of one node.
+
+    The kernel may kill a process for the memory limit of Slurm's control group before a check measures the memory.
+    """
 
     def __init__(self, plan: SupervisorPlan, record: Record, tree: ProcessTree) -> None:
         super().__init__(plan, record, tree)
-        self._groups = _memory_groups()
-        self._oom.count(self._kills(), 0.0)
+        self._cgroups = _memory_cgroups()
+        # Kills from before this node started do not count.
+        self._oom.count(self._oom_kills(), 0.0)
         self._oom.increased_at = None
 
-    def _kills(self) -> int:
-        return max((cgroup_events.oom_kills(group) for group in self._groups), default=0)
+    def _oom_kills(self) -> int:
+        return max((cgroup_events.oom_kills(group) for group in self._cgroups), default=0)
 
     def explain_failure(self, failure: Mapping[str, Any], now: float) -> Verdict | None:
         """Return the limit that explains a failed rank or a lost node; None if none does."""
-        self._oom.count(self._kills(), now)
+        self._oom.count(self._oom_kills(), now)
         if failure["kind"] == "code_failed" and self.is_recent(self._oom, now):
             return self.out_of_memory(failure.get("rank"))
         return super().explain_failure(failure, now)
 
     def killed_for_memory(self) -> Verdict | None:
         """Return the verdict if the kernel killed a process of the job for its memory; None if it did not."""
-        self._oom.count(self._kills(), time.monotonic())
+        self._oom.count(self._oom_kills(), time.monotonic())
         return None if self._oom.increased_at is None else self.out_of_memory(None)
 
 
 class SlurmTree(ProcessTree):
-    """The process tree of one node. Slurm's SIGTERM reaches every process of a task, also bubblewrap.
+    """The process tree of one node, in which bubblewrap ignores SIGTERM.
 
-    Its death would end the sandbox at once, but the ranks have a grace period. The launcher resets the signal.
+    Slurm's SIGTERM reaches every process of a task. If bubblewrap died of it, the sandbox would end at once, without
+    the ranks' grace period. The launcher restores the signal's default.
     """
 
     def _prepare(self) -> None:
@@ -114,12 +126,13 @@ class SlurmTree(ProcessTree):
 class SlurmRecord(Record):
     """A record on shared storage, where each notification costs round trips to the storage server."""
 
-    _NOTIFY_SECONDS = 0.25
+    _MIN_NOTIFY_SECONDS = 0.25
+    """Minimum interval between two notifications: as often as `SlurmBackend.changes` looks."""
 
     def notify(self) -> None:
-        """Wake the readers, and then not again for a moment unless the node ends."""
+        """Notify the readers; delay the next notification unless the node ends."""
         super().notify()
-        self.delay_notification(self._NOTIFY_SECONDS)
+        self.delay_notification(self._MIN_NOTIFY_SECONDS)
 
 
 class SlurmSupervisor(Supervisor):
@@ -128,7 +141,7 @@ class SlurmSupervisor(Supervisor):
     # Longer intervals than on local disks, since many nodes share the storage.
     _heartbeat_seconds = 5.0
     _metrics_seconds = 1.0
-    _stop_seconds = 1.0
+    _stop_check_seconds = 1.0
     _stop_checked_at = 0.0
 
     def _create_record(self, plan: SupervisorPlan, folder: Path, address: str) -> Record:
@@ -147,15 +160,15 @@ class SlurmSupervisor(Supervisor):
 
     def _check_for_stop(self) -> None:
         now = time.monotonic()
-        if now - self._stop_checked_at >= self._stop_seconds:
+        if now - self._stop_checked_at >= self._stop_check_seconds:
             self._stop_checked_at = now
             super()._check_for_stop()
 
     def _handle_signals(self, numbers: set[int]) -> None:
         if numbers & {STOP_SIGNAL, signal.SIGTERM}:
             super()._check_for_stop()
-        # From Slurm: a preemption, its time limit, a failed machine of the run, or an administrator. The console asks
-        # Slurm which of them it was.
+        # SIGTERM comes from Slurm: for a preemption, the job's time limit, a failed machine of the run, or by an
+        # administrator. The console asks Slurm for the reason.
         if signal.SIGTERM in numbers and self._record.phase != "stopping":
             self._limits.kill_by(time.monotonic() + float(self._plan["grace_seconds"]))
             message = f"Slurm ended node {self._node}."
@@ -164,47 +177,51 @@ class SlurmSupervisor(Supervisor):
 
 def main(folder: Path, nonce: str) -> int:
     """Supervise this task's node to its end; return the exit code of the task."""
-    # Until the supervisor handles signals: a request to stop is read when it starts, and Slurm's SIGTERM ends the task.
+    # Ignored until the supervisor handles signals. The supervisor reads a request to stop when it starts. Slurm's
+    # SIGTERM ends this process until then.
     signal.signal(STOP_SIGNAL, signal.SIG_IGN)
-    order = _read_order(folder, nonce)
-    if order is None:
+    run_plan = _read_run_plan(folder, nonce)
+    if run_plan is None:
         sys.stderr.write("This job belongs to no recorded run, so it ends.\n")
         return 1
     node = int(os.environ["SLURM_PROCID"])
-    spec = RunSpec.from_json(json.dumps({**order["spec"], "secrets": {}}))
-    object.__setattr__(spec, "secrets", order["secrets"])
+    # A spec as JSON has no secrets.
+    spec = dataclasses.replace(RunSpec.from_json(json.dumps(run_plan["spec"])), secrets=run_plan["secrets"])
     with contextlib.ExitStack() as stack:
-        address = _own_address(order["interface"])
+        address = _own_address(run_plan["interface"])
         listener = None if node else network.listen(address)
-        reserved = [stack.enter_context(network.reserve_port()) for _port in range(_ports_of(spec, node))]
-        meeting: Meeting = {
+        reserved = [stack.enter_context(network.reserve_port()) for _port in range(_ports_to_reserve(spec, node))]
+        own_endpoint: Endpoint = {
             "address": address,
-            "ports": [each.getsockname()[1] for each in reserved],
+            "ports": [port.getsockname()[1] for port in reserved],
             "control_port": 0 if listener is None else listener.getsockname()[1],
         }
-        meetings = _meet(folder, node, spec.nodes, meeting, order["start_seconds"])
-        if meetings is None:
-            sys.stderr.write(f"The {spec.nodes} nodes of the run did not meet.\n")
+        endpoints = _exchange_endpoints(folder, node, spec.nodes, own_endpoint, run_plan["start_seconds"])
+        if endpoints is None:
+            sys.stderr.write(f"The {spec.nodes} nodes of the run did not find each other.\n")
             return 1
         if not node:
-            (folder / ORDER_FILE).unlink(missing_ok=True)
-        plan = _plan(order, spec, node, meetings)
+            (folder / RUN_PLAN_FILE).unlink(missing_ok=True)
+        plan = _supervisor_plan(run_plan, spec, node, endpoints)
         plan["listener"] = None if listener is None else listener.detach()
         SlurmSupervisor(plan).run()
     return 0
 
 
-def _read_order(folder: Path, nonce: str) -> Order | None:
-    """Return the order once its submission is recorded; None if another one is, or none in time."""
+def _read_run_plan(folder: Path, nonce: str) -> RunPlan | None:
+    """Return the run's plan once this submission is recorded.
+
+    None if another submission of the run is recorded, or none in time.
+    """
     give_up_at = time.monotonic() + _RECORD_SECONDS
     while time.monotonic() < give_up_at:
         refresh(folder)
         with contextlib.suppress(OSError, ValueError):
             if json.loads((folder / "submission.json").read_bytes())["nonce"] != nonce:
                 return None
-            order: Order = json.loads((folder / ORDER_FILE).read_bytes())
-            return order if order["nonce"] == nonce else None
-        time.sleep(_POLL_SECONDS)  # shared storage sends no events
+            run_plan: RunPlan = json.loads((folder / RUN_PLAN_FILE).read_bytes())
+            return run_plan if run_plan["nonce"] == nonce else None
+        time.sleep(_POLL_SECONDS)
     return None
 
 
@@ -214,35 +231,37 @@ def refresh(folder: Path) -> None:
         list(folder.iterdir())
 
 
-def _ports_of(spec: RunSpec, node: int) -> int:
-    """Return how many ports this node reserves: those of its workers, and on node 0 the master's and spare ones."""
+def _ports_to_reserve(spec: RunSpec, node: int) -> int:
+    """Return how many ports this node reserves: those of its workers, on node 0 also the master and spare ports."""
     needed = launch_plan.ports_needed(spec)
     workers = needed["worker_ports"] // spec.nodes
     return workers if node else 1 + workers + needed["spare_ports"]
 
 
-def _meet(folder: Path, node: int, nodes: int, meeting: Meeting, seconds: float) -> list[Meeting] | None:
-    """Publish this node's meeting and return those of all nodes; None if they do not come in time."""
-    write_json(folder / "nodes" / f"{node}.meeting", meeting)
-    meetings: dict[int, Meeting] = {}
+def _exchange_endpoints(
+    folder: Path, node: int, nodes: int, endpoint: Endpoint, seconds: float
+) -> list[Endpoint] | None:
+    """Publish this node's endpoint and return those of all nodes; None if some are not published in time."""
+    write_json(folder / "nodes" / f"{node}.meeting", endpoint)
+    endpoints: dict[int, Endpoint] = {}
     give_up_at = time.monotonic() + seconds
-    while len(meetings) < nodes:
+    while len(endpoints) < nodes:
         if time.monotonic() > give_up_at:
             return None
         refresh(folder / "nodes")
-        for other in set(range(nodes)) - meetings.keys():
+        for other in set(range(nodes)) - endpoints.keys():
             with contextlib.suppress(OSError, ValueError):
-                meetings[other] = json.loads((folder / "nodes" / f"{other}.meeting").read_bytes())
-        if len(meetings) < nodes:
-            time.sleep(_POLL_SECONDS)  # as above
-    return [meetings[other] for other in range(nodes)]
+                endpoints[other] = json.loads((folder / "nodes" / f"{other}.meeting").read_bytes())
+        if len(endpoints) < nodes:
+            time.sleep(_POLL_SECONDS)
+    return [endpoints[other] for other in range(nodes)]
 
 
-def _plan(order: Order, spec: RunSpec, node: int, meetings: list[Meeting]) -> SupervisorPlan:
+def _supervisor_plan(run_plan: RunPlan, spec: RunSpec, node: int, endpoints: list[Endpoint]) -> SupervisorPlan:
     """Return the plan of this node's supervisor."""
-    folder = Path(order["folder"])
+    folder = Path(run_plan["folder"])
     gpus = _own_gpus() if spec.resources.gpus else {}
-    node_sandbox = _sandbox(order, spec, node, tuple(gpus.values()))
+    node_sandbox = _sandbox(run_plan, spec, node, tuple(gpus.values()))
     environment = sandbox.base_environment(
         node_sandbox.image, list(gpus), has_packages=node_sandbox.packages is not None
     )
@@ -251,50 +270,54 @@ def _plan(order: Order, spec: RunSpec, node: int, meetings: list[Meeting]) -> Su
         node,
         node_sandbox,
         environment,
-        bubblewrap=order["bubblewrap"] or shutil.which("bwrap") or order["own_bubblewrap"],
-        disk_mib=order["disk_mib"],
-        cgroups=False,  # Slurm's own hold the job
+        bubblewrap=run_plan["bubblewrap"] or shutil.which("bwrap") or run_plan["own_bubblewrap"],
+        disk_mib=run_plan["disk_mib"],
+        cgroups=False,  # Slurm has control groups of its own for its jobs
     )
     plan["folder"] = str(folder)
-    plan["change_file"] = order["change_file"]
+    plan["change_file"] = run_plan["change_file"]
     plan["fork_server"] = ""
-    plan["nonce"] = order["nonce"]
+    plan["nonce"] = run_plan["nonce"]
     plan["peers_are_here"] = False
-    first, workers = meetings[0], launch_plan.ports_needed(spec)["worker_ports"] // spec.nodes
-    worker_ports = [port for number, each in enumerate(meetings) for port in _worker_ports(each, number, workers)]
-    plan["launcher"]["token"] = order["token"]
-    plan["launcher"]["control_port"] = first["control_port"]
+    first_endpoint = endpoints[0]
+    workers = launch_plan.ports_needed(spec)["worker_ports"] // spec.nodes
+    worker_ports: list[int] = []
+    for number, endpoint in enumerate(endpoints):
+        worker_ports += _worker_ports(endpoint, number, workers)
+    plan["launcher"]["token"] = run_plan["token"]
+    plan["launcher"]["control_port"] = first_endpoint["control_port"]
     plan["launcher"]["plan"].update(
-        addresses=[each["address"] for each in meetings],
-        interface=order["interface"] or ("lo" if first["address"] == network.ADDRESS else ""),
+        addresses=[endpoint["address"] for endpoint in endpoints],
+        interface=run_plan["interface"] or ("lo" if first_endpoint["address"] == network.ADDRESS else ""),
         # TensorFlow's chief listens at the first worker's port.
-        master_port=worker_ports[0] if spec.framework is Framework.TENSORFLOW else first["ports"][0],
+        master_port=worker_ports[0] if spec.framework is Framework.TENSORFLOW else first_endpoint["ports"][0],
         worker_ports=worker_ports,
-        spare_ports=first["ports"][1 + workers :],
+        spare_ports=first_endpoint["ports"][1 + workers :],
         own_network=False,
     )
     return plan
 
 
-def _worker_ports(meeting: Meeting, node: int, workers: int) -> list[int]:
+def _worker_ports(endpoint: Endpoint, node: int, workers: int) -> list[int]:
+    """Return the ports that a node has reserved for its workers, of which each has one or none (`workers` is 0)."""
     start = 0 if node else 1  # node 0's first port is the master's
-    return meeting["ports"][start : start + workers]
+    return endpoint["ports"][start : start + workers]
 
 
-def _sandbox(order: Order, spec: RunSpec, node: int, gpus: tuple[int, ...]) -> sandbox.Sandbox:
-    folder, image = Path(order["folder"]), Path(order["image"])
+def _sandbox(run_plan: RunPlan, spec: RunSpec, node: int, gpus: tuple[int, ...]) -> sandbox.Sandbox:
+    folder, image = Path(run_plan["folder"]), Path(run_plan["image"])
     hostname = f"{spec.name}-{node}"
     etc = folder / "etc" / str(node)
     sandbox.write_etc(etc, hostname)
     return sandbox.Sandbox(
         hostname=hostname,
         run_folder=folder / "run",
-        checkpoint_folder=Path(order["checkpoints"]),
-        output_folder=Path(order["outputs"]),
+        checkpoint_folder=Path(run_plan["checkpoints"]),
+        output_folder=Path(run_plan["outputs"]),
         etc_folder=etc,
         image=image,
         interpreter_prefixes=sandbox.interpreter_prefixes(image),
-        launcher=Path(order["launcher"]),
+        launcher=Path(run_plan["launcher"]),
         mounts=spec.mounts,
         datasets_target=spec.datasets_target,
         models_target=spec.models_target,
@@ -305,42 +328,53 @@ def _sandbox(order: Order, spec: RunSpec, node: int, gpus: tuple[int, ...]) -> s
 
 
 def _own_address(interface: str) -> str:
-    """Return this machine's address on an interface, or that by which it reaches the machine of the batch script."""
+    """Return this machine's address on an interface.
+
+    Without an interface, return the address by which this machine reaches the machine of the batch script.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         if interface:
-            answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()))
-            return socket.inet_ntoa(answer[20:24])
-        # Connecting a datagram socket sends nothing. Any port does.
+            # struct ifreq: 16 bytes of name, then a sockaddr_in, whose address begins at its byte 4.
+            request = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()))
+            return socket.inet_ntoa(request[20:24])
+        # Connecting a datagram socket sends nothing, but chooses the local address. Any port number serves.
         probe.connect((os.environ.get("SLURM_LAUNCH_NODE_IPADDR", network.ADDRESS), 9))
         return str(probe.getsockname()[0])
 
 
 def _own_gpus() -> dict[str, int]:
-    """Return the GPUs that Slurm gave to this task: the number of the device file by UUID."""
-    gpus = {str(gpu.index): gpu.uuid for gpu in host.gpus()}
+    """Return the device numbers of the GPUs that Slurm gave to this task, by UUID."""
+    uuids_by_index = {str(gpu.index): gpu.uuid for gpu in host.gpus()}
+    # The variable names each GPU by its index or its UUID.
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    minors = _minors()
-    return {uuid: minors[uuid] for uuid in (gpus.get(name, name) for name in visible) if uuid in minors}
+    device_numbers = _device_numbers()
+    own_uuids = [uuids_by_index.get(name, name) for name in visible]
+    return {uuid: device_numbers[uuid] for uuid in own_uuids if uuid in device_numbers}
 
 
-def _minors() -> dict[str, int]:
-    """Return the numbers of the machine's GPU device files by UUID."""
+def _device_numbers() -> dict[str, int]:
+    """Return the number of each GPU's file /dev/nvidia<number> on this machine, by UUID."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return {}
-    minors, uuid = {}, ""
+    numbers, uuid = {}, ""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        listing = subprocess.run([tool, "-q"], capture_output=True, text=True, timeout=30, check=True).stdout
-        for name, _, value in (line.partition(":") for line in listing.splitlines()):
+        report = subprocess.run(
+            [tool, "-q"], capture_output=True, text=True, timeout=_NVIDIA_SMI_SECONDS, check=True
+        ).stdout
+        for name, _, value in (line.partition(":") for line in report.splitlines()):
             if name.strip() == "GPU UUID":
                 uuid = value.strip()
             elif name.strip() == "Minor Number" and value.strip().isdigit():
-                minors[uuid] = int(value)
-    return minors
+                numbers[uuid] = int(value)
+    return numbers
 
 
-def _memory_groups() -> list[str]:
-    """Return the folder of this process's control group; none with v1, where a check measures the memory."""
+def _memory_cgroups() -> list[str]:
+    """Return the folder of this process's control group with cgroup v2, and nothing with v1.
+
+    With v1, out-of-memory kills are not counted, and only the checks measure the memory.
+    """
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _number, controllers, path = line.split(":", 2)

@@ -1,4 +1,4 @@
-"""Why a run has not started, by the state of its job and the reason that Slurm gives. Pure.
+"""Explain why a run has not started, by the state of its job and the reason that Slurm gives. Pure.
 
 Reasons are those of `squeue`; see https://slurm.schedmd.com/squeue.html#SECTION_JOB-REASON-CODES.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from runtime.backends.slurm.states import JobState
 from runtime.specs import Waiting, WaitingCode
 
+# Slurm's reasons, by what they mean for a run.
 _BUSY = frozenset({"Priority", "Resources", "Licenses", "Dependency", "JobArrayTaskLimit", "Prolog"})
 _STARTING = frozenset({"None", "", "BeginTime", "Cleaning", "WaitingForScheduling"})
 _HELD = frozenset({"JobHeldAdmin", "JobHeldUser", "JobHoldMaxRequeue", "launch failed requeued held"})
@@ -22,10 +23,10 @@ _LIMIT_PREFIXES = ("Assoc", "QOS", "MaxJobs", "MaxNode", "MaxCpu", "MaxMem", "Ma
 
 
 def explain(job: JobState | None) -> Waiting:
-    """Return why the nodes of a run do not run yet; None stands for a job that Slurm does not list."""
+    """Return why the nodes of a run do not run yet. `job` is None if Slurm does not list the run's job."""
     if job is None or not job.is_waiting:
         return Waiting(WaitingCode.STARTING, {"step": "supervisor"}, "Slurm has started the nodes of the run.")
-    # Long reasons have details: "ReqNodeNotAvail, UnavailableNodes:n1".
+    # Some reasons have details after a comma: "ReqNodeNotAvail, UnavailableNodes:n1".
     reason = job.reason.partition(",")[0].strip("() ")
     if reason in _STARTING:
         return Waiting(WaitingCode.STARTING, {"step": "place"}, "Slurm is placing the nodes of the run.")

@@ -1,4 +1,4 @@
-"""Copy the program of the compute nodes to shared storage, so that they need nothing of the console installed."""
+"""Copy the program of the compute nodes to shared storage, so that the console need not be installed on them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import uuid
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[2]
-_PARTS = ("*.py", "launcher/**/*.py", "backends/*.py", "backends/supervision/*.py", "backends/slurm/*.py")
-"""What `runtime.backends.slurm.node` imports, and a little more."""
+_PATTERNS = ("*.py", "launcher/**/*.py", "backends/*.py", "backends/supervision/*.py", "backends/slurm/*.py")
+"""Patterns of the files to copy: every module that `runtime.backends.slurm.node` imports is among them."""
 FOLDER = ".program"
 
 
-def installed(root: Path) -> Path:
-    """Return the folder that contains the package `runtime`, below `root`. Copy it there first if it is missing.
+def install(root: Path) -> Path:
+    """Copy the package `runtime` to a folder below `root`, unless it is there; return that folder.
 
-    Each version has a folder of its own, so that running jobs keep theirs across an upgrade.
+    Each version has a folder of its own, so that running jobs keep their version across an upgrade.
     """
-    files = sorted(path for part in _PARTS for path in _PACKAGE.glob(part))
+    files = sorted(path for pattern in _PATTERNS for path in _PACKAGE.glob(pattern))
     digest = hashlib.sha256()
     for path in files:
         digest.update(str(path.relative_to(_PACKAGE)).encode() + b"\0" + path.read_bytes())
@@ -32,9 +32,9 @@ def installed(root: Path) -> Path:
         target = copy / "runtime" / path.relative_to(_PACKAGE)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
-    # Compiled here because a sandbox cannot write the bytecode.
+    # Compiled here because the sandbox, which also runs modules of this copy, cannot write the bytecode.
     compileall.compile_dir(copy, quiet=2)
-    with contextlib.suppress(OSError):  # another process was faster
+    with contextlib.suppress(OSError):  # another process has made the same copy
         copy.rename(folder)
     shutil.rmtree(copy, ignore_errors=True)
     return folder

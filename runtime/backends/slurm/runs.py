@@ -1,10 +1,10 @@
 """The folder of one run on a Slurm cluster.
 
     <root>/<name>/submission.json        the spec, the time of submission, the job's id
-                  order.json             what the nodes need, with secrets; deleted when all nodes have read it
+                  order.json             the RunPlan for the nodes, with secrets; deleted when all nodes have read it
                   stop.json              a request to end
                   end.json               why the console ended the run itself
-                  final.json             the nodes' last records and what Slurm said about them
+                  final.json             the nodes' last records, completed by Slurm's reasons for their ends
                   nodes/, logs/, run/, checkpoints/, outputs/   as of a local run; see `runtime.backends.local.runs`
                   nodes/<node>.meeting   a node's address and ports
                   logs/slurm.log         what the batch script and srun print
@@ -12,8 +12,8 @@
     <root>/.program/<version>/           the program of the compute nodes
     <root>/.locks/                       locks of submissions
 
-`submission.json` is written last, by a rename, when the job was submitted. Without it the run does not exist: its nodes
-do not start, and a later submission may clear the folder.
+`submission.json` is written after the job was submitted, as the last file and by a rename. Without it the run does not
+exist: its nodes do not start, and a later submission may clear the folder.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from typing import Any
 from runtime.backends.slurm import evidence
 from runtime.backends.slurm.commands import Slurm
 from runtime.backends.slurm.config import SlurmConfig
-from runtime.backends.slurm.evidence import Loss, Record, Request, Scene
-from runtime.backends.slurm.node import ORDER_FILE, STOP_SIGNAL, refresh
+from runtime.backends.slurm.evidence import EndRequest, Loss, Observation, Record
+from runtime.backends.slurm.node import RUN_PLAN_FILE, STOP_SIGNAL, refresh
 from runtime.backends.slurm.pending import explain
 from runtime.backends.slurm.states import JobState
 from runtime.backends.supervision import outcome, peer_liveness
@@ -41,16 +41,17 @@ from runtime.specs import FailureCode, Outcome, RunPhase, RunSpec, RunStatus
 from runtime.trash import Trash
 
 _HEALTHY_SECONDS = 15.0
-"""Without a heartbeat for so long, Slurm is asked about a running node."""
+"""How long a running node may send no heartbeat before Slurm is asked about it: three heartbeats."""
 _STOP_MARGIN_SECONDS = 30.0
 """How long after its grace period a stopped run may still have a job before Slurm is asked to end it."""
 _FRESH_SECONDS = 1.0
-"""Age of Slurm's answers about a run that starts or has signs of trouble."""
+"""Maximum age of Slurm's answers about a run that starts or may have failed."""
 _KILL_SECONDS = 60.0
-"""How long a killed job may take to end before its deletion is given up. Slurm waits for every machine of it."""
+"""How long a killed job may take to end before its deletion is given up. Slurm waits for every machine of the job."""
 _KILL_POLL_SECONDS = 0.2
-_PLAIN_ENDS = frozenset({"COMPLETED", "FAILED"})
-"""States of a job that ended by itself."""
+"""Interval of queries whether a killed job has ended."""
+_SELF_ENDED_STATES = frozenset({"COMPLETED", "FAILED"})
+"""States of a job whose tasks ended by themselves."""
 
 
 class SlurmRun:
@@ -59,32 +60,33 @@ class SlurmRun:
     def __init__(self, root: Path, name: str, slurm: Slurm, config: SlurmConfig) -> None:
         self.name = name
         self.folder = root / name
-        self.active = root / ".active" / name
+        self.active_marker = root / ".active" / name
         self.change_file = root / ".changes" / name
         self._slurm = slurm
         self._config = config
         self._trash = Trash(root / TRASH)
-        # Several consoles may use one cluster as the same user, and each has a job 1.
+        # The hash distinguishes consoles that use one cluster as the same user, since each has a job 1.
         self.job_name = f"{name}.{hashlib.sha256(str(root).encode()).hexdigest()[:8]}"
 
     def exists(self) -> bool:
-        """Whether the run exists."""
+        """Whether the run exists, which means that its submission is recorded."""
         return (self.folder / "submission.json").exists()
 
-    def prepare(self, order: dict[str, Any]) -> None:
-        """Create the folders that supervisors and code write to, and the order."""
+    def prepare(self, run_plan: dict[str, Any]) -> None:
+        """Create the folders that supervisors and code write to, and write the run's plan, `run_plan`."""
         for subfolder in ("nodes", "logs", "run/tensorboard", "checkpoints", "outputs"):
             (self.folder / subfolder).mkdir(parents=True, mode=0o700)
         for key in ("checkpoints", "outputs"):
-            Path(order[key]).mkdir(exist_ok=True, mode=0o700)
-        (self.folder / ORDER_FILE).touch(mode=0o600)
-        (self.folder / ORDER_FILE).write_text(json.dumps(order))
-        # An NFS client may take a file that it has looked for in vain for missing for half a minute longer.
+            Path(run_plan[key]).mkdir(exist_ok=True, mode=0o700)
+        (self.folder / RUN_PLAN_FILE).touch(mode=0o600)
+        (self.folder / RUN_PLAN_FILE).write_text(json.dumps(run_plan))
+        # Supervisors look for a request here. It exists from the start, since an NFS client that has not found a file
+        # may go on for half a minute as if there were none.
         write_json(self.folder / "stop.json", None)
         self.change_file.touch()
-        self.active.touch()
+        self.active_marker.touch()
 
-    def record(self, spec: RunSpec, *, nonce: str, job_id: str) -> None:
+    def record_submission(self, spec: RunSpec, *, nonce: str, job_id: str) -> None:
         """Write `submission.json`, which makes the run exist."""
         submission = {
             "spec": json.loads(spec.to_json()),
@@ -96,7 +98,7 @@ class SlurmRun:
 
     def submission(self) -> dict[str, Any]:
         """Return the contents of `submission.json`. Raises RunNotFound."""
-        data = _load(self.folder / "submission.json")
+        data = _load_json(self.folder / "submission.json")
         if data is None:
             raise RunNotFound(f"There is no run named '{self.name}'.")
         return data
@@ -108,78 +110,88 @@ class SlurmRun:
     # Reading
 
     def status(self) -> RunStatus:
-        """Return the run's status; end what must end, and store an end. Raises RunNotFound, BackendUnavailable."""
+        """Return the run's status. Raises RunNotFound, BackendUnavailable.
+
+        Stores the end of a run that has ended, and ends a run that has waited or lived for too long.
+        """
         submission = self.submission()
         submitted_at = float(submission["submitted_at"])
-        final = _load(self.folder / "final.json")
+        final = _load_json(self.folder / "final.json")
         if final is not None:
-            self.active.unlink(missing_ok=True)
+            self.active_marker.unlink(missing_ok=True)
             return outcome.merge(self.name, submitted_at, final["records"])
         job_id, nodes = str(submission["job_id"]), int(submission["spec"]["nodes"])
         now = time.time()
         records = self._read_records(nodes)
-        scene = self._scene(job_id, records, submitted_at, now)
-        if scene.is_over:
+        observation = self._observe(job_id, records, submitted_at, now)
+        if observation.job_has_ended:
             # A supervisor may have written its last record after the records were read.
             records = self._read_records(nodes)
-        assessed = [evidence.assess(node, record, scene) for node, record in enumerate(records)]
-        status = outcome.merge(self.name, submitted_at, assessed)
+        assessed_records = [evidence.assess(node, record, observation) for node, record in enumerate(records)]
+        status = outcome.merge(self.name, submitted_at, assessed_records)
         if status.phase is RunPhase.ENDED:
-            self._end(job_id, assessed, scene)
+            self._store_end(job_id, assessed_records, observation)
         elif status.phase is RunPhase.STARTING:
-            status = self._waiting(status, job_id, scene)
-        self._enforce(job_id, scene, status)
+            status = self._with_waiting_reason(status, job_id, observation)
+        self._enforce_end(job_id, observation, status)
         return status
 
-    def _scene(self, job_id: str, records: list[Record | None], submitted_at: float, now: float) -> Scene:
-        """Return what is known besides the records. Slurm is not asked while all supervisors report."""
-        request = self._request()
-        known = self._slurm.known_jobs().get(job_id)
-        has_ended = known is not None and not known.is_active
-        if not has_ended and not evidence.needs_slurm(records, now, _HEALTHY_SECONDS):
-            return Scene(JobState(job_id, "RUNNING"), request, frozenset(), submitted_at, now)
-        # An answer that is older than the job does not have it.
+    def _observe(self, job_id: str, records: list[Record | None], submitted_at: float, now: float) -> Observation:
+        """Return the facts about the run besides the records.
+
+        Does not ask Slurm while all supervisors send heartbeats.
+        """
+        end_request = self._end_request()
+        known_job = self._slurm.known_jobs().get(job_id)
+        job_has_ended = known_job is not None and not known_job.is_active
+        if not job_has_ended and not evidence.needs_slurm(records, now, _HEALTHY_SECONDS):
+            return Observation(JobState(job_id, "RUNNING"), end_request, frozenset(), submitted_at, now)
+        # An answer from before the job's submission does not list it, so Slurm is asked again.
         job = self._slurm.jobs(_FRESH_SECONDS).get(job_id) or self._slurm.jobs(0).get(job_id)
         if job is None:
             job = self._slurm.finished_job(job_id)
-        # In the grace time of a preemption the nodes end by themselves, which Slurm takes for a job that completed.
-        if job is not None and job.state in _PLAIN_ENDS and self._slurm.was_preempted(job_id):
+        # In the grace period of a preemption the nodes end by themselves, and Slurm reports that the job completed.
+        if job is not None and job.state in _SELF_ENDED_STATES and self._slurm.was_preempted(job_id):
             job = dataclasses.replace(job, state="PREEMPTED")
-        failed = frozenset[str]()
-        machines = {record.get("machine") for record in records if record is not None}
-        if machines:
-            # The answer must not be older than the end of the job: the machine that failed decides the cause.
+        failed_names = frozenset[str]()
+        machine_names = {record.get("machine") for record in records if record is not None}
+        if machine_names:
+            # Once the job has ended, the list must be newer than its end, since a failed machine decides the cause.
             max_age = _FRESH_SECONDS if job is not None and job.is_active else 0.0
-            failed = frozenset(
-                each.name for each in self._slurm.machines(max_age) if each.has_failed and each.name in machines
+            machines = self._slurm.machines(max_age)
+            failed_names = frozenset(
+                machine.name for machine in machines if machine.has_failed and machine.name in machine_names
             )
-        return Scene(job, request, failed, submitted_at, now)
+        return Observation(job, end_request, failed_names, submitted_at, now)
 
     def _read_records(self, nodes: int) -> list[Record | None]:
         refresh(self.folder / "nodes")
         paths = (peer_liveness.record_path(self.folder, node) for node in range(nodes))
         return [peer_liveness.load_record(path) for path in paths]
 
-    def _request(self) -> Request | None:
+    def _end_request(self) -> EndRequest | None:
         """Return the console's request to end the run: the one with the earliest end."""
-        end = _load(self.folder / "end.json")
+        end = _load_json(self.folder / "end.json")
         if end is not None:
-            return Request(float(end["at"]), 0.0, end["loss"])
-        stop = _load(self.folder / "stop.json")
+            return EndRequest(float(end["at"]), 0.0, end["loss"])
+        stop = _load_json(self.folder / "stop.json")
         if stop is None:
             return None
         loss = evidence.cause(Outcome.STOPPED, FailureCode.STOPPED, "The run was stopped on request.")
-        return Request(float(stop["at"]), float(stop["grace_seconds"]), loss)
+        return EndRequest(float(stop["at"]), float(stop["grace_seconds"]), loss)
 
-    def _waiting(self, status: RunStatus, job_id: str, scene: Scene) -> RunStatus:
-        """Add why the run has not started. End a run that has waited in Slurm's queue for too long."""
-        job = scene.job
+    def _with_waiting_reason(self, status: RunStatus, job_id: str, observation: Observation) -> RunStatus:
+        """Return the status with the reason why the run has not started.
+
+        Ends a run that has waited in Slurm's queue for too long.
+        """
+        job = observation.job
         waiting = explain(job)
-        waited_seconds = scene.now - scene.submitted_at
+        waited_seconds = observation.now - observation.submitted_at
         if job is not None and job.is_waiting and waited_seconds > self._config.pending_seconds:
             data = {"placed": 0, "nodes": len(status.nodes), "seconds": int(waited_seconds)}
             message = f"Slurm did not start the run within {self._config.pending_seconds} s: {waiting.sentence}"
-            self._request_end(evidence.cause(Outcome.NO_CAPACITY, FailureCode.NODES_NOT_PLACED, message, data))
+            self._store_end_request(evidence.cause(Outcome.NO_CAPACITY, FailureCode.NODES_NOT_PLACED, message, data))
             self._slurm.cancel_waiting(job_id)
         return dataclasses.replace(
             status, waiting_for=waiting.sentence, waiting_code=waiting.code.value, waiting_data=waiting.data
@@ -187,38 +199,39 @@ class SlurmRun:
 
     # Ending
 
-    def _end(self, job_id: str, records: list[Record], scene: Scene) -> None:
-        """Store how the run ended, and end what Slurm may still run of it."""
+    def _store_end(self, job_id: str, records: list[Record], observation: Observation) -> None:
+        """Store how the run ended, and end the processes that Slurm may still run for it."""
         # Supervisors that wrote their last record end by themselves.
         if not all(record["alive"] for record in records):
-            # On a machine without a slurmd, a supervisor may live on and read this.
+            # A supervisor may live on where Slurm cannot end it, on a machine whose slurmd has failed. It reads this.
             write_json(self.folder / "stop.json", {"at": time.time(), "grace_seconds": 0})
-            if scene.job is not None and scene.job.is_active:
+            if observation.job is not None and observation.job.is_active:
                 self._slurm.cancel(job_id)
         write_json(self.folder / "final.json", {"records": records})
-        (self.folder / ORDER_FILE).unlink(missing_ok=True)  # a job that never started has not read it
-        self.active.unlink(missing_ok=True)
+        (self.folder / RUN_PLAN_FILE).unlink(missing_ok=True)  # a job that never started has not read it
+        self.active_marker.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
-            self.change_file.write_bytes(b"!")
+            self.change_file.write_bytes(b"!")  # `changes` then reports the run
 
-    def _enforce(self, job_id: str, scene: Scene, status: RunStatus) -> None:
-        """Have Slurm end a job whose supervisors have not ended it in time."""
-        request = scene.request
-        if status.phase is RunPhase.ENDED or request is None or scene.job is None or not scene.job.is_active:
+    def _enforce_end(self, job_id: str, observation: Observation, status: RunStatus) -> None:
+        """If the run should have ended by request and has not, have Slurm end its job."""
+        request, job = observation.end_request, observation.job
+        if status.phase is RunPhase.ENDED or request is None or job is None or not job.is_active:
             return
-        if scene.job.is_waiting:
+        if job.is_waiting:
             self._slurm.cancel_waiting(job_id)
-        elif scene.now > request.at + request.grace_seconds + _STOP_MARGIN_SECONDS:
+        elif observation.now > request.at + request.grace_seconds + _STOP_MARGIN_SECONDS:
             self._slurm.cancel(job_id)
 
-    def _request_end(self, loss: Loss) -> None:
-        if _load(self.folder / "end.json") is None:
+    def _store_end_request(self, loss: Loss) -> None:
+        """Store that the console ends the run for this reason. The first reason stays."""
+        if _load_json(self.folder / "end.json") is None:
             write_json(self.folder / "end.json", {"at": time.time(), "loss": loss})
 
     def request_stop(self, grace_seconds: int) -> None:
         """Ask every supervisor to end the run. A request that ends it sooner stays in force."""
         submission, path, now = self.submission(), self.folder / "stop.json", time.time()
-        request = _load(path)
+        request = _load_json(path)
         if request is None or now + grace_seconds < request["at"] + request["grace_seconds"]:
             write_json(path, {"at": now, "grace_seconds": grace_seconds})
         job_id = str(submission["job_id"])
@@ -226,14 +239,14 @@ class SlurmRun:
         self._slurm.signal(job_id, STOP_SIGNAL.name.removeprefix("SIG"))
 
     def kill(self) -> None:
-        """Kill every job of this run's name and wait for its end. Raises BackendUnavailable.
+        """Kill every job of this run's name, and wait until the recorded one has ended. Raises BackendUnavailable.
 
-        By name, since a submission that was interrupted has not recorded its job.
+        Jobs are killed by name, since a submission that was interrupted has not recorded its job.
         """
         if not self.folder.is_dir():
             return
         self._slurm.kill([f"--name={self.job_name}"])
-        job_id = str((_load(self.folder / "submission.json") or {}).get("job_id", ""))
+        job_id = str((_load_json(self.folder / "submission.json") or {}).get("job_id", ""))
         give_up_at = time.monotonic() + _KILL_SECONDS
         while (job := self._slurm.jobs(0).get(job_id)) is not None and job.is_active:
             if time.monotonic() > give_up_at:
@@ -241,16 +254,20 @@ class SlurmRun:
             time.sleep(_KILL_POLL_SECONDS)  # Slurm sends no events
 
     def destroy(self) -> bool:
-        """Move the folder to the trash; return whether there was one. No process of the run may live any more."""
+        """Move the folder to the trash; return whether there was one.
+
+        Call this only after the run's processes ended.
+        """
         existed = self.folder.is_dir()
         if existed:
             self._trash.move_in(self.folder)
-        self.active.unlink(missing_ok=True)
+        self.active_marker.unlink(missing_ok=True)
         self.change_file.unlink(missing_ok=True)
         return existed
 
 
-def _load(path: Path) -> dict[str, Any] | None:
+def _load_json(path: Path) -> dict[str, Any] | None:
+    """Return the object in a JSON file; None if it is missing, not complete or null."""
     try:
         data: dict[str, Any] = json.loads(path.read_bytes())
     except (OSError, ValueError):

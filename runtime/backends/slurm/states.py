@@ -1,7 +1,7 @@
-"""What Slurm's commands print about jobs and machines. Pure: text in, plain data out.
+"""Parse what Slurm's commands print about jobs and machines. Pure: text in, plain data out.
 
-Jobs come from `squeue` with a format of our own: it prints only the fields that we read. JSON is an optional part of
-Slurm, which not every build has.
+`squeue` prints jobs in a format of our own, with only the fields that we read. Its JSON output is not used, since not
+every build of Slurm has it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 JOB_FORMAT = "%i|%T|%S|%e|%N|%r"
 """squeue's format of a JobState. Times are Unix seconds if SLURM_TIME_FORMAT is `%s`."""
 ACCOUNTING_FIELDS = "JobIDRaw,State,Start,End,NodeList,Reason"
-"""The same for sacct."""
+"""The same fields for sacct."""
 ACTIVE_STATES = frozenset(
     {
         *("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT"),
@@ -24,16 +24,18 @@ ACTIVE_STATES = frozenset(
 WAITING_STATES = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
 """States of a job without machines."""
 _FAILED_STATES = ("DOWN", "FAIL", "UNKNOWN", "POWERED_DOWN", "POWERING_DOWN", "NOT_RESPONDING")
-"""Parts of the state of a machine that does not work."""
+"""Substrings of a machine's state that say that it does not work."""
 _CLOSED_STATES = (*_FAILED_STATES, "DRAIN", "MAINT", "REBOOT", "FUTURE", "PLANNED_DOWN")
-"""Parts of the state of a machine that takes no new jobs."""
+"""Substrings of a machine's state that say that it takes no new jobs."""
 _FIELD = re.compile(r"(?:^|\s)(\w+)=(\S*)")
+"""`name=value`"""
 _GPU_COUNT = re.compile(r"^gres/gpu(?::([^=]+))?=(\d+)$")
+"""`gres/gpu=<count>` or `gres/gpu:<type>=<count>`"""
 
 
 @dataclass(frozen=True)
 class JobState:
-    """A job. Times are Unix seconds; 0: not known. `machines` is Slurm's own notation of the list."""
+    """A job. Times are Unix seconds; 0: not known. `machines` is a list in Slurm's notation, such as `n[1-4]`."""
 
     job_id: str
     state: str
@@ -55,7 +57,7 @@ class JobState:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine of the cluster. Memory in MiB; GPUs by their type in Slurm's Gres."""
+    """A machine of the cluster. `gpus` and `free_gpus` are numbers of GPUs by their type in Slurm's Gres."""
 
     name: str
     state: str
@@ -71,6 +73,7 @@ class Machine:
     @property
     def has_failed(self) -> bool:
         """Whether Slurm considers the machine as failed, or gets no answer from it."""
+        # Slurm marks the state of a machine that does not answer by "*".
         return "*" in self.state or any(part in self.state for part in _FAILED_STATES)
 
     @property
@@ -87,10 +90,9 @@ def parse_jobs(text: str) -> dict[str, JobState]:
         parts = line.split("|", 5)
         if len(parts) == 6 and parts[0].isdigit():
             job_id, state, started_at, ended_at, machines, reason = (part.strip() for part in parts)
-            # sacct adds who cancelled a job: "CANCELLED by 1000".
-            jobs[job_id] = JobState(
-                job_id, state.split(" ")[0].rstrip("+"), _time(started_at), _time(ended_at), machines, reason
-            )
+            # sacct adds the user who cancelled a job, as in "CANCELLED by 1000", and "+" to a state that it has cut.
+            state = state.split(" ")[0].rstrip("+")
+            jobs[job_id] = JobState(job_id, state, _unix_time(started_at), _unix_time(ended_at), machines, reason)
     return jobs
 
 
@@ -100,42 +102,45 @@ def parse_machines(text: str) -> tuple[Machine, ...]:
     for line in text.splitlines():
         values: dict[str, str] = {}
         for name, value in _FIELD.findall(line):
-            values.setdefault(name, value)  # a later one may be part of a comment or reason
+            values.setdefault(name, value)  # a second value of this name may be part of a comment or reason
         if values.get("NodeName"):
             machines.append(_machine(values))
     return tuple(machines)
 
 
-def preempted(text: str) -> bool:
-    """Whether a job has a time of preemption, by the output of `scontrol show job`."""
+def has_preemption_time(text: str) -> bool:
+    """Whether Slurm has begun to preempt a job, by the output of `scontrol show job`."""
     values = dict(_FIELD.findall(text))
     return values.get("PreemptTime", "None") not in {"None", "N/A", "Unknown", ""}
 
 
 def _machine(values: Mapping[str, str]) -> Machine:
-    # CPUEfctv leaves out what is reserved for the system; versions before 22.05 lack it.
+    # CPUEfctv leaves out the cores that are reserved for the system; Slurm before 22.05 does not print it.
     cpus = _count(values.get("CPUEfctv") or values.get("CPUTot", ""))
-    memory = max(0, _count(values.get("RealMemory", "")) - _count(values.get("MemSpecLimit", "")))
-    gpus, used = _gpus(values.get("CfgTRES", "")), _gpus(values.get("AllocTRES", ""))
+    memory_mib = max(0, _count(values.get("RealMemory", "")) - _count(values.get("MemSpecLimit", "")))
+    gpus, used_gpus = _gpus(values.get("CfgTRES", "")), _gpus(values.get("AllocTRES", ""))
     return Machine(
         name=values["NodeName"],
         state=values.get("State", "UNKNOWN"),
         cpus=cpus,
         free_cpus=max(0, cpus - _count(values.get("CPUAlloc", ""))),
-        memory_mib=memory,
-        free_memory_mib=max(0, memory - _count(values.get("AllocMem", ""))),
+        memory_mib=memory_mib,
+        free_memory_mib=max(0, memory_mib - _count(values.get("AllocMem", ""))),
         partitions=_names(values.get("Partitions", "")),
         features=_names(values.get("ActiveFeatures", "")),
         gpus=gpus,
-        free_gpus={kind: max(0, count - used.get(kind, 0)) for kind, count in gpus.items()},
+        free_gpus={gpu_type: max(0, count - used_gpus.get(gpu_type, 0)) for gpu_type, count in gpus.items()},
     )
 
 
 def _gpus(tres: str) -> dict[str, int]:
-    """Return the GPUs of a list such as `cpu=64,gres/gpu=4,gres/gpu:a100=4`, by type; "" where they have none."""
+    """Return the number of GPUs by type, from a list such as `cpu=64,gres/gpu=4,gres/gpu:a100=4`.
+
+    GPUs without a type have the key "".
+    """
     counts = {match[1] or "": int(match[2]) for match in map(_GPU_COUNT.match, tres.split(",")) if match is not None}
     if len(counts) > 1:
-        counts.pop("", None)  # the sum of the others
+        counts.pop("", None)  # the entry without a type is the sum of the others
     return counts
 
 
@@ -147,5 +152,6 @@ def _count(text: str) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def _time(text: str) -> float:
+def _unix_time(text: str) -> float:
+    """Convert Unix seconds to a number; 0 for any other text, such as "Unknown"."""
     return float(text) if text.isdigit() else 0.0

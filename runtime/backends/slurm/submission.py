@@ -12,16 +12,16 @@ from runtime.backends.slurm.config import SlurmConfig
 from runtime.specs import RunSpec
 
 _END_MARGIN_SECONDS = 120
-"""How much longer than its nodes need the job may run: they end the run themselves, and Slurm only if they do not."""
+"""Added to the job's time limit beyond the run's deadline, so that the supervisors end the run and not Slurm."""
 _SECONDS_PER_MINUTE = 60
 
 
 def arguments(spec: RunSpec, config: SlurmConfig, *, job_name: str, log: str) -> list[str]:
-    """Return the arguments of sbatch. `log` is the file for what the script and srun print."""
+    """Return the arguments of sbatch. `log` is the file for the output of the script and srun."""
     placement = config.placement(spec.node_kind)
     cpus = max(1, math.ceil(spec.resources.cpus))
-    # `--time` takes minutes.
-    minutes = math.ceil((spec.deadline_seconds + config.start_seconds + _END_MARGIN_SECONDS) / _SECONDS_PER_MINUTE)
+    seconds = spec.deadline_seconds + config.start_seconds + _END_MARGIN_SECONDS
+    minutes = math.ceil(seconds / _SECONDS_PER_MINUTE)  # the unit of `--time`
     result = [
         f"--job-name={job_name}",
         f"--ntasks={spec.nodes}",
@@ -36,8 +36,8 @@ def arguments(spec: RunSpec, config: SlurmConfig, *, job_name: str, log: str) ->
         "--open-mode=append",
     ]
     if spec.resources.gpus:
-        kind = f"{placement.gpu}:" if placement.gpu else ""
-        result.append(f"--gpus-per-task={kind}{spec.resources.gpus}")
+        type_prefix = f"{placement.gpu}:" if placement.gpu else ""
+        result.append(f"--gpus-per-task={type_prefix}{spec.resources.gpus}")
     account = config.account_of(spec.labels.get("organization", ""))
     for option, value in (
         ("partition", placement.partition),
@@ -55,12 +55,12 @@ def arguments(spec: RunSpec, config: SlurmConfig, *, job_name: str, log: str) ->
 def script(spec: RunSpec, config: SlurmConfig, command: list[str]) -> str:
     """Return the batch script, which starts `command` once for each node."""
     srun = ["srun", f"--ntasks={spec.nodes}", f"--cpus-per-task={max(1, math.ceil(spec.resources.cpus))}"]
-    # One node's end does not end the others: their launchers know of it and report the cause.
+    # When one node ends, srun must not end the others: their launchers notice it and report the cause.
     srun += ["--kill-on-bad-exit=0", "--wait=0", "--mpi=none", "--export=ALL", "--input=none"]
     if _is_elastic(spec):
         srun.append("--no-kill")
-    path = f"PATH={shlex.quote(config.bin)}:$PATH\n" if config.bin else ""
-    return f"#!/bin/sh\n{path}exec {shlex.join([*srun, *command])}\n"
+    set_path = f"PATH={shlex.quote(config.bin)}:$PATH\n" if config.bin else ""
+    return f"#!/bin/sh\n{set_path}exec {shlex.join([*srun, *command])}\n"
 
 
 def _is_elastic(spec: RunSpec) -> bool:

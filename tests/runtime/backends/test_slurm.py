@@ -9,7 +9,7 @@ from runtime.backends.slurm.backend import _refusal
 from runtime.backends.slurm.capacity import capacity
 from runtime.backends.slurm.commands import CommandFailed
 from runtime.backends.slurm.config import SlurmConfig
-from runtime.backends.slurm.evidence import Request, Scene
+from runtime.backends.slurm.evidence import EndRequest, Observation
 from runtime.backends.slurm.pending import explain
 from runtime.backends.slurm.states import JobState, parse_jobs, parse_machines
 from runtime.backends.supervision.outcome import merge
@@ -155,11 +155,11 @@ def job(state):
 
 
 def status(records, state, *, request=None, failed=()):
-    scene = Scene(None if state is None else job(state), request, frozenset(failed), 8000.0, NOW)
-    return merge("job-1-1", 8000.0, [evidence.assess(node, each, scene) for node, each in enumerate(records)])
+    observation = Observation(None if state is None else job(state), request, frozenset(failed), 8000.0, NOW)
+    return merge("job-1-1", 8000.0, [evidence.assess(node, each, observation) for node, each in enumerate(records)])
 
 
-STOP = Request(
+STOP = EndRequest(
     9980.0, 10.0, {"kind": "stopped", "code": "stopped", "message": "The run was stopped on request.", "data": {}}
 )
 

@@ -107,5 +107,5 @@ def test_the_checks_of_a_cluster_pass(slurm_yard):
         slurm_yard.backend, wrong, root=slurm_yard.folder / "runs", images_root=slurm_yard.images_root
     )
     assert (last.name, last.ok) == ("controller", False)
-    assert not slurm_yard.another(conf="/nowhere/slurm.conf").answers()
-    assert slurm_yard.backend.answers()
+    assert not slurm_yard.another(conf="/nowhere/slurm.conf").is_reachable()
+    assert slurm_yard.backend.is_reachable()
