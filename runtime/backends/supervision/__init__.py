@@ -1,1 +1,1 @@
-"""Supervise the nodes of sandboxed runs: what the local and the Slurm backend share. It knows neither of them."""
+"""Supervise the nodes of sandboxed runs. The local and the Slurm backend share this package, which imports neither."""

@@ -16,13 +16,13 @@ from pathlib import Path
 
 PROC = Path("/proc")
 REQUIRED_CONTROLLERS = ("memory", "pids")
-"""Controllers without which there is no group."""
+"""Controllers without which nodes get no control groups."""
 CONTROLLERS = (*REQUIRED_CONTROLLERS, "cpu")
 """Controllers that a group uses; v1 may lack `cpu`."""
 _CPU_TIME_CONTROLLER = "cpuacct"
 """The v1 controller that counts CPU time."""
 _PROCESSES_GROUP = "trainyard-console"
-"""v2: the child group that `_enable_controllers` moves this group's own processes to."""
+"""v2: the child group to which `_enable_controllers` moves the processes of the console's group."""
 _PERIOD_US = 100_000
 """The kernel's default period of CPU quotas, in microseconds."""
 _MIN_QUOTA_US = 1_000
@@ -31,16 +31,16 @@ _LAUNCHER_QUOTA_US = 2_000
 """CPU time per period for the launcher, beyond the purchased CPUs, since it runs in the same group."""
 _SHARES_PER_CORE, _MIN_SHARES = 1024, 2
 _WEIGHT_PER_CORE, _MIN_WEIGHT, _MAX_WEIGHT = 100, 1, 10_000
-"""Shares (v1) and weight (v2) per core, and the kernel's limits for them. With the kernel's default for each core, a
-node competes like one process per core. With one default in all, a node of two cores would get only one of a busy
-machine's two."""
+"""Shares (v1) and weight (v2) per core, and the kernel's limits for them. 1024 and 100 are the kernel's defaults for a
+group. A node gets the default for each of its cores, so it competes like one group per core. With one default in all, a
+node of two cores would get only one core of a busy machine's two."""
 _SOCKET_MEMORY_DIVISOR = 16
-"""v1 counts the memory of sockets apart, so a node gets a sixteenth of its memory for them, in addition. The kernel
-gives all sockets a sixteenth of the machine's memory, so nodes at their limits leave the rest to others. v2 needs no
-such limit, since `memory.max` includes sockets."""
+"""v1 does not count sockets towards the memory limit. A node therefore gets a sixteenth of its memory for sockets, in
+addition. The kernel gives all sockets of a machine a sixteenth of its memory, so each node gets its part of that. v2
+needs no such limit, since `memory.max` includes sockets."""
 _NEAR_LIMIT = 0.9
-"""The part of its memory limit from which a v1 group counts as full: the kernel may refuse a large allocation, such as
-a huge page, before the limit is reached."""
+"""A v1 group counts as full if it ever used this part of its memory limit. The kernel may refuse a large allocation,
+such as a huge page, before the limit is reached."""
 _REMOVE_SECONDS = 2.0
 """How long to wait for the killed processes of a group to end; they do within milliseconds."""
 _REMOVE_RETRY_SECONDS = 0.01
@@ -48,7 +48,7 @@ _REMOVE_RETRY_SECONDS = 0.01
 
 
 class Group:
-    """One node's group. `folders` is by controller: one each with v1, the same for all with v2 (`unified`)."""
+    """One node's group. `folders` has a folder by controller; with v2 (`unified`) it is the same for all."""
 
     def __init__(self, folders: dict[str, Path], *, unified: bool) -> None:
         self._folders = folders
@@ -84,7 +84,7 @@ class Group:
                 int((folder / f"memory.{name}").read_text()) for name in ("max_usage_in_bytes", "limit_in_bytes")
             )
         except (OSError, ValueError):
-            return True  # unknown: a node's own limit is the usual reason
+            return True  # nothing is known, and a node's own limit is the usual reason of an OOM kill
         return peak_bytes >= _NEAR_LIMIT * limit_bytes
 
     def process_refusals(self) -> int:
@@ -168,7 +168,7 @@ def create(
 def find_parents(proc: Path = PROC) -> tuple[dict[str, Path], bool]:
     """Return the folder in which this process may create groups, by controller, and whether it belongs to v2.
 
-    `proc` is /proc; tests pass another. v1 comes first: where both are mounted, v1 has the controllers.
+    `proc` is /proc; tests pass another folder. v1 is preferred: where both are mounted, v1 has the controllers.
     """
     groups = _memberships(proc)
     unified: Path | None = None
@@ -199,8 +199,7 @@ def unavailable_reason(proc: Path = PROC) -> str:
     if parents:
         return ""
     return (
-        "There is no cgroup that this user may divide: run the console as root, or as a systemd service with "
-        "'Delegate=yes'."
+        "This user may not create control groups: run the console as root, or as a systemd service with 'Delegate=yes'."
     )
 
 
@@ -209,14 +208,14 @@ def no_cpu_limit_reason(proc: Path = PROC) -> str:
     parents, _unified = find_parents(proc)
     if not parents or "cpu" in parents:
         return ""
-    return "The cgroup controller 'cpu' is not mounted, or this user may make no groups in it."
+    return "The cgroup controller 'cpu' is not mounted, or this user may not create groups in it."
 
 
 def kill(folders: Iterable[Path]) -> None:
     """Kill every process in these groups."""
     for folder in folders:
         with contextlib.suppress(OSError):
-            (folder / "cgroup.kill").write_text("1")  # v2 from Linux 5.14 on
+            (folder / "cgroup.kill").write_text("1")  # kills all at once; only v2 has it, from Linux 5.14 on
             continue
         for line in _lines(folder / "cgroup.procs"):
             with contextlib.suppress(OSError, ValueError):
@@ -270,7 +269,7 @@ def _enable_controllers(folder: Path) -> bool:
             child = folder / _PROCESSES_GROUP
             child.mkdir(exist_ok=True)
             for pid in _lines(folder / "cgroup.procs"):
-                with contextlib.suppress(ProcessLookupError):  # it has ended since
+                with contextlib.suppress(ProcessLookupError):  # the process has ended
                     (child / "cgroup.procs").write_text(pid)
             control.write_text(enabling)
     except OSError:
@@ -279,7 +278,10 @@ def _enable_controllers(folder: Path) -> bool:
 
 
 def _memberships(proc: Path) -> dict[str, str]:
-    """Return this process's group by controller, without a trailing `_PROCESSES_GROUP`. The key "" stands for v2."""
+    """Return the path of this process's group by controller; the key "" stands for v2.
+
+    A process in `_PROCESSES_GROUP` counts as a member of the group above it.
+    """
     groups = {}
     # "<hierarchy>:<controllers>:<path>", cgroups(7).
     for line in _lines(proc / "self" / "cgroup"):
@@ -290,11 +292,15 @@ def _memberships(proc: Path) -> dict[str, str]:
 
 
 def _folder_of(mount: Path, root: str, path: str) -> Path:
-    """Return the folder of the group `path`. The mount at `mount` shows the tree from `root` on, often not from "/"."""
+    """Return the folder of the group `path`.
+
+    The file system at `mount` shows only the part of the tree below `root`.
+    """
     return mount / os.path.relpath(path, root) if path.startswith(root) else mount / path.lstrip("/")
 
 
 def _lines(path: Path) -> list[str]:
+    """Return the lines of a file; none if it cannot be read."""
     try:
         return path.read_text().splitlines()
     except OSError:
@@ -302,6 +308,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _read_count(path: Path, name: str) -> int:
+    """Return the value of a line `name value`; 0 if the file has no such line."""
     for line in _lines(path):
         counter, _, value = line.partition(" ")
         if counter == name:

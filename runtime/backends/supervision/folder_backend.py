@@ -1,4 +1,4 @@
-"""What backends share whose runs are supervised processes with a folder of files that the console can read."""
+"""The base class of backends whose runs each have a folder of files on storage that the console can read."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class FolderBackend:
         return self._root / ".outputs" / key
 
     def _shared_folders(self, run: RunOnDisk, spec: RunSpec) -> tuple[Path, Path]:
-        """Return the run's checkpoint and output folders, which it has to itself without a key."""
+        """Return the run's checkpoint and output folders. A run without a checkpoint key has its own."""
         if not spec.checkpoint_key:
             return run.folder / "checkpoints", run.folder / "outputs"
         return self.checkpoint_folder(spec.checkpoint_key), self.output_folder(spec.checkpoint_key)

@@ -1,7 +1,7 @@
 """Limits of a supervised node: time, memory, processes and disk, and whether its launcher answers.
 
-This module only detects what is wrong; the supervisor asks one to four times a second and acts. `now` and other times
-are `time.monotonic()`. Standard library only: the supervisor imports this.
+This module only detects that a limit is exceeded; the supervisor calls it one to four times a second and acts. `now`
+and other times are `time.monotonic()`. Standard library only: the supervisor imports this.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from runtime.launcher.record import Record, Verdict
 from runtime.launcher.telemetry.hang_detector import TOTAL_SHARE
 
 START_SECONDS = 90.0
-"""How long a node may take to start. A launcher waits 60 s for the others and then reports that they did not meet,
-which explains more than this limit does."""
+"""How long a node may take to start. It is longer than the 60 s that a launcher waits for the others, because the
+launcher's report that they did not meet explains more than this limit does."""
 SLOW_CHECK_SECONDS = 1.0
-"""Interval between checks of a running node with a control group: the kernel enforces its limits in between."""
+"""Interval between checks of a running node with a control group, whose limits the kernel enforces in between."""
 
 _MANY_PROCESSES = 500
-"""Number of processes and threads from which a launcher without CPU time is the code's fault. Honest training has a few
-hundred; below this number the machine is overloaded."""
+"""From this number of processes and threads on, a launcher that gets no CPU time is the code's fault. Usual training
+has a few hundred; with fewer than this number, the machine is overloaded."""
 _STARVED_SHARE = 0.5
-"""The share of the time between two checks that a starved launcher waits for a core."""
+"""A launcher counts as starved if it waits for a core for at least this share of the time between two checks."""
 
 
 class Limits(NodeLimits):
-    """The limits of one node. `is_working`: whether its processes used CPU time between the last two checks."""
+    """The limits of one node. `is_working`: whether its processes used the CPU between the last two measurements."""
 
     _plan: SupervisorPlan
 
@@ -59,14 +59,14 @@ class Limits(NodeLimits):
         )
         self._ranks_by_pid: Mapping[int, int] = {}
         self._refused_processes = Counter()
-        self._tasks = 0
+        self._tasks = 0  # processes and threads at the last check
         # Each pair below is the time of a measurement and its result, which is None where nothing was measured.
         self._launcher_cpu: tuple[float, resource_limits.CpuSchedule | None] = (self._created_at, None)
-        self._starved_checks = 0
         self._cpu_seconds: tuple[float, float | None] = (self._created_at, None)
-        self._used_seconds: float | None = None
+        self._used_seconds: float | None = None  # see `take_used_seconds`
         self.is_working = False
-        self._starved_at: float | None = None
+        self._starved_checks = 0  # in a row
+        self._starved_at: float | None = None  # the last check that found the launcher starved
 
     def note_running(self, ranks_by_pid: Mapping[int, int]) -> None:
         """Note that these ranks run; the first call starts the deadline."""
@@ -76,12 +76,12 @@ class Limits(NodeLimits):
     @property
     def check_interval(self) -> float:
         """How long to wait between two checks."""
-        # A survey of the disk proceeds in steps, one at each check.
+        # A measurement of the disk proceeds in steps, one at each check, so it needs frequent checks.
         is_limited_by_kernel = self._tree.group is not None and self._record.started
         return SLOW_CHECK_SECONDS if is_limited_by_kernel and not self._disk.is_measuring else CHECK_SECONDS
 
     def check(self, now: float) -> Verdict | None:
-        """Return the verdict if the node must end now; None if all is well."""
+        """Return the verdict if the node must end now, else None."""
         if self._peers is not None:
             self._peers.kill_silent_peers(now)
         node = self._record.node
@@ -95,7 +95,7 @@ class Limits(NodeLimits):
             if self.code_has_started:
                 return self.launcher_killed("stopped answering")
             return Verdict("node_lost", "node_silent", f"Node {node} stopped answering.")
-        # After the start the launchers detect a lost node. An elastic run starts without it.
+        # After the start the launchers detect a lost node. An elastic run starts without a lost node.
         if self._peers is not None and not self._record.started and not self._plan["elastic"]:
             peer = self._peers.lost_peer()
             if peer is not None:
@@ -104,9 +104,9 @@ class Limits(NodeLimits):
         return self._disk.check(now, self._record) if verdict is None else verdict
 
     def check_after_end(self) -> Verdict | None:
-        """Return the verdict for a machine whose disk others have filled, else None. Called once no process is left."""
+        """Return the verdict if others have filled the machine's disk, else None. Called once no process is left."""
         if not self._record.node:
-            self._disk.finish(self._record)
+            self._disk.finish(self._record)  # node 0 measures for all nodes
         free_bytes = disk.free_bytes(self._folder)
         if free_bytes is None or free_bytes >= disk.RESERVE_BYTES:
             return None
@@ -144,7 +144,7 @@ class Limits(NodeLimits):
         return None if self._oom.increased_at is None else self._memory_verdict(None)
 
     def _memory_verdict(self, rank: int | None) -> Verdict:
-        """Return the verdict for an OOM kill: the node's own limit, or a machine without free memory."""
+        """Return the verdict for an OOM kill: by the node's own limit, or because the machine had no free memory."""
         if self._tree.group is None or self._tree.group.has_reached_memory_limit():
             return self.out_of_memory(rank)
         message = f"The machine ran out of memory, and node {self._record.node} was below its limit."
@@ -164,7 +164,7 @@ class Limits(NodeLimits):
         if not self._tree.init:
             return None
         max_bytes, max_processes = int(self._plan["memory_bytes"]), int(self._plan["process_limit"])
-        # Before the ranks run, bubblewrap may still be preparing the sandbox. Its /tmp would then be the host's.
+        # Before the ranks run, bubblewrap may still be preparing the sandbox. The host's /tmp would then be measured.
         measured_bytes = max_bytes if self._record.started else None
         usage = resource_limits.measure(self._tree.init, max_bytes=measured_bytes, max_processes=max_processes)
         self._tasks = usage.processes
@@ -183,10 +183,10 @@ class Limits(NodeLimits):
                     yield entry.path
 
     def _check_launcher_starved(self, now: float) -> None:
-        """Note if the code's other processes kept the launcher from getting CPU time at two checks in a row.
+        """Note the time if the launcher got no CPU time at two checks in a row because the code has many processes.
 
         The kernel adds a wait for a core to the statistics only when that wait ends. So a launcher also counts as
-        starved if it wants a core now and has hardly run since the last check.
+        starved if it waits for a core now and has hardly run since the last check.
         """
         if not self._tree.init or now - self._launcher_cpu[0] < SLOW_CHECK_SECONDS:
             return
@@ -205,7 +205,7 @@ class Limits(NodeLimits):
             self._starved_at = now
 
     def _measure_cpu_use(self, now: float) -> None:
-        """Measure the CPU time of the node's control group. The launcher's samples miss short-lived processes."""
+        """Measure the CPU time of the node's control group, since the launcher's samples miss short-lived processes."""
         if self._tree.group is None or now - self._cpu_seconds[0] < SLOW_CHECK_SECONDS:
             return
         (previous_at, previous), current = self._cpu_seconds, self._tree.group.cpu_seconds()
@@ -215,7 +215,10 @@ class Limits(NodeLimits):
             self.is_working = self._used_seconds / (now - previous_at) >= TOTAL_SHARE
 
     def take_used_seconds(self) -> float | None:
-        """Return the CPU seconds used between the last two measurements; None if they were returned or not measured."""
+        """Return the CPU seconds that the node used between the last two measurements.
+
+        None if an earlier call has returned them, or nothing was measured.
+        """
         used, self._used_seconds = self._used_seconds, None
         return used
 

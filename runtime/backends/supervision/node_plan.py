@@ -25,9 +25,9 @@ class SupervisorPlan(NodePlan, total=False):
     folder: str
     """The run's folder; see `runtime.backends.local.runs`."""
     change_file: str
-    """The file that is written whenever the run's status or output changes, to wake the followers of the run."""
+    """The file that the supervisor writes to whenever the run's status or output changes; readers wait for that."""
     sandbox: list[str]
-    """The command that starts the sandbox; `command` follows."""
+    """The beginning of the node's command line, which starts the sandbox; `command` follows it."""
     command: list[str]
     """The command that starts the launcher inside the sandbox."""
     cgroups: bool
@@ -35,7 +35,7 @@ class SupervisorPlan(NodePlan, total=False):
     fork_server: str
     """The socket of the fork server that forks the ranks; "" where they start cold."""
     nonce: str
-    """Random; distinguishes this submission from a later one of the same name."""
+    """A random string that distinguishes this submission from a later one of the same name."""
     listener: int | None
     """Descriptor of the socket where node 0's launcher listens for the others; None on every other node."""
     launcher: LaunchPlan

@@ -1,7 +1,8 @@
 """Merge the records of a run's nodes, as their supervisors wrote them, into one RunStatus. Pure.
 
-All nodes share one outcome, that of the first cause. A node is lost if its supervisor died without a final record.
-Other nodes' reports of that are only effects. A lost node that an elastic run continued without is no cause.
+All nodes share one outcome, that of the first cause. A node is lost if its supervisor died without a last record.
+Reports of other nodes about that loss are only effects. If an elastic run continued without a lost node, that loss is
+no cause.
 
 A launcher's report alone never makes a run free of charge: customer code runs beside the launcher and can keep
 launchers from reaching each other. Once code has started, a report of a lost node counts only if that node's supervisor
@@ -23,19 +24,19 @@ Record = dict[str, Any]
 def merge(name: str, submitted_at: float, records: Sequence[Record]) -> RunStatus:
     """Return the status of a run that was submitted at `submitted_at` (Unix seconds).
 
-    `records` has one record per node, as its supervisor wrote it. The reader has added `alive` (whether the supervisor
-    runs), `seen_at` (its last heartbeat) and `silent` (whether it was killed because it sent none). A reader that knows
-    why a supervisor ended adds `loss`, a cause with `kind`, `code` and `message`; else the node itself was lost.
+    `records` has one record per node, as its supervisor wrote it. The reader of the record has added `alive` (whether
+    the supervisor runs), `seen_at` (its last heartbeat) and `silent` (whether it was killed because it sent none). A
+    reader that knows why a supervisor ended also adds `loss`, a cause with `kind`, `code` and `message`. Without
+    `loss`, the cause is the loss of the node.
     """
     nodes = tuple(_node_status(record) for record in records)
     phase = _phase(nodes)
     changes = _membership_changes(records)
     last_members = set(changes[-1]["nodes"]) if changes else {node.node for node in nodes}
-    # An elastic run may start without some of its nodes; its meter does not wait for them.
+    # An elastic run may start without some of its nodes, and is metered without waiting for them. A first change in
+    # round 0 then has the nodes that took part.
     first_members = set(changes[0]["nodes"]) if changes and not changes[0]["round"] else {node.node for node in nodes}
-    initial_starts = [node.started_at for node in nodes if node.node in first_members]
-    have_started = None not in initial_starts
-    started_at = max((at for at in initial_starts if at is not None), default=None) if have_started else None
+    started_at = _latest_unless_missing([node.started_at for node in nodes if node.node in first_members])
     ends = [node.finished_at for node in nodes if node.finished_at is not None]
     has_ended = phase is RunPhase.ENDED
     finished_at = max(ends, default=submitted_at) if has_ended else None
@@ -56,6 +57,12 @@ def merge(name: str, submitted_at: float, records: Sequence[Record]) -> RunStatu
         restarts=restarts(records),
         waiting_for=_waiting_for(nodes) if phase is RunPhase.STARTING else "",
     )
+
+
+def _latest_unless_missing(times: Sequence[float | None]) -> float | None:
+    """Return the latest time; None if one of them is None."""
+    known = [time for time in times if time is not None]
+    return max(known, default=None) if len(known) == len(times) else None
 
 
 def _membership_changes(records: Sequence[Record]) -> list[Record]:
@@ -81,6 +88,7 @@ def _spans(nodes: int, started_at: float, finished_at: float | None, changes: Se
 
 
 def _is_lost(record: Record) -> bool:
+    """Whether the node's supervisor died without a last record."""
     return record["phase"] != "ended" and not record["alive"]
 
 
@@ -114,32 +122,34 @@ def _waiting_for(nodes: Sequence[NodeStatus]) -> str:
 
 
 def _causes(records: Sequence[Record], members: set[int]) -> list[Record]:
-    """Return the causes that concern the run's last members; an elastic run continued without the others.
+    """Return the causes about the last members of the run. An elastic run continued without the other nodes.
 
     A report that another node was lost is dropped if that node's own record explains its end. A record that only
     reports the loss of others explains nothing: two nodes that are cut off from each other report each other as lost.
     """
     records = [record for record in records if record["node"] in members]
-    explained = {
+    explained_nodes = {
         record["node"]
         for record in records
         if record["phase"] == "ended" and any(not _is_about_another_node(cause, record) for cause in record["causes"])
     }
     lost = [record for record in records if _is_lost(record)]
-    lost_nodes = {record["node"] for record in lost if _is_loss_by_platform(record)}
+    nodes_lost_by_platform = {record["node"] for record in lost if _is_loss_by_platform(record)}
     has_code_started = any(record["started_at"] is not None for record in records)
     causes = [
-        _blame_code_unless_confirmed(cause, record) if has_code_started and cause["node"] not in lost_nodes else cause
+        _blame_code_for_report(cause, record)
+        if has_code_started and cause["node"] not in nodes_lost_by_platform
+        else cause
         for record in records
         for cause in record["causes"]
         if cause.get("node") in members | {None}
-        and not (_is_about_another_node(cause, record) and cause["node"] in explained)
+        and not (_is_about_another_node(cause, record) and cause["node"] in explained_nodes)
     ]
     return causes + [_loss_cause(record, causes) for record in lost]
 
 
-def _blame_code_unless_confirmed(cause: Record, record: Record) -> Record:
-    """Turn a report that no supervisor confirms, about other nodes, into a failure of the code that kept them apart."""
+def _blame_code_for_report(cause: Record, record: Record) -> Record:
+    """Turn a report about other nodes, which no supervisor confirms, into a failure of the code; keep other causes."""
     if not _is_about_another_node(cause, record) and cause.get("code") != FailureCode.NODES_NOT_MET:
         return cause
     return {**cause, "kind": Outcome.CODE_FAILED, "code": FailureCode.LAUNCHER_KILLED}
@@ -152,6 +162,7 @@ def _is_about_another_node(cause: Record, record: Record) -> bool:
 
 
 def _is_loss_by_platform(record: Record) -> bool:
+    """Whether the platform is responsible for the loss of this node, as far as the reader of the record knows."""
     return "loss" not in record or record["loss"]["kind"] in {Outcome.NODE_LOST, Outcome.PLATFORM_ERROR}
 
 

@@ -1,9 +1,9 @@
 """Detect by their records whether the supervisors of a run's other nodes are alive.
 
 A supervisor updates its record's modification time as a heartbeat. If its process has ended, its node is lost. If the
-record has not changed for `SILENCE_SECONDS`, the supervisor is frozen. The first process that notices this records
-it and kills the supervisor, and the kernel then ends the node's processes. Standard library only: the supervisor
-imports this.
+record has not changed for `SILENCE_SECONDS`, the supervisor is frozen. The first process that notices this writes a
+file that says so, and kills the supervisor; the kernel then ends the node's processes. Standard library only: the
+supervisor imports this.
 """
 
 from __future__ import annotations
@@ -19,16 +19,20 @@ from typing import Any
 from runtime import pids
 
 SILENCE_SECONDS = 10.0
-"""Time without a heartbeat after which a supervisor counts as frozen. It sends one every second or more often."""
+"""Time without a heartbeat after which a supervisor counts as frozen. A live one sends a heartbeat at least every
+second."""
 _CHECK_SECONDS = 1.0
 """Interval between two checks of the other records."""
 _RECHECK_SECONDS = 2.5
-"""How long to wait for one more heartbeat before a supervisor is killed. That is more than two of its intervals, so one
-that has just been resumed survives."""
+"""How long to wait for one more heartbeat before a supervisor is killed. It is more than two heartbeat intervals, so a
+supervisor that has just been resumed survives."""
 
 
 class PeerWatch:
-    """Watches the other nodes' records. It measures silence by a clock that stops while the machine sleeps."""
+    """Watches the other nodes' records.
+
+    It measures silence by the monotonic clock, which stops while the machine sleeps.
+    """
 
     def __init__(self, folder: Path, node: int, nodes: int) -> None:
         self._paths = {other: record_path(folder, other) for other in range(nodes) if other != node}
@@ -40,7 +44,7 @@ class PeerWatch:
         """Kill each supervisor that has been silent for too long, so that its node is found lost."""
         if now < self._next_check_at:
             return
-        # After such a gap this process was itself stopped or starved, so it measures silence anew.
+        # If the last check was so long ago, this process was itself stopped or starved, so it measures silence anew.
         if self._next_check_at and now - self._next_check_at > SILENCE_SECONDS / 2:
             self._last_changes.clear()
         self._next_check_at = now + _CHECK_SECONDS
@@ -48,7 +52,7 @@ class PeerWatch:
             try:
                 modified_at = path.stat().st_mtime_ns
             except OSError:
-                continue  # It has not written its first record; the deadline of the node's start covers that.
+                continue  # The supervisor has not written its first record; `limits.START_SECONDS` covers that.
             last_modified_at, unchanged_since = self._last_changes.get(node, (0, now))
             if modified_at != last_modified_at:
                 self._last_changes[node] = (modified_at, now)
@@ -63,7 +67,7 @@ class PeerWatch:
     def lost_peer(self) -> int | None:
         """Return a node whose supervisor has died or recorded a failure; None if there is none.
 
-        Before the launchers have met, nothing else detects this.
+        Call this before the launchers have met, when nothing else detects a lost node.
         """
         for node, path in self._paths.items():
             record = load_record(path)
@@ -97,11 +101,11 @@ def load_record(path: Path) -> dict[str, Any] | None:
 def is_silent(path: Path, record: dict[str, Any]) -> bool:
     """Whether a node's live supervisor has sent no heartbeat for too long. May take `_RECHECK_SECONDS`.
 
-    Checked twice: after a machine's sleep, this process may be resumed before the supervisor.
+    The record is checked twice, since after a machine's sleep this process may be resumed before the supervisor.
     """
     if record["phase"] == "ended" or time.time() - record["seen_at"] <= SILENCE_SECONDS:
         return False
-    time.sleep(_RECHECK_SECONDS)  # the question is whether nothing happens meanwhile, so no event could end it
+    time.sleep(_RECHECK_SECONDS)  # no event can replace this wait, since it looks for the absence of a heartbeat
     try:
         return bool(path.stat().st_mtime == record["seen_at"])
     except OSError:

@@ -23,8 +23,8 @@ from runtime.launcher.processes import Exit, send_signal, spawn
 class ProcessTree:
     """One node's processes.
 
-    `exit`: how bubblewrap ended, None before. `init`: the pid of the sandbox's first process, the launcher, on the
-    host; 0 before it runs. `cgroups_file` lists the node's control groups while they exist.
+    `exit`: how bubblewrap ended, None while it runs. `init`: the pid on the host of the sandbox's first process, the
+    launcher; 0 before it runs. `cgroups_file` lists the node's control groups while they exist.
     """
 
     def __init__(self, plan: SupervisorPlan, cgroups_file: Path) -> None:
@@ -62,16 +62,17 @@ class ProcessTree:
             self.init = int(json.loads(info.read())["child-pid"])
             resource_limits.raise_launcher_priority(self.init)
         if fork is not None:
-            fork.offer_sandbox(self.init, self._bubblewrap, self._limits(), self._cgroup_folders())
+            fork.offer_sandbox(self.init, self._bubblewrap, self._kernel_limits(), self._cgroup_folders())
             fork.launcher_end.close()
         return fork_fds[0] if fork_fds else None
 
     def _cgroup_folders(self) -> list[Path]:
         return [] if self.group is None else self.group.folders
 
-    def _limits(self) -> dict[str, int]:
+    def _kernel_limits(self) -> dict[str, int]:
+        """Return the limits of every process, by their names in the module `resource`."""
         plan = self._plan
-        # A file may also lie in /dev/shm or /tmp, which only the memory limit bounds.
+        # The larger of both limits, since files in /dev/shm and /tmp are bounded by the memory and not by the disk.
         file_bytes = max(plan["disk_bytes"], plan["memory_bytes"])
         return resource_limits.kernel_limits(processes=plan["process_limit"], file_bytes=file_bytes)
 
@@ -89,7 +90,7 @@ class ProcessTree:
 
     def _prepare(self) -> None:
         """Limit this process. Runs in the new process before it executes bubblewrap."""
-        resource_limits.apply_limits(self._limits())
+        resource_limits.apply_limits(self._kernel_limits())
         if self.group is not None:
             self.group.join()
 
@@ -99,7 +100,7 @@ class ProcessTree:
             self.exit = ended
 
     def kill(self) -> None:
-        """Kill the sandbox's first process, with which all others end, and bubblewrap, unless it has ended."""
+        """Kill bubblewrap and the sandbox's first process, with which all others end. Does nothing once they ended."""
         for pid in (self.init, self._bubblewrap):
             if pid and self.exit is None:
                 send_signal(pid, signal.SIGKILL)
@@ -116,7 +117,7 @@ def _seccomp_fds() -> list[int]:
     if program is None:
         return []
     reader, writer = os.pipe()
-    os.write(writer, program)  # does not block: a pipe holds far more
+    os.write(writer, program)  # does not block, since a pipe can hold far more bytes
     os.close(writer)
     return [reader]
 

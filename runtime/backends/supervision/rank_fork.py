@@ -22,9 +22,10 @@ _ANSWER_SECONDS = 1.0
 
 
 def connect(folder: Path, name: str) -> socket.socket:
-    """Connect to a socket in this folder. Raises OSError.
+    """Connect to the socket `name` in this folder. Raises OSError.
 
-    The path through /proc is short. The folder's own path may be longer than the 107 bytes of a socket's address.
+    A socket's address has at most 107 bytes, and the folder's path may be longer. So the folder is opened, and its
+    short path in /proc is used.
     """
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(_ANSWER_SECONDS)
@@ -50,14 +51,14 @@ class RankFork:
     def offer_sandbox(self, init: int, parent: int, limits: dict[str, int], cgroups: Sequence[Path]) -> None:
         """Send the fork server the sandbox in which to fork the ranks, then close this connection.
 
-        `init` is the sandbox's first process, a child of `parent`. `parent` must be a child of this process that it has
-        not reaped.
+        `init` is the pid of the sandbox's first process, a child of the process `parent`. `parent` must be a child of
+        this process that has not been reaped.
         """
         with self._connection, self._ranks_end, contextlib.suppress(OSError):
             pidfd = os.pidfd_open(init)
             try:
-                # `parent` is not reaped, so its pid is not reused. If it is still the parent of `init`, the descriptor
-                # refers to the sandbox.
+                # The pid `init` might have been reused for another process. The pid of `parent` cannot be, since it is
+                # not reaped. So if `parent` is still the parent of `init`, the descriptor refers to the sandbox.
                 if pids.parent(init) != parent:
                     return
                 request = {

@@ -1,8 +1,8 @@
 """Limit the resources of a sandbox, and measure its usage from outside.
 
-Measuring is cheap unless a limit may be exceeded. Each check sums resident sizes, which count shared pages once per
-process. Only if that sum passes the limit does it read proportional sizes, for which the kernel walks over every
-mapping. Standard library only: the supervisor imports this.
+A measurement is cheap unless the memory limit may be exceeded. It sums the resident sizes of all processes, which count
+a shared page once per process, so the sum is never too small. Only if that sum exceeds the limit does it read
+proportional sizes, for which the kernel walks over every mapping. Standard library only: the supervisor imports this.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MAX_OPEN_FILES = 65536
-"""Descriptors of each process: data loaders need thousands."""
+"""Descriptors that each process may have open: data loaders need thousands."""
 _HIGHEST_PRIORITY = -20
 """The highest priority as a nice value."""
 _MAX_QUEUED_SIGNALS = 4096
-"""Signals and timers that may be queued. The kernel counts them per user, which is the console's user too."""
+"""Signals and timers that may be queued. The kernel counts them per user, and the console runs as the same user."""
 _MEMORY_FOLDERS = ("tmp", "dev/shm")
 """The sandbox's tmpfs folders, relative to its root."""
 
@@ -27,8 +27,8 @@ _MEMORY_FOLDERS = ("tmp", "dev/shm")
 class Usage(NamedTuple):
     """The current usage of a sandbox.
 
-    `heaviest` is the launcher's child that uses the most memory, with its descendants, by its pid inside the sandbox;
-    None unless a limit was exceeded.
+    `heaviest` is the pid, inside the sandbox, of the launcher's child that uses the most memory together with its
+    descendants; None unless the memory limit was exceeded.
     """
 
     processes: int
@@ -39,13 +39,13 @@ class Usage(NamedTuple):
 def kernel_limits(*, processes: int, file_bytes: int) -> dict[str, int]:
     """Return the limits of every process of a node, by their names in the module `resource`.
 
-    RLIMIT_NPROC does not hold for root, and counts per user. So `Limits` or a control group limits the number of
-    processes too; this limit only stops a flood.
+    RLIMIT_NPROC does not hold for root, and counts all processes of a user. So this limit only stops a flood, and
+    `Limits` or a control group enforces the node's own limit, `processes`.
     """
     return {
         "RLIMIT_NOFILE": _MAX_OPEN_FILES,
-        # A kernel that pipes core dumps to a program ignores a limit of 0, but 1 turns them off; see core(5). That
-        # program would run outside all limits.
+        # 1 turns core dumps off even where the kernel pipes them to a program, which ignores a limit of 0; see core(5).
+        # That program would run outside all limits.
         "RLIMIT_CORE": 1,
         "RLIMIT_NPROC": 2 * processes,
         "RLIMIT_SIGPENDING": _MAX_QUEUED_SIGNALS,
@@ -83,7 +83,10 @@ def raise_launcher_priority(launcher: int) -> None:
 
 
 class CpuSchedule(NamedTuple):
-    """The use of cores by one process since its start. `is_runnable`: it runs or waits for a core now."""
+    """For how long a process has run, and has waited for a core, since its start.
+
+    `is_runnable`: it runs or waits for a core now.
+    """
 
     is_runnable: bool
     ran_seconds: float
@@ -101,12 +104,12 @@ def cpu_schedule(pid: int) -> CpuSchedule | None:
 
 
 def measure(init: int, *, max_bytes: int | None, max_processes: int) -> Usage:
-    """Measure the sandbox whose first process has the pid `init` on the host, up to these limits.
+    """Measure the sandbox whose first process has the pid `init` on the host.
 
-    Memory is measured only if `max_bytes` is given. With more than `max_processes`, nothing else is measured, so
-    that a flood of processes is detected quickly.
+    Memory is measured only if `max_bytes` is given, and exactly only if it may exceed that. With more than
+    `max_processes`, nothing else is measured, so that a flood of processes is detected quickly.
     """
-    # Each child of the launcher, with its descendants.
+    # The pids of each child of the launcher and its descendants, by the child's pid.
     families: dict[int, list[int]] = {}
     sandbox_pids = [init]
     for child in _children(init):
@@ -120,13 +123,17 @@ def measure(init: int, *, max_bytes: int | None, max_processes: int) -> Usage:
     memory = sum(map(_resident_bytes, sandbox_pids)) + tmpfs_bytes
     heaviest = None
     if memory > max_bytes:
-        sizes = {child: [_proportional_size(pid) for pid in family] for child, family in families.items()}
-        total = sum(size for family in sizes.values() for size, _shared in family)
-        shared = sum(shared_bytes for family in sizes.values() for _size, shared_bytes in family)
-        # Mapped tmpfs files are in both `shared` and `tmpfs_bytes`, so they must not count twice.
-        memory = max(total, total - shared + tmpfs_bytes)
-        if sizes:
-            heaviest = _pid_in_sandbox(max(sizes, key=lambda child: sum(size for size, _shared in sizes[child])))
+        family_bytes: dict[int, int] = {}
+        shared_bytes = 0
+        for child, family in families.items():
+            sizes = [_proportional_size(pid) for pid in family]
+            family_bytes[child] = sum(size.total_bytes for size in sizes)
+            shared_bytes += sum(size.shared_bytes for size in sizes)
+        total_bytes = sum(family_bytes.values())
+        # Mapped tmpfs files are in both `shared_bytes` and `tmpfs_bytes`, so they must not count twice.
+        memory = max(total_bytes, total_bytes - shared_bytes + tmpfs_bytes)
+        if family_bytes:
+            heaviest = _pid_in_sandbox(max(family_bytes, key=lambda child: family_bytes[child]))
     return Usage(len(sandbox_pids), memory, heaviest)
 
 
@@ -144,7 +151,7 @@ def _children(pid: int) -> list[int]:
 def _descendants(pid: int, max_processes: int) -> list[int]:
     """Return the pids of a process and its descendants; stop once they are more than `max_processes`."""
     pids = [pid]
-    for parent in pids:  # the list grows meanwhile
+    for parent in pids:  # the loop also visits the pids that it appends
         if len(pids) > max_processes:
             break
         pids.extend(_children(parent))
@@ -158,8 +165,15 @@ def _resident_bytes(pid: int) -> int:
         return 0
 
 
-def _proportional_size(pid: int) -> tuple[int, int]:
-    """Return a process's proportional set size in bytes, and the part of it that is shared memory."""
+class ProportionalSize(NamedTuple):
+    """A process's proportional set size, and the part of it that is shared memory."""
+
+    total_bytes: int
+    shared_bytes: int
+
+
+def _proportional_size(pid: int) -> ProportionalSize:
+    """Return a process's proportional set size; its resident size where the kernel does not give it."""
     total = shared = 0
     try:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
@@ -168,11 +182,12 @@ def _proportional_size(pid: int) -> tuple[int, int]:
             elif line.startswith("Pss_Shmem:"):
                 shared = int(line.split()[1]) * 1024
     except OSError:
-        return _resident_bytes(pid), 0
-    return total, shared
+        return ProportionalSize(_resident_bytes(pid), 0)
+    return ProportionalSize(total, shared)
 
 
 def _tmpfs_bytes(init: int) -> int:
+    """Return the bytes that the files in the sandbox's /tmp and /dev/shm occupy."""
     used = 0
     for folder in _MEMORY_FOLDERS:
         try:

@@ -9,9 +9,10 @@ from runtime.backends.supervision.node_plan import SupervisorPlan
 from runtime.specs import RunSpec
 
 TASK_LIMIT = 1024
-"""Processes and threads that every node may have at once, besides `TASKS_PER_RANK`: enough for any tool's helpers."""
+"""Processes and threads that every node may have at once, besides `TASKS_PER_RANK`: enough for helpers of any tool."""
 TASKS_PER_RANK = 1024
-"""Processes and threads for each rank. With data loaders on a machine of many cores, a few hundred are usual."""
+"""Processes and threads that a node may have for each rank. With data loaders on many cores, a few hundred are usual.
+"""
 
 
 def node_plan(
@@ -26,8 +27,8 @@ def node_plan(
 ) -> SupervisorPlan:
     """Return the plan of one node. `disk_mib` is the disk limit of a spec that has none.
 
-    The caller adds the values that all nodes share: `folder`, `change_file`, `fork_server` and the launcher's token.
-    The starter adds the nonce, the listener and the ports.
+    Still missing are the values that all nodes share (`folder`, `change_file`, `fork_server` and the launcher's token),
+    the nonce, the listener and the ports; the backend and the process that starts the node add them.
     """
     first_rank = node * spec.workers_per_node
     python = str(node_sandbox.image / "bin" / "python")

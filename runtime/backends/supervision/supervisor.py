@@ -31,11 +31,11 @@ from runtime.launcher.record import Record, Verdict
 _REPORT_SECONDS = 3.0
 """How long a node must show no progress before its CPU use is reported to the launcher."""
 _SIGNAL_EXIT_BASE = 128
-"""Added to the number of the signal that ended the launcher, in bubblewrap's exit code."""
+"""If a signal ended the launcher, bubblewrap's exit code is the signal's number plus this."""
 
 
 class Supervisor(Node):
-    """One node, from the launcher's start to the last line of its record."""
+    """Supervises one node, from the launcher's start to the node's last record."""
 
     _plan: SupervisorPlan
     _limits: Limits
@@ -57,7 +57,7 @@ class Supervisor(Node):
         self._stop_path = folder / "stop.json"
 
     def _create_record(self, plan: SupervisorPlan, folder: Path, address: str) -> Record:
-        # The first fields, by which readers find out if this process is alive.
+        # By these fields, readers find out whether this process is alive.
         process = {"pid": os.getpid(), "start_time": pids.start_time(os.getpid())}
         return Record(folder, Path(plan["change_file"]), node=plan["node"], address=address, first_fields=process)
 
@@ -91,7 +91,8 @@ class Supervisor(Node):
         signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         # SIGTERM means that stop.json may exist. The other signals must not end this process.
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda _number, _frame: None)  # a handler; with SIG_IGN nothing would wake up
+            # A handler that does nothing: with SIG_IGN, the signal would not wake the selector.
+            signal.signal(number, lambda _number, _frame: None)
         self._selector.register(reader, selectors.EVENT_READ, (reader, writer))
 
     def _start_launcher(self, launch_plan_fd: int, output: int, inherit: Sequence[int]) -> Message:
@@ -108,8 +109,8 @@ class Supervisor(Node):
         self._handle_signals(set(signals))
 
     def _handle_signals(self, numbers: set[int]) -> None:
-        """Handle the signals that arrived, by their numbers. Whichever it is, there may be a request to stop."""
-        del numbers  # for subclasses
+        """Handle the signals that arrived, by their numbers."""
+        del numbers  # only subclasses distinguish them: after any signal there may be a request to stop
         self._check_for_stop()
 
     def _check(self, now: float) -> None:
@@ -154,7 +155,7 @@ class Supervisor(Node):
         return Verdict("platform_error", "platform_error", message)
 
     def _check_after_end(self) -> None:
-        """If others had filled the disk, record that as the first cause in place of the code's failure."""
+        """If others have filled the disk, record that as the first cause in place of the code's failure."""
         verdict = self._limits.check_after_end()
         causes = self._record.data["causes"]
         if verdict is None or not any(cause["kind"] == "code_failed" and not cause.get("heard") for cause in causes):
