@@ -55,7 +55,7 @@ def close_if_it_answers(name: str, backend: Backend) -> None:
     The test takes two seconds at most, so that a cancel does not wait for the end of a long pause.
     """
     is_silent = circuit_is_open(name) and not _call_cache(cache.get, _slow_key(name))
-    if is_silent and backend.answers():
+    if is_silent and backend.is_reachable():
         _call_cache(cache.delete, _open_key(name))
         logger.info("The cluster %s answers again.", name)
 

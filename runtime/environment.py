@@ -15,13 +15,14 @@ from runtime.specs import Controller, Framework
 
 NAME_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}\Z")
 MAX_VARIABLES = 100
-"""Variables of one order."""
+"""Variables that one order may set."""
 MAX_BYTES = 32 * 1024
-"""Bytes of all names and values of an order's variables. They are part of one message to each launcher (1 MiB)."""
+"""Bytes of all names and values of an order's variables. They are part of one message to each launcher, at most 1 MiB.
+"""
 MAX_SECRETS = 10
-"""Secrets of one order."""
+"""Secrets that one order may use. With `MAX_SECRET_BYTES` each, they fit into the same message."""
 MAX_SECRET_BYTES = 8 * 1024
-"""Bytes of a secret: more than keys and certificates have. All of an order's fit into a message to a launcher."""
+"""Bytes of a secret: more than keys and certificates have."""
 OVERRIDABLE = frozenset(
     {
         *("OMP_NUM_THREADS", "PYTHONUNBUFFERED", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
@@ -29,20 +30,21 @@ OVERRIDABLE = frozenset(
     }
 )
 """Defaults of the platform that an order may replace: they only tune the run."""
-_ASSIGNED = frozenset(
+_FORBIDDEN = frozenset(
     {
-        # The GPUs of a node are assigned to it.
+        # The platform chooses the GPUs of a node.
         *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
-        # With these, the interpreter would not find its library or the script's folder, or would not end. Loaders'
-        # variables such as LD_PRELOAD are allowed: only the ranks get them, never a process of the platform.
+        # With these, the interpreter would not find its library or the script's folder, or would not end. Variables of
+        # the dynamic linker such as LD_PRELOAD are allowed: only the ranks get them, never a process of the platform.
         *("PYTHONHOME", "PYTHONSAFEPATH", "PYTHONPLATLIBDIR", "PYTHONEXECUTABLE", "PYTHONINSPECT"),
     }
 )
 _RESERVED_PREFIXES = (
     *("TRAINYARD_", "KUBERNETES_", "TORCHELASTIC_"),
-    # What mpirun passes to its processes.
+    # Variables that mpirun sets for its processes.
     *("OMPI_COMM_", "OMPI_MCA_ess", "OMPI_MCA_orte", "OMPI_MCA_plm", "PMI_", "PMIX_", "PRTE_", "ORTE_"),
 )
+# Plans whose ranks' variables are listed below. Only the variables' names matter, so the values are placeholders.
 _PLAN = Plan(
     run_id="run",
     node=0,
@@ -68,12 +70,12 @@ _PLAN = Plan(
     worker_ports=[1, 1],
     output_dir="-",
 )
-# A run that uses every option.
+# The plan of a run that uses every option which adds variables.
 _LARGEST_PLAN = _PLAN._replace(
     interface="lo", min_nodes=1, collective_timeout_seconds=1, stall_check_seconds=1, traceparent="-"
 )
 CONTRACT = frozenset(common_environment(_PLAN, 0)) - OVERRIDABLE
-"""The variables that every rank has. Arguments may refer to them."""
+"""The variables of the environment contract that every rank has. Arguments may refer to them."""
 _SET_BY_PLATFORM = frozenset(
     name
     for framework in Framework
@@ -88,12 +90,12 @@ def is_name(name: str) -> bool:
 
 
 def is_reserved(name: str) -> bool:
-    """Whether the platform sets this variable, or needs it unset."""
+    """Whether an order must not set this variable: the platform sets it, or needs it unset."""
     if name in OVERRIDABLE:
         return False
-    return name in _SET_BY_PLATFORM or name in _ASSIGNED or name.startswith(_RESERVED_PREFIXES)
+    return name in _SET_BY_PLATFORM or name in _FORBIDDEN or name.startswith(_RESERVED_PREFIXES)
 
 
 def size_of(variables: Mapping[str, str]) -> int:
-    """Return the bytes of all names and values, with two separators each, as in a process's environment."""
+    """Return the bytes of the variables in a process's environment, where each has a "=" and a zero byte besides."""
     return sum(len(name.encode()) + len(value.encode()) + 2 for name, value in variables.items())

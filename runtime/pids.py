@@ -34,21 +34,21 @@ def _stat_fields(pid: int) -> list[str] | None:
         return None
 
 
-def is_alive(pid: int, started: int | None) -> bool:
-    """Whether this process still runs. `started` is its `start_time`, here and below."""
-    return started is not None and start_time(pid) == started
+def is_alive(pid: int, start_ticks: int | None) -> bool:
+    """Whether the process of this pid and `start_time` still runs. False for a `start_time` of None."""
+    return start_ticks is not None and start_time(pid) == start_ticks
 
 
-def send(pid: int, started: int | None, number: signal.Signals) -> bool:
-    """Send a signal to this process; return False if it has ended."""
+def send(pid: int, start_ticks: int | None, number: signal.Signals) -> bool:
+    """Send a signal to the process of this pid and `start_time`; return False if it has ended."""
     try:
-        # The descriptor keeps referring to one process. The start time is checked after the opening, so the signal
+        # The descriptor keeps referring to one process. The start time is checked after opening it, so the signal
         # cannot reach a later process with the same pid.
         descriptor = os.pidfd_open(pid)
     except OSError:
         return False
     try:
-        if not is_alive(pid, started):
+        if not is_alive(pid, start_ticks):
             return False
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(descriptor, number)
@@ -57,14 +57,14 @@ def send(pid: int, started: int | None, number: signal.Signals) -> bool:
         os.close(descriptor)
 
 
-def wait_for_end(pid: int, started: int | None, seconds: float) -> bool:
-    """Wait until this process has ended, for at most `seconds`; return whether it has."""
+def wait_for_end(pid: int, start_ticks: int | None, seconds: float) -> bool:
+    """Wait until the process of this pid and `start_time` has ended, for at most `seconds`; return whether it has."""
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:
         return True
     try:
-        if not is_alive(pid, started):
+        if not is_alive(pid, start_ticks):
             return True
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)

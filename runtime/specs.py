@@ -67,6 +67,7 @@ class LocalRankArgument(enum.StrEnum):
     DASH = "dash"
     """`--local-rank=N`"""
     NONE = "none"
+    """Not passed."""
 
 
 @dataclass(frozen=True)
@@ -162,18 +163,20 @@ class RunSpec:
     collective_timeout_seconds: int = 0
     """How long a collective may wait for a peer; 0: the framework's default."""
     stall_check_seconds: int = 0
-    """When Horovod warns of ranks that have not joined a collective; 0: Horovod's default."""
+    """After how long Horovod warns of ranks that have not joined a collective; 0: Horovod's default."""
     hang_seconds: int = 120
     """A run without any sign of progress for this long counts as hung; 0: never. The launcher may detect a hang sooner.
     """
     builtin_script: str = ""
-    """A script of the platform that runs instead of the workspace's: `smoke` or `hello`. Then `script` is empty."""
+    """A script of the platform that runs instead of the workspace's: `smoke`, `hello` or `install`. Then `script` is
+    empty.
+    """
     labels: dict[str, str] = field(default_factory=dict)
     """`organization` (a slug) and `job`, shown in the cluster's own listings."""
     traceparent: str = ""
     """The run's W3C trace context, passed to its ranks as TRACEPARENT; empty: not traced."""
     node_kind: str = ""
-    """The purchased node type. Clusters may have machines, labels and taints for one."""
+    """The name of the purchased node type. A cluster may reserve machines for it, by labels and taints."""
     organization_nodes: int = 0
     """Nodes that the organization may run at once, where the cluster enforces such a quota; 0: no quota."""
     packages: str = ""
@@ -186,7 +189,7 @@ class RunSpec:
     """Replace references to variables in `arguments`: see `runtime.launcher.variables`."""
     pull_secret: PullSecret | None = field(default=None, repr=False)
     secrets: dict[str, str] = field(default_factory=dict, repr=False)
-    """Further variables for the ranks. Their values are never stored, and replaced in all output that is."""
+    """Further variables for the ranks. Their values are never stored, and are masked in all stored output."""
 
     @property
     def world_size(self) -> int:
@@ -243,7 +246,7 @@ class Outcome(enum.StrEnum):
     TIME_LIMIT = "time_limit"
     NODE_LOST = "node_lost"
     NO_CAPACITY = "no_capacity"
-    """The cluster could not place all nodes in time and released the others. The run never ran."""
+    """The cluster could not place all nodes in time, and released those that it had placed. The run never ran."""
     PLATFORM_ERROR = "platform_error"
 
 
@@ -275,7 +278,7 @@ class FailureCode(enum.StrEnum):
     IMAGE_NAME = "image_name"
     """The registry has no such image. `data`: `image`."""
     IMAGE_CREDENTIALS = "image_credentials"
-    """The registry refused the credentials, or wants some. `data`: `image`."""
+    """The registry refused the credentials, or needs some. `data`: `image`."""
     IMAGE_NETWORK = "image_network"
     """The registry did not answer. `data`: `image`."""
     IMAGE_UNUSABLE = "image_unusable"
@@ -301,7 +304,7 @@ class WaitingCode(enum.StrEnum):
     GPUS = "gpus"
     """`wanted` GPUs per node, of `gpu_type` ("": any), for `nodes` nodes; `free`, or None where not known."""
     CPUS = "cpus"
-    """`wanted` CPUs per node, for `nodes` nodes; `free` on the machine that has most, or None where not known."""
+    """`wanted` CPUs per node, for `nodes` nodes; `free` on the machine with the most, or None where not known."""
     MEMORY = "memory"
     """As CPUS, in MiB."""
     TOO_LARGE = "too_large"
@@ -309,11 +312,11 @@ class WaitingCode(enum.StrEnum):
     IMAGE_NAME = "image_name"
     """`image`: the registry has no such image."""
     IMAGE_CREDENTIALS = "image_credentials"
-    """`image`: the registry refused the credentials, or wants some."""
+    """`image`: the registry refused the credentials, or needs some."""
     IMAGE_NETWORK = "image_network"
     """`image`: the registry does not answer."""
     VOLUME = "volume"
-    """`claim` (or "") and `detail`: the storage does not exist, or cannot be mounted."""
+    """`claim` (a PersistentVolumeClaim, or "") and `detail`: the storage does not exist, or cannot be mounted."""
     QUOTA = "quota"
     """`detail`: a ResourceQuota of the namespace is used up."""
     TAINT = "taint"
@@ -334,7 +337,7 @@ class WaitingCode(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Waiting:
-    """Why a run waits: a code and its data for the console, and an English sentence for logs."""
+    """Why a run waits: a code and its data, from which the console writes a sentence, and an English one for logs."""
 
     code: WaitingCode
     data: dict[str, Any]
@@ -423,7 +426,7 @@ class NodeCapacity:
     total: Resources
     free: Resources
     closed_to: frozenset[str] = frozenset()
-    """Node types that are never placed on this machine; "" stands for the types that the cluster has no label for."""
+    """Node kinds that are never placed on this machine; "" stands for all kinds that are not in `Capacity.kinds`."""
     gpus_only: bool = False
     """Nodes without a GPU are never placed on this machine."""
 
@@ -434,7 +437,7 @@ class Capacity:
 
     machines: tuple[NodeCapacity, ...]
     kinds: frozenset[str] = frozenset()
-    """Node kinds that have a label or taint of their own; all others are placed alike."""
+    """Node kinds with a label or taint of their own in the cluster; nodes of all other kinds are placed alike."""
     elastic: bool = False
     """The cluster adds machines on demand, so every request fits eventually."""
 
@@ -462,10 +465,10 @@ def _count_fitting(available: Resources, required: Resources) -> int:
     if required.gpus and required.gpu_type not in {"", available.gpu_type}:
         return 0
     # 1e-9: a sum of floats such as 0.1 + 0.2 may be a little off.
-    limits = [int((available.cpus + 1e-9) / required.cpus), available.memory_mib // required.memory_mib]
+    counts = [int((available.cpus + 1e-9) / required.cpus), available.memory_mib // required.memory_mib]
     if required.gpus:
-        limits.append(available.gpus // required.gpus)
-    return max(0, min(limits))
+        counts.append(available.gpus // required.gpus)
+    return max(0, min(counts))
 
 
 @dataclass(frozen=True)

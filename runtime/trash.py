@@ -15,11 +15,11 @@ from pathlib import Path
 
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_PASSES = 3
-"""How often one folder is listed at most: some file systems skip entries of a listing while others are removed."""
+"""How often one folder is listed at most. Some file systems leave entries out of a listing while others are removed."""
 
 
 class Trash:
-    """A folder for trees to be removed. It must be on their disk, and is created when first needed."""
+    """A folder for trees to be removed, on the same disk as they are. It is created when first needed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -31,7 +31,7 @@ class Trash:
             folder.rename(self._folder / uuid.uuid4().hex)
 
     def empty(self) -> None:
-        """Remove what is in the trash. A tree that another process removes, or that cannot be removed, stays."""
+        """Remove everything in the trash, except a tree that another process is removing or that cannot be removed."""
         try:
             folders = list(self._folder.iterdir())
         except OSError:
@@ -43,8 +43,9 @@ class Trash:
 def remove_tree(folder: Path) -> None:
     """Remove a folder that hostile code has written, without following links.
 
-    No process of the run may live any more. Every nested folder is first moved to the top, so neither the depth nor the
-    length of paths matters. Parts that cannot be removed stay. Does nothing while another process removes the folder.
+    Call this only after all processes of the run have ended. Every nested folder is first moved to the top, so neither
+    the depth nor the length of paths matters. Parts that cannot be removed stay. Does nothing while another process
+    removes the folder.
     """
     try:
         top_fd = _open(str(folder), None)
@@ -53,13 +54,13 @@ def remove_tree(folder: Path) -> None:
     try:
         if not _try_lock(top_fd):
             return
-        pending = _empty(top_fd, top_fd)
-        while pending:
-            name = pending.pop()
+        pending_names = _empty(top_fd, top_fd)
+        while pending_names:
+            name = pending_names.pop()
             with contextlib.suppress(OSError):
                 folder_fd = _open(name, top_fd)
                 try:
-                    pending += _empty(folder_fd, top_fd)
+                    pending_names += _empty(folder_fd, top_fd)
                 finally:
                     os.close(folder_fd)
                 os.rmdir(name, dir_fd=top_fd)
@@ -72,9 +73,10 @@ def remove_tree(folder: Path) -> None:
 
 
 def _try_lock(top_fd: int) -> bool:
-    """Lock the tree; return False if another process removes it.
+    """Lock the tree; return False if another process is removing it.
 
-    The lock only saves work, since two removers do no harm. So a file system without locks counts as locked.
+    The lock only saves work, since two processes that remove one tree do no harm. So on a file system without locks
+    this returns True.
     """
     try:
         fcntl.flock(top_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -85,48 +87,55 @@ def _try_lock(top_fd: int) -> bool:
     return True
 
 
-def _empty(folder: int, top_fd: int) -> list[str]:
-    """Unlink the files of a folder and move its folders to `top_fd`; return the names that they have there."""
-    moved: list[str] = []
+def _empty(folder_fd: int, top_fd: int) -> list[str]:
+    """Unlink the files of a folder and move its folders to the top folder; return their names in the top folder.
+
+    The folders of the top folder itself keep their places.
+    """
+    subfolders: list[str] = []
     for _pass in range(_MAX_PASSES):
-        moved_before = len(moved)
+        subfolders_before = len(subfolders)
         unlinked = 0
-        with os.scandir(folder) as entries:
+        with os.scandir(folder_fd) as entries:
             for entry in entries:
                 try:
                     if not entry.is_dir(follow_symlinks=False):
-                        os.unlink(entry.name, dir_fd=folder)
+                        os.unlink(entry.name, dir_fd=folder_fd)
                         unlinked += 1
-                    elif folder != top_fd:
-                        moved.append(_move_up(entry.name, folder, top_fd))
-                    elif entry.name not in moved:
-                        moved.append(entry.name)
+                    elif folder_fd != top_fd:
+                        subfolders.append(_move_to_top(entry.name, folder_fd, top_fd))
+                    elif entry.name not in subfolders:
+                        subfolders.append(entry.name)
                 except OSError:  # the entry stays, and so do the folders above it
                     continue
-        if not unlinked and len(moved) == moved_before:
+        if not unlinked and len(subfolders) == subfolders_before:
             break
-    return moved
+    return subfolders
 
 
-def _move_up(name: str, folder: int, top_fd: int) -> str:
+def _move_to_top(name: str, folder_fd: int, top_fd: int) -> str:
+    """Move a folder to the top folder under a new name; return the name. Raises OSError."""
     new_name = uuid.uuid4().hex
-    grant_owner_access(name, folder)
-    os.rename(name, new_name, src_dir_fd=folder, dst_dir_fd=top_fd)
+    grant_owner_access(name, folder_fd)
+    os.rename(name, new_name, src_dir_fd=folder_fd, dst_dir_fd=top_fd)
     return new_name
 
 
-def _open(name: str, folder: int | None) -> int:
+def _open(name: str, parent_fd: int | None) -> int:
     """Give a folder's owner all permissions on it, and open it. Raises OSError."""
-    grant_owner_access(name, folder)
-    return os.open(name, _OPEN_FOLDER, dir_fd=folder)
+    grant_owner_access(name, parent_fd)
+    return os.open(name, _OPEN_FOLDER, dir_fd=parent_fd)
 
 
-def grant_owner_access(name: str, folder: int | None) -> None:
-    """Give a folder's owner all permissions on it; renaming it needs them. Does nothing for anything but a folder."""
-    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+def grant_owner_access(name: str, parent_fd: int | None) -> None:
+    """Give a folder's owner all permissions on it; renaming it needs them. Does nothing for anything but a folder.
+
+    `name` is relative to the folder `parent_fd`, or a path if that is None. Raises OSError.
+    """
+    status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
     if not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o700 == 0o700:
         return
-    descriptor = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    descriptor = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
     try:
         os.chmod(f"/proc/self/fd/{descriptor}", 0o700)  # noqa: PTH101 - of the open folder, even if its name was replaced
     finally:

@@ -218,8 +218,8 @@ class FakeBackend:
             free = Resources(max(0.0, round(cpus, 6)), max(0, memory))
             return Capacity((NodeCapacity("fake", self.total, free),))
 
-    def answers(self) -> bool:
-        """See `Backend.answers`."""
+    def is_reachable(self) -> bool:
+        """See `Backend.is_reachable`."""
         return self.available
 
     def changes(self, stop_after: float | None = None) -> Iterator[set[str]]:

@@ -17,12 +17,13 @@ from runtime.images.recipes import can_use_gpus
 from runtime.specs import NAME_PATTERN, Controller, Flavour, Image, Mount, RunSpec
 
 _KEY_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
-"""Checkpoint keys, which name folders."""
+"""Checkpoint keys. They name folders, so they have no '/', do not begin with '.', and are far shorter than 255
+bytes."""
 _BUILTIN_SCRIPTS = frozenset({"hello", "install", "smoke"})
 _RESERVED_FOLDERS = frozenset(
     ["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "proc", "dev", "sys", "tmp", "opt", "trainyard"]
 )
-"""Top folders that the sandbox itself provides; a mount there would replace the system, the launcher or RUN_DIR."""
+"""Top folders that the sandbox itself fills; a mount there would hide the system, the launcher or RUN_DIR."""
 
 
 def check_name(name: str) -> None:
@@ -46,7 +47,7 @@ def check_shape(spec: RunSpec) -> RunSpec:
     _check_numbers(spec)
     if spec.checkpoint_key and not _KEY_PATTERN.match(spec.checkpoint_key):
         raise InvalidSpec("The checkpoint key may hold letters, digits, '.', '_' and '-'.", field="checkpoint_key")
-    for target in (*_roots(spec), *(mount.target for mount in spec.mounts)):
+    for target in (*_mount_roots(spec), *(mount.target for mount in spec.mounts)):
         _check_target(target)
     for name in (*spec.environment, *spec.secrets):
         if not environment.is_name(name) or environment.is_reserved(name):
@@ -116,8 +117,8 @@ def _check_target(target: str) -> None:
         raise InvalidSpec(f"Nothing can be mounted at '{target}'.", field="mounts")
 
 
-def _roots(spec: RunSpec) -> tuple[str, str, str]:
-    """Return the folders in which mounts may appear."""
+def _mount_roots(spec: RunSpec) -> tuple[str, str, str]:
+    """Return the folders of the sandbox in which mounts may appear."""
     return spec.workspace_target, spec.datasets_target, spec.models_target
 
 
@@ -125,7 +126,7 @@ def _resolve(spec: RunSpec, mount: Mount) -> Mount:
     """Return the mount with its source's links resolved, after checking both of its paths. Raises InvalidSpec."""
     _check_target(mount.target)
     target = PurePosixPath(mount.target)
-    if not any(target.is_relative_to(allowed) for allowed in _roots(spec)):
+    if not any(target.is_relative_to(root) for root in _mount_roots(spec)):
         raise InvalidSpec(f"Nothing can be mounted at '{mount.target}'.", field="mounts")
     source = Path(mount.source)
     try:
@@ -133,13 +134,13 @@ def _resolve(spec: RunSpec, mount: Mount) -> Mount:
     except OSError as error:
         raise InvalidSpec(f"The folder for '{mount.target}' does not exist.", field="mounts") from error
     if not source.is_absolute() or not resolved.is_dir():
-        raise InvalidSpec(f"What is to be mounted at '{mount.target}' is not a folder.", field="mounts")
+        raise InvalidSpec(f"The source of '{mount.target}' is not a folder.", field="mounts")
     return dataclasses.replace(mount, source=str(resolved))
 
 
 def _check_packages(spec: RunSpec) -> None:
     folder = Path(spec.packages)
-    # Not a link: the code of a package was run beside this folder.
+    # No link is followed: code of a package ran beside this folder during its installation, and might have made one.
     if spec.packages and (not folder.is_absolute() or folder.is_symlink() or not folder.is_dir()):
         raise InvalidSpec("The packages of the run are not installed.", field="packages")
 

@@ -83,7 +83,7 @@ class Backend(Protocol):
     def capacity(self) -> Capacity:
         """Return the cluster's machines with their total and free resources. Raises BackendUnavailable."""
 
-    def answers(self) -> bool:
+    def is_reachable(self) -> bool:
         """Whether the cluster answers within two seconds. Asks the cluster even if earlier calls failed."""
 
     def changes(self, stop_after: float | None = None) -> Iterator[set[str]]:

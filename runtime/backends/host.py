@@ -11,10 +11,10 @@ from pathlib import Path
 
 from runtime.launcher import disk
 
-_QUERY_SECONDS = 10
+_NVIDIA_SMI_SECONDS = 10
 """How long nvidia-smi may take; it answers within a second unless the driver hangs."""
 _MIN_FREE_MIB = 1024
-"""Free space below which no run starts, unless its own limit is lower."""
+"""Free space, besides the disk's reserve, that a run needs to start; less if runs may write less than this."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +44,12 @@ def memory_mib() -> int:
 class Disk:
     """The disk that holds the runs' folders. `limit_mib` is how much one run may write.
 
-    The customer pays for a run that ends because it filled the disk. So no run starts while little is free.
+    The customer pays for a run that ends because it filled the disk. Therefore no run starts while little is free.
     """
 
     def __init__(self, folder: Path, limit_mib: int) -> None:
         self._folder = folder
-        # Below the reserve, the disk counts as full for running runs too.
+        # When only the reserve is free, running runs end too, since the disk counts as full.
         self._min_free_bytes = (min(limit_mib, _MIN_FREE_MIB) << 20) + disk.RESERVE_BYTES
         self._was_full = False
 
@@ -60,7 +60,7 @@ class Disk:
         if free is None or free >= self._min_free_bytes:
             self._was_full = False
         elif not self._was_full:
-            logger.warning("No run begins in %s: %d MiB are free on its disk.", self._folder, free >> 20)
+            logger.warning("No run starts in %s: only %d MiB are free on its disk.", self._folder, free >> 20)
             self._was_full = True
         return self._was_full
 
@@ -75,7 +75,7 @@ def gpus() -> tuple[Gpu, ...]:
             [tool, "--query-gpu=index,uuid,name", "--format=csv,noheader"],
             capture_output=True,
             text=True,
-            timeout=_QUERY_SECONDS,
+            timeout=_NVIDIA_SMI_SECONDS,
             check=True,
         )
     except (OSError, subprocess.SubprocessError):

@@ -10,7 +10,7 @@ from runtime.specs import Controller, Framework, RunSpec
 
 
 def disk_limit(spec: RunSpec, disk_mib: int) -> NodePlan:
-    """Return the disk limit of a run: its own or else `disk_mib`, but at most what its storage quota has left.
+    """Return a run's disk limit: its own, or `disk_mib` if it has none, and never more than its quota has left.
 
     A run whose quota is used up gets a limit of 1 MiB, since 0 means no limit.
     """
@@ -23,8 +23,8 @@ def disk_limit(spec: RunSpec, disk_mib: int) -> NodePlan:
 def launcher_call(folder: str) -> list[str]:
     """Return the arguments with which Python starts the launcher of this folder. The launcher's own arguments follow.
 
-    Running the folder itself would take longer, since Python would first search for its `__main__`. The garbage
-    collector stays off until the ranks run, because the start frees almost none of its objects.
+    `python <folder>` would take longer, since Python would first search it for `__main__`. The garbage collector stays
+    off until the ranks run, because almost none of the objects of the start become garbage.
     """
     parent, _, package = folder.rpartition("/")
     code = f"import gc, sys; gc.disable(); sys.path[:0] = [{parent!r}]; from {package}.__main__ import start; start()"
@@ -32,22 +32,32 @@ def launcher_call(folder: str) -> list[str]:
 
 
 def _script(spec: RunSpec) -> str:
-    """Return the script's path inside the run: in the workspace, or beside the launcher for one of ours."""
+    """Return the script's path in the sandbox: in the workspace, or in the launcher's folder for a built-in script."""
     if spec.builtin_script:
         return f"{sandbox.LAUNCHER_TARGET}/{spec.builtin_script}.py"
     return f"{spec.workspace_target}/{spec.script}"
 
 
+def _collectives(spec: RunSpec) -> str:
+    """Return the library for collectives, by its name in `torch.distributed`."""
+    if spec.controller is Controller.MPI:
+        return "mpi"
+    return "nccl" if spec.resources.gpus else "gloo"
+
+
 def plan(spec: RunSpec) -> dict[str, Any]:
-    """Return the launchers' plan, the same on every node; `runtime.launcher.topology.Plan` documents its fields."""
+    """Return the launchers' plan, the same on every node; `runtime.launcher.topology.Plan` documents its fields.
+
+    The last fields are left out where they have the default of `Plan`.
+    """
     return {
         "run_id": spec.name,
         "nodes": spec.nodes,
         "workers": spec.workers_per_node,
         "framework": spec.framework.value,
         "controller": spec.controller.value,
-        "backend": "mpi" if spec.controller is Controller.MPI else "nccl" if spec.resources.gpus else "gloo",
-        "addresses": [network.ADDRESS] * spec.nodes,  # Kubernetes removes these: Pods have their own
+        "backend": _collectives(spec),
+        "addresses": [network.ADDRESS] * spec.nodes,  # the Kubernetes backend removes these: pods have their own
         "min_nodes": spec.min_nodes,
         "collective_timeout_seconds": spec.collective_timeout_seconds,
         "stall_check_seconds": spec.stall_check_seconds,
@@ -78,10 +88,10 @@ def plan(spec: RunSpec) -> dict[str, Any]:
 
 
 def ports_needed(spec: RunSpec) -> dict[str, int]:
-    """Return how many ports a run needs besides the master's, for its workers and for later rounds.
+    """Return how many ports a run needs besides the master port, for its workers and for later rounds.
 
     Every TensorFlow process listens on a port; with other frameworks only rank 0 does. An elastic run needs new ports
-    each time it continues without a node.
+    each time it continues without a node: one for each worker, or the master port alone.
     """
     workers = spec.world_size if spec.framework is Framework.TENSORFLOW else 0
     rounds = spec.nodes - spec.min_nodes if 0 < spec.min_nodes < spec.nodes else 0

@@ -12,11 +12,12 @@ from typing import BinaryIO, NamedTuple
 from runtime.specs import LogChunk
 
 MAX_LINE_BYTES = 1 << 20
-"""The longest line of samples and the longest stack dump that are read. The launcher's messages have the same limit."""
+"""The longest line of samples and the longest stack dump that are read. Both arrive in launchers' messages, which have
+the same limit (`runtime.launcher.protocol`)."""
 
 
 class Piece(NamedTuple):
-    """Bytes read from a file, whether it ends there, where they begin, and its size (None: unknown)."""
+    """Bytes read from a file. `at_end`: they reach the file's end. `size` is the file's (None: unknown)."""
 
     data: bytes
     at_end: bool
@@ -36,14 +37,15 @@ def read_piece(stream: BinaryIO, offset: int, limit: int) -> Piece:
 def text_chunk(piece: Piece, *, final: bool, at_line: bool = False) -> LogChunk:
     """Decode the bytes of a log. Leave an incomplete character at their end to the next chunk, unless `final`.
 
-    `at_line`: begin with a whole line; where that would leave nothing, with a whole character.
+    `at_line`: leave out an incomplete line at the beginning; if that would leave nothing, only an incomplete character.
     """
     data, offset = piece.data, piece.offset
     if offset and at_line:
+        # A newline in the last byte is no start, since nothing follows it.
         start = data.find(b"\n", 0, len(data) - 1) + 1
         if not start:
             # UTF-8 has at most three continuation bytes in a character.
-            start = next((at for at, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), 0)
+            start = next((index for index, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), 0)
         data, offset = data[start:], offset + start
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text = decoder.decode(data, final=final)
@@ -52,6 +54,9 @@ def text_chunk(piece: Piece, *, final: bool, at_line: bool = False) -> LogChunk:
 
 
 def lines_chunk(data: bytes, offset: int, *, final: bool) -> LogChunk:
-    """Decode the complete lines of `data`, read at `offset`. The next chunk begins with the incomplete line."""
+    """Decode the complete lines of `data`, which was read at `offset`.
+
+    Leave an incomplete last line to the next chunk.
+    """
     data = data[: data.rfind(b"\n") + 1]
     return LogChunk(data.decode("utf-8", "replace"), max(0, offset) + len(data), eof=final)

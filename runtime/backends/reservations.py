@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import NamedTuple
 
 from runtime.specs import Capacity, Resources
 
-Request = tuple[Resources, str]
-"""The resources that one node of a run requests, and its node kind."""
+
+class NodeRequest(NamedTuple):
+    """The resources that one node of a run requests, and its node kind."""
+
+    resources: Resources
+    kind: str
 
 
-def reserve(capacity: Capacity, requests: Iterable[Request]) -> Capacity:
-    """Subtract each request from the first machine that it fits on."""
+def reserve(capacity: Capacity, requests: Iterable[NodeRequest]) -> Capacity:
+    """Subtract each request from the first machine that it fits on; ignore a request that fits on none."""
     machines = list(capacity.machines)
-    for request, kind in requests:
+    for request in requests:
         for index, machine in enumerate(machines):
-            if Capacity((machine,), capacity.kinds).nodes_now(request, kind):
-                machines[index] = replace(machine, free=subtract(machine.free, [request]))
+            if Capacity((machine,), capacity.kinds).nodes_now(request.resources, request.kind):
+                machines[index] = replace(machine, free=subtract(machine.free, [request.resources]))
                 break
     return replace(capacity, machines=tuple(machines))
 
 
 def subtract(total: Resources, items: Iterable[Resources]) -> Resources:
-    """Return what is left of `total` without the items; never less than nothing."""
+    """Return `total` minus the sum of the items; no amount falls below 0."""
     used = sum_of(items)
     gpus = max(0, total.gpus - used.gpus)
     cores = max(0.0, round(total.cpus - used.cpus, 6))

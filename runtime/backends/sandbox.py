@@ -88,7 +88,7 @@ class Sandbox:
     image: Path
     """The image's virtual environment."""
     interpreter_prefixes: tuple[Path, ...]
-    """See the function `interpreter_prefixes`."""
+    """The result of the function `interpreter_prefixes`."""
     launcher: Path
     mounts: tuple[Mount, ...]
     datasets_target: str
@@ -98,9 +98,9 @@ class Sandbox:
     memory_bytes: int
     """The node's memory, and the size limit of its /tmp and /dev/shm, which take up memory."""
     gpus: tuple[int, ...] = ()
-    """Device numbers."""
+    """The device numbers of the node's GPUs."""
     packages: Path | None = None
-    """Packages besides the image's."""
+    """The folder of the Python packages that the run has besides its image's."""
 
 
 def base_arguments(hostname: str, memory_bytes: int) -> list[str]:
@@ -117,7 +117,7 @@ def base_arguments(hostname: str, memory_bytes: int) -> list[str]:
 
 
 def closing_arguments(environment: Mapping[str, str]) -> list[str]:
-    """Return the arguments after all mounts: what was not mounted to be written is read-only."""
+    """Return the arguments that follow all mounts. They make everything read-only that is not a writable mount."""
     # bubblewrap's root is a tmpfs without a size limit, so writing there would use up the host's memory.
     args = ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
     for name, value in sorted(environment.items()):
@@ -131,16 +131,16 @@ def arguments(sandbox: Sandbox, environment: Mapping[str, str]) -> list[str]:
     if sandbox.gpus:
         for path in _GPU_SYSTEM_PATHS:
             args += ["--ro-bind-try", path, path]
-        # Only the node's own GPUs have a device file in the sandbox.
+        # Of GPUs, only the node's own have a device file in the sandbox.
         for device in (*_GPU_DEVICES, *(f"/dev/nvidia{minor}" for minor in sandbox.gpus)):
             args += ["--dev-bind-try", device, device]
     for name in ("passwd", "group", "hosts", "nsswitch.conf"):
         args += ["--ro-bind", str(sandbox.etc_folder / name), f"/etc/{name}"]
-    links = {**dict.fromkeys(sandbox.interpreter_prefixes, "interpreter"), sandbox.image: sandbox.image.name}
-    for prefix, link in links.items():
+    link_names = {**dict.fromkeys(sandbox.interpreter_prefixes, "interpreter"), sandbox.image: sandbox.image.name}
+    for prefix, link_name in link_names.items():
         args += ["--ro-bind", str(prefix), str(prefix)]
         # The launcher shows this link in tracebacks, in place of the host's path.
-        args += ["--symlink", str(prefix), f"{IMAGE_LINKS}/{link}"]
+        args += ["--symlink", str(prefix), f"{IMAGE_LINKS}/{link_name}"]
     args += ["--ro-bind", str(sandbox.launcher), LAUNCHER_TARGET]
     if sandbox.packages is not None:
         args += ["--ro-bind", str(sandbox.packages), PACKAGES_TARGET]

@@ -22,11 +22,11 @@ class SettingsReader:
         self.data: Mapping[str, Any] = data
 
     def error(self, setting: str, problem: str) -> ValueError:
-        """Return the error for a setting; `problem` completes its sentence."""
+        """Return the error for a setting. `problem` follows the setting's name: "must be a string"."""
         return ValueError(f"The cluster '{self.cluster}': '{setting}' {problem}.")
 
     def refuse_unknown(self, known: set[str], *, backend: str) -> None:
-        """Refuse settings that are not `known`, and another kind of backend."""
+        """Refuse a setting that is not `known`, and a setting `backend` that names another kind."""
         for setting in self.data:
             if setting not in known:
                 raise self.error(setting, f"is not a setting; the settings are {', '.join(sorted(known))}")
@@ -75,8 +75,8 @@ class SettingsReader:
             raise self.error(setting, "must be a JSON object")
         return value
 
-    def texts(self, setting: str) -> Mapping[str, str]:
-        """Return a JSON object of strings that are not empty."""
+    def string_mapping(self, setting: str) -> Mapping[str, str]:
+        """Return a JSON object whose values are strings that are not empty."""
         value = self.mapping(setting)
         if not all(isinstance(text, str) and text for text in value.values()):
             raise self.error(setting, "must map names to strings that are not empty")

@@ -1,4 +1,4 @@
-"""Test a cluster by a run of two nodes, which is submitted, awaited and deleted."""
+"""Test a cluster: submit a run of two nodes, wait for its end and delete it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from runtime.backends.base import Backend, Check
 from runtime.errors import BackendUnavailable
 from runtime.specs import Framework, Image, Mount, Outcome, Resources, RunPhase, RunSpec, RunStatus
 
-_NAME = "smoke run"
+_CHECK_NAME = "smoke run"
 _MAX_LAST_LINES = 3
-"""Lines of a failed run's output that the result shows: the last ones name the exception."""
+"""How many lines of a failed run's output the result shows: the last ones name the exception."""
 
 
 def new_name() -> str:
@@ -22,7 +22,10 @@ def new_name() -> str:
 
 
 def check(backend: Backend, name: str, image: str, *, workspace: Path, memory_mib: int, seconds: float) -> Check:
-    """Run the test in this built-in image for at most so many seconds and return the result. Raises RuntimeFault."""
+    """Test the cluster with the built-in image `image` for at most `seconds`; return the result.
+
+    Raises RuntimeFault.
+    """
     spec = RunSpec(
         name=name,
         framework=Framework.PYTORCH,
@@ -47,10 +50,10 @@ def check(backend: Backend, name: str, image: str, *, workspace: Path, memory_mi
 
 
 def await_end(backend: Backend, name: str, seconds: float) -> RunStatus:
-    """Return the run's status at its end, or after so many seconds. Raises RunNotFound, BackendUnavailable."""
+    """Return the run's status at its end, or after `seconds`. Raises RunNotFound, BackendUnavailable."""
     status = backend.describe(name)
     for _names in backend.changes(stop_after=seconds):
-        # Also after a heartbeat, since the run may have changed before this loop started to listen.
+        # Describes the run after a heartbeat too, since it may have changed before this loop started to listen.
         status = backend.describe(name)
         if status.phase is RunPhase.ENDED:
             break
@@ -59,11 +62,13 @@ def await_end(backend: Backend, name: str, seconds: float) -> RunStatus:
 
 def _result(status: RunStatus, backend: Backend, seconds: float, *, elapsed_seconds: float) -> Check:
     if status.outcome is Outcome.COMPLETED:
-        return Check(_NAME, ok=True, detail=f"Two nodes met and finished, {elapsed_seconds:.1f} s from order to end.")
+        detail = f"Two nodes met and finished {elapsed_seconds:.1f} s after submission."
+        return Check(_CHECK_NAME, ok=True, detail=detail)
     if status.phase is not RunPhase.ENDED:
         detail = f"It did not end in {seconds:.0f} s. {status.waiting_for}".strip()
-        return Check(_NAME, ok=False, detail=detail, remedy="Mend what it waits for, or see who uses the machines.")
+        remedy = "Fix the reason why it waits, or check which other work uses the machines."
+        return Check(_CHECK_NAME, ok=False, detail=detail, remedy=remedy)
     message = status.failure.message if status.failure is not None else ""
     last_lines = backend.logs(status.name, 0).text.strip().splitlines()[-_MAX_LAST_LINES:]
     detail = " ".join([f"It ended as {status.outcome}: {message}", *last_lines]).strip()
-    return Check(_NAME, ok=False, detail=detail, remedy="What stands last is the output of its rank 0.")
+    return Check(_CHECK_NAME, ok=False, detail=detail, remedy="The detail ends with the last output of its rank 0.")

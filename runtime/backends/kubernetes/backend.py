@@ -187,8 +187,8 @@ class KubernetesBackend:
             self._cached_capacity = (now, self._compute_capacity())
         return self._cached_capacity[1]
 
-    def answers(self) -> bool:
-        """See `Backend.answers`."""
+    def is_reachable(self) -> bool:
+        """See `Backend.is_reachable`."""
         return self._api.is_ready()
 
     def changes(self, stop_after: float | None = None) -> Iterator[set[str]]:

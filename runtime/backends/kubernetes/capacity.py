@@ -14,7 +14,7 @@ from runtime.backends.kubernetes.config import ClusterConfig, Toleration
 from runtime.backends.kubernetes.names import RUN_LABEL
 from runtime.backends.kubernetes.objects import TERMINAL_PHASES, Object, object_labels, pod_phase, timestamp
 from runtime.backends.kubernetes.state import SpecSummary
-from runtime.backends.reservations import Request, reserve, subtract, sum_of
+from runtime.backends.reservations import NodeRequest, reserve, subtract, sum_of
 from runtime.specs import Capacity, NodeCapacity, Resources
 
 _BINARY_EXPONENTS = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
@@ -24,7 +24,7 @@ _EXCLUDING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
 
 
 def capacity(
-    nodes: Iterable[Object], pods: Iterable[Object], config: ClusterConfig, *, pending: Iterable[Request] = ()
+    nodes: Iterable[Object], pods: Iterable[Object], config: ClusterConfig, *, pending: Iterable[NodeRequest] = ()
 ) -> Capacity:
     """Return the machines that runs may use, with their total and their free resources.
 
@@ -63,7 +63,7 @@ def declared_capacity(declared: Capacity, jobs: Iterable[Object], config: Cluste
     return reserve(declared, pending_requests(jobs, (), config))
 
 
-def pending_requests(jobs: Iterable[Object], pods: Iterable[Object], config: ClusterConfig) -> list[Request]:
+def pending_requests(jobs: Iterable[Object], pods: Iterable[Object], config: ClusterConfig) -> list[NodeRequest]:
     """Return one request for each Pod of the Jobs that is not scheduled yet. `pods` are all scheduled Pods."""
     scheduled: dict[str, int] = {}
     for pod in pods:
@@ -79,13 +79,13 @@ def pending_requests(jobs: Iterable[Object], pods: Iterable[Object], config: Clu
     return requests
 
 
-def request_of(job: Object, config: ClusterConfig) -> Request:
+def request_of(job: Object, config: ClusterConfig) -> NodeRequest:
     """Return the resources that each Pod of a run's Job requests, and the run's node kind."""
     template = job["spec"]["template"]
     request = _pod_request(template, config)
     selector = template["spec"].get("nodeSelector") or {}
     gpu_type = selector.get(config.gpu_label, "") if request.gpus else ""
-    return replace(request, gpu_type=gpu_type), SpecSummary.of_job(job).kind
+    return NodeRequest(replace(request, gpu_type=gpu_type), SpecSummary.of_job(job).kind)
 
 
 def not_ready_since(node: Object) -> float | None:

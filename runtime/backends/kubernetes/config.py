@@ -135,9 +135,9 @@ class ClusterConfig:
             context=reader.text("context"),
             kubeconfig=reader.text("kubeconfig"),
             in_cluster=reader.flag("in_cluster"),
-            images=reader.texts("images"),
+            images=reader.string_mapping("images"),
             flavours=_flavours(reader),
-            pythons=reader.texts("pythons"),
+            pythons=reader.string_mapping("pythons"),
             image_pull_secrets=_names(reader, "image_pull_secrets"),
             queue=reader.matching("queue", "", _DNS_SUBDOMAIN, "a LocalQueue's name"),
             priority_class=reader.matching("priority_class", "", _DNS_SUBDOMAIN, "a PriorityClass's name"),
@@ -215,7 +215,7 @@ def _is_folder_path(path: str) -> bool:
 
 
 def _flavours(reader: SettingsReader) -> Mapping[str, Flavour]:
-    names = reader.texts("flavours")
+    names = reader.string_mapping("flavours")
     if not set(names.values()) <= set(Flavour):
         raise reader.error("flavours", f"must map names of images to {' or '.join(Flavour)}")
     return MappingProxyType({name: Flavour(flavour) for name, flavour in names.items()})

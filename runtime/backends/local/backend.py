@@ -131,8 +131,8 @@ class LocalBackend(FolderBackend):
         free, _gpus = self._free()
         return Capacity((NodeCapacity(socket.gethostname(), self._total, free),))
 
-    def answers(self) -> bool:
-        """See `Backend.answers`: always, since it is this machine."""
+    def is_reachable(self) -> bool:
+        """See `Backend.is_reachable`: always, since it is this machine."""
         return True
 
     def changes(self, stop_after: float | None = None) -> Iterator[set[str]]:

@@ -308,9 +308,9 @@ def test_an_unreachable_cluster_fails_at_once_the_second_time(own_yard, fake):
     with pytest.raises(BackendUnavailable, match="did not answer a moment ago"):
         backend.describe(NAME)
     assert len(fake.faults.calls) == calls
-    assert not backend.answers()
+    assert not backend.is_reachable()
     fake.faults.down = False
-    assert backend.answers()
+    assert backend.is_reachable()
     assert backend.names() == []  # at once, without a pause
 
 
