@@ -112,7 +112,7 @@ STEPS_OF_A_START = {
     "capacity reserved": (LocalBackend, "_reserve", AFTER),
     "folders created": (Run, "prepare", AFTER),
     "before the launcher": (WarmPool, "started", BEFORE),
-    "before the run's record": (Run, "record", BEFORE),
+    "before the run's record": (Run, "record_submission", BEFORE),
     "submitted": (LocalBackend, "submit", AFTER),
 }
 STEPS_OF_AN_END = {

@@ -261,7 +261,7 @@ class LocalBackend(FolderBackend):
             log = run.folder / "logs" / "supervisor-0.log"
             # The supervisors start when the block is left, and only if the run is recorded under this nonce.
             with self._pool.started(request, fork_server, log) as nonce:
-                run.record(spec, nonce=nonce, gpus=gpus)
+                run.record_submission(spec, nonce=nonce, gpus=gpus)
 
     def _fork_server(self, image: Image) -> ForkServer | None:
         """Return the fork server of an image's current build; None where every start is cold."""

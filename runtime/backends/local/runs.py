@@ -51,7 +51,7 @@ class Run:
     def __init__(self, root: Path, name: str) -> None:
         self.name = name
         self.folder = root / name
-        self.active = root / ".active" / name
+        self.active_marker = root / ".active" / name
         self.change_file = root / ".changes" / name
         self._trash = Trash(root / TRASH)
 
@@ -63,7 +63,7 @@ class Run:
         """Create the folders that supervisors and code write to."""
         for subfolder in ("nodes", "logs", "run/tensorboard", "checkpoints", "outputs"):
             (self.folder / subfolder).mkdir(parents=True, mode=0o700)
-        self.active.touch()
+        self.active_marker.touch()
 
     def hold_lock(self, node: int) -> int:
         """Lock the node and return the descriptor, which its supervisor inherits. The folder must be new."""
@@ -71,7 +71,7 @@ class Run:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return descriptor
 
-    def record(self, spec: RunSpec, *, nonce: str, gpus: list[list[int]]) -> None:
+    def record_submission(self, spec: RunSpec, *, nonce: str, gpus: list[list[int]]) -> None:
         """Write `submission.json`, which makes the run exist. `gpus` has the GPU indices of each node.
 
         Does not touch the change file: the supervisors do when they start.
@@ -82,7 +82,7 @@ class Run:
         )
 
     def submission(self) -> dict[str, Any]:
-        """Return the contents of `submission.json`, written by `record`. Raises RunNotFound."""
+        """Return the contents of `submission.json`, written by `record_submission`. Raises RunNotFound."""
         try:
             data: dict[str, Any] = json.loads((self.folder / "submission.json").read_bytes())
         except (OSError, ValueError) as error:
@@ -99,7 +99,7 @@ class Run:
         records = [self._read_record(node) for node in range(submission["spec"]["nodes"])]
         status = outcome.merge(self.name, submission["submitted_at"], records)
         if status.phase is RunPhase.ENDED:
-            self.active.unlink(missing_ok=True)
+            self.active_marker.unlink(missing_ok=True)
             if status.outcome is Outcome.NODE_LOST:
                 self._remove_cgroups_of_lost_nodes()
         return status
@@ -160,7 +160,7 @@ class Run:
             self.end()
             self._remove_cgroups_of_lost_nodes()
             self._trash.move_in(self.folder)
-        self.active.unlink(missing_ok=True)
+        self.active_marker.unlink(missing_ok=True)
         self.change_file.unlink(missing_ok=True)
         return existed
 

@@ -81,7 +81,7 @@ def test_supervisors_of_a_submitter_that_died_start_nothing(yard, monkeypatch):
     def die(*_arguments, **_options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Run, "record", die)
+    monkeypatch.setattr(Run, "record_submission", die)
     with pytest.raises(KeyboardInterrupt):
         yard.backend.submit(yard.spec("print('must not run')", nodes=2))
     assert yard.backend.names() == []

@@ -66,7 +66,7 @@ def test_a_job_of_an_interrupted_submission_starts_no_node(slurm_yard, monkeypat
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("runtime.backends.slurm.runs.SlurmRun.record", die)
+        patch.setattr("runtime.backends.slurm.runs.SlurmRun.record_submission", die)
         patch.setattr("runtime.backends.slurm.backend.SlurmBackend._discard", lambda *_: False)
         with pytest.raises(Killed):
             slurm_yard.backend.submit(spec)
