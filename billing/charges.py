@@ -1,6 +1,7 @@
-"""The three money operations of a job: hold, meter, settle. Each is idempotent.
+"""The money operations of a job: hold, meter, settle; and of a sweep: hold, hold for each trial, release.
 
-A charge never exceeds its hold, and the hold is made before the run.
+Each is idempotent. A charge never exceeds its hold, and the hold is made before the run. The hold of a sweep is divided
+among its trials, so all of them together never exceed it either.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.db import transaction
+from django.db.models import F
 from django.utils import timezone
 
 from billing import budgets, credit, ledger, pricing, receivables
-from billing.errors import NoWallet
+from billing.errors import HoldUsedUp, NoWallet
 from billing.models import Account, Hold, Quote, Receipt
 from billing.selectors import wallet
 from billing.usage import Usage
@@ -20,14 +22,23 @@ from console.accounts.models import User
 
 
 @transaction.atomic
-def hold(*, quote: Quote, reference: str, user: User | None = None, labels: Mapping[str, str] | None = None) -> Hold:
+def hold(
+    *,
+    quote: Quote,
+    reference: str,
+    user: User | None = None,
+    labels: Mapping[str, str] | None = None,
+    parent: Hold | None = None,
+) -> Hold:
     """Hold the quote's ceiling in the wallet, promotional credit first. Idempotent on `reference`.
 
-    `user` is the buyer; `labels` group costs (workspace, node spec …). Raises InsufficientFunds, BudgetExceeded,
-    NoWallet.
+    `user` is the buyer; `labels` group costs (workspace, node spec …). With a `parent`, the amount is taken out of that
+    hold. Raises InsufficientFunds, BudgetExceeded, NoWallet; with a parent HoldUsedUp only.
     """
     if existing := Hold.objects.filter(reference=reference).select_related("account", "quote").first():
         return existing
+    if parent:
+        return _hold_part(parent, quote, reference, user, dict(labels or {}))
     account = wallet(quote.organization)
     if account is None:
         raise NoWallet
@@ -47,6 +58,44 @@ def hold(*, quote: Quote, reference: str, user: User | None = None, labels: Mapp
     return placed
 
 
+def _hold_part(parent: Hold, quote: Quote, reference: str, user: User | None, labels: dict[str, str]) -> Hold:
+    """Take a quote's ceiling out of an open hold. The wallet's held amount stays, so its budgets need no check."""
+    whole = Hold.objects.select_for_update(of=("self",)).select_related("account").get(pk=parent.pk)
+    if whole.state != Hold.States.HELD or whole.amount_minor < quote.ceiling_minor:
+        raise HoldUsedUp
+    Hold.objects.filter(pk=whole.pk).update(amount_minor=F("amount_minor") - quote.ceiling_minor)
+    part = Hold.objects.create(
+        account=whole.account,
+        quote=quote,
+        reference=reference,
+        amount_minor=quote.ceiling_minor,
+        parent=whole,
+        placed_by=user or quote.created_by,
+        labels=labels,
+    )
+    ledger.lock(account=whole.account)  # credit changes only under this lock
+    credit.move_reserved(source=whole, target=part, limit_minor=part.amount_minor)
+    return part
+
+
+@transaction.atomic
+def release(*, hold: Hold) -> None:
+    """End the hold of a sweep: return what its trials did not use to the wallet. Safe to repeat.
+
+    Raises ValueError while a trial is open.
+    """
+    locked = Hold.objects.select_for_update(of=("self",)).select_related("account").get(pk=hold.pk)
+    if locked.state != Hold.States.HELD:
+        return
+    if locked.children.filter(state=Hold.States.HELD).exists():
+        raise ValueError(f"The hold {locked} has open parts.")
+    ledger.unhold(account=locked.account, amount_minor=locked.amount_minor)
+    credit.spend(hold=locked, amount_minor=0)
+    receivables.collect(account=locked.account, reference=f"release:{locked.reference}")
+    locked.state, locked.ended_at = Hold.States.RELEASED, timezone.now()
+    locked.save(update_fields=["state", "ended_at"])
+
+
 def meter(*, hold: Hold, billable_seconds: float) -> int:
     """Return the run's cost so far in minor units and store it on the hold. Changes no balance."""
     terms = pricing.Terms.from_json(hold.quote.terms)
@@ -59,13 +108,17 @@ def meter(*, hold: Hold, billable_seconds: float) -> int:
 def settle(*, hold: Hold, usage: Usage, title: str, free_lines: Sequence[pricing.Line] = ()) -> Receipt:
     """Charge the usage, release the rest of the hold and write the receipt. Idempotent: returns the first receipt.
 
-    Without usage the whole hold is released. `free_lines` (amount 0) come first on the receipt.
+    Without usage the whole hold is released. What a trial of a sweep does not use stays held for the sweep.
+    `free_lines` (amount 0) come first on the receipt.
     """
+    # The parent first, as in `hold`. It never changes, so it is read without a lock.
+    parent = Hold.objects.select_for_update().get(pk=hold.parent_id) if hold.parent_id else None
     locked = Hold.objects.select_for_update(of=("self",)).select_related("account", "quote").get(pk=hold.pk)
     if locked.state != Hold.States.HELD:
         return locked.receipt
     charge = pricing.rate(usage, pricing.Terms.from_json(locked.quote.terms))
-    ledger.unhold(account=locked.account, amount_minor=locked.amount_minor)
+    unused_minor = locked.amount_minor - charge.total_minor
+    ledger.unhold(account=locked.account, amount_minor=charge.total_minor if parent else locked.amount_minor)
     if charge.total_minor:
         revenue = ledger.platform_account(Account.Kinds.REVENUE, locked.account.currency)
         ledger.post(
@@ -74,7 +127,9 @@ def settle(*, hold: Hold, usage: Usage, title: str, free_lines: Sequence[pricing
             description=title,
             entries=[(locked.account, -charge.total_minor), (revenue, charge.total_minor)],
         )
-    credit.spend(hold=locked, amount_minor=charge.total_minor)
+    credit.spend(hold=locked, amount_minor=charge.total_minor, parent=parent)
+    if parent:
+        Hold.objects.filter(pk=parent.pk).update(amount_minor=F("amount_minor") + unused_minor)
     # A payment disputed during the run left a debt. It is paid from the released amount before anything else is bought.
     receivables.collect(account=locked.account, reference=f"settle:{locked.reference}")
     locked.state = Hold.States.SETTLED if charge.total_minor else Hold.States.RELEASED

@@ -166,7 +166,7 @@ def forecast(organization: Organization, now: datetime | None = None) -> Forecas
 
 
 def held(account: Account) -> QuerySet[Hold]:
-    """Return the open holds, one per open job."""
+    """Return the open holds, one per open job and one per open sweep."""
     return account.holds.filter(state=Hold.States.HELD).select_related("placed_by").order_by("-amount_minor", "pk")
 
 

@@ -10,6 +10,7 @@ settled, it also spends credit granted after it began, in the same order.
 from __future__ import annotations
 
 import secrets
+import uuid
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
@@ -171,11 +172,33 @@ def reserve(*, hold: Hold) -> None:
     CreditUse.objects.bulk_create(uses)
 
 
-def spend(*, hold: Hold, amount_minor: int) -> int:
+def move_reserved(*, source: Hold, target: Hold, limit_minor: int) -> None:
+    """Move reservations of credit, soonest expiry first, to a hold that was taken out of `source`.
+
+    The caller has locked the source and the wallet. The lots' own sums of reserved credit stay.
+    """
+    order = (F("grant__expires_at").asc(nulls_last=True), "grant__created_at", "grant__pk")
+    for use in CreditUse.objects.filter(hold=source, reserved_minor__gt=0).order_by(*order):
+        amount = min(limit_minor, use.reserved_minor)
+        if not amount:
+            break
+        CreditUse.objects.filter(pk=use.pk).update(reserved_minor=F("reserved_minor") - amount)
+        _add_reserved(target, use.grant_id, amount)
+        limit_minor -= amount
+
+
+def _add_reserved(hold: Hold, grant_id: uuid.UUID, amount_minor: int) -> None:
+    use, _created = CreditUse.objects.get_or_create(hold=hold, grant_id=grant_id)
+    CreditUse.objects.filter(pk=use.pk).update(reserved_minor=F("reserved_minor") + amount_minor)
+
+
+def spend(*, hold: Hold, amount_minor: int, parent: Hold | None = None) -> int:
     """Pay a hold's charge from credit and release its reservations. Returns the credit used in minor units.
 
-    The caller has locked the hold and, through `ledger.unhold`, the wallet.
+    Reserved credit that a part of a sweep's hold did not use stays reserved, for its `parent`. The caller has locked
+    the hold, the parent and, through `ledger.unhold`, the wallet.
     """
+    unused_minor = hold.amount_minor - amount_minor  # goes back to the parent; more is not reserved for it
     reservations = {use.grant_id: use for use in CreditUse.objects.filter(hold=hold)}  # by lot
     unpaid, used = amount_minor, 0
     now = timezone.now()
@@ -186,8 +209,12 @@ def spend(*, hold: Hold, amount_minor: int) -> int:
         amount = min(unpaid, reserved if is_expired else lot.free_minor + reserved)
         if not amount and use is None:  # nothing to pay from this lot, and nothing to release
             continue
+        returned = min(unused_minor, reserved - min(amount, reserved)) if parent else 0
+        if parent and returned:
+            _add_reserved(parent, lot.pk, returned)
+            unused_minor -= returned
         CreditGrant.objects.filter(pk=lot.pk).update(
-            reserved_minor=F("reserved_minor") - reserved, used_minor=F("used_minor") + amount
+            reserved_minor=F("reserved_minor") - reserved + returned, used_minor=F("used_minor") + amount
         )
         CreditUse.objects.update_or_create(
             hold=hold, grant_id=lot.pk, defaults={"reserved_minor": 0, "used_minor": amount}

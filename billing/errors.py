@@ -161,5 +161,9 @@ class Parked(Exception):  # internal: never shown to customers
     """A payment provider's event cannot be applied yet; the argument says why. It is retried."""
 
 
+class HoldUsedUp(Exception):  # internal: never shown to customers
+    """A sweep's hold has ended, or has less left than its next trial needs."""
+
+
 class LedgerConflict(Exception):  # internal: never shown to customers
     """A reference that was posted before with other entries, which is a bug."""

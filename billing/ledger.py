@@ -102,6 +102,11 @@ def unhold(*, account: Account, amount_minor: int) -> None:
     Account.objects.filter(pk=account.pk).update(held_minor=F("held_minor") - amount_minor)
 
 
+def lock(*, account: Account) -> None:
+    """Lock the wallet until the transaction ends, as `hold` and `unhold` do by changing it."""
+    Account.objects.select_for_update(no_key=True).get(pk=account.pk)
+
+
 def insufficient(account: Account, needed_minor: int) -> InsufficientFunds:
     """Return the error of a wallet that cannot cover `needed_minor`."""
     return InsufficientFunds(

@@ -32,6 +32,7 @@ LINE_TITLES = {
     "minimum": gettext_lazy("Minimum charge"),
     "above_fixed_price": gettext_lazy("Covered by the fixed price"),
     "above_ceiling": gettext_lazy("Above the ceiling: not charged"),
+    "trials": gettext_lazy("Trials, at most"),
     "queue": gettext_lazy("Waiting in the queue: free"),
     "pull": gettext_lazy("Fetching the image: free"),
     "start": gettext_lazy("Starting the nodes: free"),

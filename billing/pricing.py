@@ -298,6 +298,16 @@ def _offer(terms: Terms, estimate: Estimate, seconds: int, lines: list[Line]) ->
     return Offer(dataclasses.replace(terms, ceiling_minor=ceiling), tuple(lines), p50, p90, ceiling, seconds)
 
 
+def trials_line(trials: int, ceiling_minor: int) -> Line:
+    """Return the line of a sweep's quote: each of its trials costs at most `ceiling_minor`."""
+    return _line("trials", Decimal(trials), "run", Decimal(ceiling_minor))
+
+
+def above_ceiling_line(amount_minor: int) -> Line:
+    """Return the line that lowers a sweep's quote by `amount_minor`, to the customer's ceiling."""
+    return _line("above_ceiling", Decimal(1), "run", Decimal(-amount_minor))
+
+
 def _capped_charge(lines: list[Line], terms: Terms) -> Charge:
     """Raise the charge to the minimum and cut it at the ceiling. Both are lines, so that lines sum to the total."""
     lines = _with_cap(terms.ceiling_minor, _with_minimum(terms.minimum_minor, lines), rule="above_ceiling")

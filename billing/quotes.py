@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
@@ -83,13 +84,13 @@ def make_quote(
     max_seconds: int | None,
     ceiling_minor: int | None,
     included_seconds: int | None = None,
+    book: PriceBook | None = None,
 ) -> Quote:
     """Price a purchase for an organization and store the quote.
 
-    Raises NoWallet, NotPriced, QuoteRefused (with its field).
+    `book` sets the prices instead of the current price book. Raises NoWallet, NotPriced, QuoteRefused (with its field).
     """
-    prices = current_prices(organization)
-    book = prices.book
+    prices = CurrentPrices(book, price_rows(book)) if book else current_prices(organization)
     offer = price(
         prices,
         purchase=purchase,
@@ -100,12 +101,63 @@ def make_quote(
         ceiling_minor=ceiling_minor,
         included_seconds=included_seconds,
     )
+    return _store(
+        organization=organization, user=user, book=prices.book, payload=payload, offer=offer, estimate=estimate
+    )
+
+
+def make_sweep_quote(
+    *,
+    organization: Organization,
+    user: User,
+    prices: CurrentPrices,
+    payload: dict[str, Any],
+    offers: Sequence[tuple[pricing.Offer, pricing.Estimate]],
+    trials: int,
+    ceiling_minor: int | None,
+) -> Quote:
+    """Store the quote of a sweep of at most `trials` runs. `offers` price the corners of its search space.
+
+    The ceiling is that of the dearest corner times `trials`, or the customer's `ceiling_minor` if that is lower; fewer
+    trials start then. Terms and deadline are those of the dearest corner. Raises QuoteRefused if the ceiling is too
+    small for one trial.
+    """
+    dearest, estimate = max(offers, key=lambda offer: offer[0].ceiling_minor)
+    lines = [pricing.trials_line(trials, dearest.ceiling_minor)]
+    ceiling = min(lines[0].amount_minor, ceiling_minor or lines[0].amount_minor)
+    if ceiling < dearest.ceiling_minor:
+        error = pricing.PricingError("ceiling_too_small", field="ceiling_minor", minimum=dearest.ceiling_minor)
+        raise _translate(error, prices.book.currency)
+    if ceiling < lines[0].amount_minor:
+        lines.append(pricing.above_ceiling_line(lines[0].amount_minor - ceiling))
+    middle = sum(offer.p50_minor for offer, _estimate in offers) // len(offers)
+    whole = dataclasses.replace(
+        dearest,
+        lines=tuple(lines),
+        p50_minor=min(ceiling, middle * trials),
+        p90_minor=min(ceiling, dearest.p90_minor * trials),
+        ceiling_minor=ceiling,
+    )
+    return _store(
+        organization=organization, user=user, book=prices.book, payload=payload, offer=whole, estimate=estimate
+    )
+
+
+def _store(
+    *,
+    organization: Organization,
+    user: User,
+    book: PriceBook,
+    payload: dict[str, Any],
+    offer: pricing.Offer,
+    estimate: pricing.Estimate,
+) -> Quote:
     return Quote.objects.create(
         organization=organization,
         created_by=user,
         book=book,
         currency=book.currency,
-        mode=purchase.mode,
+        mode=offer.terms.mode,
         purchase=payload,
         terms=offer.terms.to_json(),
         lines=[line.to_json() for line in offer.lines],

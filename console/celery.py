@@ -24,6 +24,7 @@ app.autodiscover_tasks(["billing", "storage", "jobs", "console.notifications"])
 app.autodiscover_tasks(["jobs"], related_name="dispatch")
 app.autodiscover_tasks(["jobs"], related_name="checkout")
 app.autodiscover_tasks(["jobs"], related_name="results")
+app.autodiscover_tasks(["jobs.sweeps"], related_name="progress")
 app.autodiscover_tasks(["console.accounts"], related_name="invitations")
 
 

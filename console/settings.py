@@ -173,6 +173,7 @@ CELERY_TASK_ROUTES = {"jobs.dispatch.dispatch": {"queue": "dispatch"}}
 CELERY_BEAT_SCHEDULE = {
     "reconcile": {"task": "jobs.tasks.reconcile", "schedule": 5.0, "options": {"expires": 5}},
     "announce-deletions": {"task": "jobs.tasks.announce_deletions", "schedule": 3600.0},
+    "advance-sweeps": {"task": "jobs.sweeps.progress.advance_sweeps", "schedule": 3.0, "options": {"expires": 3}},
     "install-packages": {"task": "jobs.tasks.install_packages", "schedule": 5.0, "options": {"expires": 5}},
     "remove-unused-packages": {"task": "jobs.tasks.remove_unused_packages", "schedule": 3600.0},
     "complete-closures": {"task": "jobs.tasks.complete_closures", "schedule": 300.0, "options": {"expires": 300}},
@@ -278,6 +279,11 @@ SPECTACULAR_SETTINGS = {
         "FileKindEnum": ["file", "folder"],
         "RoleEnum": "console.accounts.models.Membership.Roles",
         "ServiceAccountRoleEnum": ["member", "billing", "viewer"],
+        "JobStateEnum": "jobs.models.Job.States",
+        "QuoteRequestControllerEnum": ["gloo", "mpi"],
+        "QuoteRequestLocalRankArgumentEnum": ["auto", "underscore", "dash", "none"],
+        "QuoteRequestLrScalingEnum": ["none", "linear"],
+        "QuoteRequestOnHangEnum": ["stop", "retry", "ignore"],
     },
 }
 

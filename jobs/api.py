@@ -36,8 +36,8 @@ from jobs import (
     streams,
     tensorboards,
 )
+from jobs.api_input import idempotency_key, json_object
 from jobs.details import DetailsSerializer, update_details
-from jobs.fields import is_text
 from jobs.launch_preview import launch_preview
 from jobs.models import Job
 from jobs.purchase import CheckRequestSerializer, QuoteRequestSerializer
@@ -116,7 +116,7 @@ class QuotesView(TenantView):
     @extend_schema(request=QuoteRequestSerializer, responses={201: QuoteSerializer})
     def post(self, request: Request) -> Response:
         """Price a run. Nothing is bought."""
-        quote = orders.quote_order(membership=self.membership, data=_json_object(request))
+        quote = orders.quote_order(membership=self.membership, data=json_object(request))
         return Response(QuoteSerializer(quote).data, status=201)
 
 
@@ -178,7 +178,7 @@ class OrdersView(TenantView):
         order = orders.place_order(
             membership=self.membership,
             quote=quote_for(organization=self.organization, quote_id=form.validated_data["quote"]),
-            idempotency_key=_idempotency_key(request),
+            idempotency_key=idempotency_key(request),
         )
         return Response(OrderSerializer(order).data, status=201)
 
@@ -192,7 +192,7 @@ class ProbesView(TenantView):
     def post(self, request: Request) -> Response:
         """Run the code on one node for a minute, free; the next quote uses the measurement."""
         order = probes.place_probe(
-            membership=self.membership, data=_json_object(request), idempotency_key=_idempotency_key(request)
+            membership=self.membership, data=json_object(request), idempotency_key=idempotency_key(request)
         )
         return Response(OrderSerializer(order).data, status=201)
 
@@ -248,7 +248,7 @@ class JobDetailView(JobView):
     @extend_schema(request=DetailsSerializer(partial=True), responses=JobSerializer)
     def patch(self, request: Request, pk: int) -> Response:
         """Change name, tags, notes, or how long the files are kept. Fields that are not in the body stay."""
-        update_details(job=self.job(pk), user=self.membership.user, data=_json_object(request))
+        update_details(job=self.job(pk), user=self.membership.user, data=json_object(request))
         return Response(selectors.summary(self.job(pk)))
 
 
@@ -291,8 +291,8 @@ class RerunView(JobView):
         order = orders.rerun(
             membership=self.membership,
             job=self.job(pk),
-            changes=_json_object(request),
-            idempotency_key=_idempotency_key(request),
+            changes=json_object(request),
+            idempotency_key=idempotency_key(request),
         )
         return Response(OrderSerializer(order).data, status=201)
 
@@ -421,8 +421,8 @@ class ImageCheckView(TenantView):
     @extend_schema(request=CheckRequestSerializer, responses={201: OrderSerializer})
     def post(self, request: Request, name: str) -> Response:
         """Start a free run that checks the image, its collectives and the mounts on the nodes chosen."""
-        data = _json_object(request) | {"image": name}
-        order = checks.place_check(membership=self.membership, data=data, idempotency_key=_idempotency_key(request))
+        data = json_object(request) | {"image": name}
+        order = checks.place_check(membership=self.membership, data=data, idempotency_key=idempotency_key(request))
         return Response(OrderSerializer(order).data, status=201)
 
 
@@ -505,23 +505,6 @@ class ReceiptView(JobView):
         if receipt is None:
             raise NotFound(_("The receipt is available when the job has ended."))
         return Response(ReceiptSerializer(receipt).data)
-
-
-def _json_object(request: Request) -> dict[str, Any]:
-    if not isinstance(request.data, dict):
-        raise InvalidInput(_("Send a JSON object."))
-    return dict(request.data)
-
-
-def _idempotency_key(request: Request) -> str:
-    key = request.headers.get("Idempotency-Key", "")
-    if len(key) > 255:
-        raise InvalidInput(fields={"Idempotency-Key": _("Use at most 255 characters.")})
-    if not is_text(key) or any(character < " " or character == "\x7f" for character in key):
-        raise InvalidInput(
-            fields={"Idempotency-Key": _("Use only letters, digits and punctuation, for example a UUID.")}
-        )
-    return key
 
 
 def _whole_number(request: Request, name: str, default: int) -> int:

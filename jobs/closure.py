@@ -31,7 +31,7 @@ from console.accounts.roles import Capability
 from console.core.errors import CustomerError, InvalidInput, NotAllowed, OrganizationClosing
 from console.notifications.models import Notification, Webhook
 from jobs import results
-from jobs.models import Job, MetricPoint
+from jobs.models import Job, MetricPoint, Sweep
 from jobs.states import ENDED
 from storage import images, recycle_bin, registries, retention, secret_store
 from storage import selectors as storage
@@ -59,6 +59,8 @@ def obstacles(organization: Organization, *, with_pages: bool = False) -> list[s
             count,
         )
         found.append(sentence % {"count": count})
+    if Sweep.objects.filter(organization=organization, ended_at=None).exists():
+        found.append(_("A sweep is open. Wait for it to end, or stop it."))
     disputes = Dispute.objects.filter(top_up__account__organization=organization, state=Dispute.States.OPEN)
     if disputes.exists():
         found.append(_("A bank disputes one of your payments. Wait for its decision."))

@@ -559,3 +559,87 @@ class CapacitySnapshot(models.Model):
 
     def __str__(self) -> str:
         return f"{self.node_spec}: {self.free} of {self.most}"
+
+
+class Sweep(models.Model):
+    """Many jobs of one order, each with other parameters, within the ceiling of one quote. See `jobs.sweeps`."""
+
+    class States(models.TextChoices):
+        """The states of a sweep. STOPPING: no trial starts, and the open ones are being cancelled."""
+
+        RUNNING = "running", _("Running")
+        STOPPING = "stopping", _("Stopping")
+        ENDED = "ended", _("Ended")
+
+    class Reasons(models.TextChoices):
+        """Why a sweep ended, or is stopping."""
+
+        COMPLETED = "completed", _("All trials have ended")
+        CEILING = "ceiling", _("Another trial could exceed the ceiling")
+        STOPPED = "stopped", _("Stopped")
+        FAILING = "failing", _("The first trials failed")
+        UNAVAILABLE = "unavailable", _("No more trials could be ordered")
+
+    organization = models.ForeignKey(Organization, models.PROTECT, related_name="sweeps")
+    quote = models.OneToOneField(Quote, models.PROTECT, related_name="sweep")
+    hold = models.OneToOneField(Hold, models.PROTECT, related_name="sweep")
+    product = models.ForeignKey(Product, models.PROTECT, related_name="+")
+    name = models.CharField(_("name"), max_length=100)
+    idempotency_key = models.CharField(max_length=255)
+    placed_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
+    state = models.CharField(_("state"), max_length=8, choices=States.choices, default=States.RUNNING)
+    reason = models.CharField(_("reason"), max_length=12, choices=Reasons.choices, blank=True)
+    waiting = models.TextField(_("waiting for"), blank=True)
+    """Why the next trial was not ordered at the last try, such as the limit of open jobs; empty if none was refused."""
+    created_at = models.DateTimeField(_("ordered"), auto_now_add=True)
+    ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("sweep")
+        verbose_name_plural = _("sweeps")
+        ordering = ("-id",)
+        indexes = (models.Index(fields=["id"], name="sweeps_open", condition=Q(ended_at=None)),)
+        constraints = (
+            models.UniqueConstraint(fields=["organization", "idempotency_key"], name="one_sweep_per_idempotency_key"),
+            models.CheckConstraint(
+                condition=Q(state="ended", ended_at__isnull=False) | ~Q(state="ended") & Q(ended_at=None),
+                name="ended_sweep_has_an_end",
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"sweep {self.pk}"
+
+
+class Trial(models.Model):
+    """One job of a sweep, with its parameters."""
+
+    class Outcomes(models.TextChoices):
+        """How a trial ended. FAILED: the job did not succeed, or did not report the metric."""
+
+        COMPLETED = "completed", _("Completed")
+        PRUNED = "pruned", _("Stopped early")
+        FAILED = "failed", _("Failed")
+
+    sweep = models.ForeignKey(Sweep, models.PROTECT, related_name="trials")
+    number = models.PositiveIntegerField(_("number"))
+    """From 0, in the order in which the trials were ordered."""
+    job = models.OneToOneField(Job, models.PROTECT, related_name="trial")
+    parameters = models.JSONField(_("parameters"))
+    sampler_state = models.JSONField(default=dict)
+    """What the sampler and the pruner keep with the trial (`suggestions.Suggestion.state`)."""
+    outcome = models.CharField(_("outcome"), max_length=9, choices=Outcomes.choices, blank=True)
+    """Empty while the job is open."""
+    value = models.FloatField(_("value"), null=True, blank=True)
+    """The last reported value of the sweep's metric, once the trial has ended; None if there is none."""
+    is_pruned = models.BooleanField(default=False)
+    """Whether the pruner has asked to cancel the job."""
+
+    class Meta:
+        verbose_name = _("trial")
+        verbose_name_plural = _("trials")
+        ordering = ("number",)
+        constraints = (models.UniqueConstraint(fields=["sweep", "number"], name="one_trial_per_number"),)
+
+    def __str__(self) -> str:
+        return f"{self.sweep} trial {self.number}"

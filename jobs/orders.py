@@ -16,7 +16,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from billing import budgets, charges
-from billing.models import Quote
+from billing.models import Hold, Quote
 from billing.pricing import Estimate, Mode
 from billing.pricing import Purchase as PricedPurchase
 from billing.quotes import make_quote, require_valid
@@ -57,14 +57,13 @@ def quote_order(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
     if is_exact:
         data, earlier = reruns.exact_purchase(organization=organization, data=data)
     purchase = parse(organization=organization, data=data, is_pinned=is_exact, earlier=earlier)
-    digest = _pinned_digest(earlier.order.quote, purchase.image) if earlier else ""
-    digest = digest or registries.current_digest(organization=organization, image=purchase.image)
+    digest = pinned_digest(earlier.order.quote, purchase.image) if earlier else ""
     return make_quote(
         organization=organization,
         user=membership.user,
         payload=purchase.to_json()
         | {"rerun_of": _earlier_job(organization, data.get("rerun_of")), "exact": is_exact}
-        | {"pinned_image": {"reference": purchase.image.reference, "digest": digest}},
+        | pinned_image(organization, purchase.image, digest),
         **pricing_inputs(purchase, estimates.estimate(purchase)),
     )
 
@@ -104,13 +103,15 @@ def place_order(*, membership: Membership, quote: Quote, idempotency_key: str = 
     """Buy a quote: hold its ceiling and queue its job. A repeated key returns the same order.
 
     Raises ServiceInactive, QuoteExpired, QuoteBought, IdempotencyConflict, ChoiceUnavailable, QuotaExceeded,
-    InsufficientFunds, BudgetExceeded.
+    InsufficientFunds, BudgetExceeded, InvalidInput (`quote` is of a sweep).
     """
     organization = membership.organization
     key = idempotency_key or f"quote:{quote.pk}"  # requests without a key count as repeats if the quote is the same
     if order := _existing_order(organization, quote, key):
         return order  # before the checks: a repeated request succeeds even if the quote has expired since
     require_active(organization=organization)
+    if "sweep" in quote.purchase:
+        raise InvalidInput(fields={"quote": _("This quote is for a sweep. Buy it as a sweep.")})
     require_valid(quote)
     earlier = reruns.exact_original(quote)
     try:
@@ -139,6 +140,11 @@ def cancel_jobs(*, membership: Membership, jobs: Iterable[Job]) -> int:
     return cancelled
 
 
+def cancel_trial(*, job: Job) -> Job:
+    """Cancel a job for its sweep, as `cancel_job` does. Safe to repeat. Raises AlreadyEnded."""
+    return _end_job(job, actor=None, requested_by=None, action="job.cancelled")
+
+
 def stop_job_as_operator(*, actor: User, job: Job, why: str) -> Job:
     """End a customer's job as `cancel_job` does. Its events say that an administrator stopped it, and why.
 
@@ -155,7 +161,7 @@ def checked_reason(text: str) -> str:
     return why
 
 
-def _end_job(job: Job, *, actor: User | None, requested_by: User, action: str, why: str = "") -> Job:
+def _end_job(job: Job, *, actor: User | None, requested_by: User | None, action: str, why: str = "") -> Job:
     """End a job. The audit log names `requested_by`. The events name `actor`: nobody for an administrator."""
     with transaction.atomic():
         job = Job.objects.select_for_update().get(pk=job.pk)
@@ -215,12 +221,18 @@ def _write_order(membership: Membership, quote: Quote, purchase: Purchase, key: 
             requirements=purchase.requirements,
             models=purchase.model_versions,
             job=job_columns(purchase, script)
-            | {"rerun_of_id": quote.purchase.get("rerun_of"), "image_digest": _pinned_digest(quote, purchase.image)}
+            | {"rerun_of_id": quote.purchase.get("rerun_of"), "image_digest": pinned_digest(quote, purchase.image)}
             | ({"script": earlier.script, "runs_snapshot": True} if earlier else {}),
         )
 
 
-def _pinned_digest(quote: Quote, image: Image) -> str:
+def pinned_image(organization: Organization, image: Image, digest: str = "") -> dict[str, Any]:
+    """Return the payload of a quote that pins its image: by `digest`, or by its current one."""
+    digest = digest or registries.current_digest(organization=organization, image=image)
+    return {"pinned_image": {"reference": image.reference, "digest": digest}}
+
+
+def pinned_digest(quote: Quote, image: Image) -> str:
     """Return the digest that the image had when the quote was made; empty if that is unknown."""
     pinned = quote.purchase.get("pinned_image", {})
     # The customer may have edited the image since.
@@ -279,12 +291,14 @@ def write_order(
     job: Mapping[str, Any],
     requirements: Requirements | None = None,
     models: Sequence[ModelVersion] = (),
+    parent: Hold | None = None,
 ) -> Order:
     """Hold the quote's ceiling and queue a job with the columns `job`. The caller has locked `quota`.
 
-    With `requirements`, the job waits until their packages are installed.
+    With `requirements`, the job waits until their packages are installed. With a `parent`, the ceiling is taken out of
+    that hold of a sweep.
 
-    Raises QuotaExceeded, ChoiceUnavailable, InsufficientFunds, BudgetExceeded.
+    Raises QuotaExceeded, ChoiceUnavailable, InsufficientFunds, BudgetExceeded; with a parent HoldUsedUp.
     """
     organization = membership.organization
     cluster_name = cluster_named(job["node_spec"].cluster)
@@ -312,6 +326,7 @@ def write_order(
         reference=f"order:{quote.pk}",  # one hold per quote: `charges.hold` returns an existing one
         user=membership.user,
         labels={"workspace": job["workspace"].name, "node_spec": job["node_spec"].name, "product": product.name},
+        parent=parent,
     )
     order = Order.objects.create(
         organization=organization,

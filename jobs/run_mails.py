@@ -17,7 +17,7 @@ from console.accounts.models import Membership, User
 from console.notifications import services as notifications
 from console.notifications.models import Notification
 from jobs.messages import end_sentence, failure_sentence
-from jobs.models import Job
+from jobs.models import Job, Trial
 
 KINDS = ("job.succeeded", "job.failed", "job.cancelled")
 STALE = timedelta(days=1)
@@ -33,7 +33,8 @@ def send_due() -> int:
 
 def _readers(notification: Notification) -> list[User]:
     user = notification.user
-    if user is None or not user.is_active:
+    is_trial = Trial.objects.filter(job=notification.data["job"]).exists()  # a sweep would send a mail for each
+    if user is None or not user.is_active or is_trial:
         return []
     member = Membership.objects.filter(organization=notification.organization_id, user=user).first()
     return [user] if member and notifications.wants_mail(member, notification.kind) else []

@@ -21,7 +21,23 @@ BROKEN_BOOKS = {
         WHERE kind = 'wallet' AND NOT (posted_minor >= held_minor AND held_minor >= 0)""",
     "a charge passes its ceiling": """
         SELECT h.id FROM billing_hold h JOIN billing_quote q ON q.id = h.quote_id
-        WHERE greatest(h.charged_minor, h.metered_minor) > h.amount_minor OR h.amount_minor <> q.ceiling_minor""",
+        WHERE greatest(h.charged_minor, h.metered_minor) > h.amount_minor""",
+    "a hold, its open parts and their charges are not its ceiling": """
+        SELECT h.id FROM billing_hold h JOIN billing_quote q ON q.id = h.quote_id
+        LEFT JOIN billing_hold part ON part.parent_id = h.id
+        GROUP BY h.id, q.id
+        HAVING h.amount_minor + coalesce(sum(CASE part.state WHEN 'held' THEN part.amount_minor
+                                             ELSE coalesce(part.charged_minor, 0) END), 0) <> q.ceiling_minor""",
+    "a part of a hold outlives it, or is of another wallet": """
+        SELECT part.id FROM billing_hold part JOIN billing_hold h ON h.id = part.parent_id
+        WHERE part.account_id <> h.account_id OR (part.state = 'held' AND h.state <> 'held')""",
+    "more credit is reserved for a hold than it holds, or for an ended one": """
+        SELECT h.id FROM billing_hold h JOIN billing_credituse u ON u.hold_id = h.id
+        GROUP BY h.id HAVING sum(u.reserved_minor) > CASE h.state WHEN 'held' THEN h.amount_minor ELSE 0 END""",
+    "a credit's reserved part is not what open holds reserve": """
+        SELECT g.id FROM billing_creditgrant g LEFT JOIN billing_credituse u ON u.grant_id = g.id
+        GROUP BY g.id HAVING g.reserved_minor <> coalesce(sum(u.reserved_minor), 0)
+            OR g.used_minor <> coalesce(sum(u.used_minor), 0)""",
     "a hold was not charged once, by what it says": """
         SELECT h.id FROM billing_hold h
         LEFT JOIN billing_transaction t ON t.reference = 'settle:' || h.reference
@@ -93,7 +109,20 @@ BROKEN_ORDERS = {
         WHERE (j.finished_at IS NOT NULL) <> (r.id IS NOT NULL) OR (r.id IS NULL) <> (h.state = 'held')""",
     "an order, a hold or a job stands alone": """
         SELECT h.reference FROM billing_hold h
-        LEFT JOIN jobs_order o ON o.hold_id = h.id LEFT JOIN jobs_job j ON j.order_id = o.id WHERE j.id IS NULL""",
+        LEFT JOIN jobs_order o ON o.hold_id = h.id LEFT JOIN jobs_job j ON j.order_id = o.id
+        LEFT JOIN jobs_sweep s ON s.hold_id = h.id
+        WHERE (j.id IS NULL) = (s.id IS NULL)""",
+    "a trial is no part of its sweep, or two have one number": """
+        SELECT t.id FROM jobs_trial t JOIN jobs_sweep s ON s.id = t.sweep_id JOIN jobs_job j ON j.id = t.job_id
+        JOIN jobs_order o ON o.id = j.order_id JOIN billing_hold h ON h.id = o.hold_id
+        WHERE h.parent_id IS DISTINCT FROM s.hold_id
+        UNION ALL SELECT min(id) FROM jobs_trial GROUP BY sweep_id, number HAVING count(*) > 1
+        UNION ALL SELECT h.id FROM billing_hold h LEFT JOIN jobs_order o ON o.hold_id = h.id
+        LEFT JOIN jobs_job j ON j.order_id = o.id LEFT JOIN jobs_trial t ON t.job_id = j.id
+        WHERE h.parent_id IS NOT NULL AND t.id IS NULL""",
+    "a sweep has ended and holds money, or holds none before": """
+        SELECT s.id FROM jobs_sweep s JOIN billing_hold h ON h.id = s.hold_id
+        WHERE (s.ended_at IS NOT NULL) <> (h.state <> 'held')""",
     "a platform fault was charged": """
         SELECT j.id FROM jobs_job j JOIN jobs_order o ON o.id = j.order_id JOIN billing_hold h ON h.id = o.hold_id
         WHERE j.reason IN ('no_capacity', 'node_lost', 'platform_error') AND h.charged_minor IS NOT NULL""",

@@ -42,6 +42,7 @@ CUSTOMERS = ("tests/billing/test_customers.py",)
 CURRENCIES = ("tests/billing/test_currencies.py",)
 PROPERTY = ("tests/test_money_properties.py",)
 PRICING = ("tests/billing/test_pricing.py",)
+SWEEPS = ("tests/jobs/test_sweeps.py",)
 
 MUTANTS = (
     Mutant("no signature check", "billing/gateway.py", "if not any(matches):", "if False:", EVENTS),
@@ -78,8 +79,25 @@ MUTANTS = (
     Mutant("entries can be changed", *dropped("DROP TRIGGER billing_entry_append_only ON billing_entry"), CHARGES),
     Mutant("settle is not idempotent", "billing/charges.py",
            "    if locked.state != Hold.States.HELD:\n        return locked.receipt\n", "", CHARGES),
-    Mutant("the hold is not locked", "billing/charges.py", 'Hold.objects.select_for_update(of=("self",))', "Hold.objects",
-           CHARGES + PROPERTY),
+    Mutant("the hold is not locked", "billing/charges.py",
+           'locked = Hold.objects.select_for_update(of=("self",)).select_related("account", "quote")',
+           'locked = Hold.objects.select_related("account", "quote")', CHARGES + PROPERTY),
+    Mutant("a trial's money is held twice", "billing/charges.py", 'update(amount_minor=F("amount_minor") - quote.ceiling_minor)',
+           'update(amount_minor=F("amount_minor"))', SWEEPS),
+    Mutant("what a trial did not use does not go back", "billing/charges.py", 'F("amount_minor") + unused_minor',
+           'F("amount_minor")', SWEEPS),
+    Mutant("a trial passes what is left of the sweep's hold", "billing/charges.py",
+           " or whole.amount_minor < quote.ceiling_minor", "", SWEEPS),
+    Mutant("a trial's credit stays reserved for the sweep", "billing/charges.py",
+           "    credit.move_reserved(source=whole, target=part, limit_minor=part.amount_minor)\n", "", SWEEPS + PROPERTY),
+    Mutant("credit that a trial did not use is free for others", "billing/charges.py",
+           "credit.spend(hold=locked, amount_minor=charge.total_minor, parent=parent)",
+           "credit.spend(hold=locked, amount_minor=charge.total_minor)", SWEEPS + PROPERTY),
+    Mutant("a sweep keeps its hold", "billing/charges.py",
+           "    ledger.unhold(account=locked.account, amount_minor=locked.amount_minor)\n    credit.spend(hold=locked, amount_minor=0)",
+           "    credit.spend(hold=locked, amount_minor=0)", SWEEPS),
+    Mutant("a trial is ordered twice", "jobs/sweeps/progress.py", " or locked.trials.count() != number", "", SWEEPS + PROPERTY),
+    Mutant("a stopped sweep orders more", "jobs/sweeps/progress.py", "locked.state != Sweep.States.RUNNING or ", "", PROPERTY),
     Mutant("a hold does not look at the balance", "billing/ledger.py",
            ', posted_minor__gte=F("held_minor") + amount_minor', "", CHARGES),
     Mutant("a reference is posted twice", "billing/migrations/0012_move_function.py",

@@ -1,4 +1,4 @@
-"""Orders, holds, top-ups, settlements, cancels and retries in random order and at once, on a real PostgreSQL.
+"""Orders, sweeps, holds, top-ups, settlements, cancels and retries in random order and at once, on a real PostgreSQL.
 
 Hypothesis calls the services themselves; the cluster is a fake that keeps its contract, the payment provider is the
 sandbox behind the real client (`tests.payers`). Workers crash at any statement, events and messages come in any order.
@@ -44,6 +44,7 @@ from tests.fakes import FakeBackend
 from tests.payers import SIDES, WRONG, Payers
 from tests.provider import GOOD
 from tests.racing import raised, together
+from tests.sweepers import Sweepers
 
 HINTS: list[tuple[Any, tuple[Any, ...]]] = []
 CLUSTER: list[FakeBackend] = []
@@ -69,7 +70,7 @@ def node_seconds(attempt: Attempt) -> Fraction:
     return total
 
 
-class Market(Buyers, Payers, RuleBasedStateMachine):
+class Market(Buyers, Sweepers, Payers, RuleBasedStateMachine):
     """Two customers, one cluster, and everything that may happen to their money.
 
     Draws never depend on results, which threads decide: jobs and payments are numbers, counted from the newest.
@@ -136,6 +137,12 @@ class Market(Buyers, Payers, RuleBasedStateMachine):
         self.ordinary(1, Outcome.CODE_FAILED, 9000, observers=1)
         self.cluster.keeps_deadlines = True
         self.cancel(0, 2, True)
+        self.buy_sweep(customer=1, trials=3, concurrency=2, share=None, threads=2)
+        self.ordinary(0, Outcome.COMPLETED, 300, observers=2)
+        self.advance(0, 2)
+        self.ordinary(0, Outcome.NODE_LOST, 100, observers=1)
+        self.a_worker_of_sweeps_dies(0, 30)
+        self.stop(0, 2)
 
     def grant(self, member: Membership, amount: int) -> None:
         given = CreditGrant(organization=member.organization, amount_minor=amount, reason="A test")
@@ -318,6 +325,7 @@ class Market(Buyers, Payers, RuleBasedStateMachine):
             self.cluster.start(name)
         self.work(reconciliation.reconcile)
         self.now += 500
+        self.stop_sweeps()
         organizations = [member.organization_id for member in self.members]
         for job in Job.objects.filter(organization__in=organizations, finished_at=None):
             member = next(member for member in self.members if member.organization_id == job.organization_id)
@@ -330,6 +338,7 @@ class Market(Buyers, Payers, RuleBasedStateMachine):
         self.now += dispatch.GRACE_SECONDS
         reconciliation.reconcile()
         assert not Job.objects.filter(organization__in=organizations, finished_at=None).exists()
+        self.end_sweeps()
         assert [wallet(member.organization).held_minor for member in self.members] == [0, 0]
         assert all(run.status.phase is RunPhase.ENDED for run in self.cluster.runs.values())
         self.close_payments()

@@ -71,7 +71,11 @@ class Account(models.Model):
 
 
 class Hold(models.Model):
-    """Money reserved for one purchase: HELD until it is SETTLED (charged) or RELEASED."""
+    """Money reserved for one purchase: HELD until it is SETTLED (charged) or RELEASED.
+
+    The hold of a sweep is the `parent` of its trials' holds. A trial's amount is taken out of the parent's; what the
+    trial does not use goes back. So the parent's amount, its open children and their charges sum to its ceiling.
+    """
 
     class States(models.TextChoices):
         """The states of a hold."""
@@ -84,6 +88,10 @@ class Hold(models.Model):
     quote = models.OneToOneField(Quote, models.PROTECT, related_name="hold")
     reference = models.CharField(max_length=64, unique=True)
     amount_minor = models.PositiveBigIntegerField(_("amount"))
+    parent = models.ForeignKey(
+        "self", models.PROTECT, null=True, blank=True, related_name="children", verbose_name=_("part of")
+    )
+    """The sweep's hold that this amount was taken out of; None for an ordinary purchase."""
     metered_minor = models.PositiveBigIntegerField(_("cost so far"), default=0, help_text=_("Cost of the run so far."))
     charged_minor = models.PositiveBigIntegerField(_("charged"), null=True, blank=True)
     placed_by = models.ForeignKey(

@@ -58,7 +58,7 @@ def cost_list(request: MemberRequest) -> HttpResponse:
             "before_minor": costs.spent_minor(organization, month.before),
             "forecast": costs.forecast(organization) if month.is_now else None,
             "chart": _chart(names, days, account.currency),
-            "holds": costs.held(account).select_related("order__job"),
+            "holds": costs.held(account).select_related("order__job", "sweep"),
             "budgets": budgets.states(organization),
             "balance": budgets.balance_of(account),
             "accounting_zone": settings.TIME_ZONE,

@@ -143,7 +143,7 @@ def _page(request: MemberRequest, account: Account, form: TopUpForm) -> HttpResp
             "form": form,
             "quick_picks": suggested_amounts(account.currency),
             "page": page,
-            "holds": selectors.open_holds(organization).select_related("order__job"),
+            "holds": selectors.open_holds(organization).select_related("order__job", "sweep"),
             "receipts": _receipts(organization)[:6],
             "credit_minor": credit.credit_minor(account),
             "owed_minor": receivables.owed_minor(account),

@@ -94,6 +94,10 @@ QUOTE = {
     "arguments": [], "datasets": ["digits"], "epochs": 1, "lr": 0.1, "batch_size": 8, "node_spec": "nano", "nodes": 1,
     "workers_per_node": 1,
 }  # fmt: skip
+SWEEP = QUOTE | {
+    "space": {"LR": {"type": "float", "low": 0.01, "high": 0.1}}, "trials": 2, "method": "random",
+    "objective": {"metric": "accuracy", "goal": "maximize"},
+}  # fmt: skip
 IMAGE = {"name": "fresh", "title": "Fresh", "reference": "registry.example.com/x:1", "frameworks": ["pytorch"]}
 INSTALLATION_WIDE = "workspace-templates/"
 """A list that is the same for everyone."""
@@ -217,6 +221,12 @@ ROUTES = {
     "quotes/<uuid:quote_id>/pay/": {"POST": Ask(PAY, 201, also=RUN)},
     "orders/": {"POST": Ask(RUN, 201, 404, {"quote": "<quote>"})},
     "probes/": {"POST": Ask(RUN, 201, 400, QUOTE)},
+    "sweeps/quotes/": {"POST": Ask(RUN, 201, 400, SWEEP)},
+    "sweeps/": {"GET": listing(), "POST": Ask(RUN, 201, 404, {"quote": "<sweep quote>"})},
+    "sweeps/<int:pk>/": {"GET": Ask(VIEW)},
+    "sweeps/<int:pk>/trials/": {"GET": Ask(VIEW)},
+    "sweeps/<int:pk>/stop/": {"POST": Ask(RUN)},
+    "sweeps/<int:pk>/receipt/": {"GET": Ask(VIEW)},
     "jobs/": {"GET": listing()},
     "jobs/<int:pk>/": {"GET": Ask(VIEW), "PATCH": Ask(STORE, body={"notes": "x"})},
     "jobs/<int:pk>/cancel/": {"POST": Ask(RUN)},
@@ -324,6 +334,9 @@ class World:
         outputs.mkdir(parents=True)
         (outputs / "train.py").write_text("result")
         self.quote = self.make("POST", "quotes/", QUOTE).data["id"]
+        bought = self.make("POST", "sweeps/quotes/", SWEEP).data["id"]
+        self.sweep = self.make("POST", "sweeps/", {"quote": bought}).data["id"]
+        self.sweep_quote = self.make("POST", "sweeps/quotes/", SWEEP).data["id"]
         Voucher.objects.create(
             code="MATRIX25", reason="test", amount_minor=25, currency="USD", max_uses=99, max_uses_each=99
         )
@@ -379,6 +392,7 @@ class World:
         """The body with our own objects' ids."""
         ours = {
             "<quote>": lambda: self.quote,
+            "<sweep quote>": lambda: self.sweep_quote,
             "<card>": lambda: self.card,
             "<job>": lambda: self.job,
             "<code>": lambda: self.code,
@@ -392,6 +406,7 @@ class World:
         pks = {
             "organization": self.other.pk,
             "invoices": self.invoice,
+            "sweeps": self.sweep,
             "storage": self.deleted,
             "workspaces": self.binned.pk,
             "datasets": self.share,

@@ -221,7 +221,7 @@ def _read_run_plan(folder: Path, nonce: str) -> RunPlan | None:
                 return None
             run_plan: RunPlan = json.loads((folder / RUN_PLAN_FILE).read_bytes())
             return run_plan if run_plan["nonce"] == nonce else None
-        time.sleep(_POLL_SECONDS)
+        time.sleep(_POLL_SECONDS)  # shared storage sends no events
     return None
 
 
@@ -253,7 +253,7 @@ def _exchange_endpoints(
             with contextlib.suppress(OSError, ValueError):
                 endpoints[other] = json.loads((folder / "nodes" / f"{other}.meeting").read_bytes())
         if len(endpoints) < nodes:
-            time.sleep(_POLL_SECONDS)
+            time.sleep(_POLL_SECONDS)  # shared storage sends no events
     return [endpoints[other] for other in range(nodes)]
 
 

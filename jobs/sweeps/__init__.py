@@ -1,0 +1,1 @@
+"""Sweeps: many runs of one order, each with other parameters, within one ceiling."""

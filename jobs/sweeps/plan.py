@@ -1,0 +1,184 @@
+"""The plan of a sweep: search space, objective, method, number of trials. A quote stores it as its `sweep` object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal
+
+from django.utils.translation import gettext as _
+from rest_framework import serializers
+from rest_framework.serializers import ValidationError
+
+from jobs.fields import EnumField, FormSerializer, WholeNumberField, is_text
+from jobs.purchase import QuoteRequestSerializer
+from jobs.sweeps import space as spaces
+from jobs.sweeps.space import InvalidSpace, Parameter, Value, Values
+from jobs.sweeps.suggestions import Method, Pruner
+from runtime.launcher.variables import escape
+
+MAX_TRIALS = spaces.MAX_GRID_TRIALS
+"""Most trials of a sweep: a suggestion among so many takes less than 200 ms."""
+MAX_CONCURRENCY = 100
+"""Most trials at once. Each is a job in the queue, and counts for the organization's limit of open jobs."""
+MAX_METRIC_LENGTH = 100
+"""Characters of a metric's name: the length of its column."""
+FIELDS = {"LR": "lr", "EPOCHS": "epochs", "BATCH_SIZE": "batch_size"}
+"""Parameters that set a field of the purchase. Others are arguments (`--hidden`) or environment variables (`DEPTH`)."""
+
+
+class Goal(StrEnum):
+    """Which values of the metric are better."""
+
+    MAXIMIZE = "maximize"
+    MINIMIZE = "minimize"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A valid sweep but its purchase."""
+
+    space: tuple[Parameter, ...]
+    metric: str
+    goal: Literal["maximize", "minimize"]
+    method: Method
+    trials: int
+    concurrency: int
+    pruner: Pruner
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+        """Return the plan of the `sweep` object that a quote stores.
+
+        Its space is a list of pairs: the order of parameters matters, and PostgreSQL sorts the keys of an object.
+        """
+        return cls(
+            space=spaces.parse(dict(data["space"])),
+            metric=data["objective"]["metric"],
+            goal=data["objective"]["goal"],
+            method=Method(data["method"]),
+            trials=data["trials"],
+            concurrency=data["concurrency"],
+            pruner=Pruner(data["pruner"]),
+        )
+
+    def grid(self) -> list[Values]:
+        """Return the trials of a grid in order; an empty list for the other methods."""
+        return spaces.grid(self.space)[: self.trials] if self.method is Method.GRID else []
+
+    def is_better(self, value: float, other: float) -> bool:
+        """Return whether a value of the metric is better than another."""
+        return value > other if self.goal == "maximize" else value < other
+
+
+def apply(purchase: Mapping[str, Any], values: Mapping[str, Value]) -> dict[str, Any]:
+    """Return a purchase (the API's fields) with the parameters of a trial.
+
+    Arguments are appended: parsers use the last one of a name. Their dollar signs are no variables.
+    """
+    changed = {FIELDS[name]: str(value) if name == "LR" else value for name, value in values.items() if name in FIELDS}
+    arguments = list(purchase.get("arguments") or [])
+    environment = dict(purchase.get("environment") or {})
+    for name, value in values.items():
+        if name.startswith("--"):
+            arguments.append(escape(f"{name}={value}"))
+        elif name.startswith("-"):
+            arguments += [escape(name), escape(str(value))]
+        elif name not in FIELDS:
+            environment[name] = str(value)
+    return {**purchase, **changed, "arguments": arguments, "environment": environment}
+
+
+def corners(space: tuple[Parameter, ...]) -> list[Values]:
+    """Return parameters that bound the price: all combinations of the ends of EPOCHS and BATCH_SIZE.
+
+    The other parameters have their first value. Conditions are ignored, so that each parameter's name is checked.
+    """
+    found: list[Values] = [{}]
+    for parameter in space:
+        if parameter.kind == "categorical":
+            ends = parameter.choices if parameter.name in {"EPOCHS", "BATCH_SIZE"} else parameter.choices[:1]
+        else:
+            ends = (parameter.low, parameter.high)
+        if parameter.name not in {"EPOCHS", "BATCH_SIZE"}:
+            ends = ends[:1]
+        found = [{**values, parameter.name: end} for values in found for end in ends]
+    return found
+
+
+class ObjectiveSerializer(serializers.Serializer[Any]):
+    """What a sweep optimizes: the last value of a metric that the runs report."""
+
+    metric = serializers.CharField(max_length=MAX_METRIC_LENGTH, help_text="As on the job's page: test_accuracy.")
+    goal = serializers.ChoiceField(choices=[goal.value for goal in Goal])
+
+    def validate_metric(self, name: str) -> str:
+        """Check that the database can store the name."""
+        if not is_text(name):
+            raise ValidationError(_("The name of the metric contains invalid characters."))
+        return name
+
+
+class SpaceField(serializers.JSONField):
+    """A search space, kept as JSON."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        """Check the space and return it. Raises ValidationError."""
+        try:
+            spaces.parse(data)
+        except InvalidSpace as error:
+            raise ValidationError(space_sentence(error)) from error
+        for name in data:
+            if not is_text(name) or len(name) > MAX_METRIC_LENGTH:
+                raise ValidationError(_("The name of a parameter contains invalid characters or is too long."))
+            texts = [value for value in data[name].get("choices", ()) if isinstance(value, str)]
+            if any(not is_text(text) or any(character < " " for character in text) for text in texts):
+                raise ValidationError(_("A choice of %(name)s contains invalid characters.") % {"name": name})
+            if name in FIELDS and name != "LR" and data[name]["type"] == "float":
+                raise ValidationError(_("%(name)s must be of the type int or categorical.") % {"name": name})
+        return data
+
+
+def space_sentence(error: InvalidSpace) -> str:
+    """Return the sentence of an invalid space, with the parameter at fault."""
+    return f"{error.parameter[:MAX_METRIC_LENGTH]}: {error}" if error.parameter else str(error)
+
+
+class PlanSerializer(FormSerializer):
+    """The fields of a sweep, beside those of a purchase."""
+
+    space = SpaceField(
+        help_text="Parameters by name: `LR`, `EPOCHS`, `BATCH_SIZE`, an argument such as `--hidden`, or an environment "
+        'variable. Each is `{"type": "float" or "int", "low", "high", "step", "log"}` or `{"type": "categorical", '
+        '"choices"}`, and may have `"when": {"parameter", "in"}`: it then applies only with these choices of another '
+        "parameter before it."
+    )
+    objective = ObjectiveSerializer()
+    method = EnumField(Method, default=Method.TPE)
+    trials = WholeNumberField(most=MAX_TRIALS, help_text="Most trials. A grid has no more than its combinations.")
+    concurrency = WholeNumberField(most=MAX_CONCURRENCY, default=1, help_text="Most trials at once.")
+    pruner = EnumField(
+        Pruner, default=Pruner.NONE, help_text="Stops unpromising trials early, by the metric's values so far."
+    )
+
+    def validate_method(self, method: Method) -> Method:
+        """Check that a grid has choices or steps for each parameter."""
+        if method is Method.GRID and "space" in self.chosen:
+            try:
+                spaces.grid(spaces.parse(self.chosen["space"]))
+            except InvalidSpace as error:
+                raise ValidationError(space_sentence(error)) from error
+        return method
+
+
+class SweepQuoteRequestSerializer(PlanSerializer, QuoteRequestSerializer):
+    """A sweep to price: the purchase of its trials, and what to search."""
+
+
+def parse_plan(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `sweep` object of a request, which `Plan.from_json` reads. Raises InvalidInput."""
+    values = PlanSerializer(data=data).values()
+    values |= {"objective": dict(values["objective"]), "space": list(values["space"].items())}
+    values["trials"] = len(Plan.from_json(values).grid()) or values["trials"]
+    return values

@@ -1,0 +1,238 @@
+"""Carry a sweep on: record the ends of its trials, stop unpromising ones, order the next ones, and end the sweep.
+
+`advance` reads everything from the rows, so any process may call it at any time, and a crash between two steps loses
+nothing: a trial's row, its part of the hold, its order and its job are written in one transaction.
+
+Lock order: the sweep, the organization's quota, the sweep's hold, the wallet. Jobs are never locked with the sweep.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from contextlib import suppress
+
+from celery import shared_task
+from django.db import transaction
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from billing import charges
+from billing.errors import HoldUsedUp
+from billing.quotes import make_quote
+from console.accounts.models import Membership
+from console.accounts.services import require_active
+from console.core.enqueue import send
+from console.core.errors import CustomerError
+from jobs import estimates, orders, quotas
+from jobs.errors import AlreadyEnded, ChoiceUnavailable, QuotaExceeded
+from jobs.models import Job, MetricPoint, Sweep, Trial
+from jobs.purchase import parse
+from jobs.states import JobState
+from jobs.sweeps.plan import Plan, apply
+from jobs.sweeps.suggestions import Method, Past, Pruner, Suggestion, judge, suggest
+
+logger = logging.getLogger(__name__)
+
+FAILING_TRIALS = 3
+"""A sweep ends if so many trials have ended and every one failed: the script, not the parameters, is then at fault."""
+MAX_VALUES_JUDGED = 200
+"""Values of a metric that a pruner compares: the first ones, one for each epoch as a rule."""
+
+
+@shared_task
+def advance_sweep(sweep_pk: int) -> None:
+    """Carry one sweep on."""
+    advance(sweep_pk=sweep_pk)
+
+
+@shared_task
+def advance_sweeps() -> None:
+    """Carry all open sweeps on, one task each, so that a slow one delays no other."""
+    for pk in Sweep.objects.filter(ended_at=None).values_list("pk", flat=True):
+        send(advance_sweep, pk)
+
+
+def advance(*, sweep_pk: int) -> None:
+    """Carry a sweep on as far as possible now. Safe to repeat, and to run at the same time in several processes."""
+    sweep = Sweep.objects.select_related("organization", "quote__book", "product", "placed_by").get(pk=sweep_pk)
+    plan = Plan.from_json(sweep.quote.purchase["sweep"])
+    if plan.pruner is not Pruner.NONE:
+        _prune(sweep, plan)
+    record_ends(sweep, plan)
+    while sweep.state == Sweep.States.RUNNING and _order_next(sweep, plan):
+        sweep.refresh_from_db(fields=["state"])
+    _cancel_open(sweep)
+    _end(sweep)
+
+
+def record_ends(sweep: Sweep, plan: Plan) -> None:
+    """Store the outcome and value of trials whose jobs have ended."""
+    for trial in sweep.trials.filter(outcome="", job__finished_at__isnull=False).select_related("job"):
+        values = _values(trial, plan)
+        value = values[-1] if values and math.isfinite(values[-1]) else None
+        if trial.is_pruned and trial.job.state == JobState.CANCELLED:
+            outcome = Trial.Outcomes.PRUNED
+        elif trial.job.state == JobState.SUCCEEDED and value is not None:
+            outcome = Trial.Outcomes.COMPLETED
+        else:
+            outcome, value = Trial.Outcomes.FAILED, None
+        Trial.objects.filter(pk=trial.pk, outcome="").update(outcome=outcome, value=value)
+
+
+def _values(trial: Trial, plan: Plan) -> list[float]:
+    """Return the metric's values in order."""
+    points = MetricPoint.objects.filter(job=trial.job_id, name=plan.metric).order_by("pk")
+    return list(points.values_list("value", flat=True))
+
+
+def _past(trials: list[Trial], values: dict[int, list[float]] | None = None) -> list[Past]:
+    """Return what Optuna needs of trials. `values`: the metric's values by job."""
+    return [
+        Past(
+            parameters=trial.parameters,
+            value=trial.value,
+            is_ended=bool(trial.outcome),
+            state=trial.sampler_state,
+            values=(values or {}).get(trial.job_id, []),
+        )
+        for trial in trials
+    ]
+
+
+def _prune(sweep: Sweep, plan: Plan) -> None:
+    """Mark the trials that the pruner gives up.
+
+    Trials that have ended since the last call are judged too: successive halving compares others with them.
+    """
+    trials = list(sweep.trials.select_related("job"))
+    values: dict[int, list[float]] = {}
+    points = MetricPoint.objects.filter(job__trial__sweep=sweep, name=plan.metric).order_by("pk")
+    for job_pk, value in points.values_list("job", "value"):
+        known = values.setdefault(job_pk, [])
+        if math.isfinite(value) and len(known) < MAX_VALUES_JUDGED:
+            known.append(value)
+    for trial in trials:
+        if trial.outcome or trial.is_pruned or not values.get(trial.job_id):
+            continue
+        verdict = judge(
+            space=plan.space, goal=plan.goal, pruner=plan.pruner, trials=_past(trials, values), number=trial.number
+        )
+        trial.sampler_state, trial.is_pruned = verdict.state, verdict.is_pruned and not trial.job.is_ended
+        trial.save(update_fields=["sampler_state", "is_pruned"])
+
+
+def _cancel_open(sweep: Sweep) -> None:
+    """Cancel the jobs of pruned trials, and all open ones of a sweep that the customer has stopped."""
+    open_trials = sweep.trials.filter(outcome="", job__finished_at=None, job__cancel_requested_at=None)
+    if not Sweep.objects.filter(pk=sweep.pk, reason=Sweep.Reasons.STOPPED).exists():
+        open_trials = open_trials.filter(is_pruned=True)
+    for job in Job.objects.filter(trial__in=open_trials):
+        with suppress(AlreadyEnded):
+            orders.cancel_trial(job=job)
+
+
+def _order_next(sweep: Sweep, plan: Plan) -> bool:
+    """Order the next trial, if the plan, its concurrency and its ceiling allow one. Return whether one was ordered."""
+    trials = list(sweep.trials.order_by("number"))
+    if len(trials) >= plan.trials or sum(not trial.outcome for trial in trials) >= plan.concurrency:
+        return False
+    ended = [trial for trial in trials if trial.outcome]
+    if len(ended) >= FAILING_TRIALS and all(trial.outcome == Trial.Outcomes.FAILED for trial in ended):
+        _stop(sweep, Sweep.Reasons.FAILING)
+        return False
+    suggestion = _suggest(sweep, plan, trials)
+    try:
+        is_ordered = _order(sweep, suggestion, number=len(trials))
+    except QuotaExceeded as error:
+        Sweep.objects.filter(pk=sweep.pk).update(waiting=str(error.message))
+        return False
+    except HoldUsedUp:
+        if not any(not trial.outcome for trial in trials):  # none is open that could return a part of its hold
+            _stop(sweep, Sweep.Reasons.CEILING)
+        return False
+    except CustomerError as error:
+        logger.info("Sweep %s can order no trial: %s %s", sweep.pk, error.code, error.fields)
+        sentence = " ".join(map(str, error.fields.values())) or str(error.message)
+        Sweep.objects.filter(pk=sweep.pk).update(waiting=sentence)
+        _stop(sweep, Sweep.Reasons.UNAVAILABLE)
+        return False
+    return is_ordered
+
+
+def _suggest(sweep: Sweep, plan: Plan, trials: list[Trial]) -> Suggestion:
+    if plan.method is Method.GRID:
+        return Suggestion(plan.grid()[len(trials)], {})
+    return suggest(
+        space=plan.space, goal=plan.goal, method=plan.method, seed=sweep.quote_id.int % 2**32, trials=_past(trials)
+    )
+
+
+def _order(sweep: Sweep, suggestion: Suggestion, *, number: int) -> bool:
+    """Order trial `number`. Return False if another process has ordered it, or stopped the sweep, meanwhile.
+
+    Raises QuotaExceeded, HoldUsedUp, and other CustomerErrors if the purchase is no longer possible.
+    """
+    organization = sweep.organization
+    require_active(organization=organization)
+    if sweep.placed_by is None:
+        raise ChoiceUnavailable(_("The account of the person who bought this sweep was deleted."))
+    base = {name: value for name, value in sweep.quote.purchase.items() if name != "sweep"}
+    named = {"name": f"{sweep.name[:80]} #{number + 1}"}
+    purchase = parse(organization=organization, data=apply(base | named, suggestion.parameters), is_pinned=True)
+    script = orders.read_script(purchase)
+    pricing = orders.pricing_inputs(purchase, estimates.estimate(purchase))
+    with transaction.atomic():
+        locked = Sweep.objects.select_for_update(of=("self",)).select_related("hold").get(pk=sweep.pk)
+        if locked.state != Sweep.States.RUNNING or locked.trials.count() != number:
+            return False
+        quota = quotas.lock_quota(organization)
+        quote = make_quote(
+            organization=organization,
+            user=sweep.placed_by,
+            payload=purchase.to_json() | {"pinned_image": sweep.quote.purchase["pinned_image"]},
+            book=sweep.quote.book,
+            **pricing,
+        )
+        order = orders.write_order(
+            membership=Membership(organization=organization, user=sweep.placed_by),
+            quote=quote,
+            product=sweep.product,
+            key=f"quote:{quote.pk}",
+            quota=quota,
+            versions=purchase.dataset_versions,
+            requirements=purchase.requirements,
+            models=purchase.model_versions,
+            job=orders.job_columns(purchase, script)
+            | {"image_digest": orders.pinned_digest(sweep.quote, purchase.image)},
+            parent=locked.hold,
+        )
+        Trial.objects.create(
+            sweep=locked,
+            number=number,
+            job=order.job,
+            parameters=suggestion.parameters,
+            sampler_state=suggestion.state,
+        )
+        Sweep.objects.filter(pk=sweep.pk).exclude(waiting="").update(waiting="")
+    return True
+
+
+def _stop(sweep: Sweep, reason: Sweep.Reasons) -> None:
+    """Order no more trials. The open ones go on."""
+    Sweep.objects.filter(pk=sweep.pk, state=Sweep.States.RUNNING).update(state=Sweep.States.STOPPING, reason=reason)
+
+
+def _end(sweep: Sweep) -> None:
+    """End the sweep once no trial is open and none will start: return the rest of its hold."""
+    with transaction.atomic():
+        locked = Sweep.objects.select_for_update(of=("self",)).select_related("hold", "quote").get(pk=sweep.pk)
+        if locked.state == Sweep.States.ENDED or locked.trials.filter(outcome="").exists():
+            return
+        total = Plan.from_json(locked.quote.purchase["sweep"]).trials
+        if locked.state == Sweep.States.RUNNING and locked.trials.count() < total:
+            return
+        charges.release(hold=locked.hold)
+        locked.reason = locked.reason or Sweep.Reasons.COMPLETED
+        locked.state, locked.ended_at = Sweep.States.ENDED, timezone.now()
+        locked.save(update_fields=["state", "reason", "ended_at"])

@@ -1,0 +1,144 @@
+"""Quote a sweep, buy it, and stop it. `progress` orders its trials."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Q
+from django.utils.translation import gettext as _
+
+from billing import charges
+from billing.models import Quote
+from billing.quotes import current_prices, make_sweep_quote, price, require_valid
+from console.accounts.models import Membership, Organization
+from console.accounts.services import record, require_active
+from console.core.enqueue import send_on_commit
+from console.core.errors import InvalidInput
+from jobs import estimates, quotas
+from jobs.details import default_name
+from jobs.errors import AlreadyEnded, IdempotencyConflict, QuoteBought
+from jobs.models import Product, Sweep
+from jobs.orders import pinned_image, pricing_inputs
+from jobs.purchase import parse
+from jobs.sweeps.plan import FIELDS, Plan, apply, corners, parse_plan
+from jobs.sweeps.progress import advance_sweep
+
+
+def quote_sweep(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
+    """Price a sweep: a purchase (the API's fields) with `space`, `objective` and so on. `ceiling_minor` is the sweep's.
+
+    A field of the purchase that the sweep searches may be left out. Raises ServiceInactive, InvalidInput, and
+    billing's errors.
+    """
+    organization = membership.organization
+    require_active(organization=organization)
+    sweep = parse_plan(data)
+    plan = Plan.from_json(sweep)
+    ends = corners(plan.space)
+    searched = {FIELDS[name]: value for name, value in ends[0].items() if name in FIELDS}
+    whole = parse(organization=organization, data={**searched, **_given(data), "exact": False})
+    base = {**whole.to_json(), "ceiling_minor": None}
+    prices = current_prices(organization)
+    offers = []
+    for values in ends:
+        try:
+            purchase = parse(organization=organization, data=apply(base, values), is_pinned=True)
+        except InvalidInput as error:
+            # The base is valid, so the parameters are at fault.
+            raise InvalidInput(fields={"space": " ".join(map(str, error.fields.values()))}) from error
+        estimate = estimates.estimate(purchase)
+        offers.append((price(prices, **pricing_inputs(purchase, estimate)), estimate))
+    return make_sweep_quote(
+        organization=organization,
+        user=membership.user,
+        prices=prices,
+        payload=base | {"sweep": sweep} | pinned_image(organization, whole.image),
+        offers=offers,
+        trials=plan.trials,
+        ceiling_minor=whole.ceiling_minor,
+    )
+
+
+def _given(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that are not left out, as forms leave them out."""
+    return {name: value for name, value in data.items() if value not in ("", None)}
+
+
+def place_sweep(*, membership: Membership, quote: Quote, idempotency_key: str = "") -> Sweep:
+    """Buy a sweep's quote: hold its ceiling and order its first trials. A repeated key returns the same sweep.
+
+    Raises ServiceInactive, QuoteExpired, QuoteBought, IdempotencyConflict, InvalidInput (`quote` is of a run),
+    InsufficientFunds, BudgetExceeded.
+    """
+    organization = membership.organization
+    key = idempotency_key or f"quote:{quote.pk}"
+    if sweep := _existing(organization, quote, key):
+        return sweep  # before the checks: a repeated request succeeds even if the quote has expired since
+    require_active(organization=organization)
+    if "sweep" not in quote.purchase:
+        raise InvalidInput(fields={"quote": _("This quote is not for a sweep. Buy it as a run.")})
+    require_valid(quote)
+    purchase = quote.purchase
+    with transaction.atomic():
+        quotas.lock_quota(organization)
+        # Again, under the lock: a concurrent request may have bought it meanwhile.
+        if sweep := _existing(organization, quote, key):
+            return sweep
+        hold = charges.hold(
+            quote=quote,
+            reference=f"sweep:{quote.pk}",
+            user=membership.user,
+            labels={name: purchase[name] for name in ("workspace", "node_spec", "product")},
+        )
+        sweep = Sweep.objects.create(
+            organization=organization,
+            quote=quote,
+            hold=hold,
+            product=Product.objects.get(name=purchase["product"]),
+            name=purchase["name"] or default_name(purchase["code_path"]),
+            idempotency_key=key,
+            placed_by=membership.user,
+        )
+        record(organization=organization, actor=membership.user, action="sweep.placed", target=f"sweep:{sweep.pk}")
+        send_on_commit(advance_sweep, sweep.pk)
+    return sweep
+
+
+def stop_sweep(*, membership: Membership, sweep: Sweep) -> Sweep:
+    """Start no more trials of a sweep, and cancel the open ones, which cost the time that they used. Safe to repeat.
+
+    Raises AlreadyEnded.
+    """
+    with transaction.atomic():
+        sweep = Sweep.objects.select_for_update().get(pk=sweep.pk)
+        if sweep.state == Sweep.States.ENDED:
+            raise AlreadyEnded(_("This sweep has already ended."))
+        if sweep.state == Sweep.States.RUNNING:
+            sweep.state, sweep.reason = Sweep.States.STOPPING, Sweep.Reasons.STOPPED
+            sweep.save(update_fields=["state", "reason"])
+            record(
+                organization=sweep.organization,
+                actor=membership.user,
+                action="sweep.stopped",
+                target=f"sweep:{sweep.pk}",
+            )
+        send_on_commit(advance_sweep, sweep.pk)
+    return sweep
+
+
+def _existing(organization: Organization, quote: Quote, key: str) -> Sweep | None:
+    """Return the sweep that this key bought for this quote; None if both are unused.
+
+    Raises QuoteBought, IdempotencyConflict.
+    """
+    bought = Sweep.objects.filter(Q(quote=quote) | Q(organization=organization, idempotency_key=key))
+    sweeps = {sweep.quote_id: sweep for sweep in bought}
+    if sweep := sweeps.get(quote.pk):
+        if sweep.idempotency_key != key:
+            raise QuoteBought
+        return sweep
+    if sweeps:
+        raise IdempotencyConflict
+    return None

@@ -1,0 +1,122 @@
+"""What pages, API and command line show of a sweep: its state, trials, best trial, cost, and receipt. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models import QuerySet, Sum
+from django.utils.translation import gettext as _
+
+from billing.models import Receipt
+from console.accounts.models import Organization
+from console.core.errors import NotFound
+from jobs.models import MetricPoint, Sweep, Trial
+from jobs.sweeps.plan import Plan
+
+
+@dataclass(frozen=True)
+class TrialRow:
+    """A trial as it is shown. `cost_minor` is what it has cost so far; `value` the metric's latest value."""
+
+    number: int
+    job: int
+    name: str
+    state: str
+    outcome: str
+    is_pruned: bool
+    parameters: dict[str, Any]
+    value: float | None
+    cost_minor: int
+    is_best: bool = False
+
+
+def sweeps_for(organization: Organization) -> QuerySet[Sweep]:
+    """Return the organization's sweeps, newest first."""
+    return Sweep.objects.filter(organization=organization).select_related("quote", "hold", "product", "placed_by")
+
+
+def sweep_for(organization: Organization, pk: int) -> Sweep:
+    """Return a sweep. Raises NotFound if it belongs to another organization."""
+    sweep = sweeps_for(organization).filter(pk=pk).first()
+    if sweep is None:
+        raise NotFound(_("This sweep does not exist."))
+    sweep.organization = organization
+    return sweep
+
+
+def plan_of(sweep: Sweep) -> Plan:
+    """Return what the sweep searches."""
+    return Plan.from_json(sweep.quote.purchase["sweep"])
+
+
+def cost_minor(sweep: Sweep) -> int:
+    """Return what all trials have cost so far, in minor units."""
+    total = sweep.hold.children.aggregate(total=Sum("metered_minor"))["total"]
+    return int(total or 0)
+
+
+def best_trial(sweep: Sweep, plan: Plan) -> Trial | None:
+    """Return the completed trial with the best value, the earliest of equal ones; None before the first."""
+    order = "-value" if plan.goal == "maximize" else "value"
+    completed = sweep.trials.filter(outcome=Trial.Outcomes.COMPLETED).select_related("job")
+    return completed.order_by(order, "number").first()
+
+
+def summary(sweep: Sweep) -> dict[str, Any]:
+    """Return the sweep as the API shows it."""
+    plan = plan_of(sweep)
+    best = best_trial(sweep, plan)
+    return {
+        "id": sweep.pk,
+        "name": sweep.name,
+        "state": sweep.state,
+        "reason": sweep.reason,
+        "waiting_for": sweep.waiting if sweep.state == Sweep.States.RUNNING else "",
+        "objective": {"metric": plan.metric, "goal": plan.goal},
+        "method": plan.method.value,
+        "pruner": plan.pruner.value,
+        "concurrency": plan.concurrency,
+        "trials_total": plan.trials,
+        "trials_done": sweep.trials.exclude(outcome="").count(),
+        "best": best and {"trial": best.number, "job": best.job_id, "parameters": best.parameters, "value": best.value},
+        "currency": sweep.quote.currency,
+        "cost_minor": cost_minor(sweep),
+        "ceiling_minor": sweep.quote.ceiling_minor,
+        "created_at": sweep.created_at,
+        "ended_at": sweep.ended_at,
+    }
+
+
+def trial_rows(sweep: Sweep) -> list[TrialRow]:
+    """Return all trials in order of number. An open trial shows the metric's latest value so far."""
+    plan = plan_of(sweep)
+    best = best_trial(sweep, plan)
+    trials = list(sweep.trials.select_related("job__order__hold"))
+    latest = _latest_values([trial.job_id for trial in trials if not trial.outcome], plan.metric)
+    return [
+        TrialRow(
+            number=trial.number,
+            job=trial.job_id,
+            name=trial.job.name,
+            state=trial.job.state,
+            outcome=trial.outcome,
+            is_pruned=trial.is_pruned,
+            parameters=trial.parameters,
+            value=trial.value if trial.outcome else latest.get(trial.job_id),
+            cost_minor=trial.job.order.hold.metered_minor,
+            is_best=best is not None and best.pk == trial.pk,
+        )
+        for trial in trials
+    ]
+
+
+def _latest_values(jobs: Sequence[int], metric: str) -> dict[int, float]:
+    points = MetricPoint.objects.filter(job__in=jobs, name=metric).order_by("job", "-pk").distinct("job")
+    return dict(points.values_list("job", "value"))
+
+
+def receipts(sweep: Sweep) -> QuerySet[Receipt]:
+    """Return the receipts of the ended trials, in order of number. Each trial is charged by its own."""
+    return Receipt.objects.filter(hold__parent=sweep.hold).order_by("hold__order__job__trial__number")

@@ -1,0 +1,177 @@
+"""The search space of a sweep: its parameters, their ranges and conditions, and the grid. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Value = str | int | float
+Values = dict[str, Value]
+
+MAX_PARAMETERS = 32
+MAX_CHOICES = 100
+MAX_GRID_TRIALS = 1000
+"""Most combinations of a grid. A suggestion among 1,000 trials takes less than 200 ms."""
+MAX_CHOICE_LENGTH = 1000
+MAX_INTEGER = 2**53
+"""JSON numbers above this lose digits in browsers."""
+FIELDS = {
+    "categorical": {"type", "choices", "when"},
+    "int": {"type", "low", "high", "step", "log", "when"},
+    "float": {"type", "low", "high", "step", "log", "when"},
+}
+
+
+class InvalidSpace(ValueError):
+    """A search space is invalid. `parameter` is empty if no single parameter is at fault."""
+
+    def __init__(self, parameter: str, sentence: str) -> None:
+        """Store the parameter's name and the sentence."""
+        super().__init__(sentence)
+        self.parameter = parameter
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A parameter applies only if an earlier categorical `parameter` has one of `values`."""
+
+    parameter: str
+    values: tuple[Value, ...]
+
+    def holds(self, values: Mapping[str, Value]) -> bool:
+        """Return whether the condition holds for the values of the earlier parameters."""
+        return self.parameter in values and values[self.parameter] in self.values
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One dimension. `choices` for categorical; otherwise `low` to `high`, both included; `step` None: continuous."""
+
+    name: str
+    kind: Literal["categorical", "int", "float"]
+    choices: tuple[Value, ...] = ()
+    low: float = 0
+    high: float = 0
+    step: float | None = None
+    log: bool = False
+    when: Condition | None = None
+
+    def applies(self, values: Mapping[str, Value]) -> bool:
+        """Return whether a trial with these earlier values has this parameter."""
+        return self.when is None or self.when.holds(values)
+
+    def grid(self) -> tuple[Value, ...]:
+        """Return the values of the grid. Raises InvalidSpace for a continuous range."""
+        if self.kind == "categorical":
+            return self.choices
+        if self.step is None:
+            raise InvalidSpace(self.name, "A grid needs choices or a step for each parameter.")
+        count = math.floor((self.high - self.low) / self.step + 1e-9) + 1
+        if count > MAX_GRID_TRIALS:
+            raise InvalidSpace(self.name, f"A grid has at most {MAX_GRID_TRIALS} trials.")
+        values = [self.low + index * self.step for index in range(count)]
+        # Twelve digits remove the noise of binary fractions: 0.1 + 2 * 0.1 is 0.3.
+        return tuple(round(value) if self.kind == "int" else float(f"{value:.12g}") for value in values)
+
+
+def parse(data: Any) -> tuple[Parameter, ...]:
+    """Return the parameters of the API's `space`. Raises InvalidSpace.
+
+    The names are checked by the purchase, which knows which variables and arguments a customer may set.
+    """
+    if not isinstance(data, Mapping) or not data:
+        raise InvalidSpace("", "The search space must be an object with at least one parameter.")
+    if len(data) > MAX_PARAMETERS:
+        raise InvalidSpace("", f"A search space has at most {MAX_PARAMETERS} parameters.")
+    earlier: dict[str, Parameter] = {}
+    for name, given in data.items():
+        earlier[name] = _parse(name, given, earlier)
+    return tuple(earlier.values())
+
+
+def grid(space: Sequence[Parameter]) -> list[Values]:
+    """Return all trials of the grid, the last parameter varying fastest. Raises InvalidSpace."""
+    for parameter in space:
+        parameter.grid()  # refuses continuous ranges, also of parameters whose condition never holds
+    trials: list[Values] = []
+    for values in _combinations(space, {}):
+        if len(trials) == MAX_GRID_TRIALS:
+            raise InvalidSpace("", f"A grid has at most {MAX_GRID_TRIALS} trials.")
+        trials.append(values)
+    return trials
+
+
+def _combinations(space: Sequence[Parameter], values: Values) -> Iterator[Values]:
+    if not space:
+        yield values
+        return
+    first, *rest = space
+    if not first.applies(values):
+        yield from _combinations(rest, values)
+        return
+    for value in first.grid():
+        yield from _combinations(rest, {**values, first.name: value})
+
+
+def _parse(name: str, given: Any, earlier: Mapping[str, Parameter]) -> Parameter:
+    kind = given.get("type") if isinstance(given, Mapping) else None
+    if not isinstance(kind, str) or kind not in FIELDS:
+        raise InvalidSpace(name, "`type` must be categorical, int or float.")
+    if unknown := sorted(map(str, set(given) - FIELDS[kind])):
+        raise InvalidSpace(name, f"Unknown fields: {', '.join(unknown)}.")
+    when = _condition(name, given["when"], earlier) if given.get("when") is not None else None
+    if kind == "categorical":
+        return Parameter(name, "categorical", choices=_choices(name, given.get("choices"), "choices"), when=when)
+    low, high = (_number(name, given.get(end), kind, end) for end in ("low", "high"))
+    log = given.get("log", False)
+    step = None if given.get("step") is None else _number(name, given["step"], kind, "step")
+    if not isinstance(log, bool):
+        raise InvalidSpace(name, "`log` must be true or false.")
+    if low >= high:
+        raise InvalidSpace(name, "`low` must be below `high`.")
+    if log and low <= 0:
+        raise InvalidSpace(name, "`low` must be above 0 on a log scale.")
+    if log and step is not None:
+        raise InvalidSpace(name, "Choose either `step` or `log`.")
+    if step is not None and not 0 < step <= high - low:
+        raise InvalidSpace(name, "`step` must be above 0 and at most the range.")
+    if kind == "int":
+        return Parameter(name, "int", low=low, high=high, step=step or (None if log else 1), log=log, when=when)
+    return Parameter(name, "float", low=low, high=high, step=step, log=log, when=when)
+
+
+def _condition(name: str, given: Any, earlier: Mapping[str, Parameter]) -> Condition:
+    if not isinstance(given, Mapping) or set(given) != {"parameter", "in"}:
+        raise InvalidSpace(name, "`when` must have `parameter` and `in`.")
+    other = earlier.get(given["parameter"]) if isinstance(given["parameter"], str) else None
+    if other is None or other.kind != "categorical":
+        raise InvalidSpace(name, "`when` must name an earlier categorical parameter.")
+    values = _choices(name, given["in"], "in")
+    if not set(values) <= set(other.choices):
+        raise InvalidSpace(name, f"`in` must list choices of {other.name}.")
+    return Condition(other.name, values)
+
+
+def _choices(name: str, given: Any, field: str) -> tuple[Value, ...]:
+    if not isinstance(given, list) or not 1 <= len(given) <= MAX_CHOICES:
+        raise InvalidSpace(name, f"`{field}` must list 1 to {MAX_CHOICES} values.")
+    for value in given:
+        if isinstance(value, str):
+            if len(value) > MAX_CHOICE_LENGTH:
+                raise InvalidSpace(name, f"A value has at most {MAX_CHOICE_LENGTH} characters.")
+        else:
+            _number(name, value, "float", field)
+    if len({str(value) for value in given}) < len(given) or len(set(given)) < len(given):
+        raise InvalidSpace(name, f"`{field}` lists a value twice.")
+    return tuple(given)
+
+
+def _number(name: str, value: Any, kind: str, field: str) -> float:
+    # A bool is an int in Python, and JSON may hold NaN or integers too large for a float.
+    is_number = isinstance(value, int if kind == "int" else int | float) and not isinstance(value, bool)
+    if not is_number or not -MAX_INTEGER <= value <= MAX_INTEGER:
+        noun = "a whole number" if kind == "int" else "a number"
+        raise InvalidSpace(name, f"`{field}` must be {noun} between -2^53 and 2^53.")
+    return value  # type: ignore[no-any-return]

@@ -1,0 +1,166 @@
+"""Suggest the parameters of a sweep's next trial, and judge open trials: Optuna on a study rebuilt from our rows.
+
+Nothing is kept between two calls. The same rows and the same number give the same suggestion, so a crash between a
+suggestion and the trial's row changes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+import optuna
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.samplers import BaseSampler, CmaEsSampler, RandomSampler, TPESampler
+from optuna.trial import TrialState
+
+from jobs.sweeps.space import Parameter, Value, Values
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+class Method(StrEnum):
+    """How a sweep chooses parameters. `grid` is `jobs.sweeps.space.grid`."""
+
+    GRID = "grid"
+    RANDOM = "random"
+    TPE = "tpe"
+    CMAES = "cmaes"
+
+
+class Pruner(StrEnum):
+    """How a sweep stops unpromising trials early, by comparing the metric's n-th value with that of other trials."""
+
+    NONE = "none"
+    MEDIAN = "median"
+    """Stop a trial that is worse than the median of the others."""
+    ASHA = "asha"
+    """Asynchronous successive halving: after 1, 3, 9 … values, the best third goes on."""
+
+
+MEDIAN_TRIALS = 4
+"""Trials that end before the median stops any: of fewer, the median says little."""
+REDUCTION = 3
+"""Successive halving continues one trial of so many at each step, as its authors recommend 3 or 4."""
+
+
+@dataclass(frozen=True)
+class Past:
+    """An earlier trial. `value` counts once it `is_ended`; None: it ended without the metric."""
+
+    parameters: Mapping[str, Value]
+    value: float | None = None
+    is_ended: bool = False
+    state: Mapping[str, Any] = field(default_factory=dict)
+    values: Sequence[float] = ()
+    """All values of the metric so far, in order. Only pruners need them."""
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """The next trial's parameters, and the sampler's `state` to store with it: CMA-ES continues from it."""
+
+    parameters: Values
+    state: dict[str, Any]
+
+
+def suggest(
+    *,
+    space: Sequence[Parameter],
+    goal: Literal["minimize", "maximize"],
+    method: Method,
+    seed: int,
+    trials: Sequence[Past],
+) -> Suggestion:
+    """Return the suggestion for trial number `len(trials)`. `trials` are all earlier ones, in order of number."""
+    study = optuna.create_study(direction=goal, sampler=_sampler(method, seed, len(trials)))
+    study.add_trials([_frozen(space, past) for past in trials])
+    trial = study.ask()
+    values: Values = {}
+    for parameter in space:
+        if parameter.applies(values):
+            values[parameter.name] = _suggest(trial, parameter)
+    # Not `trial.system_attrs`, which Optuna deprecates: the frozen trial keeps the same.
+    return Suggestion(values, dict(study.trials[trial.number].system_attrs))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether to stop a trial, and the pruner's `state` to store with it."""
+
+    is_pruned: bool
+    state: dict[str, Any]
+
+
+def judge(
+    *,
+    space: Sequence[Parameter],
+    goal: Literal["minimize", "maximize"],
+    pruner: Pruner,
+    trials: Sequence[Past],
+    number: int,
+) -> Verdict:
+    """Return whether to stop the open trial `number`. `trials` are all of the sweep, in order of number."""
+    chosen = (
+        optuna.pruners.MedianPruner(n_startup_trials=MEDIAN_TRIALS)
+        if pruner is Pruner.MEDIAN
+        else optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=REDUCTION)
+    )
+    study = optuna.create_study(direction=goal, pruner=chosen)
+    study.add_trials([_frozen(space, past) for past in trials])
+    is_pruned = chosen.prune(study, study.trials[number])
+    return Verdict(is_pruned, dict(study.trials[number].system_attrs))
+
+
+def _sampler(method: Method, seed: int, number: int) -> BaseSampler:
+    # A seed per number: one seed for all would repeat the first draw each time that the study is rebuilt.
+    digest = hashlib.blake2b(f"{seed}:{number}".encode(), digest_size=4).digest()
+    own_seed = int.from_bytes(digest, "big")
+    if method is Method.TPE:
+        # `constant_liar` keeps simultaneous trials apart.
+        return TPESampler(seed=own_seed, constant_liar=True)
+    if method is Method.CMAES:
+        return CmaEsSampler(seed=own_seed, warn_independent_sampling=False)
+    if method is Method.RANDOM:
+        return RandomSampler(seed=own_seed)
+    raise ValueError("A grid has no sampler.")
+
+
+def _suggest(trial: optuna.Trial, parameter: Parameter) -> Value:
+    name = parameter.name
+    if parameter.kind == "categorical":
+        return trial.suggest_categorical(name, list(parameter.choices))  # type: ignore[return-value]
+    if parameter.kind == "int":
+        return trial.suggest_int(
+            name, int(parameter.low), int(parameter.high), step=int(parameter.step or 1), log=parameter.log
+        )
+    return trial.suggest_float(name, parameter.low, parameter.high, step=parameter.step, log=parameter.log)
+
+
+def _frozen(space: Sequence[Parameter], past: Past) -> optuna.trial.FrozenTrial:
+    ended = TrialState.FAIL if past.value is None else TrialState.COMPLETE
+    return optuna.trial.create_trial(
+        state=ended if past.is_ended else TrialState.RUNNING,
+        value=past.value if past.is_ended else None,
+        params=dict(past.parameters),
+        distributions={each.name: _distribution(each) for each in space if each.name in past.parameters},
+        intermediate_values=dict(enumerate(past.values, start=1)),
+        system_attrs=dict(past.state),
+    )
+
+
+def _distribution(parameter: Parameter) -> BaseDistribution:
+    if parameter.kind == "categorical":
+        return CategoricalDistribution(list(parameter.choices))
+    if parameter.kind == "int":
+        low, high = int(parameter.low), int(parameter.high)
+        return IntDistribution(low, high, log=parameter.log, step=int(parameter.step or 1))
+    return FloatDistribution(parameter.low, parameter.high, log=parameter.log, step=parameter.step)

@@ -1,0 +1,112 @@
+"""The search space of a sweep and the suggestions for its trials."""
+
+from __future__ import annotations
+
+import json
+import math
+from statistics import median
+
+import pytest
+
+from jobs.sweeps.space import MAX_GRID_TRIALS, InvalidSpace, grid, parse
+from jobs.sweeps.suggestions import Method, Past, suggest
+
+SPACE = {
+    "LR": {"type": "float", "low": 1e-4, "high": 1e-1, "log": True},
+    "BATCH_SIZE": {"type": "int", "low": 16, "high": 128, "step": 16},
+    "--optimizer": {"type": "categorical", "choices": ["sgd", "adam"]},
+    "--momentum": {
+        "type": "float", "low": 0.0, "high": 0.9, "step": 0.1, "when": {"parameter": "--optimizer", "in": ["sgd"]},
+    },
+}  # fmt: skip
+BOWL = {name: {"type": "float", "low": -5, "high": 5} for name in ("x", "y")}
+
+
+def bowl(parameters: dict[str, float]) -> float:
+    """Return a loss that is 0 at (1, -2)."""
+    return (parameters["x"] - 1) ** 2 + (parameters["y"] + 2) ** 2
+
+
+def search(method: Method, seed: int, trials: int) -> list[Past]:
+    """Run a sweep of `bowl`, storing each trial's state as JSON, as the database does."""
+    past: list[Past] = []
+    for _number in range(trials):
+        found = suggest(space=parse(BOWL), goal="minimize", method=method, seed=seed, trials=past)
+        state = json.loads(json.dumps(found.state))
+        past.append(Past(found.parameters, bowl(found.parameters), is_ended=True, state=state))  # type: ignore[arg-type]
+    return past
+
+
+@pytest.mark.parametrize(
+    ("given", "at_fault"),
+    [
+        ([], ""),
+        ({}, ""),
+        ({f"P{index}": {"type": "int", "low": 1, "high": 2} for index in range(33)}, ""),
+        ({"x": {"type": "text"}}, "x"),
+        ({"x": {"type": ["int"]}}, "x"),
+        ({"x": {"type": "int", "low": 1, "high": 2, "chance": 3}}, "x"),
+        ({"x": {"type": "int", "low": 1.5, "high": 2}}, "x"),
+        ({"x": {"type": "int", "low": True, "high": 2}}, "x"),
+        ({"x": {"type": "int", "low": 1, "high": 10**400}}, "x"),
+        ({"x": {"type": "float", "low": math.nan, "high": 1}}, "x"),
+        ({"x": {"type": "float", "low": 2, "high": 1}}, "x"),
+        ({"x": {"type": "float", "low": 0, "high": 1, "log": True}}, "x"),
+        ({"x": {"type": "float", "low": 1, "high": 2, "log": True, "step": 0.5}}, "x"),
+        ({"x": {"type": "float", "low": 1, "high": 2, "step": 0}}, "x"),
+        ({"x": {"type": "categorical", "choices": []}}, "x"),
+        ({"x": {"type": "categorical", "choices": [1, "1"]}}, "x"),
+        ({"x": {"type": "categorical", "choices": [[1]]}}, "x"),
+        ({"x": {"type": "categorical", "choices": [True]}}, "x"),
+        ({"x": {"type": "int", "low": 1, "high": 2, "when": {"parameter": "y", "in": [1]}}}, "x"),
+        ({**SPACE, "x": {"type": "int", "low": 1, "high": 2, "when": {"parameter": "LR", "in": [1]}}}, "x"),
+        ({**SPACE, "x": {"type": "int", "low": 1, "high": 2, "when": {"parameter": "--optimizer", "in": ["z"]}}}, "x"),
+    ],
+)
+def test_invalid_spaces_name_the_parameter(given, at_fault):
+    """Each refusal names the parameter at fault."""
+    with pytest.raises(InvalidSpace) as refused:
+        parse(given)
+    assert refused.value.parameter == at_fault
+
+
+def test_a_grid_has_each_combination_once_and_only_parameters_that_apply():
+    """Conditions shorten the grid; continuous and huge grids are refused."""
+    space = parse({name: SPACE[name] for name in ("BATCH_SIZE", "--optimizer", "--momentum")})
+    trials = grid(space)
+    assert len(trials) == 8 * (10 + 1) == len({json.dumps(values) for values in trials})
+    assert trials[3] == {"BATCH_SIZE": 16, "--optimizer": "sgd", "--momentum": 0.3}
+    assert all(("--momentum" in values) == (values["--optimizer"] == "sgd") for values in trials)
+    huge = {name: {"type": "int", "low": 1, "high": MAX_GRID_TRIALS} for name in ("x", "y")}
+    for given in (SPACE, huge, {"x": {"type": "int", "low": 0, "high": 2**53}}):
+        with pytest.raises(InvalidSpace):
+            grid(parse(given))
+
+
+@pytest.mark.parametrize("method", [Method.RANDOM, Method.TPE, Method.CMAES])
+def test_suggestions_are_within_the_space_repeatable_and_different(method):
+    """The same rows give the same suggestion; running and failed trials are accepted."""
+    space = parse(SPACE)
+    past: list[Past] = []
+    for number in range(15):
+        first, again = (
+            suggest(space=space, goal="maximize", method=method, seed=7, trials=past) for _repeat in range(2)
+        )
+        assert first == again
+        values = first.parameters
+        assert 1e-4 <= values["LR"] <= 1e-1
+        assert values["BATCH_SIZE"] in range(16, 129, 16)
+        assert ("--momentum" in values) == (values["--optimizer"] == "sgd")
+        state = json.loads(json.dumps(first.state))
+        past.append(Past(values, float(number) if number % 3 == 0 else None, is_ended=number % 3 != 2, state=state))
+    assert len({json.dumps(dict(trial.parameters)) for trial in past}) == len(past)
+
+
+@pytest.mark.parametrize("method", [Method.TPE, Method.CMAES])
+def test_a_search_rebuilt_from_rows_beats_chance(method):
+    """The samplers learn although the study is rebuilt for each trial."""
+
+    def best(chosen: Method) -> float:
+        return median(min(trial.value for trial in search(chosen, seed, 50)) for seed in range(3))  # type: ignore[type-var]
+
+    assert best(method) < best(Method.RANDOM)

@@ -1,0 +1,287 @@
+"""Sweeps: one quote, one hold, trials that are charged within it, and every way in which a sweep ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from billing import pricebooks
+from billing.models import Hold, Quote, Receipt
+from console.core.errors import InvalidInput
+from jobs import dispatch, orders, reconciliation
+from jobs.errors import AlreadyEnded, IdempotencyConflict, QuoteBought
+from jobs.models import Job, Sweep, Trial
+from jobs.sweeps import progress, selectors
+from jobs.sweeps.purchase import place_sweep, quote_sweep, stop_sweep
+from runtime.specs import Outcome
+from tests.books import BROKEN_BOOKS, BROKEN_ORDERS, broken
+from tests.factories.jobs import start
+
+pytestmark = pytest.mark.django_db
+
+SPACE = {
+    "LR": {"type": "float", "low": 1e-4, "high": 1e-1, "log": True},
+    "--hidden": {"type": "categorical", "choices": [32, 64]},
+    "DEPTH": {"type": "int", "low": 1, "high": 4},
+}
+
+
+@pytest.fixture(autouse=True)
+def _books():
+    yield
+    assert broken(BROKEN_BOOKS | BROKEN_ORDERS) == {}
+
+
+class Sweeper:
+    """Buys a sweep of a customer on the fake cluster, and lets its trials run."""
+
+    def __init__(self, customer):
+        self.customer = customer
+
+    def form(self, **changes):
+        plan = {"space": SPACE, "objective": {"metric": "accuracy", "goal": "maximize"}, "method": "random"}
+        return self.customer.form(trials=4, concurrency=2, nodes=1) | plan | changes
+
+    def quote(self, **changes):
+        return quote_sweep(membership=self.customer.membership, data=self.form(**changes))
+
+    def buy(self, **changes):
+        sweep = place_sweep(membership=self.customer.membership, quote=self.quote(**changes))
+        progress.advance(sweep_pk=sweep.pk)
+        return sweep
+
+    def run(self, trial, *values, outcome=Outcome.COMPLETED, ends=True):
+        """Let a trial's job run, report values of the metric, and end."""
+        start(trial.job)
+        attempt = trial.job.attempts.get()
+        backend = self.customer.backend
+        backend.start(attempt.run_name)
+        for epoch, value in enumerate(values, start=1):
+            backend.write(attempt.run_name, f"epoch {epoch} accuracy {value}\n")
+        if ends:
+            backend.end(attempt.run_name, outcome)
+        reconciliation.follow(run_name=attempt.run_name)
+
+    def finish(self, sweep):
+        """Let every trial run to its end with a value that grows with its number."""
+        while opened := list(sweep.trials.filter(outcome="", job__finished_at=None)):
+            for trial in opened:
+                self.run(trial, 0.5 + trial.number / 100)
+            progress.advance(sweep_pk=sweep.pk)
+        sweep.refresh_from_db()
+
+
+@pytest.fixture
+def sweeper(customer):
+    return Sweeper(customer)
+
+
+def test_a_sweep_holds_once_and_charges_each_trial(sweeper, customer):
+    quote = sweeper.quote()
+    before = customer.wallet
+    sweep = place_sweep(membership=customer.membership, quote=quote)
+    assert customer.wallet.held_minor == before.held_minor + quote.ceiling_minor
+    progress.advance(sweep_pk=sweep.pk)
+    assert sweep.trials.count() == 2
+    assert customer.wallet.held_minor == before.held_minor + quote.ceiling_minor
+    sweeper.finish(sweep)
+    assert (sweep.state, sweep.reason) == ("ended", "completed")
+    assert [trial.outcome for trial in sweep.trials.all()] == ["completed"] * 4
+    receipts = list(selectors.receipts(sweep))
+    spent = sum(receipt.total_minor for receipt in receipts)
+    assert (len(receipts), customer.wallet.held_minor) == (4, before.held_minor)
+    assert customer.wallet.posted_minor == before.posted_minor - spent
+    shown = selectors.summary(sweep)
+    assert shown["best"]["trial"] == 3
+    assert (shown["trials_done"], shown["cost_minor"], shown["ceiling_minor"]) == (4, spent, quote.ceiling_minor)
+    assert [row.is_best for row in selectors.trial_rows(sweep)] == [False, False, False, True]
+
+
+def test_parameters_reach_the_job(sweeper):
+    sweep = sweeper.buy(arguments=["--seed", "1"], environment={"A": "1"})
+    for trial in sweep.trials.select_related("job"):
+        job, values = trial.job, trial.parameters
+        assert job.lr == str(values["LR"])
+        assert job.arguments == ["--seed", "1", f"--hidden={values['--hidden']}"]
+        assert job.environment == {"A": "1", "DEPTH": str(values["DEPTH"])}
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"space": {}}, "space"),
+        ({"space": {"x": {"type": "text"}}}, "space"),
+        ({"space": {"RANK": {"type": "int", "low": 1, "high": 2}}}, "space"),  # a variable of the contract
+        ({"space": {"EPOCHS": {"type": "float", "low": 1, "high": 2}}}, "space"),
+        ({"space": {"EPOCHS": {"type": "int", "low": 1, "high": 10**8}}}, "space"),
+        ({"space": {"LR": {"type": "float", "low": -1, "high": 1}}}, "space"),
+        ({"space": {"a\0": {"type": "int", "low": 1, "high": 2}}}, "space"),
+        ({"space": {"A": {"type": "categorical", "choices": ["a\nb"]}}}, "space"),
+        ({"method": "grid"}, "method"),  # a continuous range
+        ({"method": "astrology"}, "method"),
+        ({"objective": {"metric": "", "goal": "maximize"}}, "objective"),
+        ({"objective": {"metric": "a", "goal": "enlarge"}}, "objective"),
+        ({"trials": 0}, "trials"),
+        ({"trials": 1001}, "trials"),
+        ({"concurrency": 101}, "concurrency"),
+        ({"pruner": "sharp"}, "pruner"),
+        ({"epochs": 0}, "epochs"),
+        ({"ceiling_minor": 1}, "ceiling_minor"),
+    ],
+)
+def test_invalid_sweeps_are_refused_at_their_field(sweeper, changes, field):
+    with pytest.raises(Exception) as refused:  # noqa: PT011 - InvalidInput, or billing's QuoteRefused
+        sweeper.quote(**changes)
+    assert set(refused.value.fields) == {field}
+    assert not Quote.objects.exists()
+
+
+def test_a_searched_field_may_be_left_out_and_a_grid_ends_by_itself(sweeper):
+    form = sweeper.form(
+        method="grid",
+        trials=100,
+        space={"EPOCHS": {"type": "int", "low": 1, "high": 3}, "A": {"type": "categorical", "choices": ["x", "y"]}},
+    )
+    del form["epochs"]
+    quote = quote_sweep(membership=sweeper.customer.membership, data=form)
+    sweep = place_sweep(membership=sweeper.customer.membership, quote=quote)
+    progress.advance(sweep_pk=sweep.pk)
+    sweeper.finish(sweep)
+    tried = [(trial.parameters["EPOCHS"], trial.parameters["A"]) for trial in sweep.trials.all()]
+    assert tried == [(epochs, letter) for epochs in (1, 2, 3) for letter in "xy"]
+    assert sweep.reason == "completed"
+
+
+def test_a_low_ceiling_starts_fewer_trials(sweeper):
+    one = sweeper.quote(trials=1).ceiling_minor
+    quote = sweeper.quote(trials=50, ceiling_minor=one * 2 + 1)
+    assert quote.ceiling_minor == one * 2 + 1 == sum(line["amount_minor"] for line in quote.lines)
+    sweep = place_sweep(membership=sweeper.customer.membership, quote=quote)
+    progress.advance(sweep_pk=sweep.pk)
+    for _round in range(3):  # runs that use their whole time: each costs its part
+        for trial in sweep.trials.filter(outcome=""):
+            dispatch.dispatch_queue()
+            attempt = trial.job.attempts.get()
+            sweeper.customer.backend.start(attempt.run_name)
+            sweeper.customer.backend.end(attempt.run_name, Outcome.TIME_LIMIT, at=10**11)
+            reconciliation.reconcile_job(job_pk=trial.job_id)
+        progress.advance(sweep_pk=sweep.pk)
+    sweep.refresh_from_db()
+    assert (sweep.reason, sweep.trials.count()) == ("ceiling", 2)
+    assert selectors.cost_minor(sweep) <= quote.ceiling_minor
+
+
+def test_stopping_cancels_open_trials_and_returns_the_rest(sweeper, customer):
+    sweep = sweeper.buy()
+    first, second = sweep.trials.all()
+    sweeper.run(first, 0.5, ends=False)
+    stop_sweep(membership=customer.membership, sweep=sweep)
+    progress.advance(sweep_pk=sweep.pk)
+    second.refresh_from_db()
+    assert (second.job.state, second.outcome) == ("cancelled", "")  # its outcome is recorded by the next look
+    customer.backend.end(first.job.attempts.get().run_name, Outcome.STOPPED)
+    reconciliation.reconcile_job(job_pk=first.job_id)
+    progress.advance(sweep_pk=sweep.pk)
+    sweep.refresh_from_db()
+    assert (sweep.state, sweep.reason, sweep.trials.count()) == ("ended", "stopped", 2)
+    assert customer.wallet.held_minor == 0
+    with pytest.raises(AlreadyEnded):
+        stop_sweep(membership=customer.membership, sweep=sweep)
+
+
+def test_a_script_that_always_fails_ends_the_sweep(sweeper):
+    sweep = sweeper.buy(trials=50, concurrency=1)
+    for _trial in range(progress.FAILING_TRIALS):
+        sweeper.run(sweep.trials.get(outcome=""), outcome=Outcome.CODE_FAILED)
+        progress.advance(sweep_pk=sweep.pk)
+    sweep.refresh_from_db()
+    assert (sweep.reason, sweep.trials.count()) == ("failing", progress.FAILING_TRIALS)
+
+
+def test_a_full_queue_makes_the_sweep_wait_and_a_deleted_workspace_ends_it(sweeper, customer):
+    customer.quota(max_open_jobs=1)
+    sweep = sweeper.buy()
+    sweep.refresh_from_db()
+    assert sweep.trials.count() == 1
+    assert "limit of 1" in sweep.waiting
+    customer.quota(max_open_jobs=10)
+    progress.advance(sweep_pk=sweep.pk)
+    assert sweep.trials.count() == 2
+    (customer.folder / "train.py").unlink()
+    sweeper.finish(sweep)
+    assert sweep.reason == "unavailable"
+    assert "train.py" in sweep.waiting or sweep.waiting
+
+
+@pytest.mark.parametrize("pruner", ["median", "asha"])
+def test_pruning_stops_a_poor_trial_which_costs_what_it_used(sweeper, customer, pruner):
+    sweep = sweeper.buy(trials=7, concurrency=1, pruner=pruner)
+    for _trial in range(6):
+        sweeper.run(sweep.trials.get(outcome=""), 0.5, 0.7, 0.9)
+        progress.advance(sweep_pk=sweep.pk)
+    poor = sweep.trials.get(outcome="")
+    sweeper.run(poor, 0.1, 0.1, 0.1, ends=False)
+    progress.advance(sweep_pk=sweep.pk)
+    poor.refresh_from_db()
+    assert (poor.is_pruned, poor.job.state) == (True, "stopping")
+    customer.backend.end(poor.job.attempts.get().run_name, Outcome.STOPPED)
+    reconciliation.reconcile_job(job_pk=poor.job_id)
+    progress.advance(sweep_pk=sweep.pk)
+    poor.refresh_from_db()
+    sweep.refresh_from_db()
+    assert (poor.outcome, sweep.state) == ("pruned", "ended")
+
+
+def test_a_platform_fault_of_a_trial_is_free_and_the_trial_goes_on(sweeper):
+    sweep = sweeper.buy(concurrency=1)
+    trial = sweep.trials.get()
+    sweeper.run(trial, 0.5, outcome=Outcome.NODE_LOST)
+    trial.job.refresh_from_db()
+    assert trial.job.state == "queued"
+    progress.advance(sweep_pk=sweep.pk)
+    assert sweep.trials.count() == 1
+
+
+def test_a_repeated_purchase_returns_the_same_sweep(sweeper, customer):
+    quote = sweeper.quote()
+    buy = lambda quote, key: place_sweep(membership=customer.membership, quote=quote, idempotency_key=key)
+    first = buy(quote, "k")
+    assert buy(quote, "k") == first
+    with pytest.raises(QuoteBought):
+        buy(quote, "l")
+    with pytest.raises(IdempotencyConflict):
+        buy(sweeper.quote(), "k")
+    assert Hold.objects.filter(state=Hold.States.HELD).count() == 1
+
+
+def test_runs_and_sweeps_have_quotes_of_their_own(sweeper, customer):
+    with pytest.raises(InvalidInput):
+        orders.place_order(membership=customer.membership, quote=sweeper.quote())
+    with pytest.raises(InvalidInput):
+        place_sweep(membership=customer.membership, quote=customer.quote())
+    sweep = sweeper.buy()
+    child = Quote.objects.get(order__job__trial__number=0)
+    with pytest.raises(QuoteBought):
+        orders.place_order(membership=customer.membership, quote=child, idempotency_key="mine")
+    assert sweep.trials.count() == 2
+
+
+def test_trials_keep_the_prices_of_the_sweeps_quote(sweeper):
+    sweep = sweeper.buy(concurrency=1)
+    draft = pricebooks.copy(book=pricebooks.current_book(currency="USD"))
+    draft.prices.filter(kind="node_hour").update(amount=250)
+    pricebooks.publish(book=draft)
+    sweeper.run(sweep.trials.get(), 0.5)
+    progress.advance(sweep_pk=sweep.pk)
+    terms = [quote.terms["hourly"] for quote in Quote.objects.filter(order__job__trial__sweep=sweep)]
+    assert len(terms) == 2
+    assert len(set(terms)) == 1
+
+
+def test_a_sweep_in_numbers_is_written_once(sweeper):
+    """Two calls at the same place of the sweep order one trial."""
+    sweep = sweeper.buy(concurrency=1)
+    plan = selectors.plan_of(sweep)
+    suggestion = progress._suggest(sweep, plan, [])
+    assert progress._order(sweep, suggestion, number=0) is False
+    assert (Trial.objects.count(), Job.objects.count(), Sweep.objects.count()) == (1, 1, 1)
+    assert Receipt.objects.count() == 0

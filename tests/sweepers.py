@@ -1,0 +1,126 @@
+"""Customers who buy and stop sweeps, and the workers that order trials: the sweeps of the money property.
+
+Mixed into a Hypothesis machine that has `members` and `jobs`; `sweeps` are those that were bought, oldest first.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from billing.errors import InsufficientFunds
+from billing.selectors import wallet
+from console.accounts.models import Membership
+from jobs.errors import AlreadyEnded
+from jobs.models import Job, Sweep, Trial
+from jobs.sweeps import progress
+from jobs.sweeps.purchase import place_sweep, quote_sweep, stop_sweep
+from storage.models import Workspace
+from tests.crashes import crash_at
+from tests.payers import Payers
+from tests.racing import raised, together
+
+
+class Sweepers:
+    """Rules about sweeps. Their trials join `jobs`, so everything that happens to jobs happens to them."""
+
+    members: list[Membership]
+    jobs: list[int]
+    work: Callable[..., None]
+
+    customers, threads, which = Payers.customers, Payers.threads, Payers.which
+
+    def sweep_of(self, which: int) -> Sweep | None:
+        sweeps = Sweep.objects.filter(organization__in=[member.organization_id for member in self.members])
+        ordered = list(sweeps.order_by("-pk"))
+        return ordered[which % len(ordered)] if ordered else None
+
+    def remember_trials(self) -> None:
+        trials = Trial.objects.filter(sweep__organization__in=[member.organization_id for member in self.members])
+        new = set(trials.values_list("job", flat=True)) - set(self.jobs)
+        self.jobs.extend(sorted(new))
+
+    @rule(
+        customer=customers,
+        trials=st.integers(1, 5),
+        concurrency=st.integers(1, 3),
+        share=st.sampled_from([None, None, 0.5]),
+        threads=threads,
+    )
+    def buy_sweep(self, *, customer: int, trials: int, concurrency: int, share: float | None, threads: int) -> None:
+        """Buy one quote several times at once with the same key: one sweep with one hold, or only refusals."""
+        member = self.members[customer]
+        data: dict[str, Any] = {
+            "product": "metered",
+            "framework": "pytorch",
+            "image": "pytorch",
+            "workspace": Workspace.objects.get(organization=member.organization).name,
+            "code_path": "train.py",
+            "epochs": 100,
+            "batch_size": 8,
+            "node_spec": "nano",
+            "nodes": 1,
+            "workers_per_node": 1,
+            "max_seconds": 1800,
+            "space": {"LR": {"type": "float", "low": 0.001, "high": 0.1, "log": True}},
+            "objective": {"metric": "loss", "goal": "minimize"},
+            "method": "random",
+            "trials": trials,
+            "concurrency": concurrency,
+        }
+        quote = quote_sweep(membership=member, data=data)
+        if share and trials > 1:
+            ceiling = max(quote.ceiling_minor // trials, int(quote.ceiling_minor * share))
+            quote = quote_sweep(membership=member, data=data | {"ceiling_minor": ceiling})
+        available = wallet(member.organization).available_minor
+        key = uuid.uuid4().hex
+        outcomes = together(*[lambda: place_sweep(membership=member, quote=quote, idempotency_key=key)] * threads)
+        if available < quote.ceiling_minor:
+            assert {type(outcome) for outcome in outcomes} == {InsufficientFunds}
+            return
+        assert not raised(outcomes)
+        assert len({sweep.pk for sweep in outcomes if isinstance(sweep, Sweep)}) == 1
+        self.advance(0, threads)
+
+    @rule(which=which, threads=threads)
+    def advance(self, which: int, threads: int) -> None:
+        """Carry a sweep on in several processes at once: no trial twice."""
+        if sweep := self.sweep_of(which):
+            self.work(*[lambda: progress.advance(sweep_pk=sweep.pk)] * threads)
+            self.remember_trials()
+
+    @rule(which=which, step=st.integers(1, 80))
+    def a_worker_of_sweeps_dies(self, which: int, step: int) -> None:
+        if sweep := self.sweep_of(which):
+            crash_at(step, lambda: progress.advance(sweep_pk=sweep.pk))
+            self.remember_trials()
+
+    @rule(which=which, threads=threads)
+    def stop(self, which: int, threads: int) -> None:
+        """Stop a sweep while it is carried on."""
+        if (sweep := self.sweep_of(which)) is None:
+            return
+        member = next(member for member in self.members if member.organization_id == sweep.organization_id)
+        outcomes = together(
+            *[lambda: stop_sweep(membership=member, sweep=sweep)] * threads,
+            lambda: progress.advance(sweep_pk=sweep.pk),
+        )
+        assert {type(error) for error in raised(outcomes)} <= {AlreadyEnded}
+        self.advance(which, 1)
+
+    def end_sweeps(self) -> None:
+        """See that every stopped sweep ends, and returns its hold, once its jobs have ended."""
+        sweeps = Sweep.objects.filter(organization__in=[member.organization_id for member in self.members])
+        for sweep in sweeps:
+            progress.advance(sweep_pk=sweep.pk)
+        assert not Job.objects.filter(trial__sweep__in=sweeps, finished_at=None).exists()
+        assert not sweeps.filter(ended_at=None).exists()
+
+    def stop_sweeps(self) -> None:
+        """Stop all sweeps."""
+        for which in range(Sweep.objects.count()):
+            self.stop(which, 1)
