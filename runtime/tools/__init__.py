@@ -1,4 +1,5 @@
-"""Tools beside a training, such as TensorBoard: real programs in sandboxes, which the console's pages lead to.
+"""Tools for looking at training, such as TensorBoard. They run in sandboxes, and the console's pages link to them.
 
-One process per installation owns them (`owner`), web processes ask it over a Unix socket (`control`). No Django.
+One process per installation, the owner, starts and ends all tools (`owner`). Web processes ask it for a session over a
+Unix socket (`control`). Imports no Django.
 """

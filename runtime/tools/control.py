@@ -1,8 +1,8 @@
-"""Ask the process that owns the tools for a session, and find a session by its key.
+"""Ask the owner of the tools for a session, and find a session by its key.
 
-A session has a folder of its own, named by its key, below the owner's folder. Only the console's user can enter that
-folder, and no sandbox sees it. It holds the socket that the tool listens on, and what the console checks at each
-request.
+A session is one running tool. It has a folder of its own, named by its key, below the owner's folder `root`. Only the
+console's user can enter that folder, and no sandbox sees it. It holds the socket that the tool listens on, and a record
+of the user for whom the tool runs, which the console checks at each request.
 """
 
 from __future__ import annotations
@@ -16,29 +16,35 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 SOCKET = "s"
-"""The socket of the tool in its session's folder. Names are short: a socket's path has at most 107 characters."""
+"""The tool's socket in its session's folder. This name and that of the folder are short, since a socket's path has at
+most 107 bytes."""
 CONTROL_SOCKET = "tools.sock"
+"""The owner's socket in `root`."""
 SESSIONS_FOLDER = "t"
+"""The folder of all sessions' folders, in `root`."""
 RECORD = "session.json"
+"""The session's record in its folder. Its modification time is the last use of the session."""
 _KEY = re.compile(r"[A-Za-z0-9_-]{16}")
 _TIMEOUT_SECONDS = 10.0
+"""How long the owner may take to start a tool and answer."""
 _MAX_ANSWER_BYTES = 65536
+"""The longest answer that is read; the owner sends a key or an error message."""
 
 
 class ToolsUnavailable(Exception):
-    """No process owns tools here, or it could not start one."""
+    """No owner of tools runs here, or it could not start the tool."""
 
 
 class TooManySessions(Exception):
-    """The organization, or all of them together, has as many sessions as are allowed."""
+    """The organization, or the installation, has as many sessions as its limit allows."""
 
 
 @dataclass(frozen=True)
 class LogFolder:
-    """Logs that a session shows as `name`: the path `below` in `folder`.
+    """Logs that a session shows as `name`. They are at the path `below`, relative to `folder`.
 
-    Customers' code may put links on the way from `folder` to the logs: they are followed only inside the sandbox, where
-    they lead nowhere else. `folder` itself must be out of its reach.
+    `folder` is mounted into the sandbox, so customers' code must not be able to replace it. That code may put links at
+    `below`: they are followed only inside the sandbox, where they cannot lead to other files of the host.
     """
 
     name: str
@@ -48,7 +54,7 @@ class LogFolder:
 
 @dataclass(frozen=True)
 class SessionRequest:
-    """Whose session to start, and what it may see."""
+    """The user and organization (primary keys) for whom to start a session, and the logs that it shows."""
 
     organization: int
     user: int
@@ -57,7 +63,7 @@ class SessionRequest:
     @classmethod
     def from_data(cls, data: dict[str, object]) -> SessionRequest:
         """Return the request that `to_data` wrote."""
-        logs = tuple(LogFolder(**each) for each in data["logs"])  # type: ignore[attr-defined]
+        logs = tuple(LogFolder(**log_data) for log_data in data["logs"])  # type: ignore[attr-defined]
         return cls(int(data["organization"]), int(data["user"]), logs)  # type: ignore[call-overload]
 
     def to_data(self) -> dict[str, object]:
@@ -67,7 +73,7 @@ class SessionRequest:
 
 @dataclass(frozen=True)
 class Session:
-    """A session that was started. It may have ended since."""
+    """A session that the owner has started, and that may have ended meanwhile."""
 
     key: str
     folder: Path
@@ -76,24 +82,24 @@ class Session:
 
     @property
     def socket(self) -> Path:
-        """Return the socket that the tool listens on."""
+        """The path of the socket that the tool listens on."""
         return self.folder / SOCKET
 
     def mark_used(self) -> None:
-        """Put off the end of an idle session."""
+        """Record a use of the session now, so that the owner does not end it as idle."""
         with contextlib.suppress(FileNotFoundError):
             os.utime(self.folder / RECORD)
 
 
 def is_served(root: Path) -> bool:
-    """Return whether a process owns tools in this folder. One that was killed counts until it is back."""
+    """Whether an owner of tools uses this folder. True also if it was killed and has not been restarted yet."""
     return (root / CONTROL_SOCKET).exists()
 
 
 def start(root: Path, request: SessionRequest) -> str:
-    """Return the key of a session that shows these logs. Raises ToolsUnavailable, TooManySessions.
+    """Have the owner start a session; return its key. Raises ToolsUnavailable, TooManySessions.
 
-    A user who asks again for the same gets the same session.
+    If the same user already has a session with the same logs, return that one.
     """
     try:
         with _connect(root) as connection, connection.makefile("rwb") as stream:
@@ -110,7 +116,7 @@ def start(root: Path, request: SessionRequest) -> str:
 
 
 def find(root: Path, key: str) -> Session | None:
-    """Return the session with this key; None if there is none, or none any more."""
+    """Return the session with this key; None if it never existed or has ended."""
     if not _KEY.fullmatch(key):
         return None
     folder = root / SESSIONS_FOLDER / key
@@ -122,6 +128,7 @@ def find(root: Path, key: str) -> Session | None:
 
 
 def _connect(root: Path) -> socket.socket:
+    """Return a connection to the owner. Raises OSError."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(_TIMEOUT_SECONDS)
     try:

@@ -1,8 +1,8 @@
-"""Start, watch and end the tools of an installation: one process owns them all and answers on a Unix socket.
+"""The owner of an installation's tools: one process that starts and ends them on request over a Unix socket.
 
-Each session is one TensorBoard in a bubblewrap sandbox without a network. It inherits the socket that it listens on, so
-nothing of the console's is mounted into the sandbox but the interpreter and the session's logs, both read-only. The
-tools end with this process, however it ends.
+Each session is one TensorBoard in a bubblewrap sandbox without a network. Of the console's files, only the interpreter
+and the session's logs are mounted there, both read-only; the tool inherits the socket that it listens on. The tools end
+with this process, even if it is killed.
 """
 
 from __future__ import annotations
@@ -30,25 +30,33 @@ from runtime.tools.control import CONTROL_SOCKET, RECORD, SESSIONS_FOLDER, SOCKE
 
 PROGRAM = Path(__file__).with_name("tensorboard_server.py")
 PROGRAM_TARGET = "/opt/trainyard/tensorboard_server.py"
-LOGS_TARGET, VIEW_TARGET = "/logs", "/view"
-"""Where the sandbox has the mounted folders, and the folder of links to the logs in them, which TensorBoard reads."""
+LOGS_TARGET = "/logs"
+"""The folder in the sandbox where each `LogFolder.folder` is mounted."""
+VIEW_TARGET = "/view"
+"""The folder in the sandbox that TensorBoard reads. It has a link to each of the session's logs, by its name."""
 MAX_PROCESSES = 128
-"""Processes and threads of a tool; TensorBoard needs about 20."""
+"""Processes and threads that a tool may have; TensorBoard needs about 20."""
 MAX_FILE_BYTES = 64 * 1024**2
+"""The largest file that a tool may write. It can write only in its own /tmp and /dev/shm, which are in memory."""
 _BACKLOG = 64
-"""Requests that wait while the tool starts."""
+"""Connections that may wait while the tool starts."""
 _MAX_REQUEST_BYTES = 1 << 20
+"""The longest request that is read; it lists folders."""
 _HANDLER_SECONDS = 5.0
+"""How long a client may take to send its request. The owner handles one request at a time, so others wait."""
 _END_SECONDS = 5.0
-_SWEEP_SECONDS = 1.0
+"""How long to wait until a killed tool has ended."""
+_CHECK_SECONDS = 1.0
+"""Interval of checks for sessions that are idle or whose tool has ended."""
 _CGROUPS = "cgroups"
+"""File in a session's folder that lists the tool's control groups, for their removal."""
 LOG = "log"
-"""What the tool prints, in its session's folder; it goes with the session."""
+"""File in a session's folder with the tool's output. It is removed with the session."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How many tools run, for how long when idle, and how large each may be."""
+    """How many sessions may exist for one organization and in total, and the limits of each session."""
 
     per_organization: int
     total: int
@@ -57,28 +65,31 @@ class Limits:
 
 
 @dataclass
-class _Running:
+class _RunningSession:
     request: SessionRequest
     folder: Path
     process: subprocess.Popen[bytes]
 
 
 class Owner:
-    """The sessions below `root`. For one thread: a tool ends with the thread that started it.
+    """The sessions below `root`. Call `serve` in a thread that lasts: a tool ends with the thread that started it.
 
-    `url_path` returns the path of the URL that a session is under, by its key.
+    `url_path` returns the path of a session's URL, by the session's key.
     """
 
     def __init__(self, root: Path, limits: Limits, url_path: Callable[[str], str]) -> None:
         self._root, self._limits, self._url_path = root, limits, url_path
-        self._sessions: dict[str, _Running] = {}
+        self._sessions: dict[str, _RunningSession] = {}
         self._server: socketserver.UnixStreamServer | None = None
 
     def serve(self) -> None:
-        """Answer until `stop`, then end all tools. Removes what an owner that was killed has left."""
+        """Handle requests until `stop` is called, then end all tools.
+
+        First removes the sessions of an earlier owner that was killed.
+        """
         self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._root.chmod(0o700)
-        for folder in self._folders():
+        for folder in self._session_folders():
             _remove(folder)
         control = self._root / CONTROL_SOCKET
         control.unlink(missing_ok=True)
@@ -88,52 +99,56 @@ class Owner:
             timeout = _HANDLER_SECONDS
 
             def handle(self) -> None:
-                with contextlib.suppress(OSError):  # the client has left
-                    self.wfile.write(json.dumps(owner.answer(self.rfile.readline(_MAX_REQUEST_BYTES))).encode() + b"\n")
+                with contextlib.suppress(OSError):  # the client has closed the connection
+                    answer = owner.handle_request(self.rfile.readline(_MAX_REQUEST_BYTES))
+                    self.wfile.write(json.dumps(answer).encode() + b"\n")
 
         class Server(socketserver.UnixStreamServer):
             def service_actions(self) -> None:
-                owner.sweep()
+                owner.end_unused_sessions()
 
         with Server(str(control), Handler) as self._server:
             try:
-                self._server.serve_forever(_SWEEP_SECONDS)
+                self._server.serve_forever(_CHECK_SECONDS)
             finally:
                 control.unlink(missing_ok=True)
                 for key in list(self._sessions):
                     self._end(key)
 
     def stop(self) -> None:
-        """Make `serve` return. Call it in a thread of its own."""
+        """Make `serve` return. Call this in another thread than `serve`, since it waits until `serve` has noticed."""
         if self._server is not None:
             self._server.shutdown()
 
-    def answer(self, line: bytes) -> dict[str, str]:
-        """Return the answer to a request for a session."""
+    def handle_request(self, line: bytes) -> dict[str, str]:
+        """Start the session that a line of JSON requests; return its `key`, or an `error`."""
         try:
             return self._start(SessionRequest.from_data(json.loads(line)))
         except (RuntimeFault, OSError, ValueError, KeyError, TypeError) as error:
             return {"error": str(error) or type(error).__name__}
 
-    def sweep(self) -> None:
-        """End sessions that are idle, and forget those whose tool has ended."""
+    def end_unused_sessions(self) -> None:
+        """End sessions that are idle or whose tool has ended, and remove their folders."""
         now = time.time()
         for key, session in list(self._sessions.items()):
             try:
                 used_at = (session.folder / RECORD).stat().st_mtime
             except FileNotFoundError:
                 used_at = 0.0
-            if session.process.poll() is not None or now - used_at > self._limits.idle_seconds:
+            is_idle = now - used_at > self._limits.idle_seconds
+            if is_idle or session.process.poll() is not None:
                 self._end(key)
 
     def _start(self, request: SessionRequest) -> dict[str, str]:
-        self.sweep()
+        """Return the `key` of a session for this request, new or existing; the `error` is "limit" at a limit."""
+        self.end_unused_sessions()
         for key, session in self._sessions.items():
             if session.request == request:
                 os.utime(session.folder / RECORD)
                 return {"key": key}
-        of_organization = sum(each.request.organization == request.organization for each in self._sessions.values())
-        if of_organization >= self._limits.per_organization or len(self._sessions) >= self._limits.total:
+        organizations = [session.request.organization for session in self._sessions.values()]
+        is_organization_full = organizations.count(request.organization) >= self._limits.per_organization
+        if is_organization_full or len(self._sessions) >= self._limits.total:
             return {"error": "limit"}
         key = secrets.token_urlsafe(12)  # 96 bits
         folder = self._root / SESSIONS_FOLDER / key
@@ -144,23 +159,24 @@ class Owner:
         except BaseException:
             _remove(folder)
             raise
-        self._sessions[key] = _Running(request, folder, process)
+        self._sessions[key] = _RunningSession(request, folder, process)
         return {"key": key}
 
     def _spawn(self, key: str, folder: Path, request: SessionRequest) -> subprocess.Popen[bytes]:
+        """Start the tool of a session in its sandbox. `folder` is the session's folder."""
         memory_bytes = self._limits.memory_mib * 1024**2
         group = cgroups.create(
             f"trainyard-tool-{key}",
             memory_bytes=memory_bytes,
             processes=MAX_PROCESSES,
             cpus=1,
-            announce=lambda folders: (folder / _CGROUPS).write_text(json.dumps([str(each) for each in folders])),
+            announce=lambda groups: (folder / _CGROUPS).write_text(json.dumps([str(group) for group in groups])),
         )
         limits = resource_limits.kernel_limits(processes=MAX_PROCESSES, file_bytes=MAX_FILE_BYTES)
 
         def prepare() -> None:
             resource_limits.apply_limits(limits)
-            os.nice(5)
+            os.nice(5)  # the console's own processes come first
             if group is not None:
                 group.join()
 
@@ -174,7 +190,7 @@ class Owner:
                     options += ["--seccomp", str(descriptor)]
                 interpreter = str(Path(sys.prefix) / "bin" / "python")
                 command = [interpreter, "-I", "-B", PROGRAM_TARGET, str(listener.fileno()), VIEW_TARGET]
-                # The only copy of the socket that stays open is the tool's: when it ends, connections are refused.
+                # This process closes its copy of the socket. So when the tool ends, connections are refused.
                 return subprocess.Popen(
                     [sandbox.find_bubblewrap(), *options, "--", *command, self._url_path(key)],
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", env={},
@@ -191,7 +207,7 @@ class Owner:
             session.process.wait(_END_SECONDS)
         _remove(session.folder)
 
-    def _folders(self) -> list[Path]:
+    def _session_folders(self) -> list[Path]:
         folder = self._root / SESSIONS_FOLDER
         return list(folder.iterdir()) if folder.exists() else []
 
@@ -204,20 +220,20 @@ def _sandbox_arguments(request: SessionRequest, memory_bytes: int) -> list[str]:
             args += ["--ro-bind", str(path), str(path)]
     args += ["--ro-bind", str(PROGRAM), PROGRAM_TARGET]
     for number, logs in enumerate(request.logs):
-        mounted = f"{LOGS_TARGET}/{number}"
-        args += ["--ro-bind", logs.folder, mounted]
-        args += ["--symlink", f"{mounted}/{logs.below}".rstrip("/"), f"{VIEW_TARGET}/{logs.name}"]
+        mount_target = f"{LOGS_TARGET}/{number}"
+        args += ["--ro-bind", logs.folder, mount_target]
+        args += ["--symlink", f"{mount_target}/{logs.below}".rstrip("/"), f"{VIEW_TARGET}/{logs.name}"]
     environment: dict[str, Any] = sandbox.base_environment(prefix, ()) | {"OPENBLAS_NUM_THREADS": "1"}
     return args + sandbox.closing_arguments(environment)
 
 
 def _seccomp_fds() -> list[int]:
-    """Return the descriptor from which bubblewrap reads the filter of system calls; none where there are no filters."""
+    """Return the descriptor from which bubblewrap reads the seccomp filter; none where the kernel has no filters."""
     program = None if seccomp.unavailable_reason() else seccomp.sandbox_filter()
     if program is None:
         return []
     reader, writer = os.pipe()
-    os.write(writer, program)  # does not block: a pipe holds far more
+    os.write(writer, program)  # does not block, since a pipe can hold far more bytes
     os.close(writer)
     return [reader]
 

@@ -1,6 +1,6 @@
-"""Run TensorBoard on a listening socket that this process inherits: the program inside the sandbox.
+"""Run TensorBoard on a listening socket that this process inherits. This program runs inside the sandbox.
 
-Arguments: the socket's file descriptor, the folder with the logs, and the path of the URL that TensorBoard is under.
+Arguments: the socket's file descriptor, the folder with the logs, and the path of TensorBoard's URL.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 
 class QuietHandler(WSGIRequestHandler):
-    """Logs no requests: the console does."""
+    """Logs no requests, since the console logs them."""
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         """Log nothing."""
@@ -23,6 +23,7 @@ class InheritedSocket(program.TensorBoardServer):  # type: ignore[misc]  # Tenso
     """Serves on the socket that this process has inherited."""
 
     descriptor = -1
+    """The socket's file descriptor. TensorBoard creates the server itself, so `main` passes it by this attribute."""
 
     def __init__(self, wsgi_app: Any, _flags: object) -> None:
         self._server: BaseWSGIServer = make_server(
@@ -39,14 +40,14 @@ class InheritedSocket(program.TensorBoardServer):  # type: ignore[misc]  # Tenso
         self._server.serve_forever()
 
     def get_url(self) -> str:
-        """Return an address, of which TensorBoard notes the port in its own /tmp."""
+        """Return an address. TensorBoard writes its port to a file in /tmp, which nothing reads."""
         return "http://localhost:0/"
 
 
 def main() -> None:
     """Serve until the process is ended."""
     InheritedSocket.descriptor = int(sys.argv[1])
-    # Only what TensorBoard itself brings: plugins of other packages may read any file of the sandbox.
+    # Only TensorBoard's own plugins, since plugins of other packages might show any file of the sandbox.
     board = program.TensorBoard(default.get_static_plugins(), server_class=InheritedSocket)
     board.configure(
         ["tensorboard", "--logdir", sys.argv[2], "--path_prefix", sys.argv[3], "--load_fast", "false",

@@ -30,7 +30,7 @@ from runtime.launcher import seccomp
 from runtime.specs import Capacity, Controller, Image, NodeCapacity, Resources, RunPhase, RunSpec
 
 _HEARTBEAT_SECONDS = 0.5
-"""Interval of `changes` heartbeats; the protocol promises one every second."""
+"""Interval of the heartbeats of `changes`, well below the second that the protocol promises."""
 _SOURCE_ROOT = Path(__file__).resolve().parents[3]
 _LAUNCHER = _SOURCE_ROOT / "runtime" / "launcher"
 
@@ -41,12 +41,12 @@ class LocalBackend(FolderBackend):
     `cpus` and `memory_mib` limit all runs together. They default to the machine's cores and to `memory_fraction` of its
     memory. `disk_mib` is the disk limit of a run whose spec has none.
 
-    `network`: `private` gives each run a network namespace of its own where the kernel allows it, `host` shares the
-    machine's. `cgroups`: use control groups where the kernel allows it. `warm_seconds`: how long the warm pool stays
-    after the last submission; 0: every start is cold.
+    `network`: `private` gives each run a network namespace of its own where the kernel allows it; with `host`, runs
+    share the machine's network. `cgroups`: use control groups where the kernel allows it. `warm_seconds`: how long the
+    warm pool keeps running after the last submission; 0: every start is cold.
     """
 
-    submits_at_once = 1  # a submission holds the lock of `root`, so a second one would only wait
+    submits_at_once = 1  # a submission holds the lock of `root`, so a second submission would only wait
 
     def __init__(
         self,
@@ -75,7 +75,8 @@ class LocalBackend(FolderBackend):
         )
         self._disk = host.Disk(self._root, self._disk_mib)
         self._pool = WarmPool(self._root, idle_seconds=warm_seconds)
-        # Compiled here because a sandbox cannot write the bytecode; images with our Python version then load it.
+        # Compiled here because the sandbox, in which the launcher runs, cannot write the bytecode. Images with the
+        # console's version of Python load this bytecode.
         compileall.compile_dir(_LAUNCHER, quiet=2)
 
     # The protocol
@@ -123,7 +124,7 @@ class LocalBackend(FolderBackend):
         run = self._run(name)
         run.end()
         with FileLock(self._root / ".lock"):
-            run.destroy()  # moves the folder; it finds no live supervisor to wait for
+            run.destroy()  # quick, since `end` has left no supervisor to wait for
         self._trash.empty()
 
     def capacity(self) -> Capacity:
@@ -163,13 +164,13 @@ class LocalBackend(FolderBackend):
         reason = cgroups.unavailable_reason() if self._cgroups else "The settings ask for that."
         if reason:
             gaps.append(
-                "Memory and processes of runs are measured four times a second instead of held by the kernel, and "
-                f"their CPU time is not limited. {reason}"
+                "The console measures memory and processes of runs four times a second, since the kernel does not "
+                f"limit them, and their CPU time is not limited. {reason}"
             )
         elif reason := cgroups.no_cpu_limit_reason():
             gaps.append(f"The CPU time of runs is not limited. {reason}")
         if reason := seccomp.unavailable_reason():
-            gaps.append(f"Runs may make every call of the kernel, also those that reach other runs. {reason}")
+            gaps.append(f"Runs may make every system call, including those that reach other runs. {reason}")
         return gaps
 
     def retire(self) -> None:
@@ -179,33 +180,35 @@ class LocalBackend(FolderBackend):
     # Capacity
 
     def _free(self) -> tuple[Resources, list[int]]:
-        """Return the free resources and the indices of the free GPUs; none while the disk is full."""
+        """Return the free resources and the indices of the free GPUs; nothing is free while the disk is full."""
         if self._disk.is_full():
             return Resources(0, 0), []
-        cpus, memory = self._total.cpus, self._total.memory_mib
-        gpus = {gpu.index for gpu in self._gpus}
+        cpus, memory_mib = self._total.cpus, self._total.memory_mib
+        free_gpus = {gpu.index for gpu in self._gpus}
         for path in (self._root / ".active").iterdir():
             run = self._run(path.name)
             try:
                 if run.status().phase is RunPhase.ENDED:
                     continue
                 submission = run.submission()
-            except RunNotFound:  # an interrupted submission, or one that another process is making right now
+            except RunNotFound:  # a submission that was interrupted or is not complete yet
                 continue
             resources, nodes = submission["spec"]["resources"], submission["spec"]["nodes"]
             cpus -= resources["cpus"] * nodes
-            memory -= resources["memory_mib"] * nodes
-            gpus.difference_update(*submission["gpus"])
-        # Rounded, since sums such as 0.1 + 0.2 leave a residue. Live runs may exceed a capacity that was lowered since.
-        free = Resources(max(0.0, round(cpus, 6)), max(0, memory), len(gpus), self._total.gpu_type if gpus else "")
-        return free, sorted(gpus)
+            memory_mib -= resources["memory_mib"] * nodes
+            free_gpus.difference_update(*submission["gpus"])
+        # Rounded, since sums such as 0.1 + 0.2 leave a residue. At least 0, since live runs may use more than the total
+        # if an administrator has lowered that.
+        gpu_type = self._total.gpu_type if free_gpus else ""
+        free = Resources(max(0.0, round(cpus, 6)), max(0, memory_mib), len(free_gpus), gpu_type)
+        return free, sorted(free_gpus)
 
     def _reserve(self, spec: RunSpec) -> list[list[int]]:
-        """Return the GPU indices of each node. The caller holds the root's lock. Raises InvalidSpec, NoCapacity.
+        """Choose the GPUs of each node; return their indices. Raises InvalidSpec, NoCapacity.
 
-        Nothing is written: `_start` reserves the capacity by recording the run.
+        The caller holds the root's lock. Nothing is written: `_start` takes the capacity by recording the run.
         """
-        free, gpus = self._free()
+        free, free_gpus = self._free()
         capacity = Capacity((NodeCapacity(socket.gethostname(), self._total, free),))
         if (fitting_nodes := capacity.nodes_ever(spec.resources)) < spec.nodes:
             raise InvalidSpec(
@@ -214,16 +217,17 @@ class LocalBackend(FolderBackend):
             )
         if (fitting_nodes := capacity.nodes_now(spec.resources)) < spec.nodes:
             raise NoCapacity(f"{spec.nodes} nodes are needed, and {fitting_nodes} of this kind are free now.")
-        per_node = spec.resources.gpus
-        return [gpus[node * per_node : (node + 1) * per_node] for node in range(spec.nodes)]
+        gpus_per_node = spec.resources.gpus
+        return [free_gpus[node * gpus_per_node : (node + 1) * gpus_per_node] for node in range(spec.nodes)]
 
     # Starting
 
     def _start(self, run: Run, spec: RunSpec, gpus: list[list[int]], bubblewrap: str) -> None:
+        """Create the run's folder, start its supervisors and record it. `gpus` has the GPU indices of each node."""
         run.prepare()
         for folder in self._shared_folders(run, spec):
             folder.mkdir(exist_ok=True, mode=0o700)
-        token = secrets.token_hex(32)  # with it, the run's launchers prove to each other that they belong to it
+        token = secrets.token_hex(32)  # by it, the run's launchers recognize each other
         # mpirun starts the ranks of MPI runs, so they cannot be forked in advance.
         fork_server = self._fork_server(spec.image) if spec.controller is not Controller.MPI else None
         with contextlib.ExitStack() as stack:
@@ -260,7 +264,7 @@ class LocalBackend(FolderBackend):
             }
             log = run.folder / "logs" / "supervisor-0.log"
             # The supervisors start when the block is left, and only if the run is recorded under this nonce.
-            with self._pool.started(request, fork_server, log) as nonce:
+            with self._pool.starting(request, fork_server, log) as nonce:
                 run.record_submission(spec, nonce=nonce, gpus=gpus)
 
     def _fork_server(self, image: Image) -> ForkServer | None:
@@ -269,11 +273,11 @@ class LocalBackend(FolderBackend):
             return None
         folder = self._images_root / image.builtin
         return {
-            # Each build of the image writes `ready.json` anew, so its time identifies the build.
+            # Each build of the image writes a new `ready.json`, so the file's time identifies the build.
             "name": self._pool.fork_server_name(image.builtin, (folder / "ready.json").stat().st_mtime_ns),
             "python": str(folder / "bin" / "python"),
             "modules": recipes.preloads(image.builtin),
-            # No GPUs: importing must not initialize any, since each run gets its own.
+            # Without GPUs: an import must not initialize one, since each run gets its own.
             "environment": sandbox.base_environment(folder, []),
         }
 

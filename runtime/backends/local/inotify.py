@@ -1,4 +1,4 @@
-"""Wait for files in one folder, without its subfolders, to be written, by inotify(7)."""
+"""Wait for changes of the files in one folder, without its subfolders, by inotify(7)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import struct
 import time
 from pathlib import Path
 
-# From <sys/inotify.h>. An event is a struct inotify_event: watch, mask, cookie, length of the name that follows.
+# From <sys/inotify.h>.
 _IN_CLOSE_WRITE, _IN_MOVED_TO, _IN_DELETE = 0x8, 0x80, 0x200
 _IN_OVERFLOW = 0x4000
 _EVENT_HEADER = struct.Struct("iIII")
+"""struct inotify_event: watch, mask, cookie, and the length of the name that follows."""
 _READ_BYTES = 1 << 16
 """Bytes of events that are read at a time: some thousand events."""
 _SETTLE_MILLISECONDS = 5
-"""How long to wait for further changes: the nodes of a run report one event within milliseconds."""
+"""How long to wait for further changes. All nodes of a run report the same event within milliseconds."""
 _MAX_SETTLE_SECONDS = 0.05
-"""How long changes are collected at most, so that constant changes are still reported."""
+"""How long changes are collected at most, so that constant changes are reported too."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -38,9 +39,9 @@ class FolderWatch:
             raise
 
     def wait(self, seconds: float) -> set[str]:
-        """Wait up to so many seconds; return the names of files that were written, moved in or deleted.
+        """Wait up to `seconds` for a change; return the names of files that were written, moved in or deleted.
 
-        Changes that follow at once are returned together: each node of a run reports the same event.
+        Changes in quick succession are returned together, since all nodes of a run report the same event.
         """
         names: set[str] = set()
         if not self._poll.poll(seconds * 1000):
@@ -52,6 +53,7 @@ class FolderWatch:
                 return names
 
     def _read(self) -> set[str]:
+        """Return the names of files in the events that have arrived."""
         try:
             data = os.read(self._descriptor, _READ_BYTES)
         except BlockingIOError:
@@ -74,7 +76,8 @@ class FolderWatch:
 
 
 def _raise_on_error(result: int) -> int:
+    """Return the result of a system call. Raises OSError if it failed."""
     if result < 0:
         error_number = ctypes.get_errno()
-        raise OSError(error_number, f"no notice of changes: {os.strerror(error_number)}")
+        raise OSError(error_number, f"the folder cannot be watched: {os.strerror(error_number)}")
     return result

@@ -19,8 +19,8 @@
     <root>/.trash/                       folders that are being removed
     <root>/.changes/<name>               touched whenever the run's status or output changes
 
-`submission.json` is written last, by a rename. Without it the run does not exist: its supervisors do not start, and a
-later submission may clear the folder.
+`submission.json` is written as the last file, and by a rename. Without it the run does not exist: its supervisors do
+not start, and a later submission may clear the folder.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from runtime.specs import Outcome, RunPhase, RunSpec, RunStatus
 from runtime.trash import Trash
 
 _END_SECONDS = 5.0
-"""How long supervisors get to end their nodes before they are killed; killing a node takes a fraction of a second."""
+"""How long supervisors may take to end their nodes before they are killed. They need a fraction of a second."""
 
 
 class Run:
@@ -56,7 +56,7 @@ class Run:
         self._trash = Trash(root / TRASH)
 
     def exists(self) -> bool:
-        """Whether the run exists."""
+        """Whether the run exists, which means that its submission is recorded."""
         return (self.folder / "submission.json").exists()
 
     def prepare(self) -> None:
@@ -74,7 +74,7 @@ class Run:
     def record_submission(self, spec: RunSpec, *, nonce: str, gpus: list[list[int]]) -> None:
         """Write `submission.json`, which makes the run exist. `gpus` has the GPU indices of each node.
 
-        Does not touch the change file: the supervisors do when they start.
+        Does not touch the change file, since the supervisors touch it when they start.
         """
         write_json(
             self.folder / "submission.json",
@@ -115,8 +115,8 @@ class Run:
         record = peer_liveness.load_record(path)
         if record is None:
             is_alive = self._is_lock_held(node)
-            # The supervisor writes its first record while it holds its lock. So the record is read once more after the
-            # lock was checked: if there is none and nobody holds the lock, the node is lost.
+            # The supervisor writes its first record while it holds its lock, perhaps after the first reading here. So
+            # the record is read once more. If it is still missing and nobody held the lock, the node is lost.
             record = peer_liveness.load_record(path) or {
                 "node": node,
                 "phase": "starting",
@@ -136,7 +136,7 @@ class Run:
                 record["alive"] = not pids.wait_for_end(record["pid"], record["start_time"], _END_SECONDS)
                 record["silent"] = True
             if not record["alive"] and record["phase"] != "ended":
-                # The supervisor may have written its last record after this one was read.
+                # The supervisor may have written its last record and ended after this record was read.
                 record = {**(peer_liveness.load_record(path) or record), "alive": False}
         return record
 
@@ -184,12 +184,13 @@ class Run:
         return self.folder / "nodes" / f"{node}.lock"
 
     def _is_lock_held(self, node: int) -> bool:
+        """Whether the node's supervisor lives, or the process that is about to become it."""
         try:
             descriptor = os.open(self._lock_path(node), os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             return False
         try:
-            # Shared, so that two readers at once do not take each other for the supervisor.
+            # A shared lock, so that of two readers at once, neither takes the other for the supervisor.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True

@@ -1,7 +1,7 @@
 """The backend's side of the warm pool: start a run's supervisors through the daemon or cold, and keep a daemon running.
 
-If the daemon does not confirm a request, the run starts cold under another nonce. A daemon that wakes up late then
-finds no submission with its nonce, and starts nothing.
+If the daemon does not confirm a request in time, the run starts cold under another nonce. If the daemon then handles
+the request after all, it finds no submission with the request's nonce, and starts nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _PACKAGE = _SOURCE_ROOT / "runtime"
 # Python code that runs `main` of a module of `runtime.backends`; the module's name is filled in later.
 _COMMAND = f"import sys; sys.path.insert(0, {str(_SOURCE_ROOT)!r}); from runtime.backends.{{}} import main; main()"
 _END_SECONDS = 10.0
-"""How long the daemon may take to end its fork servers. Killing one that holds a GPU library takes about a second."""
+"""How long the daemon may take to end its fork servers. Killing a fork server with a GPU library takes about a second.
+"""
 
 
 class WarmPool:
@@ -42,23 +43,23 @@ class WarmPool:
         self._version = _version()
 
     @contextlib.contextmanager
-    def started(self, request: StartRequest, fork_server: ForkServer | None, log: Path) -> Iterator[str]:
-        """Start a run when the block is left, if the block has recorded it under the nonce that this yields."""
+    def starting(self, request: StartRequest, fork_server: ForkServer | None, log: Path) -> Iterator[str]:
+        """Yield a nonce, and start the run when the `with` block ends if the block has recorded it under this nonce."""
         if self._idle_seconds and self._is_running():
-            with protocol.request_sent(self._root, {"fork_server": fork_server, "start": request}) as accepted:
+            with protocol.sending_request(self._root, {"fork_server": fork_server, "start": request}) as accepted:
                 if accepted:
                     yield request["nonce"]
                     return
         request["nonce"] = secrets.token_hex(16)
-        with self._started_cold(request, log):
+        with self._starting_cold(request, log):
             yield request["nonce"]
         if self._idle_seconds:
             self.prepare(fork_server)
 
     def prepare(self, fork_server: ForkServer | None) -> None:
-        """Make sure that a daemon and this fork server (None: only the daemon) run. Both start in the background."""
+        """Start the daemon and this fork server (None: only the daemon) in the background, unless they run."""
         if self._is_running():
-            with protocol.request_sent(self._root, {"fork_server": fork_server, "start": None}):
+            with protocol.sending_request(self._root, {"fork_server": fork_server, "start": None}):
                 return
         settings: DaemonSettings = {
             "root": str(self._root),
@@ -68,7 +69,7 @@ class WarmPool:
         }
         process, stdin = _start_module("local.warm_pool.daemon", json.dumps(settings))
         stdin.close()
-        # The process ends as soon as the daemon has detached from it.
+        # The daemon detaches from this process, which then ends and must be reaped.
         threading.Thread(target=process.wait, daemon=True).start()
 
     def is_prepared(self, fork_server: ForkServer) -> bool:
@@ -103,6 +104,7 @@ class WarmPool:
         return pids.is_alive(state["pid"], state["start_time"])
 
     def _daemon_state(self) -> DaemonState | None:
+        """Return the state that the last daemon has written; None if there is none."""
         try:
             state: DaemonState = json.loads((self._folder / STATE_FILE).read_bytes())
         except (OSError, ValueError):
@@ -110,7 +112,8 @@ class WarmPool:
         return state
 
     @contextlib.contextmanager
-    def _started_cold(self, request: StartRequest, log: Path) -> Iterator[None]:
+    def _starting_cold(self, request: StartRequest, log: Path) -> Iterator[None]:
+        """Start the run without the daemon, when the `with` block ends."""
         process, stdin = _start_module("local.warm_pool.starter", json.dumps(request), log, request["locks"])
         try:
             yield
@@ -144,17 +147,17 @@ def _start_module(
 def network_gap() -> str:
     """Return why runs on this machine cannot have a network of their own; "" if they can.
 
-    Entering a network cannot be undone, so another process tries it.
+    A process cannot leave a network that it has entered, so a new process tries it.
     """
     command = [sys.executable, "-I", "-S", "-c", _COMMAND.format("network")]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
-    return result.stdout.strip() if not result.returncode else "The kernel could not be asked."
+    return result.stdout.strip() if not result.returncode else "The process that tries it failed."
 
 
 def _version() -> str:
-    """Return a hash of the interpreter's path and the source files' times.
+    """Return the version of this code: a hash of the interpreter's path and the source files' times.
 
-    A daemon keeps running the code that it has loaded, so one of another version must be replaced.
+    A daemon keeps running the code that it has loaded, so a daemon of another version must be replaced.
     """
     digest = hashlib.sha256(sys.executable.encode())
     for path in sorted(_PACKAGE.rglob("*.py")):

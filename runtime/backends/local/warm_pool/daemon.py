@@ -2,7 +2,7 @@
 
     python -I -S -c "..." < settings
 
-It may die at any moment; only speed is lost. Runs that it started continue, since each is a session of its own. Its
+If it dies, runs only start more slowly. Runs that it has started continue, since each has a session of its own. Its
 fork servers die with it, and the next submission starts cold. Each root has at most one daemon, which holds
 `.warm_pool/lock`. It ends after `idle_seconds` without requests. Standard library only, so that its forks are small.
 """
@@ -29,12 +29,13 @@ from runtime.launcher.processes import reap, spawn
 
 STATE_FILE = "daemon.json"
 _POLL_SECONDS = 1.0
-"""How often an idle daemon looks for ended children and at the clock."""
+"""How often an idle daemon reaps children and checks whether to end."""
 _LOCK_SECONDS = 3.0
 """How long to wait for the lock. A daemon of another version that was asked to end may still hold it."""
 _LOCK_RETRY_SECONDS = 0.05
+"""Interval between attempts to get the lock."""
 _RESTART_SECONDS = 60.0
-"""Pause before a fork server that ended is started again, so that one whose imports fail costs little."""
+"""Pause before a fork server that has ended is started again, so that a fork server whose imports fail costs little."""
 _FORK_SERVER = Path(__file__).resolve().parents[3] / "launcher" / "warm" / "forkserver.py"
 
 
@@ -68,7 +69,7 @@ def main() -> None:
 
 
 def _acquire(lock: int) -> bool:
-    """Lock this file; return False if another daemon keeps the lock."""
+    """Lock the file with this descriptor; return False if another daemon keeps the lock."""
     give_up_at = time.monotonic() + _LOCK_SECONDS
     while True:
         try:
@@ -89,16 +90,16 @@ class Daemon:
         self._settings = settings
         self._lock = lock
         self._fork_servers: dict[int, str] = {}
-        """Names by pid."""
+        """Names of the fork servers that run, by pid."""
         self._ended_at: dict[str, float] = {}
-        """By name: when the fork server last ended (monotonic)."""
-        # Through this pipe the forks that handle requests send the daemon the fork servers that it must start.
+        """When a fork server last ended (monotonic), by name."""
+        # The daemon starts fork servers, but its forks receive the requests for them and pass these on by this pipe.
         self._fork_server_reader, self._fork_server_writer = os.pipe()
         os.set_blocking(self._fork_server_reader, False)
         self._is_stopping = False
 
     def run(self) -> None:
-        """Serve until idle for too long, or SIGTERM."""
+        """Serve until SIGTERM, or until there was no request for `idle_seconds`."""
         os.chdir(self._folder)
         log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         for stream in (1, 2):
@@ -113,7 +114,7 @@ class Daemon:
         Path(f"{STATE_FILE}.new").write_text(json.dumps(state))
         Path(f"{STATE_FILE}.new").rename(STATE_FILE)
         signal.signal(signal.SIGTERM, self._stop)
-        # Forks then share these objects' pages: the garbage collector no longer writes to them.
+        # The garbage collector no longer writes to these objects, so forks share their memory pages.
         gc.collect()
         gc.freeze()
         if self._settings["fork_server"] is not None:
@@ -175,7 +176,7 @@ class Daemon:
             os.close(self._fork_server_writer)
             connection.sendall(protocol.ACCEPTED)
             connection.settimeout(None)
-            # At the end of input the submitter has recorded the submission, or has died.
+            # The input ends when the submitter has recorded the submission, or has died.
             while connection.recv(1):
                 pass
             connection.close()

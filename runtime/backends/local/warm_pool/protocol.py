@@ -1,7 +1,7 @@
-"""The messages among the backend, the warm pool's daemon, the supervisors and the fork servers.
+"""The messages between the backend and the warm pool's daemon.
 
-Sockets lie in `<root>/.warm_pool`, which only the console's user may enter. If a process does not answer within a
-second, the caller starts cold. Standard library only: the supervisor imports this.
+Sockets lie in `<root>/.warm_pool`, which only the console's user may enter. If the daemon does not answer within a
+second, the run starts cold. Standard library only: the supervisor imports this.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from runtime.backends.supervision.rank_fork import connect
 FOLDER = ".warm_pool"
 SOCKET = "daemon.sock"
 ACCEPTED = b"+"
+"""The daemon's answer to a request that it accepts."""
 _LENGTH = struct.Struct("!I")
+"""Precedes a request: its number of bytes."""
 _REQUEST_SECONDS = 10.0
-"""How long a submitter that has connected may take to send a request, on a machine under heavy load."""
+"""How long a submitter may take to send its request after it has connected: long enough under heavy load."""
 _MAX_DESCRIPTORS = 250
 """Locks of one request, one for each node. The kernel passes 253 descriptors at most (SCM_MAX_FD)."""
 
@@ -37,10 +39,11 @@ class ForkServer(TypedDict):
 
 
 class StartRequest(TypedDict):
-    """Everything needed to start the supervisors of one submitted run.
+    """All data that the starter of a run's supervisors needs.
 
-    `folder` is the run's folder, `network` is `private` or `host`, and the ports are numbers of ports. `locks` are
-    descriptors, one for each node. `nonce` distinguishes this submission from a later one of the same name.
+    `folder` is the run's folder. `network` is `private` or `host`. `worker_ports` and `spare_ports` say how many ports
+    to reserve. `locks` are descriptors, one for each node. `nonce` distinguishes this submission from a later one of
+    the same name.
     """
 
     folder: str
@@ -53,15 +56,15 @@ class StartRequest(TypedDict):
 
 
 class PoolRequest(TypedDict):
-    """A request to the daemon: start this fork server unless it runs, and start this run. None: neither is wanted."""
+    """A request to the daemon to start a fork server, unless it runs, and to start a run; None: start none."""
 
     fork_server: ForkServer | None
     start: StartRequest | None
 
 
 @contextlib.contextmanager
-def request_sent(root: Path, request: PoolRequest) -> Iterator[bool]:
-    """Send a request to the daemon and yield whether it accepted. The run starts when the block is left."""
+def sending_request(root: Path, request: PoolRequest) -> Iterator[bool]:
+    """Send a request to the daemon and yield whether it accepted. The run starts when the `with` block ends."""
     try:
         connection = connect(root / FOLDER, SOCKET)
     except OSError:
@@ -72,6 +75,7 @@ def request_sent(root: Path, request: PoolRequest) -> Iterator[bool]:
 
 
 def _send(connection: socket.socket, request: PoolRequest) -> bool:
+    """Send a request with its locks; return whether the daemon accepted it."""
     data = json.dumps(request).encode()
     start = request["start"]
     try:

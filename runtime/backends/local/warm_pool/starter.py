@@ -2,8 +2,8 @@
 
     python -I -S -c "..." < request
 
-It waits for the end of its input, which means that the submission is recorded or that the submitter has died. In the
-second case it starts nothing. Standard library only, so that it starts in milliseconds.
+It waits for the end of its input, which means that the submission is recorded or that the submitter has died. If the
+submission is not recorded, it starts nothing. Standard library only, so that it starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -40,11 +40,14 @@ def is_submitted(request: StartRequest) -> bool:
 def supervise(request: StartRequest) -> None:
     """Prepare the nodes' network and ports, and supervise each node in a process and session of its own."""
     nodes = request["nodes"]
+    # Why the run shares the machine's network; "" if it has its own.
     sharing_reason = network.enter() if request["network"] == "private" else "The setting asks for the host's network."
     if sharing_reason:
         sys.stderr.write(f"The run shares the network of this machine. {sharing_reason}\n")
     elif nodes[0]["launcher"]["plan"]["controller"] == "mpi":
-        sys.stderr.write(f"{network.add_bridge()}\n".lstrip())
+        bridge_problem = network.add_bridge()
+        if bridge_problem:
+            sys.stderr.write(f"{bridge_problem}\n")
     listener = network.listen()
     # One port for the master, then those of the workers and the spare ones for later rounds.
     workers = request["worker_ports"]
@@ -73,8 +76,8 @@ def supervise(request: StartRequest) -> None:
 
 
 def _supervise_node(node: SupervisorPlan, locks: list[int]) -> None:
-    """Supervise this node to its end. Of the locks it keeps only its own, which shows that the supervisor lives."""
-    # Node 0's process has a session of its own already.
+    """Supervise this node to its end. Keeps only this node's lock, which shows that its supervisor lives."""
+    # The process of node 0 has had a session of its own since its start.
     if node["node"]:
         os.setsid()
     for lock_node, lock in enumerate(locks):
