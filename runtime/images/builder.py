@@ -25,16 +25,18 @@ from runtime.specs import Flavour, Image, Mount, Outcome, Resources, RunSpec
 from runtime.trash import remove_tree
 
 _VISION_HOOK = "trainyard_torchvision"
-"""The module and the .pth file that `_declare_vision_operators` adds to an image."""
+"""The name of the module and of the .pth file that `_declare_vision_operators` adds to an image."""
 _VARIABLES_FILE = "trainyard_variables.pth"
-"""The file that `_set_variables` adds. Python executes .pth files in site-packages when it starts."""
+"""The file that `_set_variables` adds to an image. Python executes .pth files in site-packages when it starts."""
 _FLAVOUR_REASONS = {Flavour.CPU: "this machine shows no NVIDIA GPU", Flavour.CUDA: "this machine has an NVIDIA GPU"}
 _ERROR_LINES = 15
 """Lines from the end of the output that an error shows: enough for pip's own summary."""
 _SMOKE_SECONDS = 120
-"""How long a test run may take; importing TensorFlow on a slow disk takes most of it."""
+"""How long a test run may take. On a slow disk, the import of TensorFlow takes most of this time."""
+_START_AND_END_SECONDS = 60
+"""How much longer to wait for a test run, since `_SMOKE_SECONDS` counts only from the start of its ranks."""
 _SMOKE_NODES = 2
-"""The fewest nodes that need a collective."""
+"""Nodes of a test run: the smallest number that needs a collective."""
 
 
 class ImageBuildFailed(RuntimeFault):
@@ -58,13 +60,13 @@ class ImageStatus(NamedTuple):
 
     name: str
     is_ready: bool
-    """Whether runs of it can start."""
+    """Whether runs of the image can start."""
     is_current: bool
-    """Whether it was built from this version of its recipe, in the requested flavour."""
+    """Whether the image was built from this version of its recipe, in the requested flavour."""
     unbuildable: str
-    """Why it cannot be built yet, from its recipe; "" if it can."""
+    """Why the image cannot be built yet, from its recipe; "" if it can."""
     flavour: Flavour | None
-    """The flavour that it was built in; None where it was not built."""
+    """The flavour that the image was built in; None if it is not ready or of unknown flavour."""
 
 
 def machine_flavour() -> Flavour:
@@ -74,12 +76,12 @@ def machine_flavour() -> Flavour:
 
 def list_images(images_root: Path, recipes: Path = RECIPES, *, flavour: Flavour | None = None) -> list[ImageStatus]:
     """Return every image that has a recipe. `flavour` is the requested one; None: the machine's."""
-    target = flavour or machine_flavour()
+    target_flavour = flavour or machine_flavour()
     return [
         ImageStatus(
             recipe.name,
             venvs.is_ready(images_root, recipe.name),
-            venvs.is_current(images_root, recipe, target),
+            venvs.is_current(images_root, recipe, target_flavour),
             recipe.unbuildable,
             venvs.flavour(images_root, recipe.name),
         )
@@ -96,26 +98,26 @@ def build(
     progress: Progress,
     recipes: Path = RECIPES,
 ) -> bool:
-    """Build the image unless it is current; return whether it was built.
+    """Build the image unless it is current; return whether it was built. Raises InvalidSpec, ImageBuildFailed.
 
-    `flavour` None means the machine's. `force` builds a current image again, and compiles its wheels again. Live runs
+    Without `flavour`, it is the machine's. `force`: build a current image too, and compile its wheels again. Live runs
     keep the image that they started with.
-    Raises InvalidSpec, ImageBuildFailed.
     """
-    target = flavour or machine_flavour()
+    target_flavour = flavour or machine_flavour()
     recipe = read_recipe(name, recipes)
     if recipe.unbuildable:
         raise ImageBuildFailed(f"The image '{name}' cannot be built here: {recipe.unbuildable}")
     images_root = images_root.resolve()
     images_root.mkdir(parents=True, exist_ok=True)
     with FileLock(images_root / f".{name}.lock"):
-        if venvs.is_current(images_root, recipe, target) and not force:
+        if venvs.is_current(images_root, recipe, target_flavour) and not force:
             return False
         folder = images_root / name
         _set_aside(folder)
         try:
-            progress.step(f"Flavour: {target} ({'set' if flavour else _FLAVOUR_REASONS[target]})")
-            _install(folder, recipe, target, progress, rebuild=force)
+            flavour_reason = "set" if flavour else _FLAVOUR_REASONS[target_flavour]
+            progress.step(f"Flavour: {target_flavour} ({flavour_reason})")
+            _install(folder, recipe, target_flavour, progress, rebuild=force)
             venvs.mark_candidate(folder)
             for smoke_test in recipe.smoke_tests:
                 _test_image(images_root, name, smoke_test, progress)
@@ -123,14 +125,14 @@ def build(
             raise ImageBuildFailed(f"The image '{name}' cannot be built: {error}") from error
         except OSError as error:
             raise ImageBuildFailed(f"The image '{name}' could not be built: {error}.") from error
-        venvs.mark_ready(folder, recipe.digest, target)
+        venvs.mark_ready(folder, recipe.digest, target_flavour)
     return True
 
 
 def install(folder: Path, name: str, *, flavour: Flavour, progress: Progress, recipes: Path = RECIPES) -> None:
-    """Install a recipe into `folder` without the test run, for container images (deploy/docker).
+    """Install a recipe into `folder` without a test run. Raises InvalidSpec, ImageBuildFailed.
 
-    Raises InvalidSpec, ImageBuildFailed.
+    The container images (deploy/docker) are built by this.
     """
     recipe = read_recipe(name, recipes)
     if recipe.unbuildable:
@@ -142,9 +144,9 @@ def install(folder: Path, name: str, *, flavour: Flavour, progress: Progress, re
 
 
 def _set_aside(folder: Path) -> None:
-    """Move a ready image out of the way; remove one that is not ready.
+    """Move a ready image to a folder beside it; remove an image that is not ready.
 
-    Live sandboxes use the moved image, so it stays until the next build.
+    Live sandboxes still use the moved image, so it stays until the next build.
     """
     previous = folder.with_name(f".{folder.name}.before")
     if venvs.is_ready(folder.parent, folder.name):
@@ -158,8 +160,9 @@ def _set_aside(folder: Path) -> None:
 
 
 def _install(folder: Path, recipe: Recipe, flavour: Flavour, progress: Progress, *, rebuild: bool) -> None:
+    """Create a virtual environment in `folder` by this recipe. `rebuild`: compile its wheels again."""
     progress.step(f"Creating a virtual environment in {folder}")
-    # It is built in its final folder, since its scripts contain absolute paths.
+    # In its final folder from the start, since scripts of the environment contain absolute paths.
     venv.create(folder, with_pip=bool(recipe.sections), symlinks=True)
     python = folder / "bin" / "python"
     for section in recipe.sections:
@@ -196,7 +199,7 @@ def _install_section(
 
 
 def _install_fallback(section: Section, python: Path, progress: Progress) -> None:
-    """Install a section whose CPU build could not be installed from the indexes and folders in pip's configuration."""
+    """Install a section whose CPU build is in none of the configured indexes and folders of packages."""
     packages = ", ".join(section.requirements)
     progress.step(
         f"No configured package index has the CPU build of {packages}. Trying PyTorch's own index of CPU builds"
@@ -245,6 +248,7 @@ def _run(command: list[str], progress: Progress, environment: Mapping[str, str] 
 
 
 def _with_output(message: str, lines: list[str]) -> str:
+    """Return the message, followed by the last lines of a program's output."""
     last_lines = collections.deque((line for line in lines if line.strip()), maxlen=_ERROR_LINES)
     return "\n".join([message, *(f"    {line}" for line in last_lines)])
 
@@ -257,7 +261,7 @@ def _declare_vision_operators(python: Path, progress: Progress) -> None:
     """
     if _evaluate(python, "import torch", "torch.version.cuda") != "None":
         return
-    progress.step("This torch has no CUDA: declaring torchvision's operators for it")
+    progress.step("Declaring torchvision's operators, since this build of PyTorch has no CUDA")
     site_packages = _site_packages(python)
     shutil.copyfile(RECIPES / "vision_hook.py", site_packages / f"{_VISION_HOOK}.py")
     (site_packages / f"{_VISION_HOOK}.pth").write_text(f"import {_VISION_HOOK}\n")
@@ -274,7 +278,7 @@ def _site_packages(python: Path) -> Path:
 
 
 def _evaluate(python: Path, imports: str, expression: str) -> str:
-    """Return the text of an expression in the image's interpreter."""
+    """Evaluate an expression in the image's interpreter after these imports; return its value as text."""
     # -I: neither the environment nor the current folder changes the result.
     command = [str(python), "-I", "-c", f"{imports}; print({expression})"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -285,11 +289,11 @@ def _evaluate(python: Path, imports: str, expression: str) -> str:
 
 def _test_image(images_root: Path, name: str, smoke_test: SmokeTest, progress: Progress) -> None:
     """Run two nodes with one process each in the image, as a customer's run would. Raises ImageBuildFailed."""
-    progress.step(f"Proving it: {smoke_test.framework} over {smoke_test.controller}, two sandboxed processes")
+    progress.step(f"Testing {smoke_test.framework} over {smoke_test.controller} in two sandboxed processes")
     test_folder = images_root / f".{name}.smoke"
     # 1 TiB: no machine is too small for the test run's limits.
     backend = LocalBackend(root=test_folder / "runs", images_root=images_root, cpus=_SMOKE_NODES, memory_mib=1 << 20)
-    backend.delete("smoke")  # left by a build that was interrupted
+    backend.delete("smoke")  # a build that was interrupted may have left it
     workspace = test_folder / "workspace"
     workspace.mkdir(exist_ok=True)
     spec = RunSpec(
@@ -307,15 +311,14 @@ def _test_image(images_root: Path, name: str, smoke_test: SmokeTest, progress: P
     )
     try:
         backend.submit(spec)
-        # The deadline counts from the start of the ranks; 60 s more cover the start and the end of the nodes.
-        status = smoke_run.await_end(backend, spec.name, _SMOKE_SECONDS + 60)
-        text = "".join(backend.logs(spec.name, rank).text for rank in range(spec.world_size))
+        status = smoke_run.await_end(backend, spec.name, _SMOKE_SECONDS + _START_AND_END_SECONDS)
+        output = "".join(backend.logs(spec.name, rank).text for rank in range(spec.world_size))
         if status.outcome is not Outcome.COMPLETED:
             cause = status.failure.message if status.failure else "It did not end in time."
             raise ImageBuildFailed(
-                _with_output(f"The image '{name}' was built, but does not work: {cause}", text.splitlines())
+                _with_output(f"The image '{name}' was built, but does not work: {cause}", output.splitlines())
             )
-        for line in text.splitlines():
+        for line in output.splitlines():
             progress.output(line)
     finally:
         backend.delete(spec.name)

@@ -1,4 +1,4 @@
-"""What a built image contains: versions of Python, CUDA and its packages, from the metadata that pip and uv write."""
+"""Read the versions of Python, CUDA and packages in a built image, from the metadata that pip and uv write."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from runtime.images import venvs
 
 _SUFFIX = ".dist-info"
 _CUDA_RUNTIMES = ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime-cu13")
+"""Packages whose version is the version of CUDA."""
 _FRAMEWORKS = {
     "pytorch": ("torch",),
     "horovod": ("horovod",),
@@ -20,7 +21,7 @@ _FRAMEWORKS = {
 
 @dataclass(frozen=True)
 class Contents:
-    """Versions by name; `cuda` is empty in the CPU flavour."""
+    """The versions in an image. `frameworks` and `packages` are by name; `cuda` is empty in the CPU flavour."""
 
     python: str
     cuda: str
@@ -34,21 +35,24 @@ def contents(images_root: Path, name: str) -> Contents | None:
     if not venvs.is_ready(images_root, name):
         return None
     try:
-        return _read(folder, (folder / "ready.json").stat().st_mtime_ns)  # each build writes it anew
-    except OSError:  # it is being rebuilt
+        return _read(folder, (folder / "ready.json").stat().st_mtime_ns)
+    except OSError:  # the image is being rebuilt
         return None
 
 
 @functools.lru_cache(maxsize=32)
 def _read(folder: Path, _built_at: int) -> Contents:
-    found = {}
+    """Read the contents of an image. `_built_at` is the time of its build (ns), so that a new build is read again."""
+    versions = {}
     for path in folder.glob(f"lib/python*/site-packages/*{_SUFFIX}"):
         name, _, version = path.name.removesuffix(_SUFFIX).rpartition("-")
-        found[name.replace("_", "-").lower()] = version
-    packages = dict(sorted(found.items()))
-    frameworks = {
-        framework: packages[name] for framework, names in _FRAMEWORKS.items() for name in names if name in packages
-    }
+        versions[name.replace("_", "-").lower()] = version
+    packages = dict(sorted(versions.items()))
+    frameworks = {}
+    for framework, names in _FRAMEWORKS.items():
+        for name in names:
+            if name in packages:
+                frameworks[framework] = packages[name]
     cuda = next((packages[name] for name in _CUDA_RUNTIMES if name in packages), "")
     return Contents(_python_version(folder), cuda, frameworks, packages)
 

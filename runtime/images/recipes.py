@@ -83,13 +83,15 @@ class Recipe(NamedTuple):
 
     def replacements_for(self, flavour: Flavour) -> dict[str, str]:
         """Return the requirements that a flavour replaces, each with its replacement."""
-        return {each.old: each.new for each_flavour, each in self.replacements if each_flavour is flavour}
+        return {
+            replacement.old: replacement.new for for_flavour, replacement in self.replacements if for_flavour is flavour
+        }
 
 
 def can_use_gpus(name: str, flavour: Flavour | None) -> bool:
     """Whether a built-in image uses the GPUs of its node. `flavour`: None where it is not known.
 
-    An image of unknown flavour counts as built from the recipe's own requirements. Those are for CUDA if the CPU
+    An image of unknown flavour counts as built from the recipe's own requirements. These are for CUDA if the CPU
     flavour replaces any of them. An image without a recipe counts as using GPUs.
     """
     try:
@@ -161,7 +163,7 @@ def preloads(name: str) -> list[str]:
 
 
 def _digest(text: str) -> str:
-    """Hash everything in a recipe that changes the image."""
+    """Return a hash of everything in a recipe that changes the image."""
     lines = (line for line in text.splitlines(keepends=True) if not line.startswith("# preload:"))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
@@ -186,6 +188,7 @@ def _replacement(line: str) -> Replacement:
 
 
 def _compilation(lines: list[str]) -> Compilation:
+    """Parse the values of a section's `# compile:` lines. Raises ValueError."""
     tools: list[str] = []
     environment: list[tuple[str, str]] = []
     flags: list[tuple[str, str]] = []
@@ -196,14 +199,14 @@ def _compilation(lines: list[str]) -> Compilation:
             case "with":
                 tools += value.split()
             case "set":
-                environment += [
-                    (name, value) for name, _, value in (assignment.partition("=") for assignment in value.split())
-                ]
+                for assignment in value.split():
+                    name, _, variable_value = assignment.partition("=")
+                    environment.append((name, variable_value))
             case "flag" if "->" in value:
                 old, _, new = value.partition("->")
                 flags.append((old.strip(), new.strip()))
             case "empty":
                 emptied_files += value.split()
             case _:
-                raise ValueError(f"A recipe says '# compile: {line}', which means nothing.")
+                raise ValueError(f"A recipe says '# compile: {line}'; expected with, set, flag or empty.")
     return Compilation(tuple(tools), tuple(environment), tuple(flags), tuple(emptied_files))

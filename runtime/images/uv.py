@@ -1,7 +1,7 @@
-"""uv with pip's configuration: `python -m runtime.images.uv pip install -r requirements/base.txt`.
+"""Run uv with pip's configuration: `python -m runtime.images.uv pip install -r requirements/base.txt`.
 
-uv does not read pip's configuration, which names a machine's wheel folders, indexes and certificates. Standard library
-only: `make setup` runs it when nothing but pip and uv is installed.
+uv itself does not read pip's configuration, which names a machine's wheel folders, indexes and certificates. Standard
+library only: `make setup` runs this module when only pip and uv are installed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-# pip's options, and the variables by which uv takes the same setting.
+# The variable by which uv takes a setting, by the name of pip's option for it.
 _VARIABLES = {
     "index-url": "UV_DEFAULT_INDEX",
     "extra-index-url": "UV_INDEX",
@@ -43,7 +43,7 @@ def environment(configuration: str | None = None) -> dict[str, str]:
         command = [sys.executable, "-m", "pip", "config", "list"]
         configuration = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     settings: dict[str, str] = {}
-    for section in ("global", "install", ":env:"):  # the later ones override, as in pip
+    for section in ("global", "install", ":env:"):  # later sections override earlier ones, as in pip
         for line in configuration.splitlines():
             name, _, value = line.partition("=")
             if name.startswith(f"{section}."):

@@ -1,8 +1,8 @@
 """The state of the local backend's images, which are virtual environments in `<root>/<name>`.
 
-`ready.json` in each holds the digest of its recipe and its flavour. While an image is under test, the file names the
-builder's process in their place, and only that process may start runs. If the builder dies, the image stays unusable
-until it is built again.
+The file `ready.json` in an image holds the digest of its recipe and its flavour. While the image is under test, the
+file holds the builder's process instead, and only that process may start runs. If the builder dies, the image stays
+unusable until it is built again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def identity(images_root: Path, name: str) -> str:
 
 
 def mark_candidate(folder: Path) -> None:
-    """Let only this process start runs in the image, so that it can test it."""
+    """Let only this process start runs in the image, so that it can test the image."""
     write_json(folder / "ready.json", {"builder": _this_process()})
 
 
@@ -56,6 +56,7 @@ def mark_ready(folder: Path, digest: str, flavour: Flavour = Flavour.CPU) -> Non
 
 
 def _read(folder: Path) -> dict[str, Any] | None:
+    """Return the contents of an image's `ready.json`; None if there is none."""
     try:
         state = json.loads((folder / "ready.json").read_bytes())
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
 """Compile wheels of packages that are published as source only, once per machine, and cache them.
 
-A wheel's folder in the cache is named by the digest of everything that it is built from: the recipe's section, the
-interpreter and the installed packages. A wheel appears there complete or not at all.
+A wheel's folder in the cache is named by the digest of everything that the wheel is built from: the recipe's section,
+the interpreter and the installed packages. The folder appears by one rename, with complete wheels.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from runtime.images.recipes import Compilation, Section
 
 _COMPILER_MEMORY_MIB = 2048
 """Memory that one C++ compiler process needs for torch's headers. It limits how many run at once."""
-# A sitecustomize.py, which Python imports at its start.
+# The text of a sitecustomize.py, which Python imports when it starts.
 _HIDE_CUDA = """\
 import os.path
 exists = os.path.exists
-# Where torch looks for CUDA by default. A part of a toolkit may lie there, and Horovod's build would need all of it.
+# Torch looks for CUDA there by default. If it finds a part of a toolkit, Horovod's build fails without the rest.
 os.path.exists = lambda path: path != "/usr/local/cuda" and exists(path)
 """
 RunCommand = Callable[[list[str], Mapping[str, str]], str]
-"""Runs a command with these additional variables and returns its output. Raises ImageBuildFailed."""
+"""Runs a command with additional environment variables and returns its output. Raises ImageBuildFailed."""
 
 
 class CompilerMissing(RuntimeFault):
-    """A tool that compiles the wheel is missing on this machine."""
+    """This machine lacks a compiler or another tool that the wheel needs."""
 
     code = "compiler_missing"
 
@@ -72,6 +72,7 @@ def cache_folder() -> Path:
 
 
 def _digest(section: Section, installed: str) -> str:
+    """Return the name of the cache folder. `installed` is the list of the interpreter's packages."""
     interpreter = [sys.version, sysconfig.get_platform()]
     return hashlib.sha256(json.dumps([section, installed, interpreter]).encode()).hexdigest()
 
@@ -94,24 +95,26 @@ def _compile(
     run: RunCommand,
     report_step: Callable[[str], None],
 ) -> Path:
+    """Compile the section's wheels in the empty folder `folder`; return the folder of the wheels."""
     tools, wheels = folder / "tools", folder / "wheels"
     if compilation.tools:
-        report_step(f"Fetching what compiles: {', '.join(compilation.tools)}")
-        # Beside the image, not in it: build tools are not needed at run time.
+        report_step(f"Installing build tools: {', '.join(compilation.tools)}")
+        # Outside the image, since runs do not need build tools.
         target = ["--python", str(python), "--target", str(tools)]
         run([uv.executable(), "pip", "install", *target, *compilation.tools], uv.environment())
-    jobs = max(1, min(int(host.cpus()), host.memory_mib() // _COMPILER_MEMORY_MIB))
-    report_step(f"Compiling {', '.join(section.requirements)}, {jobs} files at a time (minutes; once on this machine)")
+    parallel = max(1, min(int(host.cpus()), host.memory_mib() // _COMPILER_MEMORY_MIB))
+    requirements = ", ".join(section.requirements)
+    report_step(f"Compiling {requirements}, {parallel} files at a time (takes minutes, only once on this machine)")
     environment = {
         **dict(compilation.environment),
         "CXX": str(_compiler(compilation, folder)),
-        "MAKEFLAGS": f"-j{jobs}",
+        "MAKEFLAGS": f"-j{parallel}",
         "PYTHONPATH": str(tools),
         "PATH": os.pathsep.join([str(tools / "bin"), str(python.parent), *_path_without_cuda(folder)]),
     }
     tools.mkdir(exist_ok=True)
     (tools / "sitecustomize.py").write_text(_HIDE_CUDA)
-    # Unset, not empty: torch takes an empty CUDA_HOME for a path.
+    # Unset rather than empty, since torch takes an empty CUDA_HOME for a path.
     unset = ["env", "-u", "CUDA_HOME", "-u", "CUDA_PATH"]
     # pip's own cache keys wheels by name and interpreter only, so it could return one built for another framework.
     command = [
@@ -131,7 +134,7 @@ def _compile(
 
 
 def _path_without_cuda(folder: Path) -> list[str]:
-    """Return the folders of PATH without CUDA's compiler.
+    """Return the folders of PATH. Replace each that has CUDA's compiler by a folder of links to its other programs.
 
     Wheels are compiled for CPUs. If Horovod's build finds an `nvcc`, it looks for a complete CUDA toolkit and fails.
     """
@@ -161,13 +164,17 @@ def _compiler(compilation: Compilation, folder: Path) -> Path:
 
 
 def _wrapper(flags: Sequence[tuple[str, str]]) -> str:
-    """Return that script. `flags` are pairs as in `Compilation`: no replacement drops, no pattern adds an argument."""
+    """Return a shell script that calls g++ with changed arguments.
+
+    `flags` are pairs of a shell pattern and a replacement, as in `Compilation`. An argument that matches a pattern is
+    replaced, or dropped if the replacement is "". The replacement of a pattern "" is added as an argument.
+    """
     cases = [f"    {old}) {f'word={shlex.quote(new)}' if new else 'continue'} ;;" for old, new in flags if old]
     extra_arguments = " ".join(shlex.quote(new) for old, new in flags if not old)
     return "\n".join(
         [
             "#!/bin/sh",
-            "# g++, but for the words that the recipe wants changed",
+            "# Calls g++ with the arguments that the recipe changes.",
             "for word; do",
             "  shift",
             '  case "$word" in',

@@ -1,1 +1,1 @@
-"""Extra Python packages of a customer's run: installed once on top of an image, in a sandbox, and mounted read-only."""
+"""Python packages that customers add to an image. They are installed once, in a sandbox, and mounted read-only."""

@@ -1,7 +1,7 @@
-"""Install a layer's packages: `python -m runtime.packages.builder <layer folder>`.
+"""Install a layer's packages on this machine: `python -m runtime.packages.builder <layer folder>`.
 
 The installation is a run of one node on a local backend of its own, with the limits and the isolation of customers'
-runs. The process that supervises it needs no database. If it dies, another one starts over.
+runs. This process waits for it and needs no database. If the process dies, the next one starts the installation again.
 """
 
 from __future__ import annotations
@@ -32,24 +32,25 @@ from runtime.trash import Trash, remove_tree
 RUN_NAME = "packages"
 REPLACED_FOLDER = "A package has replaced the folder that it was to be installed in."
 LOG_LIMIT_BYTES = 1 << 20
-"""Bytes of an installation's output that its run keeps."""
+"""Bytes of an installation's output that its run keeps until it is deleted."""
 MAX_LOG_BYTES = 64 * 1024
-"""Bytes kept of an installation's output, from its end."""
+"""Bytes of an installation's output, from its end, that are kept after the run is deleted."""
 MAX_CACHE_BYTES = 2 << 30
-"""A larger cache is removed after an installation: it only saves downloads."""
-_MAX_REASON = 2000
+"""A larger cache is removed after an installation, since the cache only saves downloads."""
+_MAX_REASON_LENGTH = 2000
 """Characters of the reason for a failure."""
-_GRACE_SECONDS = 60
-"""How much longer than its deadline an installation is awaited: its nodes need time to start and end."""
+_START_AND_END_SECONDS = 60
+"""How much longer than its deadline to wait for an installation, since its node needs time to start and end."""
 _SOURCE_ROOT = Path(__file__).resolve().parents[2]
 _CPUS = 2
+"""Cores of an installation."""
 _REASON_MARKS = ("error:", "  ×", "×")
-"""Beginnings of the line with which uv starts to explain a failure."""
+"""uv's explanation of a failure starts with a line that begins with one of these."""
 
 
 @dataclass(frozen=True)
 class InstallRequest:
-    """What to install, and with which limits. `indexes` and `file_hosts` are the settings of `indexes.configured`."""
+    """The requirements to install on an image, and the limits. `indexes` and `file_hosts`: see `indexes.configured`."""
 
     image: str
     images_root: str
@@ -64,7 +65,10 @@ class InstallRequest:
 
 @dataclass(frozen=True)
 class InstallResult:
-    """How an installation ended. `reason` is empty on success; `is_fault`: not the requirements' but the platform's."""
+    """How an installation ended.
+
+    `reason` is why it failed, or "". `is_fault`: the platform is at fault for a failure.
+    """
 
     reason: str = ""
     is_fault: bool = False
@@ -72,7 +76,7 @@ class InstallResult:
 
 
 def install(layer: Layer, request: InstallRequest) -> InstallResult:
-    """Install the layer's packages, unless they are there. An organization has one installation at a time: `locked`."""
+    """Install the layer's packages, unless they are installed. The caller holds the organization's lock (`locked`)."""
     if layer.is_complete:
         return InstallResult(size_bytes=layers.size_of(layer.packages))
     backend = LocalBackend(
@@ -83,14 +87,14 @@ def install(layer: Layer, request: InstallRequest) -> InstallResult:
         memory_mib=1 << 30,
         network=request.network,
     )
-    backend.delete(RUN_NAME)  # left by a process that died
+    backend.delete(RUN_NAME)  # a process that died may have left it
     try:
-        found = indexes.configured(request.indexes, request.file_hosts)
+        allowed_indexes = indexes.configured(request.indexes, request.file_hosts)
         sandbox_settings = {"proxy": "/datasets/inputs/proxy", "cache": "/workspace"}
-        mounts = prepare_inputs(layer, request.requirements, found, sandbox_settings)
-        with proxy.running(layer.folder / "inputs", "proxy", found.hosts) as index_proxy:
+        mounts = prepare_inputs(layer, request.requirements, allowed_indexes, sandbox_settings)
+        with proxy.running(layer.folder / "inputs", "proxy", allowed_indexes.hosts) as index_proxy:
             backend.submit(_spec(layer, request, mounts))
-            status = smoke_run.await_end(backend, RUN_NAME, request.seconds + _GRACE_SECONDS)
+            status = smoke_run.await_end(backend, RUN_NAME, request.seconds + _START_AND_END_SECONDS)
         log = _read_log(layer, backend, request, index_proxy.refused)
         (layer.folder / "log.txt").write_text(log)
         if status.outcome is Outcome.COMPLETED:
@@ -98,7 +102,7 @@ def install(layer: Layer, request: InstallRequest) -> InstallResult:
             return InstallResult(REPLACED_FOLDER) if size is None else InstallResult(size_bytes=size)
         if status.outcome is Outcome.CODE_FAILED:
             return InstallResult(reason_of(log))
-        return failed(status)
+        return failed_result(status)
     except (RuntimeFault, OSError) as error:
         return InstallResult(str(error), is_fault=True)
     finally:
@@ -106,7 +110,7 @@ def install(layer: Layer, request: InstallRequest) -> InstallResult:
         _trim_cache(layer)
 
 
-def failed(status: RunStatus) -> InstallResult:
+def failed_result(status: RunStatus) -> InstallResult:
     """Return the result of an installation that neither succeeded nor ended with an error of uv."""
     if status.outcome in {Outcome.OUT_OF_MEMORY, Outcome.DISK_FULL, Outcome.TIME_LIMIT} and status.failure:
         return InstallResult(f"The packages could not be installed: {status.failure.message}")
@@ -114,7 +118,7 @@ def failed(status: RunStatus) -> InstallResult:
 
 
 def install_spec(name: str, image: Image, request: InstallRequest, mounts: Sequence[Mount]) -> RunSpec:
-    """Return the run that installs, with these mounts."""
+    """Return the spec of the run that installs the packages, with these mounts."""
     return RunSpec(
         name=name,
         framework=Framework.PYTORCH,
@@ -140,11 +144,11 @@ def _spec(layer: Layer, request: InstallRequest, mounts: list[Mount]) -> RunSpec
 
 
 def prepare_inputs(
-    layer: Layer, requirements: Sequence[str], found: indexes.Indexes, settings: Mapping[str, str]
+    layer: Layer, requirements: Sequence[str], allowed_indexes: indexes.Indexes, settings: Mapping[str, str]
 ) -> list[Mount]:
-    """Write the files that the script in the sandbox reads; return what the sandbox mounts.
+    """Write the files that the script in the sandbox reads; return the mounts of the sandbox.
 
-    `settings` are further fields of its `plan.json`: see `runtime.launcher.install`.
+    `settings` are further fields of the script's `plan.json`: see `runtime.launcher.install`.
     """
     folder = layer.folder / "inputs"
     remove_tree(folder)
@@ -152,31 +156,31 @@ def prepare_inputs(
     (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in requirements))
     mounts = [Mount(str(folder), "/datasets/inputs"), Mount(str(_uv_folder(layer.root)), "/datasets/uv")]
 
-    def visible(address: str) -> str:
-        """Return an index's address as the sandbox sees it; mount its folder if it is on this machine."""
+    def make_visible(address: str) -> str:
+        """Return an index's address in the sandbox. If the index is a folder of this machine, mount it."""
         source = indexes.folder_of(address)
         if source is None:
             return address
         # The files of an index usually lie beside its folder of pages, so the folder above is mounted.
-        is_index = address in found.addresses
+        is_index = address in allowed_indexes.addresses
         target = f"/datasets/index-{len(mounts)}"
         mounts.append(Mount(str(source.parent if is_index else source), target))
         return f"file://{target}/{source.name}" if is_index else target
 
-    default, *others = (visible(address) for address in found.addresses)
+    default, *others = (make_visible(address) for address in allowed_indexes.addresses)
     environment = {
         "UV_DEFAULT_INDEX": default,
         "UV_INDEX": " ".join(others),
-        "UV_FIND_LINKS": ",".join(visible(address) for address in found.find_links),
-        # As in images: the best version of all indexes.
+        "UV_FIND_LINKS": ",".join(make_visible(address) for address in allowed_indexes.find_links),
+        # As when images are built (`runtime.images.uv`): take the best version of all indexes.
         "UV_INDEX_STRATEGY": "unsafe-best-match",
         "UV_CONCURRENT_DOWNLOADS": "8",
         "UV_CONCURRENT_BUILDS": "1",
         "UV_HTTP_TIMEOUT": "60",
         "UV_PYTHON_DOWNLOADS": "never",
     }
-    if found.certificate and Path(found.certificate).is_file():
-        shutil.copyfile(found.certificate, folder / "certificates.pem")
+    if allowed_indexes.certificate and Path(allowed_indexes.certificate).is_file():
+        shutil.copyfile(allowed_indexes.certificate, folder / "certificates.pem")
         environment["SSL_CERT_FILE"] = "/datasets/inputs/certificates.pem"
     plan: dict[str, Any] = {
         "uv": "/datasets/uv/uv",
@@ -184,19 +188,19 @@ def prepare_inputs(
         "environment": {name: value for name, value in environment.items() if value},
         "arguments": [
             *("--requirements", "/datasets/inputs/requirements.txt"),
-            # A link would let a later installation change this layer's files through the cache.
+            # Copies: if the layer had hard links to the cache, a later installation could change its files there.
             *("--link-mode", "copy"),
             *("--compile-bytecode", "--no-config", "--no-progress", "--color", "never"),
         ],
     }
     write_json(folder / "plan.json", plan)
     for path in folder.iterdir():
-        path.chmod(0o644)  # for Pods, which run as another user
+        path.chmod(0o644)  # pods may run as another user
     return mounts
 
 
 def _uv_folder(root: Path) -> Path:
-    """Return a folder that holds nothing but uv."""
+    """Return a folder that contains only a copy of uv, for mounting. Each version of uv has a folder of its own."""
     executable = Path(uv.executable())
     status = executable.stat()
     folder = root / ".uv" / f"{status.st_size}-{status.st_mtime_ns}"
@@ -209,14 +213,10 @@ def _uv_folder(root: Path) -> Path:
 
 
 def _read_log(layer: Layer, backend: LocalBackend, request: InstallRequest, refused: set[str]) -> str:
-    """Return the end of the installation's output, without paths of this machine."""
-    try:
-        with (backend.run_folder(RUN_NAME) / "logs" / "rank-0.log").open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_LOG_BYTES))
-            text = file.read(MAX_LOG_BYTES).decode("utf-8", "replace")
-    except OSError:
-        text = ""
-    text = text.replace("\0", "").replace(str(Path(request.images_root).resolve()), "/images")
+    """Return the end of the installation's output, without paths of this machine. `refused`: see `proxy.Proxy`."""
+    text = _read_end(backend.run_folder(RUN_NAME) / "logs" / "rank-0.log").replace(
+        str(Path(request.images_root).resolve()), "/images"
+    )
     for host in sorted(refused):
         text += f"[trainyard] Refused a connection to {host}: it is not one of the configured package indexes.\n"
     return text
@@ -225,15 +225,19 @@ def _read_log(layer: Layer, backend: LocalBackend, request: InstallRequest, refu
 def reason_of(log: str) -> str:
     """Return uv's explanation of a failure on one line."""
     lines = log.splitlines()
-    first = next(
-        (number for number, line in enumerate(lines) if line.startswith(_REASON_MARKS)), max(0, len(lines) - 5)
-    )
-    words = " ".join(lines[first:]).replace("╰─▶", "").replace("│", "").replace("×", "").split()
+    # Without such a line, the last five lines are the best explanation that there is.
+    start = max(0, len(lines) - 5)
+    for number, line in enumerate(lines):
+        if line.startswith(_REASON_MARKS):
+            start = number
+            break
+    words = " ".join(lines[start:]).replace("╰─▶", "").replace("│", "").replace("×", "").split()
     text = " ".join(words).removeprefix("error: ").replace(" cause: ", ": ")
-    return text[:_MAX_REASON] or "The installer ended without an explanation."
+    return text[:_MAX_REASON_LENGTH] or "The installer ended without an explanation."
 
 
 def _trim_cache(layer: Layer) -> None:
+    """Remove the organization's cache if it is larger than `MAX_CACHE_BYTES`."""
     cache = layer.folder.parent / CACHE
     if layers.size_of(cache) > MAX_CACHE_BYTES:
         trash = Trash(layer.root / ".trash")
@@ -246,9 +250,10 @@ def _trim_cache(layer: Layer) -> None:
 
 @contextlib.contextmanager
 def locked(layer: Layer) -> Iterator[bool]:
-    """Yield whether this process got the lock of the layer's organization.
+    """Yield whether this process got the lock of the layer's organization, and release it when the `with` block ends.
 
-    The kernel releases it if the process dies.
+    An organization has one installation at a time, since its cache serves only one. The kernel releases the lock if the
+    process dies.
     """
     layer.folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor = os.open(layer.folder.parent / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -264,7 +269,7 @@ def locked(layer: Layer) -> Iterator[bool]:
 
 
 def start(layer: Layer, request: InstallRequest) -> subprocess.Popen[bytes]:
-    """Start the process that installs the layer's packages. It outlives this one."""
+    """Start the process that installs the layer's packages. It continues if this process ends."""
     layer.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     forget_result(layer)
     write_json(layer.folder / "request.json", dataclasses.asdict(request))
@@ -281,7 +286,7 @@ def start(layer: Layer, request: InstallRequest) -> subprocess.Popen[bytes]:
 
 
 def is_working(layer: Layer) -> bool:
-    """Whether a process installs packages for the layer's organization."""
+    """Whether a process is installing packages for the layer's organization."""
     with locked(layer) as is_ours:
         return not is_ours
 
@@ -304,6 +309,11 @@ def log_of(layer: Layer) -> str:
     path = layer.folder / "log.txt"
     if not path.exists():
         path = layer.folder / "runs" / RUN_NAME / "logs" / "rank-0.log"
+    return _read_end(path)
+
+
+def _read_end(path: Path) -> str:
+    """Return the last `MAX_LOG_BYTES` of a log; "" if it does not exist."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_LOG_BYTES))
@@ -319,8 +329,9 @@ def main() -> None:
     with locked(layer) as is_ours:
         if is_ours and result_of(layer) is None:
             data = json.loads((folder / "request.json").read_bytes())
-            names = ("requirements", "indexes", "file_hosts")
-            request = InstallRequest(**data | {name: tuple(data[name]) for name in names})
+            # JSON has lists in place of tuples.
+            tuple_fields = ("requirements", "indexes", "file_hosts")
+            request = InstallRequest(**data | {name: tuple(data[name]) for name in tuple_fields})
             write_json(folder / "result.json", dataclasses.asdict(install(layer, request)))
 
 

@@ -1,7 +1,7 @@
-"""Install a layer's packages on a cluster: a run of one node in the customer's image, on storage that runs can mount.
+"""Install a layer's packages on a Kubernetes cluster, by a run of one node in the customer's image.
 
-The cluster keeps the state of the installation, so any process may start it, look at it and finish it. Each step can be
-repeated.
+The run installs them into its folder on the cluster's volume, which later runs can mount. The cluster keeps the state
+of the installation, so any process may start, read and finish it. Each step can be repeated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ START_SECONDS = 1800
 
 
 def can_install(config: ClusterConfig) -> bool:
-    """Whether runs of this cluster can get packages: it names an index, and the console shares its storage."""
+    """Whether runs of this cluster can get packages: its settings name an index, and the console shares its storage."""
     return config.package_index is not None and config.volume.shared
 
 
@@ -64,10 +64,10 @@ def start(
         return
     for folder in (layer.root, layer.folder.parent, layer.folder):
         folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o711)  # kubelets pass through; other users cannot list
-    found = Indexes(addresses=(index.url,), find_links=(), hosts={}, certificate=index.certificate)
-    mounts = builder.prepare_inputs(layer, request.requirements, found, {})
-    # A run needs a workspace. This one has nothing to write there.
+        folder.chmod(0o711)  # kubelets may enter these folders to mount others, and other users cannot list them
+    allowed_indexes = Indexes(addresses=(index.url,), find_links=(), hosts={}, certificate=index.certificate)
+    mounts = builder.prepare_inputs(layer, request.requirements, allowed_indexes, {})
+    # Each run needs a workspace, although this run does not use it.
     workspace = Mount(str(layer.folder / "inputs"), "/workspace")
     spec = builder.install_spec(_run_name(layer), image, request, (workspace, *mounts))
     labels = {"organization": organization_slug}
@@ -75,7 +75,7 @@ def start(
 
 
 def is_working(layer: Layer, backend: Backend) -> bool:
-    """Whether the cluster has an installation of this layer, ended or not. Raises BackendUnavailable."""
+    """Whether the cluster has a run that installs this layer, even if it has ended. Raises BackendUnavailable."""
     try:
         backend.describe(_run_name(layer))
     except RunNotFound:
@@ -84,10 +84,10 @@ def is_working(layer: Layer, backend: Backend) -> bool:
 
 
 def take_result(layer: Layer, backend: Backend) -> tuple[InstallResult, str] | None:
-    """Return how the installation ended, and the end of its output; None if it has not ended, or there is none.
+    """Return how the installation ended, and the end of its output; None if it has not ended or does not exist.
 
-    Removes its run. A process that dies before it stores the result finds the layer complete, or starts it over.
-    Raises BackendUnavailable.
+    Removes the installation's run. If the process dies before it stores the result, a later call finds the layer
+    complete, or the installation starts again. Raises BackendUnavailable.
     """
     if layer.is_complete:
         backend.delete(_run_name(layer))
@@ -110,22 +110,23 @@ def take_result(layer: Layer, backend: Backend) -> tuple[InstallResult, str] | N
         else:
             result = InstallResult(builder.REPLACED_FOLDER) if size is None else InstallResult(size_bytes=size)
     elif status.outcome is Outcome.CODE_FAILED:
-        result = InstallResult(builder.reason_of(log) if log else status.failure.message if status.failure else "")
+        failure_message = status.failure.message if status.failure else ""
+        result = InstallResult(builder.reason_of(log) if log else failure_message)
     else:
-        result = builder.failed(status)
+        result = builder.failed_result(status)
     backend.delete(_run_name(layer))
     return result, log
 
 
 def log_of(layer: Layer) -> str:
-    """Return the end of the installation's output so far. Asks no cluster: the output is on the shared storage."""
+    """Return the end of the installation's output so far. Reads the shared storage without asking the cluster."""
     folders = RunFolders(_runs_root(layer), uid=0)
     piece = folders.read(_run_name(layer), "logs", "rank-0.log", -MAX_LOG_BYTES, MAX_LOG_BYTES)
     return piece.data.decode("utf-8", "replace").replace("\0", "")
 
 
 def _run_name(layer: Layer) -> str:
-    """Return the name of the installation's run. Keys of two organizations may be equal."""
+    """Return the name of the installation's run. It has the organization, since two may have layers of the same key."""
     return f"packages-{layer.organization}-{layer.key[:12]}"
 
 

@@ -1,6 +1,6 @@
-"""The package indexes that installations may use: the setting PACKAGE_INDEXES, else pip's configuration.
+"""The package indexes that installations may use: those of the setting PACKAGE_INDEXES, else of pip's configuration.
 
-An index is an address, or a folder on this machine.
+An index is a URL or a folder on this machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ DEFAULT_INDEX = "https://pypi.org/simple"
 DEFAULT_FILE_HOSTS = ("files.pythonhosted.org",)
 """Hosts of the files that DEFAULT_INDEX lists."""
 _PORTS = {"http": 80, "https": 443}
-_NAMES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_FIND_LINKS", "SSL_CERT_FILE")
+"""The default port of each scheme that an index may have."""
+_UV_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_FIND_LINKS", "SSL_CERT_FILE")
+"""Environment variables by which uv takes the settings that are read here."""
 
 
 class InvalidIndexes(RuntimeFault):
@@ -44,19 +46,19 @@ class Indexes:
 def configured(
     addresses: Sequence[str], file_hosts: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> Indexes:
-    """Return the indexes of the settings PACKAGE_INDEXES and PACKAGE_FILE_HOSTS.
+    """Return the allowed indexes. `addresses` and `file_hosts` are the settings PACKAGE_INDEXES and PACKAGE_FILE_HOSTS.
 
-    Without `addresses`, those of pip's configuration count, which `environment` has as uv's variables (None: read it).
-    Raises InvalidIndexes.
+    Without `addresses`, the indexes of pip's configuration are allowed. `environment` has that configuration as uv's
+    variables; None: read it from pip. Raises InvalidIndexes.
     """
-    known = _pip_configuration() if environment is None else environment
+    variables = _pip_configuration() if environment is None else environment
     find_links: tuple[str, ...] = ()
     # The operator may choose an index in a private network. An index that nobody chose must be public.
-    is_chosen = bool(addresses) or "UV_DEFAULT_INDEX" in known
+    is_chosen = bool(addresses) or "UV_DEFAULT_INDEX" in variables
     if not addresses:
-        default = known.get("UV_DEFAULT_INDEX") or DEFAULT_INDEX
-        addresses = [default, *known.get("UV_INDEX", "").split()]
-        find_links = tuple(part for part in known.get("UV_FIND_LINKS", "").split(",") if part)
+        default = variables.get("UV_DEFAULT_INDEX") or DEFAULT_INDEX
+        addresses = [default, *variables.get("UV_INDEX", "").split()]
+        find_links = tuple(part for part in variables.get("UV_FIND_LINKS", "").split(",") if part)
     hosts: dict[tuple[str, int], bool] = {}
     for address in (*addresses, *find_links):
         parts = urlsplit(address)
@@ -65,7 +67,7 @@ def configured(
         if parts.scheme not in _PORTS or not parts.hostname:
             raise InvalidIndexes(f"PACKAGE_INDEXES: '{address}' is neither an http address nor a folder.")
         if parts.username or parts.password:
-            # Build code of packages runs beside the installer and could read them.
+            # The build code of packages runs beside the installer and could read the credentials.
             raise InvalidIndexes(
                 f"PACKAGE_INDEXES: the index on {parts.hostname} has credentials in its address. Customers' packages "
                 "could read them. Use an index that needs none."
@@ -76,11 +78,11 @@ def configured(
     for file_host in file_hosts:
         name, _, port = file_host.partition(":")
         hosts[name.lower(), int(port or 443)] = True
-    return Indexes(tuple(addresses), find_links, hosts, known.get("SSL_CERT_FILE", ""))
+    return Indexes(tuple(addresses), find_links, hosts, variables.get("SSL_CERT_FILE", ""))
 
 
 def folder_of(address: str) -> Path | None:
-    """Return the folder of an index on this machine; None for one on a server."""
+    """Return the folder of an index on this machine; None for an index on a server."""
     parts = urlsplit(address)
     if parts.scheme == "file":
         return Path(unquote(parts.path))
@@ -88,6 +90,6 @@ def folder_of(address: str) -> Path | None:
 
 
 def _pip_configuration() -> dict[str, str]:
-    """Return pip's configuration as uv's variables; variables that are set already win."""
-    values = uv.environment()
-    return values | {name: os.environ[name] for name in _NAMES if name in os.environ}
+    """Return pip's configuration as uv's variables. A variable of this process overrides pip's configuration."""
+    variables = uv.environment()
+    return variables | {name: os.environ[name] for name in _UV_VARIABLES if name in os.environ}

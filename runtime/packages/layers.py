@@ -1,16 +1,17 @@
 """Package layers: folders of installed packages that a run imports besides those of its image.
 
-    <root>/<organization>/<key>/site-packages   the layer, complete
-                                request.json    what is to be installed
+    <root>/<organization>/<key>/site-packages   the installed packages; exists only when complete
+                                request.json    the requirements, the image and the limits of the installation
                                 result.json     how the installation ended
-                                log.txt         its output
-                                runs, inputs    the installation's own sandbox; on a cluster, inputs only
+                                log.txt         the end of the installation's output
+                                runs, inputs    folders of the installation's run; on a cluster, inputs only
     <root>/<organization>/cache                 uv's cache, shared by the organization's installations
-                         /lock                  locked during each of them: the cache serves one at a time
+                         /lock                  locked during each installation, since the cache serves one at a time
     <root>/.uv                                  a copy of uv
     <root>/.trash                               folders that are being removed
 
-`organization` is its primary key. A key is a digest of everything that the installed files depend on.
+`<organization>` is the organization's primary key. `<key>` is a digest of everything that the installed files depend
+on.
 """
 
 from __future__ import annotations
@@ -32,15 +33,13 @@ from runtime.trash import Trash
 SITE_PACKAGES = "site-packages"
 CACHE = "cache"
 _DIST_INFO = ".dist-info"
-
-
 _VERSION = 2
-"""Part of each key. Another one makes the next order with the same packages install them anew."""
+"""Part of each key. After an increase, all packages are installed again when they are next ordered."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """The folder of one layer, which may not exist. `root` holds those of all organizations."""
+    """The folder of one layer, which may not exist. `root` holds the layers of all organizations."""
 
     root: Path
     organization: str
@@ -53,19 +52,20 @@ class Layer:
 
     @property
     def packages(self) -> Path:
-        """The installed packages: mounted into runs."""
+        """The folder of the installed packages, which runs mount."""
         return self.folder / SITE_PACKAGES
 
     @property
     def is_complete(self) -> bool:
-        """Whether the packages are installed. They appear by one rename."""
+        """Whether the packages are installed. Their folder appears by one rename, complete."""
         try:
+            # A link does not count, since code of the packages might have made it.
             return stat.S_ISDIR(os.lstat(self.packages).st_mode)
         except OSError:
             return False
 
     def remove(self) -> None:
-        """Remove the layer, if it exists. No run may use it."""
+        """Remove the layer, if it exists. Call this only if no run uses it."""
         if not self.folder.exists():
             return
         trash = Trash(self.root / ".trash")
@@ -95,18 +95,19 @@ def layer_key(*, image: Path, versions: Mapping[str, str], requirements: Sequenc
 
 
 def cluster_layer_key(*, cluster: str, image: str, python: str, requirements: Sequence[str]) -> str:
-    """Return the key of the layer with these requirements on a cluster's image, as the cluster pulls it.
+    """Return the key of the layer with these requirements on a cluster's image. `python` is its interpreter's path.
 
-    `python` is the path of the image's interpreter. A reference without a digest may come to mean another image.
+    `image` is the reference by which the cluster pulls the image. If the registry later has another image under a
+    reference without a digest, the key stays the same.
     """
     return _digest(cluster=cluster, image=image, python=python, requirements=list(requirements))
 
 
 def adopt(layer: Layer, run_folder: Path) -> int | None:
-    """Move what a run has installed in its RUN_DIR to its place; return the bytes that it takes on the disk.
+    """Move the packages that a run has installed in its RUN_DIR to the layer; return the bytes that they take on disk.
 
-    The run has ended, so nothing changes its files any more. Returns None if a package has put something else, such as
-    a link, where the packages or a folder above them should be.
+    Call this after the run has ended, so that nothing changes its files any more. Returns None if a package has
+    replaced the folder of packages, or a folder above it, by something else such as a link.
     """
     folder_fds: list[int] = []
     try:
@@ -119,7 +120,7 @@ def adopt(layer: Layer, run_folder: Path) -> int | None:
         return None
     else:
         _run_fd, parent_fd, installed_fd = folder_fds
-        # Pods may run as another user than this process, which then owns their files.
+        # In a pod, another user than this process may own the folder. Then its permissions cannot be changed.
         with contextlib.suppress(PermissionError):
             os.fchmod(installed_fd, 0o755)
         os.rename(SITE_PACKAGES, layer.packages, src_dir_fd=parent_fd)
@@ -130,17 +131,17 @@ def adopt(layer: Layer, run_folder: Path) -> int | None:
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes that a folder's files take on the disk. Follows no links: hostile code wrote the files."""
+    """Return the bytes that a folder's files take on the disk. Follows no links, since hostile code wrote the files."""
     total = 0
-    pending = [folder]
-    while pending:
+    pending_folders = [folder]
+    while pending_folders:
         try:
-            with os.scandir(pending.pop()) as entries:
+            with os.scandir(pending_folders.pop()) as entries:
                 for entry in entries:
                     if entry.is_dir(follow_symlinks=False):
-                        pending.append(Path(entry.path))
+                        pending_folders.append(Path(entry.path))
                     else:
-                        total += entry.stat(follow_symlinks=False).st_blocks * 512
+                        total += entry.stat(follow_symlinks=False).st_blocks * 512  # the unit of st_blocks
         except OSError:
             continue
     return total

@@ -1,8 +1,8 @@
-"""An HTTP proxy on a Unix socket that connects to the hosts of package indexes only.
+"""An HTTP proxy on a Unix socket that connects only to the hosts of package indexes.
 
-Sandboxed code without a network reaches it through a mounted socket. It serves CONNECT (for https) and requests with an
-absolute http address. Names are resolved here. A host that the operator has not chosen must have a public address, so
-that a forged answer of a name server opens no private network.
+Sandboxed code without a network reaches the proxy through a mounted socket. The proxy serves CONNECT (for https) and
+requests with an absolute http address, and resolves the names of hosts itself. A host that the operator has not chosen
+must have a public address, so that a forged answer of a name server gives no access to a private network.
 """
 
 from __future__ import annotations
@@ -21,43 +21,48 @@ from urllib.parse import urlsplit
 _MAX_HEAD_BYTES = 16 * 1024
 """Bytes of a request's head; pip's and uv's have less than 1 KiB."""
 _HEAD_SECONDS = 10.0
+"""How long a client may take to send a request's head."""
 _CONNECT_SECONDS = 20.0
+"""How long an index may take to accept a connection, for each of its addresses."""
 _IDLE_SECONDS = 120.0
 """How long a connection may stay without data. An index may take a minute to prepare a large listing."""
 _MAX_CONNECTIONS = 64
+"""Connections that are served at once; more wait. An installation downloads 8 files at once."""
 _CHUNK_BYTES = 1 << 16
-_MAX_REFUSALS = 20
+"""Bytes that are read at a time."""
+_MAX_REFUSED_HOSTS = 20
 """Refused hosts that are kept for the log."""
 
 Hosts = Mapping[tuple[str, int], bool]
-"""Allowed hosts: (lower-case name, port) to whether the host may have a private address."""
+"""Allowed hosts. A key is the lower-case name and the port, a value whether the host may have a private address."""
 
 
 class Proxy:
-    """The proxy while it runs. `refused` has the hosts, as `name:port`, that were asked for in vain."""
+    """The proxy while it runs. `refused` has the hosts, as `name:port`, to which it has refused connections."""
 
     def __init__(self, hosts: Hosts) -> None:
         self.refused: set[str] = set()
         self._hosts = hosts
-        self._free = asyncio.Semaphore(_MAX_CONNECTIONS)
+        self._connection_slots = asyncio.Semaphore(_MAX_CONNECTIONS)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection to its end."""
-        async with self._free:
+        async with self._connection_slots:
             try:
-                await self._serve(reader, writer)
+                await self._handle_request(reader, writer)
             except (TimeoutError, OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-                pass  # a client or an index that broke off: the client's own error says so
+                pass  # the client or the index broke off, and the client reports that itself
             finally:
                 writer.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _handle_request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Connect the client to the host that it requests, if that is allowed. Raises the errors of the connections."""
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _HEAD_SECONDS)
         first_line, *header_lines = head.decode("latin-1").split("\r\n")
         method, target, _version = first_line.split(" ")
         if method == "CONNECT":
             name, _, port = target.rpartition(":")
-            forwarded = b""
+            forwarded_head = b""
         else:
             address = urlsplit(target)
             if address.scheme != "http":
@@ -65,11 +70,11 @@ class Proxy:
                 return
             name, port = address.hostname or "", str(address.port or 80)
             path = (address.path or "/") + (f"?{address.query}" if address.query else "")
-            forwarded = _origin_request(method, path, header_lines)
+            forwarded_head = _forwarded_head(method, path, header_lines)
         host = name.strip("[]").lower(), int(port)
         if host not in self._hosts:
-            if len(self.refused) < _MAX_REFUSALS:
-                self.refused.add(f"{host[0][:253]}:{host[1]}")
+            if len(self.refused) < _MAX_REFUSED_HOSTS:
+                self.refused.add(f"{host[0][:253]}:{host[1]}")  # a host name has at most 253 characters
             await _refuse(writer, 403, "This host is not one of the configured package indexes.")
             return
         upstream = await self._connect(*host)
@@ -78,8 +83,8 @@ class Proxy:
             return
         upstream_reader, upstream_writer = upstream
         try:
-            if forwarded:
-                upstream_writer.write(forwarded)
+            if forwarded_head:
+                upstream_writer.write(forwarded_head)
             else:
                 writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
             await asyncio.gather(_pipe(reader, upstream_writer), _pipe(upstream_reader, writer))
@@ -90,10 +95,11 @@ class Proxy:
         """Connect to the first allowed address of a host that answers; None if there is none."""
         loop = asyncio.get_running_loop()
         try:
-            found = await loop.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+            entries = await loop.getaddrinfo(name, port, type=socket.SOCK_STREAM)
         except OSError:
             return None
-        for address in dict.fromkeys(str(entry[4][0]) for entry in found):
+        # The fifth part of an entry is the socket's address: the IP address and the port.
+        for address in dict.fromkeys(str(entry[4][0]) for entry in entries):
             if not self._hosts[name, port] and not is_public(address):
                 continue
             with contextlib.suppress(OSError, asyncio.TimeoutError):
@@ -103,19 +109,19 @@ class Proxy:
 
 def is_public(address: str) -> bool:
     """Whether an IP address belongs to the public Internet."""
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    mapped = getattr(ip, "ipv4_mapped", None)
-    ip = mapped or ip
+    ip = ipaddress.ip_address(address.partition("%")[0])  # without the scope of a link-local IPv6 address
+    # An IPv6 address such as ::ffff:10.0.0.1 stands for an IPv4 address.
+    ip = getattr(ip, "ipv4_mapped", None) or ip
     return ip.is_global and not ip.is_multicast
 
 
 @contextlib.contextmanager
 def running(folder: Path, name: str, hosts: Hosts) -> Iterator[Proxy]:
-    """Serve on the socket `name` in `folder` while the block runs, in a thread of its own."""
+    """Serve on the socket `name` in `folder`, in a thread of its own, until the `with` block ends."""
     listener = socket.socket(socket.AF_UNIX)
     folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        # Through the descriptor, since the path of a socket may have at most 107 characters.
+        # By the short path of the descriptor, since a socket's path may have at most 107 bytes.
         listener.bind(f"/proc/self/fd/{folder_fd}/{name}")
     finally:
         os.close(folder_fd)
@@ -141,15 +147,18 @@ def running(folder: Path, name: str, hosts: Hosts) -> Iterator[Proxy]:
         (folder / name).unlink(missing_ok=True)
 
 
-def _origin_request(method: str, path: str, header_lines: list[str]) -> bytes:
-    """Return the head for the index itself. It asks for the connection's end, so that each request names its host."""
-    dropped = ("connection:", "proxy-connection:", "proxy-authorization:", "keep-alive:")
-    kept = [line for line in header_lines if line and not line.lower().startswith(dropped)]
-    return "\r\n".join([f"{method} {path} HTTP/1.1", *kept, "Connection: close", "", ""]).encode("latin-1")
+def _forwarded_head(method: str, path: str, header_lines: list[str]) -> bytes:
+    """Return the head of an http request as the index gets it.
+
+    It asks the index to close the connection afterwards. So a client cannot send a second request for another host.
+    """
+    proxy_headers = ("connection:", "proxy-connection:", "proxy-authorization:", "keep-alive:")
+    headers = [line for line in header_lines if line and not line.lower().startswith(proxy_headers)]
+    return "\r\n".join([f"{method} {path} HTTP/1.1", *headers, "Connection: close", "", ""]).encode("latin-1")
 
 
 async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy bytes to the end of the stream, and then close the other one's writing side."""
+    """Copy bytes until `reader` ends, and then close the writing side of `writer`'s connection."""
     try:
         while data := await asyncio.wait_for(reader.read(_CHUNK_BYTES), _IDLE_SECONDS):
             writer.write(data)
@@ -160,6 +169,7 @@ async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def _refuse(writer: asyncio.StreamWriter, status: int, sentence: str) -> None:
+    """Respond with this HTTP status and sentence."""
     text = sentence.encode()
     writer.write(
         b"HTTP/1.1 %d Refused\r\nContent-Type: text/plain\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s"

@@ -1,7 +1,6 @@
-"""Read a customer's requirements file.
+"""Read a customer's requirements file. Pure.
 
-Only names with versions are accepted. Options, paths and addresses would reach past the configured package indexes.
-Pure.
+Only names with versions are accepted, since options, paths and addresses would bypass the configured package indexes.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from runtime.errors import RuntimeFault
 MAX_BYTES = 64 * 1024
 """The largest requirements file; a file with every package of a large project has a few KiB."""
 MAX_REQUIREMENTS = 500
-"""The most requirements of one file."""
-_MAX_QUOTED = 100
+"""The largest number of requirements in one file."""
+_MAX_QUOTED_LENGTH = 100
 """Characters of a faulty line that an error quotes."""
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _OPTION = re.compile(r"(^|\s)--?[A-Za-z]")
@@ -32,10 +31,14 @@ class Problem(enum.StrEnum):
     """Why a requirements file is refused."""
 
     TOO_LARGE = "too_large"
+    """The file has more than `MAX_BYTES`."""
     TOO_MANY = "too_many"
+    """The file has more than `MAX_REQUIREMENTS`."""
     EMPTY = "empty"
     OPTION = "option"
+    """A line has an option of pip."""
     PLACE = "place"
+    """A requirement is a path, an address or a repository."""
     SYNTAX = "syntax"
 
 
@@ -48,7 +51,7 @@ class InvalidRequirements(RuntimeFault):
         super().__init__(f"Line {line}: {problem}: {text}" if line else str(problem))
         self.problem = problem
         self.line = line
-        self.text = text[:_MAX_QUOTED]
+        self.text = text[:_MAX_QUOTED_LENGTH]
 
 
 @dataclass(frozen=True)
@@ -89,22 +92,24 @@ def find_conflict(requirements: Sequence[str], installed: Mapping[str, str]) -> 
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield each requirement with the number of its first line, as pip joins lines and removes comments."""
-    joined, first = "", 0
+    """Yield each requirement with the number of its first line. Joins lines and removes comments as pip does."""
+    joined, first_number = "", 0
     for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), start=1):
-        first = first or number
+        first_number = first_number or number
         if line.endswith("\\") and not line.lstrip().startswith("#"):
             joined += line[:-1]
             continue
         content = _COMMENT.sub("", joined + line).strip()
         if content:
-            yield first, content
-        joined, first = "", 0
+            yield first_number, content
+        joined, first_number = "", 0
+    # The last line may end with a backslash.
     if content := _COMMENT.sub("", joined).strip():
-        yield first, content
+        yield first_number, content
 
 
 def _requirement(line: str, number: int) -> Requirement:
+    """Parse one requirement; `number` is its line's. Raises InvalidRequirements."""
     if _PLACE.search(line):
         raise InvalidRequirements(Problem.PLACE, line=number, text=line)
     if _OPTION.search(line):

@@ -146,7 +146,7 @@ def test_an_image_whose_real_run_fails_is_never_ready(recipes, tmp_path):
     assert "was built, but does not work" in str(failure.value)
     assert "ModuleNotFoundError: No module named 'torch'" in str(failure.value)
     assert re.search(r"rank [01]: failed: framework$", str(failure.value), re.MULTILINE)  # the other may be cut short
-    assert progress.steps[-1].startswith("Proving it: pytorch over gloo")
+    assert progress.steps[-1].startswith("Testing pytorch over gloo")
     assert not venvs.is_current(root, builder.read_recipe("small", recipes), Flavour.CPU)
     assert not (root / ".small.smoke").exists()
     assert processes_below(root) == []
