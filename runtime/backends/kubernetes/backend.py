@@ -23,7 +23,7 @@ from runtime.backends.kubernetes.client import ApiClient, ApiError, Object, reso
 from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.backends.kubernetes.disruptions import DeletionTracker
 from runtime.backends.kubernetes.launcher_archive import LauncherConfigMaps
-from runtime.backends.kubernetes.logs import extract_rank
+from runtime.backends.kubernetes.logs import RankOutput, extract_rank
 from runtime.backends.kubernetes.objects import TERMINAL_PHASES, is_deleting, object_labels, pod_phase, timestamp
 from runtime.backends.kubernetes.pod_plan import build_pod_plan
 from runtime.backends.kubernetes.runs import Runs
@@ -42,10 +42,10 @@ _ABANDONED_SECONDS = 900.0
 """Age at which a Job with an incomplete submission is deleted. A submission takes seconds, and its caller repeats a
 failed one for some minutes."""
 _OUTPUT_POLL_SECONDS = 1.0
-"""How often `changes` looks for new output in shared storage, which cannot be watched over a network."""
+"""Interval at which `changes` looks for new output in shared storage, which cannot be watched over a network."""
 _REPORT_ALL_SECONDS = 3.0
-"""How often `changes` reports every running run if storage is not shared. It then cannot see which runs wrote output,
-and each report costs a request for logs."""
+"""Interval at which `changes` reports every running run if storage is not shared. It cannot see then which runs wrote
+output, and each report costs a request for logs."""
 _CAPACITY_CACHE_SECONDS = 1.0
 """How long a computed capacity is reused. One scheduling pass asks for it several times."""
 
@@ -53,7 +53,7 @@ _CAPACITY_CACHE_SECONDS = 1.0
 class KubernetesBackend:
     """Runs on one cluster."""
 
-    submits_at_once = 8
+    submits_at_once = 8  # a submission mostly waits for the API server
 
     def __init__(self, *, config: ClusterConfig, root: Path) -> None:
         """`root` is the folder of this cluster's runs, as the console sees it, inside the config's volume."""
@@ -154,11 +154,10 @@ class KubernetesBackend:
             job = self._runs.find_job(name)
             if job is not None:
                 # The Pods are deleted before the Job. Otherwise the garbage collector would give them their full grace
-                # period, and a kubelet keeps the first that it received. The second time is for Pods that the Job
-                # controller created in between.
+                # period, and a kubelet keeps the first grace period that it received.
                 self._delete_pods(job, 0)
                 self._runs.delete_job(job)
-                self._delete_pods(job, 0)
+                self._delete_pods(job, 0)  # again, since the Job controller may have created Pods in between
             self._delete_orphans(job["metadata"]["namespace"] if job is not None else self._config.namespace, name)
         if self._folders is not None:
             self._folders.remove(name)
@@ -226,7 +225,7 @@ class KubernetesBackend:
             watcher.close()
 
     def check_image(self, image: Image, controller: Controller = Controller.GLOO, *, gpus: int = 0) -> None:
-        """See `Backend.check_image`. Does not ask the registry: the console may have no access to it."""
+        """See `Backend.check_image`. Does not ask the registry, since the console may have no access to it."""
         del controller  # the launcher reports an image without mpirun
         if image.builtin:
             if image.builtin not in self._config.images:
@@ -263,9 +262,10 @@ class KubernetesBackend:
     def environment(self, spec: RunSpec, rank: int) -> dict[str, str]:
         """See `Backend.environment`. Addresses are empty: a Pod gets its address when it starts."""
         topology = build_pod_plan(spec, self._config, self._root).topology
-        unknown = {"addresses": [""] * spec.nodes, "node": rank // spec.workers_per_node, "master_port": 0}
-        ports = {name: [0] * len(topology[name]) for name in ("worker_ports", "spare_ports")}
-        return rank_environment(Plan.from_data({**topology, **unknown, **ports}), rank % spec.workers_per_node)
+        # The protocol promises 0 in place of ports.
+        ports = {"master_port": 0, **{name: [0] * len(topology[name]) for name in ("worker_ports", "spare_ports")}}
+        own_fields = {"addresses": [""] * spec.nodes, "node": rank // spec.workers_per_node}
+        return rank_environment(Plan.from_data({**topology, **ports, **own_fields}), rank % spec.workers_per_node)
 
     def run_folder(self, name: str) -> Path:
         """See `Backend.run_folder`. Does not exist if storage is not shared."""
@@ -309,23 +309,23 @@ class KubernetesBackend:
         state = read_job(job)
         return job, state, state.final_status is not None or self._runs.status(name).phase is RunPhase.ENDED
 
-    def _read_pod_log(self, job: Object, node: int, rank: int, offset: int, limit: int) -> tuple[bytes, bool]:
-        """Read a rank's output from the API server: the bytes, and whether that is all. Empty without a started Pod."""
+    def _read_pod_log(self, job: Object, node: int, rank: int, offset: int, limit: int) -> RankOutput:
+        """Read a rank's output from the API server. It is empty before the Pod starts and after it is deleted."""
         state = read_job(job)
         pods = newest_pods(state, [pod for pod in map(read_pod, self._runs.list_pods(job)) if pod is not None])
         pod = pods.get(node)
         if pod is None or pod.started_at is None:
-            return b"", True
+            return RankOutput(b"", at_end=True)
         path = resource_path("v1", "pods", state.namespace, pod.name, "log")
         try:
             return extract_rank(self._api.stream(path, container=names.CONTAINER_NAME), rank, offset, limit)
         except ApiError as error:
-            if error.status in {400, 404}:  # the container has not started; the Pod is deleted
-                return b"", True
+            if error.status in {400, 404}:  # the container has not started, or the Pod is deleted
+                return RankOutput(b"", at_end=True)
             raise
 
     def _delete_pods(self, job: Object, grace_seconds: int) -> None:
-        """Delete the run's Pods that have not ended, except those with a shorter grace period already."""
+        """Delete the run's Pods that have not ended. Skip Pods that already have this grace period or a shorter one."""
         # A grace period of 0 would remove the Pod from the API server while its processes still run.
         grace = max(1, grace_seconds)
         for pod in self._runs.list_pods(job):
@@ -337,7 +337,7 @@ class KubernetesBackend:
                 self._api.delete(path, grace_seconds=grace, uid=meta["uid"])
 
     def _delete_orphans(self, namespace: str, name: str) -> None:
-        """Delete the run's objects that somebody detached from its Job. Kubernetes deletes the others with the Job."""
+        """Delete the run's objects that somebody detached from its Job. Kubernetes deletes all others with the Job."""
         for version, plural, object_name in (
             ("v1", "services", name),
             ("v1", "secrets", name),
@@ -403,9 +403,6 @@ def _is_abandoned(job: Object) -> bool:
 
 
 def check(config: ClusterConfig, root: Path, *, smoke: bool = True) -> Iterator[Check]:
-    """Check a cluster and yield one line for each finding; `smoke` ends with a run of one node.
-
-    Problems of the cluster do not raise; each is a line with its remedy.
-    """
+    """Yield the results of all checks of a cluster; with `smoke`, the last one is a test run."""
     backend = KubernetesBackend(config=config, root=root)
     return cluster_check.check(ApiClient(config), config, root, backend if smoke else None)

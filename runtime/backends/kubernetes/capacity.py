@@ -21,6 +21,7 @@ _BINARY_EXPONENTS = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 _DECIMAL_EXPONENTS = {"n": -3, "u": -2, "m": -1, "": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 _QUANTITY = re.compile(r"^([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE]?)$")
 _EXCLUDING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
+"""Effects of taints that keep Pods off a Node."""
 
 
 def capacity(
@@ -31,12 +32,14 @@ def capacity(
     DaemonSet and static Pods reduce a machine's total; other Pods reduce only its free resources. Each `pending`
     request is subtracted from the first machine that it fits on, because its Pod will be scheduled soon.
     """
+    # Requests of Pods, by machine.
     used: dict[str, list[Resources]] = {}
     overhead: dict[str, list[Resources]] = {}
     for pod in pods:
-        machine = pod["spec"].get("nodeName")
-        if machine and pod_phase(pod) not in TERMINAL_PHASES:
-            (overhead if _is_overhead(pod) else used).setdefault(machine, []).append(_pod_request(pod, config))
+        machine_name = pod["spec"].get("nodeName")
+        if machine_name and pod_phase(pod) not in TERMINAL_PHASES:
+            requests = overhead if _is_overhead(pod) else used
+            requests.setdefault(machine_name, []).append(_pod_request(pod, config))
     # "" stands for the kinds that have no selector or toleration of their own.
     kinds = frozenset({"", *config.tolerations, *config.node_selectors})
     machines = []
@@ -129,10 +132,10 @@ def _accepts(node: Object, kind: str, config: ClusterConfig) -> bool:
     """
     selector = config.node_selectors.get(kind, config.node_selectors.get("", {}))
     tolerations = config.tolerations.get(kind, config.tolerations.get("", ()))
-    return all(object_labels(node).get(key) == value for key, value in selector.items()) and all(
-        taint["key"] == config.gpu_resource or any(_tolerates(toleration, taint) for toleration in tolerations)
-        for taint in _permanent_taints(node)
-    )
+    if any(object_labels(node).get(key) != value for key, value in selector.items()):
+        return False
+    taints = [taint for taint in _permanent_taints(node) if taint["key"] != config.gpu_resource]
+    return all(any(_tolerates(toleration, taint) for toleration in tolerations) for taint in taints)
 
 
 def _permanent_taints(node: Object) -> list[Object]:
@@ -146,7 +149,7 @@ def _permanent_taints(node: Object) -> list[Object]:
 
 
 def _is_overhead(pod: Object) -> bool:
-    """Return whether the Pod is part of the machine: it belongs to a DaemonSet, or is a static Pod."""
+    """Whether the Pod belongs to the machine rather than to its users: a DaemonSet's Pod, or a static Pod."""
     owners = pod["metadata"].get("ownerReferences") or []
     return any(owner.get("kind") in {"DaemonSet", "Node"} for owner in owners)
 
@@ -172,18 +175,19 @@ def _condition(node: Object, name: str) -> Object:
 def _pod_request(pod: Object, config: ClusterConfig) -> Resources:
     """Return the Pod's effective request as the scheduler counts it.
 
-    Of each resource, that is the sum over its containers or its largest init container, if that is more.
+    That is, for each resource, the sum over its containers, or the request of its largest init container if that is
+    more.
     """
-    containers, init_containers = (
-        [
-            resources((container.get("resources") or {}).get("requests") or {}, config)
-            for container in pod["spec"].get(field) or []
-        ]
-        for field in ("containers", "initContainers")
-    )
-    running = sum_of(containers)
+    running = sum_of(_container_requests(pod, "containers", config))
+    init_requests = _container_requests(pod, "initContainers", config)
     return Resources(
-        max([running.cpus, *(request.cpus for request in init_containers)]),
-        max([running.memory_mib, *(request.memory_mib for request in init_containers)]),
-        max([running.gpus, *(request.gpus for request in init_containers)]),
+        max([running.cpus, *(request.cpus for request in init_requests)]),
+        max([running.memory_mib, *(request.memory_mib for request in init_requests)]),
+        max([running.gpus, *(request.gpus for request in init_requests)]),
     )
+
+
+def _container_requests(pod: Object, field: str, config: ClusterConfig) -> list[Resources]:
+    """Return the requests of the containers in this field of the Pod's spec."""
+    containers = pod["spec"].get(field) or []
+    return [resources((container.get("resources") or {}).get("requests") or {}, config) for container in containers]

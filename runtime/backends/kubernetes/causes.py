@@ -4,9 +4,9 @@ The cause decides whether the customer pays, so its two sources are trusted diff
 
 - The API server is trusted. Only it can report a cause that makes the run free: a lost, evicted or preempted Pod, or
   missing capacity.
-- A launcher's signed record is trusted for causes that the customer pays for (`_TRUSTED_CLAIMS`). Customer code shares
-  the Pod with the launcher and may forge the record. So any other claim becomes CODE_FAILED, unless the API server
-  confirms it.
+- A launcher's signed record is trusted only for causes that the customer pays for (`_TRUSTED_CLAIMS`). Customer code
+  shares the Pod with the launcher and may forge the record. So a claim of any other cause becomes CODE_FAILED, unless
+  the API server confirms it.
 
 `docs/kubernetes.md` has the complete table.
 """
@@ -27,13 +27,13 @@ from runtime.specs import Failure, FailureCode, Outcome
 
 _MACHINE_LOSS_LAG_SECONDS = 120.0
 """Longest delay between the loss of a machine and its report. Kubernetes marks a Node NotReady 40 to 50 s after its
-last heartbeat and evicts its Pods 30 s later (`pod.EVICTION_SECONDS`); 120 leaves a reserve. A rank that fails within
-this time before the report counts as a consequence of the loss."""
+last heartbeat and evicts its Pods 30 s later (`pod.EVICTION_SECONDS`); 120 s leave a reserve. A rank that fails at most
+this long before the report counts as a consequence of the loss."""
 _REPORT_LAG_SECONDS = 2.0
 """Longest delay between any other cause and its report. API timestamps are whole seconds."""
 _OUT_OF_MEMORY_EXIT_CODE = 137
-"""128 + SIGKILL. Other processes of a container cannot kill its first process. So if nobody deleted the Pod, the kernel
-killed the process for its memory."""
+"""128 + the number of SIGKILL. Other processes of a container cannot kill its first process. So if nobody deleted the
+Pod, the kernel killed the process for its memory."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Cause:
     outcome: Outcome
     failure: Failure
     at: float
-    """When it was reported, in Unix seconds."""
+    """When the cause was reported, in Unix seconds."""
     lag_seconds: float = _REPORT_LAG_SECONDS
-    """How much earlier than `at` it may have happened."""
+    """How much earlier than `at` the cause may have happened."""
 
 
 class _Reason(NamedTuple):
@@ -57,17 +57,18 @@ class _Reason(NamedTuple):
     lag_seconds: float = _REPORT_LAG_SECONDS
 
 
-def _node_lost(message: str) -> _Reason:
+def _machine_loss(message: str) -> _Reason:
+    """Return the reason of a node that was lost with its machine, which is reported late."""
     return _Reason(Outcome.NODE_LOST, FailureCode.NODE_LOST, message, _MACHINE_LOSS_LAG_SECONDS)
 
 
 _EVICTED = _Reason(Outcome.NODE_LOST, FailureCode.EVICTED, "was evicted by its machine")
 _PREEMPTED = _Reason(Outcome.NODE_LOST, FailureCode.PREEMPTED, "was preempted by a Pod of higher priority")
-_UNREACHABLE = _node_lost("was lost: its machine is unreachable")
-_SHUT_DOWN = _node_lost("was lost: its machine was shut down")
-_UNRESPONSIVE = _node_lost("was lost: its machine does not respond")
-_REMOVED = _node_lost("was lost: its Pod was deleted from the cluster")
-_REBOOTED = _node_lost("was lost: its machine restarted")
+_UNREACHABLE = _machine_loss("was lost: its machine is unreachable")
+_SHUT_DOWN = _machine_loss("was lost: its machine was shut down")
+_UNRESPONSIVE = _machine_loss("was lost: its machine does not respond")
+_REMOVED = _machine_loss("was lost: its Pod was deleted from the cluster")
+_REBOOTED = _machine_loss("was lost: its machine restarted")
 _NO_CAPACITY = _Reason(Outcome.NO_CAPACITY, FailureCode.NODES_NOT_PLACED, "found too few free resources on its machine")
 _DISK_FULL = _Reason(Outcome.DISK_FULL, FailureCode.DISK_FULL, "wrote more than its disk limit")
 _OUT_OF_MEMORY = _Reason(Outcome.OUT_OF_MEMORY, FailureCode.OUT_OF_MEMORY, "ran out of memory")
@@ -76,14 +77,14 @@ _NO_PYTHON = _Reason(Outcome.CODE_FAILED, FailureCode.IMAGE_UNUSABLE, "could not
 _DISRUPTION_REASONS = {
     "PreemptionByScheduler": _PREEMPTED,
     "DeletionByTaintManager": _UNREACHABLE,
-    "DeletionByPodGC": _node_lost("was lost: its machine was removed from the cluster"),
+    "DeletionByPodGC": _machine_loss("was lost: its machine was removed from the cluster"),
     "EvictionByEvictionAPI": _Reason(
         Outcome.NODE_LOST, FailureCode.EVICTED, "was evicted: its machine is being drained"
     ),
     "TerminationByKubelet": _EVICTED,
     REMOVED: _REMOVED,
 }
-"""By the reason of the Pod's condition DisruptionTarget."""
+"""The meaning of each reason of the Pod's condition DisruptionTarget."""
 _POD_REASONS = {
     "Evicted": _EVICTED,
     "Preempting": _PREEMPTED,
@@ -97,18 +98,18 @@ _POD_REASONS = {
     "UnexpectedAdmissionError": _Reason(Outcome.NODE_LOST, FailureCode.NODE_LOST, "was rejected by its machine"),
     "DeadlineExceeded": _Reason(Outcome.TIME_LIMIT, FailureCode.TIME_LIMIT, "reached its time limit"),
 }
-"""By the reason in the Pod's status."""
+"""The meaning of each reason in the Pod's status."""
 _OUT_OF_RESOURCE = re.compile(r"^(OutOf|Outof)")
 """Pod reasons such as OutOfcpu: the kubelet rejected a Pod that the scheduler had placed."""
 EXIT_UNKNOWN_REASONS = frozenset({"Unknown", "ContainerStatusUnknown"})
-"""Container reasons of a kubelet that restarted and found the container gone; the exit code means nothing."""
+"""Container reasons of a kubelet that restarted and found the container gone. It invents an exit code."""
 _CONTAINER_REASONS = {
     "OOMKilled": _OUT_OF_MEMORY,
     "StartError": _NO_PYTHON,
     "ContainerCannotRun": _NO_PYTHON,
     **dict.fromkeys(EXIT_UNKNOWN_REASONS, _REBOOTED),
 }
-"""By the reason of the container's terminated state."""
+"""The meaning of each reason of the container's terminated state."""
 _OWN_DISK_LIMIT = re.compile(r"exceeds the (?:total )?limit|exceeded its local ephemeral storage limit", re.IGNORECASE)
 """The kubelet's messages for a Pod that was evicted because it exceeded its own disk limit. Other evictions mean that
 the machine ran short of resources."""
@@ -120,38 +121,39 @@ def find_cause(
     job: JobState,
     pods: Mapping[int, PodState],
     records: Mapping[int, Record],
-    unresponsive: Mapping[int, float],
+    unresponsive_since: Mapping[int, float],
     events: DeletionEvents | None = None,
 ) -> Cause | None:
     """Return the first cause of the run's end, or None if the run completed.
 
-    `unresponsive` maps each node whose end no kubelet reported to the time since when. `events` is None if they were
-    not read.
+    `unresponsive_since` has, by node, since when its kubelet has not responded (Unix seconds). `events` is None if they
+    were not read.
     """
     if len(pods) == job.nodes and all(pod.succeeded for pod in pods.values()):
         return None
     has_enough_nodes = job.is_elastic and _count_succeeded(pods) >= job.spec.min_nodes
-    reported = _reported_causes(job, pods, unresponsive, events)
+    reported_causes = _reported_causes(job, pods, unresponsive_since, events)
     # An elastic run that enough nodes completed has failed only for a cause that concerns no single node.
     if has_enough_nodes:
-        reported = [cause for cause in reported if cause.failure.node is None]
-    external = min(reported, key=_earliest_time, default=None)
-    # A launcher that claims STOPPED only obeyed. The Job's termination says why.
+        reported_causes = [cause for cause in reported_causes if cause.failure.node is None]
+    reported = min(reported_causes, key=_earliest_time, default=None)
+    # A launcher that claims STOPPED only obeyed a request. The Job's termination has the cause.
     claims = [
         claim for record in records.values() for claim in record.get("causes", ()) if claim["kind"] != Outcome.STOPPED
     ]
-    trusted = first_cause([claim for claim in claims if claim["kind"] in _TRUSTED_CLAIMS])
+    trusted_claim = first_cause([claim for claim in claims if claim["kind"] in _TRUSTED_CLAIMS])
     # The API server's cause comes first if it may have happened before the claimed one.
-    if external is not None and (trusted is None or _earliest_time(external) <= float(trusted["at"])):
-        return external
-    if trusted is not None:
-        return _claimed_cause(trusted)
+    if reported is not None and (trusted_claim is None or _earliest_time(reported) <= float(trusted_claim["at"])):
+        return reported
+    if trusted_claim is not None:
+        return _claimed_cause(trusted_claim)
     if claims:
         return _unconfirmed_cause(job, records, first_cause(claims) or claims[0])
     return None if has_enough_nodes else _cause_by_exit_codes(job, pods)
 
 
 def _earliest_time(cause: Cause) -> float:
+    """Return the earliest time at which the cause may have happened."""
     return cause.at - cause.lag_seconds
 
 
@@ -163,8 +165,9 @@ def _count_succeeded(pods: Mapping[int, PodState]) -> int:
 
 
 def _reported_causes(
-    job: JobState, pods: Mapping[int, PodState], unresponsive: Mapping[int, float], events: DeletionEvents | None
+    job: JobState, pods: Mapping[int, PodState], unresponsive_since: Mapping[int, float], events: DeletionEvents | None
 ) -> list[Cause]:
+    """Return all causes that the API server reports; see `find_cause` for the arguments."""
     causes = [] if job.termination is None else [_termination_cause(job.termination)]
     causes += [cause for cause in (_pod_cause(job, pod) for pod in pods.values()) if cause is not None]
     # Each further source counts only for nodes that the sources before it do not explain.
@@ -175,7 +178,7 @@ def _reported_causes(
     unexplained = unexplained_deletions(job, pods)
     # Nodes whose machine went silent while their Pod ran, by events and by the Pods themselves.
     silent_since = {node: at for node, at in (events.not_ready_at if events else {}).items() if node in unexplained}
-    silent_since |= {node: at for node, at in unresponsive.items() if node in pods}
+    silent_since |= {node: at for node, at in unresponsive_since.items() if node in pods}
     causes += [
         _cause(pods.get(node, PodState(node)), _UNRESPONSIVE, at=at)
         for node, at in silent_since.items()
@@ -185,7 +188,10 @@ def _reported_causes(
 
 
 def _termination_cause(termination: Termination) -> Cause:
-    """Return the decision of `stop` or a guard as a cause. It has no lag: the console stored it when it decided."""
+    """Return the console's decision to end the run as a cause.
+
+    It has no lag, since its time is that of the decision.
+    """
     failure = Failure(termination.message, termination.code, dict(termination.data))
     return Cause(termination.outcome, failure, termination.at, lag_seconds=0.0)
 
@@ -203,17 +209,17 @@ def _pod_cause(job: JobState, pod: PodState) -> Cause | None:
         reason = _CONTAINER_REASONS.get(pod.container_reason)
     if reason is None:
         return None
-    # The limit is data for the console's message.
     if reason is _OUT_OF_MEMORY:
+        # The console's message about it names the limit.
         return _cause(pod, reason, at=pod.disrupted_at, data={"limit_mib": job.spec.memory_mib})
     cause = _cause(pod, reason, at=pod.disrupted_at)
     if reason is _NO_PYTHON and job.spec.builtin:
-        return dataclasses.replace(cause, outcome=Outcome.PLATFORM_ERROR)  # it is the platform's own image
+        return dataclasses.replace(cause, outcome=Outcome.PLATFORM_ERROR)  # the image is the platform's own
     return cause
 
 
 def _job_disruption(job: JobState, explained: Set[int | None]) -> list[Cause]:
-    """Return the disruption that the Job's Failed condition reports, for a Pod that is already deleted.
+    """Return the disruption that the Job's Failed condition reports; the Pod may be deleted already. At most one.
 
     The Job's podFailurePolicy has one rule, for the condition DisruptionTarget, and its message names the Pod.
     """
@@ -230,8 +236,9 @@ def _job_disruption(job: JobState, explained: Set[int | None]) -> list[Cause]:
 def _external_deletion(job: JobState, pods: Mapping[int, PodState], events: DeletionEvents) -> list[Cause]:
     """Return the deletion of a Pod by somebody other than the Job controller as a cause; at most one.
 
-    Customer code cannot request such a deletion. If no Pod failed by itself, every deletion was external. If one did,
-    the Job controller deletes the others, so a deletion counts as external only if the Job's events prove it.
+    Customer code cannot request such a deletion. If no Pod failed by itself, every deletion was external. If a Pod
+    failed by itself, the Job controller deletes the others. A deletion then counts as external only if the Job's events
+    prove it.
     """
     # BackoffLimitExceeded is the Job's reason if a Pod failed or was deleted.
     if job.failure_reason != "BackoffLimitExceeded" or job.failed_at is None or job.is_elastic or not pods:
@@ -247,6 +254,7 @@ def _external_deletion(job: JobState, pods: Mapping[int, PodState], events: Dele
 
 
 def _cause(pod: PodState, reason: _Reason, *, at: float | None = None, data: Mapping[str, Any] | None = None) -> Cause:
+    """Return the cause of a Pod's end for this reason. Without `at`, it is dated at the Pod's end or deletion."""
     detail = f" ({pod.pod_message})" if pod.pod_message else ""
     failure = Failure(f"Node {pod.node} {reason.message}{detail}.", reason.code, dict(data or {}), pod.node)
     cause_at = at or pod.finished_at or pod.deletion_deadline or pod.created_at
@@ -261,9 +269,10 @@ def _claimed_cause(claim: Record) -> Cause:
 
 
 def _unconfirmed_cause(job: JobState, records: Mapping[int, Record], claim: Record) -> Cause:
-    """Return a claim about the platform that the API server does not confirm. The customer pays, with one exception.
+    """Return the cause for a claim that the platform is at fault, which the API server does not confirm.
 
-    The exception is a platform image whose nodes never met. No customer code had started that could forge this claim.
+    The customer pays, unless the nodes of a run in a platform image never met: no customer code had started then that
+    could forge this claim.
     """
     never_ran = not any(record.get("started_at") for record in records.values())
     is_platform_fault = claim.get("code") == FailureCode.NODES_NOT_MET and never_ran and job.spec.builtin
@@ -278,12 +287,12 @@ def _cause_by_exit_codes(job: JobState, pods: Mapping[int, PodState]) -> Cause:
         return Cause(Outcome.TIME_LIMIT, failure, ended_at)
     failed = [pod for pod in pods.values() if pod.ended and pod.exit_code]
     if not failed:
-        # The customer cannot delete Pods without a trace.
-        failure = Failure(f"The run ended without a trace of why. {job.failure_message}".strip())
+        # Customer code cannot cause this: it cannot delete Pods unnoticed.
+        failure = Failure(f"The run ended, and nothing shows why. {job.failure_message}".strip())
         return Cause(Outcome.PLATFORM_ERROR, failure, ended_at)
     first = min(failed, key=lambda pod: pod.finished_at or 0.0)
     if first.exit_code == _OUT_OF_MEMORY_EXIT_CODE and first.deletion_deadline is None and job.spec.builtin:
-        # containerd sometimes misses the kernel's notice and reports Error in place of OOMKilled.
+        # containerd sometimes misses the kernel's notification and reports Error in place of OOMKilled.
         return _cause(first, _OUT_OF_MEMORY, data={"limit_mib": job.spec.memory_mib})
     message = f"Node {first.node} ended with exit code {first.exit_code} and left no record."
     failure = Failure(message, FailureCode.RANK_EXITED, node=first.node, exit_code=first.exit_code)

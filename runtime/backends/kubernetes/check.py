@@ -1,6 +1,6 @@
-"""Check whether a cluster can serve runs. Each finding is a `Check`, with a remedy if something is missing.
+"""Check whether a Kubernetes cluster can serve runs. Each failed result says how to fix the fault.
 
-Nothing here raises: a check that cannot be made yields a failed `Check` that says why.
+No check raises: a check that cannot be made yields a failed result that says why.
 """
 
 from __future__ import annotations
@@ -22,33 +22,36 @@ from runtime.backends.kubernetes.rbac import Rule, rules
 from runtime.errors import RuntimeFault
 
 OLDEST_MINOR, NEWEST_MINOR = 31, 37
-"""Supported minor versions of Kubernetes 1. In the first, the Job features that runs use became stable."""
+"""Supported minor versions of Kubernetes 1. In the oldest, the Job features that runs use became stable."""
 SMOKE_TEST_SECONDS = 180.0
-"""How long the smoke test may take, which includes pulling the image."""
+"""How long the test run may take, including the pulling of its image."""
 _SMOKE_TEST_MEMORY_MIB = 512
-"""Enough to import PyTorch."""
+"""Memory of each node of the test run: enough to import PyTorch."""
 _UNREACHABLE_REMEDY = "Check the cluster's 'kubeconfig', 'context' or 'in_cluster', and the network from here to it."
 _RBAC_REMEDY = "Apply the output of 'manage.py kubernetes_rbac'."
 
 
 def check(api: ApiClient, config: ClusterConfig, root: Path, backend: Backend | None) -> Iterator[Check]:
-    """Yield all lines, ending with a smoke run if there is a `backend`. Stops early if the cluster is unreachable."""
+    """Yield the results of all checks; the last is a test run if there is a `backend`.
+
+    Stops after the first check if the cluster is unreachable.
+    """
     try:
-        yield _version(api, config)
+        yield _check_version(api, config)
     except (RuntimeFault, ApiError) as fault:
         yield Check("API server", ok=False, detail=str(fault), remedy=_UNREACHABLE_REMEDY)
         return
-    yield _run_guarded("namespace", lambda: _namespace(api, config))
-    yield from _permissions(api, config)
-    yield _run_guarded("storage", lambda: _storage(api, config, root))
-    yield _run_guarded("storage classes", lambda: _storage_classes(api))
-    yield _run_guarded("machines", lambda: _machines(api, config))
-    yield _run_guarded("GPUs", lambda: _gpus(api, config))
-    yield _run_guarded("Kueue", lambda: _kueue(api, config))
-    yield _run_guarded("DNS", lambda: _dns(api))
-    yield _images(config)
+    yield _run_guarded("namespace", lambda: _check_namespace(api, config))
+    yield from _check_permissions(api, config)
+    yield _run_guarded("storage", lambda: _check_storage(api, config, root))
+    yield _run_guarded("storage classes", lambda: _check_storage_classes(api))
+    yield _run_guarded("machines", lambda: _check_machines(api, config))
+    yield _run_guarded("GPUs", lambda: _check_gpus(api, config))
+    yield _run_guarded("Kueue", lambda: _check_kueue(api, config))
+    yield _run_guarded("DNS", lambda: _check_dns(api))
+    yield _check_images(config)
     if backend is not None:
-        yield _run_guarded("smoke run", lambda: _smoke(config, root, backend))
+        yield _run_guarded("smoke run", lambda: _check_smoke_run(config, root, backend))
 
 
 def _run_guarded(name: str, run_check: Callable[[], Check]) -> Check:
@@ -64,7 +67,7 @@ def _run_guarded(name: str, run_check: Callable[[], Check]) -> Check:
         return Check(name, ok=False, detail=f"The check failed: {type(error).__name__}: {error}")
 
 
-def _version(api: ApiClient, config: ClusterConfig) -> Check:
+def _check_version(api: ApiClient, config: ClusterConfig) -> Check:
     version = api.get("/version")
     match = re.match(r"\d+", str(version.get("minor", "")))
     minor = int(match.group()) if match else 0
@@ -73,7 +76,7 @@ def _version(api: ApiClient, config: ClusterConfig) -> Check:
     return Check("API server", ok, f"{config.name}: {version.get('gitVersion')}", "" if ok else remedy)
 
 
-def _namespace(api: ApiClient, config: ClusterConfig) -> Check:
+def _check_namespace(api: ApiClient, config: ClusterConfig) -> Check:
     # Listing Jobs is permitted in any case; reading the Namespace itself may not be.
     api.list(resource_path("batch/v1", "jobs", config.namespace))
     try:
@@ -90,7 +93,7 @@ def _namespace(api: ApiClient, config: ClusterConfig) -> Check:
     return Check("namespace", ok=True, detail=f"{config.namespace}, pod security: {level or 'not enforced'}.")
 
 
-def _permissions(api: ApiClient, config: ClusterConfig) -> Iterator[Check]:
+def _check_permissions(api: ApiClient, config: ClusterConfig) -> Iterator[Check]:
     for rule, namespace in rules(config):
         scope = f"in {namespace}" if namespace else "everywhere"
         name = f"may {', '.join(rule.verbs)} {rule.resource} {scope}"
@@ -114,7 +117,7 @@ def _missing(api: ApiClient, rule: Rule, namespace: str) -> list[str]:
     return [verb for verb in rule.verbs if not api.is_allowed({**attributes, "verb": verb})]
 
 
-def _storage(api: ApiClient, config: ClusterConfig, root: Path) -> Check:
+def _check_storage(api: ApiClient, config: ClusterConfig, root: Path) -> Check:
     volume = config.volume
     if volume.claim:
         claim = api.find(resource_path("v1", "persistentvolumeclaims", config.namespace, volume.claim))
@@ -125,23 +128,23 @@ def _storage(api: ApiClient, config: ClusterConfig, root: Path) -> Check:
         if phase != "Bound":
             remedy = f"kubectl -n {config.namespace} describe pvc {volume.claim}"
             return Check("storage", ok=False, detail=f"The claim {volume.claim} is {phase}.", remedy=remedy)
-        return _bound_claim(config, root, (claim.get("spec") or {}).get("accessModes", []))
+        return _check_bound_claim(config, root, (claim.get("spec") or {}).get("accessModes", []))
     if not volume.shared:
         detail = f"{volume.host_path} on each machine, not shared: for trials. Checkpoints end with their pod."
         return Check("storage", ok=True, detail=detail)
-    return _shared_folder(config, root)
+    return _check_shared_folder(config, root)
 
 
-def _bound_claim(config: ClusterConfig, root: Path, modes: Sequence[str]) -> Check:
+def _check_bound_claim(config: ClusterConfig, root: Path, modes: Sequence[str]) -> Check:
     """Check whether several machines and the console can write to a bound claim."""
     if "ReadWriteMany" in modes:
-        return _shared_folder(config, root)
+        return _check_shared_folder(config, root)
     remedy = "Use a storage class that offers ReadWriteMany, such as NFS, CephFS, EFS, Filestore or Azure Files."
     name = config.volume.claim
     if "ReadWriteOnce" not in modes:
         detail = f"The claim {name} is {', '.join(modes) or 'without access modes'}: runs cannot write to it."
         return Check("storage", ok=False, detail=detail, remedy=remedy)
-    folder = _shared_folder(config, root)
+    folder = _check_shared_folder(config, root)
     if not folder.ok:
         return folder
     limitation = (
@@ -150,7 +153,7 @@ def _bound_claim(config: ClusterConfig, root: Path, modes: Sequence[str]) -> Che
     return Check("storage", ok=True, detail=f"{folder.detail} {limitation}", remedy=f"For more machines: {remedy}")
 
 
-def _shared_folder(config: ClusterConfig, root: Path) -> Check:
+def _check_shared_folder(config: ClusterConfig, root: Path) -> Check:
     remedy = f"Mount the cluster's volume at {config.volume.root} here, writable for this user."
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -168,14 +171,14 @@ def _shared_folder(config: ClusterConfig, root: Path) -> Check:
     return Check("storage", ok=True, detail=f"The console and pods can write to {root}.")
 
 
-def _storage_classes(api: ApiClient) -> Check:
+def _check_storage_classes(api: ApiClient) -> Check:
     names = [
         item["metadata"]["name"] for item in api.list(resource_path("storage.k8s.io/v1", "storageclasses"))["items"]
     ]
     return Check("storage classes", ok=True, detail=", ".join(sorted(names)) or "none")
 
 
-def _machines(api: ApiClient, config: ClusterConfig) -> Check:
+def _check_machines(api: ApiClient, config: ClusterConfig) -> Check:
     nodes = api.list(resource_path("v1", "nodes"))["items"]
     cluster = capacity(nodes, (), config)
     ready = [machine for machine in cluster.machines if machine.free.cpus > 0]
@@ -193,7 +196,7 @@ def _machines(api: ApiClient, config: ClusterConfig) -> Check:
     return Check("machines", bool(ready), detail, "" if ready else remedy)
 
 
-def _gpus(api: ApiClient, config: ClusterConfig) -> Check:
+def _check_gpus(api: ApiClient, config: ClusterConfig) -> Check:
     machines = capacity(api.list(resource_path("v1", "nodes"))["items"], (), config).machines
     count = sum(machine.total.gpus for machine in machines)
     types = sorted({machine.total.gpu_type for machine in machines if machine.total.gpus})
@@ -207,7 +210,7 @@ def _gpus(api: ApiClient, config: ClusterConfig) -> Check:
     return Check("GPUs", ok=True, detail=f"{count}: {', '.join(types)}. Use these names in node specs.")
 
 
-def _kueue(api: ApiClient, config: ClusterConfig) -> Check:
+def _check_kueue(api: ApiClient, config: ClusterConfig) -> Check:
     if not config.queue:
         return Check(
             "Kueue", ok=True, detail="No queue is set: a run that is only partly placed ends after 'gang_seconds'."
@@ -219,7 +222,7 @@ def _kueue(api: ApiClient, config: ClusterConfig) -> Check:
     return Check("Kueue", ok=True, detail=f"LocalQueue {config.queue}.")
 
 
-def _dns(api: ApiClient) -> Check:
+def _check_dns(api: ApiClient) -> Check:
     try:
         pods = api.list(resource_path("v1", "pods", "kube-system"), labelSelector="k8s-app=kube-dns")["items"]
     except ApiError:
@@ -234,14 +237,14 @@ def _dns(api: ApiClient) -> Check:
     return Check("DNS", ok=True, detail=detail, remedy=remedy)
 
 
-def _images(config: ClusterConfig) -> Check:
+def _check_images(config: ClusterConfig) -> Check:
     if config.images:
         return Check("images", ok=True, detail=", ".join(map(": ".join, sorted(config.images.items()))))
     remedy = 'Add them to the cluster\'s \'images\', such as {"pytorch": "registry.example.com/trainyard/pytorch:1"}.'
     return Check("images", ok=False, detail="No built-in image has a reference here.", remedy=remedy)
 
 
-def _smoke(config: ClusterConfig, root: Path, backend: Backend) -> Check:
+def _check_smoke_run(config: ClusterConfig, root: Path, backend: Backend) -> Check:
     image = "pytorch" if "pytorch" in config.images else next(iter(sorted(config.images)), "")
     if not image:
         return Check("smoke run", ok=False, detail="There is no image to run.", remedy="Add one to 'images'.")

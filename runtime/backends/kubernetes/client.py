@@ -53,8 +53,9 @@ _PAGE_SIZE = 500
 _CHUNK_BYTES = 1 << 16
 """Bytes of a streamed response that are read at a time."""
 _DOWN_SECONDS = 3.0
-"""How long requests fail at once after one has failed with all its retries, so that not every caller waits for a server
-that is down. It is about as long as one failing request, so that a server that returns is noticed soon."""
+"""After a request has failed with all its retries, all requests fail at once for this long. So not every caller waits
+for a server that is down. The time is about that of one failing request, so that a server that returns is noticed soon.
+"""
 _IRREGULAR_PLURALS = {"Endpoints": "endpoints", "NetworkPolicy": "networkpolicies"}
 
 
@@ -127,7 +128,10 @@ class ApiClient:
             raise
 
     def list(self, path: str, **query: str) -> Object:
-        """Return a whole collection: its `items`, and the `metadata` to start a watch from. Raises as `get`."""
+        """Return a whole collection: its `items`, and the `metadata` to start a watch from.
+
+        Raises ApiError, BackendUnavailable.
+        """
         while True:
             try:
                 return self._list_pages(path, query)
@@ -335,6 +339,7 @@ class ApiClient:
         return self._client
 
     def _unavailable(self, error: Exception) -> BackendUnavailable:
+        """Return the error for a request without an answer. `error` says why there is none."""
         reason = f"{type(error).__name__}: {getattr(error, 'reason', None) or error}"[:300]
         return BackendUnavailable(f"The cluster '{self._config.name}' did not answer: {reason}.")
 

@@ -35,8 +35,8 @@ class Volume:
     host_path: str = ""
     """A folder of each machine."""
     shared: bool = True
-    """False: each machine has a `host_path` of its own, so the console cannot see what Pods write. Logs then come from
-    the API server, and checkpoints are lost with their Pod."""
+    """Whether the console sees the files that Pods write. If not, each machine has a `host_path` of its own, logs come
+    from the API server, and checkpoints are lost with their Pod."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,10 @@ class PackageIndex:
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """One cluster. Without `context`, `kubeconfig` and `in_cluster`, the default kubeconfig is used.
+    """The settings of one cluster. Without `context`, `kubeconfig` and `in_cluster`, the default kubeconfig is used.
 
-    Mappings by node kind have the names of node types as keys. The key `""` applies to all types without a key.
+    The keys of `node_selectors` and `tolerations` are node kinds, which are names of node types. The key "" applies to
+    all kinds without a key.
     """
 
     name: str
@@ -97,14 +98,14 @@ class ClusterConfig:
     topology_key: str = "kubernetes.io/hostname"
     namespace_per_organization: bool = False
     gang_seconds: int = 300
-    """A run is ended if only some of its Pods are scheduled this long after its Job started."""
+    """How long after the Job's start all Pods must be scheduled. A run with only some of its Pods is then ended."""
     start_seconds: int = 600
     """How long scheduled Pods may take to start, including image pulls. After that the run ends, free of charge."""
     uid: int = 10001
     """User that Pods run as."""
     gpu_resource: str = "nvidia.com/gpu"
     gpu_label: str = "nvidia.com/gpu.product"
-    """Label of Kubernetes Nodes that names their GPU type."""
+    """The label of Kubernetes Nodes whose value is their GPU type."""
     disk_mib: int = 51200
     """Disk limit of runs whose spec has none."""
     request_seconds: float = 10.0
@@ -189,12 +190,11 @@ def _package_index(reader: SettingsReader) -> PackageIndex | None:
     if not data:
         return None
     networks = data.get("networks", [])
-    texts = [data.get("url"), data.get("certificate", "")]
     if set(data) - {"url", "networks", "certificate"} or not isinstance(networks, list) or not networks:
         raise reader.error(
             "package_index", 'must be {"url": URL, "networks": [CIDR, ...]}, optionally with certificate'
         )
-    if not all(isinstance(text, str) for text in (*texts, *networks)):
+    if not all(isinstance(text, str) for text in (data.get("url"), data.get("certificate", ""), *networks)):
         raise reader.error("package_index", "must have strings as its url, certificate and networks")
     index = PackageIndex(str(data["url"]), tuple(networks), str(data.get("certificate", "")))
     try:
@@ -205,7 +205,7 @@ def _package_index(reader: SettingsReader) -> PackageIndex | None:
     except ValueError as error:
         raise reader.error("package_index", f"is not valid: {error}") from None
     if not is_valid or parts.username or parts.password:
-        # Build code of packages could read a password.
+        # The build code of packages could read a password.
         raise reader.error("package_index", "needs an http or https address as its url, without a password")
     return index
 

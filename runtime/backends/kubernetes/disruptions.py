@@ -1,8 +1,8 @@
 """Distinguish Pods that the Job controller deleted from those that somebody else deleted. Pure.
 
 When one Pod of a run fails, the Job controller deletes the others. When somebody deletes one Pod, the others fail,
-because their peer is gone. The first case is billed, the second is free. Afterwards both look alike, and clocks of
-different machines cannot order them. Two sources distinguish them:
+because their peer is gone. The first case is billed, and the second is free. Afterwards both cases look alike, and the
+clocks of different machines cannot tell which came first. Two sources distinguish them:
 
 - A watch delivers the changes of all Pods in one order. `DeletionTracker` reports a Pod that was deleted before any Pod
   of its run failed.
@@ -32,7 +32,7 @@ _MAX_NODES = 10
 """The largest run whose events count as complete. Kubernetes' event recorder merges similar events for one object from
 the tenth on, and drops those beyond a burst of 25."""
 _LAST_EVENT_SECONDS = 30.0
-"""How long to wait for the Job controller's last event. It arrives within seconds; after 30 s it was dropped."""
+"""How long to wait for the Job controller's last event. It arrives within seconds, so after 30 s it was dropped."""
 
 
 class DeletionTracker:
@@ -43,7 +43,7 @@ class DeletionTracker:
 
     def __init__(self) -> None:
         self._alive: dict[str, str] = {}
-        """UID of each Pod that was seen alive, to the UID of its Job."""
+        """The UID of the Job of each Pod that was seen alive, by the Pod's UID."""
         self._failed_jobs: set[str] = set()
 
     def reset(self, pods: Iterable[Object]) -> None:
@@ -84,14 +84,14 @@ class DeletionEvents:
     wait_until: float = 0.0
     """When to stop waiting for further events, in Unix seconds; 0 if none are expected."""
     not_ready_at: Mapping[int, float] = field(default_factory=dict)
-    """Nodes whose machine became NotReady while the Pod was there, and when."""
+    """When the machine of a node became NotReady while the Pod was on it, by node (Unix seconds)."""
 
     def deleted_externally(self, nodes: Iterable[int]) -> set[int]:
-        """Return those of the deleted `nodes` that the Job controller certainly did not delete."""
+        """Return those of the deleted `nodes` whose Pod the Job controller certainly did not delete."""
         return set(nodes) - self.by_controller if self.is_complete else set()
 
     def are_expected(self, nodes: Iterable[int], now: float) -> bool:
-        """Return whether an event may still arrive for one of the deleted `nodes`."""
+        """Whether an event may still arrive for one of the deleted `nodes`."""
         return now < self.wait_until and bool(set(nodes) - self.by_controller)
 
 

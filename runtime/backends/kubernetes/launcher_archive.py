@@ -26,10 +26,11 @@ from runtime.backends.kubernetes.objects import object_annotations, object_label
 logger = logging.getLogger(__name__)
 
 USAGE_REFRESH_SECONDS = 3600.0
-"""Minimum interval between updates of the last-used annotation. Far below UNUSED_SECONDS, so that updates may fail."""
+"""Minimum interval between updates of the last-used annotation. It is far below UNUSED_SECONDS, so that an update may
+fail without harm."""
 UNUSED_SECONDS = 24 * 3600.0
-"""How long a launcher must be unused before it is removed. It is removed only if our own launcher is as old, because
-consoles of older versions do not set the annotation; an upgrade takes less than a day."""
+"""How long a launcher must be unused before it is removed. Consoles of some older versions do not set the annotation.
+So the ConfigMap of our own launcher must be as old too: then the upgrade was a day ago, and those consoles are gone."""
 MAX_BYTES = 1 << 20
 """Size limit of a ConfigMap."""
 _PACKAGE = "launcher"
@@ -67,7 +68,7 @@ def pack(folder: Path) -> bytes:
         for name, source in {"__main__.py": _MAIN.encode(), **sources}.items():
             entry = zipfile.ZipInfo(name, _ENTRY_TIME)
             entry.external_attr = _ENTRY_MODE
-            entry.create_system = 3  # Unix, on every system: the bytes must be the same
+            entry.create_system = 3  # Unix, whatever the system is, since the bytes must be the same everywhere
             archive.writestr(entry, source)
     data = stream.getvalue()
     if len(data) >= MAX_BYTES:
@@ -96,7 +97,7 @@ class LauncherConfigMaps:
 
     def remove_unused(self, jobs: Iterable[Object]) -> None:
         """Remove the launchers that nothing uses any more. `jobs` are those of all runs. Raises BackendUnavailable."""
-        mounted = {
+        mounted_launchers = {  # namespace and name of ConfigMaps that live runs mount
             (job["metadata"]["namespace"], (volume.get("configMap") or {}).get("name"))
             for job in jobs
             if names.ENDED_LABEL not in object_labels(job)
@@ -107,6 +108,7 @@ class LauncherConfigMaps:
         selector = f"{names.MANAGED_BY_LABEL}={names.MANAGER},{names.COMPONENT_LABEL}={names.LAUNCHER_COMPONENT}"
         try:
             config_maps = self._api.list(resource_path("v1", "configmaps", namespace), labelSelector=selector)["items"]
+            # Namespaces in which our own launcher is old, so that no console of an older version runs any more.
             settled_namespaces = {
                 config_map["metadata"]["namespace"]
                 for config_map in config_maps
@@ -116,15 +118,16 @@ class LauncherConfigMaps:
                 meta = config_map["metadata"]
                 is_used = (
                     meta["name"] == our_name
-                    or (meta["namespace"], meta["name"]) in mounted
+                    or (meta["namespace"], meta["name"]) in mounted_launchers
                     or not _is_old(_last_used_at(config_map))
                 )
                 if meta["namespace"] in settled_namespaces and not is_used:
-                    # A console that refreshes the annotation meanwhile changes the version, which keeps the ConfigMap.
+                    # If a console refreshes the annotation meanwhile, the version changes and the server keeps the
+                    # ConfigMap.
                     path = resource_path("v1", "configmaps", meta["namespace"], meta["name"])
                     self._api.delete(path, version=meta["resourceVersion"])
         except ApiError as error:
-            # Before an upgrade, the console's role had no permission for this; `check_cluster` reports that.
+            # The console's role may date from an older version, without this permission; `check_cluster` reports that.
             logger.warning("Launchers of old versions stay in the cluster %s: %s", self._config.name, error)
 
 

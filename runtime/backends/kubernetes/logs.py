@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Iterable
+from typing import NamedTuple
 
 
-def extract_rank(chunks: Iterable[bytes], rank: int, offset: int, limit: int) -> tuple[bytes, bool]:
-    r"""Return up to `limit` bytes of one rank's output from `offset`, and whether that is all of it so far.
+class RankOutput(NamedTuple):
+    """A part of a rank's output. `at_end`: it reaches the end of the output so far."""
 
-    An offset refers to the same byte in every call while the cluster keeps the output. `chunks` are the Pod's output.
-    Each of its lines starts with its rank (see `runtime.launcher.pod.main`): "3\t" for a complete line, "3+\t" for one
-    that continues. Stops reading once it has enough.
+    data: bytes
+    at_end: bool
+
+
+def extract_rank(chunks: Iterable[bytes], rank: int, offset: int, limit: int) -> RankOutput:
+    r"""Return up to `limit` bytes of one rank's output from `offset`.
+
+    An offset refers to the same byte in every call while the cluster keeps the output. `chunks` are the Pod's output,
+    which is read only as far as needed. Each of its lines starts with its rank (see `runtime.launcher.pod.main`): "3\t"
+    for a complete line, "3+\t" for a line that the next one of this rank continues.
     """
     complete_prefix, partial_prefix = f"{rank}\t".encode(), f"{rank}+\t".encode()
     output, position = b"", 0
@@ -27,8 +35,8 @@ def extract_rank(chunks: Iterable[bytes], rank: int, offset: int, limit: int) ->
             if position > offset:
                 output += data[max(0, len(data) - (position - offset)) :]
             if len(output) > limit:
-                return output[:limit], False
-    return output, True
+                return RankOutput(output[:limit], at_end=False)
+    return RankOutput(output, at_end=True)
 
 
 def _lines(chunks: Iterable[bytes]) -> Generator[bytes, None, None]:

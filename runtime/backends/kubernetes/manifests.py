@@ -96,7 +96,7 @@ def organization_objects(spec: RunSpec, config: ClusterConfig) -> list[Manifest]
         names.MANAGED_BY_LABEL: names.MANAGER,
         names.ORGANIZATION_LABEL: names.labels_of(spec).get(names.ORGANIZATION_LABEL, ""),
     }
-    # The other Pod Security Standards forbid host paths.
+    # Only the standard "privileged" allows host paths.
     level = "privileged" if config.volume.host_path else "restricted"
     security_labels = {f"pod-security.kubernetes.io/{mode}": level for mode in ("enforce", "warn")}
     meta = {"namespace": namespace, "labels": org_labels}
@@ -155,13 +155,13 @@ def _pod_plan(plan: PodPlan) -> Manifest:
 
 
 def _network_policy(spec: RunSpec, config: ClusterConfig) -> Manifest:
-    """Allow traffic among the run's Pods and to the cluster's DNS only; for installations also to the index."""
-    own = {"podSelector": {"matchLabels": {names.RUN_LABEL: spec.name}}}
-    system = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}}
+    """Allow only traffic among the run's Pods and to the cluster's DNS, and for installations to the package index."""
+    own_pods = {"podSelector": {"matchLabels": {names.RUN_LABEL: spec.name}}}
+    kube_system = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}}
     # The default address of NodeLocal DNSCache, which runs on the host's network.
     node_local_dns = {"ipBlock": {"cidr": "169.254.20.10/32"}}
-    dns = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
-    egress: list[Manifest] = [{"to": [own]}, {"to": [system, node_local_dns], "ports": dns}]
+    dns_ports = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
+    egress: list[Manifest] = [{"to": [own_pods]}, {"to": [kube_system, node_local_dns], "ports": dns_ports}]
     if spec.builtin_script == "install" and config.package_index is not None:
         networks = [{"ipBlock": {"cidr": network}} for network in config.package_index.networks]
         egress.append({"to": networks, "ports": [{"protocol": "TCP", "port": config.package_index.port}]})
@@ -169,9 +169,9 @@ def _network_policy(spec: RunSpec, config: ClusterConfig) -> Manifest:
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "spec": {
-            "podSelector": own["podSelector"],
+            "podSelector": own_pods["podSelector"],
             "policyTypes": ["Ingress", "Egress"],
-            "ingress": [{"from": [own]}],
+            "ingress": [{"from": [own_pods]}],
             "egress": egress,
         },
     }

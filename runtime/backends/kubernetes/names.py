@@ -75,7 +75,7 @@ def namespace_for(config: ClusterConfig, organization: str) -> str:
     name = f"{config.namespace}-{slug}"
     if slug == organization and len(name) <= _MAX_LABEL_LENGTH:
         return name
-    # Two different slugs can be equal once changed or cut; the digest keeps their namespaces apart.
+    # Two slugs can become equal when they are changed or cut; the digest keeps their namespaces apart.
     digest = hashlib.sha256(organization.encode()).hexdigest()[:10]
     return f"{name[: _MAX_LABEL_LENGTH - 11].rstrip('-')}-{digest}"
 
@@ -89,7 +89,7 @@ def labels_of(spec: RunSpec) -> dict[str, str]:
     """Return the labels of every object that belongs to this run."""
     labels = {MANAGED_BY_LABEL: MANAGER, RUN_LABEL: spec.name}
     for key, label in (("organization", ORGANIZATION_LABEL), ("job", JOB_LABEL)):
-        # Only for readers, so an invalid value is left out: RUN_LABEL identifies the objects.
+        # These labels only inform people, since RUN_LABEL identifies the objects. So an invalid value is left out.
         if _LABEL_VALUE.match(spec.labels.get(key, "")):
             labels[label] = spec.labels[key]
     return labels

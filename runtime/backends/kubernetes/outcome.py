@@ -21,11 +21,11 @@ from runtime.backends.records import Record, latest, progress_at, restarts
 from runtime.specs import Failure, NodeStatus, Outcome, RunPhase, RunStatus, Span
 
 _JOB_VERDICT_SECONDS = 30.0
-"""How long to wait for the Job controller's verdict after Pods were deleted; it writes within 5 s, 30 leaves room for a
-busy API server."""
+"""How long to wait for the Job controller's verdict after Pods were deleted. It writes the verdict within 5 s; 30 s
+leave room for a busy API server."""
 _KUBELET_REPORT_SECONDS = 15.0
-"""How long after a Pod should have ended its kubelet may take to report it; then the machine counts as unresponsive.
-A working kubelet reports within 2 s, 15 leaves room for a busy API server."""
+"""How long a kubelet may take to report a Pod's end after the time when it should have ended. Later, the machine counts
+as unresponsive. A working kubelet reports within 2 s; 15 s leave room for a busy API server."""
 
 
 def derive_status(
@@ -39,19 +39,19 @@ def derive_status(
 ) -> RunStatus:
     """Return the run's status. `pods` and `records` are by node.
 
-    `now` and all times are Unix seconds. `unreachable` maps each node whose machine is NotReady or deleted to the time
-    since when. `events` are the facts about deleted Pods that the Job's events show; None if they were not read.
+    `now` and all times are Unix seconds. `unreachable` has, by node, since when its machine is NotReady or deleted.
+    `events` are the facts about deleted Pods that the Job's events show; None if they were not read.
     """
     unreachable = unreachable or {}
     overdue = _overdue_nodes(job, pods, now)
     pods = _with_recorded_successes(job, pods, records, overdue.keys() | unreachable.keys(), now)
-    # Nodes whose end nobody reports, and since when they count as lost.
+    # Since when a node whose end nobody reports counts as lost, by node.
     unresponsive = {
         node: since for node, since in {**overdue, **unreachable}.items() if node not in pods or not pods[node].ended
     }
     nodes = tuple(_node_status(job, node, pods.get(node), unresponsive.get(node)) for node in range(job.nodes))
     phase = _run_phase(job, nodes)
-    # The outcome is stored once. So the run stays STOPPING until every fact is known that decides the payer.
+    # The outcome is stored only once. So the run stays STOPPING until all facts that decide the payer are known.
     awaits_events = events is not None and events.are_expected(unexplained_deletions(job, pods), now)
     if phase is RunPhase.ENDED and (awaits_events or _awaits_job_verdict(job, pods, now)):
         phase = RunPhase.STOPPING
@@ -86,13 +86,13 @@ def derive_status(
 
 
 def _overdue_nodes(job: JobState, pods: Mapping[int, PodState], now: float) -> dict[int, float]:
-    """Return the nodes whose Pod is not reported as ended although its deletion is overdue, and since when."""
+    """Return, by node, since when the end of its Pod is overdue: deleted long ago, but not reported as ended."""
     deadlines = {
         node: max(pod.deletion_deadline, _grace_end(job))
         for node, pod in pods.items()
         if pod.deletion_deadline and not pod.ended
     }
-    # A disrupted Pod was lost when it was disrupted, which is before its deadline.
+    # A disrupted Pod was lost at its disruption, which is earlier than its deadline.
     return {
         node: pods[node].disrupted_at or deadline
         for node, deadline in deadlines.items()
@@ -113,7 +113,7 @@ def _grace_end(job: JobState) -> float:
 def _with_recorded_successes(
     job: JobState, pods: Mapping[int, PodState], records: Mapping[int, Record], unresponsive: Set[int], now: float
 ) -> dict[int, PodState]:
-    """Return the Pods. Those without an exit from their kubelet are marked as succeeded if their record says so."""
+    """Return the Pods. If no kubelet has reported a Pod's exit but its record says that it succeeded, mark it so."""
     merged = dict(pods)
     for node, record in records.items():
         pod = pods.get(node, PodState(node))
@@ -121,7 +121,7 @@ def _with_recorded_successes(
         has_reported_exit = pod.exit_code is not None and pod.container_reason not in EXIT_UNKNOWN_REASONS
         if finished_at is None or has_reported_exit:
             continue
-        # A kubelet that works gets the time to report the exit itself.
+        # A working kubelet gets time to report the exit itself.
         if pod.ended or node in unresponsive or now > finished_at + _KUBELET_REPORT_SECONDS:
             merged[node] = _as_succeeded(pod, finished_at)
     # Node 0 exits with 0 only after every other node has reported success to it. So its success covers nodes without a
@@ -184,9 +184,9 @@ def _run_phase(job: JobState, nodes: Sequence[NodeStatus]) -> RunPhase:
 
 
 def _awaits_job_verdict(job: JobState, pods: Mapping[int, PodState], now: float) -> bool:
-    """Return whether the Job controller's verdict is still to come for a Pod that was deleted for no known reason.
+    """Whether a Pod was deleted for no known reason, and the Job controller has not written its verdict yet.
 
-    The verdict distinguishes a deletion by the controller, after another Pod failed, from one by somebody else.
+    The verdict distinguishes a deletion by the controller, after another Pod failed, from a deletion by somebody else.
     """
     if job.end_condition or job.termination or job.is_elastic or all(pod.exit_code == 0 for pod in pods.values()):
         return False
@@ -239,7 +239,7 @@ def _spans(
         losses += unresponsive.values()
     spans, since, count = [], started_at, job.nodes
     for at in sorted(max(loss, started_at) for loss in losses):
-        # The loss of the last node, or one at the run's end, leaves nothing to meter.
+        # After the loss of the last node, or a loss at the run's end, no time is left to meter.
         if count == 1 or (finished_at is not None and at >= finished_at):
             break
         if at > since:

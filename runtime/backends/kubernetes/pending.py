@@ -1,7 +1,7 @@
 """Explain why a submitted run has not started, and decide when to give up on it. Pure.
 
 `explain` turns the Pods' conditions and events into a `Waiting`: a code, its data and a sentence. Of several obstacles,
-it names the one that a person can do most about.
+it names the one that a person can most likely remove.
 
 `find_termination` ends a run that holds machines but cannot start: only some of its Pods were scheduled, or their
 containers do not start. Such a run never ran and is free. Its outcome decides whether it is retried.
@@ -20,10 +20,11 @@ from runtime.backends.kubernetes.state import JobState, PodState, Termination
 from runtime.specs import Capacity, FailureCode, Outcome, RunPhase, RunStatus, Waiting, WaitingCode
 
 IMAGE_REFUSED_SECONDS = 60.0
-"""How long a registry may refuse an image's name or credentials before the run ends. kubelets retry a pull after 10, 20
-and 40 s, so at least three attempts failed by then."""
-_MAX_DETAIL = 500
-"""Characters of a Kubernetes message that are passed on: the console shows them in one line and stores them per job."""
+"""How long a registry may refuse an image's name or credentials before the run ends. Kubelets retry a pull after 10, 20
+and 40 s, so at least three attempts have failed by then."""
+_MAX_DETAIL_LENGTH = 500
+"""Characters of a Kubernetes message that are passed on, since the console stores them for each job and shows them on
+one line."""
 
 # Container runtimes and registries report a failed pull in free text. The patterns are tried in the order of
 # `classify_pull_error`.
@@ -44,7 +45,7 @@ _CREDENTIALS_ERROR = re.compile(
 _AMBIGUOUS_PREFIX = re.compile(
     r"pull access denied, repository does not exist or may require authorization", re.IGNORECASE
 )
-"""containerd's words for both a missing repository and missing credentials. The text that follows shows which it is."""
+"""containerd's words for both a missing repository and missing credentials. The text that follows tells them apart."""
 _CREDENTIALS_REFUSED = re.compile(r"\b401\b|\b403\b|unauthori[sz]ed|forbidden", re.IGNORECASE)
 _ANY_PULL_ERROR = re.compile(
     f"{_NETWORK_ERROR.pattern}|{_NAME_ERROR.pattern}|{_CREDENTIALS_ERROR.pattern}", re.IGNORECASE
@@ -109,7 +110,7 @@ def explain(
 
 
 def classify_pull_error(message: str) -> WaitingCode:
-    """Return whether the image's name, the credentials or the network is at fault, by a failed pull's message.
+    """Return IMAGE_NAME, IMAGE_CREDENTIALS or IMAGE_NETWORK, by the message of a failed pull.
 
     The network comes first, because an unreachable registry is reported in many ways. A name comes before credentials,
     because registries report a repository that they hide as both missing and denied.
@@ -137,9 +138,9 @@ def find_termination(
     if status.started_at is not None:
         if not job.suspended:
             return None
-        # Kueue preempts a run by suspending its Job, and would resume that Job later. The console starts a new attempt
-        # instead, so this one ends.
-        message = "The queue took the run's quota back for another."
+        # Kueue preempts a run by suspending its Job, and would resume the Job later. The console ends this attempt and
+        # starts a new one instead.
+        message = "The queue took back the run's quota for another run."
         return Termination(Outcome.NODE_LOST, FailureCode.PREEMPTED, message, now)
     if job.suspended or job.start_time is None or waiting is None or job.is_failing:
         return None
@@ -189,7 +190,7 @@ def _explain_image(pod: Object, events: Sequence[Object]) -> Waiting | None:
             is_name = state["reason"] in {"InvalidImageName", "ErrImageNeverPull"}
             code = WaitingCode.IMAGE_NAME if is_name else classify_pull_error(message)
             sentence = f"The image {image} cannot be pulled: {message.strip() or state['reason']}"
-            return Waiting(code, {"image": image, "detail": message.strip()[:_MAX_DETAIL]}, sentence)
+            return Waiting(code, {"image": image, "detail": message.strip()[:_MAX_DETAIL_LENGTH]}, sentence)
         if state.get("reason") in _CONTAINER_REASONS:
             message = f"{state['reason']}: {state.get('message', '')}"
             sentence = f"The container cannot be created: {message}"
@@ -200,7 +201,7 @@ def _explain_image(pod: Object, events: Sequence[Object]) -> Waiting | None:
 def _explain_volume(pod: Object, events: Sequence[Object]) -> Waiting | None:
     """Return why the Pod's storage cannot be mounted; None if it can."""
     messages = _messages(events, _MOUNT_EVENTS)
-    # The run's own ConfigMaps and Secret are created just after its Job. Until then mounts fail and are retried.
+    # The run's own ConfigMaps and Secret are created just after its Job. Until then, their mounts fail and are retried.
     messages = [text for text in messages if "configmap" not in text.lower() and "secret" not in text.lower()]
     unscheduled = _unscheduled_message(pod)
     if unscheduled is not None and _VOLUME_ERROR.search(unscheduled):
@@ -208,7 +209,7 @@ def _explain_volume(pod: Object, events: Sequence[Object]) -> Waiting | None:
     if not messages or _is_running(pod):
         return None
     claim = _CLAIM_NAME.search(messages[-1])
-    data = {"claim": claim.group(1) if claim else _claim_name(pod), "detail": messages[-1][:_MAX_DETAIL]}
+    data = {"claim": claim.group(1) if claim else _claim_name(pod), "detail": messages[-1][:_MAX_DETAIL_LENGTH]}
     return Waiting(WaitingCode.VOLUME, data, f"The storage cannot be mounted: {messages[-1]}")
 
 
@@ -237,25 +238,25 @@ def _explain_unscheduled(
         return Waiting(WaitingCode.MEMORY, data, f"Not enough memory is free: {message}")
     taint = _TAINT.search(message)
     if taint and "didn't match" not in message:
-        data = {"taint": taint.group(1).strip(), "detail": message[:_MAX_DETAIL]}
+        data = {"taint": taint.group(1).strip(), "detail": message[:_MAX_DETAIL_LENGTH]}
         return Waiting(WaitingCode.TAINT, data, f"The machines are kept for others, or not ready: {message}")
     sentence = f"The run's pods cannot be placed: {message}"
-    return Waiting(WaitingCode.UNSCHEDULABLE, {"detail": message[:_MAX_DETAIL]}, sentence)
+    return Waiting(WaitingCode.UNSCHEDULABLE, {"detail": message[:_MAX_DETAIL_LENGTH]}, sentence)
 
 
 def _explain_starting(nodes: int, pods: Sequence[Object]) -> Waiting:
     running = sum(_is_running(pod) for pod in pods)
     scheduled = sum(bool(pod["spec"].get("nodeName")) for pod in pods)
     step = "place" if scheduled < nodes else "container"
-    waiting = nodes - running
-    subject = "1 node" if waiting == 1 else f"{waiting} nodes"
+    waiting_nodes = nodes - running
+    subject = "1 node" if waiting_nodes == 1 else f"{waiting_nodes} nodes"
     missing = "a machine" if step == "place" else "the image and the container"
     sentence = f"Waiting for {subject} to start: {missing}."
-    return Waiting(WaitingCode.STARTING, {"nodes": waiting, "step": step}, sentence)
+    return Waiting(WaitingCode.STARTING, {"nodes": waiting_nodes, "step": step}, sentence)
 
 
 def _unscheduled_message(pod: Object) -> str | None:
-    """Return the scheduler's message for a Pod that it could not schedule; None if it did not try or succeeded."""
+    """Return the scheduler's message for a Pod that it could not schedule, else None."""
     for condition in (pod.get("status") or {}).get("conditions") or []:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return str(condition.get("message") or condition.get("reason") or "")
@@ -296,7 +297,7 @@ def _free_gpus(capacity: Capacity, gpu_type: str) -> int:
 def _partial_placement(
     job: JobState, scheduled: list[PodState], waiting: Waiting, config: ClusterConfig, now: float
 ) -> Termination | None:
-    """End a run if only some of its Pods were scheduled in time. They hold machines that another run could use."""
+    """Return a termination if only some Pods were scheduled in time; they hold machines that other runs could use."""
     is_late = job.start_time is not None and now > job.start_time + config.gang_seconds
     if not (config.ends_partial_placement and scheduled and len(scheduled) < job.nodes and is_late):
         return None
@@ -313,13 +314,16 @@ def _partial_placement(
 def _stuck_start(
     job: JobState, scheduled: list[PodState], waiting: Waiting, config: ClusterConfig, now: float
 ) -> Termination | None:
-    """End a run whose Pods were scheduled, but whose containers do not start: its image, storage or machine fails."""
+    """Return a termination if Pods were scheduled, but their containers do not start in time.
+
+    The cause is the image, the storage or the machine.
+    """
     waiting_pods = [pod for pod in scheduled if pod.started_at is None]
     is_refused = waiting.code in {WaitingCode.IMAGE_NAME, WaitingCode.IMAGE_CREDENTIALS}
-    timeout = IMAGE_REFUSED_SECONDS if is_refused else float(config.start_seconds)
+    limit_seconds = IMAGE_REFUSED_SECONDS if is_refused else float(config.start_seconds)
     if not waiting_pods or (len(scheduled) < job.nodes and not is_refused):
         return None
-    if now < max(pod.scheduled_at or pod.created_at for pod in waiting_pods) + timeout:
+    if now < max(pod.scheduled_at or pod.created_at for pod in waiting_pods) + limit_seconds:
         return None
     # The customer is responsible for an image of their own, and the platform for everything else.
     outcome = Outcome.CODE_FAILED if is_refused and not job.spec.builtin else Outcome.PLATFORM_ERROR

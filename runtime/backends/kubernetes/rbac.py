@@ -16,7 +16,7 @@ ROLE = "trainyard-runs"
 
 
 class Rule(NamedTuple):
-    """Permitted verbs on one resource. `needed` False: without it the console works, but shows less."""
+    """Permitted verbs on one resource. If a rule is not `needed`, the console works without it, but shows less."""
 
     group: str
     resource: str
@@ -36,13 +36,14 @@ IN_NAMESPACE = (
     Rule("", "events", ("list", "watch")),
     Rule("", "persistentvolumeclaims", ("get",)),
 )
-"""In the namespace of runs; in all namespaces if each organization has one."""
+"""Permissions in the namespace of runs, or in all namespaces if each organization has one."""
 CLUSTER_WIDE = (
     Rule("", "nodes", ("get", "list"), needed=False),
     Rule("", "pods", ("list",), needed=False),
     Rule("storage.k8s.io", "storageclasses", ("list",), needed=False),
 )
-"""To count free resources and to detect lost machines early. The setting `capacity` replaces the count."""
+"""Permissions to count free resources and to detect lost machines early. The setting `capacity` replaces the count."""
+# Permissions for a cluster with a Kueue queue, and for a cluster with a namespace per organization.
 _QUEUE = (
     Rule("kueue.x-k8s.io", "workloads", ("list",), needed=False),
     Rule("kueue.x-k8s.io", "localqueues", ("get",), needed=False),

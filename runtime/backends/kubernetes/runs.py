@@ -45,15 +45,15 @@ from runtime.specs import Capacity, Outcome, RunPhase, RunStatus, Waiting
 logger = logging.getLogger(__name__)
 
 _MAX_RECORD_BYTES = 1 << 20
-"""Bytes read of a record in shared storage at most. A launcher writes a few KiB; customer code can write more."""
+"""Bytes that are read of a record in shared storage. A launcher writes a few KiB, but customer code can write more."""
 _MAX_CACHED_KEYS = 10_000
-"""Record keys kept in memory, 64 bytes each: more runs than a cluster has at one time."""
+"""Record keys that are kept in memory, 64 bytes each: more than the runs of a cluster at any time."""
 _EVENT_CACHE_SECONDS = 1.0
 """How long a namespace's warnings are reused. Each pending run needs them whenever it is described, about every
 second."""
 _MAX_SAVED_PODS = 24
-"""Deleted Pods are saved for the first 24 nodes only. One takes up to 6 KiB with its termination message. A Job's
-annotations hold 256 KiB, including the final status."""
+"""Nodes, counted from 0, whose deleted Pods are saved. A saved Pod takes up to 6 KiB with its termination message, and
+a Job's annotations hold 256 KiB, including the final status."""
 
 
 class Runs:
@@ -68,10 +68,10 @@ class Runs:
         self._folders = folders
         self._capacity = capacity
         self._record_keys: collections.OrderedDict[str, str] = collections.OrderedDict()
-        """By the Job's UID, the oldest first."""
+        """The key that signs a run's records, by its Job's UID; the oldest first."""
         self._record_keys_lock = threading.Lock()
         self._warnings: dict[str, tuple[float, list[Object]]] = {}
-        """By namespace: when they were read (monotonic), and the warning events."""
+        """The warning events of a namespace, and when they were read (monotonic), by namespace."""
 
     # Read
 
@@ -97,9 +97,10 @@ class Runs:
         return [pod for pod in pods if controller_uid(pod) in {"", meta["uid"]}]
 
     def status(self, name: str) -> RunStatus:
-        """Return the run's status, and store its news in the Job. Raises RunNotFound, BackendUnavailable.
+        """Return the run's status. Raises RunNotFound, BackendUnavailable.
 
-        Ends a run that does not start (`pending.find_termination`).
+        Stores the facts that would be lost with the Pods in the Job. Ends a run that does not start
+        (`pending.find_termination`).
         """
         job = self.get_job(name)
         state = read_job(job)
@@ -114,8 +115,8 @@ class Runs:
         status = derive_status(state, pods, records, now=now, unreachable=unreachable)
         if status.phase is RunPhase.ENDED:
             if status.outcome is Outcome.CODE_FAILED and unexplained_deletions(state, pods):
-                # Events cost two more requests, so they are read only here, where they may change the payer: if
-                # somebody else deleted a Pod, the run is free.
+                # If somebody else deleted a Pod, the run is free. Only events show that. They cost two requests, so
+                # they are read only here.
                 events = self._deletion_events(state, now)
                 status = derive_status(state, pods, records, now=now, unreachable=unreachable, events=events)
             if status.phase is RunPhase.ENDED:
@@ -130,7 +131,7 @@ class Runs:
         if termination is not None:
             self.terminate(state, termination)
         elif state.termination is not None and not state.is_ending:
-            # The termination is stored, but the process that stored it died before it asked the Job controller.
+            # A process stored the termination, but died before it had the Job controller end the Pods.
             self.terminate(state, state.termination)
         self._save_progress(state, pods, status)
         return status
@@ -145,12 +146,12 @@ class Runs:
     def terminate(
         self, job: JobState, termination: Termination, *, grace_end: float = 0.0, through_job: bool = True
     ) -> None:
-        """Store why the run ends and have the Job controller end its Pods. A reason that is stored already stays.
+        """Store why the run ends, and have the Job controller end its Pods. A reason that is stored already stays.
 
-        With `through_job` False it stores only, and the caller deletes the Pods itself to shorten their grace period.
-        `grace_end` is when they must have ended then, in Unix seconds.
+        If `through_job` is false, only store the reason; the caller then deletes the Pods itself, to shorten their
+        grace period. `grace_end` is when these Pods must have ended, in Unix seconds.
         """
-        # A deadline that has passed: the Job controller ends the Pods at once.
+        # This deadline has passed, so the Job controller ends the Pods at once.
         change: dict[str, Any] = {"activeDeadlineSeconds": 1} if through_job else {}
         if job.suspended and through_job:
             change["parallelism"] = 0  # if Kueue resumed the Job now, it would start no Pods
@@ -201,8 +202,9 @@ class Runs:
         deleting = [pod for pod in pods if is_deleting(pod)]
         if not deleting or job.is_failing or job.termination or any(_has_failed(pod) for pod in pods):
             return []
-        # The Job is read again, now after the Pods. The controller deletes Pods before it reports why, and the console
-        # stores a termination before it deletes Pods. So the new copy shows if either of them deleted these.
+        # The Job was read before the Pods. It is read again, because the controller writes its reason to the Job only
+        # after it has deleted Pods. The console stores a termination before it deletes Pods. So the new copy shows
+        # whether one of them deleted these.
         current = self.find_job(job.name)
         if current is None or current["metadata"]["uid"] != job.uid:
             return []
@@ -226,8 +228,8 @@ class Runs:
     def _unreachable_nodes(self, job: JobState, pods: Mapping[int, PodState]) -> dict[int, float]:
         """Return the nodes whose machine is NotReady or deleted, and since when (Unix seconds).
 
-        Reads Kubernetes Nodes only for a run that shows signs of trouble. Returns nothing without permission to read
-        them; lost Pods are then found overdue after their grace period.
+        Reads Kubernetes Nodes only for a run that shows signs of trouble. Returns an empty result without permission to
+        read them; lost Pods are then found when their end is overdue (`outcome`).
         """
         active = [pod for pod in pods.values() if pod.machine and not pod.ended]
         has_signs_of_trouble = (
@@ -249,9 +251,10 @@ class Runs:
     def _verified_records(self, job: JobState, pods: Mapping[int, PodState]) -> dict[int, Record]:
         """Return the nodes' records whose signature is valid, by node.
 
-        A Pod that has ended has its last record in its termination message. Before, shared storage has the current one.
+        The last record of an ended Pod is in its termination message. The current record of a running Pod is in shared
+        storage.
         """
-        # No launcher has written a record before its Pod started.
+        # A launcher writes its first record after its Pod has started.
         key = self._record_key(job) if any(pod.started_at for pod in pods.values()) else ""
         records: dict[int, Record] = {}
         if not key:
@@ -263,7 +266,8 @@ class Runs:
                 data = self._folders.read(job.name, "nodes", f"{node}.json", 0, _MAX_RECORD_BYTES).data
                 record = read_record(data, key, run=job.name, node=node)
             if record is not None:
-                # Only final records are immune to replay: customer code can restore an older record of its node.
+                # Customer code can restore an older record while it runs. So causes and the start of the code are read
+                # from final records only.
                 is_final = record.get("phase") == "ended"
                 records[node] = record if is_final else {**record, "causes": [], "started_at": None}
         return records
@@ -283,7 +287,7 @@ class Runs:
         return key
 
     def _explain(self, job: Object, state: JobState, pods: Sequence[Object]) -> Waiting:
-        """Return why the run has not started. Goes without events and Workloads if the console may not read them."""
+        """Return why the run has not started. Does not use events and Workloads if the console may not read them."""
         uids = {state.uid, *(pod["metadata"]["uid"] for pod in pods)}
         events: list[Object] = []
         workload = None
@@ -325,6 +329,7 @@ class Runs:
 
     def _save_final_status(self, job: JobState, pods: Mapping[int, PodState], status: RunStatus) -> None:
         """Store how the run ended, and delete Pods whose machine does not respond."""
+        # The final status replaces the saved Pods; None removes an annotation.
         outdated: dict[str, str | None] = {f"{names.POD_ANNOTATION_PREFIX}{node}": None for node in job.saved_pods}
         change: dict[str, Any] = {
             "metadata": {
@@ -355,7 +360,7 @@ class Runs:
 
 
 def _must_save(pod: PodState, saved: PodState | None) -> bool:
-    """Return whether to save the Pod's state: it is about to disappear, and says more than the saved state."""
+    """Whether to save the Pod's state: it is about to disappear, and the saved state is missing or incomplete."""
     is_disappearing = pod.disruption or (pod.ended and pod.deletion_deadline is not None)
     if pod.node >= _MAX_SAVED_PODS or not is_disappearing:
         return False

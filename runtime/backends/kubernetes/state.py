@@ -32,7 +32,7 @@ REMOVED = "Removed"
 _NEVER_STARTED_REASONS = frozenset({"StartError", "ContainerCannotRun"})
 """Container reasons for which the kubelet reports 1970-01-01 as the start time."""
 _MAX_POD_MESSAGE = 1000
-"""Characters kept of a Pod's status message: 24 saved Pods must fit into a Job's 256 KiB of annotations."""
+"""Characters kept of a Pod's status message, since 24 saved Pods must fit into a Job's 256 KiB of annotations."""
 _MAX_LOG_LINE = 500
 """Characters kept of each log line in the final status, for the same reason."""
 _STORED_POD_KEYS = {"scheduled_at": "placed_at", "deletion_deadline": "deleted_at", "termination_message": "message"}
@@ -48,15 +48,15 @@ class PodState:
     uid: str = ""
     created_at: float = 0.0
     machine: str = ""
-    """The Kubernetes Node that it was scheduled to; empty before."""
+    """The Kubernetes Node that the Pod was scheduled to; empty before."""
     scheduled_at: float | None = None
     address: str = ""
     started_at: float | None = None
-    """When its container started."""
+    """When the Pod's container started."""
     finished_at: float | None = None
     exit_code: int | None = None
     ended: bool = False
-    """The kubelet reported that no process of it is left."""
+    """Whether the kubelet has reported that no process of the Pod is left."""
     container_reason: str = ""
     """`reason` of the container's terminated state, such as OOMKilled."""
     pod_reason: str = ""
@@ -66,7 +66,7 @@ class PodState:
     """`reason` of the condition DisruptionTarget, or REMOVED."""
     disrupted_at: float | None = None
     deletion_deadline: float | None = None
-    """`deletionTimestamp`: when its grace period is over; None if its deletion was not requested."""
+    """`deletionTimestamp`: when the Pod's grace period is over; None if its deletion was not requested."""
     termination_message: str = ""
     """The container's termination message: the launcher's last record, not verified."""
 
@@ -122,7 +122,10 @@ class SpecSummary:
 
     @classmethod
     def of_job(cls, job: Object) -> SpecSummary:
-        """Read the summary from the Job's annotation; defaults where a version did not write a field."""
+        """Read the summary from the Job's annotation.
+
+        Fields that an older version did not write have their defaults.
+        """
         stored = json.loads(object_annotations(job).get(names.SPEC_ANNOTATION, "{}"))
         return cls(**{name: value for name, value in stored.items() if name in cls.__dataclass_fields__})
 
@@ -133,7 +136,7 @@ class SpecSummary:
 
 @dataclass(frozen=True)
 class Termination:
-    """The decision to end a run from outside: by `stop`, or by a guard (`pending.find_termination`)."""
+    """The console's decision to end a run: by `stop`, or because it cannot start (`pending.find_termination`)."""
 
     outcome: Outcome
     code: FailureCode
@@ -174,13 +177,13 @@ class JobState:
     """`status.startTime`: since when the Job may create Pods."""
     submitted_at: float | None
     started_at: float | None
-    """When all Pods ran, if that is stored already."""
+    """When the last of the Pods started, if that is stored already."""
     termination: Termination | None
     final_status: RunStatus | None
     is_failing: bool
-    """The Job failed; its controller may still be ending Pods."""
+    """Whether the Job has failed. Its controller may still be ending Pods."""
     end_condition: str
-    """`Complete` or `Failed` once no Pod is left running; empty before."""
+    """`Complete` or `Failed` once no Pod runs any more; empty before."""
     ended_at: float | None
     failed_at: float | None
     failure_reason: str
@@ -206,7 +209,6 @@ def read_job(job: Object) -> JobState:
     end = conditions.get("Complete") or conditions.get("Failed")
     failure = conditions.get("Failed") or conditions.get("FailureTarget") or {}
     termination, final_status = stored.get(names.TERMINATION_ANNOTATION), stored.get(names.FINAL_STATUS_ANNOTATION)
-    nodes_by_key = {key: key.removeprefix(names.POD_ANNOTATION_PREFIX) for key in stored}
     return JobState(
         name=meta["name"],
         namespace=meta["namespace"],
@@ -225,14 +227,21 @@ def read_job(job: Object) -> JobState:
         failed_at=timestamp(failure.get("lastTransitionTime")),
         failure_reason=failure.get("reason") or "",
         failure_message=failure.get("message") or "",
-        saved_pods={
-            int(node): PodState.from_json(stored[key])
-            for key, node in nodes_by_key.items()
-            if node != key and node.isdecimal()
-        },
+        saved_pods=_saved_pods(stored),
         is_ending=spec.get("activeDeadlineSeconds") is not None,
         grace_end=float(stored.get(names.GRACE_END_ANNOTATION, 0.0)),
     )
+
+
+def _saved_pods(annotations: Mapping[str, str]) -> dict[int, PodState]:
+    """Return the Pods that a Job's annotations hold, by node."""
+    saved = {}
+    for key, text in annotations.items():
+        if key.startswith(names.POD_ANNOTATION_PREFIX):
+            node = key.removeprefix(names.POD_ANNOTATION_PREFIX)
+            if node.isdecimal():
+                saved[int(node)] = PodState.from_json(text)
+    return saved
 
 
 def _optional_float(text: str | None) -> float | None:
@@ -240,7 +249,7 @@ def _optional_float(text: str | None) -> float | None:
 
 
 def read_pod(pod: Object) -> PodState | None:
-    """Read a Pod; None if it has no completion index, so is not a node of a run."""
+    """Read a Pod. Return None if it has no completion index, which means that it is not a node of a run."""
     meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     index = object_annotations(pod).get(names.INDEX_ANNOTATION, "")
     if not index.isdecimal():
@@ -279,8 +288,11 @@ def read_pod(pod: Object) -> PodState | None:
 
 
 def newest_pods(job: JobState, pods: Iterable[PodState]) -> dict[int, PodState]:
-    """Return the newest Pod of each node of the run. For a node that has none any more, return its saved state."""
-    # A saved Pod that the API server no longer lists counts as ended, even if nobody saw it end.
+    """Return the newest Pod of each node of the run.
+
+    A node whose Pod is deleted has the saved state, if there is one.
+    """
+    # A saved Pod that the API server no longer lists counts as ended, even if no console saw it end.
     newest = {
         node: dataclasses.replace(
             pod, ended=True, finished_at=pod.finished_at or pod.disrupted_at or pod.deletion_deadline
@@ -295,7 +307,10 @@ def newest_pods(job: JobState, pods: Iterable[PodState]) -> dict[int, PodState]:
 
 
 def as_removed(pod: Object, *, now: float) -> PodState | None:
-    """Read a Pod that somebody else deleted: disrupted for the reason REMOVED when the deletion was requested."""
+    """Read a Pod that neither the Job controller nor the console deleted.
+
+    It counts as disrupted for the reason REMOVED, at the time when its deletion was requested.
+    """
     state = read_pod(pod)
     if state is None:
         return None

@@ -27,7 +27,7 @@ from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RuntimeF
 from runtime.specs import PACKAGES_TARGET, Mount, RunSpec
 
 _SECRET_ATTEMPTS = 3
-"""How often to try to create the run's Secret while another process deletes or creates one of its name."""
+"""How often to try to create the run's Secret. A try fails if another process creates or deletes one of its name."""
 _FIELDS_BY_WORD = {"image": "image", "subPath": "mounts", "mountPath": "mounts", "resources": "resources"}
 """The RunSpec's field that causes an invalid object, by a word in the API server's message. The order matters."""
 
@@ -81,7 +81,7 @@ class Submission:
         return spec
 
     def _create_objects(self, spec: RunSpec, job: Object | None) -> None:
-        """Create the run's objects. `job` is the Job that an interrupted submission left; None if there is none."""
+        """Create the run's objects. `job` is the Job that an interrupted submission has left; None if there is none."""
         plan = build_pod_plan(spec, self._config, self._root)
         namespace = namespace_of(spec, self._config)
         if job is not None and is_deleting(job):
@@ -118,7 +118,9 @@ class Submission:
             if is_owned_by(existing, job_uid):
                 return
             self._api.delete(path, uid=existing["metadata"]["uid"])
-        raise BackendUnavailable("The run's Secret could not be created: another one of its name keeps coming back.")
+        raise BackendUnavailable(
+            "The run's Secret could not be created: another process keeps creating one of its name."
+        )
 
     def _mark_submitted(self, job: Object) -> None:
         """Make the run exist, and resume its Job unless Kueue will."""
@@ -137,7 +139,8 @@ class Submission:
             self._runs.delete_job(job)
 
     def _translate(self, error: ApiError) -> RuntimeFault:
-        """Return the protocol's error for an API refusal. 422 means an invalid object, 403 also a used-up quota."""
+        """Convert an API refusal to one of the errors that `Backend.submit` raises."""
+        # 422 means an invalid object. 403 means a missing permission or a used-up quota.
         if error.status == 422:
             field = next((field for word, field in _FIELDS_BY_WORD.items() if word in error.message), "name")
             return InvalidSpec(f"The cluster refuses the run: {error.message}", field=field)

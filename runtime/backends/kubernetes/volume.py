@@ -19,19 +19,19 @@ from runtime.errors import BackendUnavailable
 from runtime.trash import Trash, remove_tree
 
 _SHARED_KEY = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
-"""As `admission` accepts keys; no path outside the folders of `_SHARED` matches."""
+"""Keys as `admission` accepts them. None of them leads out of the folders in `_SHARED`."""
 _SHARED = (".checkpoints", ".outputs")
-"""The folders with what the attempts of a job share, each in a folder named by their key."""
+"""Folders that hold, in a folder for each key, the files that a job's attempts share."""
 _SUBFOLDERS = ("", "run", "run/tensorboard", "logs", "nodes", "checkpoints", "outputs")
 """The folders of a run; "" is its own. Parents come first."""
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """O_NONBLOCK: opening a named pipe must not wait for a writer."""
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_UNCACHED_FILES = 16
-"""Files per folder for which `fingerprint` asks the storage server each time. That covers the logs of a usual machine's
-ranks. Each further file would cost a round trip per second and run."""
+"""Files per folder for which `fingerprint` asks the storage server each time: enough for the logs of a usual machine's
+ranks. Each of them costs a round trip per second and run."""
 _MAX_FINGERPRINT_FILES = 1000
-"""Files per folder that `fingerprint` looks at: customer code could create any number."""
+"""Files per folder that `fingerprint` considers, since customer code could create any number."""
 
 
 class RunFolders:
@@ -64,7 +64,7 @@ class RunFolders:
             return read_piece(stream, offset, limit)
 
     def write(self, name: str, folder: str, file: str, data: bytes) -> None:
-        """Replace a file that Pods may read, by a rename. Does nothing if customer code made that impossible."""
+        """Replace a file that Pods may read, by a rename. Does nothing if customer code has made that impossible."""
         folder_fd = self._open_folder(name, folder)
         if folder_fd is None:
             return
@@ -72,7 +72,7 @@ class RunFolders:
         try:
             file_fd = os.open(temporary, _CREATE_FLAGS, 0o644, dir_fd=folder_fd)
             with os.fdopen(file_fd, "wb") as stream:
-                os.fchmod(file_fd, 0o644)  # the umask may have taken rights away
+                os.fchmod(file_fd, 0o644)  # the umask may have removed permissions
                 stream.write(data)
             os.replace(temporary, file, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
         except OSError:
@@ -107,9 +107,9 @@ class RunFolders:
                     with contextlib.suppress(OSError):
                         read_stat = _stat_uncached if index < _MAX_UNCACHED_FILES else _stat
                         info = read_stat(file, folder_fd)
-                        # Launchers rewrite their record each second even if nothing changed, so its time says nothing.
-                        modified = info.st_mtime_ns if folder != "nodes" else 0
-                        values += [hash(file), info.st_size, modified]
+                        # Launchers rewrite their record each second even without a change, so its time is ignored.
+                        modified_at = info.st_mtime_ns if folder != "nodes" else 0
+                        values += [hash(file), info.st_size, modified_at]
             finally:
                 os.close(folder_fd)
         return tuple(values)
@@ -149,8 +149,8 @@ class RunFolders:
         if os.geteuid() == 0:
             os.chown(folder, self._uid, self._uid, follow_symlinks=False)
         elif os.geteuid() != self._uid:
-            # Without root the console cannot give the folder to the Pods' user, so it opens it to everybody. Other
-            # users of the machine cannot enter the folders above, and other runs' Pods do not mount it.
+            # Without root, the console cannot give the folder to the Pods' user, so everybody may write to it. But
+            # other users of the machine cannot enter the folders above it, and other runs' Pods do not mount it.
             folder.chmod(0o777)
 
     def _open_to_pods(self, name: str, folder_fd: int) -> None:

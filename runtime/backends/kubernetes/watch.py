@@ -1,7 +1,7 @@
 """Follow a cluster's Jobs, Pods and events by watches, each on a thread of its own.
 
-A watch can lose events. So each one starts with a list and continues from the last resourceVersion that it saw. If that
-version has expired or a request failed, it lists again. Differences between two lists are reported like watch events.
+A watch can lose events. So each thread starts with a list, and watches from the last resourceVersion that it saw. If
+that version has expired or a request failed, it lists again. Differences between two lists are reported like events.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ HEARTBEAT_SECONDS = 0.5
 _WATCH_SECONDS = 240
 """How long one watch request lasts; load balancers often close connections after 5 minutes."""
 _BATCH_SECONDS = 0.02
-"""How long to collect changes after the first: starting a run changes many objects within milliseconds."""
+"""How long to collect further changes after the first. The start of a run changes many objects within milliseconds."""
 _MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.2, 5.0
-"""Pause before listing again after an error. It doubles up to the maximum; `Backend.changes` may be late by as much."""
+"""Pause before listing again after an error. It doubles up to the maximum, by which `Backend.changes` may be late."""
 
 ChangeListener = Callable[[str, str, Object], None]
-"""Called with the kind (`jobs`, `pods`), the type of change and the object: ADDED, MODIFIED, DELETED, or LISTED."""
+"""Called with the kind (`jobs`, `pods`), the type of change (ADDED, MODIFIED, DELETED or LISTED) and the object."""
 LISTED = "LISTED"
-"""Our own type of change: the object is a whole list, from which the following changes continue."""
+"""Our own type of change: the object is a whole list. The changes that follow are relative to it."""
 
 _QUERIES: dict[str, dict[str, str]] = {
     "jobs": {"labelSelector": LIVE_RUN_SELECTOR},
@@ -52,7 +52,7 @@ class Watcher:
         self._changed_runs: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._run_by_uid: dict[str, str] = {}
-        """The run of each known Job and Pod."""
+        """The name of the run of each known Job and Pod, by the object's UID."""
         for kind, path in paths.items():
             threading.Thread(target=self._follow, args=(kind, path), name=f"watch-{kind}", daemon=True).start()
 
@@ -71,6 +71,7 @@ class Watcher:
         return names
 
     def _follow(self, kind: str, path: str) -> None:
+        """Report the changes of one collection until `close`. Runs on a thread of its own."""
         query = _QUERIES[kind]
         version, retry_seconds = "", _MIN_RETRY_SECONDS
         versions: dict[str, str] = {}  # the resourceVersion of each object, by UID
@@ -113,6 +114,7 @@ class Watcher:
         return str(listing["metadata"]["resourceVersion"])
 
     def _process(self, kind: str, change: str, item: Object, versions: dict[str, str]) -> None:
+        """Report one change to the listener and to `changed`. `versions` has the versions seen, by UID."""
         if kind == "events":
             name = self._run_by_uid.get((item.get("involvedObject") or {}).get("uid", ""))
             if name is not None and change != "DELETED":
