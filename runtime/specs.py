@@ -61,7 +61,7 @@ class LocalRankArgument(enum.StrEnum):
     """How a script receives its local rank as an argument."""
 
     AUTO = "auto"
-    """As the script's own argument parser declares it; not passed if no parser declares it."""
+    """In the form that the script's own argument parser declares; not passed if no parser declares it."""
     UNDERSCORE = "underscore"
     """`--local_rank=N`"""
     DASH = "dash"
@@ -306,7 +306,7 @@ class WaitingCode(enum.StrEnum):
     CPUS = "cpus"
     """`wanted` CPUs per node, for `nodes` nodes; `free` on the machine with the most, or None where not known."""
     MEMORY = "memory"
-    """As CPUS, in MiB."""
+    """The same data as for CPUS, in MiB."""
     TOO_LARGE = "too_large"
     """No machine of the cluster could hold a node of the run, even when empty."""
     IMAGE_NAME = "image_name"

@@ -36,8 +36,8 @@ class Backend(Protocol):
     def submit(self, spec: RunSpec) -> None:
         """Start the run. If a run of this name exists, do nothing: the caller adopts it, in any phase.
 
-        Returns once the run is recorded, before its nodes run. Raises InvalidSpec, NoCapacity, BackendUnavailable.
-        After any of them nothing of the run is left.
+        Returns once the run is recorded, before its nodes run. Raises InvalidSpec, NoCapacity, BackendUnavailable;
+        after an error, nothing of the run is left.
         """
 
     def describe(self, name: str) -> RunStatus:
@@ -46,7 +46,7 @@ class Backend(Protocol):
     def logs(self, name: str, rank: int, offset: int = 0, limit: int = 65536, *, at_line: bool = False) -> LogChunk:
         """Return up to `limit` bytes of one rank's output, from byte `offset` on. Raises RunNotFound.
 
-        A negative `offset` counts from the end. A cluster that does not know the size then begins at the start.
+        A negative `offset` counts from the end of the output, or stands for 0 on a cluster that does not know the size.
         `at_line`: leave out an incomplete line at the beginning.
         """
 
@@ -90,7 +90,7 @@ class Backend(Protocol):
         """Yield the names of runs whose status or output changed; block between changes.
 
         An empty set is a heartbeat, sent at least every second. Ends after `stop_after` seconds; None: never. Changes
-        are lost while no caller listens. So a caller first describes all runs that it knows.
+        are lost while no caller iterates. So a caller that begins also describes all runs that it knows.
         """
 
     def check_image(self, image: Image, controller: Controller = Controller.GLOO, *, gpus: int = 0) -> None:
@@ -101,10 +101,10 @@ class Backend(Protocol):
         """
 
     def image_identity(self, image: Image) -> str:
-        """Return what identifies the content of an image on this cluster; empty if that is not known.
+        """Return a text that identifies the content of an image on this cluster; empty if that is not known.
 
-        That is the digest of a built image, or a registry reference, which has a digest only if it was written with
-        one. Asks neither the cluster nor the registry.
+        It is the digest of a built image, or a registry reference, which may be without a digest. Asks neither the
+        cluster nor the registry.
         """
 
     def prepare(self, image: Image) -> None:
@@ -132,10 +132,10 @@ class Backend(Protocol):
         """
 
     def fill_checkpoints(self, key: str, copy: Callable[[Path], None]) -> None:
-        """Replace the checkpoints under this key by those that `copy` writes into the empty folder it is given.
+        """Replace the checkpoints under this key by the files that `copy` writes into an empty folder.
 
-        Only for a key that no run has used. The runs may change what was written. After an error of `copy`, which is
-        passed on, the folder does not exist. Raises InvalidSpec (from_checkpoint) if storage is not shared.
+        Call this only for a key that no run has used. Runs may change the copied files later. If `copy` raises, the
+        folder is removed and the error passed on. Raises InvalidSpec (from_checkpoint) if storage is not shared.
         """
 
     def output_folder(self, key: str) -> Path:

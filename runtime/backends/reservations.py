@@ -1,4 +1,4 @@
-"""Subtract what runs will use from the capacity of a cluster. Pure."""
+"""Subtract the resources that runs will use from the capacity of a cluster. Pure."""
 
 from __future__ import annotations
 

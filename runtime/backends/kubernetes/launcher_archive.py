@@ -68,7 +68,7 @@ def pack(folder: Path) -> bytes:
         for name, source in {"__main__.py": _MAIN.encode(), **sources}.items():
             entry = zipfile.ZipInfo(name, _ENTRY_TIME)
             entry.external_attr = _ENTRY_MODE
-            entry.create_system = 3  # Unix, whatever the system is, since the bytes must be the same everywhere
+            entry.create_system = 3  # always Unix, since the bytes must be the same everywhere
             archive.writestr(entry, source)
     data = stream.getvalue()
     if len(data) >= MAX_BYTES:

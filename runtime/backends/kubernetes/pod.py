@@ -19,10 +19,11 @@ from runtime.errors import InvalidSpec
 from runtime.specs import PACKAGES_TARGET, Mount, RunSpec
 
 EVICTION_SECONDS = 30
-"""How long a Pod stays on a machine that is NotReady or unreachable. Kubernetes' default is 300 s, during which the
-other nodes of a run would wait. 30 s still cover a kubelet's restart."""
+"""How long a Pod stays on a machine that is NotReady or unreachable. During Kubernetes' default of 300 s, the other
+nodes of a run would wait. 30 s are enough for a kubelet to restart."""
 _REQUESTED_DISK_MIB = 256
-"""Ephemeral storage that a Pod requests. Its limit is not reserved, because few runs come near it."""
+"""Ephemeral storage that a Pod requests, and the scheduler reserves. The Pod's limit is higher, but few runs come near
+it."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,7 @@ def _storage(spec: RunSpec, config: ClusterConfig, plan: PodPlan) -> tuple[list[
             volumes.append({"name": name, "emptyDir": {"sizeLimit": "1Mi"}})
             mounts.append({"name": name, "mountPath": target, "readOnly": True})
     packages = [Mount(spec.packages, PACKAGES_TARGET)] if spec.packages else []
-    # Parents first: a mount hides what was mounted below it before.
+    # Parents come first, since a mount hides earlier mounts below it.
     for mount in sorted([*spec.mounts, *packages], key=lambda mount: mount.target.count("/")):
         volume_mount = {"name": "storage", "mountPath": mount.target, "subPath": sub_path(mount, config)}
         mounts.append({**volume_mount, "readOnly": True} if mount.read_only else volume_mount)

@@ -215,7 +215,7 @@ class Runs:
         return [pod for pod in removed if pod is not None and not pod.ended]
 
     def _deletion_events(self, job: JobState, now: float) -> DeletionEvents | None:
-        """Return what the events show about deleted Pods; None if the console may not read events."""
+        """Return the facts about deleted Pods that events show; None if the console may not read events."""
         path = resource_path("v1", "events", job.namespace)
         try:
             job_events, pod_events = (

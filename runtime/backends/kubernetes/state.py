@@ -86,7 +86,7 @@ class PodState:
 
     @classmethod
     def from_json(cls, text: str) -> PodState:
-        """Read what `to_json` wrote."""
+        """Read the output of `to_json`."""
         fields = {key: name for name, key in _STORED_POD_KEYS.items()}
         return cls(**{"node": 0, **{fields.get(key, key): value for key, value in json.loads(text).items()}})
 
@@ -157,7 +157,7 @@ class Termination:
 
     @classmethod
     def from_json(cls, text: str) -> Termination:
-        """Read what `to_json` wrote."""
+        """Read the output of `to_json`."""
         stored = json.loads(text)
         outcome, code = Outcome(stored["kind"]), FailureCode(stored["code"])
         return cls(outcome, code, str(stored["message"]), float(stored["at"]), stored.get("data") or {})
@@ -346,7 +346,7 @@ def dump_status(status: RunStatus) -> str:
 
 
 def load_status(text: str) -> RunStatus:
-    """Read what `dump_status` wrote."""
+    """Read the output of `dump_status`."""
     data = json.loads(text)
     data["phase"] = RunPhase(data["phase"])
     data["outcome"] = Outcome(data["outcome"]) if data["outcome"] else None

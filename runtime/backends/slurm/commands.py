@@ -26,7 +26,7 @@ _MAX_ERROR_LENGTH = 300
 
 
 class CommandFailed(Exception):
-    """A command of Slurm exited with an error; the text is what it printed."""
+    """A command of Slurm exited with an error. The exception's text is the command's error output."""
 
 
 class Slurm:

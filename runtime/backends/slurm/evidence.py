@@ -15,16 +15,16 @@ from runtime.backends.slurm.states import JobState
 from runtime.specs import FailureCode, Outcome
 
 Record = dict[str, Any]
-Loss = dict[str, Any]
-"""Why a node was lost, as a cause. `supervision.outcome.merge` adds its `at` and `node` where they are missing."""
+Cause = dict[str, Any]
+"""Why a node ended, as in a record. `supervision.outcome.merge` adds `at` and `node` where they are missing."""
 
 ENDED_BY_SLURM = "ended_by_slurm"
-"""Key in a cause's data. It is true if the supervisor got SIGTERM from Slurm, which does not say why."""
+"""Key in a cause's data: whether the supervisor ended its node because Slurm sent SIGTERM, which gives no reason."""
 SILENT_SECONDS = 120.0
 """How long a supervisor may send no heartbeat while Slurm says that its job runs. It sends one every 5 s. The limit is
 far longer so that a run survives when shared storage pauses for a minute."""
 LOST_SECONDS = 15.0
-"""The same limit on a machine that Slurm considers as failed: three heartbeats."""
+"""The same limit on a machine that Slurm reports as failed: three heartbeats."""
 SETTLE_SECONDS = 3.0
 """How long after the end of a job its supervisors' last records may take to be visible on shared storage."""
 _SIMULTANEOUS_SECONDS = 1.0
@@ -39,18 +39,18 @@ _SET_BY_SLURM = _LIMITS | {"PREEMPTED"}
 
 @dataclass(frozen=True)
 class EndRequest:
-    """A request of the console to end the run. `at` is in Unix seconds; `loss` describes the request as a cause."""
+    """A request of the console to end the run. `at` is in Unix seconds; `cause` describes the request."""
 
     at: float
     grace_seconds: float
-    loss: Loss
+    cause: Cause
 
 
 @dataclass(frozen=True)
 class Observation:
     """All facts about a run besides its supervisors' records, as observed at `now` (Unix seconds).
 
-    `job` is None if Slurm no longer knows it. `failed_machines` are the run's machines that Slurm considers as failed.
+    `job` is None if Slurm no longer knows it. `failed_machines` are the run's machines that Slurm reports as failed.
     """
 
     job: JobState | None
@@ -108,7 +108,7 @@ def _unstarted_record(node: int, observation: Observation) -> Record:
         return record
     job_ended_at = 0.0 if observation.job is None else observation.job.ended_at
     ended_at = job_ended_at or observation.submitted_at  # 0: not known
-    loss = _requested_loss(observation) or _start_failure(observation.job)
+    loss = _requested_cause(observation) or _start_failure(observation.job)
     return {
         **record,
         "phase": "ended",
@@ -117,17 +117,17 @@ def _unstarted_record(node: int, observation: Observation) -> Record:
     }
 
 
-def _start_failure(job: JobState | None) -> Loss:
+def _start_failure(job: JobState | None) -> Cause:
     """Return why a node has not started, by the state of its ended job."""
     state = "" if job is None else job.state
     if state in _MACHINE_FAULTS:
-        return cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, f"Slurm reports {state} for the run's job.")
+        return new_cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, f"Slurm reports {state} for the run's job.")
     if state == "PREEMPTED":
-        return cause(Outcome.NODE_LOST, FailureCode.PREEMPTED, "Slurm preempted the run's job.")
+        return new_cause(Outcome.NODE_LOST, FailureCode.PREEMPTED, "Slurm preempted the run's job.")
     if state == "CANCELLED":
-        return cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, "The run's job was cancelled in Slurm.")
+        return new_cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, "The run's job was cancelled in Slurm.")
     message = f"The node's supervisor did not start. Slurm reports {state or 'nothing'} for the run's job."
-    return cause(Outcome.PLATFORM_ERROR, FailureCode.NODE_NOT_STARTED, message)
+    return new_cause(Outcome.PLATFORM_ERROR, FailureCode.NODE_NOT_STARTED, message)
 
 
 def _with_slurms_reason(record: Record, observation: Observation) -> Record:
@@ -156,7 +156,7 @@ def _slurm_cause(record: Record) -> Mapping[str, Any] | None:
     return None
 
 
-def _loss(record: Record, observation: Observation) -> Loss | None:
+def _loss(record: Record, observation: Observation) -> Cause | None:
     """Return why a supervisor without a last record has ended; None if it still runs."""
     silence_seconds = observation.now - record["seen_at"]
     machine_has_failed = record.get("machine") in observation.failed_machines
@@ -164,10 +164,10 @@ def _loss(record: Record, observation: Observation) -> Loss | None:
         return _machine_lost(record)
     if observation.job is not None and observation.job.is_waiting:
         message = f"Slurm put the run's job back into its queue, which ended node {record['node']}."
-        return cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, message)
+        return new_cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, message)
     if _is_silent(record, observation):
         message = f"The supervisor of node {record['node']} sent no heartbeat."
-        return cause(Outcome.NODE_LOST, FailureCode.NODE_SILENT, message)
+        return new_cause(Outcome.NODE_LOST, FailureCode.NODE_SILENT, message)
     if not observation.job_has_ended:
         return None
     loss = _loss_by_state(record, observation)
@@ -180,14 +180,14 @@ def _is_silent(record: Record, observation: Observation) -> bool:
     return job is not None and job.is_active and observation.now - record["seen_at"] > SILENT_SECONDS
 
 
-def _loss_by_state(record: Record, observation: Observation) -> Loss | None:
+def _loss_by_state(record: Record, observation: Observation) -> Cause | None:
     """Return why Slurm ended a node whose supervisor had started, by the state of its job; None without a reason."""
     node, state = record["node"], "" if observation.job is None else observation.job.state
     if record.get("machine") in observation.failed_machines:
         return _machine_lost(record)
     if state in _MACHINE_FAULTS:
         message = f"Node {node} was lost: Slurm reports {state} for the run's job."
-        loss = cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, message)
+        loss = new_cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, message)
         # If another machine is known to have failed, its node must be the first cause, so this loss is dated later.
         # Otherwise this node's machine may have failed and be back in service by now.
         if observation.failed_machines and observation.job is not None:
@@ -196,42 +196,43 @@ def _loss_by_state(record: Record, observation: Observation) -> Loss | None:
     if state in _LIMITS and record["started_at"] is None:
         return _start_failure(observation.job)
     losses = {
-        "PREEMPTED": cause(Outcome.NODE_LOST, FailureCode.PREEMPTED, f"Slurm preempted node {node} of the run."),
-        "TIMEOUT": cause(Outcome.TIME_LIMIT, FailureCode.TIME_LIMIT, "The run reached its time limit."),
-        "DEADLINE": cause(Outcome.TIME_LIMIT, FailureCode.TIME_LIMIT, "The run reached its time limit."),
-        "OUT_OF_MEMORY": cause(
-            Outcome.OUT_OF_MEMORY, FailureCode.OUT_OF_MEMORY, f"Node {node} used more memory than its job has."
+        "PREEMPTED": new_cause(Outcome.NODE_LOST, FailureCode.PREEMPTED, f"Slurm preempted node {node} of the run."),
+        "TIMEOUT": new_cause(Outcome.TIME_LIMIT, FailureCode.TIME_LIMIT, "The run reached its time limit."),
+        "DEADLINE": new_cause(Outcome.TIME_LIMIT, FailureCode.TIME_LIMIT, "The run reached its time limit."),
+        "OUT_OF_MEMORY": new_cause(
+            Outcome.OUT_OF_MEMORY, FailureCode.OUT_OF_MEMORY, f"Node {node} used more memory than its job may use."
         ),
-        "CANCELLED": cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, "The run's job was cancelled in Slurm."),
+        "CANCELLED": new_cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, "The run's job was cancelled in Slurm."),
     }
     # After a request of the console, a job may end in any other state, and the request is then the reason.
     if state in _SET_BY_SLURM:
         return losses[state]
-    return _requested_loss(observation) or losses.get(state)
+    return _requested_cause(observation) or losses.get(state)
 
 
-def _requested_loss(observation: Observation) -> Loss | None:
-    return None if observation.end_request is None else observation.end_request.loss
+def _requested_cause(observation: Observation) -> Cause | None:
+    """Return the console's reason to end the run; None if it did not request that."""
+    return None if observation.end_request is None else observation.end_request.cause
 
 
-def _unexplained_loss(record: Record, observation: Observation) -> Loss:
+def _unexplained_loss(record: Record, observation: Observation) -> Cause:
     """Return the loss of a node whose supervisor ended although Slurm reports no fault."""
     node = record["node"]
     if observation.job is None:
         message = f"Node {node} ended without a last record, and Slurm no longer knows the run's job."
-        return cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, message)
+        return new_cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, message)
     if record["started_at"] is None:
         message = f"Node {node} broke down while it started. Slurm reports {observation.job.state}."
-        return cause(Outcome.PLATFORM_ERROR, FailureCode.NODE_NOT_STARTED, message)
+        return new_cause(Outcome.PLATFORM_ERROR, FailureCode.NODE_NOT_STARTED, message)
     message = f"The supervisor of node {node} ended although Slurm reports no fault ({observation.job.state})."
-    return cause(Outcome.CODE_FAILED, FailureCode.LAUNCHER_KILLED, message)
+    return new_cause(Outcome.CODE_FAILED, FailureCode.LAUNCHER_KILLED, message)
 
 
-def _machine_lost(record: Record) -> Loss:
+def _machine_lost(record: Record) -> Cause:
     message = f"Node {record['node']} was lost: Slurm reports that the machine {record.get('machine', '')} failed."
-    return cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, message)
+    return new_cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, message)
 
 
-def cause(outcome: Outcome, code: FailureCode, message: str, data: Mapping[str, Any] | None = None) -> Loss:
+def new_cause(outcome: Outcome, code: FailureCode, message: str, data: Mapping[str, Any] | None = None) -> Cause:
     """Return a cause without its time and node."""
     return {"kind": outcome.value, "code": code.value, "message": message, "data": dict(data or {})}

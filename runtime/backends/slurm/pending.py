@@ -8,7 +8,7 @@ from __future__ import annotations
 from runtime.backends.slurm.states import JobState
 from runtime.specs import Waiting, WaitingCode
 
-# Slurm's reasons, by what they mean for a run.
+# Slurm's reasons, by their meaning for a run.
 _BUSY = frozenset({"Priority", "Resources", "Licenses", "Dependency", "JobArrayTaskLimit", "Prolog"})
 _STARTING = frozenset({"None", "", "BeginTime", "Cleaning", "WaitingForScheduling"})
 _HELD = frozenset({"JobHeldAdmin", "JobHeldUser", "JobHoldMaxRequeue", "launch failed requeued held"})

@@ -7,7 +7,7 @@
                   final.json             the nodes' last records, completed by Slurm's reasons for their ends
                   nodes/, logs/, run/, checkpoints/, outputs/   as of a local run; see `runtime.backends.local.runs`
                   nodes/<node>.meeting   a node's address and ports
-                  logs/slurm.log         what the batch script and srun print
+                  logs/slurm.log         the output of the batch script and srun
     <root>/.active/, .changes/, .checkpoints/, .outputs/, .trash/    as for local runs
     <root>/.program/<version>/           the program of the compute nodes
     <root>/.locks/                       locks of submissions
@@ -29,7 +29,7 @@ from typing import Any
 from runtime.backends.slurm import evidence
 from runtime.backends.slurm.commands import Slurm
 from runtime.backends.slurm.config import SlurmConfig
-from runtime.backends.slurm.evidence import EndRequest, Loss, Observation, Record
+from runtime.backends.slurm.evidence import Cause, EndRequest, Observation, Record
 from runtime.backends.slurm.node import RUN_PLAN_FILE, STOP_SIGNAL, refresh
 from runtime.backends.slurm.pending import explain
 from runtime.backends.slurm.states import JobState
@@ -170,15 +170,18 @@ class SlurmRun:
         return [peer_liveness.load_record(path) for path in paths]
 
     def _end_request(self) -> EndRequest | None:
-        """Return the console's request to end the run: the one with the earliest end."""
+        """Return the console's request to end the run; None if there is none.
+
+        A decision of the console itself (`end.json`) comes before a customer's request (`stop.json`).
+        """
         end = _load_json(self.folder / "end.json")
         if end is not None:
             return EndRequest(float(end["at"]), 0.0, end["loss"])
         stop = _load_json(self.folder / "stop.json")
         if stop is None:
             return None
-        loss = evidence.cause(Outcome.STOPPED, FailureCode.STOPPED, "The run was stopped on request.")
-        return EndRequest(float(stop["at"]), float(stop["grace_seconds"]), loss)
+        cause = evidence.new_cause(Outcome.STOPPED, FailureCode.STOPPED, "The run was stopped on request.")
+        return EndRequest(float(stop["at"]), float(stop["grace_seconds"]), cause)
 
     def _with_waiting_reason(self, status: RunStatus, job_id: str, observation: Observation) -> RunStatus:
         """Return the status with the reason why the run has not started.
@@ -191,7 +194,9 @@ class SlurmRun:
         if job is not None and job.is_waiting and waited_seconds > self._config.pending_seconds:
             data = {"placed": 0, "nodes": len(status.nodes), "seconds": int(waited_seconds)}
             message = f"Slurm did not start the run within {self._config.pending_seconds} s: {waiting.sentence}"
-            self._store_end_request(evidence.cause(Outcome.NO_CAPACITY, FailureCode.NODES_NOT_PLACED, message, data))
+            self._store_end_request(
+                evidence.new_cause(Outcome.NO_CAPACITY, FailureCode.NODES_NOT_PLACED, message, data)
+            )
             self._slurm.cancel_waiting(job_id)
         return dataclasses.replace(
             status, waiting_for=waiting.sentence, waiting_code=waiting.code.value, waiting_data=waiting.data
@@ -223,10 +228,10 @@ class SlurmRun:
         elif observation.now > request.at + request.grace_seconds + _STOP_MARGIN_SECONDS:
             self._slurm.cancel(job_id)
 
-    def _store_end_request(self, loss: Loss) -> None:
-        """Store that the console ends the run for this reason. The first reason stays."""
+    def _store_end_request(self, cause: Cause) -> None:
+        """Store that the console ends the run, and why. An earlier request stays."""
         if _load_json(self.folder / "end.json") is None:
-            write_json(self.folder / "end.json", {"at": time.time(), "loss": loss})
+            write_json(self.folder / "end.json", {"at": time.time(), "loss": cause})
 
     def request_stop(self, grace_seconds: int) -> None:
         """Ask every supervisor to end the run. A request that ends it sooner stays in force."""

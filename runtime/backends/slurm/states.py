@@ -1,4 +1,4 @@
-"""Parse what Slurm's commands print about jobs and machines. Pure: text in, plain data out.
+"""Parse the output of Slurm's commands about jobs and machines. Pure: text in, plain data out.
 
 `squeue` prints jobs in a format of our own, with only the fields that we read. Its JSON output is not used, since not
 every build of Slurm has it.
@@ -72,7 +72,7 @@ class Machine:
 
     @property
     def has_failed(self) -> bool:
-        """Whether Slurm considers the machine as failed, or gets no answer from it."""
+        """Whether Slurm reports the machine as failed, or gets no answer from it."""
         # Slurm marks the state of a machine that does not answer by "*".
         return "*" in self.state or any(part in self.state for part in _FAILED_STATES)
 

@@ -29,8 +29,8 @@ SLOW_CHECK_SECONDS = 1.0
 """Interval between checks of a running node with a control group, whose limits the kernel enforces in between."""
 
 _MANY_PROCESSES = 500
-"""From this number of processes and threads on, a launcher that gets no CPU time is the code's fault. Usual training
-has a few hundred; with fewer than this number, the machine is overloaded."""
+"""If a node has at least this many processes and threads, a launcher without CPU time is the code's fault. Usual
+training has a few hundred; with fewer than this number, the machine is overloaded."""
 _STARVED_SHARE = 0.5
 """A launcher counts as starved if it waits for a core for at least this share of the time between two checks."""
 
