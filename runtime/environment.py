@@ -14,6 +14,7 @@ from runtime.launcher.topology import Plan, common_environment
 from runtime.specs import Controller, Framework
 
 NAME_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}\Z")
+"""A variable's name that every shell accepts, of at most 100 characters."""
 MAX_VARIABLES = 100
 """Variables that one order may set."""
 MAX_BYTES = 32 * 1024

@@ -14,6 +14,7 @@ import uuid
 from pathlib import Path
 
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Flags for opening a folder that hostile code may replace by a link."""
 _MAX_PASSES = 3
 """How often one folder is listed at most. Some file systems leave entries out of a listing while others are removed."""
 

@@ -20,6 +20,7 @@ _KEY_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
 """Checkpoint keys. They name folders, so they have no '/', do not begin with '.', and are far shorter than 255
 bytes."""
 _BUILTIN_SCRIPTS = frozenset({"hello", "install", "smoke"})
+"""Scripts of the platform, by the names of their modules in `runtime.launcher`."""
 _RESERVED_FOLDERS = frozenset(
     ["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "proc", "dev", "sys", "tmp", "opt", "trainyard"]
 )
@@ -67,6 +68,7 @@ def check_folders(spec: RunSpec) -> RunSpec:
 
 
 def _check_numbers(spec: RunSpec) -> None:
+    """Check that no number is below its minimum. Raises InvalidSpec."""
     minimums = {
         "nodes": (spec.nodes, 1),
         "workers_per_node": (spec.workers_per_node, 1),
@@ -146,6 +148,7 @@ def _check_packages(spec: RunSpec) -> None:
 
 
 def _check_script(spec: RunSpec) -> None:
+    """Check that the script is a file in the workspace, or a script of the platform. Raises InvalidSpec."""
     workspace = next((mount for mount in spec.mounts if mount.target == spec.workspace_target), None)
     if workspace is None:
         raise InvalidSpec("The run has no workspace.", field="mounts")

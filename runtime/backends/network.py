@@ -16,7 +16,9 @@ import sys
 from pathlib import Path
 
 ADDRESS = "127.0.0.1"
+"""The address of every node of a run on one machine."""
 INTERFACE = "lo"
+"""The network interface that has this address."""
 # From <sched.h>, <linux/sockios.h> and <linux/if.h> (IFF_UP | IFF_RUNNING).
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNET = 0x40000000
@@ -27,6 +29,7 @@ _UP_AND_RUNNING = 0x1 | 0x40
 _unshare = ctypes.CDLL(None, use_errno=True).unshare
 """unshare(2), which returns 0 on success. Python has `os.unshare` only from 3.12 on."""
 _BRIDGE = "mpi0"
+"""The name of the interface that `add_bridge` adds."""
 _BRIDGE_ADDRESS = "169.254.77.1"
 """Any address that is not a loopback address; this one is link-local. No other namespace sees it."""
 

@@ -56,6 +56,7 @@ _SYSTEM_PATHS = (
 # Top folders that are links into /usr on most systems; see `_top_folder_arguments`.
 _USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+"""Device files that CUDA needs besides that of each GPU."""
 # Machine-wide parts of /proc. If root runs the console, code in the sandbox owns root's files, though it has no
 # capability. Without this it could change kernel settings.
 _PROC_READ_ONLY = ("sys", "irq", "bus", "fs", "acpi", "scsi", "asound", "driver", "tty", "mtrr", "pressure")

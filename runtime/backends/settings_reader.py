@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 DNS_LABEL = re.compile(r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
+"""A DNS label (RFC 1123), which has at most 63 characters."""
 
 
 class SettingsReader:

@@ -28,6 +28,7 @@ _VISION_HOOK = "trainyard_torchvision"
 """The name of the module and of the .pth file that `_declare_vision_operators` adds to an image."""
 _VARIABLES_FILE = "trainyard_variables.pth"
 """The file that `_set_variables` adds to an image. Python executes .pth files in site-packages when it starts."""
+# Why a flavour was chosen that the administrator did not set.
 _FLAVOUR_REASONS = {Flavour.CPU: "this machine shows no NVIDIA GPU", Flavour.CUDA: "this machine has an NVIDIA GPU"}
 _ERROR_LINES = 15
 """Lines from the end of the output that an error shows: enough for pip's own summary."""
@@ -180,6 +181,8 @@ def _install(folder: Path, recipe: Recipe, flavour: Flavour, progress: Progress,
 def _install_section(
     section: Section, replacements: Mapping[str, str], python: Path, progress: Progress, *, rebuild: bool
 ) -> None:
+    """Install a section's requirements, each replaced by its value in `replacements` if it has one."""
+
     def run(command: list[str], environment: Mapping[str, str]) -> str:
         return _run(command, progress, environment)
 

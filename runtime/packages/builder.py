@@ -30,7 +30,9 @@ from runtime.specs import Framework, Image, Mount, Outcome, Resources, RunSpec, 
 from runtime.trash import Trash, remove_tree
 
 RUN_NAME = "packages"
+"""The name of each installation's run. The runs have different roots."""
 REPLACED_FOLDER = "A package has replaced the folder that it was to be installed in."
+"""The reason of a failure: see `layers.adopt`."""
 LOG_LIMIT_BYTES = 1 << 20
 """Bytes of an installation's output that its run keeps until it is deleted."""
 MAX_LOG_BYTES = 64 * 1024

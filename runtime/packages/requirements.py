@@ -23,6 +23,7 @@ _MAX_QUOTED_LENGTH = 100
 """Characters of a faulty line that an error quotes."""
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _OPTION = re.compile(r"(^|\s)--?[A-Za-z]")
+"""An option of pip, such as `--index-url` or `-e`."""
 _PLACE = re.compile(r"^(\.|/|~|[A-Za-z]:\\|(git|hg|svn|bzr)\+)|://|^file:", re.IGNORECASE)
 """A requirement that is a path, an address or a repository."""
 

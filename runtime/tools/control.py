@@ -25,6 +25,7 @@ SESSIONS_FOLDER = "t"
 RECORD = "session.json"
 """The session's record in its folder. Its modification time is the last use of the session."""
 _KEY = re.compile(r"[A-Za-z0-9_-]{16}")
+"""A session's key: 96 random bits as URL-safe base64."""
 _TIMEOUT_SECONDS = 10.0
 """How long the owner may take to start a tool and answer."""
 _MAX_ANSWER_BYTES = 65536

@@ -29,7 +29,9 @@ from runtime.launcher import seccomp
 from runtime.tools.control import CONTROL_SOCKET, RECORD, SESSIONS_FOLDER, SOCKET, SessionRequest
 
 PROGRAM = Path(__file__).with_name("tensorboard_server.py")
+"""The program that runs inside the sandbox."""
 PROGRAM_TARGET = "/opt/trainyard/tensorboard_server.py"
+"""Where the sandbox has the program."""
 LOGS_TARGET = "/logs"
 """The folder in the sandbox where each `LogFolder.folder` is mounted."""
 VIEW_TARGET = "/view"
@@ -66,6 +68,8 @@ class Limits:
 
 @dataclass
 class _RunningSession:
+    """A session whose tool has been started. `folder` is the session's own."""
+
     request: SessionRequest
     folder: Path
     process: subprocess.Popen[bytes]
@@ -213,6 +217,7 @@ class Owner:
 
 
 def _sandbox_arguments(request: SessionRequest, memory_bytes: int) -> list[str]:
+    """Return bubblewrap's arguments for a session's sandbox, without the program that it is to run."""
     prefix = Path(sys.prefix)
     args = [*sandbox.base_arguments("tensorboard", memory_bytes), "--unshare-net"]
     for path in (*sandbox.interpreter_prefixes(prefix), prefix):

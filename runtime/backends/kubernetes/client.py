@@ -25,6 +25,7 @@ from runtime.errors import BackendUnavailable
 Object = dict[str, Any]
 
 FIELD_MANAGER = "trainyard"
+"""The name by which the API server knows which fields of an object the console has set."""
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 _JSON = "application/json"
@@ -57,6 +58,7 @@ _DOWN_SECONDS = 3.0
 for a server that is down. The time is about that of one failing request, so that a server that returns is noticed soon.
 """
 _IRREGULAR_PLURALS = {"Endpoints": "endpoints", "NetworkPolicy": "networkpolicies"}
+"""Plurals, as in URL paths, of kinds whose plural does not just add an "s"."""
 
 
 class ApiError(Exception):

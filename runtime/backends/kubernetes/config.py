@@ -16,10 +16,12 @@ from urllib.parse import urlsplit
 from runtime.backends.settings_reader import DNS_LABEL, SettingsReader
 from runtime.specs import Capacity, Flavour, NodeCapacity, Resources
 
+# Names as the Kubernetes API accepts them, with its limits of their lengths.
 _DNS_SUBDOMAIN = re.compile(r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")
 _LABEL_VALUE = re.compile(r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$")
 _QUALIFIED_NAME = re.compile(r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")
 _EFFECTS = frozenset({"", "NoSchedule", "PreferNoSchedule", "NoExecute"})
+"""Effects of a taint that a toleration may name; "" tolerates all."""
 # A read-only default for mappings: the config is frozen.
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
@@ -162,6 +164,7 @@ class ClusterConfig:
 
 
 def _volume(reader: SettingsReader) -> Volume:
+    """Parse the setting `volume`."""
     if not reader.mapping("volume"):
         raise reader.error("volume", 'must be {"claim": NAME, "root": PATH} or {"host_path": PATH, "root": PATH}')
     volume_reader = SettingsReader(reader.cluster, reader.mapping("volume"))
@@ -186,6 +189,7 @@ def _volume(reader: SettingsReader) -> Volume:
 
 
 def _package_index(reader: SettingsReader) -> PackageIndex | None:
+    """Parse the setting `package_index`."""
     data = reader.mapping("package_index")
     if not data:
         return None
@@ -229,6 +233,7 @@ def _names(reader: SettingsReader, setting: str) -> tuple[str, ...]:
 
 
 def _selectors(reader: SettingsReader) -> Mapping[str, Mapping[str, str]]:
+    """Parse the setting `node_selectors`: labels and their values, by node kind."""
     selectors: dict[str, Mapping[str, str]] = {}
     for kind, labels in reader.mapping("node_selectors").items():
         is_valid = isinstance(labels, Mapping) and all(
@@ -242,14 +247,12 @@ def _selectors(reader: SettingsReader) -> Mapping[str, Mapping[str, str]]:
 
 
 def _tolerations(reader: SettingsReader) -> Mapping[str, tuple[Toleration, ...]]:
-    return MappingProxyType(
-        {
-            kind: tuple(
-                _toleration(reader, kind, entry) for entry in (entries if isinstance(entries, list) else [entries])
-            )
-            for kind, entries in reader.mapping("tolerations").items()
-        }
-    )
+    """Parse the setting `tolerations`: for each node kind, a list of objects, or one object."""
+    tolerations: dict[str, tuple[Toleration, ...]] = {}
+    for kind, value in reader.mapping("tolerations").items():
+        entries = value if isinstance(value, list) else [value]
+        tolerations[kind] = tuple(_toleration(reader, kind, entry) for entry in entries)
+    return MappingProxyType(tolerations)
 
 
 def _toleration(reader: SettingsReader, kind: str, data: object) -> Toleration:
@@ -266,6 +269,7 @@ def _toleration(reader: SettingsReader, kind: str, data: object) -> Toleration:
 
 
 def _capacity(reader: SettingsReader) -> Capacity | None:
+    """Parse the setting `capacity`: a list of machines, each entry with the `count` of equal ones."""
     entries = reader.data.get("capacity")
     if entries is None:
         return None

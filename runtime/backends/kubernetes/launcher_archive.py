@@ -34,6 +34,7 @@ So the ConfigMap of our own launcher must be as old too: then the upgrade was a 
 MAX_BYTES = 1 << 20
 """Size limit of a ConfigMap."""
 _PACKAGE = "launcher"
+"""The launcher's package in the archive."""
 _MAIN = """import _signal
 import sys
 

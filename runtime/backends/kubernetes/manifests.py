@@ -19,6 +19,7 @@ from runtime.backends.kubernetes.state import SpecSummary
 from runtime.specs import PullSecret, RunSpec
 
 _DOCKER_HUB_HOSTS = ("docker.io", "index.docker.io", "registry-1.docker.io")
+"""Names of Docker Hub that people use."""
 _DOCKER_HUB_KEY = "https://index.docker.io/v1/"
 """The key under which container runtimes look up credentials for Docker Hub."""
 _LAUNCHER_DIGEST_LENGTH = 12
@@ -137,6 +138,7 @@ def organization_objects(spec: RunSpec, config: ClusterConfig) -> list[Manifest]
 
 
 def _service(spec: RunSpec) -> Manifest:
+    """Return the headless Service that gives each of the run's Pods a DNS name."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -183,6 +185,7 @@ def _secret(keys: Mapping[str, str]) -> Manifest:
 
 
 def _pull_secret(spec: RunSpec, pull: PullSecret) -> Manifest:
+    """Return the Secret with which kubelets pull the run's image."""
     key = _DOCKER_HUB_KEY if pull.host in _DOCKER_HUB_HOSTS else pull.host
     auth = {"username": pull.username, "password": pull.password, "auth": _base64(f"{pull.username}:{pull.password}")}
     config = json.dumps({"auths": {key: auth}})

@@ -19,11 +19,13 @@ COMPONENT_LABEL = "app.kubernetes.io/component"
 LAUNCHER_COMPONENT = "launcher"
 """Value of `COMPONENT_LABEL` on the ConfigMaps that hold a launcher."""
 RUN_LABEL = "trainyard.dev/run"
+"""The run's name, on every object of the run."""
 ORGANIZATION_LABEL = "trainyard.dev/organization"
 JOB_LABEL = "trainyard.dev/job"
 ENDED_LABEL = "trainyard.dev/ended"
 """Set on a Job together with `FINAL_STATUS_ANNOTATION`, so that listings of live runs can exclude it."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""On a run's Job: the Kueue LocalQueue that admits it."""
 
 RUN_SELECTOR = f"{MANAGED_BY_LABEL}={MANAGER},{RUN_LABEL}"
 """Label selector for the objects of all runs."""
@@ -49,8 +51,10 @@ FINAL_STATUS_ANNOTATION = "trainyard.dev/final"
 LAST_USED_ANNOTATION = "trainyard.dev/used-at"
 """On a launcher's ConfigMap: when a console last started a run with it. Unix seconds."""
 INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
+"""On a Pod: its completion index, which is the node's number. Kubernetes sets it."""
 
 CONTAINER_NAME = "node"
+"""The only container of each Pod."""
 # Where a Pod has the folder of the run, the folder with its plan, and the folder with the launcher.
 RUN_ROOT_PATH = "/trainyard/run-root"
 POD_PLAN_PATH = "/trainyard/order"
@@ -62,6 +66,7 @@ POD_MARGIN_SECONDS = 15
 """How much longer a Pod's grace period and deadline are than the run's own. The launcher ends the run at the run's
 limits; the margin leaves it time to write its record before the kubelet kills the Pod."""
 _LABEL_VALUE = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")
+"""A label value that the API server accepts, and that is not empty."""
 _NOT_IN_SLUG = re.compile(r"[^a-z0-9-]+")
 _MAX_LABEL_LENGTH = 63
 """The API's limit for label values and namespace names."""

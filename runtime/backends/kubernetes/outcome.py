@@ -149,6 +149,7 @@ def _as_succeeded(pod: PodState, at: float) -> PodState:
 
 
 def _node_status(job: JobState, node: int, pod: PodState | None, unresponsive_since: float | None) -> NodeStatus:
+    """Return a node's status. `pod` is None if it has none; `unresponsive_since` is None while its kubelet responds."""
     if pod is None:
         # A terminated Job that has created no Pods will create none.
         never_started = job.suspended or job.start_time is None

@@ -47,9 +47,11 @@ _AMBIGUOUS_PREFIX = re.compile(
 )
 """containerd's words for both a missing repository and missing credentials. The text that follows tells them apart."""
 _CREDENTIALS_REFUSED = re.compile(r"\b401\b|\b403\b|unauthori[sz]ed|forbidden", re.IGNORECASE)
+"""After an ambiguous message: the registry refused the credentials."""
 _ANY_PULL_ERROR = re.compile(
     f"{_NETWORK_ERROR.pattern}|{_NAME_ERROR.pattern}|{_CREDENTIALS_ERROR.pattern}", re.IGNORECASE
 )
+# Reasons of a container that waits: its image cannot be pulled, or the container cannot be created.
 _PULL_REASONS = frozenset(
     {
         "ErrImagePull",
@@ -61,12 +63,14 @@ _PULL_REASONS = frozenset(
     }
 )
 _CONTAINER_REASONS = frozenset({"CreateContainerError", "CreateContainerConfigError", "RunContainerError"})
+# Parts of messages of the scheduler, the kubelet and the API server, and reasons of events.
 _INSUFFICIENT = re.compile(r"Insufficient ([A-Za-z0-9./-]*[A-Za-z0-9])")
 _TAINT = re.compile(r"had untolerated taint(?:\(s\))? ?\{?([^}:,]*)")
 _VOLUME_ERROR = re.compile(r"persistentvolumeclaim|PersistentVolume|volume", re.IGNORECASE)
 _CLAIM_NAME = re.compile(r'persistentvolumeclaim "([^"]+)"')
 _MOUNT_EVENTS = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
 _POLICY_REFUSAL = re.compile(r"violates PodSecurity|admission webhook|denied the request", re.IGNORECASE)
+# The failure of a run that ends because of its image, by the reason why it waited.
 _IMAGE_FAILURES = {
     WaitingCode.IMAGE_NAME: FailureCode.IMAGE_NAME,
     WaitingCode.IMAGE_CREDENTIALS: FailureCode.IMAGE_CREDENTIALS,

@@ -143,6 +143,8 @@ def pod_spec(spec: RunSpec, config: ClusterConfig, plan: PodPlan, launcher_name:
 
 
 def _environment(spec: RunSpec) -> list[Manifest]:
+    """Return the variables of the launcher; `runtime.launcher.pod.main` documents them."""
+
     def field(name: str, path: str) -> Manifest:
         return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
@@ -220,6 +222,7 @@ def sub_path(mount: Mount, config: ClusterConfig) -> str:
 
 
 def _tolerations(spec: RunSpec, config: ClusterConfig) -> list[Manifest]:
+    """Return the Pod's tolerations: of failing machines for a while, and of the taints of its node kind and of GPUs."""
     tolerations: list[Manifest] = [
         {
             "key": f"node.kubernetes.io/{condition}",
@@ -239,6 +242,7 @@ def _tolerations(spec: RunSpec, config: ClusterConfig) -> list[Manifest]:
 
 
 def _placement(spec: RunSpec, config: ClusterConfig) -> Manifest:
+    """Return the fields that choose the Pod's machine: the node selector, and the preference to pack or to spread."""
     selector = dict(config.node_selectors.get(spec.node_kind, config.node_selectors.get("", {})))
     if spec.resources.gpus and spec.resources.gpu_type:
         selector[config.gpu_label] = names.gpu_label_value(spec.resources.gpu_type)

@@ -13,6 +13,7 @@ from runtime.backends.kubernetes.names import MANAGED_BY_LABEL, MANAGER
 from runtime.backends.kubernetes.objects import Manifest
 
 ROLE = "trainyard-runs"
+"""The name of the Role, and the beginning of the ClusterRole's name."""
 
 
 class Rule(NamedTuple):
@@ -25,6 +26,7 @@ class Rule(NamedTuple):
 
 
 _MANAGE = ("create", "delete", "get", "patch")
+"""Verbs for objects that the console creates and never lists."""
 IN_NAMESPACE = (
     Rule("batch", "jobs", ("create", "delete", "get", "list", "patch", "watch")),
     Rule("", "pods", ("delete", "get", "list", "watch")),

@@ -32,6 +32,7 @@ ChangeListener = Callable[[str, str, Object], None]
 LISTED = "LISTED"
 """Our own type of change: the object is a whole list. The changes that follow are relative to it."""
 
+# The query of each kind: which objects of the collection are followed. Normal events report no problem.
 _QUERIES: dict[str, dict[str, str]] = {
     "jobs": {"labelSelector": LIVE_RUN_SELECTOR},
     "pods": {"labelSelector": RUN_SELECTOR},

@@ -33,6 +33,7 @@ _HEARTBEAT_SECONDS = 0.5
 """Interval of the heartbeats of `changes`, well below the second that the protocol promises."""
 _SOURCE_ROOT = Path(__file__).resolve().parents[3]
 _LAUNCHER = _SOURCE_ROOT / "runtime" / "launcher"
+"""The launcher's folder, which every sandbox mounts."""
 
 
 class LocalBackend(FolderBackend):
@@ -282,6 +283,7 @@ class LocalBackend(FolderBackend):
         }
 
     def _node_sandbox(self, run: Run, spec: RunSpec, node: int, gpus: list[int]) -> sandbox.Sandbox:
+        """Return a node's sandbox, and write its files for /etc. `gpus` are the indices of the node's GPUs."""
         checkpoints, outputs = self._shared_folders(run, spec)
         hostname = f"{spec.name}-{node}"
         etc = run.folder / "etc" / str(node)

@@ -205,6 +205,7 @@ class SlurmBackend(FolderBackend):
         run.record_submission(spec, nonce=nonce, job_id=job_id)
 
     def _run_plan(self, run: SlurmRun, spec: RunSpec, package: Path, nonce: str) -> RunPlan:
+        """Return the plan that the run's nodes read. `package` is the folder of their program."""
         checkpoints, outputs = self._shared_folders(run, spec)
         return {
             "spec": json.loads(spec.to_json()),

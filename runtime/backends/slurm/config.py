@@ -13,13 +13,15 @@ from typing import Any
 
 from runtime.backends.settings_reader import SettingsReader
 
+# Patterns of valid values of these settings.
 _NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$")
 _PARTITIONS = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.,-]{0,254}$")
 _CONSTRAINT = re.compile(r"^[A-Za-z0-9_.&|()*!\[\],-]{1,255}$")
 _GPU = re.compile(r"^[A-Za-z0-9_.-]{1,63}$")
-_INTERFACE = re.compile(r"^[A-Za-z0-9_.:-]{1,15}$")
+_INTERFACE = re.compile(r"^[A-Za-z0-9_.:-]{1,15}$")  # Linux allows 15 characters
 _PATH = re.compile(r"^/[^\0\n]*$")
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
+"""A read-only default for mappings, since the config is frozen."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,7 @@ class SlurmConfig:
 
 
 def _node_types(reader: SettingsReader) -> Mapping[str, Placement]:
+    """Parse the setting `node_types`: an object with the fields of a Placement for each node type."""
     patterns = {"partition": _PARTITIONS, "constraint": _CONSTRAINT, "qos": _NAME, "gpu": _GPU}
     placements: dict[str, Placement] = {}
     for kind, data in reader.mapping("node_types").items():

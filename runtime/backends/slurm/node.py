@@ -36,6 +36,7 @@ from runtime.launcher.record import Record, Verdict
 from runtime.specs import Framework, RunSpec
 
 RUN_PLAN_FILE = "order.json"
+"""The file in the run's folder that holds its RunPlan."""
 STOP_SIGNAL = signal.SIGURG
 """The console sends it after it has written `stop.json`. Slurm signals every process of a task, so the ranks get it
 too, and ignore it by default. It is not SIGTERM, so that a SIGTERM always comes from Slurm itself, which does not say
@@ -305,6 +306,7 @@ def _worker_ports(endpoint: Endpoint, node: int, workers: int) -> list[int]:
 
 
 def _sandbox(run_plan: RunPlan, spec: RunSpec, node: int, gpus: tuple[int, ...]) -> sandbox.Sandbox:
+    """Return this node's sandbox, and write its files for /etc. `gpus` are device numbers."""
     folder, image = Path(run_plan["folder"]), Path(run_plan["image"])
     hostname = f"{spec.name}-{node}"
     etc = folder / "etc" / str(node)

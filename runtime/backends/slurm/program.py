@@ -13,6 +13,7 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 _PATTERNS = ("*.py", "launcher/**/*.py", "backends/*.py", "backends/supervision/*.py", "backends/slurm/*.py")
 """Patterns of the files to copy: every module that `runtime.backends.slurm.node` imports is among them."""
 FOLDER = ".program"
+"""The folder of all copies, in the folder of runs."""
 
 
 def install(root: Path) -> Path:

@@ -15,6 +15,7 @@ from runtime.specs import Controller, Image, LogChunk, RunPhase, RunSpec, RunSta
 from runtime.trash import Trash, remove_tree
 
 TRASH = ".trash"
+"""The folder of the root for folders that are being removed."""
 _FOLDERS = (".active", ".changes", ".checkpoints", ".outputs")
 """Folders of the root besides those of runs."""
 

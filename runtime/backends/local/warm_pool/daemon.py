@@ -28,6 +28,7 @@ from runtime.backends.local.warm_pool.protocol import ForkServer
 from runtime.launcher.processes import reap, spawn
 
 STATE_FILE = "daemon.json"
+"""The file in the pool's folder that holds the daemon's DaemonState while it runs."""
 _POLL_SECONDS = 1.0
 """How often an idle daemon reaps children and checks whether to end."""
 _LOCK_SECONDS = 3.0

@@ -18,7 +18,9 @@ from runtime.backends.supervision.node_plan import SupervisorPlan
 from runtime.backends.supervision.rank_fork import connect
 
 FOLDER = ".warm_pool"
+"""The pool's folder, in the folder of runs."""
 SOCKET = "daemon.sock"
+"""The daemon's socket, in the pool's folder."""
 ACCEPTED = b"+"
 """The daemon's answer to a request that it accepts."""
 _LENGTH = struct.Struct("!I")
