@@ -174,15 +174,16 @@ def _reported_causes(
     causes += _job_disruption(job, {cause.failure.node for cause in causes})
     if not causes:
         causes += _external_deletion(job, pods, events or DeletionEvents())
-    explained = {cause.failure.node for cause in causes}
-    unexplained = unexplained_deletions(job, pods)
-    # Nodes whose machine went silent while their Pod ran, by events and by the Pods themselves.
-    silent_since = {node: at for node, at in (events.not_ready_at if events else {}).items() if node in unexplained}
+    explained_nodes = {cause.failure.node for cause in causes}
+    unexplained_nodes = unexplained_deletions(job, pods)
+    # Since when a node's machine is silent although its Pod ran: by the events, or by its unreported end.
+    not_ready_at = {} if events is None else events.not_ready_at
+    silent_since = {node: at for node, at in not_ready_at.items() if node in unexplained_nodes}
     silent_since |= {node: at for node, at in unresponsive_since.items() if node in pods}
     causes += [
         _cause(pods.get(node, PodState(node)), _UNRESPONSIVE, at=at)
         for node, at in silent_since.items()
-        if node not in explained
+        if node not in explained_nodes
     ]
     return causes
 
@@ -218,7 +219,7 @@ def _pod_cause(job: JobState, pod: PodState) -> Cause | None:
     return cause
 
 
-def _job_disruption(job: JobState, explained: Set[int | None]) -> list[Cause]:
+def _job_disruption(job: JobState, explained_nodes: Set[int | None]) -> list[Cause]:
     """Return the disruption that the Job's Failed condition reports; the Pod may be deleted already. At most one.
 
     The Job's podFailurePolicy has one rule, for the condition DisruptionTarget, and its message names the Pod.
@@ -227,7 +228,7 @@ def _job_disruption(job: JobState, explained: Set[int | None]) -> list[Cause]:
         return []
     match = re.search(rf"/{re.escape(job.name)}-(\d+)-", job.failure_message)
     node = int(match.group(1)) if match else None
-    if node in explained:
+    if node in explained_nodes:
         return []
     failure = Failure(f"Node {node} was disrupted: {job.failure_message}.", FailureCode.EVICTED, node=node)
     return [Cause(Outcome.NODE_LOST, failure, job.failed_at, _MACHINE_LOSS_LAG_SECONDS)]

@@ -43,13 +43,15 @@ def derive_status(
     `events` are the facts about deleted Pods that the Job's events show; None if they were not read.
     """
     unreachable = unreachable or {}
-    overdue = _overdue_nodes(job, pods, now)
-    pods = _with_recorded_successes(job, pods, records, overdue.keys() | unreachable.keys(), now)
+    overdue_since = _overdue_nodes(job, pods, now)
+    pods = _with_recorded_successes(job, pods, records, overdue_since.keys() | unreachable.keys(), now)
     # Since when a node whose end nobody reports counts as lost, by node.
-    unresponsive = {
-        node: since for node, since in {**overdue, **unreachable}.items() if node not in pods or not pods[node].ended
+    unresponsive_since = {
+        node: since
+        for node, since in {**overdue_since, **unreachable}.items()
+        if node not in pods or not pods[node].ended
     }
-    nodes = tuple(_node_status(job, node, pods.get(node), unresponsive.get(node)) for node in range(job.nodes))
+    nodes = tuple(_node_status(job, node, pods.get(node), unresponsive_since.get(node)) for node in range(job.nodes))
     phase = _run_phase(job, nodes)
     # The outcome is stored only once. So the run stays STOPPING until all facts that decide the payer are known.
     awaits_events = events is not None and events.are_expected(unexplained_deletions(job, pods), now)
@@ -57,12 +59,14 @@ def derive_status(
         phase = RunPhase.STOPPING
     has_ended = phase is RunPhase.ENDED
     started_at = _started_at(job, pods, records.values(), now)
-    finished_at = _finished_at(job, pods, unresponsive, started_at) if has_ended else None
+    finished_at = _finished_at(job, pods, unresponsive_since, started_at) if has_ended else None
     cause = None
     if has_ended and job.end_condition != "Complete":
-        # In a stopped run an overdue Pod is no lost node: its kubelet may still honor an earlier, longer grace period.
-        lost = {node: at for node, at in unresponsive.items() if node in unreachable or job.termination is None}
-        cause = find_cause(job, pods, records, lost, events)
+        # In a stopped run, an overdue Pod is no lost node: its kubelet may still honor an earlier, longer grace period.
+        lost_since = {
+            node: since for node, since in unresponsive_since.items() if node in unreachable or job.termination is None
+        }
+        cause = find_cause(job, pods, records, lost_since, events)
     outcome = None
     if has_ended:
         outcome = cause.outcome if cause else Outcome.COMPLETED
@@ -75,7 +79,7 @@ def derive_status(
         finished_at=finished_at,
         outcome=outcome,
         failure=_failure(job, cause) if cause else None,
-        spans=_spans(job, pods, unresponsive, started_at, finished_at),
+        spans=_spans(job, pods, unresponsive_since, started_at, finished_at),
         progress_at=_progress_at(job, records.values(), cause, finished_at),
         checkpoint_at=latest(records.values(), "checkpoint_at"),
         restarts=restarts(records.values()),
@@ -111,7 +115,7 @@ def _grace_end(job: JobState) -> float:
 
 
 def _with_recorded_successes(
-    job: JobState, pods: Mapping[int, PodState], records: Mapping[int, Record], unresponsive: Set[int], now: float
+    job: JobState, pods: Mapping[int, PodState], records: Mapping[int, Record], unresponsive_nodes: Set[int], now: float
 ) -> dict[int, PodState]:
     """Return the Pods. If no kubelet has reported a Pod's exit but its record says that it succeeded, mark it so."""
     merged = dict(pods)
@@ -122,13 +126,13 @@ def _with_recorded_successes(
         if finished_at is None or has_reported_exit:
             continue
         # A working kubelet gets time to report the exit itself.
-        if pod.ended or node in unresponsive or now > finished_at + _KUBELET_REPORT_SECONDS:
+        if pod.ended or node in unresponsive_nodes or now > finished_at + _KUBELET_REPORT_SECONDS:
             merged[node] = _as_succeeded(pod, finished_at)
     # Node 0 exits with 0 only after every other node has reported success to it. So its success covers nodes without a
     # record, unless the run is elastic and continued without them.
     first = merged.get(0)
     if first is not None and first.succeeded and first.finished_at is not None and not job.is_elastic:
-        for node in unresponsive - records.keys():
+        for node in unresponsive_nodes - records.keys():
             if node in merged and not merged[node].ended:
                 merged[node] = _as_succeeded(merged[node], first.finished_at)
     return merged
@@ -212,11 +216,11 @@ def _started_at(job: JobState, pods: Mapping[int, PodState], records: Iterable[R
 
 
 def _finished_at(
-    job: JobState, pods: Mapping[int, PodState], unresponsive: Mapping[int, float], started_at: float | None
+    job: JobState, pods: Mapping[int, PodState], unresponsive_since: Mapping[int, float], started_at: float | None
 ) -> float | None:
     """Return when the last node ended. Falls back to the end of the Job, to its termination, then to its submission."""
     ends = [pod.finished_at for pod in pods.values() if pod.ended and pod.finished_at is not None]
-    ends += unresponsive.values()
+    ends += unresponsive_since.values()
     if len(ends) < job.nodes and job.ended_at is not None:
         ends.append(job.ended_at)
     if not ends:
@@ -227,7 +231,7 @@ def _finished_at(
 def _spans(
     job: JobState,
     pods: Mapping[int, PodState],
-    unresponsive: Mapping[int, float],
+    unresponsive_since: Mapping[int, float],
     started_at: float | None,
     finished_at: float | None,
 ) -> tuple[Span, ...]:
@@ -237,7 +241,7 @@ def _spans(
     losses: list[float] = []
     if job.is_elastic:
         losses = [pod.finished_at for pod in pods.values() if pod.ended and pod.exit_code != 0 and pod.finished_at]
-        losses += unresponsive.values()
+        losses += unresponsive_since.values()
     spans, since, count = [], started_at, job.nodes
     for at in sorted(max(loss, started_at) for loss in losses):
         # After the loss of the last node, or a loss at the run's end, no time is left to meter.

@@ -44,8 +44,8 @@ class Limits(NodeLimits):
         super().__init__(plan, record)
         self._tree = tree
         # Processes of other machines can be neither seen nor ended from here.
-        peers = plan["nodes"] if plan.get("peers_are_here", True) else 1
-        self._peers = PeerWatch(record.folder, record.node, peers) if peers > 1 else None
+        nodes_here = plan["nodes"] if plan.get("peers_are_here", True) else 1
+        self._peers = PeerWatch(record.folder, record.node, nodes_here) if nodes_here > 1 else None
         self._folder = record.folder
         # The free space at the start, less the reserve below which a disk counts as full; negative on a full disk.
         self._free_bytes_at_start = (disk.free_bytes(self._folder) or 0) - disk.RESERVE_BYTES
@@ -130,12 +130,10 @@ class Limits(NodeLimits):
         if failure["kind"] != "code_failed" or self._tree.group is None:
             return None
         self._count_kernel_events(now)
-        for counter, verdict in (
-            (self._oom, self._memory_verdict),
-            (self._refused_processes, self._too_many_processes),
-        ):
-            if self.is_recent(counter, now):
-                return verdict(failure.get("rank"))
+        if self.is_recent(self._oom, now):
+            return self._memory_verdict(failure.get("rank"))
+        if self.is_recent(self._refused_processes, now):
+            return self._too_many_processes(failure.get("rank"))
         return None
 
     def killed_for_memory(self) -> Verdict | None:

@@ -136,15 +136,14 @@ def _causes(records: Sequence[Record], members: set[int]) -> list[Record]:
     lost = [record for record in records if _is_lost(record)]
     nodes_lost_by_platform = {record["node"] for record in lost if _is_loss_by_platform(record)}
     has_code_started = any(record["started_at"] is not None for record in records)
-    causes = [
-        _blame_code_for_report(cause, record)
-        if has_code_started and cause["node"] not in nodes_lost_by_platform
-        else cause
-        for record in records
-        for cause in record["causes"]
-        if cause.get("node") in members | {None}
-        and not (_is_about_another_node(cause, record) and cause["node"] in explained_nodes)
-    ]
+    causes = []
+    for record in records:
+        for cause in record["causes"]:
+            is_report = _is_about_another_node(cause, record)
+            if cause.get("node") not in members | {None} or (is_report and cause["node"] in explained_nodes):
+                continue
+            is_confirmed = cause.get("node") in nodes_lost_by_platform
+            causes.append(cause if is_confirmed or not has_code_started else _blame_code_for_report(cause, record))
     return causes + [_loss_cause(record, causes) for record in lost]
 
 
