@@ -23,6 +23,8 @@ from runtime.errors import BackendUnavailable
 
 _MAX_ERROR_LENGTH = 300
 """Characters of a command's error that are reported."""
+INHERITED_VARIABLES = ("PATH", "HOME", "USER", "LOGNAME", "LD_LIBRARY_PATH", "TZ")
+"""Variables of this process that Slurm's tools get, and with them the batch script of a job."""
 
 
 class CommandFailed(Exception):
@@ -45,10 +47,9 @@ class Slurm:
 
     def call(self, program: str, *arguments: str, stdin: str = "", seconds: float | None = None) -> str:
         """Run a tool and return its output. `seconds` is the timeout. Raises CommandFailed, BackendUnavailable."""
-        # Variables of this process such as SBATCH_PARTITION would change what the tools do.
-        environment = {
-            name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_", "SQUEUE_"))
-        }
+        # Of this process's variables, some are secrets of the console, which jobs inherit, and some, such as
+        # SBATCH_PARTITION, would change what the tools do.
+        environment = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
         environment.update({"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"})
         if self._config.conf:
             environment["SLURM_CONF"] = self._config.conf

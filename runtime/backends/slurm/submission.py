@@ -30,7 +30,9 @@ def arguments(spec: RunSpec, config: SlurmConfig, *, job_name: str, log: str) ->
         f"--mem-per-cpu={math.ceil(spec.resources.memory_mib / cpus)}M",
         f"--time={minutes}",
         "--no-requeue",  # the console retries, as a new attempt
-        "--export=NONE",
+        # Of sbatch's environment, which `Slurm.call` makes. With NONE, Slurm would run the user's log-in shell on the
+        # node first, and a job would wait for whatever its profile waits for.
+        "--export=ALL",
         "--chdir=/",
         f"--output={log}",
         "--open-mode=append",

@@ -87,7 +87,7 @@ def test_a_job_asks_for_the_nodes_as_tasks():
     assert submission.arguments(gpus, config(), job_name="job-1-1.ab", log="/runs/log") == [
         "--job-name=job-1-1.ab", "--ntasks=2", "--cpus-per-task=8", "--mem-per-cpu=8001M",
         "--time=17",  # 600 s, 300 s to meet and 120 s of margin
-        "--no-requeue", "--export=NONE", "--chdir=/", "--output=/runs/log", "--open-mode=append",
+        "--no-requeue", "--export=ALL", "--chdir=/", "--output=/runs/log", "--open-mode=append",
         "--gpus-per-task=a100:2", "--partition=gpu", "--constraint=nvlink&rack1", "--qos=high", "--account=acme-lab",
         "--no-kill",
     ]  # fmt: skip

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from runtime.backends.slurm import check
+from runtime.backends.slurm.commands import INHERITED_VARIABLES, Slurm
 from runtime.errors import RunNotFound
 from runtime.specs import FailureCode, Outcome, RunPhase, WaitingCode
 from tests.runtime.backends.contract import POLITE, WAIT
@@ -88,6 +89,18 @@ def test_the_order_with_its_secrets_is_gone_when_code_runs(slurm_yard):
     assert slurm_yard.log(0) == "11\n"
     folder = slurm_yard.folder / "runs"
     assert not [path for path in folder.rglob("*") if path.is_file() and b"very-secret" in path.read_bytes()]
+
+
+def test_a_job_has_no_variables_of_the_console_nor_of_the_users_profile(slurm_yard, tmp_path, monkeypatch):
+    monkeypatch.setenv("CONSOLE_SECRET", "hidden")
+    output = tmp_path / "environment"
+    Slurm(slurm_yard.config()).submit(
+        ["--wait", "--export=ALL", f"--output={output}"], "#!/bin/sh\nexec env -u PWD -u SHLVL -u _ env\n"
+    )
+    names = {line.partition("=")[0] for line in output.read_text().splitlines()}
+    assert "PATH" in names
+    allowed = {*INHERITED_VARIABLES, "LC_ALL", "ENVIRONMENT", "HOSTNAME", "TMPDIR"}
+    assert {name for name in names - allowed if not name.startswith("SLURM")} == set()
 
 
 def test_the_checks_of_a_cluster_pass(slurm_yard):
