@@ -111,7 +111,7 @@ STEPS_OF_A_START = {
     "claimed": (lifecycle, "claim", AFTER),
     "capacity reserved": (LocalBackend, "_reserve", AFTER),
     "folders created": (Run, "prepare", AFTER),
-    "before the launcher": (WarmPool, "started", BEFORE),
+    "before the launcher": (WarmPool, "starting", BEFORE),
     "before the run's record": (Run, "record_submission", BEFORE),
     "submitted": (LocalBackend, "submit", AFTER),
 }
