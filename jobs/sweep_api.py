@@ -103,6 +103,7 @@ class TrialSerializer(serializers.Serializer[Any]):
     value = serializers.FloatField(allow_null=True, help_text="The metric's last value so far.")
     cost_minor = serializers.IntegerField()
     is_best = serializers.BooleanField()
+    is_efficient = serializers.BooleanField(help_text="No other completed trial is both better and cheaper.")
 
 
 class SweepReceiptSerializer(serializers.Serializer[Any]):

@@ -42,6 +42,8 @@ class Plan:
     space: tuple[Parameter, ...]
     metric: str
     goal: Literal["maximize", "minimize"]
+    is_against_cost: bool
+    """Whether cheap trials count beside good ones: the sweep searches the best value at each cost."""
     method: Method
     trials: int
     concurrency: int
@@ -57,6 +59,7 @@ class Plan:
             space=spaces.parse(dict(data["space"])),
             metric=data["objective"]["metric"],
             goal=data["objective"]["goal"],
+            is_against_cost=data["objective"].get("against_cost", False),
             method=Method(data["method"]),
             trials=data["trials"],
             concurrency=data["concurrency"],
@@ -112,6 +115,9 @@ class ObjectiveSerializer(serializers.Serializer[Any]):
 
     metric = serializers.CharField(max_length=MAX_METRIC_LENGTH, help_text="As on the job's page: test_accuracy.")
     goal = serializers.ChoiceField(choices=[goal.value for goal in Goal])
+    against_cost = serializers.BooleanField(
+        default=False, help_text="Search the best value at each cost, not at any cost. For random and tpe, no pruner."
+    )
 
     def validate_metric(self, name: str) -> str:
         """Check that the database can store the name."""
@@ -156,7 +162,12 @@ class PlanSerializer(FormSerializer):
     )
     objective = ObjectiveSerializer()
     method = EnumField(Method, default=Method.TPE)
-    trials = WholeNumberField(most=MAX_TRIALS, help_text="Most trials. A grid has no more than its combinations.")
+    trials = WholeNumberField(
+        most=MAX_TRIALS,
+        default=None,
+        help_text="Most trials. A grid has no more than its combinations. May be left out with `ceiling_minor`: trials "
+        "then start as long as the ceiling allows.",
+    )
     concurrency = WholeNumberField(most=MAX_CONCURRENCY, default=1, help_text="Most trials at once.")
     pruner = EnumField(
         Pruner, default=Pruner.NONE, help_text="Stops unpromising trials early, by the metric's values so far."
@@ -169,7 +180,24 @@ class PlanSerializer(FormSerializer):
                 spaces.grid(spaces.parse(self.chosen["space"]))
             except InvalidSpace as error:
                 raise ValidationError(space_sentence(error)) from error
+        if self._is_against_cost() and method not in {Method.RANDOM, Method.TPE}:
+            raise ValidationError(_("A search against cost needs the method random or tpe."))
         return method
+
+    def validate_trials(self, trials: int | None) -> int:
+        """Return the number of trials; without one, a ceiling must limit the sweep."""
+        if trials is None and not self.initial_data.get("ceiling_minor"):
+            raise ValidationError(_("Enter the number of trials, or a ceiling."))
+        return trials or MAX_TRIALS
+
+    def validate_pruner(self, pruner: Pruner) -> Pruner:
+        """Check that there is one metric to judge by."""
+        if pruner is not Pruner.NONE and self._is_against_cost():
+            raise ValidationError(_("A search against cost stops no trial early. Choose none."))
+        return pruner
+
+    def _is_against_cost(self) -> bool:
+        return bool(self.chosen.get("objective", {}).get("against_cost"))
 
 
 class SweepQuoteRequestSerializer(PlanSerializer, QuoteRequestSerializer):

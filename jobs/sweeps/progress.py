@@ -92,6 +92,7 @@ def _past(trials: list[Trial], values: dict[int, list[float]] | None = None) -> 
         Past(
             parameters=trial.parameters,
             value=trial.value,
+            cost=trial.job.order.hold.metered_minor,
             is_ended=bool(trial.outcome),
             state=trial.sampler_state,
             values=(values or {}).get(trial.job_id, []),
@@ -105,7 +106,7 @@ def _prune(sweep: Sweep, plan: Plan) -> None:
 
     Trials that have ended since the last call are judged too: successive halving compares others with them.
     """
-    trials = list(sweep.trials.select_related("job"))
+    trials = list(sweep.trials.select_related("job__order__hold"))
     values: dict[int, list[float]] = {}
     points = MetricPoint.objects.filter(job__trial__sweep=sweep, name=plan.metric).order_by("pk")
     for job_pk, value in points.values_list("job", "value"):
@@ -134,7 +135,7 @@ def _cancel_open(sweep: Sweep) -> None:
 
 def _order_next(sweep: Sweep, plan: Plan) -> bool:
     """Order the next trial, if the plan, its concurrency and its ceiling allow one. Return whether one was ordered."""
-    trials = list(sweep.trials.order_by("number"))
+    trials = list(sweep.trials.select_related("job__order__hold").order_by("number"))
     if len(trials) >= plan.trials or sum(not trial.outcome for trial in trials) >= plan.concurrency:
         return False
     ended = [trial for trial in trials if trial.outcome]
@@ -164,7 +165,12 @@ def _suggest(sweep: Sweep, plan: Plan, trials: list[Trial]) -> Suggestion:
     if plan.method is Method.GRID:
         return Suggestion(plan.grid()[len(trials)], {})
     return suggest(
-        space=plan.space, goal=plan.goal, method=plan.method, seed=sweep.quote_id.int % 2**32, trials=_past(trials)
+        space=plan.space,
+        goal=plan.goal,
+        method=plan.method,
+        seed=sweep.quote_id.int % 2**32,
+        trials=_past(trials),
+        is_against_cost=plan.is_against_cost,
     )
 
 

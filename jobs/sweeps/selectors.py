@@ -30,6 +30,8 @@ class TrialRow:
     value: float | None
     cost_minor: int
     is_best: bool = False
+    is_efficient: bool = False
+    """Whether no other completed trial is both better and cheaper."""
 
 
 def sweeps_for(organization: Organization) -> QuerySet[Sweep]:
@@ -74,7 +76,7 @@ def summary(sweep: Sweep) -> dict[str, Any]:
         "state": sweep.state,
         "reason": sweep.reason,
         "waiting_for": sweep.waiting if sweep.state == Sweep.States.RUNNING else "",
-        "objective": {"metric": plan.metric, "goal": plan.goal},
+        "objective": {"metric": plan.metric, "goal": plan.goal, "against_cost": plan.is_against_cost},
         "method": plan.method.value,
         "pruner": plan.pruner.value,
         "concurrency": plan.concurrency,
@@ -94,6 +96,7 @@ def trial_rows(sweep: Sweep) -> list[TrialRow]:
     plan = plan_of(sweep)
     best = best_trial(sweep, plan)
     trials = list(sweep.trials.select_related("job__order__hold"))
+    efficient = _efficient(plan, trials)
     latest = _latest_values([trial.job_id for trial in trials if not trial.outcome], plan.metric)
     return [
         TrialRow(
@@ -107,9 +110,24 @@ def trial_rows(sweep: Sweep) -> list[TrialRow]:
             value=trial.value if trial.outcome else latest.get(trial.job_id),
             cost_minor=trial.job.order.hold.metered_minor,
             is_best=best is not None and best.pk == trial.pk,
+            is_efficient=trial.pk in efficient,
         )
         for trial in trials
     ]
+
+
+def _efficient(plan: Plan, trials: Sequence[Trial]) -> set[int]:
+    """Return the ids of the completed trials than which no other one is both better and cheaper, or equal and older."""
+    done = [trial for trial in trials if trial.outcome == Trial.Outcomes.COMPLETED and trial.value is not None]
+    sign = -1 if plan.goal == "maximize" else 1
+    done.sort(key=lambda trial: (trial.job.order.hold.metered_minor, sign * (trial.value or 0), trial.number))
+    efficient: set[int] = set()
+    best: float | None = None
+    for trial in done:
+        if trial.value is not None and (best is None or plan.is_better(trial.value, best)):
+            best = trial.value
+            efficient.add(trial.pk)
+    return efficient
 
 
 def _latest_values(jobs: Sequence[int], metric: str) -> dict[int, float]:

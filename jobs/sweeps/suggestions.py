@@ -54,10 +54,14 @@ REDUCTION = 3
 
 @dataclass(frozen=True)
 class Past:
-    """An earlier trial. `value` counts once it `is_ended`; None: it ended without the metric."""
+    """An earlier trial. `value` counts once it `is_ended`; None: it ended without the metric.
+
+    `cost` is what it cost, in any unit; only a search against cost needs it.
+    """
 
     parameters: Mapping[str, Value]
     value: float | None = None
+    cost: float = 0
     is_ended: bool = False
     state: Mapping[str, Any] = field(default_factory=dict)
     values: Sequence[float] = ()
@@ -79,10 +83,15 @@ def suggest(
     method: Method,
     seed: int,
     trials: Sequence[Past],
+    is_against_cost: bool = False,
 ) -> Suggestion:
-    """Return the suggestion for trial number `len(trials)`. `trials` are all earlier ones, in order of number."""
-    study = optuna.create_study(direction=goal, sampler=_sampler(method, seed, len(trials)))
-    study.add_trials([_frozen(space, past) for past in trials])
+    """Return the suggestion for trial number `len(trials)`. `trials` are all earlier ones, in order of number.
+
+    `is_against_cost`: search for good values at every cost, not for the best value at any cost.
+    """
+    directions = [goal, "minimize"] if is_against_cost else [goal]
+    study = optuna.create_study(directions=directions, sampler=_sampler(method, seed, len(trials)))
+    study.add_trials([_frozen(space, past, is_against_cost=is_against_cost) for past in trials])
     trial = study.ask()
     values: Values = {}
     for parameter in space:
@@ -145,11 +154,14 @@ def _suggest(trial: optuna.Trial, parameter: Parameter) -> Value:
     return trial.suggest_float(name, parameter.low, parameter.high, step=parameter.step, log=parameter.log)
 
 
-def _frozen(space: Sequence[Parameter], past: Past) -> optuna.trial.FrozenTrial:
+def _frozen(space: Sequence[Parameter], past: Past, *, is_against_cost: bool = False) -> optuna.trial.FrozenTrial:
     ended = TrialState.FAIL if past.value is None else TrialState.COMPLETE
+    values = None
+    if past.is_ended and past.value is not None:
+        values = [past.value, past.cost] if is_against_cost else [past.value]
     return optuna.trial.create_trial(
         state=ended if past.is_ended else TrialState.RUNNING,
-        value=past.value if past.is_ended else None,
+        values=values,
         params=dict(past.parameters),
         distributions={each.name: _distribution(each) for each in space if each.name in past.parameters},
         intermediate_values=dict(enumerate(past.values, start=1)),

@@ -120,7 +120,10 @@ def test_parameters_reach_the_job(sweeper):
         ({"method": "astrology"}, "method"),
         ({"objective": {"metric": "", "goal": "maximize"}}, "objective"),
         ({"objective": {"metric": "a", "goal": "enlarge"}}, "objective"),
+        ({"objective": {"metric": "a", "goal": "maximize", "against_cost": True}, "method": "cmaes"}, "method"),
+        ({"objective": {"metric": "a", "goal": "maximize", "against_cost": True}, "pruner": "median"}, "pruner"),
         ({"trials": 0}, "trials"),
+        ({"trials": None}, "trials"),  # neither trials nor a ceiling
         ({"trials": 1001}, "trials"),
         ({"concurrency": 101}, "concurrency"),
         ({"pruner": "sharp"}, "pruner"),
@@ -153,7 +156,7 @@ def test_a_searched_field_may_be_left_out_and_a_grid_ends_by_itself(sweeper):
 
 def test_a_low_ceiling_starts_fewer_trials(sweeper):
     one = sweeper.quote(trials=1).ceiling_minor
-    quote = sweeper.quote(trials=50, ceiling_minor=one * 2 + 1)
+    quote = sweeper.quote(trials=None, ceiling_minor=one * 2 + 1)
     assert quote.ceiling_minor == one * 2 + 1 == sum(line["amount_minor"] for line in quote.lines)
     sweep = place_sweep(membership=sweeper.customer.membership, quote=quote)
     progress.advance(sweep_pk=sweep.pk)
@@ -168,6 +171,24 @@ def test_a_low_ceiling_starts_fewer_trials(sweeper):
     sweep.refresh_from_db()
     assert (sweep.reason, sweep.trials.count()) == ("ceiling", 2)
     assert selectors.cost_minor(sweep) <= quote.ceiling_minor
+
+
+def test_a_search_against_cost_shows_what_is_good_and_cheap(sweeper, customer):
+    """Three trials: the second is better and dearer, the third worse and dearer than the second."""
+    plan = {"metric": "accuracy", "goal": "maximize", "against_cost": True}
+    sweep = sweeper.buy(objective=plan, method="tpe", trials=3, concurrency=1)
+    now = customer.backend.clock()
+    for value, seconds in ((0.5, 600), (0.9, 1800), (0.7, 2400)):
+        trial = sweep.trials.get(outcome="")
+        start(trial.job)
+        name = trial.job.attempts.get().run_name
+        customer.backend.start(name, at=now)
+        customer.backend.write(name, f"epoch 1 accuracy {value}\n")
+        customer.backend.end(name, Outcome.COMPLETED, at=now + seconds)
+        reconciliation.follow(run_name=name)
+        progress.advance(sweep_pk=sweep.pk)
+    rows = selectors.trial_rows(sweep)
+    assert [(row.is_best, row.is_efficient) for row in rows] == [(False, True), (True, True), (False, False)]
 
 
 def test_stopping_cancels_open_trials_and_returns_the_rest(sweeper, customer):
