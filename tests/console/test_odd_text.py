@@ -6,7 +6,7 @@ every body, parameter, path and header of the API, every page and form, and ever
 
 import json
 import re
-from itertools import cycle
+from itertools import cycle, repeat
 from urllib.parse import quote as percent
 from urllib.parse import urlencode
 
@@ -33,8 +33,11 @@ ODD = {
     "long": "x" * 3000,
 }
 ODD_JSON = ODD | {"half a character": "\ud800", "a digit of another script": "٣"}
-FAST = ("nul", "other scripts", "half a character", "a digit of another script")
-"""The others are left to the full tier where a test goes through every page or body."""
+TURNS = [
+    pytest.param(lambda texts: repeat(texts["nul"]), id="nul"),
+    pytest.param(lambda texts: cycle(text for name, text in texts.items() if name != "nul"), id="the others"),
+]
+"""Which text each request has: always a NUL, which most code forgets, or the others by turns."""
 FIELDS = {
     "amount", "amount_minor", "method", "threshold_minor", "save_card", "code", "member", "month", "by", "name", "role",
     "email", "language", "next", "quote", "idempotency_key", "folder", "kind", "source", "target", "path", "content",
@@ -49,10 +52,6 @@ HEADERS = (
 )  # fmt: skip
 ELSEWHERE = ("api/", "admin/", "webhooks/", "receipts/<int:pk>/")
 """Routes of other tests here, or without a form; the receipts of this world are of no jobs."""
-
-
-def full_tier(names):
-    return [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 @pytest.fixture
@@ -83,31 +82,32 @@ def fields_of(schema, route, method):
     return dict.fromkeys(schema["components"]["schemas"].get(name, {}).get("properties", {}), "x")
 
 
-@pytest.mark.parametrize("name", full_tier(ODD_JSON))
-def test_in_every_body_of_the_api(world, schema, name):
-    """One field at a time is odd; with a NUL also a list of it, and an object."""
-    odd = ODD_JSON[name]
-    shapes = (odd, [odd], {odd: odd}) if name == "nul" else (odd,)
+@pytest.mark.parametrize("turn", TURNS)
+def test_in_every_body_of_the_api(world, schema, turn):
+    """One field at a time is odd, and then the whole body: the text, a list of it, or an object."""
+    texts = turn(ODD_JSON)
     for route, method, ask in ((route, method, ask) for route, asks in ROUTES.items() for method, ask in asks.items()):
         if method == "GET" or isinstance(ask.body, Raw):
             continue
         example = fields_of(schema, route, method) | world.filled(ask.body or {})
         send, path = getattr(world.clients["owner"], method.lower()), f"/api/v1/{world.path_of(route)}"
-        for body in [*({**example, field: shape} for field in example for shape in shapes), *shapes]:
+        odd = next(texts)
+        for body in [*({**example, field: next(texts)} for field in example), odd, [odd], {odd: odd}]:
             with transaction.atomic():
                 fine(send(path, data=json.dumps(body), content_type="application/json"), method, route, body)
                 transaction.set_rollback(True)
 
 
-@pytest.mark.parametrize("name", ODD)
-def test_in_every_parameter_and_path_of_the_api(world, schema, name):
+@pytest.mark.parametrize("turn", TURNS)
+def test_in_every_parameter_and_path_of_the_api(world, schema, turn):
+    texts = turn(ODD)
     for route, asks in ROUTES.items():
         if "GET" in asks and not route.endswith("stream/"):
             parameters = operation(schema, route, "GET").get("parameters", [])
             for parameter in {each["name"] for each in parameters if each["in"] == "query"} | {"cursor", "search"}:
-                query = urlencode({parameter: ODD[name]})
+                query = urlencode({parameter: next(texts)})
                 fine(world.clients["owner"].get(f"/api/v1/{world.path_of(route)}?{query}"), route, query)
-        path = re.sub(r"<\w+:\w+>", percent(ODD[name], safe=""), route)
+        path = re.sub(r"<\w+:\w+>", percent(next(texts), safe=""), route)
         for method, ask in asks.items() if path != route else ():
             with transaction.atomic():
                 fine(world.send("owner", method, path, ask.body), method, path)
@@ -154,9 +154,9 @@ def test_an_idempotency_key_is_refused_at_its_field_or_names_one_order(world):
                     assert (second.status_code, second.data["id"], created) == (201, first.data["id"], 1), key
 
 
-@pytest.mark.parametrize("name", full_tier(ODD))
-def test_in_every_page_and_form(world, client, name):
-    odd, form = ODD[name], dict.fromkeys(sorted(FIELDS), ODD[name])
+@pytest.mark.parametrize("turn", TURNS)
+def test_in_every_page_and_form(world, client, turn):
+    texts = turn(ODD)
     ids = {"<int:pk>": world.job, "<int:attempt>": 1, "<uuid:quote_id>": world.quote, "<file:path>": "train.py"}
     for route in routes_of(get_resolver()):
         if route.startswith(ELSEWHERE) or "^" in route:
@@ -165,6 +165,8 @@ def test_in_every_page_and_form(world, client, name):
         for part, value in ids.items():
             path = path.replace(part, str(value))
         client.force_login(world.owner.user)
+        odd = next(texts)
+        form = {field: next(texts) for field in sorted(FIELDS)}
         with transaction.atomic():
             fine(client.get(f"{path}?{urlencode(form)}"), "GET", path)
             fine(client.post(path, form), "POST", path)
