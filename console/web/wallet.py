@@ -8,7 +8,7 @@ from django import forms
 from django.conf import settings
 from django.contrib import messages
 from django.core.paginator import Paginator
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -24,7 +24,8 @@ from billing.models import Account, AutoTopUp, Receipt, TopUp
 from console.accounts.models import Organization
 from console.accounts.roles import Capability
 from console.web.access import MemberRequest, member
-from console.web.amounts import AmountField
+from console.web.amounts import AmountField, parse_row_id
+from console.web.searching import MAX_QUERY_LENGTH
 
 SUGGESTED_MULTIPLES = (4, 10, 20, 100)
 """Top-up amounts offered as buttons, as multiples of the minimum."""
@@ -98,9 +99,11 @@ def arrival(request: MemberRequest) -> HttpResponse:
 @require_GET
 @member(Capability.VIEW)
 def receipt_list(request: MemberRequest) -> HttpResponse:
-    """List the receipts."""
-    page = Paginator(_receipts(request.membership.organization), PAGE_SIZE).get_page(request.GET.get("page"))
-    return render(request, "billing/receipt_list.html", {"page": page})
+    """List the receipts: all, or those that match `?q=`."""
+    query = request.GET.get("q", "").strip()[:MAX_QUERY_LENGTH]
+    receipts = _matching(_receipts(request.membership.organization), query)
+    page = Paginator(receipts, PAGE_SIZE).get_page(request.GET.get("page"))
+    return render(request, "billing/receipt_list.html", {"page": page, "query": query})
 
 
 @require_GET
@@ -124,6 +127,20 @@ def _receipts(organization: Organization) -> QuerySet[Receipt]:
     return selectors.receipts_for(organization).select_related(
         "hold__quote", "hold__order__quote", "hold__order__job__image"
     )
+
+
+def _matching(receipts: QuerySet[Receipt], query: str) -> QuerySet[Receipt]:
+    """Return the receipts whose job's name contains the query, or whose number ("R-7") or job's number ("#7") it is."""
+    if not query:
+        return receipts
+    by_name = Q(hold__order__job__name__icontains=query)
+    number = parse_row_id(query.upper().removeprefix("R-").removeprefix("#"))
+    if number is None:
+        return receipts.filter(by_name)
+    by_receipt, by_job = Q(pk=number), Q(hold__order__job=number)
+    if query.startswith("#"):
+        return receipts.filter(by_job)
+    return receipts.filter(by_receipt if query.upper().startswith("R-") else by_name | by_receipt | by_job)
 
 
 def _page(request: MemberRequest, account: Account, form: TopUpForm) -> HttpResponse:

@@ -158,6 +158,15 @@ def test_without_pango_the_page_says_what_to_install(owner_page, done, monkeypat
     assert "need Pango" in text(owner_page.get(reverse("invoice_pdf", args=[invoice.pk]), follow=True))
 
 
+def test_receipts_are_found_by_name_and_number(owner_page, done):
+    receipt = done.order.hold.receipt.pk
+    found = lambda query: f"R-{receipt}<" in text(owner_page.get(reverse("receipt_list"), {"q": query}))
+    for query in ("", done.name[1:-1].upper(), f"R-{receipt}", f"r-{receipt}", str(receipt), f"#{done.pk}"):
+        assert found(query), query
+    for query in (f"{done.name}x", f"R-{receipt + 1}", f"#{done.pk + 1}", "9" * 40, "R-", "#"):
+        assert not found(query), query
+
+
 def test_another_organization_sees_no_invoice_receipt_quote_or_cost(browser, stranger, customer, done):
     client, quote = browser(stranger), customer.quote()
     invoice = invoices.issue(organization=done.organization)
