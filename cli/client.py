@@ -26,6 +26,9 @@ from .schemas import (
     Product,
     Quote,
     Receipt,
+    Sweep,
+    SweepQuote,
+    Trial,
     Upload,
     WhoAmI,
     Workspace,
@@ -205,6 +208,33 @@ class Client:
     def receipts(self) -> list[Receipt]:
         """List the receipts, newest first."""
         return _results(Receipt, self._get("wallet/receipts/"))
+
+    # Sweeps
+
+    def quote_sweep(self, form: Mapping[str, Any]) -> SweepQuote:
+        """Price a sweep."""
+        return decode(SweepQuote, self._transport.json("POST", "sweeps/quotes/", json=dict(form)))
+
+    def order_sweep(self, quote: str, *, idempotency_key: str) -> Sweep:
+        """Buy the quote of a sweep. The same key gives the same sweep, however often it is sent."""
+        headers = {"Idempotency-Key": idempotency_key}
+        return decode(Sweep, self._transport.json("POST", "sweeps/", json={"quote": quote}, headers=headers))
+
+    def sweeps(self) -> Iterator[Sweep]:
+        """List the sweeps, newest first."""
+        return self._pages("sweeps/", Sweep)
+
+    def sweep(self, sweep: int) -> Sweep:
+        """Return a sweep."""
+        return decode(Sweep, self._get(f"sweeps/{sweep}/"))
+
+    def trials(self, sweep: int) -> list[Trial]:
+        """List the trials of a sweep in order of number."""
+        return _results(Trial, self._get(f"sweeps/{sweep}/trials/"))
+
+    def stop_sweep(self, sweep: int) -> Sweep:
+        """Start no more trials of a sweep, and stop the open ones."""
+        return decode(Sweep, self._transport.json("POST", f"sweeps/{sweep}/stop/"))
 
     # What runs leave
 

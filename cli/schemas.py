@@ -294,6 +294,81 @@ class Receipt:
     created_at: str
 
 
+@dataclass(frozen=True)
+class SweepEstimate:
+    """What all trials together will probably cost."""
+
+    p50_minor: int
+    p90_minor: int
+
+
+@dataclass(frozen=True)
+class SweepQuote:
+    """The price of a sweep. `trials` is the most that it may have."""
+
+    id: str
+    currency: str
+    lines: tuple[Line, ...]
+    estimate: SweepEstimate
+    trials: int
+    refusal: str
+    ceiling_minor: int
+    expires_at: str
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The metric that a sweep optimizes."""
+
+    metric: str
+    goal: str
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best completed trial of a sweep."""
+
+    trial: int
+    job: int
+    parameters: dict[str, Any]
+    value: float
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep. `reason`: why it ended or is stopping."""
+
+    id: int
+    name: str
+    state: str
+    reason: str
+    waiting_for: str
+    objective: Objective
+    method: str
+    trials_total: int
+    trials_done: int
+    best: Best | None
+    currency: str
+    cost_minor: int
+    ceiling_minor: int
+    created_at: str
+    ended_at: str | None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial of a sweep. `outcome` is empty while its job is open."""
+
+    number: int
+    job: int
+    state: str
+    outcome: str
+    parameters: dict[str, Any]
+    value: float | None
+    cost_minor: int
+    is_best: bool
+
+
 COMPONENTS: dict[type, str] = {
     Organization: "Organization",
     WhoAmI: "WhoAmI",
@@ -317,5 +392,11 @@ COMPONENTS: dict[type, str] = {
     ModelVersion: "ModelVersion",
     Model: "Model",
     Receipt: "Receipt",
+    SweepEstimate: "SweepEstimate",
+    SweepQuote: "SweepQuote",
+    Objective: "Objective",
+    Best: "Best",
+    Sweep: "Sweep",
+    Trial: "Trial",
 }
 """`Basis` and `Estimate` are free objects in the schema."""

@@ -38,6 +38,7 @@ from runtime.images import venvs
 from tests.console.processes import wait_for
 from tests.factories.accounts import MembershipFactory
 from tests.factories.jobs import Customer
+from tests.factories.sweeps import Sweeper
 from tests.fakes import FakeBackend
 from tests.flows.console import ROOT, Console, served
 from tests.provider import Stripe
@@ -301,6 +302,12 @@ def backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeBac
 def customer(db: None, backend: FakeBackend) -> Customer:
     """A customer with an active service, money, a workspace and a script."""
     return Customer(backend)
+
+
+@pytest.fixture
+def sweeper(customer: Customer) -> Sweeper:
+    """The customer, who buys sweeps."""
+    return Sweeper(customer)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ import click
 from .. import sync as syncing
 from ..client import Client
 from ..errors import DETACHED, JOB_CANCELLED, JOB_FAILED, CliError, InvalidChoice, TooExpensive
-from ..schemas import Job, Quote
+from ..schemas import Job, Line, Quote
 from ..screen import Screen, decimals, money
 from ..session import Session, json_option, pass_session, yes_option
 from ..watch import Watch
@@ -112,7 +112,7 @@ def run(
     show_quote(screen, priced)
     if priced.refusal:
         raise CliError(priced.refusal)
-    _accept(session, priced, max_price, yes)
+    accept(session, priced.ceiling_minor, priced.currency, limit=max_price, is_confirmed=yes)
     # The key is the quote's: however often the order is sent, it is bought once.
     order = client.order(priced.id, idempotency_key=f"trainyard-cli-{priced.id}")
     screen.say(f"Bought: job {order.job}, {client.url}/jobs/{order.job}/", style="green")
@@ -154,12 +154,7 @@ def show_quote(screen: Screen, quote: Quote) -> None:
     """Print a quote."""
     if screen.is_json:
         return
-    rows = [
-        (line.title, f"{line.quantity} {line.unit.replace('_', ' ')}", money(line.amount_minor, quote.currency))
-        for line in quote.lines
-    ]
-    rows.append(("Ceiling, never exceeded", "", money(quote.ceiling_minor, quote.currency)))
-    screen.table(("Item", "Quantity#", "Amount#"), rows, title="Quote")
+    show_lines(screen, quote.lines, quote.ceiling_minor, quote.currency)
     estimate = quote.estimate
     screen.say(
         f"Probably {money(estimate.p50_minor, quote.currency)}; 90% of runs cost less than "
@@ -169,19 +164,38 @@ def show_quote(screen: Screen, quote: Quote) -> None:
         screen.say(sentence, style="yellow")
 
 
-def _accept(session: Session, quote: Quote, max_price: str | None, is_confirmed: bool) -> None:
-    """Ask whether to buy, unless --max-price or --yes has answered. Raises TooExpensive, InvalidChoice."""
-    if max_price is not None:
-        limit = _minor(max_price, quote.currency, "--max-price")
-        if quote.ceiling_minor > limit:
+def show_lines(screen: Screen, lines: tuple[Line, ...], ceiling_minor: int, currency: str) -> None:
+    """Print the lines of a quote, and the ceiling that they sum to."""
+    rows = [
+        (each.title, f"{each.quantity} {each.unit.replace('_', ' ')}", money(each.amount_minor, currency))
+        for each in lines
+    ]
+    rows.append(("Ceiling, never exceeded", "", money(ceiling_minor, currency)))
+    screen.table(("Item", "Quantity#", "Amount#"), rows, title="Quote")
+
+
+def accept(
+    session: Session,
+    ceiling_minor: int,
+    currency: str,
+    *,
+    limit: str | None,
+    is_confirmed: bool,
+    what: str = "run",
+    option: str = "--max-price",
+) -> None:
+    """Ask whether to buy, unless --yes or a limit (`option`) has answered. Raises TooExpensive, InvalidChoice."""
+    if limit is not None:
+        limit_minor = _minor(limit, currency, option)
+        if ceiling_minor > limit_minor:
             raise TooExpensive(
-                f"The ceiling is {money(quote.ceiling_minor, quote.currency)}, above your limit of "
-                f"{money(limit, quote.currency)}. Nothing was bought. --ceiling lowers what a run may cost."
+                f"The ceiling is {money(ceiling_minor, currency)}, above your limit of "
+                f"{money(limit_minor, currency)}. Nothing was bought. Lower the ceiling, or raise the limit."
             )
     session.confirm(
-        f"Buy this run for at most {money(quote.ceiling_minor, quote.currency)}?",
-        is_confirmed=is_confirmed or max_price is not None,
-        option="--yes or --max-price",
+        f"Buy this {what} for at most {money(ceiling_minor, currency)}?",
+        is_confirmed=is_confirmed or limit is not None,
+        option=f"--yes or {option}",
     )
 
 

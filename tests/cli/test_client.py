@@ -118,6 +118,7 @@ QUOTE = {
     "product": "metered", "framework": "pytorch", "image": "pytorch", "workspace": "main", "code_path": "train.py",
     "epochs": 1, "lr": "0.1", "batch_size": 1, "node_spec": "nano", "nodes": 1,
 }  # fmt: skip
+SWEEP = QUOTE | {"space": {}, "objective": {"metric": "loss", "goal": "minimize"}}
 FILES = [{"path": "a", "size": 1, "sha256": "0" * 64}]
 CALLS = {
     "whoami": (), "products": (), "node_specs": (), "images": (), "datasets": (), "dataset": ("a/b",),
@@ -130,7 +131,8 @@ CALLS = {
     "log": {"job": 1, "rank": 1, "attempt": 2, "offset": 3}, "log_events": {"job": 1, "attempt": 1},
     "job_events": (1,), "metrics": (1,), "receipt": (1,), "receipts": (), "job_files": (1, "outputs"),
     "job_file": {"job": 1, "path": "outputs/a b", "offset": 3, "etag": "e"}, "models": (), "model": ("a",),
-    "model_archive": ("a", 2),
+    "model_archive": ("a", 2), "quote_sweep": (SWEEP,), "order_sweep": {"quote": "1", "idempotency_key": "k"},
+    "sweeps": (), "sweep": (1,), "trials": (1,), "stop_sweep": (1,),
 }  # fmt: skip
 """The arguments of a call of each method."""
 

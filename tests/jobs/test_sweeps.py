@@ -18,61 +18,11 @@ from tests.factories.jobs import start
 
 pytestmark = pytest.mark.django_db
 
-SPACE = {
-    "LR": {"type": "float", "low": 1e-4, "high": 1e-1, "log": True},
-    "--hidden": {"type": "categorical", "choices": [32, 64]},
-    "DEPTH": {"type": "int", "low": 1, "high": 4},
-}
-
 
 @pytest.fixture(autouse=True)
 def _books():
     yield
     assert broken(BROKEN_BOOKS | BROKEN_ORDERS) == {}
-
-
-class Sweeper:
-    """Buys a sweep of a customer on the fake cluster, and lets its trials run."""
-
-    def __init__(self, customer):
-        self.customer = customer
-
-    def form(self, **changes):
-        plan = {"space": SPACE, "objective": {"metric": "accuracy", "goal": "maximize"}, "method": "random"}
-        return self.customer.form(trials=4, concurrency=2, nodes=1) | plan | changes
-
-    def quote(self, **changes):
-        return quote_sweep(membership=self.customer.membership, data=self.form(**changes))
-
-    def buy(self, **changes):
-        sweep = place_sweep(membership=self.customer.membership, quote=self.quote(**changes))
-        progress.advance(sweep_pk=sweep.pk)
-        return sweep
-
-    def run(self, trial, *values, outcome=Outcome.COMPLETED, ends=True):
-        """Let a trial's job run, report values of the metric, and end."""
-        start(trial.job)
-        attempt = trial.job.attempts.get()
-        backend = self.customer.backend
-        backend.start(attempt.run_name)
-        for epoch, value in enumerate(values, start=1):
-            backend.write(attempt.run_name, f"epoch {epoch} accuracy {value}\n")
-        if ends:
-            backend.end(attempt.run_name, outcome)
-        reconciliation.follow(run_name=attempt.run_name)
-
-    def finish(self, sweep):
-        """Let every trial run to its end with a value that grows with its number."""
-        while opened := list(sweep.trials.filter(outcome="", job__finished_at=None)):
-            for trial in opened:
-                self.run(trial, 0.5 + trial.number / 100)
-            progress.advance(sweep_pk=sweep.pk)
-        sweep.refresh_from_db()
-
-
-@pytest.fixture
-def sweeper(customer):
-    return Sweeper(customer)
 
 
 def test_a_sweep_holds_once_and_charges_each_trial(sweeper, customer):

@@ -1,0 +1,222 @@
+"""Sweeps: price, buy, watch and stop a search for good parameters."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..client import Client
+from ..errors import DETACHED, JOB_CANCELLED, JOB_FAILED, CliError, InvalidChoice
+from ..schemas import Sweep, SweepQuote, Trial
+from ..screen import Screen, money
+from ..session import Session, json_option, pass_session, yes_option
+from .runs import accept, show_lines
+
+POLL_SECONDS = 5.0
+"""Pause between two questions while a sweep is watched: its trials take minutes as a rule."""
+
+file_argument = click.argument("file", type=click.Path(path_type=Path))
+sweep_argument = click.argument("number", metavar="SWEEP", type=click.IntRange(min=1))
+
+
+@click.group()
+def sweep() -> None:
+    """Search good parameters: many runs of one script within one ceiling.
+
+    FILE is TOML (.toml) or JSON with the fields of POST /api/v1/sweeps/quotes/.
+    """
+
+
+@sweep.command()
+@file_argument
+@json_option
+@pass_session
+def quote(session: Session, file: Path) -> None:
+    """Price the sweep of FILE without buying it."""
+    priced = session.connect().quote_sweep(_read(file))
+    if not session.screen.result(priced):
+        _show_quote(session.screen, priced)
+
+
+@sweep.command()
+@file_argument
+@click.option("--wait/--detach", default=False, help="Watch the sweep to its end, or return at once (default).")
+@click.option("--max-ceiling", help="Buy without a question up to this ceiling, and refuse above it.")
+@yes_option
+@json_option
+@pass_session
+def buy(session: Session, /, *, file: Path, wait: bool, max_ceiling: str | None, yes: bool) -> None:
+    """Show the price of the sweep of FILE, and buy it.
+
+    Exit status: 0 bought, 5 above --max-ceiling; with --wait as of `watch`.
+    """
+    screen = session.screen
+    client = session.connect()
+    priced = client.quote_sweep(_read(file))
+    _show_quote(screen, priced)
+    if priced.refusal:
+        raise CliError(priced.refusal)
+    accept(
+        session,
+        priced.ceiling_minor,
+        priced.currency,
+        limit=max_ceiling,
+        is_confirmed=yes,
+        what="sweep",
+        option="--max-ceiling",
+    )
+    # The key is the quote's: however often the order is sent, it is bought once.
+    bought = client.order_sweep(priced.id, idempotency_key=f"trainyard-cli-{priced.id}")
+    screen.say(f"Bought: sweep {bought.id}.", style="green")
+    if wait:
+        _watch(session, client, bought.id)
+    elif not screen.result(bought):
+        screen.say(f"Watch it: trainyard sweep watch {bought.id}")
+
+
+@sweep.command("list")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Sweeps to list.")
+@json_option
+@pass_session
+def list_sweeps(session: Session, limit: int) -> None:
+    """List the sweeps, newest first."""
+    found = list(islice(session.connect().sweeps(), limit))
+    if not session.screen.result(found):
+        session.screen.table(
+            ("Sweep#", "Name", "State", "Trials#", "Best#", "Cost#", "Ordered"),
+            (
+                (f"{each.id}", each.name, each.state, f"{each.trials_done}/{each.trials_total}",
+                 _value(each.best.value if each.best else None), money(each.cost_minor, each.currency), each.created_at)
+                for each in found
+            ),
+        )  # fmt: skip
+
+
+@sweep.command()
+@sweep_argument
+@json_option
+@pass_session
+def show(session: Session, number: int) -> None:
+    """Show a sweep: its state, best trial, cost and all trials."""
+    client = session.connect()
+    found = client.sweep(number)
+    trials = client.trials(number)
+    if not session.screen.result(asdict(found) | {"trials": trials}):
+        _show(session.screen, found, trials)
+
+
+@sweep.command()
+@sweep_argument
+@json_option
+@pass_session
+def watch(session: Session, number: int) -> None:
+    """Watch a sweep to its end, and show its trials.
+
+    Exit status: 0 ended with a best trial, 3 without one or early because of failures, 4 stopped, 130 detached.
+    """
+    _watch(session, session.connect(), number)
+
+
+@sweep.command()
+@sweep_argument
+@json_option
+@pass_session
+def stop(session: Session, number: int) -> None:
+    """Start no more trials and stop the open ones; you pay for what they used."""
+    found = session.connect().stop_sweep(number)
+    if not session.screen.result(found):
+        session.screen.say(f"Sweep {number}: {found.state}.")
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Return the fields of a sweep. Raises InvalidChoice."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        fields = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
+        json.dumps(fields, allow_nan=False)  # TOML has dates, and both may have numbers that are none
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise InvalidChoice(f"{file} is not a readable file of TOML (.toml) or JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise InvalidChoice(f"{file} must have the fields of a sweep by name.")
+    return fields
+
+
+def _watch(session: Session, client: Client, number: int) -> None:
+    """Report changes of a sweep until its end, show it, and end the program with its exit status."""
+    screen, reported = session.screen, ""
+    try:
+        while not (found := client.sweep(number)).ended_at:
+            if (line := _progress(found)) != reported:
+                screen.say(line)
+                reported = line
+            session.pause(POLL_SECONDS)
+    except KeyboardInterrupt:
+        screen.say(f"Sweep {number} goes on. Watch it: trainyard sweep watch {number}")
+        click.get_current_context().exit(DETACHED)
+    trials = client.trials(number)
+    if not screen.result(asdict(found) | {"trials": trials}):
+        _show(screen, found, trials)
+    click.get_current_context().exit(_exit_status(found))
+
+
+def _exit_status(sweep: Sweep) -> int:
+    if sweep.reason == "stopped":
+        return JOB_CANCELLED
+    return 0 if sweep.best and sweep.reason in {"completed", "ceiling"} else JOB_FAILED
+
+
+def _progress(sweep: Sweep) -> str:
+    """Return a line about a sweep as it is now."""
+    parts = [f"{sweep.state}: {sweep.trials_done} of at most {sweep.trials_total} trials"]
+    if sweep.best:
+        parts.append(f"best {sweep.objective.metric} {_value(sweep.best.value)}")
+    parts.append(money(sweep.cost_minor, sweep.currency))
+    return " · ".join([*parts, *filter(None, [sweep.waiting_for])])
+
+
+def _show_quote(screen: Screen, quote: SweepQuote) -> None:
+    if screen.is_json:
+        return
+    show_lines(screen, quote.lines, quote.ceiling_minor, quote.currency)
+    screen.say(
+        f"At most {quote.trials} trials, together probably {money(quote.estimate.p50_minor, quote.currency)}; 9 of 10 "
+        f"such sweeps cost less than {money(quote.estimate.p90_minor, quote.currency)}."
+    )
+
+
+def _show(screen: Screen, sweep: Sweep, trials: list[Trial]) -> None:
+    rows = [
+        ("Sweep", f"{sweep.id} {sweep.name}"),
+        ("State", " ".join(filter(None, (sweep.state, sweep.reason, sweep.waiting_for)))),
+        ("Search", f"{sweep.method}, {sweep.objective.goal} {sweep.objective.metric}"),
+        ("Trials", f"{sweep.trials_done} of at most {sweep.trials_total}"),
+        ("Cost", f"{money(sweep.cost_minor, sweep.currency)}, at most {money(sweep.ceiling_minor, sweep.currency)}"),
+    ]
+    if best := sweep.best:
+        rows.append(
+            ("Best", f"trial {best.trial} (job {best.job}), {_value(best.value)}: {_settings(best.parameters)}")
+        )
+    screen.table(("", ""), rows)
+    screen.table(
+        ("Trial#", "Job#", "State", "Value#", "Cost#", "Parameters"),
+        (
+            (f"{each.number}{'*' if each.is_best else ''}", f"{each.job}", each.outcome or each.state,
+             _value(each.value), money(each.cost_minor, sweep.currency), _settings(each.parameters))
+            for each in trials
+        ),
+    )  # fmt: skip
+
+
+def _value(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"
+
+
+def _settings(parameters: dict[str, Any]) -> str:
+    numbers = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in parameters.items()}
+    return " ".join(f"{name}={value}" for name, value in numbers.items())

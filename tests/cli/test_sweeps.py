@@ -1,0 +1,92 @@
+"""The commands of sweeps against Django."""
+
+import json
+
+import pytest
+
+from jobs.models import Sweep
+from jobs.sweeps import progress
+
+pytestmark = pytest.mark.django_db
+PLAN = {"space": {"LR": {"type": "categorical", "choices": [0.1, 0.2]}}, "method": "grid", "trials": 2}
+OBJECTIVE = {"metric": "accuracy", "goal": "maximize"}
+
+
+@pytest.fixture
+def file(project, customer):
+    path = project / "sweep.json"
+    path.write_text(json.dumps(customer.form(nodes=1) | PLAN | {"objective": OBJECTIVE}))
+    return path
+
+
+class Trials:
+    """What happens while a watching customer waits: the sweep goes on, and a trial ends at each pause."""
+
+    def __init__(self, sweeper):
+        self.sweeper = sweeper
+
+    def append(self, _seconds):
+        sweep = Sweep.objects.get()
+        progress.advance(sweep_pk=sweep.pk)
+        for trial in sweep.trials.filter(outcome=""):
+            self.sweeper.run(trial, 0.5 + trial.number / 10)
+        progress.advance(sweep_pk=sweep.pk)
+
+
+def test_from_a_file_to_the_best_trial(shell, file, sweeper):
+    priced = shell.json("sweep", "quote", file)
+    assert (priced["trials"], Sweep.objects.exists()) == (2, False)
+    assert "9 of 10" in shell("sweep", "quote", file)
+    shell.pauses = Trials(sweeper)
+    shell("sweep", "buy", file, "--yes", "--wait")
+    assert "1 of at most 2 trials · best accuracy 0.5" in shell.stdout
+    sweep = Sweep.objects.get()
+    assert (sweep.reason, sweep.quote.ceiling_minor) == ("completed", priced["ceiling_minor"])
+    shown = shell.json("sweep", "show", sweep.pk)
+    assert [trial["is_best"] for trial in shown["trials"]] == [False, True]
+    assert shown["best"]["parameters"] == {"LR": 0.2}
+    assert "LR=0.2" in shell("sweep", "watch", sweep.pk)
+    assert [each["id"] for each in shell.json("sweep", "list")] == [sweep.pk]
+    assert sweep.name in shell("sweep", "list")
+    shell("sweep", "stop", sweep.pk, status=1)
+    assert "already ended" in shell.stderr
+
+
+def test_a_stopped_sweep_is_watched_to_its_end(shell, file):
+    number = shell.json("sweep", "buy", file, "--max-ceiling", "1000")["id"]
+    assert shell.json("sweep", "stop", number)["state"] == "stopping"
+    progress.advance(sweep_pk=number)
+    assert shell.json("sweep", "watch", number, status=4)["reason"] == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        ((), 2, "add --yes or --max-ceiling"),
+        (("--max-ceiling", "0.01"), 5, "above your limit of 0.01 USD"),
+    ],
+)
+def test_nothing_is_bought_without_consent(shell, file, options, status, message):
+    shell("sweep", "buy", file, *options, status=status)
+    assert message in shell.stderr
+    assert not Sweep.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("a.toml", "trials ="), ("a.toml", "at = 2026-01-01"), ("a.toml", "low = nan"), ("a.json", "["), ("a.json", "[]")],
+)
+def test_files_that_are_no_sweep_are_refused(shell, project, name, text):
+    (project / name).write_text(text)
+    shell("sweep", "quote", name, status=2)
+    assert name in shell.stderr
+    shell("sweep", "quote", "missing.toml", status=2)
+
+
+def test_a_file_of_toml_is_read(shell, project, customer):
+    form = customer.form(nodes=1)
+    lines = [f"{name} = {json.dumps(value)}" for name, value in form.items() if not isinstance(value, dict)]
+    lines += ['method = "random"', "trials = 3", 'objective = {metric = "loss", goal = "minimize"}']
+    lines += ["[space]", 'LR = {type = "float", low = 1e-4, high = 0.1, log = true}']
+    (project / "sweep.toml").write_text("\n".join(lines))
+    assert shell.json("sweep", "quote", "sweep.toml")["trials"] == 3
