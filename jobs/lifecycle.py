@@ -364,7 +364,9 @@ def _finish(
         title=f"#{job.pk} {job.name}",
         free_lines=usage.free_lines(job, attempts, finished_at),
     )
-    if not job.builtin_script:
+    is_trial = job.order.hold.parent_id is not None
+    # Of a trial only a failure is published: the end of the sweep stands for the others.
+    if not job.builtin_script and (not is_trial or job.state == JobState.FAILED):
         notifications.publish(
             organization=job.organization_id,
             kind=f"job.{job.state}",

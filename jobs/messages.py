@@ -79,6 +79,39 @@ def end_sentence(reason: str, failure: Mapping[str, Any] | None = None, *, is_fr
     return str(END_SENTENCES[EndReason(reason)]) if reason else ""
 
 
+SWEEP_END_SENTENCES = {
+    "completed": gettext_lazy("All trials have ended."),
+    "ceiling": gettext_lazy("No other trial could start within the ceiling."),
+    "stopped": gettext_lazy("The sweep was stopped."),
+    "failing": gettext_lazy(
+        "The first trials all failed. Check the script, and that it reports the metric under this name."
+    ),
+    "unavailable": gettext_lazy("No more trials could be ordered."),
+}
+"""Why a sweep ended, by `Sweep.Reasons`."""
+
+
+def sweep_end_sentence(data: Mapping[str, Any]) -> str:
+    """Return why a sweep ended, its trials, best value and charge. `data` is that of its notification."""
+    trials = ngettext(
+        "%(trials_completed)d of %(trials)d trial completed.",
+        "%(trials_completed)d of %(trials)d trials completed.",
+        data["trials"],
+    )
+    best = ""
+    if data["best"]:
+        best = _("Best %(metric)s: %(value)s (job #%(job)d).") % {
+            "metric": data["metric"],
+            "value": f"{data['best']['value']:.6g}",
+            "job": data["best"]["job"],
+        }
+    charged = _("Charged: %(charged)s of at most %(ceiling)s.") % {
+        "charged": money(data["charged_minor"], data["currency"]),
+        "ceiling": money(data["ceiling_minor"], data["currency"]),
+    }
+    return joined(str(SWEEP_END_SENTENCES[data["reason"]]), trials % data, best, charged)
+
+
 FAILURE_SENTENCES: dict[str, Any] = {
     FailureCode.STOPPED: gettext_lazy("The run was stopped."),
     FailureCode.TIME_LIMIT: gettext_lazy("The run reached its time limit."),

@@ -1,4 +1,4 @@
-"""Mail the end of a run to the member who ordered it, if the member wants such mails."""
+"""Mail the end of a run or sweep to the member who ordered it, if the member wants such mails."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from console.accounts.emails import deliver
 from console.accounts.models import Membership, User
 from console.notifications import services as notifications
 from console.notifications.models import Notification
-from jobs.messages import end_sentence, failure_sentence
+from jobs.messages import end_sentence, failure_sentence, sweep_end_sentence
 from jobs.models import Job, Trial
 
-KINDS = ("job.succeeded", "job.failed", "job.cancelled")
+KINDS = ("job.succeeded", "job.failed", "job.cancelled", "sweep.ended")
 STALE = timedelta(days=1)
 """An end is not mailed later than this: after a long outage of mail, hundreds of old mails would help nobody."""
 
@@ -33,7 +33,8 @@ def send_due() -> int:
 
 def _readers(notification: Notification) -> list[User]:
     user = notification.user
-    is_trial = Trial.objects.filter(job=notification.data["job"]).exists()  # a sweep would send a mail for each
+    # A sweep would send a mail for each trial; its end is mailed.
+    is_trial = Trial.objects.filter(job=notification.data.get("job")).exists()
     if user is None or not user.is_active or is_trial:
         return []
     member = Membership.objects.filter(organization=notification.organization_id, user=user).first()
@@ -41,6 +42,23 @@ def _readers(notification: Notification) -> list[User]:
 
 
 def _mail(notification: Notification) -> tuple[str, str]:
+    return _sweep_mail(notification) if notification.kind == "sweep.ended" else _job_mail(notification)
+
+
+def _sweep_mail(notification: Notification) -> tuple[str, str]:
+    data = notification.data
+    best = data["best"]
+    context = {
+        "sentence": sweep_end_sentence(data),
+        "parameters": best and " ".join(f"{name}={value}" for name, value in best["parameters"].items()),
+        "url": best and f"{settings.TRAINYARD_URL}{reverse('job_detail', args=[best['job']])}",
+        "choices_url": f"{settings.TRAINYARD_URL}{reverse('notification_list')}",
+    }
+    subject = _("Sweep %(sweep)d %(name)s ended") % {"sweep": data["sweep"], "name": data["name"]}
+    return subject, render_to_string("jobs/mail/sweep_end.txt", context)
+
+
+def _job_mail(notification: Notification) -> tuple[str, str]:
     job = Job.objects.select_related("order__hold__quote", "organization").get(pk=notification.data["job"])
     attempt = job.attempts.last()
     failure = attempt.failure if attempt else None

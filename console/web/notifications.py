@@ -21,7 +21,7 @@ from console.notifications import services
 from console.notifications.kinds import KINDS
 from console.notifications.models import Notification
 from console.web.access import MemberRequest, errors_as_message, errors_in_form, member
-from jobs.messages import end_sentence
+from jobs.messages import end_sentence, sweep_end_sentence
 
 PAGE_SIZE = 50
 DELIVERIES_SHOWN = 50
@@ -121,10 +121,14 @@ def _row(notification: Notification) -> dict[str, Any]:
     """Return a notification as a row: its title, a sentence, and a link."""
     data = notification.data
     amount = {name: money(data[name], data["currency"]) for name in data if name.endswith("_minor")}
-    text, href = "", ""
+    text, href, detail = "", "", ""
     if notification.kind.startswith("job."):
         text = f"#{data['job']} {data['name']}"
         href = reverse("job_detail", args=[data["job"]])
+        detail = end_sentence(data.get("reason", ""))
+    elif notification.kind == "sweep.ended":
+        text, detail = data["name"], sweep_end_sentence(data)
+        href = reverse("job_detail", args=[data["best"]["job"]]) if data["best"] else reverse("job_list")
     elif notification.kind == "files.expiring":
         text = ", ".join(f"#{job}" for job in data["jobs"])
         href = reverse("storage_usage")
@@ -138,6 +142,6 @@ def _row(notification: Notification) -> dict[str, Any]:
         "notification": notification,
         "title": KINDS[notification.kind].title,
         "text": text,
-        "detail": end_sentence(data["reason"]) if "reason" in data else "",
+        "detail": detail,
         "href": href,
     }

@@ -24,11 +24,13 @@ from console.accounts.models import Membership
 from console.accounts.services import require_active
 from console.core.enqueue import send
 from console.core.errors import CustomerError
+from console.notifications import services as notifications
 from jobs import estimates, orders, quotas
 from jobs.errors import AlreadyEnded, ChoiceUnavailable, QuotaExceeded
 from jobs.models import Job, MetricPoint, Sweep, Trial
 from jobs.purchase import parse
 from jobs.states import JobState
+from jobs.sweeps import selectors
 from jobs.sweeps.plan import Plan, apply
 from jobs.sweeps.suggestions import Method, Past, Pruner, Suggestion, judge, suggest
 
@@ -230,15 +232,21 @@ def _stop(sweep: Sweep, reason: Sweep.Reasons) -> None:
 
 
 def _end(sweep: Sweep) -> None:
-    """End the sweep once no trial is open and none will start: return the rest of its hold."""
+    """End the sweep once no trial is open and none will start: return the rest of its hold, and publish the end."""
     with transaction.atomic():
         locked = Sweep.objects.select_for_update(of=("self",)).select_related("hold", "quote").get(pk=sweep.pk)
         if locked.state == Sweep.States.ENDED or locked.trials.filter(outcome="").exists():
             return
-        total = Plan.from_json(locked.quote.purchase["sweep"]).trials
-        if locked.state == Sweep.States.RUNNING and locked.trials.count() < total:
+        plan = selectors.plan_of(locked)
+        if locked.state == Sweep.States.RUNNING and locked.trials.count() < plan.trials:
             return
         charges.release(hold=locked.hold)
         locked.reason = locked.reason or Sweep.Reasons.COMPLETED
         locked.state, locked.ended_at = Sweep.States.ENDED, timezone.now()
         locked.save(update_fields=["state", "reason", "ended_at"])
+        notifications.publish(
+            organization=locked.organization_id,
+            kind="sweep.ended",
+            user=locked.placed_by_id,
+            data=selectors.end_data(locked, plan),
+        )

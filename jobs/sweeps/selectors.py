@@ -66,6 +66,23 @@ def best_trial(sweep: Sweep, plan: Plan) -> Trial | None:
     return completed.order_by(order, "number").first()
 
 
+def end_data(sweep: Sweep, plan: Plan) -> dict[str, Any]:
+    """Return the data of the notification of an ended sweep, which `jobs.messages.sweep_end_sentence` reads."""
+    best = best_trial(sweep, plan)
+    return {
+        "sweep": sweep.pk,
+        "name": sweep.name,
+        "reason": str(sweep.reason),
+        "trials": sweep.trials.count(),
+        "trials_completed": sweep.trials.filter(outcome=Trial.Outcomes.COMPLETED).count(),
+        "metric": plan.metric,
+        "best": best and {"job": best.job_id, "parameters": best.parameters, "value": best.value},
+        "charged_minor": cost_minor(sweep),
+        "ceiling_minor": sweep.quote.ceiling_minor,
+        "currency": sweep.quote.currency,
+    }
+
+
 def summary(sweep: Sweep) -> dict[str, Any]:
     """Return the sweep as the API shows it."""
     plan = plan_of(sweep)

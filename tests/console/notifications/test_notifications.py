@@ -7,6 +7,9 @@ from console.accounts.roles import Role
 from console.notifications import services
 from console.notifications.models import Notification
 from jobs import run_mails
+from jobs.messages import sweep_end_sentence
+from jobs.models import Sweep
+from jobs.sweeps import progress
 from runtime.specs import Outcome
 from tests.factories.accounts import MembershipFactory
 
@@ -32,6 +35,32 @@ def test_ends_of_jobs_are_listed_and_a_failure_is_mailed_to_who_ordered_it(clien
         assert f"#{failed.pk} " in client.get(reverse("notification_list")).content.decode()
     client.force_login(MembershipFactory().user)
     assert f"#{failed.pk} " not in client.get(reverse("notification_list")).content.decode()
+
+
+def test_the_end_of_a_sweep_stands_for_those_of_its_trials(client, sweeper, customer):
+    sweep = sweeper.buy(trials=2, concurrency=2, space={"LR": {"type": "categorical", "choices": [0.1]}})
+    good, bad = sweep.trials.order_by("number")
+    sweeper.run(good, 0.75)
+    sweeper.run(bad, outcome=Outcome.CODE_FAILED)
+    progress.advance(sweep_pk=sweep.pk)
+    progress.advance(sweep_pk=sweep.pk)
+    kinds = Notification.objects.order_by("pk").values_list("kind", flat=True)
+    assert list(kinds)[-2:] == ["job.failed", "sweep.ended"]
+    assert "job.succeeded" not in kinds
+
+    run_mails.send_due()
+    [sent] = mail.outbox
+    assert (sent.to, sweep.name in sent.subject) == ([customer.membership.user.email], True)
+    for text in ("1 of 2 trials completed.", f"Best accuracy: 0.75 (job #{good.job_id})", "of at most", "LR=0.1"):
+        assert text in sent.body
+    client.force_login(customer.membership.user)
+    assert "1 of 2 trials completed." in client.get(reverse("notification_list")).content.decode()
+
+
+@pytest.mark.parametrize("reason", Sweep.Reasons.values)
+def test_every_end_of_a_sweep_has_a_sentence(reason):
+    data = {"reason": reason, "trials": 0, "trials_completed": 0, "metric": "loss", "best": None}
+    assert sweep_end_sentence(data | {"charged_minor": 0, "ceiling_minor": 5, "currency": "USD"})
 
 
 def test_a_member_chooses_what_is_mailed(client, customer):
