@@ -26,17 +26,17 @@ PRIMARY = {
 
 
 def style(_request: HttpRequest) -> str:
-    """The address of our stylesheet."""
+    """Return the URL of our style sheet."""
     return static("css/admin.css")
 
 
 def script(_request: HttpRequest) -> str:
-    """The address of our script."""
+    """Return the URL of our script."""
     return static("js/admin.js")
 
 
 def icon(_request: HttpRequest) -> str:
-    """The address of the icon in the browser's tab."""
+    """Return the URL of the icon in the browser's tab."""
     return static("img/mark.svg")
 
 

@@ -118,8 +118,8 @@ def _sentences(detail: Any, name: str = "") -> Iterator[tuple[str, str]]:
     """Yield (field, sentence) from DRF's nested details; deeper fields have names such as `nodes.0.count`."""
     if isinstance(detail, Mapping):
         for key, value in detail.items():
-            field = name if key == NON_FIELD_ERRORS and name else f"{name}.{key}" if name else str(key)
-            yield from _sentences(value, field)
+            nested_name = name if key == NON_FIELD_ERRORS else f"{name}.{key}"
+            yield from _sentences(value, nested_name if name else str(key))
     elif isinstance(detail, Sequence) and not isinstance(detail, str):
         if any(isinstance(item, Mapping) for item in detail):
             for index, item in enumerate(detail):

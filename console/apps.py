@@ -17,7 +17,7 @@ class ConsoleConfig(AppConfig):
     """See the module's docstring."""
 
     name = "console"
-    default = True  # of the two here
+    default = True  # Django must be told which of this module's two configurations the app `console` uses
 
     def ready(self) -> None:
         """Start tracing, if configured. Raises TracingMissing."""
@@ -25,6 +25,6 @@ class ConsoleConfig(AppConfig):
 
 
 class StaticFiles(StaticFilesConfig):
-    """Leaves out files that no page uses: compressing them takes longer than all others."""
+    """Leaves out large files of the API reference that no page uses: compressing them takes longer than all others."""
 
     ignore_patterns = [*StaticFilesConfig.ignore_patterns, "redoc", "swagger-ui-es-bundle*", "swagger-ui.js*"]

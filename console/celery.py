@@ -1,6 +1,6 @@
 """The Celery application: `celery -A console.celery worker`.
 
-Messages only save time: periodic tasks do the same work without them.
+A lost message only costs time: periodic tasks do the same work later.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from celery import Celery
 from celery.signals import task_prerun
 from django.db import close_old_connections
 
-from console.observability import celery_signals  # noqa: F401  # listens to Celery's signals from here on
+from console.observability import celery_signals  # noqa: F401  # the import connects its receivers
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
 

@@ -1,4 +1,4 @@
-"""Parse the setting TRAINYARD_CLUSTERS, a JSON object, into clusters by name. Errors stop the process at its start."""
+"""Parse the setting TRAINYARD_CLUSTERS, a JSON object, into clusters by name. Errors stop the process at start."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ Config = ClusterConfig | SlurmConfig | None
 
 
 def parse(text: str, *, backend: str = LOCAL) -> Mapping[str, Config]:
-    """Return the clusters in the given order; None stands for this machine. Raises ImproperlyConfigured.
+    """Return the clusters in the order of `text`; None stands for this machine. Raises ImproperlyConfigured.
 
-    Without `text` there is one, `default`, of the kind `backend` (RUNTIME_BACKEND).
+    If `text` is empty there is one cluster, `default`, which is this machine. `backend` is RUNTIME_BACKEND, which must
+    be `local` then.
     """
     if not text.strip():
         if backend != LOCAL:
@@ -48,6 +49,7 @@ def parse(text: str, *, backend: str = LOCAL) -> Mapping[str, Config]:
 
 
 def _cluster(name: str, value: object) -> Config:
+    """Return the settings of one cluster, of which `value` is the JSON. Raises ImproperlyConfigured."""
     if len(name) > MAX_NAME_LENGTH:
         raise ImproperlyConfigured(f"TRAINYARD_CLUSTERS: '{name}' is longer than {MAX_NAME_LENGTH} characters.")
     kind = value.get("backend", KUBERNETES) if isinstance(value, Mapping) else KUBERNETES
@@ -63,7 +65,7 @@ def _cluster(name: str, value: object) -> Config:
             f"TRAINYARD_CLUSTERS: '{name}' has the backend '{kind}'. There are: kubernetes, local, slurm."
         )
     try:
-        # They validate the type of the value.
+        # `from_data` checks that the value is an object.
         if kind == SLURM:
             return SlurmConfig.from_data(name, value)  # type: ignore[arg-type]
         return ClusterConfig.from_data(name, value)  # type: ignore[arg-type]

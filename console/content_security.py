@@ -1,4 +1,4 @@
-"""The Content-Security-Policy: strict for the console, looser for the admin, whose theme needs it."""
+"""The Content-Security-Policy: strict for the console, looser for the admin, whose theme uses inline scripts."""
 
 from __future__ import annotations
 

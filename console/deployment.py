@@ -1,7 +1,7 @@
 """Check whether the settings suit a deployment on several machines.
 
-The defaults suit one machine: a generated key, embedded servers, printed mail, sandbox payments. In a deployment they
-fail late; sessions of one replica, for example, are unknown to another.
+The defaults suit one machine: a generated key, embedded servers, printed mail, sandbox payments. On several machines
+they fail only in use; for example, one replica does not know the sessions of another.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import NamedTuple
 from django.conf import settings
 
 PLACEHOLDER = "CHANGE-ME"
-"""Stands in the example files of `deploy/` wherever a value must be filled in."""
+"""The text in the example files of `deploy/` that an operator must replace by a value."""
 MIN_KEY_LENGTH = 50
-"""Characters of SECRET_KEY, as Django's own deployment check asks for."""
+"""The shortest SECRET_KEY in characters, as in Django's own deployment check."""
 CHECKED_FOR_PLACEHOLDER = (
     "TRAINYARD_URL", "SECRET_KEY", "REDIS_URL", "STRIPE_SECRET_KEY", "STRIPE_WEBHOOK_SECRETS", "ALLOWED_HOSTS",
     "DEFAULT_FROM_EMAIL", "EMAIL_HOST", "EMAIL_HOST_USER", "EMAIL_HOST_PASSWORD", "TRAINYARD_CLUSTERS",
@@ -22,12 +22,13 @@ CHECKED_FOR_PLACEHOLDER = (
 
 
 class Finding(NamedTuple):
-    """One setting that is not ready."""
+    """One setting that is not ready, with the problem and its remedy, as sentences for the operator."""
 
     setting: str
     problem: str
     remedy: str
     is_fine_for_trial: bool = False
+    """Whether `manage.py prepare --trial` ignores the finding."""
 
 
 def findings() -> list[Finding]:

@@ -32,7 +32,7 @@ def _secret_key(folder: Path) -> str:
         new_file.touch(mode=0o600)
         new_file.write_text(secrets.token_urlsafe(64))
         try:
-            path.hardlink_to(new_file)
+            path.hardlink_to(new_file)  # atomic: of processes that start at once, one creates the key
         except FileExistsError:
             pass
         finally:
@@ -145,14 +145,14 @@ DATABASES = {"default": env.db_url_config(env.str("DATABASE_URL", EMBEDDED.datab
 # Requests run on a fixed number of threads, so persistent connections do what a pool would do.
 DATABASES["default"] |= {"CONN_MAX_AGE": 600, "CONN_HEALTH_CHECKS": True}
 if env.bool("DATABASE_PREPARED_STATEMENTS", True):
-    # PostgreSQL plans a statement once per connection instead of at each execution, which halves its work.
+    # PostgreSQL then plans a statement once per connection instead of at each execution, which halves its load.
     DATABASES["default"].setdefault("OPTIONS", {}).update(server_side_binding=True, prepare_threshold=5)
 REDIS_URL: str = env.str("REDIS_URL", EMBEDDED.redis_url)
 EMBEDDED_DATABASE = "DATABASE_URL" not in env.ENVIRON
 EMBEDDED_REDIS = "REDIS_URL" not in env.ENVIRON
 CACHES: dict[str, dict[str, Any]] = {
     "default": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": REDIS_URL},
-    # Parts of pages that are the same for everybody, in each web process: see the `cache` tag in templates.
+    # In the memory of each process: parts of pages that are the same for everybody (the `cache` tag in templates).
     "template_fragments": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": "fragments"},
 }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
@@ -197,7 +197,7 @@ CELERY_BEAT_SCHEDULE = {
 
 # --- Accounts --------------------------------------------------------------------------------------------------------
 AUTH_USER_MODEL = "accounts.User"
-# Without ModelBackend, which would hash each wrong password again; allauth's backend extends it.
+# allauth's backend extends ModelBackend. Listing both would hash each wrong password twice.
 AUTHENTICATION_BACKENDS = ["allauth.account.auth_backends.AuthenticationBackend"]
 PASSWORD_HASHERS = [
     "console.accounts.hashers.BoundedArgon2PasswordHasher",
@@ -230,13 +230,13 @@ MFA_FORMS = {
     "reauthenticate": "console.accounts.second_factors.ConfirmationForm",
     "add_webauthn": "console.accounts.second_factors.PasskeyForm",
 }
-# Without mail nobody can verify an address, and second factors must still be possible.
+# Without mail nobody can verify an address, but everyone must be able to use second factors.
 MFA_ALLOW_UNVERIFIED_EMAIL = ACCOUNT_EMAIL_VERIFICATION != "mandatory"
 SIGNUP = sign_in.parse_signup(env.str("SIGNUP", "open"))
 SIGNUP_EMAIL_DOMAINS: list[str] = [domain.lower() for domain in env.list("SIGNUP_EMAIL_DOMAINS", default=[])]
 SIGNUP_CAPTCHA_FIELD = env.str("SIGNUP_CAPTCHA_FIELD", "")
 API_REQUESTS_PER_MINUTE: int = env.int("API_REQUESTS_PER_MINUTE", 6000)
-# Single sign-on. An account is never found by the e-mail address that a provider states: its owner connects it.
+# Single sign-on. An e-mail address from a provider never logs in to an existing account: the owner connects the two.
 OIDC_PROVIDERS = sign_in.parse_providers(env.str("OIDC_PROVIDERS", ""))
 SOCIALACCOUNT_PROVIDERS = {"openid_connect": {"OAUTH_PKCE_ENABLED": True, "APPS": OIDC_PROVIDERS}}
 SOCIALACCOUNT_ADAPTER = "console.accounts.adapter.SingleSignOnAdapter"

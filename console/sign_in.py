@@ -1,4 +1,4 @@
-"""Parse the settings of sign-up and of OpenID Connect providers. Errors stop the process at its start."""
+"""Parse the settings of sign-up and of OpenID Connect providers. Errors stop the process at start."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from urllib.parse import urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
 
-REQUIRED = ("id", "name", "server_url", "client_id", "client_secret")
-OPTIONAL = ("verified_domains",)
+REQUIRED_FIELDS = ("id", "name", "server_url", "client_id", "client_secret")
+OPTIONAL_FIELDS = ("verified_domains",)
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+"""Hosts whose provider may use http, for tests and trials."""
 
 SIGNUP_RULES = ("open", "approval", "closed")
 
@@ -32,27 +33,29 @@ def parse_providers(text: str) -> list[dict[str, Any]]:
         data = json.loads(text)
     except ValueError as error:
         raise ImproperlyConfigured(f"OIDC_PROVIDERS is no JSON: {error}.") from None
-    if not isinstance(data, list) or not all(isinstance(each, Mapping) for each in data):
+    if not isinstance(data, list) or not all(isinstance(entry, Mapping) for entry in data):
         raise ImproperlyConfigured("OIDC_PROVIDERS must be a JSON list of objects, one for each provider.")
-    providers = [_provider(each) for each in data]
-    if len({each["provider_id"] for each in providers}) < len(providers):
+    providers = [_provider(entry) for entry in data]
+    if len({provider["provider_id"] for provider in providers}) < len(providers):
         raise ImproperlyConfigured("OIDC_PROVIDERS: each provider needs an `id` of its own.")
     return providers
 
 
 def _provider(data: Mapping[str, Any]) -> dict[str, Any]:
-    for name in REQUIRED:
+    """Return one provider as an entry of allauth's `APPS`. Raises ImproperlyConfigured."""
+    for name in REQUIRED_FIELDS:
         if not isinstance(data.get(name), str) or not data[name]:
             raise ImproperlyConfigured(f"OIDC_PROVIDERS: each provider needs `{name}`, a text.")
-    if unknown := sorted(set(data) - {*REQUIRED, *OPTIONAL}):
-        raise ImproperlyConfigured(f"OIDC_PROVIDERS: `{unknown[0]}` is not known. There are: {REQUIRED + OPTIONAL}.")
+    known = REQUIRED_FIELDS + OPTIONAL_FIELDS
+    if unknown := sorted(set(data) - set(known)):
+        raise ImproperlyConfigured(f"OIDC_PROVIDERS: `{unknown[0]}` is not known. There are: {known}.")
     if not re.fullmatch(r"[a-z0-9-]{1,40}", data["id"]):
         raise ImproperlyConfigured("OIDC_PROVIDERS: an `id` has 1 to 40 lower-case letters, digits and dashes.")
     url = urlsplit(data["server_url"])
     if url.scheme != "https" and not (url.scheme == "http" and url.hostname in LOCAL_HOSTS):
         raise ImproperlyConfigured(f"OIDC_PROVIDERS: the `server_url` of {data['id']} must begin with https://.")
     domains = data.get("verified_domains", [])
-    if not isinstance(domains, list) or not all(isinstance(each, str) for each in domains):
+    if not isinstance(domains, list) or not all(isinstance(domain, str) for domain in domains):
         raise ImproperlyConfigured("OIDC_PROVIDERS: `verified_domains` is a list of mail domains.")
     return {
         "provider_id": data["id"],
@@ -64,6 +67,6 @@ def _provider(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def origins(providers: list[dict[str, Any]]) -> list[str]:
-    """Return the origins to which the buttons of the providers lead."""
-    urls = [urlsplit(each["settings"]["server_url"]) for each in providers]
+    """Return the origins of the providers, to which the log-in forms redirect."""
+    urls = [urlsplit(provider["settings"]["server_url"]) for provider in providers]
     return sorted({f"{url.scheme}://{url.netloc}" for url in urls})

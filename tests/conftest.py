@@ -253,7 +253,7 @@ def _own_folders(settings: Settings, tmp_path: Path) -> None:
 @pytest.fixture(autouse=True)
 def _default_installation() -> None:
     """Have the brand in memory, as in a process that runs for a while: pages make no query for it."""
-    caches["template_fragments"].set(installation.KEY, installation.Installation(), timeout=None)
+    caches["template_fragments"].set(installation.CACHE_KEY, installation.Installation(), timeout=None)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ class HasCapability(BasePermission):
     def has_permission(self, request: Request, view: APIView) -> bool:
         """Return whether the member may use this method; HEAD and OPTIONS need the capability of GET.
 
-        A method that the view doesn't have is let through to its 405: it would do nothing for anybody.
+        A method that the view does not implement is allowed here, so that DRF answers with 405.
         """
         membership = request_membership(request)
         if membership is None:
@@ -41,16 +41,16 @@ class HasCapability(BasePermission):
 
 def request_membership(request: Request) -> Membership | None:
     """Return the request's membership: its token's, or the one chosen in the session."""
-    if isinstance(request.auth, object) and hasattr(request.auth, "membership"):
-        return request.auth.membership  # type: ignore[no-any-return]  # an ApiToken, by TokenAuthentication
+    if isinstance(request.auth, ApiToken):
+        return request.auth.membership
     return getattr(request._request, "membership", None)  # noqa: SLF001  # DRF offers the wrapped request nowhere else
 
 
 def is_still_allowed(request: Request, capability: Capability) -> bool:
-    """Read again whether the member of a request that was allowed may still use `capability`.
+    """Return whether a request that was allowed when it began still has `capability`; reads the database.
 
-    False once the API token was revoked or has expired, the session ended, the password changed, the member was
-    removed or made inactive, or their role no longer allows it.
+    False after the API token was revoked or expired, the session ended, the password changed, the member was removed
+    or deactivated, or their role changed to one that does not allow it.
     """
     membership = request_membership(request)
     if membership is None:
@@ -69,6 +69,6 @@ def is_still_allowed(request: Request, capability: Capability) -> bool:
 
 def _is_session_valid(request: HttpRequest) -> bool:
     """Return whether the stored session still belongs to the request's user."""
-    probe = HttpRequest()  # its session is read again from the store
-    probe.session = type(request.session)(request.session.session_key)
-    return bool(get_user(probe) == request.user)
+    fresh_request = HttpRequest()
+    fresh_request.session = type(request.session)(request.session.session_key)  # loaded from the store
+    return bool(get_user(fresh_request) == request.user)

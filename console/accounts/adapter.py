@@ -20,9 +20,9 @@ from console.accounts import invitations, services
 from console.accounts.models import User
 from console.observability import addresses
 
-LOGIN_FAILURES, LOGIN_FAILURE_SECONDS = 5, 300
-"""How many log-ins to an account can fail from one address in this time. allauth counts by account alone, which would
-let anyone lock its owner out."""
+MAX_LOGIN_FAILURES, LOGIN_WINDOW_SECONDS = 5, 300
+"""How many log-ins to one account may fail from one IP address in this window. allauth's own limit counts by account
+alone, so that anyone could lock the owner out."""
 
 
 class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth publishes no types
@@ -50,12 +50,12 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth pu
         """Count the attempt. Raises ValidationError after too many failures."""
         super().pre_authenticate(request, **credentials)
         key = self._attempts_key(credentials.get("email", ""))
-        cache.add(key, 0, LOGIN_FAILURE_SECONDS)
-        if cache.incr(key) > LOGIN_FAILURES:
+        cache.add(key, 0, LOGIN_WINDOW_SECONDS)
+        if cache.incr(key) > MAX_LOGIN_FAILURES:
             raise self.validation_error("too_many_login_attempts")
 
     def authenticate(self, request: HttpRequest, **credentials: Any) -> User | None:
-        """Return the user whose credentials these are, and forget their failed attempts; else None."""
+        """Return the user with these credentials and reset their count of attempts; None for wrong credentials."""
         user: User | None = super().authenticate(request, **credentials)
         if user is not None:
             cache.delete(self._attempts_key(user.email))
@@ -68,7 +68,7 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth pu
             cache.delete(self._attempts_key(user.email))
 
     def _attempts_key(self, email: str) -> str:
-        """Return the key of the attempts at one account from one address."""
+        """Return the cache key of the count of attempts at one account from one IP address."""
         address = addresses.rate_limit_key(self.get_client_ip(self.request))
         return f"login_attempts:{hashlib.sha256(f'{email.lower()} {address}'.encode()).hexdigest()}"
 
@@ -100,12 +100,15 @@ class SingleSignOnAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]  #
     """Saves people who come by single sign-on together with their first membership."""
 
     def pre_social_login(self, request: HttpRequest, sociallogin: Any) -> None:
-        """Take only `true` as a verified address: some providers send text, and the text "false" is true in Python."""
+        """Normalize `verified`: some providers send text, and the text "false" would count as true in Python."""
         for address in sociallogin.email_addresses:
             address.verified = address.verified in (True, "true")
 
     def save_user(self, request: HttpRequest, sociallogin: Any, form: Form | None = None) -> User:
-        """Save a new user with their account at the provider. With a form, `AccountAdapter` saves the membership."""
+        """Save a new user with their account at the provider, and their membership.
+
+        If the user filled in a form, allauth calls `AccountAdapter.save_user`, which saves the membership.
+        """
         with transaction.atomic():
             user: User = super().save_user(request, sociallogin, form)
             if form is None:
@@ -114,6 +117,6 @@ class SingleSignOnAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]  #
         return user
 
     def is_open_for_signup(self, request: HttpRequest, sociallogin: Any) -> bool:
-        """Return whether this person may sign up. Without a form, the address is checked here."""
+        """Return whether this person may sign up. A form would check the address; without one, this method does."""
         email = sociallogin.user.email
         return super().is_open_for_signup(request, sociallogin) and (not email or services.may_sign_up(email))

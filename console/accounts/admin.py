@@ -34,7 +34,7 @@ from console.accounts.roles import Role
 from console.core.errors import CustomerError
 from console.core.readonly import ReadOnly
 
-# allauth's show the keys of second factors and sessions. Providers of single sign-on are set in the environment.
+# allauth's pages would show the keys of second factors and of sessions. Single sign-on is set in the environment.
 for _model in (Group, Authenticator, UserSession, SocialAccount, SocialApp, SocialToken):
     admin.site.unregister(_model)
 
@@ -78,7 +78,7 @@ class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[misc, type-arg]  #
 
     @admin.action(description=_("Approve the chosen users"))
     def approve(self, request: HttpRequest, queryset: QuerySet[User]) -> None:
-        """Let people log in who signed up and await approval, and tell them by mail."""
+        """Let the chosen users, who await approval after sign-up, log in, and tell them by mail."""
         for user in queryset:
             if services.approve_user(user=user, actor=_actor(request)) and not emails.send_approval(user):
                 self.message_user(request, _("No mail could be sent to %s.") % user.email, messages.WARNING)
@@ -160,7 +160,7 @@ class OrganizationAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes n
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Never allowed: its ledger must be kept."""
+        """Never allowed: the organization's ledger must be kept."""
         return False
 
 
@@ -197,7 +197,7 @@ class MembershipAdmin(ReadOnly, ModelAdmin):  # type: ignore[misc]  # unfold pub
     def apply(
         self, request: HttpRequest, queryset: QuerySet[Membership], change: Callable[[Membership], object]
     ) -> None:
-        """Change the selected rows and report those that could not be changed."""
+        """Call `change` with each selected membership, and report those that could not be changed."""
         for membership in queryset.select_related("user", "organization"):
             try:
                 change(membership)

@@ -172,12 +172,14 @@ class TokensView(TenantView):
     def post(self, request: Request) -> Response:
         """Create a token. Its secret is in this response only.
 
-        A token that a token creates may do no more and lives no longer than its maker.
+        A token that a token creates may do no more and expires no later.
         """
         serializer = TokenSerializer(data=request.data)
         serializer.is_valid(raise_exception=True)
-        maker = request.auth if isinstance(request.auth, ApiToken) else None
-        token, secret = services.create_token(membership=self.membership, maker=maker, **serializer.validated_data)
+        creating_token = request.auth if isinstance(request.auth, ApiToken) else None
+        token, secret = services.create_token(
+            membership=self.membership, creating_token=creating_token, **serializer.validated_data
+        )
         return Response({**TokenSerializer(token).data, "secret": secret}, status=201)
 
 
@@ -313,12 +315,12 @@ class ServiceAccountsView(TenantView):
         return Response(ServiceAccountSerializer(account).data, status=201)
 
 
-class _OfServiceAccount(TenantView):
+class _ServiceAccountBase(TenantView):
     def account(self, pk: int) -> ServiceAccount:
         return get_object_or_404(selectors.service_accounts(organization=self.organization), pk=pk)
 
 
-class ServiceAccountView(_OfServiceAccount):
+class ServiceAccountView(_ServiceAccountBase):
     """One service account."""
 
     capabilities: ClassVar = {"PATCH": Capability.MANAGE, "DELETE": Capability.MANAGE}
@@ -348,7 +350,7 @@ class ServiceAccountView(_OfServiceAccount):
         return Response(status=204)
 
 
-class ServiceAccountTokensView(_OfServiceAccount):
+class ServiceAccountTokensView(_ServiceAccountBase):
     """The tokens of a service account."""
 
     capabilities: ClassVar = {"GET": Capability.MANAGE, "POST": Capability.MANAGE}
@@ -367,14 +369,14 @@ class ServiceAccountTokensView(_OfServiceAccount):
         account = self.account(pk)
         serializer = TokenSerializer(data=request.data)
         serializer.is_valid(raise_exception=True)
-        maker = request.auth if isinstance(request.auth, ApiToken) else None
+        creating_token = request.auth if isinstance(request.auth, ApiToken) else None
         token, secret = service_accounts.create_token(
-            account=account, actor=self.membership, maker=maker, **serializer.validated_data
+            account=account, actor=self.membership, creating_token=creating_token, **serializer.validated_data
         )
         return Response({**TokenSerializer(token).data, "secret": secret}, status=201)
 
 
-class ServiceAccountTokenView(_OfServiceAccount):
+class ServiceAccountTokenView(_ServiceAccountBase):
     """One token of a service account."""
 
     capabilities: ClassVar = {"DELETE": Capability.MANAGE}

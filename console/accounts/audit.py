@@ -1,7 +1,7 @@
 """Entries of the audit log about a person's own log-in: sessions, passwords, second factors, single sign-on.
 
-Each of the person's organizations gets one, because its owners must see how its members get in. allauth's signals say
-what happened.
+Each event is written to the log of every organization of the person, because owners must see how members log in.
+allauth sends a signal for each event; the receivers of this module write the entries.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from console.core.enqueue import send
 from console.observability import context
 
 PREFIX = "account."
-"""How the actions of this module begin."""
+"""The `action` of every entry of this module begins with this prefix."""
 
 
 def record_for_person(*, user: User, action: str, target: str = "", address: str | None = None) -> None:
@@ -46,7 +46,7 @@ def _logged_in(user: User, **_extra: Any) -> None:
 
 @receiver(user_login_failed)
 def _log_in_failed(credentials: dict[str, Any], **_extra: Any) -> None:
-    # A task looks for the account, so that the time of the answer does not tell whether there is one.
+    # A task looks for the account, so that the response time does not reveal whether the account exists.
     email = str(credentials.get("email") or credentials.get("username") or "")
     send(record_failed_log_in, email, context.fields().get("client"))
 
@@ -89,7 +89,7 @@ def _factor_removed(user: User, authenticator: Any, **_extra: Any) -> None:
     record_for_person(user=user, action="factor_removed", target=str(authenticator))
 
 
-@receiver(factors.authenticator_reset)  # allauth sends it for new recovery codes alone
+@receiver(factors.authenticator_reset)  # allauth sends it only for new recovery codes
 def _codes_renewed(user: User, **_extra: Any) -> None:
     record_for_person(user=user, action="codes_renewed")
 

@@ -60,7 +60,10 @@ class Guest:
 
 
 def deliver(rows: QuerySet[Any], render: Renderer, to: Iterable[Reader]) -> bool:
-    """Claim the row, then send. Concurrent workers send once; a failure is retried by the next periodic task."""
+    """Claim the row by setting `mailed_at`, then send a mail to each reader. Return whether the mails were sent.
+
+    Concurrent workers send once. After a failure the row is released, and the next periodic task tries again.
+    """
     if not rows.filter(mailed_at=None).update(mailed_at=timezone.now()):
         return False
     addresses_by_locale: dict[tuple[str, str], list[str]] = {}
@@ -85,7 +88,7 @@ def deliver(rows: QuerySet[Any], render: Renderer, to: Iterable[Reader]) -> bool
 
 
 def send_approval(user: Reader) -> bool:
-    """Tell a person that they can log in now. Returns False if the mail could not be sent; it is not tried again."""
+    """Tell a person that they can log in now. Returns False if the mail could not be sent; there is no retry."""
     with translation.override(user.language or settings.LANGUAGE_CODE):
         subject = f"{settings.ACCOUNT_EMAIL_SUBJECT_PREFIX}{_('Your account was approved')}"
         text = render_to_string("accounts/mail/approval.txt", {"url": settings.TRAINYARD_URL})
@@ -103,6 +106,6 @@ def _send(connection: BaseEmailBackend, mail: EmailMessage) -> None:
     except SMTPRecipientsRefused as error:
         if not all(code >= PERMANENT_FAILURE for code, _message in error.recipients.values()):
             raise
-        logger.warning("A mail is not taken by %d of its readers.", len(error.recipients))
+        logger.warning("The mail server refused %d recipients of a mail.", len(error.recipients))
     except (SMTPNotSupportedError, ValueError):
-        logger.warning("A mail can't be sent to an address as it is written.", exc_info=True)
+        logger.warning("A mail cannot be sent because an address is malformed.", exc_info=True)

@@ -1,7 +1,7 @@
 """Invitations to an organization, sent by mail and accepted by the recipient only.
 
-The inviter cannot see whether the address has an account: row, response and mail are the same. The mail's link is
-signed and contains the row's id; the row has its expiry.
+The inviter cannot see whether the address has an account: row, response and mail are the same in both cases. The link
+in the mail holds the row's id, signed; the row holds the time of expiry.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from console.core.errors import InvalidInput, InvitationNotForYou, NotFound, Too
 from console.installation.selectors import installation
 
 VALID_FOR = timedelta(days=7)
+"""How long a recipient may accept an invitation."""
 MAX_OPEN = 100
-"""Largest number of open invitations of an organization."""
+"""Largest number of unexpired open invitations of an organization: more than any team needs at once."""
 MAX_PER_DAY = 50
 """Largest number of invitations that a person may send in 24 hours, since they reach strangers' mailboxes."""
 SIGNING_SALT = "console.accounts.invitation"
@@ -114,7 +115,7 @@ def send_due() -> int:
 
 def _send(invitation: Invitation) -> bool:
     reader: emails.Reader | None = User.objects.filter(email=invitation.email, is_active=True).first()
-    if reader is None:  # only the inviter is known
+    if reader is None:  # a person without an account gets the inviter's language and time zone
         inviter = invitation.invited_by or User()
         reader = emails.Guest(invitation.email, inviter.language, inviter.time_zone, inviter.browser_time_zone)
 

@@ -22,12 +22,13 @@ from console.observability import context
 ORGANIZATION_SESSION_KEY = "organization"
 """Session key of the chosen organization's id. A cookie of the same name survives the session."""
 COOKIE_SECONDS = 365 * 86400
+"""How long a browser remembers the chosen organization after a log-out: a year."""
 
 
 class QueryMiddleware:
     """Refuses query strings with a NUL byte, which PostgreSQL rejects.
 
-    Forms, paths and API fields are checked where they are parsed; the admin parses query strings itself.
+    Forms, paths and API fields are checked where they are parsed. The admin would pass query strings on unchecked.
     """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
@@ -41,8 +42,8 @@ class QueryMiddleware:
         return self.get_response(request)
 
 
-PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
-"""Paths that must answer without a session, and so without the database."""
+MONITORING_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
+"""Paths that must be served without a session: reading it needs the database, which may be down."""
 
 
 class TimeZoneMiddleware:
@@ -54,7 +55,7 @@ class TimeZoneMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         """Pass the request on in the reader's time zone."""
         browser_zone = unquote(request.COOKIES.get(zones.COOKIE, ""))
-        has_session = settings.SESSION_COOKIE_NAME in request.COOKIES and request.path_info not in PROBES
+        has_session = settings.SESSION_COOKIE_NAME in request.COOKIES and request.path_info not in MONITORING_PATHS
         user = request.user if has_session else None
         if not isinstance(user, User) or not user.is_authenticated:
             candidates = [browser_zone]
@@ -76,14 +77,15 @@ class TenantRequest(HttpRequest):
 
     @cached_property
     def membership(self) -> Membership | None:
-        """Return the chosen membership, that of the last session, or the first one."""
+        """Return the membership chosen in this session, else the one of the last session, else the oldest."""
         if not self.user.is_authenticated:
             return None
         cookie = self.COOKIES.get(ORGANIZATION_SESSION_KEY, "")
         last_organization = int(cookie) if re.fullmatch(r"[0-9]{1,18}", cookie) else None
         preferred = self.session.get(ORGANIZATION_SESSION_KEY, last_organization)
-        first = next(iter(self.memberships), None)
-        chosen = next((other for other in self.memberships if other.organization_id == preferred), first)
+        oldest = next(iter(self.memberships), None)
+        matching = (membership for membership in self.memberships if membership.organization_id == preferred)
+        chosen = next(matching, oldest)
         context.add(user=self.user.pk)
         if chosen:
             context.add(organization=chosen.organization_id)
@@ -91,10 +93,10 @@ class TenantRequest(HttpRequest):
 
 
 class OrganizationMiddleware:
-    """Gives every request its `membership`.
+    """Gives every request the attributes of TenantRequest, by replacing the request's class.
 
-    The request's class is replaced because the attribute must be lazy (health checks and token requests need no
-    session) and may be None: a SimpleLazyObject around None is not None.
+    `membership` must be lazy, because health checks and token requests need no session, and it may be None. Django's
+    SimpleLazyObject would do for the first, but one that wraps None is not None.
     """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:

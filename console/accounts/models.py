@@ -132,7 +132,7 @@ class Membership(models.Model):
 class ServiceAccount(models.Model):
     """An account of an organization for programs: it acts with API tokens and cannot log in.
 
-    Its user is inactive and without a password, so that no way to log in, and no mail, ever uses it.
+    Its user is inactive and has no password, so it can neither log in nor receive mail.
     """
 
     membership = models.OneToOneField(
@@ -217,9 +217,9 @@ class Quota(models.Model):
 
 
 class Closure(models.Model):
-    """The closure of an organization: an owner asked for it, and it is carried out after a notice.
+    """The closure of an organization: an owner requested it, and it is carried out after a notice period.
 
-    Deleting the row before `ends_at` withdraws it.
+    Withdrawing the closure before `ends_at` deletes the row.
     """
 
     organization = models.OneToOneField(
@@ -244,7 +244,7 @@ class Closure(models.Model):
 
     @property
     def is_due(self) -> bool:
-        """Return whether the notice is over, so that the closure can no longer be withdrawn."""
+        """Return whether the notice period is over, so that the closure can no longer be withdrawn."""
         return self.ends_at <= timezone.now()
 
 
@@ -322,5 +322,5 @@ class AuditEvent(models.Model):
 
     @property
     def actor_name(self) -> str:
-        """Return who did it, also after the account was deleted; empty for the installation itself."""
+        """Return the actor's e-mail address, also after the account was deleted; empty for the installation itself."""
         return str(self.actor) if self.actor else self.actor_email

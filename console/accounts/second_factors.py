@@ -22,7 +22,8 @@ from console.accounts.models import User
 from console.core import encryption
 from console.installation.selectors import installation
 
-PURPOSE = b"trainyard second factors"
+ENCRYPTION_PURPOSE = b"trainyard second factors"
+"""See `console.core.encryption`; another value would make stored keys unreadable."""
 FACTORS = (Authenticator.Type.TOTP, Authenticator.Type.WEBAUTHN)
 """The types that protect a log-in. Recovery codes only replace them."""
 
@@ -44,11 +45,11 @@ class SecondFactorAdapter(DefaultMFAAdapter):  # type: ignore[misc]  # allauth p
 
     def encrypt(self, text: str) -> str:
         """Return the encrypted text."""
-        return encryption.encrypt(text, purpose=PURPOSE).decode()
+        return encryption.encrypt(text, purpose=ENCRYPTION_PURPOSE).decode()
 
     def decrypt(self, encrypted_text: str) -> str:
         """Return the text. Raises ValidationError if no key decrypts it, so that no code is accepted then."""
-        text = encryption.decrypt(encrypted_text.encode(), purpose=PURPOSE)
+        text = encryption.decrypt(encrypted_text.encode(), purpose=ENCRYPTION_PURPOSE)
         if not text:
             raise self.validation_error("incorrect_code")
         return text
@@ -69,7 +70,7 @@ class _LimitedByAccount:
         self.fields["code"].widget.attrs |= {"inputmode": "numeric", "autofocus": True}  # type: ignore[attr-defined]  # allauth's
 
     def clean_code(self) -> str:
-        """Return the code. Raises ValidationError if it is wrong, was used or after too many wrong codes."""
+        """Return the code. Raises ValidationError if it is wrong or already used, and after too many wrong codes."""
         key = f"second-factor:{self.user.pk}"
         if not ratelimit.consume(context.request, action="second_factor", key=key):
             raise SecondFactorAdapter().validation_error("too_many_codes")
@@ -79,15 +80,15 @@ class _LimitedByAccount:
 
 
 class CodeForm(_LimitedByAccount, AuthenticateForm):  # type: ignore[misc]  # allauth publishes no types
-    """The code of a log-in: of the authenticator app, or a recovery code."""
+    """The form that asks for a code at log-in: from the authenticator app, or a recovery code."""
 
 
 class ConfirmationForm(_LimitedByAccount, ReauthenticateForm):  # type: ignore[misc]  # as above
-    """The code that confirms a change of one's own account."""
+    """The form that asks for a code before a person changes their own account."""
 
 
 class PasskeyForm(AddWebAuthnForm):  # type: ignore[misc]  # as above
-    """A new passkey, which logs in without a password unless the person decides otherwise."""
+    """The form of a new passkey, which can replace the password at log-in unless the person clears that box."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -111,7 +112,7 @@ def reset(*, user: User) -> int:
     return int(Authenticator.objects.filter(user=user).delete()[0])
 
 
-def codes_left(factors: Iterable[Authenticator]) -> int | None:
+def count_unused_codes(factors: Iterable[Authenticator]) -> int | None:
     """Return how many recovery codes among a person's factors are unused; None without codes."""
     for factor in factors:
         if factor.type == Authenticator.Type.RECOVERY_CODES:

@@ -19,8 +19,9 @@ from console.accounts.roles import CAPABILITIES, Role
 from console.core.errors import InvalidInput
 
 ROLES = (Role.MEMBER, Role.BILLING, Role.VIEWER)
+"""The roles that a service account may have."""
 MAX_PER_ORGANIZATION = 100
-"""Service accounts of an organization: one for each pipeline of a large team."""
+"""Largest number of service accounts of an organization; leaves room for one per pipeline of a large team."""
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 
 
@@ -39,7 +40,7 @@ def create(*, actor: Membership, name: str, role: str) -> ServiceAccount:
         if accounts.count() >= MAX_PER_ORGANIZATION:
             sentence = _("There are %(most)d service accounts already.")
             raise InvalidInput(fields={"name": sentence % {"most": MAX_PER_ORGANIZATION}})
-        user = _user(organization, name)
+        user = _create_user(organization, name)
         membership = Membership.objects.create(user=user, organization=organization, role=role)
         account = ServiceAccount.objects.create(membership=membership, name=name, created_by=actor.user)
         _record(account, actor, "created", role=role)
@@ -87,24 +88,28 @@ def create_token(
     name: str,
     scopes: Iterable[str] | None = None,
     days: int | None = None,
-    maker: ApiToken | None = None,
+    creating_token: ApiToken | None = None,
 ) -> tuple[ApiToken, str]:
     """Create a token of the account and return it with its secret. Raises InvalidInput.
 
-    It may do no more than the actor: a token that may manage but not pay makes none that pays.
+    The new token never exceeds the actor's own scopes: an actor who uses a token without `pay` cannot create one with
+    `pay`.
     """
     membership = account.membership
     membership.scopes = actor.scopes
     try:
         return services.create_token(
-            membership=membership, name=name, scopes=scopes, days=days, maker=maker, actor=actor.user
+            membership=membership, name=name, scopes=scopes, days=days, creating_token=creating_token, actor=actor.user
         )
     finally:
         membership.scopes = None
 
 
-def _user(organization: Organization, name: str) -> User:
-    """Create the user: inactive, without a password. The reserved domain `.invalid` receives no mail (RFC 2606)."""
+def _create_user(organization: Organization, name: str) -> User:
+    """Create the account's user: inactive and without a password. Raises InvalidInput if the name is taken.
+
+    The reserved domain `.invalid` receives no mail (RFC 2606).
+    """
     address = f"{name}@{organization.slug}.service.invalid"
     if User.objects.filter(email=address).exists():
         raise InvalidInput(fields={"name": _("This name is taken. Choose another one.")})
@@ -112,6 +117,7 @@ def _user(organization: Organization, name: str) -> User:
 
 
 def _checked_role(actor: Membership, role: str) -> Role:
+    """Return the role if service accounts may have it and the actor may give it. Raises InvalidInput."""
     if role not in ROLES:
         raise InvalidInput(fields={"role": _("Choose one of: member, billing, viewer.")})
     if not all(actor.allows(capability) for capability in CAPABILITIES[Role(role)]):
@@ -119,11 +125,12 @@ def _checked_role(actor: Membership, role: str) -> Role:
     return Role(role)
 
 
-def _record(account: ServiceAccount, actor: Membership, what: str, **data: str) -> None:
+def _record(account: ServiceAccount, actor: Membership, verb: str, **data: str) -> None:
+    """Write an entry of the audit log; `verb` is a past participle such as "created"."""
     services.record(
         organization=actor.organization,
         actor=actor.user,
-        action=f"service_account.{what}",
+        action=f"service_account.{verb}",
         target=account.name,
         data=data,
     )

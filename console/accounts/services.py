@@ -1,7 +1,7 @@
 """Every change to accounts: organizations, members, the service's activation, API tokens, and the audit log.
 
-Callers check the actor's capability. What nobody may do (leave an organization without an owner, activate a service
-without accepting its terms) is refused here.
+Callers check the actor's capability. The rules for everyone are enforced here: an organization always has an owner,
+and a service is activated only after its terms were accepted.
 """
 
 from __future__ import annotations
@@ -48,9 +48,11 @@ TOKEN_PREFIX = "ty_"  # noqa: S105  # how a token begins, not a token
 TOKEN_BYTES = 30
 """Token length: 240 random bits, 40 characters of URL-safe base64."""
 MAX_TOKEN_DAYS = 3650
+"""The longest life of a token that expires: ten years."""
 MAX_NAME_LENGTH = 100
+"""The length of the database columns that hold names of organizations and tokens."""
 MAX_SLUG_ATTEMPTS = 20
-"""Slugs that are tried for a new organization: numbered ones first, then random ones."""
+"""How many slugs are tried for a new organization: numbered ones in the first half, then random ones."""
 
 
 # --- Organizations and members ----------------------------------------------------------------------------------------
@@ -199,7 +201,7 @@ def end_memberships(*, organization: Organization) -> None:
 
 
 def close_account(*, user: User) -> None:
-    """Delete a person's account, with memberships and tokens. The audit log keeps their address, so nobody hides.
+    """Delete a person's account with memberships and tokens. The audit log keeps their address with their actions.
 
     Raises SoleOwner while an organization that is not being closed has no other owner.
     """
@@ -209,10 +211,11 @@ def close_account(*, user: User) -> None:
         organizations = (
             Organization.objects.select_for_update(of=("self",)).filter(memberships__user=user).order_by("pk")
         )
-        open_ones = [each for each in organizations if not Closure.objects.filter(organization=each).exists()]
-        if alone := [each.name for each in open_ones if _is_only_owner(user, each)]:
+        closing = set(Closure.objects.filter(organization__in=organizations).values_list("organization_id", flat=True))
+        staying = [organization for organization in organizations if organization.pk not in closing]
+        if solely_owned := [organization.name for organization in staying if _is_only_owner(user, organization)]:
             sentence = _("You are the only owner of %(names)s. Make another member an owner, or close it first.")
-            raise SoleOwner(sentence % {"names": ", ".join(alone)})
+            raise SoleOwner(sentence % {"names": ", ".join(solely_owned)})
         for organization in organizations:
             record(organization=organization, actor=user, action="account.closed", target=user.email)
         AuditEvent.objects.filter(actor=user).update(actor_email=user.email)
@@ -233,22 +236,22 @@ def create_token(
     name: str,
     scopes: Iterable[str] | None = None,
     days: int | None = None,
-    maker: ApiToken | None = None,
+    creating_token: ApiToken | None = None,
     actor: User | None = None,
 ) -> tuple[ApiToken, str]:
     """Create an API token and return it with its secret, which is not stored. Raises InvalidInput.
 
-    `scopes` limits it to these capabilities, and reading; None: all that the role allows. It expires after `days`.
-    A token that a token creates (`maker`) may do no more and lives no longer than its maker. `actor` is who creates it,
-    if not the member.
+    `scopes` limits the token to these capabilities and `view`; None: all that the role allows. It expires after `days`.
+    If the request itself uses a token (`creating_token`), the new one has at most its scopes and expires no later.
+    `actor` is the user who creates the token, if not the member.
     """
     name = _checked_name(name)
     limits = membership.scopes if scopes is None else _checked_scopes(membership, scopes)
     if days is not None and not 1 <= days <= MAX_TOKEN_DAYS:
         raise InvalidInput(fields={"days": _("Choose between 1 and 3650 days.")})
-    ends = [timezone.now() + timedelta(days=days)] if days else []
-    if maker and maker.expires_at:
-        ends.append(maker.expires_at)
+    expiries = [timezone.now() + timedelta(days=days)] if days else []
+    if creating_token and creating_token.expires_at:
+        expiries.append(creating_token.expires_at)
     secret = TOKEN_PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
     with transaction.atomic():
         token = ApiToken.objects.create(
@@ -257,7 +260,7 @@ def create_token(
             prefix=secret[:8],
             digest=token_digest(secret),
             scopes=None if limits is None else sorted(limits),
-            expires_at=min(ends, default=None),
+            expires_at=min(expiries, default=None),
         )
         record(
             organization=membership.organization,
@@ -270,7 +273,7 @@ def create_token(
 
 
 def _checked_scopes(membership: Membership, scopes: Iterable[str]) -> set[str]:
-    """Return the scopes and reading, which every token may. Raises InvalidInput for what the member may not do."""
+    """Return the scopes and `view`, which every token has. Raises InvalidInput for a scope that the member lacks."""
     wanted = {Capability.VIEW.value, *scopes}
     known = {capability.value for capability in Capability}
     if not wanted <= known or not all(membership.allows(Capability(scope)) for scope in wanted):
@@ -290,13 +293,13 @@ def revoke_token(*, token: ApiToken, actor: User | None) -> None:
 
 
 def may_sign_up(email: str) -> bool:
-    """Return whether the installation takes accounts of this address's mail domain."""
+    """Return whether people with an address of this mail domain may sign up."""
     domains = settings.SIGNUP_EMAIL_DOMAINS
     return not domains or email.rpartition("@")[2].lower() in domains
 
 
 def request_approval(*, user: User) -> None:
-    """Keep a new user from logging in until an administrator approves, if the installation wants that."""
+    """If SIGNUP is `approval`, keep a new user from logging in until an administrator approves."""
     if settings.SIGNUP == "approval":
         user.awaits_approval = True
         user.save(update_fields=["awaits_approval"])
@@ -304,7 +307,7 @@ def request_approval(*, user: User) -> None:
 
 
 def approve_user(*, user: User, actor: User | None) -> bool:
-    """Let a user log in who awaited approval. Returns False if they did not."""
+    """Let a user who awaits approval log in. Returns False if the user does not await it."""
     with transaction.atomic():
         if not User.objects.filter(pk=user.pk, awaits_approval=True).update(awaits_approval=False):
             return False
@@ -333,7 +336,7 @@ def choose_time_zone(*, user: User, name: str) -> None:
 
 
 def remember_browser_time_zone(*, user: User, name: str) -> None:
-    """Store the browser's time zone for mails, unless the person has chosen one."""
+    """Store the browser's time zone; mails use it unless the person has chosen one. Unknown names are ignored."""
     if user.browser_time_zone != name and zones.is_known(name):
         user.browser_time_zone = name
         user.save(update_fields=["browser_time_zone"])
@@ -371,7 +374,10 @@ def _insert_organization(name: str) -> Organization:
     """Insert with the first free slug. The unique constraint decides, so concurrent calls cannot collide."""
     base = slugify(name)[:50].strip("-") or "organization"
     for number in range(1, MAX_SLUG_ATTEMPTS):
-        slug = base if number == 1 else f"{base}-{number}" if number < MAX_SLUG_ATTEMPTS // 2 else _random_slug(base)
+        if number < MAX_SLUG_ATTEMPTS // 2:
+            slug = base if number == 1 else f"{base}-{number}"
+        else:
+            slug = f"{base}-{secrets.token_hex(3)}"
         try:
             with transaction.atomic():
                 return Organization.objects.create(name=name, slug=slug)
@@ -380,12 +386,8 @@ def _insert_organization(name: str) -> Organization:
     raise InvalidInput(fields={"name": _("This name is taken. Choose another one.")})
 
 
-def _random_slug(base: str) -> str:
-    return f"{base}-{secrets.token_hex(3)}"
-
-
 def lock(organization: Organization) -> None:
-    """Serialize changes of memberships: two owners who demote each other must not both succeed."""
+    """Lock the organization's row for this transaction: two owners who demote each other must not both succeed."""
     Organization.objects.select_for_update().get(pk=organization.pk)
 
 

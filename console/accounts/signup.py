@@ -22,7 +22,7 @@ from console.accounts.models import Invitation
 
 
 class _DomainRule:
-    """Takes addresses of the mail domains that may sign up. An invitation may go to any address."""
+    """Refuses addresses of mail domains that may not sign up, unless the person was invited."""
 
     invitation: Invitation | None = None
 
@@ -36,7 +36,7 @@ class _DomainRule:
 
 
 class SingleSignOnForm(_DomainRule, SocialSignupForm):  # type: ignore[misc]  # allauth publishes no types
-    """The form for what a provider of single sign-on did not tell."""
+    """The form that asks for the data that the single sign-on provider did not send."""
 
 
 class AccountForm(_DomainRule, SignupForm):  # type: ignore[misc]  # as above

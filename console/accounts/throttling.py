@@ -1,6 +1,6 @@
 """The rate limit of the API: requests per minute of one token, or of one person in a browser.
 
-`rest_framework.views` imports this module through the settings, so it is imported for types only.
+`rest_framework.views` imports this module through the settings, so this module may import it for types only.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rest_framework.views import APIView
 
 WINDOW_SECONDS = 60
+"""API_REQUESTS_PER_MINUTE counts per window."""
 
 
 class RequestsPerMinute(BaseThrottle):
@@ -29,11 +30,11 @@ class RequestsPerMinute(BaseThrottle):
         limit = settings.API_REQUESTS_PER_MINUTE
         if not limit or not request.user.is_authenticated:
             return True
-        who = f"token:{request.auth.pk}" if isinstance(request.auth, ApiToken) else f"user:{request.user.pk}"
-        key = f"api_requests:{who}:{int(time.time()) // WINDOW_SECONDS}"
+        client = f"token:{request.auth.pk}" if isinstance(request.auth, ApiToken) else f"user:{request.user.pk}"
+        key = f"api_requests:{client}:{int(time.time()) // WINDOW_SECONDS}"
         cache.add(key, 0, 2 * WINDOW_SECONDS)
         return int(cache.incr(key)) <= limit
 
     def wait(self) -> float:
-        """Return the seconds until the next window, which `Retry-After` says."""
+        """Return the seconds until the next window, for the `Retry-After` header."""
         return WINDOW_SECONDS - time.time() % WINDOW_SECONDS + 1

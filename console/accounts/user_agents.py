@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-# Order matters: Edge and Opera also name Chrome, and Chrome also names Safari.
 BROWSERS = (
     ("Edg", "Edge"),
     ("OPR/", "Opera"),
@@ -11,6 +10,7 @@ BROWSERS = (
     ("Safari/", "Safari"),
     ("curl/", "curl"),
 )
+"""Text in the header, and the name to show. Order matters: Edge and Opera also name Chrome, and Chrome also Safari."""
 SYSTEMS = (
     ("Android", "Android"),
     ("iPhone", "iOS"),
@@ -24,6 +24,8 @@ SYSTEMS = (
 
 def name(user_agent: str) -> str:
     """Return for example "Firefox, Linux"; the first 60 characters of a header that names no known browser."""
-    browser = next((title for mark, title in BROWSERS if mark in user_agent), "")
-    system = next((title for mark, title in SYSTEMS if mark in user_agent), "")
-    return ", ".join(filter(None, (browser, system))) if browser else user_agent[:60]
+    browser = next((title for text, title in BROWSERS if text in user_agent), "")
+    system = next((title for text, title in SYSTEMS if text in user_agent), "")
+    if not browser:
+        return user_agent[:60]
+    return f"{browser}, {system}" if system else browser

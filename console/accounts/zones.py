@@ -1,4 +1,4 @@
-"""Time zones: the reader's, for what is shown and mailed, and the installation's, for what is accounted.
+"""Time zones: the reader's, for pages and mails, and the installation's, for accounting.
 
 Months, invoices and budgets use the installation's zone (`TIME_ZONE`) for every reader. All other times are shown in
 the active zone, with its name.
@@ -17,6 +17,7 @@ COOKIE = "time_zone"
 """Cookie with the browser's time zone, an IANA name."""
 MAX_NAME_LENGTH = 64
 """The length of the database columns that hold a time zone."""
+# The regions of zones with the name of a place; other names, such as Etc/GMT+2, are not offered.
 REGIONS = ("Africa", "America", "Antarctica", "Arctic", "Asia", "Atlantic", "Australia", "Europe", "Indian", "Pacific")
 
 

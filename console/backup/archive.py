@@ -105,7 +105,7 @@ def read_manifest(source: Path) -> dict[str, Any]:
         raise DamagedBackup(f"{source} is no backup, or an unfinished one: {MANIFEST_FILE} cannot be read.") from error
     if backup_format > FORMAT:
         raise NewerBackup(f"This backup was made by Trainyard {manifest.get('version')}. Upgrade this console first.")
-    # The sandbox may be missing: this console may use it although the backed-up one used Stripe.
+    # A backup of a console with Stripe has no sandbox.tar, and this console may use the sandbox all the same.
     if not {DATABASE_FILE, *(f"{name}.tar" for name in roots())} <= set(parts) | {"sandbox.tar"}:
         raise DamagedBackup(f"{source}: the manifest names no {DATABASE_FILE}, or not all files.")
     return dict(manifest)
@@ -133,7 +133,7 @@ def restore(source: Path, *, force: bool = False, report: ReportProgress = lambd
     source = source.absolute()
     report("Reading the backup ...")
     manifest = verify(source)
-    with _stopped_console(), database.one_snapshot():
+    with _stopped_console(), database.fresh_connection():
         # Every check comes before the first change.
         database.check_readable(source / DATABASE_FILE)
         _refuse_newer(manifest)
@@ -180,7 +180,7 @@ def _write(folder: Path, report: ReportProgress) -> None:
     for name, root in roots().items():
         report(f"{root} ...")
         parts[f"{name}.tar"] = asdict(trees.pack(root, folder / f"{name}.tar"))
-    # Only a key that this installation generated and uses. An operator's SECRET_KEY is not copied.
+    # Copy only a key that this installation generated and uses, never a SECRET_KEY from the environment.
     if _has_generated_key():
         shutil.copyfile(settings.VAR_DIR / KEY_FILE, folder / KEY_FILE)
         (folder / KEY_FILE).chmod(0o600)
@@ -257,7 +257,7 @@ def _unpack(source: Path, manifest: dict[str, Any], report: ReportProgress) -> N
     for name, root in roots().items():
         report(f"{root} ...")
         root.mkdir(parents=True, exist_ok=True)
-        _clear(root, NEW)
+        _remove_hidden(root, NEW)
         (root / NEW).mkdir(mode=0o700)
         if f"{name}.tar" not in manifest["parts"]:  # the sandbox, see `read_manifest`
             continue
@@ -301,13 +301,13 @@ def _replace(source: Path, manifest: dict[str, Any], report: ReportProgress) -> 
     for root in roots().values():
         for name in (REPLACED, TRASH):
             try:
-                _clear(root, name)
+                _remove_hidden(root, name)
             except (OSError, CustomerError) as error:  # a run still writes into the replaced folder
                 report(f"{root / name} could not be removed: {error}. The next restore removes it.")
 
 
 def _swap(root: Path) -> None:
-    """Move the entries of `root` aside and the new ones in; the root itself may be a mount point."""
+    """Move the entries of `root` into REPLACED, and those of NEW into `root`, which itself may be a mount point."""
     (root / REPLACED).mkdir(mode=0o700, exist_ok=True)
     # A new folder each time: a repeated restore moves the same names aside again.
     aside = Path(tempfile.mkdtemp(dir=root / REPLACED))
@@ -320,11 +320,18 @@ def _swap(root: Path) -> None:
     _sync(root)
 
 
-def _clear(root: Path, name: str) -> None:
-    """Remove one of the hidden folders. `remove_tree` also removes deep and read-only trees, by way of TRASH."""
-    if (root / name).exists():
+def _remove_hidden(root: Path, name: str) -> None:
+    """Remove the folder NEW, REPLACED or TRASH of `root`, if it exists.
+
+    `remove_tree` also removes deep and read-only trees, and needs TRASH for it.
+    """
+    if not (root / name).exists():
+        return
+    if name == TRASH:
+        shutil.rmtree(root / TRASH)
+    else:
         (root / TRASH).mkdir(mode=0o700, exist_ok=True)
-        remove_tree(folder=root / name, scratch=root / TRASH) if name != TRASH else shutil.rmtree(root / TRASH)
+        remove_tree(folder=root / name, scratch=root / TRASH)
 
 
 def _has_generated_key() -> bool:
@@ -353,9 +360,9 @@ def _running_database() -> Iterator[None]:
 
 @contextmanager
 def _stopped_console() -> Iterator[None]:
-    """Run the block without a running `up`, but with the embedded database running; stop it after if it was stopped.
+    """Run the block while `up` is stopped and the embedded database runs. The database is left as it was found.
 
-    Without an embedded database, the operator stops the console. Raises BackupRefused if `up` is running.
+    Without an embedded database this does nothing: the operator stops the console. Raises BackupRefused if `up` runs.
     """
     if not settings.EMBEDDED_DATABASE:
         yield

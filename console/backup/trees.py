@@ -31,8 +31,9 @@ CHUNK_BYTES = 1 << 20
 """Bytes per write to the tar file."""
 MAX_LISTED = 1000
 """How many of the entries left out are listed in the manifest; all are counted."""
-PACKED = frozenset({".outputs"})
-"""Hidden entries that are packed: the outputs of jobs. Without the others, at most the progress of a run is lost."""
+PACKED_HIDDEN_NAMES = frozenset({".outputs"})
+"""Hidden entries of a root that are packed: the outputs of jobs. The other hidden entries hold only the progress of
+runs, which can be lost."""
 
 
 class BrokenTree(Exception):
@@ -59,7 +60,10 @@ class Packed:
 
 
 def pack(root: Path, target: Path) -> Packed:
-    """Pack `root` into the new file `target`, without hidden entries at its top but PACKED. A missing root is empty."""
+    """Pack `root` into the new file `target`. A missing root is packed as an empty one.
+
+    Hidden entries directly in `root` are left out, except PACKED_HIDDEN_NAMES.
+    """
     packed = Packed()
     with target.open("xb") as file:
         hashing_file = _HashingFile(file)
@@ -123,7 +127,7 @@ def _apply_metadata(path: Path, member: tarfile.TarInfo) -> None:
 
 
 class _Packer:
-    """One walk of a tree. Paths are relative to its root, with slashes."""
+    """One walk of a tree. A `path` is relative to the root, with slashes; `parent_fd` is the open folder of `name`."""
 
     def __init__(self, tar: tarfile.TarFile, packed: Packed) -> None:
         self._tar, self._packed = tar, packed
@@ -137,7 +141,7 @@ class _Packer:
             return
         try:
             for name in _list_names(root_fd):
-                if not name.startswith(".") or name in PACKED:
+                if not name.startswith(".") or name in PACKED_HIDDEN_NAMES:
                     self._add_entry(root_fd, name, name, 1)
             for attempt in range(2, MAX_READS + 1):
                 changed, self._changed = self._changed, []
@@ -146,11 +150,11 @@ class _Packer:
         finally:
             os.close(root_fd)
 
-    def _add_entry(self, parent: int, name: str, path: str, depth: int) -> None:
-        """Add an entry. If running code replaces it between two system calls, try again, up to MAX_READS times."""
+    def _add_entry(self, parent_fd: int, name: str, path: str, depth: int) -> None:
+        """Add an entry. If a running job replaces it between two system calls, try again, up to MAX_READS times."""
         for _attempt in range(MAX_READS):
             try:
-                self._try_to_add(parent, name, path, depth)
+                self._try_to_add(parent_fd, name, path, depth)
             except FileNotFoundError:
                 return  # deleted since the folder was listed
             except PermissionError:
@@ -163,30 +167,30 @@ class _Packer:
                 return
         self._packed.leave_out(path, "became something else each time it was looked at")
 
-    def _try_to_add(self, parent: int, name: str, path: str, depth: int) -> None:
-        status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    def _try_to_add(self, parent_fd: int, name: str, path: str, depth: int) -> None:
+        status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode):
-            self._add_folder(parent, name, path, depth, status)
+            self._add_folder(parent_fd, name, path, depth, status)
         elif stat.S_ISLNK(status.st_mode):
-            self._add(_info(path, status, tarfile.SYMTYPE, os.readlink(name, dir_fd=parent)))
+            self._add(_info(path, status, tarfile.SYMTYPE, os.readlink(name, dir_fd=parent_fd)))
         elif stat.S_ISREG(status.st_mode):
-            if not self._add_file(parent, name, path):
+            if not self._add_file(parent_fd, name, path):
                 self._changed.append(path)
         else:
             self._packed.leave_out(path, "no file, folder or link")  # a pipe, socket or device
 
-    def _add_folder(self, parent: int, name: str, path: str, depth: int, status: os.stat_result) -> None:
+    def _add_folder(self, parent_fd: int, name: str, path: str, depth: int, status: os.stat_result) -> None:
         if depth > MAX_DEPTH or len(os.fsencode(path)) > MAX_PATH_BYTES:
             self._packed.leave_out(path, "nested too deep")
             return
-        folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+        folder_fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent_fd)
         try:
             self._tar.addfile(_info(path, status, tarfile.DIRTYPE))
             self._packed.folders += 1
-            for entry in _list_names(folder):
-                self._add_entry(folder, entry, f"{path}/{entry}", depth + 1)
+            for entry in _list_names(folder_fd):
+                self._add_entry(folder_fd, entry, f"{path}/{entry}", depth + 1)
         finally:
-            os.close(folder)
+            os.close(folder_fd)
 
     def _add_changed_file(self, root_fd: int, path: str, *, is_last: bool) -> None:
         """Add a changed file again; `unpack` keeps the later copy. Opens the path folder by folder, without links."""
@@ -208,10 +212,10 @@ class _Packer:
         else:
             self._changed.append(path)
 
-    def _add_file(self, parent: int, name: str, path: str, *, is_copy: bool = False) -> bool:
+    def _add_file(self, parent_fd: int, name: str, path: str, *, is_copy: bool = False) -> bool:
         """Add a file; return False if it changed while it was read."""
         # Without O_NONBLOCK, opening a pipe that replaced the file would wait for a writer.
-        file_fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent)
+        file_fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent_fd)
         before = os.fstat(file_fd)
         if not stat.S_ISREG(before.st_mode):
             os.close(file_fd)
@@ -238,8 +242,8 @@ class _Packer:
         self._packed.files += is_counted
 
 
-def _list_names(folder: int) -> list[str]:
-    with os.scandir(folder) as entries:
+def _list_names(folder_fd: int) -> list[str]:
+    with os.scandir(folder_fd) as entries:
         return sorted(entry.name for entry in entries)
 
 

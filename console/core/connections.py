@@ -37,11 +37,11 @@ class _Connection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         """Connect without resolving the name again."""
-        raw = socket.create_connection((self._ip, self.port), self.timeout)
+        tcp = socket.create_connection((self._ip, self.port), self.timeout)
         try:
-            self.sock = self._tls.wrap_socket(raw, server_hostname=self.host) if self._tls else raw
+            self.sock = self._tls.wrap_socket(tcp, server_hostname=self.host) if self._tls else tcp
         except BaseException:
-            raw.close()
+            tcp.close()
             raise
 
 
@@ -53,23 +53,24 @@ def connection_to(origin: str, *, allows_private: bool = False) -> http.client.H
     parts = urlsplit(origin)
     is_tls = parts.scheme == "https"
     host, port = parts.hostname or "", parts.port or (http.client.HTTPS_PORT if is_tls else http.client.HTTP_PORT)
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    for text in dict.fromkeys(str(entry[4][0]) for entry in found):
-        if _is_allowed(text, allows_private):
-            return _Connection(host, port, ip=text, tls=tls_context() if is_tls else None)
+    resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = [str(socket_address[0]) for _family, _type, _protocol, _name, socket_address in resolved]
+    for address in dict.fromkeys(addresses):
+        if _is_allowed(address, allows_private):
+            return _Connection(host, port, ip=address, tls=tls_context() if is_tls else None)
     raise ForbiddenAddress(host)
 
 
 @contextlib.contextmanager
 def time_limit(connection: http.client.HTTPConnection, seconds: float) -> Iterator[None]:
-    """End the connection after this time, wherever the block is."""
-    connected = connection.sock  # the connection drops it before the answer is read
+    """Shut the connection down if the block takes longer than `seconds`; a read or write in the block then fails."""
+    open_socket = connection.sock  # stored here: `http.client` sets `connection.sock` to None before the body is read
 
-    def end() -> None:
+    def shut_down() -> None:
         with contextlib.suppress(OSError):
-            connected.shutdown(socket.SHUT_RDWR)
+            open_socket.shutdown(socket.SHUT_RDWR)
 
-    timer = threading.Timer(seconds, end)
+    timer = threading.Timer(seconds, shut_down)
     timer.daemon = True
     timer.start()
     try:
@@ -78,13 +79,13 @@ def time_limit(connection: http.client.HTTPConnection, seconds: float) -> Iterat
         timer.cancel()
 
 
-def _is_allowed(text: str, allows_private: bool) -> bool:
-    ip = ipaddress.ip_address(text.partition("%")[0])
+def _is_allowed(address: str, allows_private: bool) -> bool:
+    ip = ipaddress.ip_address(address.partition("%")[0])  # without the zone of an IPv6 address, such as %eth0
     ip = getattr(ip, "ipv4_mapped", None) or ip
     if any(ip in network for network in _TUNNELS):
         return False
     # Link-local addresses hold the metadata services of clouds, so no setting allows them.
-    return is_public(text) or (allows_private and not (ip.is_link_local or ip.is_multicast or ip.is_unspecified))
+    return is_public(address) or (allows_private and not (ip.is_link_local or ip.is_multicast or ip.is_unspecified))
 
 
 def tls_context() -> ssl.SSLContext:

@@ -47,7 +47,9 @@ STATUS_OF_CODE = {
     "payments_unavailable": 503,
     "pdf_unavailable": 503,
 }
-"""HTTP status by the code of a CustomerError; 400 for other codes. By code, so that no package need be imported."""
+"""HTTP status by the code of a CustomerError; 400 for other codes.
+
+The key is the code, not the class: this module may not import the packages that define the classes."""
 
 CODE_OF_EXCEPTION: dict[type[exceptions.APIException], str] = {
     exceptions.ParseError: "malformed",
@@ -63,12 +65,12 @@ CODE_OF_EXCEPTION: dict[type[exceptions.APIException], str] = {
 INTERNAL: Text = _("Something went wrong on our side. The error was logged. Try again later.")
 MALFORMED: Text = _("The request is malformed. Check its syntax.")
 DATABASE_UNAVAILABLE: Text = _("The database cannot be reached. Try again in a few seconds.")
-OTHERS: dict[str, tuple[int, Text]] = {
+UNCLASSED_ERRORS: dict[str, tuple[int, Text]] = {
     "malformed": (400, MALFORMED),
     "internal_error": (500, INTERNAL),
     "database_unavailable": (503, DATABASE_UNAVAILABLE),
 }
-"""Errors that are no CustomerError: status and message by code."""
+"""Errors that have no exception class of ours or DRF's: status and message by code."""
 
 
 @dataclass(frozen=True)
@@ -78,33 +80,35 @@ class ErrorCode:
     code: str
     status: int
     meanings: tuple[str, ...]
-    """What happened, in English: the first sentence of each error's docstring."""
+    """Descriptions of the error in English: the first paragraph of each error class's docstring."""
     messages: tuple[Text, ...]
     """The messages that customers read, where the error has one of its own."""
 
 
 def reference() -> list[ErrorCode]:
     """Return every code by name, from the error classes themselves."""
-    found: dict[str, tuple[int, dict[str, None], dict[Text, None]]] = {}
-    for kind in _kinds(CustomerError):
-        status = STATUS_OF_CODE.get(kind.code, 400)
-        _status, meanings, messages = found.setdefault(kind.code, (status, {}, {}))
-        meanings[" ".join((kind.__doc__ or "").split("\n\n")[0].split())] = None
-        if "message" in vars(kind):
-            messages[kind.message] = None
+    # Status, meanings and messages by code. Dicts serve as ordered sets: several classes may share a code.
+    by_code: dict[str, tuple[int, dict[str, None], dict[Text, None]]] = {}
+    for error_class in _error_classes(CustomerError):
+        status = STATUS_OF_CODE.get(error_class.code, 400)
+        _status, meanings, messages = by_code.setdefault(error_class.code, (status, {}, {}))
+        first_sentence = " ".join((error_class.__doc__ or "").split("\n\n")[0].split())
+        meanings[first_sentence] = None
+        if "message" in vars(error_class):
+            messages[error_class.message] = None
     for exception, code in CODE_OF_EXCEPTION.items():
-        found.setdefault(code, (exception.status_code, {str(exception.default_detail): None}, {}))
-    for code, (status, message) in OTHERS.items():
-        found[code] = (status, {}, {message: None})
+        by_code.setdefault(code, (exception.status_code, {str(exception.default_detail): None}, {}))
+    for code, (status, message) in UNCLASSED_ERRORS.items():
+        by_code[code] = (status, {}, {message: None})
     return [
         ErrorCode(code, status, tuple(meanings), tuple(messages))
-        for code, (status, meanings, messages) in sorted(found.items())
+        for code, (status, meanings, messages) in sorted(by_code.items())
     ]
 
 
-def _kinds(root: type[CustomerError]) -> Iterator[type[CustomerError]]:
-    """Yield the error classes below a class; not the roots of packages, which are never raised themselves."""
-    for kind in root.__subclasses__():
-        if not (kind.__doc__ or "").startswith("Root of"):
-            yield kind
-        yield from _kinds(kind)
+def _error_classes(root: type[CustomerError]) -> Iterator[type[CustomerError]]:
+    """Yield the error classes below a class, without the roots of packages, which are never raised themselves."""
+    for error_class in root.__subclasses__():
+        if not (error_class.__doc__ or "").startswith("Root of"):
+            yield error_class
+        yield from _error_classes(error_class)

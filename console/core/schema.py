@@ -16,12 +16,12 @@ class ErrorSerializer(serializers.Serializer[Any]):
 
     code = serializers.SlugField(help_text=_("Stable error code for programs."))
     message = serializers.CharField(help_text=_("What happened and how to fix it, in the language of the request."))
-    fields = serializers.DictField(  # type: ignore[assignment]  # a field of this name, as the contract has it
+    fields = serializers.DictField(  # type: ignore[assignment]  # DRF has an attribute `fields`, too
         child=serializers.CharField(), required=False, help_text=_("Errors by field.")
     )
 
 
-class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]  # registered by being defined
+class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]  # defining the class registers it
     """`Authorization: Token ty_...`."""
 
     target_class = "console.accounts.authentication.TokenAuthentication"

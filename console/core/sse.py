@@ -1,6 +1,6 @@
 """Event streams (server-sent events).
 
-Streams read the database through `query_in_thread` only. They share a few threads for that (`console.serving.streams`),
+Streams read the database only through `query_in_thread`, on a few threads that they share (`console.serving.streams`),
 so hundreds of streams need a handful of connections. Every stream checks repeatedly that its reader still has access.
 """
 
@@ -20,7 +20,7 @@ from rest_framework.renderers import JSONRenderer
 HEARTBEAT_SECONDS = 15.0
 """Seconds of silence before a comment is sent, so that proxies keep the connection open."""
 RECHECK_SECONDS = 1.0
-"""Longest age of the last permission check when an event is sent. Heartbeats check too."""
+"""The permission is checked again before an event or heartbeat if the last check is older than this."""
 RETRY_MILLISECONDS = 2000
 """Milliseconds before a browser reconnects."""
 MEDIA_TYPE = "text/event-stream"
@@ -81,9 +81,10 @@ async def query_in_thread(query: Callable[P, T], *args: P.args, **kwargs: P.kwar
 async def _frames(
     events: AsyncIterator[Event | tuple[str, Any]], is_allowed: Callable[[], bool], heartbeat_seconds: float
 ) -> AsyncIterator[bytes]:
+    """Yield the stream's bytes: each event, and a heartbeat after silence. End when the reader loses access."""
     iterator = aiter(events)
     checked_at = time.monotonic()
-    next_event: asyncio.Future[Event | tuple[str, Any]] | None = None
+    next_event: asyncio.Future[Event | tuple[str, Any]] | None = None  # kept over heartbeats until the event arrives
     try:
         yield f"retry: {RETRY_MILLISECONDS}\n\n".encode()
         while True:
@@ -96,9 +97,9 @@ async def _frames(
             if not done:
                 yield b": still here\n\n"
                 continue
-            arrived, next_event = next_event, None
+            arrived_event, next_event = next_event, None
             try:
-                event = arrived.result()
+                event = arrived_event.result()
             except StopAsyncIteration:
                 return
             yield _frame(Event(*event))

@@ -1,4 +1,4 @@
-"""A ZIP archive that is made while it is sent, in constant memory."""
+"""A ZIP archive that is written while it is sent, in constant memory."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 from django.utils import timezone
 
 CHUNK_BYTES = 64 * 1024
-"""Size from which bytes are handed on."""
+"""At least this many bytes are collected before they are yielded."""
 
 
 class _Buffer:
-    """What `ZipFile` wrote and nobody took yet. It cannot seek, so sizes follow each file."""
+    """The file object that `ZipFile` writes to; `take` empties it.
+
+    It cannot seek, so `ZipFile` writes the size of each file after the file's data.
+    """
 
     def __init__(self) -> None:
         self.written = bytearray()
@@ -34,10 +37,10 @@ def zip_stream(files: Iterable[tuple[str, Iterable[str]]]) -> Iterator[bytes]:
     """Yield the archive of `files`: names, each with its text in parts. Texts are UTF-8."""
     buffer = _Buffer()
     now = timezone.now()
-    made_at = (now.year, now.month, now.day, now.hour, now.minute, now.second)
+    date_time = (now.year, now.month, now.day, now.hour, now.minute, now.second)
     with ZipFile(buffer, "w") as archive:  # type: ignore[call-overload]  # a stream that cannot seek is documented
         for name, parts in files:
-            entry = ZipInfo(name, made_at)
+            entry = ZipInfo(name, date_time)
             entry.compress_type = ZIP_DEFLATED
             with archive.open(entry, "w", force_zip64=True) as file:
                 for part in parts:

@@ -1,1 +1,1 @@
-"""What the operator sets about this installation without touching code: its brand, legal texts and notices."""
+"""The installation's brand, legal texts and notices, which the operator edits in /admin/."""

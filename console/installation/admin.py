@@ -16,18 +16,21 @@ from console.installation import selectors
 from console.installation.models import MAX_LOGO_BYTES, PNG_SIGNATURE, Brand, LegalText, Notice
 
 
-class ForgetsMixin:
-    """Shows a change at once in the process that made it."""
+class ClearCacheMixin:
+    """Clears the cached installation after each change, so that this process shows the change at once.
+
+    Other processes show it after `selectors.CACHE_SECONDS`.
+    """
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        """Save, and forget what was shown before."""
+        """Save, and clear the cache."""
         super().save_model(request, obj, form, change)  # type: ignore[misc]  # of ModelAdmin
-        selectors.forget()
+        selectors.clear_cache()
 
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
-        """Delete, and forget what was shown before."""
+        """Delete, and clear the cache."""
         super().delete_model(request, obj)  # type: ignore[misc]  # of ModelAdmin
-        selectors.forget()
+        selectors.clear_cache()
 
 
 class BrandForm(forms.ModelForm):  # type: ignore[type-arg]  # not generic at run time
@@ -43,7 +46,7 @@ class BrandForm(forms.ModelForm):  # type: ignore[type-arg]  # not generic at ru
         fields = ("name", "color", "support")
 
     def clean_logo_file(self) -> bytes:
-        """Return the picture's bytes; none without a file."""
+        """Return the picture's bytes; empty without a file. Raises ValidationError."""
         file: UploadedFile[Any] | None = self.cleaned_data["logo_file"]
         data = file.read(MAX_LOGO_BYTES + 1) if file else b""
         if data and (len(data) > MAX_LOGO_BYTES or not data.startswith(PNG_SIGNATURE)):
@@ -61,20 +64,20 @@ class BrandForm(forms.ModelForm):  # type: ignore[type-arg]  # not generic at ru
 
 
 @admin.register(Brand)
-class BrandAdmin(ForgetsMixin, ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
+class BrandAdmin(ClearCacheMixin, ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
     """The brand."""
 
     form = BrandForm
     list_display = ("name", "color", "support", "changed_at")
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """Allowed while there is none."""
+        """Allowed while there is no brand: at most one row may exist."""
         return super().has_add_permission(request) and not Brand.objects.exists()
 
 
 @admin.register(LegalText)
-class LegalTextAdmin(ForgetsMixin, ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
-    """Legal texts. A new version replaces the one before; none is ever changed or deleted."""
+class LegalTextAdmin(ClearCacheMixin, ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
+    """Legal texts. The newest version of a kind applies; a published version is never changed or deleted."""
 
     list_display = ("kind", "version", "published_at")
     list_filter = ("kind",)
@@ -87,7 +90,7 @@ class LegalTextAdmin(ForgetsMixin, ModelAdmin):  # type: ignore[misc]  # unfold 
 
 
 @admin.register(Notice)
-class NoticeAdmin(ForgetsMixin, ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
+class NoticeAdmin(ClearCacheMixin, ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
     """Notices to everyone."""
 
     list_display = ("text", "level", "begins_at", "ends_at")

@@ -14,28 +14,31 @@ from django.utils.translation import gettext_lazy as _
 DEFAULT_NAME = "Trainyard"
 MAX_LOGO_BYTES = 256 * 1024
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-LEAST_CONTRAST = 4.5
-"""The contrast of white text on the colour that WCAG 2.2 (1.4.3) asks for."""
+MIN_CONTRAST = 4.5
+"""The lowest contrast of white text on the brand's colour; WCAG 2.2 (1.4.3) requires it for normal text."""
 
 
 def validate_color(value: str) -> None:
-    """Refuse what is not a colour as #rrggbb on which white text can be read."""
+    """Raise ValidationError unless `value` is a colour as #rrggbb on which white text can be read."""
     if not re.fullmatch(r"#[0-9a-fA-F]{6}", value):
         raise ValidationError(_("Enter a colour such as #3454d1."))
-    if 1.05 / (_luminance(value) + 0.05) < LEAST_CONTRAST:
+    contrast = 1.05 / (_luminance(value) + 0.05)  # with white, whose luminance is 1, by WCAG's formula
+    if contrast < MIN_CONTRAST:
         raise ValidationError(_("White text cannot be read well on this colour. Choose a darker one."))
 
 
 def validate_contact(value: str) -> None:
-    """Refuse what is neither an e-mail address nor an https address."""
+    """Raise ValidationError unless `value` is an e-mail address or an https URL."""
+    is_email = "@" in value and ":" not in value
+    validate = validate_email if is_email else URLValidator(schemes=["https"])
     try:
-        (validate_email if "@" in value and ":" not in value else URLValidator(schemes=["https"]))(value)
+        validate(value)
     except ValidationError as error:
         raise ValidationError(_("Enter an e-mail address or an address that begins with https://.")) from error
 
 
 class Brand(models.Model):
-    """The name and look of the console. There is at most one row; without it the defaults hold."""
+    """The name and look of the console. There is at most one row; without it the defaults apply."""
 
     name = models.CharField(_("name"), max_length=40, default=DEFAULT_NAME)
     color = models.CharField(
@@ -97,7 +100,7 @@ class LegalText(models.Model):
 
 
 class Notice(models.Model):
-    """A sentence at the top of every page, from one time to another."""
+    """A sentence at the top of every page, from `begins_at` until `ends_at`."""
 
     class Levels(models.TextChoices):
         """How the notice looks."""
@@ -119,13 +122,17 @@ class Notice(models.Model):
         return self.text
 
     def clean(self) -> None:
-        """Refuse an end before the beginning."""
+        """Raise ValidationError if the end is not after the beginning."""
         if self.ends_at and self.begins_at and self.ends_at <= self.begins_at:
             raise ValidationError({"ends_at": _("The end must be after the beginning.")})
 
 
 def _luminance(color: str) -> float:
     """Return the relative luminance of #rrggbb, 0 to 1, by WCAG 2.2."""
-    channels = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    red, green, blue = (_linear(int(color[start : start + 2], 16) / 255) for start in (1, 3, 5))
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def _linear(channel: float) -> float:
+    """Return the linear intensity of an sRGB channel; both are 0 to 1."""
+    return channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4

@@ -24,15 +24,15 @@ from jobs.states import TRANSITIONS, JobState
 
 BUCKETS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 43200.0, 86400.0)
 """Histogram buckets in seconds, from a warm start to a long run."""
-SETTLED_SECONDS = 5
-"""Younger events are left for later: a transaction that is still open may add one with a smaller id."""
-EVENTS_AT_ONCE = 20_000
+MIN_EVENT_AGE_SECONDS = 5
+"""Younger events are summed by a later scrape: a transaction that is still open may yet add one with a smaller id."""
+MAX_EVENTS_PER_SCRAPE = 20_000
 """How many events one scrape sums at most; they take about a second."""
 LAG_SECONDS, LAG_EVENTS = 300, 500
-"""The webhook lag covers the events of this time, and at most this number."""
+"""The webhook lag covers the payment events of the last LAG_SECONDS, and at most LAG_EVENTS of them."""
 STATES = tuple(str(state) for state in TRANSITIONS)
-VERSION = 1
-"""The version of the cached sums; those of another version are computed again."""
+SUMS_VERSION = 1
+"""The version of the cached sums; sums of another version are computed again."""
 
 QUEUE = """
 SELECT COALESCE(NULLIF(spec.cluster, ''), %s), spec.name, count(*),
@@ -77,7 +77,7 @@ LEFT JOIN LATERAL (
 LEFT JOIN jobs_attempt attempt
     ON event.kind = 'running' AND attempt.job_id = event.job_id AND attempt.number = event.attempt
 WHERE event.id > %(after)s AND event.kind = ANY(%(states)s)
-      AND event.created_at < statement_timestamp() - make_interval(secs => %(settled)s)
+      AND event.created_at < statement_timestamp() - make_interval(secs => %(min_age)s)
 ORDER BY event.id LIMIT %(limit)s
 """
 ORDERED = "ordered"
@@ -157,45 +157,49 @@ def history() -> Iterator[Metric]:
 
 
 def _sums() -> dict[str, Any]:
-    """Return the cached sums with the events since, and cache them. Without Redis, sum from the first event.
+    """Return the cached sums plus the events since then, and cache the result. Without Redis, sum from the first event.
 
-    Two processes that do this at the same time compute the same sums, so either may write last.
+    `times` has by key a histogram `[counts, total seconds]`; `ends` has the number of ended attempts; `after` is the
+    id of the last summed event. Two processes that do this at once compute the same sums, so either may write last.
     """
     key = redis_client.key("figures")
     try:
         sums: dict[str, Any] = json.loads(redis_client.client().get(key) or "{}")
     except redis.RedisError:
         sums = {}
-    if sums.get("version") != VERSION or sums["database"] != settings.DATABASES["default"]["NAME"]:
+    if sums.get("version") != SUMS_VERSION or sums["database"] != settings.DATABASES["default"]["NAME"]:
         sums = _empty_sums()
     after_id = sums["after"]
     sums["times"] = defaultdict(lambda: [[0] * (len(BUCKETS) + 1), 0.0], sums["times"])
     sums["ends"] = defaultdict(int, sums["ends"])
     values = {
-        "after": after_id, "states": list(STATES), "before": [*STATES, ORDERED], "settled": SETTLED_SECONDS,
-        "limit": EVENTS_AT_ONCE,
+        "after": after_id, "states": list(STATES), "before": [*STATES, ORDERED],
+        "min_age": MIN_EVENT_AGE_SECONDS, "limit": MAX_EVENTS_PER_SCRAPE,
     }  # fmt: skip
     rows = _rows(EVENTS, values)
     for event_id, kind, reason, kind_before, seconds, submit_seconds in rows:
         sums["after"] = event_id
         if kind_before is not None:
-            _observe(sums["times"][f"{JobState.QUEUED if kind_before == ORDERED else kind_before} {kind}"], seconds)
+            state_before = JobState.QUEUED if kind_before == ORDERED else kind_before
+            _observe(sums["times"][f"{state_before} {kind}"], seconds)
         if submit_seconds is not None:
             _observe(sums["times"]["dispatch"], submit_seconds)
         if reason:
-            sums["ends"][f"{reason} {'yes' if kind == JobState.QUEUED else 'no'}"] += 1
-    sums["behind"] = int(len(rows) == EVENTS_AT_ONCE)
+            is_retried = "yes" if kind == JobState.QUEUED else "no"
+            sums["ends"][f"{reason} {is_retried}"] += 1
+    sums["behind"] = int(len(rows) == MAX_EVENTS_PER_SCRAPE)
     if sums["after"] != after_id:
         try:
             redis_client.client().set(key, json.dumps(sums))
         except redis.RedisError:
+            # Nothing is cached, so each scrape begins at the first event and never gets past its limit.
             sums["behind"] = int(after_id == 0 and bool(rows)) or sums["behind"]
     return sums
 
 
 def _empty_sums() -> dict[str, Any]:
     return {
-        "version": VERSION,
+        "version": SUMS_VERSION,
         "database": settings.DATABASES["default"]["NAME"],
         "after": 0,
         "times": {},
@@ -205,11 +209,13 @@ def _empty_sums() -> dict[str, Any]:
 
 
 def _observe(histogram: list[Any], seconds: float) -> None:
+    """Add one duration to a histogram `[counts by bucket, total seconds]`."""
     histogram[0][bisect_left(BUCKETS, seconds)] += 1
     histogram[1] += max(0.0, seconds)
 
 
 def _cumulative(counts: list[int]) -> list[tuple[str, float]]:
+    """Return Prometheus's buckets: the upper edge, and the number of durations up to it."""
     edges = [*(str(edge) for edge in BUCKETS), "+Inf"]
     return [(edge, float(total)) for edge, total in zip(edges, accumulate(counts), strict=True)]
 

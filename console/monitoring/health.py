@@ -1,7 +1,7 @@
 """Liveness and readiness: `/healthz`, `/readyz` and the health panel of the admin.
 
-503 means that this process should get no traffic. A problem elsewhere (no worker, a cluster that does not answer) is
-*degraded*: pages are still served. Only staff and requests with METRICS_TOKEN see details.
+503 means that this process should get no traffic. A problem elsewhere (no worker, an unreachable cluster) makes the
+status *degraded*: pages are still served. Only staff and requests with METRICS_TOKEN see details.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ logger = logging.getLogger(__name__)
 
 OK, DEGRADED, FAILED = "ok", "degraded", "failed"
 LATE_SECONDS = {heartbeats.BEAT: 60.0, heartbeats.WORKER: 60.0, heartbeats.WATCHER: 30.0}
-"""When a heartbeat is late. Beat sends one every five seconds, a worker every two, a watcher every second."""
+"""A heartbeat is late after this. Beat sends one every five seconds, a worker every two, a watcher every second."""
 SCHEMA_CACHE_SECONDS = 60.0
 """How long an up-to-date schema is assumed to stay so; the check loads every migration."""
 _migrated_at: dict[str, float] = {}
-NAMES: dict[str, Text] = {
+"""When the schema was last seen up to date, on the monotonic clock, by database connection."""
+CHECK_NAMES: dict[str, Text] = {
     "database": gettext_lazy("Database"),
     "migrations": gettext_lazy("Schema"),
     "redis": gettext_lazy("Redis"),
@@ -55,7 +56,7 @@ NAMES: dict[str, Text] = {
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check. `part` names a cluster where there are several; `detail` is for operators."""
+    """The result of one check. `part` names the checked cluster or queue, if any; `detail` is for operators."""
 
     check: str
     status: str
@@ -65,14 +66,14 @@ class Check:
     @property
     def name(self) -> str:
         """Return the label, with its part."""
-        return f"{NAMES[self.check]} {self.part}".strip()
+        return f"{CHECK_NAMES[self.check]} {self.part}".strip()
 
 
 @never_cache
 @require_safe
 @login_not_required
 def live(_request: HttpRequest) -> HttpResponseBase:
-    """Return 200 while the process answers."""
+    """Return 200. A process that hangs does not answer."""
     return JsonResponse({"status": OK})
 
 
@@ -94,7 +95,8 @@ def ready(request: HttpRequest) -> HttpResponseBase:
 
 def worst(results: list[Check]) -> str:
     """Return the worst status."""
-    return next((status for status in (FAILED, DEGRADED) if any(result.status == status for result in results)), OK)
+    statuses = {result.status for result in results}
+    return next((status for status in (FAILED, DEGRADED) if status in statuses), OK)
 
 
 def checks() -> list[Check]:
@@ -113,7 +115,7 @@ def isolation_gaps() -> dict[str, list[str]]:
 
 
 def dashboard(_request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
-    """Add what the first page of /admin/ shows (unfold's DASHBOARD_CALLBACK)."""
+    """Return the template context of /admin/'s first page, with figures and health (unfold's DASHBOARD_CALLBACK)."""
     results = checks()
     return context | {
         "figures": operations.figures(),
@@ -128,7 +130,7 @@ def dashboard(_request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run(check: str, function: Callable[[], str]) -> Check:
-    """Run a check, which returns a problem (empty if there is none) or raises."""
+    """Return the result of a check: `function` returns its problem, empty if there is none, or raises."""
     try:
         problem = function()
     except (DatabaseError, redis.RedisError, OSError) as error:
@@ -144,7 +146,7 @@ def _database() -> str:
 
 
 def _migrations() -> str:
-    """Compare the migrations. A newer schema than this version's is fine: it also serves the version before."""
+    """Check that no migration is missing. A newer schema is fine: migrations keep the previous version working."""
     if time.monotonic() - _migrated_at.get(connection.alias, float("-inf")) < SCHEMA_CACHE_SECONDS:
         return ""
     executor = MigrationExecutor(connection)
@@ -165,11 +167,11 @@ def _storage() -> str:
     for root in (settings.TRAINYARD_STORAGE_ROOT, settings.TRAINYARD_RUNS_ROOT):
         folder = Path(root) / ".health"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        probe = folder / f"{os.getpid()}-{uuid.uuid4().hex}"
+        test_file = folder / f"{os.getpid()}-{uuid.uuid4().hex}"
         try:
-            probe.write_bytes(b"written")  # an empty file can be created on a full disk
+            test_file.write_bytes(b"written")  # an empty file could be created on a full disk, too
         finally:
-            probe.unlink(missing_ok=True)
+            test_file.unlink(missing_ok=True)
     return ""
 
 
@@ -185,7 +187,10 @@ OWN_CHECKS: dict[str, Callable[[], str]] = {
 
 
 def _other_checks(passed: set[str]) -> list[Check]:
-    """Check processes and clusters. Without Redis their heartbeats are unknown, and they count as degraded."""
+    """Check processes and clusters. `passed` names the own checks that passed.
+
+    Without Redis the heartbeats are unknown, and every process counts as degraded.
+    """
     try:
         recent = heartbeats.recent() if "redis" in passed else []
     except redis.RedisError:
@@ -211,12 +216,10 @@ def _process(kind: str, part: str, heartbeat: heartbeats.Heartbeat | None) -> Ch
 
 
 def _clusters() -> list[Check]:
-    """Check whether each cluster answered the last reconciliation; one without any yet is not degraded."""
-    statuses = {status.name: status for status in ClusterStatus.objects.all()}
+    """Check whether each cluster answered the last reconciliation. A cluster that has had none yet is not degraded."""
+    away = {status.name: status.detail for status in ClusterStatus.objects.filter(answers=False)}
     return [
-        Check(heartbeats.CLUSTER, DEGRADED, name, status.detail)
-        if (status := statuses.get(name)) and not status.answers
-        else Check(heartbeats.CLUSTER, OK, name)
+        Check(heartbeats.CLUSTER, DEGRADED, name, away[name]) if name in away else Check(heartbeats.CLUSTER, OK, name)
         for name in settings.TRAINYARD_CLUSTERS
     ]
 

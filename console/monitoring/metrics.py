@@ -32,20 +32,22 @@ from jobs.models import ClusterStatus
 logger = logging.getLogger(__name__)
 
 CACHE_SECONDS = 3.0
-"""How long a scrape is reused, so that several scrapers cost one."""
+"""How long a scrape is reused, so that several Prometheus servers cost no more than one."""
 STATEMENT_SECONDS = 5
-"""The longest a query may take; each takes milliseconds, and Prometheus gives up after ten seconds."""
+"""The longest time of one query; each takes milliseconds, and Prometheus gives up after ten seconds."""
 LIVE_SECONDS = 30.0
 """A process without a heartbeat for this long is not counted as running."""
 QUEUES = ("celery", "dispatch")
+"""The Redis lists of Celery's queues."""
 UNACKNOWLEDGED = "unacked"
+"""The Redis hash in which Celery keeps the messages that a worker has taken and not finished."""
 
 
 @never_cache
 @require_safe
 @login_not_required
 def metrics(request: HttpRequest) -> HttpResponseBase:
-    """Return the metrics to a request with METRICS_TOKEN; 404 without it, or where none is set."""
+    """Return the metrics to a request with METRICS_TOKEN; 404 without it, or if the setting is empty."""
     if not is_operator(request):
         return HttpResponse(status=404)
     encode, content_type = choose_encoder(request.headers.get("Accept", ""))
@@ -78,7 +80,7 @@ class Collector:
 
 
 def collect_metrics() -> Iterator[Metric]:
-    """Collect every metric."""
+    """Collect every metric. `trainyard_up` comes last and says which parts answered."""
     up = GaugeMetricFamily("trainyard_up", "Whether this part answered.", labels=("part",))
     for part, sources in (("database", (_database,)), ("redis", (_counters, _heartbeats, _task_queue))):
         metrics, is_up = _collect(sources)

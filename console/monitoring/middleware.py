@@ -1,4 +1,4 @@
-"""The first middleware: request ids, context fields, spans and counters of requests, and answers to probes.
+"""The first middleware: request ids, context fields, spans and counters of requests, and the monitoring paths.
 
 It adds a header with the request's id to the response, and hands streams to the server (`_detach_stream`).
 `console.serving` writes the access log, because it knows when a response was sent completely.
@@ -19,15 +19,16 @@ from console.observability import addresses, context, logs, tracing
 from console.observability.counters import HTTP_SECONDS, HTTP_TOTAL, buffer
 from console.serving.exchange import exchange_of, is_event_stream
 
-HEADER = "X-Request-Id"
-META_HEADER = "HTTP_X_REQUEST_ID"
+REQUEST_ID_HEADER = "X-Request-Id"
+REQUEST_ID_META_KEY = "HTTP_X_REQUEST_ID"
+"""The key of the same header in Django's `request.META`."""
 METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 UNKNOWN = "unknown"
 """Stands for every path without a route. Such a path must not be a metric label: clients could create any number."""
 
 
 class RequestMiddleware:
-    """See the module."""
+    """See the module's docstring."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
         self.get_response = get_response
@@ -35,22 +36,22 @@ class RequestMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         """Answer a request; the response carries its id."""
         started_at = time.perf_counter()
-        request_id = context.request_id(request.META.get(META_HEADER, ""))
+        request_id = context.request_id(request.META.get(REQUEST_ID_META_KEY, ""))
         client = addresses.resolve_client(request.META)
         with context.bound(request_id=request_id, client=client) as fields:
             logs.request_scope(request)[logs.FIELDS_KEY] = fields  # for the server's access log
-            response = self._traced(request, fields) if tracing.is_on() else self._answer(request)
-            response[HEADER] = request_id
+            response = self._respond_in_span(request, fields) if tracing.is_on() else self._respond(request)
+            response[REQUEST_ID_HEADER] = request_id
             _measure(request, response, time.perf_counter() - started_at)
         return _detach_stream(request, response)
 
-    def _traced(self, request: HttpRequest, fields: dict[str, context.Value]) -> HttpResponseBase:
-        """Answer within a span. A client's trace is linked, not joined, so that clients cannot control sampling."""
+    def _respond_in_span(self, request: HttpRequest, fields: dict[str, context.Value]) -> HttpResponseBase:
+        """Respond within a span. A client's trace is linked, not joined, so that clients cannot control sampling."""
         traceparent = tracing.valid_traceparent(request.META.get("HTTP_TRACEPARENT"))
         with tracing.span(str(request.method), kind=SpanKind.SERVER, link=traceparent) as span:
             if trace := tracing.trace_id():
                 fields["trace_id"] = trace
-            response = self._answer(request)
+            response = self._respond(request)
             attributes = {f"trainyard.{name}": value for name, value in context.fields().items()}
             span.set_attributes(
                 {
@@ -64,23 +65,27 @@ class RequestMiddleware:
                 tracing.mark_failed(span, f"HTTP {response.status_code}")
         return response
 
-    def _answer(self, request: HttpRequest) -> HttpResponseBase:
-        """Answer probes without other middleware: they send any host name and no session.
+    def _respond(self, request: HttpRequest) -> HttpResponseBase:
+        """Return the response. Requests to MONITORING_VIEWS skip the other middleware: they may have any Host header.
 
-        A request with a session takes the whole path, so that `/metrics` can see who asks.
+        A request with a session passes all middleware, so that `/readyz` can show details to staff.
         """
-        view = PROBES.get(request.path_info)
+        view = MONITORING_VIEWS.get(request.path_info)
         if view and settings.SESSION_COOKIE_NAME not in request.COOKIES:
             return view(request)
         return self.get_response(request)
 
 
-PROBES: dict[str, Callable[[HttpRequest], HttpResponseBase]] = {"/healthz": live, "/readyz": ready, "/metrics": metrics}
+MONITORING_VIEWS: dict[str, Callable[[HttpRequest], HttpResponseBase]] = {
+    "/healthz": live,
+    "/readyz": ready,
+    "/metrics": metrics,
+}
 
 
 def route_of(request: HttpRequest) -> str:
     """Return the URL pattern of a request, without the ids in its path."""
-    if request.path_info in PROBES:
+    if request.path_info in MONITORING_VIEWS:
         return request.path_info.lstrip("/")
     if request.path_info.startswith(settings.STATIC_URL):
         return settings.STATIC_URL.lstrip("/")
@@ -91,16 +96,19 @@ def route_of(request: HttpRequest) -> str:
 def _measure(request: HttpRequest, response: HttpResponseBase, seconds: float) -> None:
     method, route = request.method if request.method in METHODS else "other", route_of(request)
     buffer.count(HTTP_TOTAL, route=route, method=method, status=str(response.status_code))
-    if not is_event_stream(response):  # it is sent after this, for minutes
+    if not is_event_stream(response):  # a stream lasts for minutes, and is sent only after this
         buffer.observe(HTTP_SECONDS, seconds, route=route, method=method)
 
 
 def _detach_stream(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
-    """Hand a streaming response to the server, which sends it after Django is done, without holding a thread."""
+    """Give a streaming response to the server, and return its head: status and headers without content.
+
+    The server sends the stream after Django is done with the request, so that it holds no thread.
+    """
     exchange = exchange_of(request)
     if exchange is None or not isinstance(response, StreamingHttpResponse):
         return response
     exchange.stream = response
-    start = HttpResponse(status=response.status_code, headers=dict(response.headers))
-    start.cookies = response.cookies
-    return start
+    head = HttpResponse(status=response.status_code, headers=dict(response.headers))
+    head.cookies = response.cookies
+    return head

@@ -27,14 +27,16 @@ from jobs.models import Attempt, Job
 from jobs.states import ACTIVE, JobState
 
 REVENUE_DAYS, FAILURE_DAYS = 30, 7
+"""How many days back the page sums charges and failures."""
 SUMS_CACHE_SECONDS = 300
-STUCK = timedelta(minutes=30)
-"""A job that starts or stops for longer is stuck: images are pulled and checkpoints are written in less."""
+"""How long those sums are cached: they read many rows."""
+STUCK_AFTER = timedelta(minutes=30)
+"""A job that starts or stops for longer is stuck: images are pulled and checkpoints are written in less time."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure on the page, as text. `href` lists what it counts; `is_bad`: somebody should look at it."""
+    """A figure on the page, as text. `href` leads to the rows that it counts; `is_bad` marks a problem."""
 
     title: str
     value: str
@@ -66,45 +68,48 @@ def _revenue() -> list[tuple[str, int]]:
 
 
 def _open_work() -> list[Figure]:
-    jobs = reverse("admin:jobs_job_changelist")
+    jobs_url = reverse("admin:jobs_job_changelist")
     queued = Job.objects.filter(state=JobState.QUEUED).aggregate(count=Count("pk"), since=Min("queued_at"))
     open_attempts = Attempt.objects.filter(finished_at=None, job__state__in=ACTIVE)
     running = open_attempts.aggregate(count=Count("pk"), nodes=Sum("granted_nodes"))
     return [
-        Figure(_("Runs on the clusters"), str(running["count"]), f"{jobs}?state__exact={JobState.RUNNING}"),
+        Figure(_("Runs on the clusters"), str(running["count"]), f"{jobs_url}?state__exact={JobState.RUNNING}"),
         Figure(_("Nodes in use"), str(running["nodes"] or 0)),
-        Figure(_("Waiting jobs"), str(queued["count"]), f"{jobs}?state__exact={JobState.QUEUED}"),
+        Figure(_("Waiting jobs"), str(queued["count"]), f"{jobs_url}?state__exact={JobState.QUEUED}"),
         Figure(_("Longest wait"), timesince(queued["since"]) if queued["since"] else "–"),
     ]
 
 
 def _problems() -> list[Figure]:
-    jobs, before = reverse("admin:jobs_job_changelist"), timezone.now() - STUCK
-    active = Job.objects.filter(state__in=ACTIVE)
-    stuck = active.annotate(claimed=Max("attempts__claimed_at")).filter(
-        Q(state=JobState.STARTING, claimed__lt=before) | Q(state=JobState.STOPPING, cancel_requested_at__lt=before)
+    jobs_url = reverse("admin:jobs_job_changelist")
+    latest_start = timezone.now() - STUCK_AFTER
+    active = Job.objects.filter(state__in=ACTIVE).annotate(claimed=Max("attempts__claimed_at"))
+    stuck = active.filter(
+        Q(state=JobState.STARTING, claimed__lt=latest_start)
+        | Q(state=JobState.STOPPING, cancel_requested_at__lt=latest_start)
     )
-    unpaid = len(closure.unpaid_accounts())
-    stuck_count, events = stuck.count(), StripeEvent.objects.filter(state=StripeEvent.States.QUARANTINED).count()
+    stuck_count = stuck.count()
+    quarantined_count = StripeEvent.objects.filter(state=StripeEvent.States.QUARANTINED).count()
+    unpaid_count = len(closure.unpaid_accounts())
     return [
-        Figure(_("Stuck jobs"), str(stuck_count), f"{jobs}?state__exact={JobState.STARTING}", stuck_count > 0),
+        Figure(_("Stuck jobs"), str(stuck_count), f"{jobs_url}?state__exact={JobState.STARTING}", stuck_count > 0),
         Figure(
             _("Quarantined payment events"),
-            str(events),
+            str(quarantined_count),
             reverse("admin:billing_stripeevent_changelist") + "?state__exact=quarantined",
-            events > 0,
+            quarantined_count > 0,
         ),
         Figure(
             _("Closed organizations with money left"),
-            str(unpaid),
+            str(unpaid_count),
             reverse("admin:accounts_closure_changelist"),
-            unpaid > 0,
+            unpaid_count > 0,
         ),
     ]
 
 
 def _utilization() -> Table:
-    """Return what each cluster last reported of itself; empty without Redis."""
+    """Return each cluster's resources and their use, as its watcher last reported them; empty without Redis."""
     try:
         reports = heartbeats.latest(heartbeats.recent(), heartbeats.CLUSTER)
     except redis.RedisError:
@@ -122,7 +127,7 @@ def _utilization() -> Table:
 
 def _failures() -> Table:
     """Return the ends of jobs by reason, most frequent first."""
-    counts = _cached("ends", _ends)
+    counts = _cached("ends", _counts_by_reason)
     total = sum(count for _reason, count in counts)
     labels = dict(Job.Reasons.choices)
     rows = [(str(labels.get(reason, reason)), str(count), f"{count / total:.1%}") for reason, count in counts]
@@ -130,7 +135,7 @@ def _failures() -> Table:
     return Table(title, (_("Reason"), _("Jobs"), _("Share")), rows)
 
 
-def _ends() -> list[tuple[str, int]]:
+def _counts_by_reason() -> list[tuple[str, int]]:
     since = timezone.now() - timedelta(days=FAILURE_DAYS)
     ended = Job.objects.filter(finished_at__gte=since).order_by().values_list("reason")
     return list(ended.annotate(count=Count("pk")).order_by(F("count").desc(), "reason"))

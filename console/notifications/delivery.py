@@ -1,8 +1,8 @@
 """Deliver notifications to webhooks: signed POST requests over HTTPS, tried again for about a day.
 
-Receivers are customers' machines, and slow or hostile ones. So one process delivers at a time, with some threads; each
-request goes to a public address, follows no redirect, and ends after some seconds; an organization has one request at a
-time in each round.
+Receivers belong to customers and may be slow or hostile. So one process delivers at a time, in rounds, with THREADS
+threads. A round sends at most one request to each webhook. Each request goes to a public address, follows no redirect,
+and ends after REQUEST_SECONDS.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -27,68 +27,79 @@ from django.utils import timezone
 
 from console.core import connections, encryption
 from console.notifications.models import Delivery, Notification, Webhook
-from console.notifications.services import PURPOSE
+from console.notifications.services import ENCRYPTION_PURPOSE
 
 logger = logging.getLogger(__name__)
-WAITS = (60, 300, 1800, 7200, 21600, 43200)
-"""Seconds before each further try. After the last one the delivery has failed."""
+RETRY_SECONDS = (60, 300, 1800, 7200, 21600, 43200)
+"""The wait before each retry. When the last retry fails, the delivery has failed."""
 REQUEST_SECONDS = 10.0
-"""How long a receiver may take."""
+"""How long a receiver may take to connect, and again to respond."""
 THREADS = 8
-ROUND = 64
-"""Deliveries of one round: with THREADS at a time, at most 80 seconds if every receiver is slow."""
-KEEP = timedelta(days=90)
+ROUND_SIZE = 64
+"""How many deliveries a round sends: with THREADS at a time, it takes about 80 seconds if every receiver is slow."""
+NOTIFICATIONS_PER_QUEUE = 500
+"""For how many notifications `queue` creates deliveries in one transaction."""
+RETENTION = timedelta(days=90)
 """How long notifications and the log of their deliveries are kept."""
-LOCK = 7_420
+ADVISORY_LOCK = 7_420
 """The number of the advisory lock; no other lock of the console uses it."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """How a receiver answered: an HTTP status, or why there is none."""
+class Result:
+    """The result of one request: an HTTP status, or the error that prevented a response."""
 
     status: int | None = None
     error: str = ""
 
     @property
-    def is_good(self) -> bool:
-        """Whether the receiver accepted it."""
+    def is_accepted(self) -> bool:
+        """Whether the receiver accepted the notification."""
         return self.status is not None and 200 <= self.status < 300
 
 
 def queue() -> int:
     """Create the deliveries of new notifications. Return how many notifications there were. Safe to repeat."""
     with transaction.atomic():
-        new = list(Notification.objects.select_for_update(skip_locked=True).filter(queued_at=None).order_by("id")[:500])
+        unqueued = Notification.objects.select_for_update(skip_locked=True).filter(queued_at=None).order_by("id")
+        notifications = list(unqueued[:NOTIFICATIONS_PER_QUEUE])
+        organizations = {notification.organization_id for notification in notifications}
         by_organization: dict[int, list[Webhook]] = {}
-        for hook in Webhook.objects.filter(organization__in={each.organization_id for each in new}):
-            by_organization.setdefault(hook.organization_id, []).append(hook)
+        for webhook in Webhook.objects.filter(organization__in=organizations):
+            by_organization.setdefault(webhook.organization_id, []).append(webhook)
         Delivery.objects.bulk_create(
             [
-                Delivery(webhook=hook, notification=each)
-                for each in new
-                for hook in by_organization.get(each.organization_id, ())
-                if (not hook.kinds or each.kind in hook.kinds) and hook.created_at <= each.created_at
+                Delivery(webhook=webhook, notification=notification)
+                for notification in notifications
+                for webhook in by_organization.get(notification.organization_id, ())
+                if _wants(webhook, notification)
             ],
             ignore_conflicts=True,
         )
-        Notification.objects.filter(pk__in=[each.pk for each in new]).update(queued_at=timezone.now())
-    return len(new)
+        queued = Notification.objects.filter(pk__in=[notification.pk for notification in notifications])
+        queued.update(queued_at=timezone.now())
+    return len(notifications)
+
+
+def _wants(webhook: Webhook, notification: Notification) -> bool:
+    """Return whether a webhook gets a notification: of a chosen kind, and not older than the webhook."""
+    is_chosen = not webhook.kinds or notification.kind in webhook.kinds
+    return is_chosen and webhook.created_at <= notification.created_at
 
 
 def deliver_due() -> int:
-    """Send what is due, unless another process does. Return how many receivers accepted."""
-    with _only_one() as is_ours:
-        return sum(_round()) if is_ours else 0
+    """Send the deliveries that are due, unless another process does so. Return how many receivers accepted."""
+    with _delivery_lock() as is_locked:
+        return sum(_send_round()) if is_locked else 0
 
 
-def tidy() -> None:
+def delete_old() -> None:
     """Delete old notifications with their deliveries."""
-    Notification.objects.filter(created_at__lt=timezone.now() - KEEP).delete()
+    Notification.objects.filter(created_at__lt=timezone.now() - RETENTION).delete()
 
 
 def signature(secret: str, body: bytes, at: int) -> str:
-    """Return the header by which a receiver knows that the console sent `body` at this Unix time."""
+    """Return the header that proves to a receiver that the console sent `body` at the Unix time `at`."""
     digest = hmac.new(secret.encode(), f"{at}.".encode() + body, hashlib.sha256).hexdigest()
     return f"t={at},v1={digest}"
 
@@ -106,24 +117,27 @@ def body_of(delivery: Delivery) -> bytes:
     return json.dumps(content, separators=(",", ":")).encode()
 
 
-def _round() -> Iterator[bool]:
+def _send_round() -> Iterator[bool]:
+    """Send one round, and store each result. Yield for each delivery whether the receiver accepted it."""
     due = Delivery.objects.filter(state=Delivery.States.DUE, due_at__lte=timezone.now()).order_by("due_at", "id")
-    chosen: dict[int, Delivery] = {}
-    for delivery in due.select_related("webhook__organization", "notification")[: ROUND * 4]:
-        chosen.setdefault(delivery.webhook_id, delivery)  # one for each receiver in a round
-    batch = list(chosen.values())[:ROUND]
-    requests = [(each, body_of(each), encryption.decrypt(each.webhook.secret, purpose=PURPOSE)) for each in batch]
+    by_webhook: dict[int, Delivery] = {}
+    # More than a round: a webhook may have several due deliveries, of which only the first is sent.
+    for delivery in due.select_related("webhook__organization", "notification")[: ROUND_SIZE * 4]:
+        by_webhook.setdefault(delivery.webhook_id, delivery)
+    deliveries = list(by_webhook.values())[:ROUND_SIZE]
+    bodies = [body_of(delivery) for delivery in deliveries]
+    secrets = [encryption.decrypt(delivery.webhook.secret, purpose=ENCRYPTION_PURPOSE) for delivery in deliveries]
     with ThreadPoolExecutor(THREADS) as pool:
-        answers = pool.map(lambda request: _send(*request), requests)
-        for delivery, answer in zip(batch, answers, strict=True):
-            _store(delivery, answer)
-            yield answer.is_good
+        results = pool.map(_send, deliveries, bodies, secrets)
+        for delivery, result in zip(deliveries, results, strict=True):
+            _store(delivery, result)
+            yield result.is_accepted
 
 
-def _send(delivery: Delivery, body: bytes, secret: str | None) -> Answer:
+def _send(delivery: Delivery, body: bytes, secret: str | None) -> Result:
     """Send one request. Runs in a thread, and uses no database."""
     if secret is None:
-        return Answer(error="The key of the signatures can no longer be decrypted: create the webhook again.")
+        return Result(error="The key of the signatures can no longer be decrypted: create the webhook again.")
     parts = urlsplit(delivery.webhook.url)
     headers = {
         "Content-Type": "application/json",
@@ -144,38 +158,35 @@ def _send(delivery: Delivery, body: bytes, secret: str | None) -> Answer:
                 receiver.request("POST", target, body, headers)
                 response = receiver.getresponse()
     except connections.ForbiddenAddress:
-        return Answer(error="The host has no public address.")
+        return Result(error="The host has no public address.")
     except (OSError, http.client.HTTPException, ValueError) as error:
-        return Answer(error=f"{type(error).__name__}: {error}"[:200])
-    return Answer(status=response.status, error="" if 200 <= response.status < 300 else response.reason[:200])
+        return Result(error=f"{type(error).__name__}: {error}"[:200])
+    return Result(status=response.status, error="" if 200 <= response.status < 300 else response.reason[:200])
 
 
-def _store(delivery: Delivery, answer: Answer) -> None:
+def _store(delivery: Delivery, result: Result) -> None:
+    """Store the result of a request: the delivery was accepted, has failed, or is due again later."""
     now = timezone.now()
     tries = delivery.tries + 1
-    values: dict[str, Any] = {"tries": tries, "status": answer.status, "error": answer.error}
-    if answer.is_good:
+    values: dict[str, Any] = {"tries": tries, "status": result.status, "error": result.error}
+    if result.is_accepted:
         values |= {"state": Delivery.States.DELIVERED, "delivered_at": now}
-    elif tries > len(WAITS):
+    elif tries > len(RETRY_SECONDS):
         values |= {"state": Delivery.States.FAILED}
     else:
-        values |= {"due_at": _next_try(now, tries)}
+        values |= {"due_at": now + timedelta(seconds=RETRY_SECONDS[tries - 1])}
     Delivery.objects.filter(pk=delivery.pk).update(**values)
 
 
-def _next_try(now: datetime, tries: int) -> datetime:
-    return now + timedelta(seconds=WAITS[tries - 1])
-
-
 @contextmanager
-def _only_one() -> Iterator[bool]:
-    """Yield whether no other process delivers. PostgreSQL releases the lock of a process that dies."""
+def _delivery_lock() -> Iterator[bool]:
+    """Yield whether this process got the lock to deliver. PostgreSQL releases the lock of a process that dies."""
     with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_try_advisory_lock(%s)", [LOCK])
-        is_ours = bool(cursor.fetchone()[0])
+        cursor.execute("SELECT pg_try_advisory_lock(%s)", [ADVISORY_LOCK])
+        is_locked = bool(cursor.fetchone()[0])
     try:
-        yield is_ours
+        yield is_locked
     finally:
-        if is_ours:
+        if is_locked:
             with connection.cursor() as cursor:
-                cursor.execute("SELECT pg_advisory_unlock(%s)", [LOCK])
+                cursor.execute("SELECT pg_advisory_unlock(%s)", [ADVISORY_LOCK])

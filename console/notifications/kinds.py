@@ -1,4 +1,4 @@
-"""The kinds of notifications: what happened, who may see it, and whether it is mailed by default."""
+"""The kinds of notifications: title, the capability that readers need, and whether a mail is the default."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from console.core.errors import Text
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of notification. `needs`: the capability of its readers."""
+    """A kind of notification. Only members with the capability `needs` may see it."""
 
     title: Text
     needs: Capability
@@ -30,4 +30,4 @@ KINDS = {
     "budget.reached": Kind(_("A share of a budget is used"), Capability.PAY, is_mailed=True),
     "invoice.issued": Kind(_("An invoice was issued"), Capability.PAY, is_mailed=True),
 }
-"""The kinds by name. Programs that receive webhooks rely on the names, so none is changed."""
+"""The kinds by name. Do not change a name: programs that receive webhooks rely on it."""

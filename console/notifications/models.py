@@ -17,9 +17,9 @@ class Notification(models.Model):
     kind = models.CharField(_("kind"), max_length=32)
     """A key of `kinds.KINDS`."""
     data = models.JSONField(_("details"), default=dict)
-    """What webhooks send, and the sentences are made from. No text in one language."""
+    """The values that webhooks send, and that the sentences are built from. It holds no translated text."""
     user = models.ForeignKey(User, models.SET_NULL, null=True, blank=True, related_name="+")
-    """Whom it concerns, such as who ordered the job; None: all who may see it."""
+    """The only user who is notified, such as the one who ordered the job; None: every member who may see the kind."""
     created_at = models.DateTimeField(_("when"), auto_now_add=True)
     mailed_at = models.DateTimeField(null=True, blank=True)
     queued_at = models.DateTimeField(null=True, blank=True)
@@ -40,7 +40,7 @@ class Notification(models.Model):
 
 
 class Choices(models.Model):
-    """What a member wants to get by mail, and has read. Without a row the defaults of `KINDS` hold."""
+    """A member's choice of mails, and the last notification read. Without a row, the defaults of `KINDS` apply."""
 
     membership = models.OneToOneField(Membership, models.CASCADE, related_name="notification_choices")
     mailed = models.JSONField(default=dict, blank=True)
@@ -78,7 +78,7 @@ class Webhook(models.Model):
 
 
 class Delivery(models.Model):
-    """A notification on its way to a webhook."""
+    """The delivery of one notification to one webhook."""
 
     class States(models.TextChoices):
         """The states of a delivery."""

@@ -20,15 +20,20 @@ from console.core.errors import InvalidInput, NotFound
 from console.notifications.kinds import KINDS
 from console.notifications.models import Choices, Delivery, Notification, Webhook
 
-PURPOSE = b"trainyard webhooks"
+ENCRYPTION_PURPOSE = b"trainyard webhooks"
+MAX_URL_LENGTH = 500
+"""The length of the database column of a webhook's URL."""
 MAX_WEBHOOKS = 10
-"""Webhooks of an organization: enough for every tool of a team, few enough to serve all of them in time."""
+"""Largest number of webhooks of an organization: enough for a team's tools, few enough to be served in time."""
 
 
 def publish(
     *, organization: Organization | int, kind: str, data: Mapping[str, Any], user: User | int | None = None
 ) -> None:
-    """Write a notification in the caller's transaction. Mails and webhooks follow within seconds of its commit."""
+    """Write a notification in the caller's transaction. Mails and webhooks are sent within seconds after its commit.
+
+    `user` is the only user to notify; None: every member who may see the kind.
+    """
     Notification.objects.create(
         organization_id=getattr(organization, "pk", organization),
         kind=kind,
@@ -50,7 +55,7 @@ def choices_of(membership: Membership) -> dict[str, bool]:
 
 
 def choose(*, membership: Membership, mailed: Collection[str]) -> None:
-    """Have the kinds in `mailed`, and no others, sent to the member by mail."""
+    """Store that the member gets mails of the kinds in `mailed`, and of no others."""
     choices = {name: name in mailed for name in KINDS}
     Choices.objects.update_or_create(membership=membership, defaults={"mailed": choices})
 
@@ -74,14 +79,14 @@ def webhooks_of(organization: Organization) -> QuerySet[Webhook]:
 
 def webhook(organization: Organization, pk: int) -> Webhook:
     """Return a webhook of the organization. Raises NotFound."""
-    found = webhooks_of(organization).filter(pk=pk).first()
-    if found is None:
+    matching = webhooks_of(organization).filter(pk=pk).first()
+    if matching is None:
         raise NotFound
-    return found
+    return matching
 
 
 def create_webhook(*, membership: Membership, url: str, kinds: Collection[str] = ()) -> tuple[Webhook, str]:
-    """Create a webhook, and return it with the key of its signatures, which is shown this once. Raises InvalidInput."""
+    """Create a webhook, and return it with its signing key, which is shown only once. Raises InvalidInput."""
     _check_url(url)
     if unknown := sorted(set(kinds) - set(KINDS)):
         raise InvalidInput(fields={"kinds": _("There is no kind %(kind)s.") % {"kind": unknown[0][:40]}})
@@ -95,7 +100,7 @@ def create_webhook(*, membership: Membership, url: str, kinds: Collection[str] =
             organization=organization,
             url=url,
             kinds=sorted(kinds),
-            secret=encryption.encrypt(secret, purpose=PURPOSE),
+            secret=encryption.encrypt(secret, purpose=ENCRYPTION_PURPOSE),
             created_by=membership.user,
         )
         record(organization=organization, actor=membership.user, action="webhook.created", target=url)
@@ -110,20 +115,23 @@ def delete_webhook(*, webhook: Webhook, user: User) -> None:
 
 
 def send_again(*, webhook: Webhook, delivery_pk: int) -> None:
-    """Send a delivery once more, soon. Raises NotFound."""
-    changed = Delivery.objects.filter(webhook=webhook, pk=delivery_pk).update(
+    """Make a delivery due now, with all of its tries. Raises NotFound."""
+    updated_rows = Delivery.objects.filter(webhook=webhook, pk=delivery_pk).update(
         state=Delivery.States.DUE, tries=0, due_at=timezone.now(), error=""
     )
-    if not changed:
+    if not updated_rows:
         raise NotFound
 
 
 def _check_url(url: str) -> None:
+    """Raise InvalidInput unless the URL names a host, without user name or fragment, by a scheme that is allowed."""
     try:
         parts = urlsplit(url)
-        is_good = bool(parts.hostname) and (parts.port is None or parts.port > 0) and url.isascii() and " " not in url
+        has_host = bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
-        is_good = False
+        has_host = False
+    has_valid_characters = url.isascii() and " " not in url
+    is_valid = has_host and has_valid_characters and len(url) <= MAX_URL_LENGTH
     schemes = {"https", "http"} if settings.WEBHOOK_PRIVATE_ADDRESSES else {"https"}
-    if not is_good or parts.scheme not in schemes or parts.username or parts.fragment or len(url) > 500:
+    if not is_valid or parts.scheme not in schemes or parts.username or parts.fragment:
         raise InvalidInput(fields={"url": _("Enter an address that begins with https:// and names a host.")})

@@ -9,7 +9,7 @@ from console.notifications import delivery
 
 @shared_task
 def deliver() -> None:
-    """Queue new notifications for their webhooks, and send what is due."""
+    """Create the deliveries of new notifications, and send those that are due."""
     delivery.queue()
     delivery.deliver_due()
 
@@ -17,4 +17,4 @@ def deliver() -> None:
 @shared_task
 def tidy() -> None:
     """Delete old notifications."""
-    delivery.tidy()
+    delivery.delete_old()

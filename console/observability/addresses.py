@@ -30,7 +30,10 @@ def parse_networks(texts: Iterable[str]) -> list[Network]:
 
 
 def resolve_client(environ: MutableMapping[str, Any]) -> str | None:
-    """Put the client's address in the place of the proxy's, and return it. None where the peer has no address."""
+    """Replace the proxy's address in REMOTE_ADDR by the client's, and return it.
+
+    None if the peer has no address, as on a Unix socket.
+    """
     peer, forwarded_for = (str(environ.get(name) or "") for name in ("REMOTE_ADDR", "HTTP_X_FORWARDED_FOR"))
     address = client_address(peer, forwarded_for, settings.TRUSTED_PROXIES)
     if address is not None:
@@ -39,10 +42,10 @@ def resolve_client(environ: MutableMapping[str, Any]) -> str | None:
 
 
 def client_address(peer: str, forwarded_for: str, proxies: Sequence[Network]) -> str | None:
-    """Return the last address that no trusted proxy has, read from the nearest to the farthest.
+    """Return the client's address: going back from `peer` along `X-Forwarded-For`, the first that is no trusted proxy.
 
-    `peer` is the address of the connection. Only what trusted proxies added to the header counts, so a client cannot
-    forge its address there. Anything that is no address ends the search.
+    `peer` is the address of the connection. Only entries that trusted proxies added count, so a client cannot forge its
+    address. The search ends at an entry that is no address.
     """
     address = _parse(peer)
     if address is None:
@@ -58,7 +61,7 @@ def client_address(peer: str, forwarded_for: str, proxies: Sequence[Network]) ->
 
 
 def rate_limit_key(address: str) -> str:
-    """Return the key under which limits count an address: for IPv6, its whole network."""
+    """Return the key under which limits count an address: for IPv6, its network of IPV6_PREFIX bits."""
     parsed = _parse(address)
     if isinstance(parsed, IPv6Address):
         return str(ip_network((parsed, IPV6_PREFIX), strict=False).network_address)
@@ -66,7 +69,7 @@ def rate_limit_key(address: str) -> str:
 
 
 def _parse(text: str) -> Address | None:
-    """Parse an address with or without a port; drop the interface that a link-local one may name."""
+    """Parse an address with or without a port, and without its zone (`%eth0`). Return None if it is no address."""
     text = text.strip()
     if text.startswith("["):
         text = text[1:].partition("]")[0]

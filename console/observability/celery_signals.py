@@ -25,13 +25,13 @@ _process = {"program": heartbeats.WORKER}
 
 @signals.setup_logging.connect
 def _configure_logging(**_kwargs: Any) -> None:
-    """Configure logging as Django does; a connected handler keeps Celery from configuring its own."""
+    """Configure logging as Django does. Celery configures its own only if no handler is connected."""
     dictConfig(settings.LOGGING)
 
 
 @signals.before_task_publish.connect
 def _add_header(headers: dict[str, Any] | None = None, **_kwargs: Any) -> None:
-    """Put the context fields and the trace into the message. In beat, a published message is its heartbeat."""
+    """Put the context fields and the trace into the message. Beat also sends its heartbeat with each message."""
     if headers is not None:
         headers[HEADER] = {"about": context.task_fields(), TRACEPARENT: tracing.current_traceparent()}
     if _process["program"] == heartbeats.BEAT:
@@ -71,10 +71,11 @@ def _start_task(task: Any = None, task_id: str = "", **_kwargs: Any) -> None:
 
 @signals.task_postrun.connect
 def _finish_task(task: Any = None, state: str | None = None, **_kwargs: Any) -> None:
-    opened: tuple[ExitStack, Span, float] | None = getattr(task.request, "trainyard_span", None)
-    if opened is None:
+    """Close the task's span and context, and count the task. Does nothing for a task without a span."""
+    started: tuple[ExitStack, Span, float] | None = getattr(task.request, "trainyard_span", None)
+    if started is None:
         return
-    stack, span, started_at = opened
+    stack, span, started_at = started
     outcome = str(state or "unknown").lower()
     if outcome == "failure":
         tracing.mark_failed(span, "the task failed")
@@ -86,7 +87,7 @@ def _finish_task(task: Any = None, state: str | None = None, **_kwargs: Any) -> 
 @signals.worker_process_shutdown.connect
 @signals.worker_shutdown.connect
 def _flush(**_kwargs: Any) -> None:
-    """Transfer counts and spans: a pool process ends without running `atexit` handlers."""
+    """Send buffered counts and spans: a process of Celery's pool ends without running `atexit` handlers."""
     buffer.flush()
     tracing.flush()
 

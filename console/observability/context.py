@@ -43,7 +43,7 @@ def fields() -> dict[str, Value]:
 def bound(**values: Value | None) -> Iterator[dict[str, Value]]:
     """Add fields for the block; values of None are left out.
 
-    Yields the fields as a mutable mapping, which also shows what `add` puts there, and remains valid after the block.
+    Yields the fields as a mapping. It also gets the fields that `add` adds later, and remains valid after the block.
     """
     merged = dict(_bound.get() or {})
     merged.update((name, value) for name, value in values.items() if value is not None)
@@ -55,7 +55,7 @@ def bound(**values: Value | None) -> Iterator[dict[str, Value]]:
 
 
 def add(**values: Value) -> None:
-    """Add fields to the innermost block once they are known; outside of a block nothing happens."""
+    """Add fields to the innermost block of `bound`; outside of a block nothing happens."""
     innermost = _bound.get()
     if innermost is not None:
         innermost.update(values)

@@ -3,8 +3,8 @@
 Counting adds to a buffer in memory; a thread of each process adds the buffer to Redis once a second. A killed process
 loses at most a second of counts. Metrics that must be exact are read from the database (`monitoring.db_metrics`).
 
-The multiprocess mode of prometheus_client sums the processes of one machine only, and forgets them with the machine.
-Here any web process answers for all of them, so a scrape asks one address.
+The multiprocess mode of prometheus_client sums only the processes of one machine, and its counts are lost with the
+machine. Here any web process returns the counts of all processes, so Prometheus scrapes one address.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ logger = logging.getLogger(__name__)
 FLUSH_SECONDS = 1.0
 """The interval between two transfers to Redis."""
 RETRY_SECONDS = 5.0
-"""How long the buffer is kept after Redis did not answer."""
-MAX_SERIES = 5000
-"""Counts of further label sets are dropped, so that a bug in labels cannot fill memory."""
+"""How long to wait before the next transfer after Redis did not answer."""
+MAX_BUFFER_KEYS = 5000
+"""Largest number of keys in the buffer. Counts of further keys are dropped, so a bug in labels cannot fill memory."""
 SUM, COUNT = "sum", "count"
-"""The parts of a series in Redis, besides the number of each bucket."""
+"""Parts of a series in Redis. A counter has COUNT; a histogram has SUM and a part per bucket, named by its index."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,10 @@ class Metric:
 
 
 class Series(NamedTuple):
-    """One metric under one set of labels. `counts` is cumulative per bucket, or the one count of a counter."""
+    """One metric with one set of label values. `counts` has the cumulative count of each bucket, or a counter's count.
+
+    `total` is the sum of a histogram's durations in seconds; 0 for a counter.
+    """
 
     labels: tuple[str, ...]
     counts: tuple[int, ...]
@@ -84,18 +87,18 @@ class Buffer:
         atexit.register(self.flush)
 
     def _reset(self) -> None:
-        """Start with empty counts, in a forked process too: its parent transfers its own."""
+        """Start with empty counts. A forked process does so too: the counts that it inherits are its parent's."""
         self._lock, self._flush_lock = threading.Lock(), threading.Lock()
         self._has_counts = threading.Event()
         self._counts: dict[Key, float] = defaultdict(int)
         self._thread: threading.Thread | None = None
 
     def count(self, metric: Metric, **labels: str) -> None:
-        """Add one."""
+        """Add one to a counter."""
         self._add({(metric.name, _values(metric, labels), COUNT): 1})
 
     def observe(self, metric: Metric, seconds: float, **labels: str) -> None:
-        """Add one that took `seconds`."""
+        """Add one duration to a histogram."""
         values = _values(metric, labels)
         bucket = str(bisect_left(metric.buckets, seconds))
         self._add({(metric.name, values, bucket): 1, (metric.name, values, SUM): seconds})
@@ -133,7 +136,7 @@ class Buffer:
     def _add(self, amounts: dict[Key, float]) -> None:
         with self._lock:
             for key, amount in amounts.items():
-                if key in self._counts or len(self._counts) < MAX_SERIES:
+                if key in self._counts or len(self._counts) < MAX_BUFFER_KEYS:
                     self._counts[key] += amount
         self._has_counts.set()
         if self._thread is None:
@@ -158,7 +161,7 @@ def read_series(metric: Metric) -> Iterator[Series]:
     parts_by_labels: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
     for field, value in redis_client.client().hgetall(_key(metric.name)).items():
         *labels, part = json.loads(field)
-        if len(labels) == len(metric.labels):  # an older version used other labels
+        if len(labels) == len(metric.labels):  # series of an older version may have other labels
             parts_by_labels[tuple(labels)][part] = float(value)
     for label_values, parts in sorted(parts_by_labels.items()):
         if metric.buckets:

@@ -1,7 +1,7 @@
-"""Heartbeats of processes, in Redis: when each last worked, and what it reports (open streams, free capacity).
+"""Heartbeats of processes, in Redis: when each last worked, and figures such as open streams or free capacity.
 
-The work itself sends it: beat's tick, the worker's loop, the watcher's loop. A separate thread would go on while the
-work stands still.
+The loop that does the work sends them: beat's tick, the worker's loop, the watcher's loop. A separate thread would send
+them even while the work hangs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KINDS = (*PROCESS_KINDS, CLUSTER, BOOKS)
 DISPATCH = "dispatch"
 """The part of the workers that starts jobs; the other workers' part is empty."""
 INTERVAL_SECONDS = 1.0
-"""How often a process sends a heartbeat at most."""
+"""The shortest time between two heartbeats of a process."""
 RETRY_SECONDS = 5.0
 """How long a process sends no heartbeat after Redis did not answer."""
 EXPIRY_SECONDS = 600.0
@@ -37,7 +37,11 @@ _KEY = "signs"
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """The last heartbeat of one process. `part` is what it works on (a cluster); `at` is its machine's Unix time."""
+    """The last heartbeat of one process.
+
+    `part` names the cluster or queue that the process works on, if there are several; `at` is the Unix time of the
+    sender's machine.
+    """
 
     kind: str
     part: str
@@ -47,11 +51,12 @@ class Heartbeat:
 
     @property
     def age_seconds(self) -> float:
-        """Return how long ago it was sent."""
+        """Return how long ago the heartbeat was sent."""
         return max(0.0, time.time() - self.at)
 
 
 _next_at: dict[tuple[str, str], float] = {}
+"""When the next heartbeat of a kind and part is due, on the monotonic clock."""
 
 
 def is_due(kind: str, part: str = "") -> bool:
@@ -62,9 +67,9 @@ def is_due(kind: str, part: str = "") -> bool:
 def send(
     kind: str, part: str = "", *, interval_seconds: float = INTERVAL_SECONDS, liveness_file: str = "", **details: Any
 ) -> None:
-    """Record that this process works on `kind`, at most once per `interval_seconds`. Never raises for Redis.
+    """Send a heartbeat of this process, at most once per `interval_seconds`. An unavailable Redis raises no error.
 
-    `liveness_file` is the name of its liveness file; empty: `kind`.
+    `details` are stored with it. `liveness_file` is the name of the process's liveness file; empty: `kind`.
     """
     if not is_due(kind, part):
         return
@@ -82,7 +87,7 @@ def send(
 def recent() -> list[Heartbeat]:
     """Return the last heartbeat of each live process, and the latest of each kind and part; newest first.
 
-    Removes those of processes that ended long ago. Raises redis.RedisError.
+    Also removes expired heartbeats (EXPIRY_SECONDS) from Redis. Raises redis.RedisError.
     """
     heartbeats = []
     for name, value in redis_client.client().hgetall(redis_client.key(_KEY)).items():

@@ -1,7 +1,7 @@
-"""Liveness files: each process that listens on no port touches a file as long as it works.
+"""Liveness files: each process that listens on no port touches a file as long as its loop runs.
 
-A liveness probe checks the file's age (`deploy/kubernetes`). An unavailable Redis or database does not stop a process
-from touching its file, because a restart would not help; a loop that stands still does.
+A liveness probe checks the file's age (`deploy/kubernetes`). A process touches its file even while Redis or the
+database is unavailable, because a restart would not help. A loop that hangs no longer touches it.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ SECRET_PATTERNS = tuple(
 """Patterns of secrets, and their replacements."""
 MAYBE_SECRET = re.compile(r"ty_|sk_|rk_|whsec_|://|/accounts/|/invitations/|-----BEGIN |(?i:secret)"
                      r"|(?i:token|passw|_key|cookie|sessionid|authorization|signature|bearer|basic)")  # fmt: skip
-"""Matches any text that one of `SECRET_PATTERNS` could match: one search clears most lines."""
+"""Matches any text that one of `SECRET_PATTERNS` could match, so that most lines need only this one search."""
 ACCESS_ATTRIBUTE = "access"
 """The attribute of an access log's record that holds the request's method, path, status, seconds and bytes."""
 FIELDS_KEY = "trainyard.bound"
@@ -98,7 +98,9 @@ def _add_context(_logger: Any, _method: str, event: EventDict) -> EventDict:
     """Add the fields of the request or task, and the trace."""
     record = event["_record"]
     request = getattr(record, "request", None)  # Django logs a failed response after all middleware has run
-    fields = getattr(record, "bound", None) or (request_scope(request).get(FIELDS_KEY) if request is not None else None)
+    fields = getattr(record, "bound", None)
+    if not fields and request is not None:
+        fields = request_scope(request).get(FIELDS_KEY)
     if fields is None:
         fields = {**context.fields(), "trace_id": tracing.trace_id()}
     event.update((name, fields[name]) for name in (*context.FIELDS, "trace_id") if fields.get(name))
@@ -141,4 +143,4 @@ FORMATS: dict[str, Sequence[Processor]] = {
         structlog.processors.JSONRenderer(ensure_ascii=False),
     ),
 }  # fmt: skip
-"""The last processors of a line, by LOG_FORMAT."""
+"""The processors that turn a log event into a line, by LOG_FORMAT."""

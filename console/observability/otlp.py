@@ -19,7 +19,7 @@ _next_span_id: ContextVar[int] = ContextVar("next_span_id", default=0)
 
 
 class Provider(TracerProvider):
-    """The SDK's provider, which can also give a span an id that was computed before."""
+    """The SDK's provider, which can also start a span with an id that the caller computed."""
 
     @contextmanager
     def next_span_id(self, span_id: int) -> Iterator[None]:

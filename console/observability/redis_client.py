@@ -1,6 +1,6 @@
-"""Redis for heartbeats and counters, with short time-outs: monitoring must not wait for what it monitors.
+"""Redis for heartbeats and counters, with short time-outs: monitoring must not wait for the services it monitors.
 
-The console works without these keys.
+The console works without the heartbeats and counters.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 ANSWER_SECONDS = 1.0
-"""How long a call waits for Redis; it answers within milliseconds, or is away."""
+"""How long a call waits for Redis, which answers within milliseconds unless it is down."""
 
 
 @cache

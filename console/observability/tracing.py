@@ -19,14 +19,16 @@ from opentelemetry.trace import INVALID_SPAN, Link, NoOpTracerProvider, Span, Sp
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-0[0-3]")
+TRACE_ID, SPAN_ID = slice(3, 35), slice(36, 52)
+"""Where a traceparent has the ids of its trace and its span, in hexadecimal."""
 NANOSECONDS_PER_SECOND = 1_000_000_000
 FLUSH_MILLISECONDS = 3000
-"""How long a process that ends waits for the receiver."""
+"""How long a process that ends waits for the receiver to take the last spans."""
 Attributes = Mapping[str, str | int | float | bool]
 
 _OFF = NoOpTracerProvider()
 _PROPAGATOR = TraceContextTextMapPropagator()
-_provider: Any = _OFF  # of this process; `otlp.Provider` where traces are on
+_provider: Any = _OFF  # this process's provider; an `otlp.Provider` if traces are on
 
 
 class TracingMissing(Exception):
@@ -83,16 +85,17 @@ def span(
     link: str = "",
     attributes: Attributes | None = None,
 ) -> Iterator[Span]:
-    """Open a span for the block: a child of the current span, or of `parent` where that is in another trace.
+    """Open a span for the block: a child of the current span, or of `parent` if `parent` is in another trace.
 
-    `parent` and `link` are traceparents. The current span is linked where `parent` replaces it.
+    `parent` and `link` are traceparents. If `parent` replaces the current span, the new span links to the latter.
     """
     if not is_on():
         yield INVALID_SPAN
         return
     current = trace.get_current_span().get_span_context()
-    parent_context, links = None, [Link(trace.get_current_span(_context(link)).get_span_context())] if link else []
-    if parent and (not current.is_valid or trace.format_trace_id(current.trace_id) != parent[3:35]):
+    parent_context = None
+    links = [Link(trace.get_current_span(_context(link)).get_span_context())] if link else []
+    if parent and (not current.is_valid or trace.format_trace_id(current.trace_id) != parent[TRACE_ID]):
         parent_context = _context(parent)
         links += [Link(current)] if current.is_valid else []
     tracer = _provider.get_tracer("trainyard")
@@ -102,9 +105,9 @@ def span(
         yield new_span
 
 
-def mark_failed(failed: Span, message: str) -> None:
+def mark_failed(failed_span: Span, message: str) -> None:
     """Mark a span as failed."""
-    failed.set_status(Status(StatusCode.ERROR, message))
+    failed_span.set_status(Status(StatusCode.ERROR, message))
 
 
 def current_traceparent() -> str:
@@ -117,7 +120,7 @@ def current_traceparent() -> str:
 
 def trace_id() -> str:
     """Return the id of the current trace; empty without one."""
-    return current_traceparent()[3:35]
+    return current_traceparent()[TRACE_ID]
 
 
 def child_traceparent(traceparent: str, name: str) -> str:
@@ -127,15 +130,16 @@ def child_traceparent(traceparent: str, name: str) -> str:
     """
     if not valid_traceparent(traceparent):
         return ""
-    trace_part = traceparent[3:35]
+    trace_part = traceparent[TRACE_ID]
     span_part = hashlib.sha256(f"{trace_part} {name}".encode()).hexdigest()[:16]
-    return f"00-{trace_part}-{span_part}-{traceparent[-2:]}"
+    flags = traceparent[-2:]
+    return f"00-{trace_part}-{span_part}-{flags}"
 
 
 def export(spans: Sequence[FinishedSpan]) -> None:
     """Export spans after the fact, where traces are on."""
     for finished in spans if is_on() else ():
-        with _provider.next_span_id(int(finished.traceparent[36:52], 16)):
+        with _provider.next_span_id(int(finished.traceparent[SPAN_ID], 16)):
             exported = _provider.get_tracer("trainyard").start_span(
                 finished.name,
                 context=_context(finished.parent),
@@ -148,7 +152,7 @@ def export(spans: Sequence[FinishedSpan]) -> None:
 
 
 def flush() -> None:
-    """Export the spans that are still in memory: this process is about to end."""
+    """Export the spans that are still in memory. Call it before the process ends."""
     if is_on():
         _provider.force_flush(FLUSH_MILLISECONDS)
 

@@ -1,7 +1,7 @@
 """The ASGI application: Django, with limits that protect clients from other clients that are slow or send too much.
 
-A request holds a thread, with its database connection, only while Django works. The body is read before, and the
-response is sent after. Uploads are the exception: their views read the body as it arrives.
+A request holds a thread, with its database connection, only while Django works: the body is read before, and the
+response is sent afterwards. Uploads are the exception: their views read the body as it arrives.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from console.serving.threads import Threads
 Scope = dict[str, Any]
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
-"""Paths with a thread of their own, so that they answer while all other threads are busy."""
+MONITORING_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
+"""Paths that have their own thread, so that they are served while all other threads are busy."""
 UPLOADS = {
     "PUT": re.compile(r"/api/v1/(datasets/[^/]+/archive/|workspaces/[^/]+/files/.+)"),
     "POST": re.compile(r"/api/v1/uploads/([0-9a-f-]{36}/)?"),
@@ -38,7 +38,7 @@ UPLOADS = {
 }
 """Paths by method that accept a body of any size. Their views check the sender's access before they read it."""
 HEARTBEAT_SECONDS = 5.0
-"""The interval of the heartbeats by which the status of web processes is known."""
+"""The interval of this process's heartbeats, which monitoring counts."""
 SPOOL_BYTES = 64 * 1024
 """An arriving body up to this size stays in memory; a larger one goes to a temporary file."""
 CLIENT_CLOSED_REQUEST = 499
@@ -55,7 +55,7 @@ class Application:
     def __init__(self, django: Handler) -> None:
         self._django = django
         self._pages = Threads(settings.WEB_THREADS, "page")
-        self._probes = Threads(1, "probe")
+        self._monitoring = Threads(1, "probe")
         self._uploads = Threads(settings.UPLOAD_THREADS, "upload")
         self._request_limit = Limit(settings.MAX_CONNECTIONS_PER_ADDRESS, refusals.TOO_MANY_CONNECTIONS)
         # One address or organization can use at most half of the upload threads.
@@ -96,15 +96,16 @@ class Application:
                 spool = resources.enter_context(tempfile.SpooledTemporaryFile(SPOOL_BYTES))
                 await _read_into(spool, scope, receive)
                 spool.seek(0)
-                body, threads = spool.read(), self._probes if scope["path"] in PROBES else self._pages
+                body = spool.read()
+                threads = self._monitoring if scope["path"] in MONITORING_PATHS else self._pages
             messages = await self._run_django(scope, body, threads)
         if exchange.upstream is not None and messages[0]["status"] == HTTPStatus.OK:
             await proxy.forward(exchange.upstream, scope, body, receive, send)
-        elif exchange.stream is None:  # else a view's response streams, and `messages` has only its start
+        elif exchange.stream is not None:  # `messages` then holds only the start of the response
+            await self._streams.send(exchange.stream, messages[0], _organization_of(scope), receive, send)
+        else:
             for message in messages:
                 await send(message)
-        else:
-            await self._streams.send(exchange.stream, messages[0], _organization_of(scope), receive, send)
 
     def _admit_upload(self, scope: Scope, resources: ExitStack) -> None:
         """Count an upload under its organization too, because its users can have many addresses. Raises Refused."""
@@ -122,7 +123,7 @@ class Application:
                 return request_messages.pop()
             # Never report a disconnect: a view runs to its end even if the client left.
             await never_set.wait()
-            raise AssertionError  # cancelled once Django has answered
+            raise AssertionError  # not reached: the wait is cancelled after Django's response
 
         async def collect(message: Message) -> None:
             messages.append(message)
@@ -132,7 +133,7 @@ class Application:
         return messages
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
-        """Send heartbeats until the server stops."""
+        """Serve ASGI's lifespan protocol: send heartbeats from startup until shutdown."""
         await receive()  # lifespan.startup
         end_with_parent()
         heartbeat = asyncio.create_task(self._send_heartbeats())

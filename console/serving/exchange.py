@@ -1,6 +1,6 @@
-"""Share an upload's body and a streaming response between the server and a view.
+"""The data that the server and a view share: an upload's body, a streaming response, or the tool that responds.
 
-Both travel in the ASGI scope, so Django's request and handler classes stay unchanged.
+They are in the ASGI scope, so Django's request and handler classes stay unchanged.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ READ_AHEAD_BYTES = 2 * 1024**2
 
 @dataclass(frozen=True)
 class Upstream:
-    """Where a tool listens, and what its responses may do in a browser.
+    """A tool to which a request is forwarded: the socket where it listens, and the URL `root` of its pages.
 
-    `root` is the URL under which the tool is. Its own pages and scripts are directly there; what is in folders below
-    comes from customers' code.
+    The tool's own pages and scripts are directly under `root`. Paths with a further slash are data from customers'
+    code, which a browser must not execute.
     """
 
     socket: Path
@@ -43,7 +43,7 @@ class Upstream:
 
     @property
     def content_security_policy(self) -> str:
-        """Return the policy of every response: its scripts reach the tool, and nothing else of the console."""
+        """Return the policy of every response: its scripts can reach the tool, but no other part of the console."""
         return "; ".join([
             "default-src 'none'",
             f"script-src {self.root}",
@@ -60,9 +60,10 @@ class Upstream:
 
 @dataclass
 class Exchange:
-    """One request. The view of an upload reads `body`. The server sends `stream` after Django is done.
+    """What the server and the view of one request share.
 
-    The view of a tool sets `upstream`: if it answered 200, the server lets the tool answer in its place.
+    The view of an upload reads `body`. The server sends `stream` after Django is done. The view of a tool sets
+    `upstream`: if the view returns 200, the server sends the tool's response instead.
     """
 
     body: IncomingBody | None = None
@@ -82,8 +83,8 @@ def is_event_stream(response: HttpResponseBase) -> bool:
 
 
 GATHER_SECONDS = 0.02
-"""How long a read waits for as many bytes as it wants, before it returns fewer. Few large pieces take less time than
-many small ones, and a process that dies loses only what arrived in this time."""
+"""How long a read waits for as many bytes as it asks for, before it returns fewer. Few large reads take less time than
+many small ones; if the process dies, only the bytes that arrived in this time are lost."""
 
 
 class _End(enum.Enum):
@@ -97,7 +98,7 @@ class IncomingBody:
     """The body of a request, read by a view in its thread as it arrives.
 
     `begin` calls `admit` on the server's event loop, before the body is read. `admit` may raise Refused. The first
-    `read` starts to receive ahead of the view, so that receiving overlaps with what the view does.
+    `read` starts a task that receives up to READ_AHEAD_BYTES ahead, so that receiving and the view's work overlap.
     """
 
     def __init__(self, receive: Receive, admit: Callable[[], None]) -> None:
@@ -105,7 +106,7 @@ class IncomingBody:
         self._loop = asyncio.get_running_loop()
         self._receiving: Future[None] | None = None
         self._has_room = asyncio.Event()
-        # Both threads use these, under the condition.
+        # The view's thread and the event loop share the attributes below, under the condition `_changed`.
         self._changed = Condition()
         self._pieces: deque[bytes] = deque()
         self._size = 0
@@ -120,12 +121,13 @@ class IncomingBody:
     def read(self, size: int, /) -> bytes:
         """Return at most `size` bytes, and none at the end. Raises ConnectionResetError if the client left.
 
-        What arrived before the client left is returned first.
+        Bytes that arrived before the client left are returned first.
         """
         if self._receiving is None:
             self._receiving = asyncio.run_coroutine_threadsafe(self._receive_ahead(), self._loop)
         with self._changed:
-            self._wait(size, timeout=GATHER_SECONDS) or self._wait(1)
+            if not self._wait(size, timeout=GATHER_SECONDS):
+                self._wait(1)
             if not self._pieces and self._end is _End.CLIENT_LEFT:
                 raise ConnectionResetError("The client closed the connection.")
             data = self._take(size)
@@ -136,7 +138,7 @@ class IncomingBody:
         return data
 
     def add_last(self, piece: bytes, *, is_complete: bool) -> None:
-        """Add what arrived before the connection was lost. Call it on the event loop."""
+        """Add the bytes that arrived before the connection was lost. Call it on the event loop."""
         self._add(piece)
         self._finish(_End.COMPLETE if is_complete else _End.CLIENT_LEFT)
 
@@ -152,15 +154,15 @@ class IncomingBody:
 
     def _take(self, size: int) -> bytes:
         """Remove and return the first bytes, at most `size`."""
-        taken, left = [], size
-        while self._pieces and left:
+        taken, missing = [], size
+        while self._pieces and missing:
             piece = self._pieces.popleft()
-            if len(piece) > left:
-                self._pieces.appendleft(piece[left:])
-                piece = piece[:left]
+            if len(piece) > missing:
+                self._pieces.appendleft(piece[missing:])
+                piece = piece[:missing]
             taken.append(piece)
-            left -= len(piece)
-        return taken[0] if len(taken) == 1 else b"".join(taken)
+            missing -= len(piece)
+        return taken[0] if len(taken) == 1 else b"".join(taken)  # without a copy if there is one piece
 
     async def _begin(self) -> None:
         self._admit()
@@ -183,7 +185,7 @@ class IncomingBody:
             self._changed.notify()
 
     def _add(self, piece: bytes) -> bool:
-        """Add received bytes; return whether enough wait for the view."""
+        """Add received bytes; return whether the read-ahead buffer is full."""
         with self._changed:
             if piece:
                 self._pieces.append(piece)

@@ -10,7 +10,7 @@ from console.serving.refusals import Refusal, Refused
 
 
 class Limit:
-    """At most `maximum` concurrent uses under each key, such as an address or an organization. For one thread only."""
+    """At most `maximum` concurrent uses under each key, such as an address or an organization. Not thread-safe."""
 
     def __init__(self, maximum: int, refusal: Refusal) -> None:
         self._maximum, self._refusal = maximum, refusal
@@ -31,7 +31,7 @@ class Limit:
     def release(self, key: Hashable) -> None:
         """End a use."""
         self._uses[key] -= 1
-        if not self._uses[key]:  # keep no counter of past clients
+        if not self._uses[key]:  # a key per past client would fill memory
             del self._uses[key]
 
     @contextmanager

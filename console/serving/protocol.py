@@ -34,22 +34,24 @@ ALL_CONNECTIONS = Limit(settings.MAX_CONNECTIONS, refusals.BUSY)
 
 
 class GuardedProtocol(H11Protocol):
-    """One connection."""
+    """One connection, which is closed if its client is too slow. Times are those of the event loop."""
 
     _address: str | None = None
     """The key under which CONNECTIONS_BY_ADDRESS counts this connection; None if it counts under no address."""
     _is_counted = False
+    """Whether this connection counts in ALL_CONNECTIONS; False after it was refused."""
     _received_bytes = 0
     """All bytes received on this connection."""
     _head_since: float | None = None
     """When a request whose headers are incomplete began to arrive."""
     _body_window_since: float | None = None
-    """When the current window of a body began; `_bytes_before_window` holds the bytes received before it."""
+    """When the current window of BODY_SECONDS began, in which the speed of a body is measured."""
     _bytes_before_window = 0
-    _answered_since: float | None = None
-    """When the server began to answer a request whose body is incomplete."""
+    """All bytes received on this connection before the current window."""
+    _early_response_since: float | None = None
+    """When a check first found a response to a request whose body is incomplete."""
     _stalled_since: float | None = None
-    """When the client stopped reading a response; None while it reads. Times are those of the event loop."""
+    """When the client stopped reading a response; None while it reads."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """Accept the connection, or refuse it at a limit."""
@@ -69,7 +71,7 @@ class GuardedProtocol(H11Protocol):
         """Stop counting the connection."""
         exchange = self.scope.get(SCOPE_KEY) if self.scope else None
         if isinstance(exchange, Exchange) and exchange.body is not None and self.cycle is not None:
-            # uvicorn drops what the application has not received yet.
+            # uvicorn would drop the bytes that the application has not received yet.
             exchange.body.add_last(bytes(self.cycle.body), is_complete=not self.cycle.more_body)
         super().connection_lost(exc)
         if self._is_counted:
@@ -90,12 +92,12 @@ class GuardedProtocol(H11Protocol):
             self._head_since = self.loop.time()
 
     def pause_writing(self) -> None:
-        """Note when the client stopped reading."""
+        """Store when the client stopped reading."""
         super().pause_writing()
         self._stalled_since = self.loop.time()
 
     def resume_writing(self) -> None:
-        """Note that the client reads again."""
+        """Store that the client reads again."""
         super().resume_writing()
         self._stalled_since = None
 
@@ -124,8 +126,8 @@ class GuardedProtocol(H11Protocol):
         if self._stalled_since is not None and now - self._stalled_since > STALLED_SECONDS:
             self.transport.abort()  # `close` would wait until the client has read the rest
         elif self._is_late(now):
-            # A client that sent nothing, or already gets a response, cannot use an error response.
-            if self._received_bytes and self._answered_since is None:
+            # An error response is of no use to a client that sent nothing, or that already gets a response.
+            if self._received_bytes and self._early_response_since is None:
                 self._refuse(refusals.TOO_SLOW)
             else:
                 self.transport.close()
@@ -140,20 +142,23 @@ class GuardedProtocol(H11Protocol):
         if self._head_since is not None:
             return now - self._head_since > settings.HEADER_SECONDS
         if self.conn.their_state is not h11.SEND_BODY:
-            self._body_window_since = self._answered_since = None  # no body is arriving
+            self._body_window_since = self._early_response_since = None  # no body is arriving
             return False
         if self.cycle.response_started:
             # The response came before the end of the body, whose rest is dropped.
-            self._answered_since = self._answered_since or now
-            return now - self._answered_since > LINGER_SECONDS
+            self._early_response_since = self._early_response_since or now
+            return now - self._early_response_since > LINGER_SECONDS
         if self._body_window_since is None or self.flow.read_paused:  # the server is slow, not the client
-            self._body_window_since, self._bytes_before_window = now, self._received_bytes
+            self._begin_window(now)
         elif now - self._body_window_since > settings.BODY_SECONDS:
             required = settings.BODY_SECONDS * settings.BODY_BYTES_PER_SECOND
             if self._received_bytes - self._bytes_before_window < required:
                 return True
-            self._body_window_since, self._bytes_before_window = now, self._received_bytes
+            self._begin_window(now)
         return False
+
+    def _begin_window(self, now: float) -> None:
+        self._body_window_since, self._bytes_before_window = now, self._received_bytes
 
     def _refuse(self, refusal: Refusal) -> None:
         self.transport.write(refusal.http_bytes)

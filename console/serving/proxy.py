@@ -1,8 +1,8 @@
-"""Let a tool answer a request: a program in a sandbox, which listens on a Unix socket.
+"""Forward a request to a tool: a program in a sandbox, which listens on a Unix socket.
 
-A tool is not trusted, and shares its origin with the console. It gets few headers of the request, and never a cookie or
-credential. Of its response the browser gets the body, the status and a few headers; all that decide what a browser may
-do with the body are the console's own. Redirects are refused.
+A tool is not trusted, and shares its origin with the console. The tool gets few of the request's headers, and never a
+cookie or credential. The browser gets the body, the status and a few headers of the tool's response. The headers that
+decide what a browser may do with the body are the console's own. Redirects are refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from console.serving.refusals import Message, Receive, Refusal, Refused, Send
 from console.serving.streams import send_until_disconnect
 
 TIMEOUT = httpx.Timeout(90.0, connect=5.0)
-"""A tool that has just been started lets its first request wait for some seconds, on a busy machine for longer."""
+"""In seconds. A tool that has just started takes some seconds for its first response, on a busy machine longer."""
 ENDED = Refusal(502, "tool_ended", "This tool has ended or does not answer. Open it again.")
 REQUEST_HEADERS = frozenset(
     {"accept", "accept-encoding", "accept-language", "content-type", "range", "if-none-match", "if-modified-since"}
@@ -34,7 +34,7 @@ PROGRAM_TYPES = frozenset({"text/html", "text/css", "text/javascript", "applicat
 
 
 async def forward(upstream: Upstream, scope: Mapping[str, Any], body: bytes, receive: Receive, send: Send) -> None:
-    """Send the tool's response to the request. Raises Refused if it does not answer."""
+    """Send the tool's response to the request. Raises Refused if the tool does not respond, or redirects."""
     path, query = scope["raw_path"], scope["query_string"]
     headers = [(name, value) for name, value in scope["headers"] if name.decode("latin-1").lower() in REQUEST_HEADERS]
     request = httpx.Request(
@@ -69,25 +69,26 @@ async def _pieces(response: httpx.Response) -> AsyncIterator[bytes]:
 
 
 def _response_headers(upstream: Upstream, path: str, headers: httpx.Headers) -> list[tuple[bytes, bytes]]:
-    """Return the headers for the browser: few of the tool's, and the console's own."""
+    """Return the headers for the browser: RESPONSE_HEADERS of the tool's, and the console's own."""
     media_type, _, parameters = headers.get("content-type", "").partition(";")
     media_type = media_type.strip().lower()
     allowed = DATA_TYPES | PROGRAM_TYPES if upstream.is_own(path) else DATA_TYPES
     content_type = media_type if media_type in allowed else "application/octet-stream"
     if content_type.startswith("text/") and parameters.strip().lower() == "charset=utf-8":
         content_type += "; charset=utf-8"
-    kept = [(name, value) for name, value in headers.items() if name in RESPONSE_HEADERS]
+    tool_headers = [(name, value) for name, value in headers.items() if name in RESPONSE_HEADERS]
     if headers.get("content-encoding") in {"gzip", "br", "deflate", "zstd"}:
-        kept.append(("content-encoding", headers["content-encoding"]))
-    ours = {
+        tool_headers.append(("content-encoding", headers["content-encoding"]))
+    console_headers = {
         "content-type": content_type,
         "content-security-policy": upstream.content_security_policy,
         "x-content-type-options": "nosniff",
         "x-frame-options": "DENY",
         "referrer-policy": "no-referrer",
-        # The console's pages say `same-origin`, so a page of a tool cannot keep a window with one of them.
+        # The console's pages send `same-origin`, so a tool's page keeps no access to a window that opens one of them.
         "cross-origin-opener-policy": "unsafe-none",
         "cross-origin-resource-policy": "same-origin",
         "cache-control": "private, no-store",
     }
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in [*kept, *ours.items()]]
+    all_headers = [*tool_headers, *console_headers.items()]
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in all_headers]

@@ -20,15 +20,15 @@ KEEP_ALIVE_SECONDS = 15
 STOP_SECONDS = 10
 """How long open requests may continue after SIGTERM."""
 HUNG_SECONDS = 120
-"""uvicorn replaces a process that does not answer its parent for this long. A slow start must fit in it."""
+"""uvicorn replaces a process that does not answer its parent for this long. A slow start must take less."""
 
 
 def serve() -> None:
     """Serve until SIGTERM or SIGINT."""
     dictConfig(settings.LOGGING)
     # Each connection takes a file descriptor, and the default soft limit is often 1,024.
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    _soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     host, _, port = settings.WEB_BIND.rpartition(":")
     uvicorn.run(
         "console.asgi:application", host=host.strip("[]"), port=int(port), workers=settings.WEB_PROCESSES,
@@ -41,7 +41,7 @@ def serve() -> None:
 
 
 def end_with_parent() -> None:
-    """Stop this process when its parent is killed. Otherwise it would keep the port, and no other could bind it."""
+    """Stop this process when its parent is killed. Otherwise it would keep the port from a new server."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_wait_and_stop, args=(parent.sentinel,), name="parent", daemon=True).start()

@@ -1,7 +1,7 @@
 """Send streaming responses (event streams and downloads) after Django is done with the request.
 
-Event streams share a few threads. A download has a thread of its own, because its iterator may keep a database cursor
-open between two chunks; their number is limited.
+Event streams share a few threads. Each download has its own thread, because its iterator may keep a database cursor
+open between two chunks. The number of downloads is limited.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from console.serving.threads import SharedThreads
 STREAM_THREADS = 4
 """Threads, each with a database connection, that all event streams of a process share."""
 MAX_DOWNLOADS = 64
-"""Concurrent downloads of a process. Each has a thread, but most need no database connection."""
+"""Largest number of concurrent downloads of a process. Each has a thread, but most need no database connection."""
 
 
 class Streams:
@@ -49,14 +49,14 @@ class Streams:
         counts; None counts under no limit.
         """
         is_download = not is_event_stream(response)
-        sending = self._send_file if is_download else self._send_events
+        send_response = self._send_file if is_download else self._send_events
         try:
             with ExitStack() as limits:
                 if owner is not None:
                     limits.enter_context(self._per_organization.held(owner))
                     if is_download:
                         limits.enter_context(self._downloads_per_organization.held(owner))
-                await sending(response, start, receive, send)
+                await send_response(response, start, receive, send)
         finally:
             async with self._threads.acquire():
                 await sync_to_async(response.close)()
@@ -83,7 +83,7 @@ async def _chunks(response: StreamingHttpResponse) -> AsyncIterator[bytes]:
     iterator = iter(response)
 
     def next_chunk() -> bytes | None:
-        return next(iterator, None)  # StopIteration cannot leave a thread through a Future
+        return next(iterator, None)  # a Future cannot raise StopIteration
 
     while (chunk := await sync_to_async(next_chunk)()) is not None:
         yield chunk
@@ -94,7 +94,7 @@ async def send_until_disconnect(chunks: AsyncIterator[bytes], start: Message, re
 
     async def send_all() -> None:
         await send(start)
-        async with aclosing(chunks) as open_chunks:  # type: ignore[type-var]  # async generators, all of them
+        async with aclosing(chunks) as open_chunks:  # type: ignore[type-var]  # every caller passes an async generator
             async for chunk in open_chunks:
                 if chunk:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})

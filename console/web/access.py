@@ -70,16 +70,19 @@ def _page_of_form(request: HttpRequest) -> str:
 
 
 def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponseBase:
-    """Answer as CSRF_FAILURE_VIEW. htmx gets a 401: a log-in in another tab makes this page's token invalid."""
+    """Return the response to a failed CSRF check (CSRF_FAILURE_VIEW).
+
+    htmx gets a 401, as in `signed_in`: a log-in in another tab has made this page's token invalid.
+    """
     return HttpResponse(status=401) if is_htmx(request) else csrf.csrf_failure(request, reason)
 
 
 RETRY_AFTER_SECONDS = 60
-"""The limits of log-in and sign-up count in minutes."""
+"""The Retry-After of a 429: the limits of log-in and sign-up count in minutes."""
 
 
 def too_many_requests(request: HttpRequest) -> HttpResponse:
-    """Answer a request above a limit of log-in or sign-up. allauth calls this as `handler429`."""
+    """Return the response above a limit of log-in or sign-up. allauth calls this as `handler429`."""
     response = render(request, "429.html", status=429)
     response["Retry-After"] = str(RETRY_AFTER_SECONDS)
     return response

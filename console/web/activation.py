@@ -38,7 +38,7 @@ def activation(request: MemberRequest) -> HttpResponse:
         try:
             service.activate(membership=request.membership, accept_terms=form.cleaned_data["accept_terms"])
         except CustomerError as error:
-            if error.code == "not_allowed":  # `member` answers it with 403
+            if error.code == "not_allowed":  # `member` turns it into a 403
                 raise
             add_errors(form, error)
         else:
@@ -52,7 +52,7 @@ def activation(request: MemberRequest) -> HttpResponse:
         {
             "form": form,
             "activation": current,
-            "terms": installation.current(LegalText.Kinds.TERMS),
+            "terms": installation.current_text(LegalText.Kinds.TERMS),
             "terms_version": installation.terms_version(),
             "open_jobs": jobs.open_jobs(organization).count() if current and current.is_active else 0,
         },

@@ -1,4 +1,4 @@
-"""Sentences of *Recent activity*, one for each action that the audit trail records."""
+"""Sentences of *Recent activity*, one for each action in the audit log."""
 
 from __future__ import annotations
 
@@ -104,8 +104,13 @@ def sentence(event: AuditEvent) -> str:
     if event.data.get("member"):
         text = MEMBER_BUDGET
     roles = dict(Membership.Roles.choices)
-    # Empty defaults for sentences that name data which the event lacks.
-    values = {"version": "", "member": "", **event.data, "target": event.target}
-    values["target"] = event.target.replace("job:", "#", 1) if event.target.startswith("job:") else event.target
-    values["role"] = roles.get(event.data.get("to", ""), event.data.get("to", ""))
+    role = event.data.get("to", "")
+    is_job = event.target.startswith("job:")
+    values = {
+        "version": "",  # empty if the event's data lacks it
+        "member": "",
+        **event.data,
+        "target": event.target.replace("job:", "#", 1) if is_job else event.target,
+        "role": roles.get(role, role),
+    }
     return str(text) % values

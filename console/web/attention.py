@@ -1,4 +1,4 @@
-"""What needs somebody's attention, for the overview: money, failed jobs, files that will be deleted, clusters."""
+"""Notices of the overview: money, failed jobs, files that will be deleted, storage and clusters."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from jobs.job_search import JobSearch
 from storage.models import Allocation
 from storage.trees import Usage
 
-RECENT = timedelta(days=7)
-"""How long a failed job is shown: a week, so that a weekend hides none."""
-STORAGE_WARNED = 0.9
-"""Share of the storage quota from which it is shown."""
-BUDGET_WARNED_PERCENT = 80
-"""Budgets that are reached to this threshold are shown; it is one of `budgets.THRESHOLDS`."""
+FAILED_JOB_PERIOD = timedelta(days=7)
+"""How long a failed job is shown: a week, so that nobody misses one over a weekend."""
+STORAGE_WARNING_SHARE = 0.9
+"""The used share of the storage quota from which a notice is shown."""
+BUDGET_WARNING_PERCENT = 80
+"""The used percentage of a budget from which a notice is shown; it is one of `budgets.THRESHOLDS`."""
 
 
 @dataclass(frozen=True)
 class Notice:
-    """One thing that needs attention, and the link to where it is dealt with."""
+    """A notice, with a link (`action`, `url`) to the page where the reader can act."""
 
     kind: str
     """Names it in tests and in the page: `low_balance`, `failed_jobs` and so on."""
@@ -44,7 +44,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class Situation:
-    """What the overview has already read."""
+    """The data from which the notices are made. The overview has read it already."""
 
     membership: Membership
     account: Account | None
@@ -55,53 +55,58 @@ class Situation:
 
 
 def notices(situation: Situation) -> list[Notice]:
-    """Return what needs attention, the urgent first."""
+    """Return the notices, the urgent ones first."""
     organization = situation.membership.organization
-    found = [
+    all_notices = [
         *_money(situation),
         *_failed_jobs(organization),
         *_files(organization, situation.usage),
         *_clusters(situation.silent_clusters),
     ]
-    return sorted(found, key=lambda notice: not notice.is_urgent)
+    return sorted(all_notices, key=lambda notice: not notice.is_urgent)
 
 
 def _money(situation: Situation) -> Iterator[Notice]:
     account, may_pay = situation.account, situation.membership.allows(Capability.PAY)
     if account is None:
         return
-    top_up = f"{reverse('wallet')}#top-up" if may_pay else reverse("wallet")
+    action = _("Top up") if may_pay else _("Wallet")
+    url = f"{reverse('wallet')}#top-up" if may_pay else reverse("wallet")
     balance = situation.balance
     if balance and balance.is_low:
         text = _("The wallet balance is low: %(available)s is available, and the average daily spend is %(daily)s.") % {
             "available": money(account.available_minor, account.currency),
             "daily": money(balance.daily_minor, account.currency),
         }
-        yield Notice("low_balance", text, _("Top up") if may_pay else _("Wallet"), top_up, is_urgent=True)
-    card = AutoTopUp.objects.filter(account=account, failures__gt=0).first()
-    if card is not None:
-        text = _("The last automatic top-up from %(card)s failed.") % {"card": card.method_label}
-        if not card.is_on:
-            text = _("Automatic top-ups from %(card)s failed and were switched off.") % {"card": card.method_label}
+        yield Notice("low_balance", text, action, url, is_urgent=True)
+    failing = AutoTopUp.objects.filter(account=account, failures__gt=0).first()
+    if failing is not None:
+        card = {"card": failing.method_label}
+        if failing.is_on:
+            text = _("The last automatic top-up from %(card)s failed.") % card
+        else:
+            text = _("Automatic top-ups from %(card)s failed and were switched off.") % card
         yield Notice("card", text, _("Cards"), reverse("card_list" if may_pay else "wallet"), is_urgent=True)
     unpaid = storage_charges.unpaid_minor(account)
     if unpaid:
         text = _("%(amount)s for storage is unpaid. Top up before uploads stop.") % {
             "amount": money(unpaid, account.currency)
         }
-        yield Notice("unpaid_storage", text, _("Top up") if may_pay else _("Wallet"), top_up, is_urgent=True)
+        yield Notice("unpaid_storage", text, action, url, is_urgent=True)
     for state in situation.budgets:
-        if state.reached_percent >= BUDGET_WARNED_PERCENT:
+        if state.reached_percent >= BUDGET_WARNING_PERCENT:
             yield _budget(state)
 
 
 def _budget(state: BudgetState) -> Notice:
-    used = {"percent": round(state.fraction * 100)}
+    percent = round(state.fraction * 100)
     if state.budget.user:
-        member = used | {"member": state.budget.user.email}
-        text = _("%(percent)d%% of the budget of %(member)s is charged or held this month.") % member
+        text = _("%(percent)d%% of the budget of %(member)s is charged or held this month.") % {
+            "percent": percent,
+            "member": state.budget.user.email,
+        }
     else:
-        text = _("%(percent)d%% of the organization's budget is charged or held this month.") % used
+        text = _("%(percent)d%% of the organization's budget is charged or held this month.") % {"percent": percent}
     is_exceeded = state.reached_percent >= 100
     if is_exceeded:
         text = f"{text} {_('New orders are refused. Runs continue.')}"
@@ -109,31 +114,31 @@ def _budget(state: BudgetState) -> Notice:
 
 
 def _failed_jobs(organization: Organization) -> Iterator[Notice]:
-    recent = JobSearch(state="failed", since=str(timezone.localdate() - RECENT))
-    count = job_search.count(organization, recent)
+    search = JobSearch(state="failed", since=str(timezone.localdate() - FAILED_JOB_PERIOD))
+    count = job_search.count(organization, search)
     if count:
         text = ngettext("%(count)d job of the last 7 days failed.", "%(count)d jobs of the last 7 days failed.", count)
-        url = f"{reverse('job_list')}?{recent.query_string}"
+        url = f"{reverse('job_list')}?{search.query_string}"
         yield Notice("failed_jobs", text % {"count": count}, _("Failed jobs"), url)
 
 
 def _files(organization: Organization, usage: Usage) -> Iterator[Notice]:
-    kept = Allocation.objects.filter(organization=organization, kind=Allocation.Kinds.RUN)
-    count = kept.filter(kept_until__lte=timezone.now() + expiry.NOTICE).count()
-    storage = reverse("storage_usage")
+    runs = Allocation.objects.filter(organization=organization, kind=Allocation.Kinds.RUN)
+    count = runs.filter(kept_until__lte=timezone.now() + expiry.NOTICE).count()
+    usage_url = reverse("storage_usage")
     if count:
         text = ngettext(
             "Files of %(count)d job will be deleted within 7 days.",
             "Files of %(count)d jobs will be deleted within 7 days.",
             count,
         )
-        yield Notice("deletion", text % {"count": count}, _("Usage"), storage)
+        yield Notice("deletion", text % {"count": count}, _("Usage"), usage_url)
     share = usage.counted_bytes / max(organization.quota.max_storage_bytes, 1)
-    if share >= STORAGE_WARNED:
+    if share >= STORAGE_WARNING_SHARE:
         text = _("%(percent)d%% of the storage quota is used.") % {"percent": round(share * 100)}
         if share >= 1:
             text = f"{text} {_('Uploads are refused.')}"
-        yield Notice("storage", text, _("Usage"), storage, is_urgent=share >= 1)
+        yield Notice("storage", text, _("Usage"), usage_url, is_urgent=share >= 1)
 
 
 def _clusters(silent: list[str]) -> Iterator[Notice]:

@@ -35,11 +35,11 @@ AREAS = {
     "image": _("Images"),
     "budget": _("Budgets"),
 }
-"""What the filter offers: the first word of actions."""
+"""The choices of the filter: the first word of an action, and its label."""
 
 
 class FilterForm(forms.Form):
-    """What to show of the audit log."""
+    """The filters of the audit log."""
 
     area = forms.ChoiceField(label=_("What"), required=False, choices=[("", _("Everything")), *AREAS.items()])
     member = forms.ChoiceField(label=_("Who"), required=False)
@@ -49,9 +49,10 @@ class FilterForm(forms.Form):
 
     def __init__(self, members: list[Membership], *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        people = self.fields["member"]
-        assert isinstance(people, forms.ChoiceField)  # noqa: S101  # for types
-        people.choices = [("", _("Everyone")), *((str(each.user_id), each.user.email) for each in members)]
+        member_field = self.fields["member"]
+        assert isinstance(member_field, forms.ChoiceField)  # noqa: S101  # for types
+        member_choices = [(str(membership.user_id), membership.user.email) for membership in members]
+        member_field.choices = [("", _("Everyone")), *member_choices]
 
 
 @require_GET
@@ -60,17 +61,17 @@ def audit_log(request: MemberRequest) -> HttpResponse:
     """Show who did what, when and from which address, newest first."""
     organization = request.membership.organization
     form = FilterForm(list(organization.memberships.select_related("user").order_by("id")), request.GET)
-    wanted = form.cleaned_data if form.is_valid() else {}
+    filters = form.cleaned_data if form.is_valid() else {}
     events = selectors.filtered_audit_events(
         organization=organization,
-        area=wanted.get("area", ""),
-        actor=int(wanted["member"]) if wanted.get("member") else None,
-        address=wanted.get("address", ""),
-        since=wanted.get("since"),
-        until=wanted.get("until"),
+        area=filters.get("area", ""),
+        actor=int(filters["member"]) if filters.get("member") else None,
+        address=filters.get("address", ""),
+        since=filters.get("since"),
+        until=filters.get("until"),
         before=parse_row_id(request.GET.get("before", "")),
     )
     rows = list(events[: PAGE_SIZE + 1])
-    older = rows[PAGE_SIZE - 1].pk if len(rows) > PAGE_SIZE else None
-    context = {"form": form, "events": rows[:PAGE_SIZE], "older": older, "is_filtered": any(wanted.values())}
+    last_id = rows[PAGE_SIZE - 1].pk if len(rows) > PAGE_SIZE else None  # the next page shows older events
+    context = {"form": form, "events": rows[:PAGE_SIZE], "older": last_id, "is_filtered": any(filters.values())}
     return render(request, "accounts/audit_log.html", context)

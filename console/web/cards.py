@@ -31,7 +31,7 @@ class AutoTopUpForm(forms.Form):
     method = forms.CharField(max_length=255)
 
     def __init__(self, *args: object, currency: str, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]  # passed through as they came
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]  # passed through unchanged
         for name in ("threshold_minor", "amount_minor"):
             self.fields[name].currency = currency  # type: ignore[attr-defined]  # an AmountField
 
@@ -99,7 +99,7 @@ def card_remove(request: MemberRequest) -> HttpResponse:
 
 
 def _change(request: MemberRequest, change: Callable[..., object], success: str) -> HttpResponse:
-    """Change the chosen card, and show `success` or the error."""
+    """Call `change` with the chosen card, and show `success` or the error."""
     try:
         change(organization=request.membership.organization, method_id=request.POST.get("method", ""))
     except BillingError as error:
@@ -110,6 +110,7 @@ def _change(request: MemberRequest, change: Callable[..., object], success: str)
 
 
 def _account(request: MemberRequest) -> Account:
+    """Return the organization's wallet. Raises NoWallet."""
     account = selectors.wallet(request.membership.organization)
     if account is None:
         raise NoWallet
@@ -135,13 +136,12 @@ def _page(request: MemberRequest, account: Account, setup: AutoTopUp | None, for
         cards = customers.saved_cards(request.membership.organization)
     except BillingError as error:
         problem = str(error.message)
+    has_deleted_customer = not cards and not problem and customers.has_deleted_customer(request.membership.organization)
     context = {
         "account": account,
         "cards": cards,
         "problem": problem,
-        "has_deleted_customer": not cards
-        and not problem
-        and customers.has_deleted_customer(request.membership.organization),
+        "has_deleted_customer": has_deleted_customer,
         "form": form,
         "setup": setup,
         "failure": billing_messages.failure_sentence(setup.last_failure) if setup and setup.last_failure else "",

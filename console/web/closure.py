@@ -25,13 +25,13 @@ from storage.downloads import download_archive
 
 
 class ConfirmationForm(forms.Form):
-    """The short name of the organization, typed again."""
+    """The form that confirms the closure: the short name of the organization, typed again."""
 
     confirmation = forms.CharField(label=gettext_lazy("Short name of the organization"), max_length=60)
 
 
 class EmailForm(forms.Form):
-    """The person's own address, typed again."""
+    """The form that confirms the deletion of an account: the person's own address, typed again."""
 
     email = forms.CharField(label=gettext_lazy("Your e-mail address"), max_length=254)
 
@@ -40,7 +40,7 @@ class EmailForm(forms.Form):
         self.user = user
 
     def clean_email(self) -> str:
-        """Compare the address with the person's own."""
+        """Return the address. Raises ValidationError unless it is the person's own."""
         email: str = self.cleaned_data["email"]
         if email.strip().lower() != self.user.email:
             raise forms.ValidationError(_("Enter %(name)s to confirm.") % {"name": self.user.email})
@@ -50,7 +50,7 @@ class EmailForm(forms.Form):
 @require_http_methods(["GET", "POST"])
 @member(Capability.MANAGE)
 def close_organization(request: MemberRequest) -> HttpResponse:
-    """Show what closing the organization means. POST begins the notice."""
+    """Show what closing the organization means. POST begins the notice period."""
     organization = request.membership.organization
     form = ConfirmationForm(request.POST if request.method == "POST" else None)
     if form.is_valid():
@@ -73,7 +73,7 @@ def close_organization(request: MemberRequest) -> HttpResponse:
 @require_POST
 @member(Capability.MANAGE)
 def withdraw(request: MemberRequest) -> HttpResponse:
-    """Keep the organization."""
+    """Withdraw the closure of the organization."""
     with errors_as_message(request):
         closure.withdraw(membership=request.membership)
         messages.success(request, _("The organization stays open. Activate the service to order again."))
@@ -101,7 +101,7 @@ def delete_account(request: HttpRequest) -> HttpResponse:
 @require_GET
 @member(Capability.MANAGE)
 def export_organization(request: MemberRequest) -> HttpResponseBase:
-    """Return everything kept about the organization but its files."""
+    """Download all data about the organization, except its files."""
     chunks = account_exports.export_organization(membership=request.membership)
     name = f"trainyard-{request.membership.organization.slug}.zip"
     return download_archive(request, chunks, name=name, content_type="application/zip")
@@ -112,7 +112,7 @@ def export_organization(request: MemberRequest) -> HttpResponseBase:
 @login_required
 @reauthentication_required  # type: ignore[untyped-decorator]  # as above
 def export_account(request: HttpRequest) -> HttpResponseBase:
-    """Return everything kept about the person."""
+    """Download all data about the person."""
     assert isinstance(request.user, User)  # noqa: S101  # login_required; for types
     chunks = account_exports.export_person(user=request.user)
     return download_archive(request, chunks, name="trainyard-account.zip", content_type="application/zip")

@@ -92,7 +92,7 @@ def budget_set(request: MemberRequest) -> HttpResponse:
 
 
 def csv_file(rows: Any, name: str) -> StreamingHttpResponse:
-    """Return rows (CSV lines) as a download. A byte order mark comes first: without it Excel does not read UTF-8."""
+    """Return CSV lines as a download. A byte order mark comes first: without it Excel does not read UTF-8."""
     response = StreamingHttpResponse(_with_byte_order_mark(rows), content_type="text/csv; charset=utf-8")
     response["Content-Disposition"] = content_disposition_header(True, name) or ""
     return response
@@ -104,7 +104,7 @@ def _with_byte_order_mark(rows: Any) -> Any:
 
 
 def _chart(names: list[str], days: dict[Any, list[int]], currency: str) -> dict[str, Any]:
-    """Return the chart's data: days, and for each name the amounts in major units."""
+    """Return the chart's data: the days, and for each name its amount in major units on each day."""
     return {
         "names": [name or "–" for name in names],
         "days": [day.isoformat() for day in days],
@@ -132,9 +132,8 @@ def _budget_user(membership: Membership, membership_id: str) -> User | None:
     """Return the user of a membership; None for the organization's own budget. Raises CustomerError."""
     if not membership_id:
         return None
-    selected = membership.organization.memberships.filter(
-        pk=parse_row_id(membership_id) or 0
-    ).first()  # no row has id 0
+    pk = parse_row_id(membership_id) or 0  # no row has the id 0
+    selected = membership.organization.memberships.filter(pk=pk).first()
     if selected is None:
         raise CustomerError(_("Choose a member of your organization."))
     return selected.user

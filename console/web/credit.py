@@ -46,16 +46,17 @@ def credit_list(request: MemberRequest) -> HttpResponse:
                 messages.success(request, _("%(amount)s of credit was added to your wallet.") % {"amount": amount})
                 return redirect("credit_list")
     now = timezone.now()
+    lots_with_state = [  # a lot, and whether it can still be spent
+        (lot, lot.left_minor > 0 and (lot.expires_at is None or lot.expires_at > now))
+        for lot in credit.credits_for(request.membership.organization)
+    ]
     return render(
         request,
         "billing/credit_list.html",
         {
             "account": account,
             "form": form,
-            "lots": [  # (lot, whether it can still be spent)
-                (lot, lot.left_minor > 0 and (lot.expires_at is None or lot.expires_at > now))
-                for lot in credit.credits_for(request.membership.organization)
-            ],
+            "lots": lots_with_state,
             "credit_minor": credit.credit_minor(account),
             "paid_minor": credit.paid_minor(account),
         },

@@ -44,7 +44,7 @@ PAGE_SIZE = 50
 
 @dataclass(frozen=True)
 class Crumb:
-    """A folder in a breadcrumb, with its path below the top."""
+    """A folder in a breadcrumb. `path` begins at the top of the dataset version or workspace."""
 
     name: str
     path: str
@@ -68,8 +68,8 @@ class NamedForm(forms.Form):
 @member(Capability.VIEW)
 def dataset_list(request: MemberRequest) -> HttpResponse:
     """List the datasets of a search with their latest versions."""
-    found, search = searched(request, selectors.datasets_for(request.membership.organization))
-    page = Paginator(found, PAGE_SIZE).get_page(request.GET.get("page"))
+    datasets, search = searched(request, selectors.datasets_for(request.membership.organization))
+    page = Paginator(datasets, PAGE_SIZE).get_page(request.GET.get("page"))
     context = search | {"page": page, "borrowed": sharing.borrowed_datasets(request.membership.organization)}
     return render(request, "storage/dataset_list.html", context)
 
@@ -91,7 +91,7 @@ def dataset_new(request: MemberRequest) -> HttpResponse:
 @require_GET
 @member(Capability.VIEW)
 def dataset_detail(request: MemberRequest, name: str) -> HttpResponse:
-    """Show a dataset's versions, and to members of its organization the upload of the next one and its shares."""
+    """Show a dataset's versions. Members of its own organization also see its shares and the form for an upload."""
     return _detail(request, sharing.dataset_named(request.membership.organization, name))
 
 
@@ -162,7 +162,7 @@ def share_revoke(request: MemberRequest, name: str, pk: int) -> HttpResponse:
 @require_POST
 @member(Capability.STORE)
 def share_accept(request: MemberRequest) -> HttpResponse:
-    """Enter the code of a share."""
+    """Accept a share by its code."""
     organization, user = request.membership.organization, request.membership.user
     name = ""
     with errors_as_message(request):
@@ -215,7 +215,7 @@ def version_detail(request: MemberRequest, name: str, number: int, path: str = "
     except WrongKind:
         return redirect("dataset_file", name, number, path)
     except CustomerError as error:
-        if not path:  # the version itself: a redirect would lead here again
+        if not path:  # the path of the version itself: a redirect would lead to this page again
             raise
         show_error(request, error)
         return redirect("dataset_version", name, number)
@@ -242,7 +242,8 @@ def version_file(request: MemberRequest, name: str, number: int, path: str) -> H
         return redirect("dataset_version", name, number)
     with file.stream:
         preview = previews.preview(file, name=path)
-        lines = None if preview.text is None and not preview.rows else previews.line_count(file)
+        is_text = preview.text is not None or bool(preview.rows)
+        lines = previews.line_count(file) if is_text else None
     context = {
         "dataset": version.dataset,
         "version": version,
@@ -273,7 +274,7 @@ def version_download(request: MemberRequest, name: str, number: int, path: str) 
 @require_GET
 @member(Capability.VIEW)
 def version_image(request: MemberRequest, name: str, number: int, path: str) -> HttpResponseBase:
-    """Return a picture for the page of its file. Anything else is not found."""
+    """Return a picture, for the page that shows the file. A file of another type gives 404."""
     version = _version(request, name, number)
     try:
         file = dataset_files.read(version=version, path=path)
@@ -283,7 +284,7 @@ def version_image(request: MemberRequest, name: str, number: int, path: str) -> 
 
 
 def crumbs_of(path: str) -> list[Crumb]:
-    """Return the folders of a path, from the top."""
+    """Return the breadcrumb of a path, from the top."""
     parts = [part for part in path.split("/") if part]
     return [Crumb(part, "/".join(parts[: index + 1])) for index, part in enumerate(parts)]
 
@@ -299,7 +300,7 @@ def _version(request: MemberRequest, name: str, number: int) -> DatasetVersion:
 
 
 def _detail(request: MemberRequest, dataset: Dataset, code: str = "") -> HttpResponse:
-    """Render a dataset's page. `code` is that of a share which was just created."""
+    """Render a dataset's page. `code` is the code of a share that was just created."""
     is_own = dataset.organization_id == request.membership.organization_id
     context = {
         "dataset": dataset,

@@ -1,7 +1,7 @@
 """The documentation: guides from `docs/` and every error code, searchable.
 
-It is public: prices and the environment contract are what people read before they sign up, and nothing of a customer is
-in it. The text is English in every language.
+It is public, because people read about prices and the environment contract before they sign up. It holds no data of
+customers. The text is English in every language.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 from django.conf import settings
@@ -39,7 +40,7 @@ ERRORS_TITLE = (_("Error codes"), _("Every error of the API: its status and what
 MAX_RESULTS = 30
 MAX_QUERY_LENGTH = 100
 EXCERPT_LENGTH = 180
-"""Characters of a section that a result shows."""
+"""How many characters of a section a search result shows."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,15 @@ def docs_page(request: HttpRequest, page: str) -> HttpResponse:
         context |= {"title": ERRORS_TITLE[0], "codes": reference()}
     elif page in FILES:
         guide = _guide(page)
-        context |= {"title": FILES[page][0], "guide": guide, "contents": [s for s in guide.sections if s.level == 2]}
+        contents = [section for section in guide.sections if section.level == 2]
+        context |= {"title": FILES[page][0], "guide": guide, "contents": contents}
     else:
         raise Http404
     return render(request, "docs/page.html", context)
 
 
 def _pages() -> dict[str, tuple[str | Promise, str | Promise]]:
+    """Return title and contents of each page, by its name in the URL."""
     return FILES | {ERRORS: ERRORS_TITLE}
 
 
@@ -93,29 +96,32 @@ def _results(query: str) -> list[dict[str, Any]]:
     """Return the sections that contain all words, those with a word in the title first."""
     words = query.lower().split()
     titles = _pages()
-    found = [s for s in _all_sections() if all(word in f"{s.title} {s.text}".lower() for word in words)]
-    found.sort(key=lambda section: not any(word in section.title.lower() for word in words))
+    matching = [
+        section
+        for section in _all_sections()
+        if all(word in f"{section.title} {section.text}".lower() for word in words)
+    ]
+    matching.sort(key=lambda section: not any(word in section.title.lower() for word in words))
     return [
         {"section": section, "page_title": titles[section.page][0], "excerpt": _excerpt(section.text, words[0])}
-        for section in found[:MAX_RESULTS]
+        for section in matching[:MAX_RESULTS]
     ]
 
 
 def _excerpt(text: str, word: str) -> str:
     """Return the part of a text around a word."""
-    at = max(0, text.lower().find(word) - EXCERPT_LENGTH // 3)
-    return (
-        ("…" if at else "") + text[at : at + EXCERPT_LENGTH].strip() + ("…" if len(text) > at + EXCERPT_LENGTH else "")
-    )
+    start = max(0, text.lower().find(word) - EXCERPT_LENGTH // 3)
+    end = start + EXCERPT_LENGTH
+    return ("…" if start else "") + text[start:end].strip() + ("…" if end < len(text) else "")
 
 
 def _all_sections() -> list[Section]:
     """Return the sections of all guides and the error codes."""
-    found = [section for page in FILES for section in _guide(page).sections]
-    for each in reference():
-        text = " ".join([*each.meanings, *map(str, each.messages)])
-        found.append(Section(ERRORS, each.code, each.code, 2, text))
-    return found
+    sections = [section for page in FILES for section in _guide(page).sections]
+    for error in reference():
+        text = " ".join([*error.meanings, *map(str, error.messages)])
+        sections.append(Section(ERRORS, error.code, error.code, 2, text))
+    return sections
 
 
 @cache
@@ -132,7 +138,7 @@ def _guide(page: str) -> Guide:
             token.attrSet("class", "table table-sm")
         for child in token.children or ():
             if child.type == "link_open":
-                child.attrSet("href", _address(str(child.attrGet("href")), page))
+                child.attrSet("href", _link_url(str(child.attrGet("href")), page))
     html = markdown.renderer.render(tokens, markdown.options, {})
     html = html.replace("<table", '<div class="table-responsive" tabindex="0"><table').replace(
         "</table>", "</table></div>"
@@ -142,8 +148,9 @@ def _guide(page: str) -> Guide:
 
 
 def _without_title(tokens: list[Token]) -> list[Token]:
-    """Leave out the first heading: the page shows its own title."""
-    return tokens[3:] if tokens and tokens[0].type == "heading_open" and tokens[0].tag == "h1" else tokens
+    """Leave out the first heading, which has three tokens: the page shows its own title."""
+    has_title = bool(tokens) and tokens[0].type == "heading_open" and tokens[0].tag == "h1"
+    return tokens[3:] if has_title else tokens
 
 
 def _without_contents(tokens: list[Token]) -> list[Token]:
@@ -152,10 +159,14 @@ def _without_contents(tokens: list[Token]) -> list[Token]:
         if token.type == "heading_open":
             break
         if token.type == "bullet_list_open" and token.level == 0:
-            end = next(
-                i for i in range(start, len(tokens)) if tokens[i].type == "bullet_list_close" and tokens[i].level == 0
+            closing = (
+                index
+                for index, later in enumerate(tokens[start:], start)
+                if later.type == "bullet_list_close" and later.level == 0
             )
-            links = [c for t in tokens[start:end] for c in t.children or () if c.type == "link_open"]
+            end = next(closing)
+            children = (child for inner in tokens[start:end] for child in inner.children or ())
+            links = [child for child in children if child.type == "link_open"]
             if links and all(str(link.attrGet("href")).startswith("#") for link in links):
                 return tokens[:start] + tokens[end + 1 :]
     return tokens
@@ -163,21 +174,14 @@ def _without_contents(tokens: list[Token]) -> list[Token]:
 
 def _sections(page: str, tokens: list[Token]) -> list[Section]:
     """Return the sections of a guide in order, with their texts."""
-    found: list[Section] = []
-    texts: list[str] = []
-    heading: Token | None = None
-    for index, token in enumerate(tokens):
-        if token.type == "heading_open":
-            if heading is not None:
-                found[-1] = Section(**(vars(found[-1]) | {"text": " ".join(texts)}))
-            heading, texts = token, []
-            title = _plain(tokens[index + 1])
-            found.append(Section(page, str(token.attrGet("id")), title, int(token.tag[1:]), ""))
-        elif token.type in {"inline", "fence"}:
-            texts.append(_plain(token))
-    if heading is not None:
-        found[-1] = Section(**(vars(found[-1]) | {"text": " ".join(texts)}))
-    return found
+    headings = [index for index, token in enumerate(tokens) if token.type == "heading_open"]
+    sections: list[Section] = []
+    for start, end in pairwise([*headings, len(tokens)]):
+        heading, title = tokens[start], _plain(tokens[start + 1])
+        # The title itself is searched as part of the text, too.
+        texts = [_plain(token) for token in tokens[start:end] if token.type in {"inline", "fence"}]
+        sections.append(Section(page, str(heading.attrGet("id")), title, int(heading.tag[1:]), " ".join(texts)))
+    return sections
 
 
 def _plain(token: Token) -> str:
@@ -188,18 +192,18 @@ def _plain(token: Token) -> str:
 
 
 def _anchor(title: str, used: dict[str, int]) -> str:
-    """Return a heading's anchor as GitHub makes it; a repeated one gets a number."""
+    """Return a heading's anchor by GitHub's rules; a repeated one gets a number. `used` counts the anchors so far."""
     anchor = re.sub(r"[^\w\- ]", "", strip_tags(title).lower()).replace(" ", "-")
     used[anchor] = used.get(anchor, 0) + 1
     return anchor if used[anchor] == 1 else f"{anchor}-{used[anchor] - 1}"
 
 
-def _address(href: str, page: str) -> str:
-    """Return the address of a link. Files that are not shown here are named by the guide they are linked from."""
+def _link_url(href: str, page: str) -> str:
+    """Return the URL for a link in the guide `page`. A link to a file that is not shown leads to the guide itself."""
     if href.startswith(("#", "https://", "http://")):
         return href
     name, _hash, fragment = href.partition("#")
     slug = name.removesuffix(".md")
     target = slug if slug in FILES else page
-    address = reverse("docs_page", args=[target])
-    return f"{address}#{fragment}" if fragment and slug in FILES else address
+    url = reverse("docs_page", args=[target])
+    return f"{url}#{fragment}" if fragment and slug in FILES else url

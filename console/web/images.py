@@ -80,16 +80,16 @@ class ImageForm(forms.Form):
 def image_list(request: MemberRequest) -> HttpResponse:
     """List the images."""
     organization = request.membership.organization
-    listed = list(selectors.images_for(organization))
+    all_images = list(selectors.images_for(organization))
     account = billing.wallet(organization)
     return render(
         request,
         "storage/image_list.html",
         {
-            "builtin": [image for image in listed if image.is_builtin],
-            "own": [image for image in listed if not image.is_builtin],
-            "problems": images.problems(listed),
-            "contents": {image.pk: images.contents_of(image) for image in listed},
+            "builtin": [image for image in all_images if image.is_builtin],
+            "own": [image for image in all_images if not image.is_builtin],
+            "problems": images.problems(all_images),
+            "contents": {image.pk: images.contents_of(image) for image in all_images},
             "runs_own_images": images.runs_own_images(),
             "framework_titles": FRAMEWORK_TITLES,
             "specs": billing.offered_specs(account.currency) if account and is_active(organization) else [],
@@ -124,8 +124,8 @@ def image_new(request: MemberRequest) -> HttpResponse:
     form = ImageForm(request.POST if request.method == "POST" else None)
     if form.is_valid():
         with errors_in_form(form):
-            warning = _check(request.membership, form.cleaned_data)
-            image = _register(request.membership, dict(form.cleaned_data))
+            warning = _check_registry(request.membership, form.cleaned_data)
+            image = _save(request.membership, dict(form.cleaned_data))
             if warning:
                 messages.warning(request, warning)
             if problem := images.problem(image):  # registered, but no cluster can run it
@@ -149,9 +149,9 @@ def image_edit(request: MemberRequest, name: str) -> HttpResponse:
     form.fields["name"].disabled = True  # the name identifies the image; Django then ignores the submitted value
     if form.is_valid():
         with errors_in_form(form):
-            if warning := _check(request.membership, form.cleaned_data):
+            if warning := _check_registry(request.membership, form.cleaned_data):
                 messages.warning(request, warning)
-            _register(request.membership, dict(form.cleaned_data), image)
+            _save(request.membership, dict(form.cleaned_data), image)
             messages.success(request, _("The changes to the image %(name)s were saved.") % {"name": image.name})
             return redirect("image_list")
     context = {"form": form, "image": image, "runs_own_images": images.runs_own_images()}
@@ -176,15 +176,15 @@ def _own_image(request: MemberRequest, name: str) -> Image:
     return image
 
 
-def _check(membership: Membership, fields: Mapping[str, Any]) -> str:
-    """Check that the registry has the image; return a warning if it cannot be asked. Raises InvalidInput."""
+def _check_registry(membership: Membership, fields: Mapping[str, Any]) -> str:
+    """Check that the registry has the image; return a warning if that could not be checked. Raises InvalidInput."""
     values = {name: fields[name] for name in ("reference", "username", "password")}
     return str(registries.check_image(organization=membership.organization, **values).warning)
 
 
-@transaction.atomic  # invalid credentials also undo the image
-def _register(membership: Membership, fields: dict[str, Any], image: Image | None = None) -> Image:
-    """Save an image, and its registry credentials if given."""
+@transaction.atomic  # the image is not saved if the credentials are invalid
+def _save(membership: Membership, fields: dict[str, Any], image: Image | None = None) -> Image:
+    """Create an image or update `image`, and save the credentials of its registry if the form has any."""
     username, password = fields.pop("username"), fields.pop("password")
     organization = membership.organization
     if image is None:
@@ -192,7 +192,7 @@ def _register(membership: Membership, fields: dict[str, Any], image: Image | Non
     else:
         fields.pop("name")
         image = catalogue.update_image(image=image, user=membership.user, **fields)
-    if username:  # without one, stored credentials of the registry stay
+    if username:  # without a user name, stored credentials of the registry remain
         host = image.reference.partition("/")[0]
         registries.save_registry(
             organization=organization, host=host, username=username, password=password, user=membership.user

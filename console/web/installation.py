@@ -1,4 +1,4 @@
-"""The brand's files, the operator's legal texts, and the context by which every page shows them. All are public."""
+"""Pages of the brand's files and the operator's legal texts, all public, and the templates' context variable."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from django.views.decorators.http import require_safe
 from console.installation import selectors
 from console.installation.models import Brand, LegalText
 
-KEEP = "public, max-age=31536000, immutable"
-"""The addresses of the files change with the brand."""
+CACHE_CONTROL = "public, max-age=31536000, immutable"
+"""Browsers keep the brand's files for a year: the files get new URLs when the brand changes."""
+
+
+MIN_BRIGHTNESS = 160
+"""The lowest average of red, green and blue (0 to 255) of a colour on a dark page."""
 
 
 def context(_request: HttpRequest) -> dict[str, Any]:
-    """Return `installation`, a callable: only templates that show it read it."""
+    """Return the variable `installation`. It is callable, so that only templates that use it cause a query."""
     return {"installation": selectors.installation}
 
 
@@ -28,13 +32,17 @@ def brand_style(_request: HttpRequest) -> HttpResponse:
     brand = Brand.objects.first()
     if brand is None or not brand.color:
         raise Http404
-    light, dark = brand.color, on_dark(brand.color)
-    text = "\n".join(
-        f"{theme} {{ --tblr-primary: {color}; --tblr-primary-rgb: {', '.join(map(str, channels(color)))}; "
-        f"--tblr-primary-darken: {mixed(color, other, 0.15)}; }}"
-        for theme, color, other in ((":root", light, "#000000"), ('[data-bs-theme="dark"]', dark, "#ffffff"))
-    )
-    return HttpResponse(text, content_type="text/css", headers={"Cache-Control": KEEP})
+    light_theme = _theme_rule(":root", brand.color, hover=mixed(brand.color, "#000000", 0.15))
+    dark_color = on_dark(brand.color)
+    dark_theme = _theme_rule('[data-bs-theme="dark"]', dark_color, hover=mixed(dark_color, "#ffffff", 0.15))
+    text = f"{light_theme}\n{dark_theme}"
+    return HttpResponse(text, content_type="text/css", headers={"Cache-Control": CACHE_CONTROL})
+
+
+def _theme_rule(selector: str, color: str, *, hover: str) -> str:
+    """Return the CSS rule that sets Tabler's variables of the primary colour."""
+    rgb = ", ".join(map(str, channels(color)))
+    return f"{selector} {{ --tblr-primary: {color}; --tblr-primary-rgb: {rgb}; --tblr-primary-darken: {hover}; }}"
 
 
 @require_safe
@@ -44,14 +52,14 @@ def brand_logo(_request: HttpRequest) -> HttpResponse:
     brand = Brand.objects.first()
     if brand is None or not brand.logo:
         raise Http404
-    return HttpResponse(bytes(brand.logo), content_type="image/png", headers={"Cache-Control": KEEP})
+    return HttpResponse(bytes(brand.logo), content_type="image/png", headers={"Cache-Control": CACHE_CONTROL})
 
 
 @require_safe
 @login_not_required
 def legal_text(request: HttpRequest, kind: str) -> HttpResponse:
-    """Show the current terms or privacy policy; without terms of the operator's, the built-in ones."""
-    text = selectors.current(kind)
+    """Show the current terms or privacy policy. Without the operator's own terms, show the built-in ones."""
+    text = selectors.current_text(kind)
     if text is None and kind != LegalText.Kinds.TERMS:
         raise Http404("There is no such text.")
     title = LegalText.Kinds(kind).label
@@ -66,12 +74,12 @@ def channels(color: str) -> tuple[int, int, int]:
 
 
 def mixed(color: str, other: str, share: float) -> str:
-    """Return a colour with a share of another one."""
+    """Return a mixture of two colours; `share` is the share of `other`, 0 to 1."""
     pairs = zip(channels(color), channels(other), strict=True)
-    return "#" + "".join(f"{round(own * (1 - share) + mix * share):02x}" for own, mix in pairs)
+    return "#" + "".join(f"{round(first * (1 - share) + second * share):02x}" for first, second in pairs)
 
 
 def on_dark(color: str) -> str:
-    """Return a lighter shade that can be read on a dark page: the darkest with half of the light of white."""
+    """Return a shade that can be read on a dark page: the colour with the least white that makes it bright enough."""
     shades = (mixed(color, "#ffffff", step / 20) for step in range(21))
-    return next(shade for shade in shades if sum(channels(shade)) >= 3 * 160)
+    return next(shade for shade in shades if sum(channels(shade)) >= 3 * MIN_BRIGHTNESS)

@@ -63,9 +63,10 @@ def accept(request: HttpRequest, token: str) -> HttpResponse:
 def decline(request: HttpRequest, token: str) -> HttpResponse:
     """Decline the invitation. The link is enough: no account is needed."""
     pending = invitations.find(token)
-    if pending is not None:  # else it has ended already, as the user wants
-        # The audit trail names a person only if the invitation is theirs.
-        actor = request.user if isinstance(request.user, User) and request.user.email.lower() == pending.email else None
+    if pending is not None:  # an invitation that has ended needs no decline
+        # The audit log names the user only if the invitation was sent to their address.
+        user = request.user if isinstance(request.user, User) else None
+        actor = user if user and user.email.lower() == pending.email else None
         invitations.decline(invitation=pending, actor=actor)
         messages.success(request, _("The invitation was declined."))
     return redirect("overview")

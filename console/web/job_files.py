@@ -23,13 +23,13 @@ from storage.errors import WrongKind
 from storage.previews import preview
 
 PAGE_ROWS = 200
-"""Entries of a folder that one page shows."""
+"""How many entries of a folder one page shows."""
 
 
 @require_GET
 @member(Capability.VIEW)
 def job_files(request: MemberRequest, pk: int, path: str = "") -> HttpResponse:
-    """Show a folder of a job's files: as a page, or as the contents of the job page's tab if htmx asks."""
+    """Show a folder of a job's files: as a page or, to htmx, as the contents of the job page's tab."""
     job = selectors.job_row(request.membership.organization, pk)
     context: dict[str, Any] = {
         "job": job,
@@ -71,7 +71,7 @@ def job_file(request: MemberRequest, pk: int, path: str) -> HttpResponse:
 @require_GET
 @member(Capability.VIEW)
 def job_image(request: MemberRequest, pk: int, path: str) -> HttpResponseBase:
-    """Return a picture for the page of its file. Anything else is not found."""
+    """Return a picture, for the page that shows the file. A file of another type gives 404."""
     try:
         file = files.read(selectors.job_row(request.membership.organization, pk), path)
     except CustomerError as error:
@@ -86,5 +86,5 @@ def _folder_url(job: Job, path: str) -> str:
 def _crumbs(job: Job, path: str) -> list[tuple[str, str]]:
     """Return the name and the URL of each folder on the way to `path`, from the top."""
     parts = [part for part in path.split("/") if part]
-    folders = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
-    return [(_("Files"), _folder_url(job, "")), *zip(parts, (_folder_url(job, each) for each in folders), strict=True)]
+    urls = [_folder_url(job, "/".join(parts[:end])) for end in range(1, len(parts) + 1)]
+    return [(_("Files"), _folder_url(job, "")), *zip(parts, urls, strict=True)]

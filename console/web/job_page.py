@@ -48,11 +48,11 @@ from storage.models import Allocation
 
 OVERVIEW = "overview"
 LIVE_TABS = frozenset({OVERVIEW, "nodes", "events", "cost"})
-"""Tabs whose contents change while the job is open. The others change by their own streams, or never."""
+"""Tabs that `job_live` renders again when the job changes. The other tabs have their own streams, or never change."""
 LOG_BYTES_SHOWN = 16 * 1024
-"""Bytes of the end of a log that the tab has at first. A script replaces them by a window of the whole log."""
+"""How many bytes at the end of a log the tab shows at first. A script then replaces them by a view of the whole log."""
 OTHER_TABS = frozenset({"files", "metrics", "telemetry"})
-"""Tabs without contents from here: their own URLs and scripts fill them."""
+"""Tabs that this module does not render: their own URLs and scripts fill them."""
 
 
 @require_GET
@@ -81,7 +81,7 @@ def job_tab(request: MemberRequest, pk: int, tab: str) -> HttpResponse:
 @require_GET
 @member(Capability.VIEW)
 def job_live(request: MemberRequest, pk: int) -> HttpResponse:
-    """Return the header of the job page and, out of band, the tab that `?tab=` names if its contents change."""
+    """Return the header of the job page and, out of band, the tab that `?tab=` names if it is one of LIVE_TABS."""
     job = selectors.job_for(request.membership.organization, pk)
     context = _header(job)
     tab = request.GET.get("tab", "")
@@ -103,7 +103,7 @@ def job_stacks(request: MemberRequest, pk: int, attempt: int) -> HttpResponse:
 
 
 def _shared(job: Job) -> dict[str, Any]:
-    """Return what the header and most tabs show: the job, its state, and until when its files are kept."""
+    """Return the context of the header and most tabs: the job, its state, and until when its files are kept."""
     prefetch_related_objects([job], "attempts")
     summary = selectors.summary(job)
     summary["attempts"] = [_attempt(attempt) for attempt in summary["attempts"]]
@@ -119,11 +119,11 @@ def _shared(job: Job) -> dict[str, Any]:
 def _header(job: Job) -> dict[str, Any]:
     """Return the context of the header."""
     shared = _shared(job)
-    reported = [attempt["failure"] for attempt in shared["summary"]["attempts"] if attempt["failure"]]
+    attempt_failures = [attempt["failure"] for attempt in shared["summary"]["attempts"] if attempt["failure"]]
     explanation = failures.explain(job)
     return shared | {
         "receipt": selectors.receipt(job) if job.is_ended else None,
-        "failure": reported[-1] if reported and job.state == JobState.FAILED else None,
+        "failure": attempt_failures[-1] if attempt_failures and job.state == JobState.FAILED else None,
         "explanation": explanation,
         "fix": _fix(job, explanation, has_files=shared["files_end"] is not None) if explanation else None,
         "is_ending": expiry.is_soon(job),
@@ -135,7 +135,7 @@ def _header(job: Job) -> dict[str, Any]:
 def _overview(job: Job) -> dict[str, Any]:
     quote = job.order.quote
     return {
-        # The quote has the names, which spares a query for a job without any.
+        # The quote has the names, so a job without datasets or models needs no query.
         "datasets": run_specs.mounted_versions(job) if selectors.datasets_of(quote) else [],
         "models": run_specs.mounted_models(job) if selectors.models_of(quote) else [],
         "published": storage.model_versions_of_job(job.organization, job.pk) if job.is_ended else [],
@@ -146,13 +146,13 @@ def _overview(job: Job) -> dict[str, Any]:
 
 def _logs(job: Job) -> dict[str, Any]:
     attempts = list(job.attempts.all())
-    last = attempts[-1].number if attempts else 1
+    last_attempt = attempts[-1].number if attempts else 1
     failed_rank = ((attempts[-1].failure or {}).get("rank") or 0) if attempts else 0
     return {
         "ranks": range(job.nodes * job.workers_per_node),
         "first_failed": failed_rank,
         "attempt_numbers": [attempt.number for attempt in attempts],
-        "log_path": f"logs/attempt-{last}/rank-0.log",
+        "log_path": f"logs/attempt-{last_attempt}/rank-0.log",
         "text": selectors.log(job, failed_rank, -LOG_BYTES_SHOWN, at_line=True).text,
     }
 
@@ -187,15 +187,15 @@ TABS: dict[str, Callable[[Job], dict[str, Any]]] = {
     "cost": _cost,
     "configuration": _configuration,
 }
-"""Functions that return the context of each tab, besides `_shared`. The template is `jobs/_job_<tab>.html`."""
+"""Functions that return the context of each tab, in addition to `_shared`. The template is `jobs/_job_<tab>.html`."""
 
 
 def _fix(job: Job, explanation: Explanation, *, has_files: bool) -> dict[str, str]:
-    """Return the button beside a diagnosis: `url` and `title`, and the `name` of an icon."""
+    """Return the button beside a diagnosis: `url`, `title` and the name of its `icon`."""
     kind, frame = explanation.diagnosis.fix, explanation.diagnosis.frame
-    order = f"{reverse('training_new')}?"
+    order_url = f"{reverse('training_new')}?"
     if explanation.changes:
-        url = order + urlencode({"rerun": job.pk, **explanation.changes})
+        url = order_url + urlencode({"rerun": job.pk, **explanation.changes})
         if explanation.hourly_minor is None:
             title = _("Run again with batch size %(size)s") % {"size": explanation.changes["batch_size"]}
         else:
@@ -205,7 +205,7 @@ def _fix(job: Job, explanation: Explanation, *, has_files: bool) -> dict[str, st
             }
         return {"url": url, "title": title, "icon": "repeat"}
     if kind is Fix.LONGER and has_files:
-        url = order + urlencode({"rerun": job.pk, "from_checkpoint": job.pk})
+        url = order_url + urlencode({"rerun": job.pk, "from_checkpoint": job.pk})
         return {"url": url, "title": _("Continue with a higher time limit"), "icon": "rocket"}
     if kind is Fix.FILES and has_files:
         return {"url": reverse("job_files", args=[job.pk]), "title": _("Look at the files"), "icon": "folder"}
@@ -218,16 +218,19 @@ def _fix(job: Job, explanation: Explanation, *, has_files: bool) -> dict[str, st
         url = reverse("workspace_file", args=[job.workspace.name, path or job.code_path])
         title = _("Open %(file)s") % {"file": posixpath.basename(path or job.code_path)}
         return {"url": f"{url}#L{frame.line}" if path else url, "title": title, "icon": "file-text"}
-    return {"url": order + urlencode({"rerun": job.pk}), "title": _("Change the order and run again"), "icon": "repeat"}
+    url = order_url + urlencode({"rerun": job.pk})
+    return {"url": url, "title": _("Change the order and run again"), "icon": "repeat"}
 
 
 def _path_in_workspace(job: Job, file: str) -> str:
-    """Return the path of a file of a traceback inside the workspace; empty if it is not there."""
-    inside = file.removeprefix(f"{run_specs.WORKSPACE_TARGET}/")
-    if inside == file:
-        # The launcher reports the name alone.
+    """Return the path in the workspace of a file that a traceback names; empty if the file is not in the workspace."""
+    prefix = f"{run_specs.WORKSPACE_TARGET}/"
+    if not file.startswith(prefix):
+        # The launcher may report the file's name without its folder.
         return job.code_path if posixpath.basename(file) == posixpath.basename(job.code_path) else ""
-    return inside if posixpath.normpath(inside) == inside and not inside.startswith(("/", "..")) else ""
+    path = file.removeprefix(prefix)
+    is_inside = posixpath.normpath(path) == path and not path.startswith(("/", ".."))
+    return path if is_inside else ""
 
 
 def _files_end(job: Job) -> datetime | None:
@@ -239,14 +242,15 @@ def _files_end(job: Job) -> datetime | None:
 
 def _attempt(attempt: dict[str, Any]) -> dict[str, Any]:
     """Return an attempt with the derived values of its table row. A span is a time with a constant number of nodes."""
-    seconds = [(span["finished_at"] - span["started_at"]).total_seconds() for span in attempt["spans"]]
-    spans = [span | {"seconds": length} for span, length in zip(attempt["spans"], seconds, strict=True)]
+    spans = [
+        span | {"seconds": (span["finished_at"] - span["started_at"]).total_seconds()} for span in attempt["spans"]
+    ]
     started_at, checkpoint_at = attempt["started_at"], attempt["checkpoint_at"]
     return attempt | {
         "reason_title": Job.Reasons(attempt["reason"]).label if attempt["reason"] else "",
-        "ran_seconds": sum(seconds) if seconds else None,
+        "ran_seconds": sum(span["seconds"] for span in spans) if spans else None,
         "spans": spans,
-        # A checkpoint from before the attempt is an earlier attempt's.
+        # An older checkpoint was written by an earlier attempt.
         "has_checkpoint": bool(started_at and checkpoint_at and checkpoint_at >= started_at),
     }
 

@@ -30,13 +30,13 @@ from jobs.models import Job
 from storage import selectors as storage
 
 MAX_SELECTED = 100
-"""Jobs that one form may cancel."""
+"""How many jobs one form may cancel."""
 
 
 @require_GET
 @member(Capability.VIEW)
 def job_list(request: MemberRequest) -> HttpResponse:
-    """List the jobs of a search. htmx polls the rows alone while a job is open.
+    """List the jobs of a search. While a job is open, htmx requests the rows again and again.
 
     The parameters are those of `JobSearch`; `?after=` or `?before=` names the job at the edge of the page, and
     `?filters=1` shows all filters.
@@ -67,9 +67,17 @@ def job_list(request: MemberRequest) -> HttpResponse:
 
 
 def _tab(search: JobSearch, state: str, counts: dict[str, int]) -> dict[str, Any]:
-    """Return a tab of the list; its count is None where it is not known."""
-    count = (counts.get(state) if state else sum(counts.values())) if counts else None
-    is_capped = count is not None and max(counts.values() if not state else [count]) > job_search.COUNT_LIMIT
+    """Return the tab of a state, or of all jobs if `state` is empty. Its count is None if `counts` is empty.
+
+    `job_search.counts` stops above COUNT_LIMIT, so a higher count is shown as the limit.
+    """
+    count, is_capped = None, False
+    if counts and state:
+        count = counts.get(state)
+        is_capped = count is not None and count > job_search.COUNT_LIMIT
+    elif counts:
+        count = sum(counts.values())
+        is_capped = max(counts.values()) > job_search.COUNT_LIMIT
     return {
         "title": job_search.STATES[state][0] if state else _("All"),
         "query": search.in_state(state).query_string,
@@ -100,14 +108,14 @@ def job_export(request: MemberRequest) -> StreamingHttpResponse:
 @require_POST
 @member(Capability.RUN)
 def job_cancel_selected(request: MemberRequest) -> HttpResponse:
-    """Cancel the open jobs of those that the form names. Jobs of other organizations are left out."""
-    selected = [pk for pk in map(parse_row_id, request.POST.getlist("job")[:MAX_SELECTED]) if pk]
-    jobs = Job.objects.filter(organization=request.membership.organization, pk__in=selected).order_by("pk")
-    cancelled = orders.cancel_jobs(membership=request.membership, jobs=jobs)
+    """Cancel the selected jobs that are open. Jobs of other organizations are ignored."""
+    selected_pks = [pk for pk in map(parse_row_id, request.POST.getlist("job")[:MAX_SELECTED]) if pk]
+    jobs = Job.objects.filter(organization=request.membership.organization, pk__in=selected_pks).order_by("pk")
+    cancelled_count = orders.cancel_jobs(membership=request.membership, jobs=jobs)
     messages.success(
         request,
-        ngettext("%(count)d job is being cancelled.", "%(count)d jobs are being cancelled.", cancelled)
-        % {"count": cancelled},
+        ngettext("%(count)d job is being cancelled.", "%(count)d jobs are being cancelled.", cancelled_count)
+        % {"count": cancelled_count},
     )
     return _back_to_list(request.POST.get("query", ""))
 
@@ -115,7 +123,7 @@ def job_cancel_selected(request: MemberRequest) -> HttpResponse:
 @require_POST
 @member(Capability.VIEW)
 def job_view_save(request: MemberRequest) -> HttpResponse:
-    """Save the search that the form names under a name."""
+    """Save the search of the form as a view with a name."""
     search = JobSearch.parse(dict(parse_qsl(request.POST.get("query", ""))))
     with errors_as_message(request):
         view = job_search.save_view(membership=request.membership, name=request.POST.get("name", ""), search=search)
@@ -141,7 +149,7 @@ def _back_to_list(query: str) -> HttpResponse:
 @require_GET
 @member(Capability.VIEW)
 def job_configuration(request: MemberRequest, pk: int) -> HttpResponse:
-    """Show what a job was ordered with, and what changed since."""
+    """Show the choices of a job's order, and which of them have changed since."""
     job = selectors.job_for(request.membership.organization, pk)
     context = {
         "job": job,
@@ -155,7 +163,7 @@ def job_configuration(request: MemberRequest, pk: int) -> HttpResponse:
 @require_POST
 @member(Capability.STORE)
 def job_edit(request: MemberRequest, pk: int) -> HttpResponse:
-    """Change name, tags and notes of a job, or how long its files are kept. The fields of the form decide."""
+    """Change a job's name, tags and notes, or how long its files are kept: only the fields that the form sends."""
     job = selectors.job_for(request.membership.organization, pk)
     data: dict[str, Any] = {name: request.POST[name] for name in ("name", "tags", "notes") if name in request.POST}
     with errors_as_message(request):

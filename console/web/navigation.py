@@ -87,16 +87,17 @@ HELP = {
     "tokens": ("user-guide", "use-the-api"),
     "activation": ("user-guide", "leave"),
 }
-"""The guide and section about the pages of an entry, which the button in their header opens."""
+"""The guide and section that the help button on the pages of an entry opens."""
 
 
 def context(request: HttpRequest) -> dict[str, Any]:
-    """Return `membership`, `memberships`, `may`, `active_entry`, `help` and the callables `sections` and `wallet`."""
+    """Return the template variables of the frame. `may` has the capabilities; `sections` and `wallet` are callables."""
     membership: Membership | None = getattr(request, "membership", None)
     if membership is None:
         return {"membership": None}
     match = request.resolver_match
-    active = _active_entry((match.url_name or "") if match else "")
+    url_name = (match.url_name or "") if match else ""
+    active = _active_entry(url_name)
     return {
         "membership": membership,
         "may": {capability.value: membership.allows(capability) for capability in Capability},

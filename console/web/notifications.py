@@ -1,4 +1,4 @@
-"""Pages of what happened in the organization, of the mails that a member gets, and of webhooks."""
+"""Pages of notifications, of a member's choice of mails, and of webhooks."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from jobs.messages import end_sentence, sweep_end_sentence
 
 PAGE_SIZE = 50
 DELIVERIES_SHOWN = 50
+"""How many deliveries the page of a webhook shows, newest first."""
 
 
 class WebhookForm(forms.Form):
-    """A new webhook."""
+    """The form of a new webhook."""
 
     url = forms.CharField(
         label="URL",
@@ -48,12 +49,12 @@ class WebhookForm(forms.Form):
 @require_GET
 @member(Capability.VIEW)
 def notification_list(request: MemberRequest) -> HttpResponse:
-    """List what happened, newest first, and the member's choices of mails."""
+    """List the notifications, newest first, with the member's choices of mails. Marks all as read."""
     page = Paginator(services.visible(request.membership), PAGE_SIZE).get_page(request.GET.get("page"))
     choices = services.choices_of(request.membership)
     context = {
         "page": page,
-        "rows": [_row(each) for each in page],
+        "rows": [_row(notification) for notification in page],
         "choices": [(name, KINDS[name].title, is_mailed) for name, is_mailed in choices.items()],
     }
     response = render(request, "notifications/list.html", context)
@@ -80,9 +81,8 @@ def webhook_list(request: MemberRequest) -> HttpResponse:
         with errors_in_form(form):
             _webhook, secret = services.create_webhook(membership=request.membership, **form.cleaned_data)
             form = WebhookForm()
-    hooks = services.webhooks_of(request.membership.organization).select_related("created_by")
-    titles = {hook.pk: [KINDS[kind].title for kind in hook.kinds] for hook in hooks}
-    rows = [{"webhook": hook, "titles": titles[hook.pk]} for hook in hooks]
+    webhooks = services.webhooks_of(request.membership.organization).select_related("created_by")
+    rows = [{"webhook": webhook, "titles": [KINDS[kind].title for kind in webhook.kinds]} for webhook in webhooks]
     return render(request, "notifications/webhooks.html", {"form": form, "secret": secret, "rows": rows})
 
 
@@ -90,18 +90,18 @@ def webhook_list(request: MemberRequest) -> HttpResponse:
 @member(Capability.MANAGE)
 def webhook_detail(request: MemberRequest, pk: int) -> HttpResponse:
     """Show the log of a webhook's deliveries."""
-    hook = services.webhook(request.membership.organization, pk)
-    deliveries = hook.deliveries.select_related("notification")[:DELIVERIES_SHOWN]
-    rows = [{"delivery": each, "title": KINDS[each.notification.kind].title} for each in deliveries]
-    return render(request, "notifications/webhook.html", {"webhook": hook, "rows": rows})
+    webhook = services.webhook(request.membership.organization, pk)
+    deliveries = webhook.deliveries.select_related("notification")[:DELIVERIES_SHOWN]
+    rows = [{"delivery": delivery, "title": KINDS[delivery.notification.kind].title} for delivery in deliveries]
+    return render(request, "notifications/webhook.html", {"webhook": webhook, "rows": rows})
 
 
 @require_POST
 @member(Capability.MANAGE)
 def webhook_delete(request: MemberRequest, pk: int) -> HttpResponse:
     """Delete a webhook."""
-    hook = services.webhook(request.membership.organization, pk)
-    services.delete_webhook(webhook=hook, user=request.membership.user)
+    webhook = services.webhook(request.membership.organization, pk)
+    services.delete_webhook(webhook=webhook, user=request.membership.user)
     messages.success(request, _("The webhook was deleted."))
     return redirect("webhook_list")
 
@@ -110,9 +110,9 @@ def webhook_delete(request: MemberRequest, pk: int) -> HttpResponse:
 @member(Capability.MANAGE)
 def webhook_send_again(request: MemberRequest, pk: int, delivery: int) -> HttpResponse:
     """Send a delivery once more."""
-    hook = services.webhook(request.membership.organization, pk)
+    webhook = services.webhook(request.membership.organization, pk)
     with errors_as_message(request):
-        services.send_again(webhook=hook, delivery_pk=delivery)
+        services.send_again(webhook=webhook, delivery_pk=delivery)
         messages.success(request, _("It is sent again within seconds."))
     return redirect("webhook_detail", pk)
 
@@ -120,7 +120,7 @@ def webhook_send_again(request: MemberRequest, pk: int, delivery: int) -> HttpRe
 def _row(notification: Notification) -> dict[str, Any]:
     """Return a notification as a row: its title, a sentence, and a link."""
     data = notification.data
-    amount = {name: money(data[name], data["currency"]) for name in data if name.endswith("_minor")}
+    amounts = {name: money(data[name], data["currency"]) for name in data if name.endswith("_minor")}
     text, href, detail = "", "", ""
     if notification.kind.startswith("job."):
         text = f"#{data['job']} {data['name']}"
@@ -135,9 +135,9 @@ def _row(notification: Notification) -> dict[str, Any]:
     elif notification.kind == "budget.reached":
         text, href = f"{data['percent']} % {data['of']}".strip(), reverse("cost_list")
     elif notification.kind == "invoice.issued":
-        text, href = f"{data['number']}: {amount['total_minor']}", reverse("invoice_detail", args=[data["invoice"]])
+        text, href = f"{data['number']}: {amounts['total_minor']}", reverse("invoice_detail", args=[data["invoice"]])
     else:
-        text, href = next(iter(amount.values()), ""), reverse("wallet")
+        text, href = next(iter(amounts.values()), ""), reverse("wallet")
     return {
         "notification": notification,
         "title": KINDS[notification.kind].title,

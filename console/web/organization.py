@@ -25,7 +25,7 @@ from console.web.amounts import parse_row_id
 
 
 class NameForm(forms.Form):
-    """The form of a name."""
+    """The form of an organization's name, and the base of forms that have a name."""
 
     name = forms.CharField(label=gettext_lazy("Name"), max_length=100)
 
@@ -39,6 +39,7 @@ class TokenForm(NameForm):
         Capability.PAY: gettext_lazy("Top up, see payments and invoices"),
         Capability.MANAGE: gettext_lazy("Manage members and the organization"),
     }
+    CHOSEN_AT_FIRST = (Capability.STORE, Capability.RUN)
     scopes = forms.MultipleChoiceField(
         label=gettext_lazy("Besides reading, the token may"), required=False, widget=forms.CheckboxSelectMultiple
     )
@@ -58,11 +59,11 @@ class TokenForm(NameForm):
 
     def __init__(self, membership: Membership, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        allowed = [(each.value, label) for each, label in self.LABELS.items() if membership.allows(each)]
+        allowed = [capability for capability in self.LABELS if membership.allows(capability)]
         scopes = self.fields["scopes"]
         assert isinstance(scopes, forms.MultipleChoiceField)  # noqa: S101  # for types
-        scopes.choices = allowed
-        scopes.initial = [value for value, _label in allowed if value in {Capability.STORE, Capability.RUN}]
+        scopes.choices = [(capability.value, self.LABELS[capability]) for capability in allowed]
+        scopes.initial = [capability.value for capability in allowed if capability in self.CHOSEN_AT_FIRST]
 
 
 class InvitationForm(forms.Form):
@@ -84,6 +85,7 @@ def set_language(request: HttpRequest) -> HttpResponse:
 
 
 def _page(request: MemberRequest, *, name_form: NameForm, invitation_form: InvitationForm) -> HttpResponse:
+    """Render the page of the organization with these forms."""
     organization = request.membership.organization
     return render(
         request,
@@ -153,7 +155,7 @@ def revoke_invitation(request: MemberRequest, pk: int) -> HttpResponse:
     return redirect("organization")
 
 
-def _colleague(request: MemberRequest, pk: int) -> Membership:
+def _member_of_organization(request: MemberRequest, pk: int) -> Membership:
     """Return a membership of the same organization. Raises Http404."""
     return get_object_or_404(selectors.members(organization=request.membership.organization), pk=pk)
 
@@ -164,7 +166,9 @@ def change_role(request: MemberRequest, pk: int) -> HttpResponse:
     """Change a member's role."""
     with errors_as_message(request):
         services.change_role(
-            membership=_colleague(request, pk), role=request.POST.get("role", ""), actor=request.membership.user
+            membership=_member_of_organization(request, pk),
+            role=request.POST.get("role", ""),
+            actor=request.membership.user,
         )
         messages.success(request, _("The role was changed."))
     return redirect("organization")
@@ -175,7 +179,7 @@ def change_role(request: MemberRequest, pk: int) -> HttpResponse:
 def remove_member(request: MemberRequest, pk: int) -> HttpResponse:
     """Remove a member."""
     with errors_as_message(request):
-        services.remove_member(membership=_colleague(request, pk), actor=request.membership.user)
+        services.remove_member(membership=_member_of_organization(request, pk), actor=request.membership.user)
         messages.success(request, _("The member was removed. Their API tokens no longer work."))
     return redirect("organization")
 
@@ -186,10 +190,9 @@ def switch(request: HttpRequest) -> HttpResponse:
     """Switch to another of the person's organizations."""
     assert isinstance(request.user, User)  # noqa: S101  # login_required; for types
     organization_id = parse_row_id(request.POST.get("organization", ""))
-    if (
-        organization_id is None
-        or not selectors.memberships(user=request.user).filter(organization=organization_id).exists()
-    ):
+    if organization_id is None:
+        raise Http404
+    if not selectors.memberships(user=request.user).filter(organization=organization_id).exists():
         raise Http404
     request.session[ORGANIZATION_SESSION_KEY] = organization_id
     return redirect("overview")

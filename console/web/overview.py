@@ -28,7 +28,7 @@ from jobs.states import ENDED, JobState
 from storage import selectors as storage
 
 MAX_ROWS = 6
-"""Rows in each of the two lists of jobs."""
+"""How many jobs each of the two lists shows: open jobs, and ended ones."""
 
 
 @dataclass(frozen=True)
@@ -45,24 +45,21 @@ class Step:
 @require_GET
 @member(Capability.VIEW)
 def overview(request: MemberRequest) -> HttpResponse:
-    """Show what runs and waits, spend, storage, capacity and what needs attention.
-
-    Until a first run has ended, also show the first steps.
-    """
+    """Show jobs, spend, storage, capacity and notices, and the steps to the first run until that has ended."""
     organization = request.membership.organization
     account = billing.wallet(organization)
     ended_jobs = list(rows.listed(organization).filter(state__in=ENDED)[:MAX_ROWS])
     open_jobs = list(rows.listed(organization).exclude(state__in=ENDED)[:MAX_ROWS])
     steps = [] if ended_jobs else _steps(organization, account, has_job=bool(open_jobs))
     usage, quota_bytes = storage.usage(organization), organization.quota.max_storage_bytes
-    budget_states, totals = budgets.states(organization), _cluster_totals()
+    budget_states, cluster_totals = budgets.states(organization), _cluster_totals()
     situation = attention.Situation(
         membership=request.membership,
         account=account,
         balance=budgets.balance_of(account) if account else None,
         budgets=budget_states,
         usage=usage,
-        silent_clusters=[name for name, capacity in totals.items() if capacity is None],
+        silent_clusters=[name for name, totals in cluster_totals.items() if totals is None],
     )
     return render(
         request,
@@ -78,7 +75,7 @@ def overview(request: MemberRequest) -> HttpResponse:
             "storage_fraction": usage.counted_bytes / quota_bytes if quota_bytes else 1,
             "open_rows": _open_rows(organization, open_jobs),
             "last_rows": [rows.row(job) for job in ended_jobs],
-            "clusters": totals,
+            "clusters": cluster_totals,
             "steps": steps,
             "next_step": next((step for step in steps if not step.is_done), None),
             "done_count": sum(step.is_done for step in steps),
@@ -87,12 +84,10 @@ def overview(request: MemberRequest) -> HttpResponse:
 
 
 def _open_rows(organization: Organization, jobs: list[Job]) -> list[dict[str, Any]]:
-    """Return the rows of open jobs, those that wait or start with the reason."""
-    waiting = [job.pk for job in jobs if job.state in {JobState.QUEUED, JobState.STARTING}]
-    reasons = {
-        job.pk: selectors.waiting_for(job)
-        for job in (selectors.jobs_for(organization).filter(pk__in=waiting) if waiting else ())
-    }
+    """Return the rows of open jobs. The row of a job that waits or starts has the reason."""
+    waiting_pks = [job.pk for job in jobs if job.state in {JobState.QUEUED, JobState.STARTING}]
+    waiting_jobs = selectors.jobs_for(organization).filter(pk__in=waiting_pks) if waiting_pks else ()
+    reasons = {job.pk: selectors.waiting_for(job) for job in waiting_jobs}
     return [rows.row(job) | {"waiting_for": reasons.get(job.pk, "")} for job in jobs]
 
 

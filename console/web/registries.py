@@ -18,7 +18,7 @@ from storage import registries
 
 
 class RegistryForm(forms.Form):
-    """Credentials of a registry."""
+    """The form of a registry's credentials."""
 
     host = forms.CharField(
         label=gettext_lazy("Registry host"),
@@ -43,7 +43,7 @@ class RegistryForm(forms.Form):
 @require_http_methods(["GET", "POST"])
 @member(Capability.VIEW)
 def registry_list(request: MemberRequest) -> HttpResponse:
-    """List the registries. POST checks and saves the credentials of one; `?host=` edits one."""
+    """List the registries. POST checks and saves the credentials of one; `?host=` fills the form with a stored one."""
     organization = request.membership.organization
     if request.method == "POST" and not request.membership.allows(Capability.STORE):
         raise NotAllowed

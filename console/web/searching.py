@@ -1,4 +1,4 @@
-"""Search and order of lists that a quota keeps short (datasets, models, workspaces), by `?q=` and `?sort=`."""
+"""Search and sort lists by `?q=` and `?sort=`: datasets, models and workspaces, whose number a quota limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ORDERS = {
     "newest": (_("Newest first"), ("-pk",)),
     "oldest": (_("Oldest first"), ("pk",)),
 }
-"""The orders by name: title and columns."""
+"""Title and columns of each order, by its name in the URL."""
 
 
 def searched(request: HttpRequest, rows: QuerySet[Row]) -> tuple[QuerySet[Row], dict[str, Any]]:
@@ -24,5 +24,6 @@ def searched(request: HttpRequest, rows: QuerySet[Row]) -> tuple[QuerySet[Row], 
     sort = sort if sort in ORDERS else ""
     if query:
         rows = rows.filter(name__icontains=query)
-    orders = {name: title for name, (title, _columns) in ORDERS.items()}
-    return rows.order_by(*ORDERS[sort][1]), {"query": query, "sort": sort, "orders": orders}
+    _title, columns = ORDERS[sort]
+    titles = {name: title for name, (title, _columns) in ORDERS.items()}
+    return rows.order_by(*columns), {"query": query, "sort": sort, "orders": titles}

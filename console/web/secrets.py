@@ -20,16 +20,16 @@ from storage import secret_store
 
 
 class WriteOnlyTextarea(forms.Textarea):
-    """A text field that never contains its value, also not after an error."""
+    """A text field that is always shown empty, even after an error, so that a page never contains a secret."""
 
     def format_value(self, value: Any) -> str:
-        """Return no text."""
+        """Return an empty text."""
         del value
         return ""
 
 
 class SecretForm(forms.Form):
-    """A new secret, or a new value of one."""
+    """The form of a new secret, or of a new value for one."""
 
     name = forms.CharField(
         label=gettext_lazy("Name"),
@@ -59,7 +59,7 @@ def secret_list(request: MemberRequest) -> HttpResponse:
             secret_store.save_secret(
                 organization=request.membership.organization,
                 name=name,
-                # A form sends lines that end with CR LF.
+                # Browsers send a form's lines with CR LF.
                 value=form.cleaned_data["value"].replace("\r\n", "\n"),
                 user=request.membership.user,
             )

@@ -1,4 +1,4 @@
-"""The page of a person's own log-in: password, second factors and sessions. The forms of factors are allauth's."""
+"""The page of a person's own log-in: password, second factors and sessions. allauth has the forms of second factors."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def security(request: HttpRequest) -> HttpResponse:
         request,
         "accounts/security.html",
         {
-            "totp": next((each for each in factors if each.type == Authenticator.Type.TOTP), None),
-            "passkeys": [each for each in factors if each.type == Authenticator.Type.WEBAUTHN],
-            "codes_left": second_factors.codes_left(factors),
+            "totp": next((factor for factor in factors if factor.type == Authenticator.Type.TOTP), None),
+            "passkeys": [factor for factor in factors if factor.type == Authenticator.Type.WEBAUTHN],
+            "unused_codes": second_factors.count_unused_codes(factors),
             "has_providers": bool(settings.OIDC_PROVIDERS),
             "sessions": [
                 {"row": session, "browser": user_agents.name(session.user_agent), "is_current": session.is_current()}
-                for session in sorted(sessions, key=lambda each: each.created_at, reverse=True)
+                for session in sorted(sessions, key=lambda session: session.created_at, reverse=True)
             ],
         },
     )

@@ -21,17 +21,17 @@ class Card:
 
     row: ClusterRow
     totals: ClusterTotals | None
-    """Its total and free capacity; None if it does not answer."""
+    """The cluster's total and free capacity; None if it does not respond."""
     specs: tuple[str, ...]
-    """The node specs on offer there."""
+    """The titles of the node specs that the cluster offers."""
 
 
 @require_GET
 @member(Capability.VIEW)
 def status(request: MemberRequest) -> HttpResponse:
-    """Show all clusters. htmx polls the cards alone."""
+    """Show all clusters. htmx polls only the cards."""
     is_administrator = request.user.is_staff
-    rows = clusters.status_rows(with_gaps=is_administrator)  # isolation gaps, which each cluster is asked for
+    rows = clusters.status_rows(with_gaps=is_administrator)  # isolation gaps, which take a request to each cluster
     capacities = selectors.capacities_now()
     specs_by_cluster: dict[str, list[str]] = {}
     for spec in NodeSpec.objects.filter(is_active=True):
@@ -46,7 +46,7 @@ def status(request: MemberRequest) -> HttpResponse:
     ]
     context = {
         "cards": cards,
-        "away": sum(row.answers is False for row in rows),  # None means: not checked yet
+        "away": sum(row.answers is False for row in rows),  # None: not checked yet
         "is_administrator": is_administrator,
     }
     return render(request, "jobs/_clusters.html" if request.htmx else "jobs/status.html", context)

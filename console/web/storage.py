@@ -22,7 +22,7 @@ from storage.models import Allocation
 from storage.trees import ENTRY_BYTES
 
 PAGE_SIZE = 50
-"""Runs with results per page."""
+"""How many runs with results one page shows."""
 
 
 @require_GET
@@ -30,7 +30,7 @@ PAGE_SIZE = 50
 def storage_usage(request: MemberRequest) -> HttpResponse:
     """Show how much of the quota each item uses."""
     organization = request.membership.organization
-    usage, quota = selectors.usage(organization), organization.quota.max_storage_bytes
+    usage, quota_bytes = selectors.usage(organization), organization.quota.max_storage_bytes
     allocations = selectors.allocations(organization).order_by("-size_bytes", "-id")
     runs = allocations.filter(kind=Allocation.Kinds.RUN)
     account = wallet(organization)
@@ -40,9 +40,9 @@ def storage_usage(request: MemberRequest) -> HttpResponse:
         "storage/storage_usage.html",
         {
             "usage": usage,
-            "quota_bytes": quota,
-            "left_bytes": max(0, quota - usage.counted_bytes),
-            "fraction": usage.counted_bytes / quota if quota else 1,
+            "quota_bytes": quota_bytes,
+            "left_bytes": max(0, quota_bytes - usage.counted_bytes),
+            "fraction": usage.counted_bytes / quota_bytes if quota_bytes else 1,
             "entry_bytes": ENTRY_BYTES,
             "limits": selectors.limits(organization, usage),
             "shares": selectors.usage_by_kind(organization),

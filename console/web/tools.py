@@ -19,8 +19,9 @@ from console.web.amounts import parse_row_id
 from jobs import selectors, tensorboards
 from jobs.models import Job
 
-_TRICKS = re.compile(rb"[^!-~]|%(?:2f|5c|00|2e)|//|\\|(?:^|/)\.\.?(?:/|$)", re.IGNORECASE)
-"""What no path of a tool has: bytes to be encoded, encoded slashes and dots, empty folders, and folders above."""
+_UNSAFE_PATH = re.compile(rb"[^!-~]|%(?:2f|5c|00|2e)|//|\\|(?:^|/)\.\.?(?:/|$)", re.IGNORECASE)
+"""Matches paths that a tool may read in another way than the console: with bytes that need encoding, encoded slashes
+and dots, empty folder names, or `..`."""
 
 
 @require_POST
@@ -33,38 +34,39 @@ def job_tensorboard(request: MemberRequest, pk: int) -> HttpResponse:
 @require_POST
 @member(Capability.VIEW)
 def jobs_tensorboard(request: MemberRequest) -> HttpResponse:
-    """Open TensorBoard on the jobs that the form names. Jobs of other organizations are left out."""
-    chosen = [pk for pk in map(parse_row_id, request.POST.getlist("job")[: tensorboards.MAX_JOBS]) if pk]
-    jobs = Job.objects.filter(organization=request.membership.organization, pk__in=chosen).order_by("pk")
+    """Open TensorBoard on the selected jobs. Jobs of other organizations are ignored."""
+    selected_pks = [pk for pk in map(parse_row_id, request.POST.getlist("job")[: tensorboards.MAX_JOBS]) if pk]
+    jobs = Job.objects.filter(organization=request.membership.organization, pk__in=selected_pks).order_by("pk")
     return _open(request, list(jobs), "job_list")
 
 
-@csrf_exempt  # a tool has no token of ours: `_is_from_elsewhere` takes its place
+@csrf_exempt  # a tool's pages have no CSRF token: `_is_cross_site` refuses requests of other sites
 @require_http_methods(["GET", "HEAD", "POST"])
 @member(Capability.VIEW)
 def tool(request: MemberRequest, key: str, rest: str) -> HttpResponse:
-    """Let the session's tool answer, if it is the member's own."""
+    """Forward the request to the tool of a session, if the session is the member's own."""
     session = tensorboards.find_session(membership=request.membership, key=key)
     if session is None:
         raise NotFound(_("This TensorBoard has ended. Open it again from the page of the job."))
     exchange = exchange_of(request)
     scope: dict[str, Any] = getattr(request, "scope", None) or {}
-    if exchange is None or _TRICKS.search(scope["raw_path"]) or not scope["query_string"].isascii():
+    if exchange is None or _UNSAFE_PATH.search(scope["raw_path"]) or not scope["query_string"].isascii():
         raise NotFound
-    if request.method == "POST" and _is_from_elsewhere(request):
+    if request.method == "POST" and _is_cross_site(request):
         return HttpResponseForbidden()
     session.mark_used()
-    address = request.build_absolute_uri(f"{tensorboards.url_path(key)}/")
-    exchange.upstream = Upstream(session.socket, address)
-    return HttpResponse()
+    root = request.build_absolute_uri(f"{tensorboards.url_path(key)}/")
+    exchange.upstream = Upstream(session.socket, root)
+    return HttpResponse()  # the server sends the tool's response instead
 
 
-def _is_from_elsewhere(request: MemberRequest) -> bool:
-    """Return whether another site's page sent the request. Every browser that is supported says so."""
+def _is_cross_site(request: MemberRequest) -> bool:
+    """Return whether another site's page sent the request. Every supported browser sends the header."""
     return request.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin"
 
 
 def _open(request: MemberRequest, jobs: list[Job], page: str, *arguments: Any) -> HttpResponse:
+    """Redirect to a new TensorBoard on the jobs; after an error, to `page`, which shows the error."""
     try:
         return redirect(tensorboards.open_session(membership=request.membership, jobs=jobs))
     except CustomerError as error:

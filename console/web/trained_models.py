@@ -22,9 +22,9 @@ from jobs.models import Job
 from storage import retention, selectors
 
 PAGE_SIZE = 50
-"""Models per page of the list."""
+"""How many models one page of the list shows."""
 MAX_PATHS = 50
-"""Paths below each of outputs and checkpoints that the form offers. Any other can be typed."""
+"""How many paths below each of outputs and checkpoints the form offers. Other paths can be typed."""
 
 
 class PublishForm(forms.Form):
@@ -52,8 +52,8 @@ class PublishForm(forms.Form):
 @member(Capability.VIEW)
 def model_list(request: MemberRequest) -> HttpResponse:
     """List the models of a search with their latest versions."""
-    found, search = searched(request, selectors.models_for(request.membership.organization))
-    page = Paginator(found, PAGE_SIZE).get_page(request.GET.get("page"))
+    models, search = searched(request, selectors.models_for(request.membership.organization))
+    page = Paginator(models, PAGE_SIZE).get_page(request.GET.get("page"))
     return render(request, "storage/model_list.html", {"page": page, **search})
 
 
@@ -99,7 +99,7 @@ def model_version_delete(request: MemberRequest, name: str, number: int) -> Http
 @require_http_methods(["GET", "POST"])
 @member(Capability.STORE)
 def job_publish(request: MemberRequest, pk: int) -> HttpResponse:
-    """Publish outputs or checkpoints of a job as a model. `?path=` chooses them."""
+    """Publish outputs or checkpoints of a job as a model. `?path=` fills in the path."""
     organization = request.membership.organization
     job = jobs.job_for(organization, pk)
     paths = _paths(job)
@@ -115,13 +115,13 @@ def job_publish(request: MemberRequest, pk: int) -> HttpResponse:
 
 
 def _paths(job: Job) -> list[str]:
-    """Return the paths that can be published: outputs and checkpoints with what lies directly in them."""
+    """Return the paths that the form offers: outputs, checkpoints, and the entries directly in them."""
     paths: list[str] = []
     for top in model_publishing.PUBLISHABLE:
         try:
             entries = job_files.list_files(job, top, limit=MAX_PATHS).entries
         except CustomerError:
-            continue  # there is no such folder, or the cluster does not answer
+            continue  # the folder does not exist, or the cluster does not respond
         if entries:
             paths += [top, *(entry.path for entry in entries)]
     return paths

@@ -19,9 +19,9 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(autouse=True)
 def forget():
-    selectors.forget()
+    selectors.clear_cache()
     yield
-    selectors.forget()
+    selectors.clear_cache()
 
 
 @pytest.fixture

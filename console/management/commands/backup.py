@@ -1,4 +1,4 @@
-"""`manage.py backup DEST`: database and files of this installation into a new folder. See `console.backup.archive`."""
+"""`manage.py backup DEST`: back up this installation's database and files. See `console.backup.archive`."""
 
 from __future__ import annotations
 

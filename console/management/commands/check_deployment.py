@@ -1,4 +1,4 @@
-"""`manage.py check_deployment`: whether these settings are fit to serve customers from several machines."""
+"""`manage.py check_deployment`: check whether the settings suit a deployment on several machines."""
 
 from __future__ import annotations
 

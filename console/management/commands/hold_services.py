@@ -15,18 +15,19 @@ from console.supervision.supervisor import start_services
 logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 1.0
+"""How often to check that both servers run."""
 
 
 class Command(BaseCommand):
-    """Leaves both running when it ends: `manage.py up` stops them, after everything that uses them."""
+    """Keeps both servers running, and leaves them running when it ends: `manage.py up` stops them last."""
 
     help = "Keep the embedded PostgreSQL and Redis running. Part of `manage.py up`."
     requires_system_checks = []
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Keep the servers running until SIGTERM."""
-        never = Event()
-        while not never.wait(CHECK_SECONDS):
+        never_set = Event()
+        while not never_set.wait(CHECK_SECONDS):
             try:
                 start_services()
             except (ServiceError, subprocess.SubprocessError, OSError):

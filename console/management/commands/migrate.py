@@ -1,4 +1,4 @@
-"""`manage.py migrate`: Django's own, safe when several replicas start it at once. See `console.supervision.schema`."""
+"""`manage.py migrate`: Django's command, made safe for replicas that start it at the same time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from console.supervision.schema import schema_lock
 
 
 class Command(Migrate):
-    """Those who come later find nothing left to do."""
+    """Django's command under a lock: one replica migrates, and the others then find nothing to do."""
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Migrate under the lock; `--check` and `--plan` do not need it."""

@@ -1,4 +1,4 @@
-"""`manage.py prepare`: what must be done once before a new version serves, wherever its processes run."""
+"""`manage.py prepare`: check settings and migrate. Run it in a deployment before the processes of a new version."""
 
 from __future__ import annotations
 

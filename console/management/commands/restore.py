@@ -1,4 +1,4 @@
-"""`manage.py restore SRC`: a backup in the place of this installation. See `console.backup.archive`."""
+"""`manage.py restore SRC`: replace this installation's data by a backup. See `console.backup.archive`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from console.supervision.embedded import ServiceError
 
 
 class Command(BaseCommand):
-    """The console must be stopped."""
+    """Restores or verifies a backup. The console must be stopped."""
 
     help = "Restore the backup in the folder SRC into this installation, which must be stopped and empty."
     requires_system_checks = []

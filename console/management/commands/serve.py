@@ -16,7 +16,7 @@ from console.supervision import supervisor
 
 
 class Command(BaseCommand):
-    """Executes the program in this process, so that it receives signals and returns its exit status."""
+    """Replaces this process by the program (exec), so that signals reach it and its exit status is the command's."""
 
     help = "Run one program of the console in the foreground: web, worker, beat, watcher ..."
     requires_system_checks = []
@@ -31,4 +31,4 @@ class Command(BaseCommand):
         for folder in (settings.VAR_DIR, settings.EMBEDDED.log_dir):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.chdir(settings.BASE_DIR)
-        os.execv(sys.executable, [sys.executable, *program.arguments])  # noqa: S606  # no shell is meant
+        os.execv(sys.executable, [sys.executable, *program.arguments])  # noqa: S606  # no shell is needed

@@ -34,17 +34,17 @@ class Command(BaseCommand):
         """Serve until Ctrl-C. Exits 0 also if a healthy console is running already."""
         self.screen = Console(highlight=False)
         self.stopping = Event()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._ask_to_stop)
+        for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(signal_number, self._request_stop)
         try:
             with supervisor.up_lock():
                 self._serve()
-        except supervisor.AlreadyRunning as running:
-            self._report_running(running)
+        except supervisor.AlreadyRunning as error:
+            self._report_running(error)
         except (supervisor.UpError, ServiceError) as error:
             raise CommandError(str(error)) from error
 
-    def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
+    def _request_stop(self, signal_number: int, frame: FrameType | None) -> None:
         self.stopping.set()
 
     def _serve(self) -> None:
@@ -67,7 +67,7 @@ class Command(BaseCommand):
         finally:
             supervisord.stop()
             for name, config in settings.TRAINYARD_CLUSTERS.items():
-                if config is None:  # only this machine keeps anything ready
+                if config is None:  # this machine: its warm pool ends, which no other cluster has
                     cluster(name).retire()
             settings.EMBEDDED.stop()
         self.screen.print("Stopped.")
@@ -83,11 +83,12 @@ class Command(BaseCommand):
         title = f"Trainyard is at [bold]{settings.TRAINYARD_URL}[/bold]"
         self.screen.print(Panel(rows, title=title, subtitle="Ctrl-C stops it", expand=False))
 
-    def _report_running(self, running: supervisor.AlreadyRunning) -> None:
+    def _report_running(self, error: supervisor.AlreadyRunning) -> None:
+        """Wait until the console that already runs is ready, and say where it is. Raises CommandError."""
         for _ in range(STARTING_SECONDS):
             if supervisor.is_ready():
-                self.screen.print(f"{running} It is at {settings.TRAINYARD_URL}")
+                self.screen.print(f"{error} It is at {settings.TRAINYARD_URL}")
                 return
             if self.stopping.wait(1):
                 return
-        raise CommandError(f"{running} But it is not ready. See the logs in {settings.EMBEDDED.log_dir}.")
+        raise CommandError(f"{error} But it is not ready. See the logs in {settings.EMBEDDED.log_dir}.")

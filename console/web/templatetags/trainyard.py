@@ -48,7 +48,7 @@ STATE_COLOURS = {
 }
 ACTIVE_STATES = {JobState.STARTING, JobState.RUNNING, JobState.STOPPING}
 MAX_CACHED_TIMES = 4096
-"""Number of formatted times cached per process: repeated requests of a list show the same ones."""
+"""How many formatted times a process caches: repeated requests of a list show the same times."""
 BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -81,7 +81,9 @@ def money(amount_minor: Decimal | int | str | None, currency: str) -> str:
 @register.filter
 def signed_money(amount_minor: int, currency: str) -> str:
     """Format an amount with its sign."""
-    return ("+" if amount_minor > 0 else "−" if amount_minor < 0 else "") + messages.money(abs(amount_minor), currency)
+    sign = "+" if amount_minor > 0 else "−"
+    text = messages.money(abs(amount_minor), currency)
+    return f"{sign}{text}" if amount_minor else text
 
 
 @register.filter
@@ -94,7 +96,7 @@ def rate(amount_minor: Decimal | str | None, currency: str) -> str:
 
 @register.filter
 def small_money(amount_minor: Decimal | float, currency: str) -> str:
-    """Format an amount with at least two significant digits, because parts of a run may cost less than a cent."""
+    """Format minor units with at least two significant digits, because parts of a run may cost less than a cent."""
     amount = Decimal(str(amount_minor))
     digits = max(0, 1 - amount.adjusted()) if amount else 0
     return messages.money(round(amount, digits), currency, exact=0 < amount < 100)
@@ -138,26 +140,26 @@ def duration(seconds: float | str | None) -> str:
     """Format seconds as `45 s`, `12 min 05 s`, `3 h 20 min` or `2 d 4 h`."""
     if seconds in {None, ""}:
         return "–"
-    minutes, seconds_left = divmod(max(0, round(float(str(seconds)))), 60)
-    hours, minutes_left = divmod(minutes, 60)
-    days, hours_left = divmod(hours, 24)
+    total_minutes, whole_seconds = divmod(max(0, round(float(str(seconds)))), 60)
+    total_hours, minutes = divmod(total_minutes, 60)
+    days, hours = divmod(total_hours, 24)
     if days:
-        return _("%(days)d d %(hours)d h") % {"days": days, "hours": hours_left}
+        return _("%(days)d d %(hours)d h") % {"days": days, "hours": hours}
     if hours:
-        return _("%(hours)d h %(minutes)02d min") % {"hours": hours, "minutes": minutes_left}
+        return _("%(hours)d h %(minutes)02d min") % {"hours": hours, "minutes": minutes}
     if minutes:
-        return _("%(minutes)d min %(seconds)02d s") % {"minutes": minutes, "seconds": seconds_left}
-    return _("%(seconds)d s") % {"seconds": seconds_left}
+        return _("%(minutes)d min %(seconds)02d s") % {"minutes": minutes, "seconds": whole_seconds}
+    return _("%(seconds)d s") % {"seconds": whole_seconds}
 
 
 @register.filter(name="bytes")
 def bytes_(size: float | None) -> str:
     """Format a size in bytes as B, KiB, MiB and so on."""
-    amount, unit = float(size or 0), 0
-    while amount >= 1024 and unit < len(BINARY_UNITS) - 1:
-        amount, unit = amount / 1024, unit + 1
-    pattern = "#,##0.#" if amount < 100 and unit else "#,##0"
-    return f"{format_decimal(amount, format=pattern, locale=_locale())} {BINARY_UNITS[unit]}"
+    amount, unit_index = float(size or 0), 0
+    while amount >= 1024 and unit_index < len(BINARY_UNITS) - 1:
+        amount, unit_index = amount / 1024, unit_index + 1
+    pattern = "#,##0.#" if amount < 100 and unit_index else "#,##0"
+    return f"{format_decimal(amount, format=pattern, locale=_locale())} {BINARY_UNITS[unit_index]}"
 
 
 @register.filter
@@ -201,11 +203,11 @@ def moment_text(value: datetime) -> str:
 
 @register.filter
 def day(value: datetime | date | str | None) -> str:
-    """Format a date; of a time, in the installation's time zone."""
-    at = value if isinstance(value, date) and not isinstance(value, datetime) else as_datetime(value)
-    if at is None:
-        return "–"
-    return str(format_date(zones.installation_time(at) if isinstance(at, datetime) else at, "medium", locale=_locale()))
+    """Format a date, or the day of a time in the installation's time zone."""
+    if isinstance(value, date) and not isinstance(value, datetime):
+        return str(format_date(value, "medium", locale=_locale()))
+    at = as_datetime(value)
+    return str(format_date(zones.installation_time(at), "medium", locale=_locale())) if at else "–"
 
 
 @register.filter
@@ -270,7 +272,7 @@ def job_progress(job: Job, progress: Mapping[str, Any], label: str) -> SafeStrin
 
 @register.filter
 def run_seconds(job: Job) -> float | None:
-    """Format how long a job has run."""
+    """Return for how many seconds a job has run; None before its start."""
     return ((job.finished_at or timezone.now()) - job.started_at).total_seconds() if job.started_at else None
 
 
@@ -302,8 +304,8 @@ def get(mapping: Mapping[str, Any], key: str) -> Any:
 
 @register.filter
 def line_unit(line: Mapping[str, Any]) -> str:
-    """Format the quantity and unit of a line."""
-    plural = 1 if line["quantity"] == "1" else 2
+    """Format the quantity and unit of a receipt line."""
+    plural = 1 if line["quantity"] == "1" else 2  # `ngettext` takes an integer, and a quantity may be a fraction
     units = {
         "node_hours": ngettext("%(quantity)s node-hour", "%(quantity)s node-hours", plural),
         "epochs": ngettext("%(quantity)s epoch", "%(quantity)s epochs", plural),
@@ -318,7 +320,7 @@ def line_unit(line: Mapping[str, Any]) -> str:
 
 @register.filter
 def evidence_sentence(evidence: Mapping[str, Any]) -> str:
-    """Return why a line is free: the fault, its attempt and time."""
+    """Return the sentence that says why a receipt line is free: the fault, with its attempt and time."""
     fault = failure_sentence({"rank": None, **evidence})
     return _("Attempt %(attempt)s: %(what)s (%(when)s)") % {
         "attempt": evidence.get("attempt", "1"),
@@ -329,8 +331,8 @@ def evidence_sentence(evidence: Mapping[str, Any]) -> str:
 
 @register.filter
 def receipt_title(receipt: Receipt) -> str:
-    """Return the job of a receipt by number and name. Checks and probes are named in the reader's language."""
-    if not hasattr(receipt.hold, "order"):  # billing knows holds that are not for a job
+    """Return the title of a receipt in the reader's language: the job by number and name, or the day of storage."""
+    if not hasattr(receipt.hold, "order"):  # not the receipt of a job
         day_charged = receipt.hold.quote.purchase.get("storage")
         return _("Storage on %(day)s") % {"day": day(date.fromisoformat(day_charged))} if day_charged else receipt.title
     job = receipt.hold.order.job

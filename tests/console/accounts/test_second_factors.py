@@ -12,7 +12,7 @@ from django.urls import reverse
 from console.accounts import second_factors, user_agents
 from console.accounts.models import AuditEvent
 from console.installation.models import Brand
-from console.installation.selectors import forget
+from console.installation.selectors import clear_cache
 from console.observability.addresses import parse_networks
 from tests.factories.accounts import PASSWORD, MembershipFactory, UserFactory
 
@@ -65,7 +65,7 @@ def protect(user):
 
 def test_authenticator_apps_show_the_name_of_the_installation(user):
     Brand.objects.create(name="Acme Compute")
-    forget()
+    clear_cache()
     client, _answer = enter_password(user)
     page = client.get(reverse("mfa_activate_totp"), follow=True)
     page = client.post(page.redirect_chain[-1][0], {"password": PASSWORD}, follow=True)

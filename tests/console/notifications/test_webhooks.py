@@ -96,7 +96,7 @@ def test_a_failed_delivery_is_tried_again_with_the_same_key_and_given_up_at_last
         delivery.deliver_due()
         wait_is_over()
     failed = Delivery.objects.latest("pk")
-    assert (failed.state, failed.tries, failed.status) == ("failed", len(delivery.WAITS) + 1, 503)
+    assert (failed.state, failed.tries, failed.status) == ("failed", len(delivery.RETRY_SECONDS) + 1, 503)
 
 
 @pytest.mark.parametrize(
@@ -124,9 +124,9 @@ def test_no_private_address_is_reached(owner, host):
 def test_old_notifications_go_with_their_deliveries(owner, receiver):
     services.create_webhook(membership=owner, url=receiver.url)
     publish(owner.organization)
-    Notification.objects.update(created_at=timezone.now() - delivery.KEEP - timedelta(days=1))
+    Notification.objects.update(created_at=timezone.now() - delivery.RETENTION - timedelta(days=1))
     publish(owner.organization)
-    delivery.tidy()
+    delivery.delete_old()
     assert Delivery.objects.count() == Notification.objects.count() == 1
 
 
@@ -139,7 +139,7 @@ def test_an_owner_creates_reads_and_deletes_webhooks_on_the_pages(client, owner,
     assert "whsec_" not in client.get(page).content.decode()
     receiver.statuses = [410] * 9
     publish(owner.organization)
-    for _try in delivery.WAITS:
+    for _try in delivery.RETRY_SECONDS:
         delivery.deliver_due()
         wait_is_over()
     delivery.deliver_due()

@@ -35,7 +35,7 @@ def scrape(client, settings, monkeypatch):
     """`scrape()` gives the present value of each sample by its name and labels."""
     settings.METRICS_TOKEN = TOKEN
     monkeypatch.setattr(metrics, "CACHE_SECONDS", -1.0)
-    monkeypatch.setattr(db_metrics, "SETTLED_SECONDS", 0)
+    monkeypatch.setattr(db_metrics, "MIN_EVENT_AGE_SECONDS", 0)
 
     def get():
         answer = client.get("/metrics", headers=HEADERS)
@@ -116,7 +116,7 @@ def test_metrics_are_computed_from_rows_after_redis_lost_its_data(customer, scra
         customer.end(customer.started(), Outcome.COMPLETED)
     before = scrape()
     redis_client.client().delete(redis_client.key("figures"))
-    monkeypatch.setattr(db_metrics, "EVENTS_AT_ONCE", 4)
+    monkeypatch.setattr(db_metrics, "MAX_EVENTS_PER_SCRAPE", 4)
     samples, rounds = scrape(), 1
     assert samples["figures_behind",] == 1
     while samples["figures_behind",]:
@@ -126,10 +126,10 @@ def test_metrics_are_computed_from_rows_after_redis_lost_its_data(customer, scra
 
 
 def test_a_young_event_is_counted_once_its_transaction_must_be_visible(customer, scrape, monkeypatch):
-    monkeypatch.setattr(db_metrics, "SETTLED_SECONDS", 3600)
+    monkeypatch.setattr(db_metrics, "MIN_EVENT_AGE_SECONDS", 3600)
     customer.end(customer.started(), Outcome.COMPLETED)
     assert ("runs_ended_total", "completed", "no") not in scrape()
-    monkeypatch.setattr(db_metrics, "SETTLED_SECONDS", 0)
+    monkeypatch.setattr(db_metrics, "MIN_EVENT_AGE_SECONDS", 0)
     assert scrape()["runs_ended_total", "completed", "no"] == 1
 
 
