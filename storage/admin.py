@@ -130,7 +130,7 @@ class AllocationAdmin(ReadOnlyAdmin):
 
 @admin.register(Registry)
 class RegistryAdmin(ReadOnlyAdmin):
-    """Registries with their user names; passwords are excluded."""
+    """Registries with their user names, without passwords."""
 
     list_display = ("host", "organization", "username", "created_at")
     list_select_related = ("organization",)

@@ -101,11 +101,11 @@ ADVANCED_DEFAULTS: dict[str, Any] = {
 TIME_UNITS = {"minutes": 60, "hours": 3600}
 """Seconds per unit of the time limit."""
 MAX_SCRIPTS = 300
-"""Scripts offered in the form. The path of any other script can be typed."""
+"""How many scripts the form offers. The path of any other script can be typed."""
 MAX_CHECKPOINTED = 20
-"""Earlier jobs that the form offers to start from. Links on job pages lead to it with any job."""
+"""How many earlier jobs the form offers to start from. A link on a job's page opens the form with any other job."""
 MAX_FOLDERS = 200
-"""Folders searched for scripts, because the form waits for the search."""
+"""How many folders are searched for scripts: the form is shown only after the search."""
 SKIPPED_FOLDERS = {"__pycache__", "node_modules"}
 
 
@@ -116,7 +116,7 @@ class ScriptFolder:
     path: str
     folders: list[ScriptFolder] = field(default_factory=list)
     scripts: list[tuple[str, str]] = field(default_factory=list)
-    """The name and the path of each."""
+    """The name and the path of each script."""
 
     @property
     def name(self) -> str:
@@ -128,7 +128,7 @@ class ScriptFolder:
 class SpecChoice:
     """A node spec on offer with its price per node-hour, its free nodes and its nodes in total.
 
-    `free` and `total` are None if the cluster does not answer, or is elastic and can add nodes.
+    `free` and `total` are None if the cluster does not respond, or is elastic and can add nodes.
     """
 
     offer: billing.OfferedSpec
@@ -139,9 +139,9 @@ class SpecChoice:
 @require_GET
 @member(Capability.RUN)
 def training_new(request: MemberRequest) -> HttpResponse:
-    """Show the form. `?rerun=<job>` prefills it from a job; other parameters prefill fields by name.
+    """Show the form. `?rerun=<job>` fills it in from a job; other parameters fill in fields by name.
 
-    `&exact=1` repeats the job exactly: the fields that may not change are then disabled.
+    `&exact=1` repeats the job exactly: the form then disables the fields that must stay the same.
     """
     organization = request.membership.organization
     account = billing.wallet(organization)
@@ -150,12 +150,12 @@ def training_new(request: MemberRequest) -> HttpResponse:
     images = list(storage.images_for(organization))
     workspaces = list(storage.workspaces_for(organization))
     specs = _specs(account.currency)
-    not_ready = problems(images)
-    ready = [image for image in images if image.pk not in not_ready]
+    problems_by_image = problems(images)
+    usable_images = [image for image in images if image.pk not in problems_by_image]
     job_id = parse_row_id(request.GET.get("rerun", ""))
     job = None if job_id is None else jobs.job_for(organization, job_id)
     is_exact = job is not None and request.GET.get("exact") == "1"
-    values = _defaults(ready, workspaces, specs) | _rerun_values(job)
+    values = _defaults(usable_images, workspaces, specs) | _rerun_values(job)
     values |= {name: request.GET[name] for name in FIELDS if name in request.GET}
     values["secrets"] = request.GET.getlist("secrets") or values["secrets"]
     values["models"] = request.GET.getlist("models") or values["models"]
@@ -177,7 +177,7 @@ def training_new(request: MemberRequest) -> HttpResponse:
             "products": jobs.products(),
             "framework_titles": FRAMEWORK_TITLES,
             "images": images,
-            "not_ready": not_ready,
+            "not_ready": problems_by_image,
             "runs_own_images": runs_own_images(),
             "workspaces": workspaces,
             "scripts": scripts,
@@ -185,7 +185,7 @@ def training_new(request: MemberRequest) -> HttpResponse:
             "datasets": sharing.by_name(storage.with_published(sharing.usable_datasets(organization))),
             "models": storage.with_model_versions(storage.models_for(organization)),
             "checkpointed": checkpointed,
-            "checkpointed_ids": [each.pk for each in checkpointed],
+            "checkpointed_ids": [checkpointed_job.pk for checkpointed_job in checkpointed],
             "secrets": secret_store.secrets_for(organization),
             "specs": specs,
             "account": account,
@@ -195,7 +195,7 @@ def training_new(request: MemberRequest) -> HttpResponse:
             "hang_policies": Job.HangPolicies.choices,
             "controllers": Job.Controllers.choices,
             "local_rank_arguments": Job.LocalRankArguments.choices,
-            # Opens the section if a prefilled field there differs from its default.
+            # The advanced section is open if one of its fields differs from the default.
             "advanced": any(values[name] != default for name, default in ADVANCED_DEFAULTS.items()),
         },
     )
@@ -228,17 +228,17 @@ def training_script(request: MemberRequest) -> HttpResponse:
     except CustomerError as error:
         return render(request, "jobs/_script_preview.html", {"path": path, "problem": error.message})
     with file.stream:
-        shown = previews.preview(file, name="script.py")  # as text, also if its name is that of a picture
+        preview = previews.preview(file, name="script.py")  # this name makes the preview a text
     return render(
         request,
         "jobs/_script_preview.html",
         {
             "path": path,
             "workspace": workspace,
-            "text": shown.text,
-            "is_complete": shown.is_complete,
+            "text": preview.text,
+            "is_complete": preview.is_complete,
             "size_bytes": file.size,
-            "variables": script_data.contract_variables(shown.text or ""),
+            "variables": script_data.contract_variables(preview.text or ""),
         },
     )
 
@@ -250,7 +250,7 @@ def training_quote(request: MemberRequest) -> HttpResponse:
     account = billing.wallet(request.membership.organization)
     currency = account.currency if account else billing.default_currency()
     data, limit_errors = _data(request.POST, currency)
-    # Quote even with faulty limits: the answer then shows the errors of all fields together.
+    # Quote even if a limit is invalid: the response then shows the errors of all fields together.
     try:
         quote = orders.quote_order(membership=request.membership, data=data)
     except CustomerError as error:
@@ -263,19 +263,19 @@ def training_quote(request: MemberRequest) -> HttpResponse:
 @require_GET
 @member(Capability.RUN)
 def training_comparison(request: MemberRequest, quote_id: UUID) -> HttpResponse:
-    """Return a quote's alternatives; nothing if it can't be compared because what it names no longer exists."""
+    """Return a quote's alternatives; nothing if the quote names something that no longer exists."""
     quote = quote_for(organization=request.membership.organization, quote_id=quote_id)
     try:
         compared = comparison.compare(quote)
     except CustomerError:
-        return HttpResponse("")  # the order says what is missing
+        return HttpResponse("")  # an order of the quote shows the error
     return render(request, "jobs/_comparison.html", {"comparison": compared})
 
 
 @require_GET
 @member(Capability.RUN)
 def training_environment(request: MemberRequest, quote_id: UUID) -> HttpResponse:
-    """Return what rank 0 of a quoted run will get; nothing if the quote names something that no longer exists."""
+    """Return the command and variables of rank 0 of a quoted run; nothing if the quote names something deleted."""
     quote = quote_for(organization=request.membership.organization, quote_id=quote_id)
     try:
         preview = launch_preview(quote)
@@ -328,7 +328,7 @@ def training_probe(request: MemberRequest) -> HttpResponse:
 @require_POST
 @member(Capability.RUN)
 def training_pay(request: MemberRequest) -> HttpResponse:
-    """Redirect to the payment of the amount that the wallet lacks. `jobs.checkout` buys the quote when it is paid."""
+    """Redirect to the payment of the amount that the wallet lacks. `jobs.checkout` buys the quote after the payment."""
     organization = request.membership.organization
     quote = quote_for(organization=organization, quote_id=request.POST.get("quote", ""))
     account = billing.wallet(organization)
@@ -355,7 +355,7 @@ def training_paid(request: MemberRequest, quote_id: UUID) -> HttpResponse:
     top_up = quote.top_ups.select_related("quote", "created_by").order_by("-created_at").first()
     if top_up is None:
         raise Http404
-    order = checkout.buy(top_up=top_up)  # None if it is not paid, or cannot be bought
+    order = checkout.buy(top_up=top_up)  # None if the top-up is unpaid, or the quote cannot be bought
     if order is not None:
         messages.success(request, _("Payment received and order placed. The run starts when nodes are available."))
         url = reverse("job_detail", args=[order.job.pk])
@@ -428,18 +428,20 @@ def _error_slots(errors: dict[str, Any], posted: QueryDict) -> list[tuple[str, A
 
     Only the form sends `touched`. Orders come from the card and change no error elements.
     """
-    return [(name, errors.get(name, "")) for name in (*FIELDS, *LIMIT_FIELDS)] if "touched" in posted else []
+    if "touched" not in posted:
+        return []
+    return [(name, errors.get(name, "")) for name in (*FIELDS, *LIMIT_FIELDS)]
 
 
 def _data(posted: QueryDict, currency: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the form as the API's fields, and the errors of the limits by field."""
+    """Return the form as fields of the API, and the errors of LIMIT_FIELDS by field."""
     data: dict[str, Any] = {name: posted.get(name, "") for name in FIELDS}
     data["secrets"] = posted.getlist("secrets")
-    data["models"] = [each for each in posted.getlist("models") if each]  # one control for each model
+    data["models"] = [model for model in posted.getlist("models") if model]  # a control without a choice sends ""
     limit_errors: dict[str, Any] = {}
-    unit = TIME_UNITS.get(str(posted.get("max_time_unit")), 60)
+    unit_seconds = TIME_UNITS.get(str(posted.get("max_time_unit")), 60)
     parsers: dict[str, tuple[str, Callable[[str], int]]] = {
-        "max_seconds": ("max_time", lambda text: parse_seconds(text, unit)),
+        "max_seconds": ("max_time", lambda text: parse_seconds(text, unit_seconds)),
         "ceiling_minor": ("ceiling", lambda text: billing_messages.parse_amount(text, currency)),
     }
     for name, (input_name, parse) in parsers.items():
@@ -454,9 +456,11 @@ def _data(posted: QueryDict, currency: str) -> tuple[dict[str, Any], dict[str, A
 
 
 def _defaults(images: list[Image], workspaces: list[Workspace], specs: list[SpecChoice]) -> dict[str, Any]:
-    """Return the fields' defaults: two nodes of the first node spec. `images` are those that can run."""
+    """Return the fields' defaults: two nodes of the first node spec, or one if it has no more. `images` can run."""
     product = jobs.products().first()
     image = default_image(images)
+    spec = specs[0] if specs else None
+    has_two_nodes = spec is not None and (spec.total is None or spec.total >= 2)
     return {
         "product": product.name if product else "",
         "framework": image.frameworks[0] if image else "",
@@ -475,9 +479,9 @@ def _defaults(images: list[Image], workspaces: list[Workspace], specs: list[Spec
         "lr_scaling": "none",
         "warmup_epochs": "",
         "batch_size": 64,
-        "node_spec": specs[0].offer.spec.name if specs else "",
-        "nodes": 2 if specs and (specs[0].total is None or specs[0].total >= 2) else 1,
-        "workers_per_node": (specs[0].offer.spec.gpus or 1) if specs else 1,
+        "node_spec": spec.offer.spec.name if spec else "",
+        "nodes": 2 if has_two_nodes else 1,
+        "workers_per_node": (spec.offer.spec.gpus or 1) if spec else 1,
         **ADVANCED_DEFAULTS,
         "max_time": "",
         "max_time_unit": "minutes",
@@ -490,15 +494,14 @@ def _defaults(images: list[Image], workspaces: list[Workspace], specs: list[Spec
 
 
 def _rerun_values(job: Job | None) -> dict[str, Any]:
-    """Return the form's fields of an earlier job."""
+    """Return the values of the form's fields for an earlier job; none without a job."""
     if job is None:
         return {}
     purchase = {"environment": {}, "secrets": []} | stored(job.order.quote.purchase)
     ceiling, max_seconds = purchase.get("ceiling_minor"), purchase.get("max_seconds")
-    # Missing in older purchases, where 0 means the same.
+    # Older purchases lack newer fields. A 0 in an advanced field means the default.
     advanced = {name: purchase.get(name) or default for name, default in ADVANCED_DEFAULTS.items()}
     return (
-        # Older purchases lack the fields that were added since.
         {name: purchase[name] for name in FIELDS if name not in ADVANCED_DEFAULTS and name in purchase}
         | advanced
         | {
@@ -519,9 +522,13 @@ def _rerun_values(job: Job | None) -> dict[str, Any]:
 
 
 def _earlier_values(job: Job | None) -> dict[str, list[str]]:
-    """Return what the form's controls have for an earlier job, each as a list of texts: changes to it are marked."""
-    values = {name: value if isinstance(value, list) else [value] for name, value in _rerun_values(job).items()}
-    return {name: [str(each) for each in value if each != ""] for name, value in values.items() if name != "rerun_of"}
+    """Return the values of the form's controls for an earlier job, each as a list of texts. A script marks changes."""
+    earlier_values: dict[str, list[str]] = {}
+    for name, value in _rerun_values(job).items():
+        values = value if isinstance(value, list) else [value]
+        if name != "rerun_of":
+            earlier_values[name] = [str(part) for part in values if part != ""]
+    return earlier_values
 
 
 def _specs(currency: str) -> list[SpecChoice]:
@@ -530,26 +537,27 @@ def _specs(currency: str) -> list[SpecChoice]:
     choices = []
     for offer in billing.offered_specs(currency):
         capacity = capacities.get(cluster_named(offer.spec.cluster))
-        node = resources_of(offer.spec), offer.spec.name
         if capacity is None or capacity.elastic:
             choices.append(SpecChoice(offer, free=None, total=None))
-        else:
-            choices.append(SpecChoice(offer, capacity.nodes_now(*node), capacity.nodes_ever(*node)))
+            continue
+        resources, name = resources_of(offer.spec), offer.spec.name
+        free, total = capacity.nodes_now(resources, name), capacity.nodes_ever(resources, name)
+        choices.append(SpecChoice(offer, free, total))
     return choices
 
 
 def _scripts(workspace: Workspace) -> list[str]:
-    """Return the paths of a workspace's Python files, breadth first. The search of large trees is limited."""
+    """Return the paths of a workspace's Python files, breadth first, up to MAX_SCRIPTS from MAX_FOLDERS folders."""
     root: Path = storage.workspace_folder(workspace)
     scripts: list[str] = []
     folders = [""]
-    for folder in folders:  # the list grows while it is read
+    for folder in folders:  # the loop also visits the folders that it appends
         if len(folders) > MAX_FOLDERS or len(scripts) >= MAX_SCRIPTS:
             break
         try:
             entries = files.list_folder(root=root, path=folder).entries
         except CustomerError:
-            continue  # deleted or made unreadable since it was listed
+            continue  # the folder was deleted or made unreadable since it was listed
         for entry in entries:
             path = posixpath.join(folder, entry.name)
             if entry.kind == Kind.FILE and entry.name.endswith(".py"):
@@ -562,14 +570,14 @@ def _scripts(workspace: Workspace) -> list[str]:
 def _script_tree(scripts: Iterable[str]) -> ScriptFolder:
     """Return the scripts by folder, folders and scripts sorted by name."""
     folders = {"": ScriptFolder("")}
+
+    def folder_at(path: str) -> ScriptFolder:
+        """Return the folder at a path; add it and missing parents to the tree."""
+        if path not in folders:
+            folders[path] = ScriptFolder(path)
+            folder_at(posixpath.dirname(path)).folders.append(folders[path])
+        return folders[path]
+
     for script in sorted(scripts):
-        path = posixpath.dirname(script)
-        missing = []
-        while path not in folders:
-            missing.append(path)
-            path = posixpath.dirname(path)
-        for each in reversed(missing):
-            folders[each] = ScriptFolder(each)
-            folders[posixpath.dirname(each)].folders.append(folders[each])
-        folders[posixpath.dirname(script)].scripts.append((posixpath.basename(script), script))
+        folder_at(posixpath.dirname(script)).scripts.append((posixpath.basename(script), script))
     return folders[""]

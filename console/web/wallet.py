@@ -30,7 +30,9 @@ from console.web.searching import MAX_QUERY_LENGTH
 SUGGESTED_MULTIPLES = (4, 10, 20, 100)
 """Top-up amounts offered as buttons, as multiples of the minimum."""
 PAGE_SIZE = 25
-"""Transactions or receipts per page."""
+"""How many transactions or receipts one page shows."""
+MAX_AMOUNT_DIGITS = 11
+"""Longer amounts in a URL are ignored: no reasonable top-up has as many digits, even in a small currency."""
 
 
 class TopUpForm(forms.Form):
@@ -39,22 +41,22 @@ class TopUpForm(forms.Form):
     amount = AmountField(label=gettext_lazy("Amount"))
 
     def __init__(self, *args: object, currency: str, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]  # passed through as they came
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]  # passed through unchanged
         self.fields["amount"].currency = currency  # type: ignore[attr-defined]  # an AmountField
 
 
 @require_GET
 @member(Capability.VIEW)
 def wallet(request: MemberRequest) -> HttpResponse:
-    """Show the wallet. `?amount=` (minor units) prefills the top-up form."""
+    """Show the wallet. `?amount=` (minor units) fills in the top-up form."""
     account = selectors.wallet(request.membership.organization)
     if account is None:
         return render(request, "billing/no_wallet.html")
     requested = request.GET.get("amount", "")
-    # Any reasonable amount has fewer than 12 digits.
-    if requested.isdecimal() and len(requested) < 12:
-        minor = max(int(requested), settings.TOP_UP_MINIMUM_MINOR)
-        amount = billing_messages.to_major(currencies.round_up_for_payment(minor, account.currency), account.currency)
+    if requested.isdecimal() and len(requested) <= MAX_AMOUNT_DIGITS:
+        requested_minor = max(int(requested), settings.TOP_UP_MINIMUM_MINOR)
+        amount_minor = currencies.round_up_for_payment(requested_minor, account.currency)
+        amount = billing_messages.to_major(amount_minor, account.currency)
     else:
         amount = suggested_amounts(account.currency)[1]  # the second smallest is preselected
     return _page(request, account, TopUpForm(currency=account.currency, initial={"amount": f"{amount:f}"}))
@@ -63,7 +65,7 @@ def wallet(request: MemberRequest) -> HttpResponse:
 @require_http_methods(["GET", "POST"])
 @member(Capability.PAY)
 def top_up(request: MemberRequest) -> HttpResponse:
-    """Redirect to the payment page. A GET, as after signing in again, shows the wallet instead."""
+    """Redirect to the payment page. A GET, which follows a log-in, shows the wallet instead."""
     account = selectors.wallet(request.membership.organization)
     if account is None or request.method == "GET":
         return redirect("wallet")
@@ -86,7 +88,7 @@ def top_up(request: MemberRequest) -> HttpResponse:
 @require_GET
 @member(Capability.VIEW)
 def arrival(request: MemberRequest) -> HttpResponse:
-    """Answer htmx, which polls after a payment. Once the newest top-up is paid or failed, reload the wallet."""
+    """Return the state of the newest top-up; htmx polls it after a payment. When it is final, reload the wallet."""
     account = selectors.wallet(request.membership.organization)
     newest = account.top_ups.first() if account else None
     if newest is not None and newest.state == TopUp.States.PENDING:
@@ -148,8 +150,8 @@ def _page(request: MemberRequest, account: Account, form: TopUpForm) -> HttpResp
     arriving = None
     if "paid" in request.GET:  # the payment page returns to `?paid`
         arriving = _pending_top_up(account)
-        # If the payment arrived after the view read the wallet, nothing is pending and the page does not poll for the
-        # new balance. So it is read again.
+        # If the payment arrived after the view read the wallet, nothing is pending and the page would not poll for the
+        # new balance. So read the balance again.
         account.refresh_from_db()
     page = Paginator(selectors.movements(organization), PAGE_SIZE).get_page(request.GET.get("page"))
     return render(

@@ -9,7 +9,6 @@ import io
 import json
 import posixpath
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,7 +26,7 @@ from console.accounts.models import Organization
 from console.accounts.roles import Capability
 from console.core.errors import CustomerError, NotFound
 from console.web.access import MemberRequest, errors_as_message, errors_in_form, member, show_error
-from console.web.datasets import PAGE_SIZE, NamedForm
+from console.web.datasets import PAGE_SIZE, NamedForm, crumbs_of
 from console.web.searching import searched
 from storage import catalog, copies, direct_uploads, files, recycle_bin, retention, search, secret_store, selectors
 from storage.diffs import line_diff
@@ -40,9 +39,9 @@ from storage.workspace_sources import start_workspace
 from storage.workspace_templates import templates
 
 PAGE_ROWS = 500
-"""Entries of a folder that one page shows. Longer tables are slow in browsers."""
-MAGIC_BYTES = 16
-"""How much of a file tells whether it is a picture."""
+"""How many entries of a folder one page shows. Longer tables are slow in browsers."""
+SIGNATURE_BYTES = 16
+"""How many bytes at the beginning of a file `image_type` needs to recognize a picture."""
 EDITOR_MODES = {
     ".py": "python",
     ".sh": "shell",
@@ -56,7 +55,7 @@ EDITOR_MODES = {
 
 
 class WorkspaceForm(NamedForm):
-    """The form of a new workspace. The services validate what it starts with."""
+    """The form of a new workspace. The services validate the choice of its first files."""
 
     template = forms.ChoiceField(label=gettext_lazy("Start with an example"), required=False)
     copy_of = forms.ChoiceField(label=gettext_lazy("Or with a copy of a workspace"), required=False)
@@ -79,7 +78,7 @@ class WorkspaceForm(NamedForm):
         names = selectors.workspaces_for(organization).values_list("name", flat=True)
         secrets = [(secret.name, secret.name) for secret in secret_store.secrets_for(organization)]
         cast("forms.ChoiceField", self.fields["git_secret"]).choices = [("", _("None")), *secrets]
-        examples = [(each.name, f"{each.name}: {each.title}") for each in templates().values()]
+        examples = [(template.name, f"{template.name}: {template.title}") for template in templates().values()]
         cast("forms.ChoiceField", self.fields["template"]).choices = [("", _("No example")), *examples]
         cast("forms.ChoiceField", self.fields["copy_of"]).choices = [
             ("", _("No copy")),
@@ -87,20 +86,12 @@ class WorkspaceForm(NamedForm):
         ]
 
 
-@dataclass(frozen=True)
-class Crumb:
-    """A folder in the breadcrumb, with its path below the workspace."""
-
-    name: str
-    path: str
-
-
 @require_GET
 @member(Capability.VIEW)
 def workspace_list(request: MemberRequest) -> HttpResponse:
     """List the workspaces of a search."""
-    found, search = searched(request, selectors.workspaces_for(request.membership.organization))
-    page = Paginator(found, PAGE_SIZE).get_page(request.GET.get("page"))
+    workspaces, search = searched(request, selectors.workspaces_for(request.membership.organization))
+    page = Paginator(workspaces, PAGE_SIZE).get_page(request.GET.get("page"))
     return render(request, "storage/workspace_list.html", {"page": page, **search})
 
 
@@ -134,7 +125,7 @@ def workspace_detail(request: MemberRequest, name: str, path: str = "") -> HttpR
     except WrongKind:
         return redirect("workspace_file", name, path)
     except CustomerError as error:
-        if not path and not after:  # the workspace itself: a redirect would lead here again
+        if not path and not after:  # the first page of the workspace: a redirect would lead to it again
             raise
         show_error(request, error)
         return redirect("workspace_detail", name)
@@ -144,7 +135,7 @@ def workspace_detail(request: MemberRequest, name: str, path: str = "") -> HttpR
         {
             "workspace": workspace,
             "path": path,
-            "crumbs": _crumbs(path),
+            "crumbs": crumbs_of(path),
             "rows": [(entry, posixpath.join(path, entry.name)) for entry in listing.entries],
             "after": after,
             "next": listing.next,
@@ -165,7 +156,7 @@ def workspace_file(request: MemberRequest, name: str, path: str) -> HttpResponse
     context: dict[str, Any] = {
         "workspace": workspace,
         "path": path,
-        "crumbs": _crumbs(path)[:-1],
+        "crumbs": crumbs_of(path)[:-1],
         "file_name": posixpath.basename(path),
         "mode": mode,
         "mode_script": f"vendor/codemirror/mode/{mode}.js" if mode else "",
@@ -196,12 +187,12 @@ def workspace_file(request: MemberRequest, name: str, path: str) -> HttpResponse
 
 
 def _viewer(root: Path, path: str) -> dict[str, Any]:
-    """Return what shows a file that the editor cannot open."""
+    """Return the context that shows a notebook or picture, which the editor cannot open."""
     if path.lower().endswith(".ipynb"):
         return _notebook(root, path)
     file = files.read(root=root, path=path)
     with file.stream as stream:
-        return {"is_picture": bool(image_type(stream.read(MAGIC_BYTES))) and file.size <= IMAGE_BYTES}
+        return {"is_picture": bool(image_type(stream.read(SIGNATURE_BYTES))) and file.size <= IMAGE_BYTES}
 
 
 def _notebook(root: Path, path: str) -> dict[str, Any]:
@@ -213,7 +204,7 @@ def _notebook(root: Path, path: str) -> dict[str, Any]:
 @require_GET
 @member(Capability.VIEW)
 def workspace_picture(request: MemberRequest, name: str, path: str) -> HttpResponseBase:
-    """Return a picture for the page of its file. Anything else is not found."""
+    """Return a picture, for the page that shows the file. A file of another type gives 404."""
     try:
         file = files.read(root=selectors.workspace_folder(_workspace(request, name)), path=path)
     except CustomerError as error:
@@ -227,7 +218,7 @@ def workspace_save(request: MemberRequest, name: str, path: str) -> JsonResponse
     """Save a file's text, sent as JSON `{"text", "version"}`: a form would change line ends to CRLF.
 
     `version` is the one that the editor loaded, empty for a new file. If the file has another version now, nothing is
-    saved: the answer is 409 with the file's text and version, and a diff from that text to the one that was sent.
+    saved, and the response is a 409 with the file's text and version, and a diff from that text to the sent one.
     """
     workspace = _workspace(request, name)
     try:
@@ -248,17 +239,17 @@ def workspace_save(request: MemberRequest, name: str, path: str) -> JsonResponse
 
 
 def _conflict(workspace: Workspace, path: str, text: str) -> JsonResponse:
-    """Answer a save that would overwrite another one."""
+    """Return the response to a save that would overwrite another one. `text` is the text that was not saved."""
     try:
-        theirs = files.read_versioned_text(root=selectors.workspace_folder(workspace), path=path)
+        stored = files.read_versioned_text(root=selectors.workspace_folder(workspace), path=path)
         message = _("This file changed after you opened it. Nothing was saved.")
     except FileMissing:
-        theirs = files.TextFile("", "")
+        stored = files.TextFile("", "")
         message = _("This file was deleted or moved after you opened it. Nothing was saved.")
-    except CustomerError as error:  # the file is no text any more
+    except CustomerError as error:  # the file no longer contains text
         return JsonResponse({"message": str(error.message)}, status=400)
-    lines = [[line.sign, line.text] for line in line_diff(old=theirs.text, new=text)]
-    return JsonResponse({"message": message, "text": theirs.text, "version": theirs.version, "diff": lines}, status=409)
+    lines = [[line.sign, line.text] for line in line_diff(old=stored.text, new=text)]
+    return JsonResponse({"message": message, "text": stored.text, "version": stored.version, "diff": lines}, status=409)
 
 
 @require_GET
@@ -283,14 +274,14 @@ def workspace_new_entry(request: MemberRequest, name: str) -> HttpResponse:
     path = posixpath.join(folder, entry.strip("/"))
     if not entry:
         messages.error(request, _("Enter a name."))
-        return _to_folder(name, folder)
+        return _redirect_to_folder(name, folder)
     if request.POST.get("kind") == "file":
         return redirect(f"{_file_url(name, path)}?new=1")
     try:
         catalog.make_folder(workspace=workspace, path=path)
     except CustomerError as error:
         show_error(request, error)
-        return _to_folder(name, folder)
+        return _redirect_to_folder(name, folder)
     return redirect("workspace_folder", name, path)
 
 
@@ -303,7 +294,7 @@ def workspace_move(request: MemberRequest, name: str) -> HttpResponse:
     with errors_as_message(request):
         catalog.move_file(workspace=workspace, source=source, target=target)
         messages.success(request, _("Moved to %(path)s.") % {"path": target})
-    return _to_folder(name, posixpath.dirname(source))
+    return _redirect_to_folder(name, posixpath.dirname(source))
 
 
 @require_POST
@@ -317,7 +308,7 @@ def workspace_copy_entry(request: MemberRequest, name: str) -> HttpResponse:
         messages.success(request, _("Copied to %(path)s.") % {"path": target})
         if skipped:
             messages.info(request, _("%(count)d links, pipes or devices were not copied.") % {"count": skipped})
-    return _to_folder(name, posixpath.dirname(source))
+    return _redirect_to_folder(name, posixpath.dirname(source))
 
 
 @require_POST
@@ -331,7 +322,7 @@ def workspace_delete_entry(request: MemberRequest, name: str) -> HttpResponse:
             messages.success(request, _("%(path)s was moved to the recycle bin.") % {"path": path})
         else:
             messages.success(request, _("%(path)s was deleted.") % {"path": path})
-    return _to_folder(name, posixpath.dirname(path))
+    return _redirect_to_folder(name, posixpath.dirname(path))
 
 
 @require_GET
@@ -340,14 +331,14 @@ def workspace_search(request: MemberRequest, name: str) -> HttpResponse:
     """Show the files and folders below a folder whose names contain a text."""
     workspace = _workspace(request, name)
     text, path = request.GET.get("q", ""), request.GET.get("path", "")
-    context: dict[str, Any] = {"workspace": workspace, "path": path, "crumbs": _crumbs(path), "text": text}
+    context: dict[str, Any] = {"workspace": workspace, "path": path, "crumbs": crumbs_of(path), "text": text}
     if text:
         try:
-            found = search.find(root=selectors.workspace_folder(workspace), text=text, path=path)
+            matches = search.find(root=selectors.workspace_folder(workspace), text=text, path=path)
         except CustomerError as error:
             show_error(request, error)
             return redirect("workspace_detail", name)
-        context |= {"found": found, "max_matches": search.MAX_MATCHES, "max_entries": search.MAX_ENTRIES}
+        context |= {"found": matches, "max_matches": search.MAX_MATCHES, "max_entries": search.MAX_ENTRIES}
     return render(request, "storage/workspace_search.html", context)
 
 
@@ -356,9 +347,8 @@ def workspace_search(request: MemberRequest, name: str) -> HttpResponse:
 def workspace_bin(request: MemberRequest, name: str) -> HttpResponse:
     """Show the recycle bin."""
     workspace = _workspace(request, name)
-    page = Paginator(recycle_bin.items_of(workspace).select_related("deleted_by"), PAGE_SIZE).get_page(
-        request.GET.get("page")
-    )
+    items = recycle_bin.items_of(workspace).select_related("deleted_by")
+    page = Paginator(items, PAGE_SIZE).get_page(request.GET.get("page"))
     return render(request, "storage/workspace_bin.html", {"workspace": workspace, "page": page})
 
 
@@ -413,12 +403,8 @@ def _workspace(request: MemberRequest, name: str) -> Workspace:
     return selectors.workspace_named(request.membership.organization, name)
 
 
-def _crumbs(path: str) -> list[Crumb]:
-    parts = [part for part in path.split("/") if part]
-    return [Crumb(part, "/".join(parts[: index + 1])) for index, part in enumerate(parts)]
-
-
-def _to_folder(name: str, folder: str) -> HttpResponse:
+def _redirect_to_folder(name: str, folder: str) -> HttpResponse:
+    """Redirect to a folder of the workspace `name`; empty: to its top."""
     return redirect("workspace_folder", name, folder) if folder else redirect("workspace_detail", name)
 
 
