@@ -43,7 +43,7 @@ archive.restore(Path("%s"), force=True)
 CRASHES = {
     "while files are unpacked": "archive.os.sync = die",
     "before the database": "database.replace = die",
-    "in the middle of the database": "database._copy = half",
+    "in the middle of the database": "database._copy_statements = half",
     "between database and files": "archive._swap = die",
     "in the middle of the files": "swap = archive._swap\narchive._swap = lambda root: (swap(root), die())",
     "before the schema": "archive.call_command = die",

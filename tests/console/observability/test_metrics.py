@@ -304,7 +304,7 @@ def test_a_forked_process_sends_its_own_counts_alone(shared):
 
 
 def test_the_number_of_series_is_limited(shared, monkeypatch):
-    monkeypatch.setattr(counters, "MAX_SERIES", 10)
+    monkeypatch.setattr(counters, "MAX_BUFFER_KEYS", 10)
     mine = Buffer()
     for number in range(100):
         count(mine, str(number))
