@@ -46,6 +46,8 @@ SENTENCES: dict[str, Promise] = {
     "debt.written_off": _("An administrator wrote off a debt"),
     "order.placed": _("Ordered job %(target)s"),
     "job.cancelled": _("Cancelled job %(target)s"),
+    "sweep.placed": _("Ordered sweep %(target)s"),
+    "sweep.stopped": _("Stopped sweep %(target)s"),
     "webhook.created": _("Created the webhook %(target)s"),
     "webhook.deleted": _("Deleted the webhook %(target)s"),
     "factors.reset": _("An administrator removed the second factors of %(target)s"),
@@ -105,12 +107,12 @@ def sentence(event: AuditEvent) -> str:
         text = MEMBER_BUDGET
     roles = dict(Membership.Roles.choices)
     role = event.data.get("to", "")
-    is_job = event.target.startswith("job:")
+    kind, _colon, number = event.target.partition(":")
     values = {
         "version": "",  # empty if the event's data lacks it
         "member": "",
         **event.data,
-        "target": event.target.replace("job:", "#", 1) if is_job else event.target,
+        "target": f"#{number}" if kind in {"job", "sweep"} else event.target,
         "role": roles.get(role, role),
     }
     return str(text) % values

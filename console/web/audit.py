@@ -29,6 +29,7 @@ AREAS = {
     "registry": _("Registries"),
     "order": _("Orders"),
     "job": _("Jobs"),
+    "sweep": _("Sweeps"),
     "dataset": _("Datasets"),
     "model": _("Models"),
     "workspace": _("Workspaces"),

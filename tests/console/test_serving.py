@@ -253,20 +253,26 @@ def test_the_size_of_a_form_is_limited(server):
 
 @contextmanager
 def trickling(clients):
-    """Send a byte now and then on each connection; gives a function that counts those that the server left open."""
+    """Send a byte now and then on each open connection; gives a function that counts those.
+
+    A byte to a connection that the server has closed would reset it, and the response would be lost.
+    """
     over = threading.Event()
+
+    def open_clients():
+        with selectors.DefaultSelector() as poll:
+            for client in clients:
+                poll.register(client, selectors.EVENT_READ)
+            return set(clients) - {key.fileobj for key, _event in poll.select(0)}
 
     def trickle():
         while not over.wait(0.3):
-            for client in clients:
+            for client in open_clients():
                 with suppress(OSError):
                     client.send(b"x")
 
     def count_open():
-        with selectors.DefaultSelector() as poll:
-            for client in clients:
-                poll.register(client, selectors.EVENT_READ)
-            return len(clients) - len(poll.select(0))
+        return len(open_clients())
 
     thread = threading.Thread(target=trickle)
     thread.start()
