@@ -36,7 +36,7 @@ from console.notifications import services as notifications
 from console.notifications.models import Notification, Webhook
 from jobs import exports, job_search
 from jobs.job_search import JobSearch
-from jobs.models import Job, MetricPoint, Order
+from jobs.models import Job, MetricPoint, Order, Trial
 from storage.models import DatasetVersion, Image, ModelVersion, Registry, Secret, Workspace
 
 BATCH = 1000
@@ -121,6 +121,16 @@ def _of_organization(organization: Organization) -> Files:
     yield "orders.csv", _orders(organization.orders.all())
     yield "jobs.csv", exports.jobs_csv(job_search.export(organization, JobSearch.parse({})))
     yield "metrics.csv", _metrics(organization)
+    yield "sweeps.csv", _table(
+        organization.sweeps.all(), id="id", name="name", created_at="created_at", ended_at="ended_at", state="state",
+        reason="reason", by="placed_by__email", purchase="quote__purchase", ceiling_minor="quote__ceiling_minor",
+        currency="quote__currency",
+    )  # fmt: skip
+    yield "trials.csv", _table(
+        Trial.objects.filter(sweep__organization=organization), sweep="sweep", number="number", job="job",
+        outcome="outcome", value="value", parameters="parameters", charged_minor="job__order__hold__charged_minor",
+        currency="job__order__quote__currency",
+    )  # fmt: skip
     receipts = Receipt.objects.filter(organization=organization).select_related("hold__placed_by")
     yield "receipts.csv", costs_csv(_batches(receipts))
     yield "invoices.csv", _table(

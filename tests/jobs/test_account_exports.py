@@ -54,6 +54,19 @@ def test_an_archive_is_made_in_parts_of_bounded_size():
     assert (texts["empty.csv"], texts["ü.txt"]) == ("", "漢")
 
 
+def test_an_owner_gets_the_sweeps_and_their_trials(sweeper, customer):
+    sweep = sweeper.buy(trials=2)
+    sweeper.finish(sweep)
+    texts = unpacked(account_exports.export_organization(membership=customer.membership))
+    [row] = rows(texts["sweeps.csv"])
+    assert (row["id"], row["reason"], row["by"]) == (str(sweep.pk), "completed", customer.membership.user.email)
+    assert json.loads(row["purchase"])["sweep"]["trials"] == 2
+    shown = [(row["sweep"], row["number"], row["job"], row["value"]) for row in rows(texts["trials.csv"])]
+    assert shown == [
+        (str(sweep.pk), str(each.number), str(each.job_id), str(each.value)) for each in sweep.trials.all()
+    ]
+
+
 def test_an_owner_gets_the_organization_without_secrets(customer, monkeypatch):
     monkeypatch.setattr(account_exports, "BATCH", 2)  # so that every table has several batches
     membership = customer.membership

@@ -14,6 +14,8 @@ from console.accounts.models import ApiToken, AuditEvent, Closure, Membership, Q
 from console.accounts.roles import Role
 from console.core.errors import InvalidInput, NotAllowed, OrganizationClosing
 from jobs import closure
+from jobs.sweeps import progress
+from jobs.sweeps.purchase import stop_sweep
 from storage.models import Dataset, Secret, Workspace
 from tests.billing.paying import both_sides_agree
 from tests.books import BROKEN_BOOKS, broken
@@ -207,3 +209,12 @@ def test_closes_once_when_asked_by_several_at_once(provider, member):
     assert AuditEvent.objects.filter(action="organization.closed").count() == 1
     assert not Account.objects.filter(posted_minor__lt=0, kind=Account.Kinds.WALLET).exists()
     assert Quota.objects.get().max_storage_bytes == 0
+
+
+def test_is_refused_while_a_sweep_is_open(sweeper, customer):
+    sweep = sweeper.buy()
+    stop_sweep(membership=customer.membership, sweep=sweep)
+    assert "A sweep is open" in " ".join(closure.obstacles(customer.organization))
+    progress.advance(sweep_pk=sweep.pk)
+    progress.advance(sweep_pk=sweep.pk)
+    assert closure.obstacles(customer.organization) == []
