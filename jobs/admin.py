@@ -1,4 +1,4 @@
-"""The admin pages of jobs: products can be edited; orders, jobs and attempts are read-only."""
+"""The admin pages of jobs: products can be edited; orders, jobs, attempts and sweeps are read-only."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.contrib import admin, messages
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
@@ -17,16 +18,20 @@ from django.utils.translation import gettext_lazy
 from unfold.admin import ModelAdmin
 from unfold.decorators import action
 
+from billing.messages import money
 from console.accounts.models import User
 from console.accounts.reports import Report, Table, show
 from console.accounts.services import record
 from console.core.errors import CustomerError
 from console.core.readonly import ReadOnlyAdmin, ReadOnlyInline
 from jobs import estimates, models, operations, orders, selectors
+from jobs.sweeps.purchase import stop_sweep_as_operator
 
 REPORT_PERIOD = timedelta(days=90)
 """Period of the report on estimates: a quarter, so that single weeks do not dominate."""
 RUNS_SHOWN = 50
+TRIALS_SHOWN = 100
+"""Trials on a page of a sweep."""
 MAX_OFFSET_DIGITS = 15
 """Digits of an offset in a log: enough for any file, and within the range of a seek."""
 
@@ -168,6 +173,73 @@ class JobAdmin(ReadOnlyAdmin):
         jobs = estimates.completed_jobs().filter(finished_at__gte=timezone.now() - REPORT_PERIOD)
         outcomes = [outcome for job in jobs.iterator(chunk_size=500) if (outcome := estimates.outcome(job))]
         return show(request, self, _calibration_report(outcomes))
+
+
+class TrialInline(ReadOnlyInline):
+    """Trials of a sweep."""
+
+    model = models.Trial
+    fields = ("number", "job_link", "state", "outcome", "value", "cost", "parameters")
+    per_page = TRIALS_SHOWN
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[models.Trial]:
+        """Return the trials with all that a row shows."""
+        trials: QuerySet[models.Trial] = super().get_queryset(request)
+        return trials.select_related("sweep", "job__order__hold", "job__order__quote")
+
+    @admin.display(description=gettext_lazy("job"))
+    def job_link(self, trial: models.Trial) -> str:
+        """Return a link to the page of the job."""
+        address = reverse("admin:jobs_job_change", args=[trial.job_id])
+        return format_html('<a href="{}">#{}</a>', address, trial.job_id)
+
+    @admin.display(description=gettext_lazy("state"))
+    def state(self, trial: models.Trial) -> str:
+        """Return the state of the job."""
+        return trial.job.get_state_display()
+
+    @admin.display(description=gettext_lazy("cost"))
+    def cost(self, trial: models.Trial) -> str:
+        """Return what the trial has cost so far."""
+        order = trial.job.order
+        return money(order.hold.metered_minor, order.quote.currency)
+
+
+@admin.register(models.Sweep)
+class SweepAdmin(ReadOnlyAdmin):
+    """Sweeps, read-only, because only `sweeps.progress` changes them. Operators can stop one."""
+
+    list_display = ("id", "organization", "name", "state", "reason", "created_at", "ended_at")
+    list_filter = ("state", "reason")
+    list_select_related = ("organization",)
+    search_fields = ("id", "name", "organization__name")
+    inlines = (TrialInline,)
+    actions_detail = ("stop",)
+
+    def has_stop_permission(self, request: HttpRequest, _object_id: str | None = None) -> bool:
+        """Return whether the user may change sweeps: stop them."""
+        return request.user.has_perm("jobs.change_sweep")
+
+    @action(  # type: ignore[untyped-decorator]  # unfold publishes no types
+        description=gettext_lazy("Stop"), permissions=("stop",)
+    )
+    def stop(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Ask for a reason, and stop the sweep."""
+        sweep = get_object_or_404(models.Sweep, pk=object_id)
+        return _ask_reason(
+            request,
+            self,
+            title=_("Stop sweep %(sweep)d") % {"sweep": sweep.pk},
+            text=_(
+                "%(name)s of %(organization)s starts no more trials, and the open ones end as if the customer had "
+                "cancelled them. The time used is charged, and the rest of the hold is released."
+            )
+            % {"name": sweep.name, "organization": sweep.organization.name},
+            button=_("Stop sweep"),
+            done=_("The sweep is being stopped."),
+            back=reverse("admin:jobs_sweep_change", args=[sweep.pk]),
+            act=lambda person, why: stop_sweep_as_operator(actor=person, sweep=sweep, why=why),
+        )
 
 
 @admin.register(models.ClusterStatus)

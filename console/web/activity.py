@@ -48,6 +48,7 @@ SENTENCES: dict[str, Promise] = {
     "job.cancelled": _("Cancelled job %(target)s"),
     "sweep.placed": _("Ordered sweep %(target)s"),
     "sweep.stopped": _("Stopped sweep %(target)s"),
+    "sweep.stopped_by_operator": _("An administrator stopped sweep %(target)s: %(why)s"),
     "webhook.created": _("Created the webhook %(target)s"),
     "webhook.deleted": _("Deleted the webhook %(target)s"),
     "factors.reset": _("An administrator removed the second factors of %(target)s"),

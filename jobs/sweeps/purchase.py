@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from billing import charges
 from billing.models import Quote
 from billing.quotes import current_prices, make_sweep_quote, price, require_valid
-from console.accounts.models import Membership, Organization
+from console.accounts.models import Membership, Organization, User
 from console.accounts.services import record, require_active
 from console.core.enqueue import send_on_commit
 from console.core.errors import InvalidInput
@@ -20,7 +20,7 @@ from jobs import estimates, quotas
 from jobs.details import default_name
 from jobs.errors import AlreadyEnded, IdempotencyConflict, QuoteBought
 from jobs.models import Product, Sweep
-from jobs.orders import pinned_image, pricing_inputs
+from jobs.orders import checked_reason, pinned_image, pricing_inputs
 from jobs.purchase import parse
 from jobs.sweeps.plan import FIELDS, Plan, apply, corners, parse_plan
 from jobs.sweeps.progress import advance_sweep
@@ -111,18 +111,27 @@ def stop_sweep(*, membership: Membership, sweep: Sweep) -> Sweep:
 
     Raises AlreadyEnded.
     """
+    return _stop(sweep, actor=membership.user, action="sweep.stopped")
+
+
+def stop_sweep_as_operator(*, actor: User, sweep: Sweep, why: str) -> Sweep:
+    """Stop a customer's sweep as `stop_sweep` does. *Recent activity* says that an administrator did, and why.
+
+    Safe to repeat. Raises InvalidInput (`why`), AlreadyEnded.
+    """
+    return _stop(sweep, actor=actor, action="sweep.stopped_by_operator", data={"why": checked_reason(why)})
+
+
+def _stop(sweep: Sweep, *, actor: User, action: str, data: Mapping[str, Any] | None = None) -> Sweep:
     with transaction.atomic():
         sweep = Sweep.objects.select_for_update().get(pk=sweep.pk)
         if sweep.state == Sweep.States.ENDED:
             raise AlreadyEnded(_("This sweep has already ended."))
-        if sweep.state == Sweep.States.RUNNING:
+        if sweep.reason != Sweep.Reasons.STOPPED:
             sweep.state, sweep.reason = Sweep.States.STOPPING, Sweep.Reasons.STOPPED
             sweep.save(update_fields=["state", "reason"])
             record(
-                organization=sweep.organization,
-                actor=membership.user,
-                action="sweep.stopped",
-                target=f"sweep:{sweep.pk}",
+                organization=sweep.organization, actor=actor, action=action, target=f"sweep:{sweep.pk}", data=data or {}
             )
         send_on_commit(advance_sweep, sweep.pk)
     return sweep

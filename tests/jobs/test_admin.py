@@ -3,8 +3,10 @@ from django.contrib.auth.models import Permission
 from django.urls import reverse
 
 from console.accounts.models import AuditEvent
+from console.web import activity
 from jobs import selectors
 from jobs.models import Job, Order, Product
+from jobs.sweeps import progress
 from runtime.specs import Outcome
 from tests.factories.accounts import UserFactory
 
@@ -76,6 +78,38 @@ def test_stopping_and_reading_need_their_permissions(client, customer):
     for codename, expected in ((None, (403, 403)), ("view_job", (200, 403)), ("change_job", (200, 302))):
         staff.user_permissions.add(*Permission.objects.filter(codename=codename))
         assert (client.get(log).status_code, client.post(stop, {"why": "x"}).status_code) == expected
+
+
+def test_an_operator_reads_and_stops_a_sweep(admin, sweeper, django_assert_max_num_queries):
+    sweep = sweeper.buy(concurrency=4)
+    assert admin.get(reverse("admin:jobs_sweep_changelist"), {"q": "1"}).status_code == 200
+    page, stop = (reverse(f"admin:jobs_sweep_{name}", args=[sweep.pk]) for name in ("change", "stop"))
+    with django_assert_max_num_queries(14):
+        shown = admin.get(page).content.decode()
+    assert all(reverse("admin:jobs_job_change", args=[trial.job_id]) in shown for trial in sweep.trials.all())
+    assert 'name="_save"' not in shown
+    assert admin.post(page, {"state": "ended"}).status_code == 403
+    assert "no more trials" in admin.get(stop).content.decode()
+    assert "The reason must have" in admin.post(stop, {"why": " "}).content.decode()
+    assert admin.post(stop, {"why": "It mines coins."}).status_code == 302
+    progress.advance(sweep_pk=sweep.pk)
+    progress.advance(sweep_pk=sweep.pk)
+    sweep.refresh_from_db()
+    assert (sweep.state, sweep.reason) == ("ended", "stopped")
+    event = AuditEvent.objects.get(action="sweep.stopped_by_operator")
+    assert (event.actor.is_staff, event.organization) == (True, sweep.organization)
+    assert activity.sentence(event) == f"An administrator stopped sweep #{sweep.pk}: It mines coins."
+    assert "already ended" in admin.post(stop, {"why": "It still does."}).content.decode()
+
+
+def test_stopping_a_sweep_needs_its_permission(client, sweeper):
+    sweep = sweeper.buy()
+    staff = UserFactory(is_staff=True)
+    client.force_login(staff)
+    stop = reverse("admin:jobs_sweep_stop", args=[sweep.pk])
+    for codename, expected in (("view_sweep", 403), ("change_sweep", 302)):
+        staff.user_permissions.add(Permission.objects.get(codename=codename))
+        assert client.post(stop, {"why": "x"}).status_code == expected
 
 
 def test_products_are_the_administrators_but_their_names_stay(admin, customer):
