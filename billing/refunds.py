@@ -50,10 +50,14 @@ def refundable_minor(top_up: TopUp) -> int:
     """Return the part of a top-up that was neither refunded nor disputed."""
     if top_up.state != TopUp.States.PAID:
         return 0
-    refunds = top_up.refunds.exclude(state=Refund.States.FAILED).aggregate(total=Sum("amount_minor"))
     disputes = top_up.disputes.aggregate(total=Sum(WITHDRAWN))
     # A bank may take back a payment that was already refunded in part: the difference must not be negative.
-    return max(0, top_up.amount_minor - int(refunds["total"] or 0) - int(disputes["total"] or 0))
+    return max(0, _unrefunded_minor(top_up) - int(disputes["total"] or 0))
+
+
+def _unrefunded_minor(top_up: TopUp) -> int:
+    refunds = top_up.refunds.exclude(state=Refund.States.FAILED).aggregate(total=Sum("amount_minor"))
+    return top_up.amount_minor - int(refunds["total"] or 0)
 
 
 def refund(*, top_up: TopUp, amount_minor: int, reason: str, user: User, key: UUID | None = None) -> Refund:
@@ -159,8 +163,9 @@ def apply_refund(refund_object: Mapping[str, Any], *, livemode: object) -> None:
     if row is None and state == Refund.States.FAILED:
         return  # created and failed before we knew of it: nothing was debited
     if row is None:
-        if refund_object["amount"] > refundable_minor(top_up):
-            # An event that we lack, such as a won dispute or a failed refund, may still free the amount.
+        # The provider has made this refund, perhaps before the bank took the payment back, so disputes do not limit it.
+        if refund_object["amount"] > _unrefunded_minor(top_up):
+            # The event of a failed refund, which we lack, may still free the amount.
             raise Parked(f"The refund of {refund_object['amount']} exceeds the known refundable rest of the top-up.")
         row = Refund.objects.create(
             top_up=top_up,

@@ -159,6 +159,22 @@ def test_of_a_payment_refunded_in_part_leaves_nothing_to_refund(provider):
     assert refunds.refundable_minor(top_up) == 0
 
 
+def test_a_refund_at_the_provider_is_booked_although_the_bank_has_taken_the_payment_back(provider):
+    """The refund was made first, but its event comes last."""
+    top_up = paid_top_up(provider)
+    provider.ask("POST", "refunds", payment_intent=top_up.payment_intent, amount=2000)
+    refunded = [event for event in provider.fresh() if event["type"] == "refund.created"]
+    (charge,) = provider.provider.book.store.all("charge")
+    intents.open_dispute(provider.provider.book, charge)
+    dispute_of(provider)["amount"] = 5000
+    move(provider, -2000)
+    provider.deliver()
+    assert Dispute.objects.get().withdrawn_minor == 5000
+    assert [row.state for row in provider.deliver(*refunded)] == [StripeEvent.States.APPLIED]
+    assert both_sides_agree(provider)
+    assert receivables.owed_minor(top_up.account) == 2000
+
+
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_events_are_applied_in_any_order(provider, order):
     """Three movements: the first event of the dispute books all of them, whichever it is."""
