@@ -69,7 +69,7 @@ def test_a_slow_submission_delays_no_other():
 
 def test_a_failed_submission_stops_the_pool_until_it_is_drained():
     gate = Gate()
-    thread, results = submitting(gate, 4, max_concurrent=2, fails={1})
+    thread, results = submitting(gate, 4, max_concurrent=2, fails={0, 1})
     gate.until_entered(2)
     gate.release(2)
     gate.until_entered(3)
