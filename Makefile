@@ -70,8 +70,12 @@ test: images kustomize ## Run the fast tests, in the pytorch image alone; ARGS="
 	@$(PYTHON) -m pytest -n auto --dist loadgroup --fast $(ARGS)
 
 .PHONY: test-all
-test-all: images kustomize lighthouse ## Run every test and list the slowest and those that were tried again; SHARD=2/3 for a part
-	@$(PYTHON) -m pytest -n auto --dist loadgroup -rR --durations=25 $(if $(SHARD),--shard $(SHARD)) $(ARGS)
+test-all: SELECTION = $(if $(SHARD),--shard $(SHARD)) $(ARGS)
+test-all: images kustomize lighthouse ## Run every test and list the slowest; SHARD=2/3 for a part. What fails is run once more, alone
+	@$(PYTHON) -m pytest -n auto --dist loadgroup -rR --durations=25 $(SELECTION) || { \
+	  status=$$?; [ $$status -eq 1 ] || exit $$status; \
+	  echo "Once more, one test at a time, to tell a fault from a machine that was too busy:"; \
+	  $(PYTHON) -m pytest --last-failed --last-failed-no-failures none --exitfirst -v $(SELECTION); }
 
 .PHONY: screenshots
 screenshots: setup ## Take pictures of every page, in both languages and themes, wide and narrow, into var/screenshots
