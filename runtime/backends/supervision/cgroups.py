@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 PROC = Path("/proc")
 REQUIRED_CONTROLLERS = ("memory", "pids")
@@ -48,7 +49,7 @@ _REMOVE_RETRY_SECONDS = 0.01
 
 
 class Group:
-    """One node's group. `folders` has a folder by controller; with v2 (`unified`) it is the same for all."""
+    """One node's group. `folders` has the folder of each controller; with v2 (`unified`), all have the same."""
 
     def __init__(self, folders: dict[str, Path], *, unified: bool) -> None:
         self._folders = folders
@@ -165,13 +166,20 @@ def create(
     return group
 
 
-def find_parents(proc: Path = PROC) -> tuple[dict[str, Path], bool]:
-    """Return the folder in which this process may create groups, by controller, and whether it belongs to v2.
+class Parents(NamedTuple):
+    """The folders in which this process may create groups, by controller. `unified`: they belong to v2."""
+
+    folders: dict[str, Path]
+    unified: bool
+
+
+def find_parents(proc: Path = PROC) -> Parents:
+    """Return the folders in which this process may create groups; none if it may not.
 
     `proc` is /proc; tests pass another folder. v1 is preferred: where both are mounted, v1 has the controllers.
     """
     groups = _memberships(proc)
-    unified: Path | None = None
+    unified_folder: Path | None = None
     parents: dict[str, Path] = {}
     for line in _lines(proc / "self" / "mountinfo"):
         if " - cgroup" not in line:
@@ -181,22 +189,21 @@ def find_parents(proc: Path = PROC) -> tuple[dict[str, Path], bool]:
         fields, (kind, _source, options, *_rest) = mount_fields.split(), [*type_fields.split(), "", "", ""]
         root, mount = fields[3], Path(fields[4])
         if kind == "cgroup2" and "" in groups:
-            unified = _folder_of(mount, root, groups[""])
+            unified_folder = _folder_of(mount, root, groups[""])
         elif kind == "cgroup":
             for controller in set(options.split(",")) & {*CONTROLLERS, _CPU_TIME_CONTROLLER} & set(groups):
                 parents[controller] = _folder_of(mount, root, groups[controller])
     writable = {controller: parent for controller, parent in parents.items() if os.access(parent, os.W_OK)}
     if writable.keys() >= set(REQUIRED_CONTROLLERS):
-        return writable, False
-    if unified is not None and _enable_controllers(unified):
-        return dict.fromkeys(CONTROLLERS, unified), True
-    return {}, False
+        return Parents(writable, unified=False)
+    if unified_folder is not None and _enable_controllers(unified_folder):
+        return Parents(dict.fromkeys(CONTROLLERS, unified_folder), unified=True)
+    return Parents({}, unified=False)
 
 
 def unavailable_reason(proc: Path = PROC) -> str:
     """Return why nodes get no control groups here, as an English sentence; "" if they get them."""
-    parents, _unified = find_parents(proc)
-    if parents:
+    if find_parents(proc).folders:
         return ""
     return (
         "This user may not create control groups: run the console as root, or as a systemd service with 'Delegate=yes'."
@@ -205,7 +212,7 @@ def unavailable_reason(proc: Path = PROC) -> str:
 
 def no_cpu_limit_reason(proc: Path = PROC) -> str:
     """Return why CPU time is not limited although memory and processes are, as an English sentence; "" where it is."""
-    parents, _unified = find_parents(proc)
+    parents = find_parents(proc).folders
     if not parents or "cpu" in parents:
         return ""
     return "The cgroup controller 'cpu' is not mounted, or this user may not create groups in it."

@@ -60,9 +60,11 @@ class Limits(NodeLimits):
         self._ranks_by_pid: Mapping[int, int] = {}
         self._refused_processes = Counter()
         self._tasks = 0  # processes and threads at the last check
-        # Each pair below is the time of a measurement and its result, which is None where nothing was measured.
-        self._launcher_cpu: tuple[float, resource_limits.CpuSchedule | None] = (self._created_at, None)
-        self._cpu_seconds: tuple[float, float | None] = (self._created_at, None)
+        # The last measurement of the launcher's scheduling, and of the node's CPU time; None where there was none.
+        self._launcher_schedule: resource_limits.CpuSchedule | None = None
+        self._launcher_measured_at = self._created_at
+        self._cpu_seconds: float | None = None
+        self._cpu_measured_at = self._created_at
         self._used_seconds: float | None = None  # see `take_used_seconds`
         self.is_working = False
         self._starved_checks = 0  # in a row
@@ -95,7 +97,8 @@ class Limits(NodeLimits):
             if self.code_has_started:
                 return self.launcher_killed("stopped answering")
             return Verdict("node_lost", "node_silent", f"Node {node} stopped answering.")
-        # After the start the launchers detect a lost node. An elastic run starts without a lost node.
+        # A node that is lost before the run starts ends the run, unless it is elastic. Later, the launchers detect
+        # that.
         if self._peers is not None and not self._record.started and not self._plan["elastic"]:
             peer = self._peers.lost_peer()
             if peer is not None:
@@ -186,12 +189,13 @@ class Limits(NodeLimits):
         The kernel adds a wait for a core to the statistics only when that wait ends. So a launcher also counts as
         starved if it waits for a core now and has hardly run since the last check.
         """
-        if not self._tree.init or now - self._launcher_cpu[0] < SLOW_CHECK_SECONDS:
+        if not self._tree.init or now - self._launcher_measured_at < SLOW_CHECK_SECONDS:
             return
         if self._tree.group is not None:
             self._tasks = self._tree.group.tasks()
-        (previous_at, previous), current = self._launcher_cpu, resource_limits.cpu_schedule(self._tree.init)
-        self._launcher_cpu = (now, current)
+        previous, previous_at = self._launcher_schedule, self._launcher_measured_at
+        current = resource_limits.cpu_schedule(self._tree.init)
+        self._launcher_schedule, self._launcher_measured_at = current, now
         if previous is None or current is None:
             return
         starved_seconds = _STARVED_SHARE * (now - previous_at)
@@ -204,10 +208,11 @@ class Limits(NodeLimits):
 
     def _measure_cpu_use(self, now: float) -> None:
         """Measure the CPU time of the node's control group, since the launcher's samples miss short-lived processes."""
-        if self._tree.group is None or now - self._cpu_seconds[0] < SLOW_CHECK_SECONDS:
+        if self._tree.group is None or now - self._cpu_measured_at < SLOW_CHECK_SECONDS:
             return
-        (previous_at, previous), current = self._cpu_seconds, self._tree.group.cpu_seconds()
-        self._cpu_seconds = (now, current)
+        previous, previous_at = self._cpu_seconds, self._cpu_measured_at
+        current = self._tree.group.cpu_seconds()
+        self._cpu_seconds, self._cpu_measured_at = current, now
         if previous is not None and current is not None:
             self._used_seconds = current - previous
             self.is_working = self._used_seconds / (now - previous_at) >= TOTAL_SHARE
@@ -221,6 +226,7 @@ class Limits(NodeLimits):
         return used
 
     def _is_starved(self, now: float) -> bool:
+        """Whether the launcher was starved recently, so that its silence is a consequence."""
         return self._starved_at is not None and now - self._starved_at <= OOM_EFFECT_SECONDS
 
     def _starved_verdict(self) -> Verdict:
