@@ -215,6 +215,10 @@ class Client:
         """Price a sweep."""
         return decode(SweepQuote, self._transport.json("POST", "sweeps/quotes/", json=dict(form)))
 
+    def quote_extension(self, sweep: int, form: Mapping[str, Any]) -> SweepQuote:
+        """Price more trials of an ended sweep."""
+        return decode(SweepQuote, self._transport.json("POST", f"sweeps/{sweep}/extend/", json=dict(form)))
+
     def order_sweep(self, quote: str, *, idempotency_key: str) -> Sweep:
         """Buy the quote of a sweep. The same key gives the same sweep, however often it is sent."""
         headers = {"Idempotency-Key": idempotency_key}

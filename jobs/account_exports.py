@@ -123,8 +123,8 @@ def _of_organization(organization: Organization) -> Files:
     yield "metrics.csv", _metrics(organization)
     yield "sweeps.csv", _table(
         organization.sweeps.all(), id="id", name="name", created_at="created_at", ended_at="ended_at", state="state",
-        reason="reason", by="placed_by__email", purchase="quote__purchase", ceiling_minor="quote__ceiling_minor",
-        currency="quote__currency",
+        reason="reason", extends="extends", by="placed_by__email", purchase="quote__purchase",
+        ceiling_minor="quote__ceiling_minor", currency="quote__currency",
     )  # fmt: skip
     yield "trials.csv", _table(
         Trial.objects.filter(sweep__organization=organization), sweep="sweep", number="number", job="job",

@@ -583,6 +583,10 @@ class Sweep(models.Model):
     organization = models.ForeignKey(Organization, models.PROTECT, related_name="sweeps")
     quote = models.OneToOneField(Quote, models.PROTECT, related_name="sweep")
     hold = models.OneToOneField(Hold, models.PROTECT, related_name="sweep")
+    extends = models.ForeignKey(
+        "self", models.PROTECT, null=True, blank=True, related_name="extensions", verbose_name=_("extends")
+    )
+    """The first sweep of this search, also where a later one was extended; None: this is the first."""
     product = models.ForeignKey(Product, models.PROTECT, related_name="+")
     name = models.CharField(_("name"), max_length=100)
     idempotency_key = models.CharField(max_length=255)

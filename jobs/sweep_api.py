@@ -1,4 +1,4 @@
-"""API of sweeps: quote, buy, watch, stop, and the receipts of the trials."""
+"""API of sweeps: quote, buy, watch, stop, extend, and the receipts of the trials."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jobs.api_input import idempotency_key, json_object
 from jobs.models import Job, Sweep, Trial
 from jobs.serializers import OrderRequestSerializer
 from jobs.sweeps import purchase, selectors
-from jobs.sweeps.plan import ObjectiveSerializer, SweepQuoteRequestSerializer
+from jobs.sweeps.plan import ExtensionSerializer, ObjectiveSerializer, SweepQuoteRequestSerializer
 
 
 class SweepEstimateSerializer(serializers.Serializer[Any]):
@@ -82,6 +82,9 @@ class SweepSerializer(serializers.Serializer[Any]):
     currency = serializers.CharField()
     cost_minor = serializers.IntegerField(help_text="Cost of all trials so far.")
     ceiling_minor = serializers.IntegerField()
+    extends = serializers.IntegerField(
+        allow_null=True, help_text="The first sweep of this search, if this one has more trials for it."
+    )
     created_at = serializers.DateTimeField()
     ended_at = serializers.DateTimeField(allow_null=True)
 
@@ -197,6 +200,18 @@ class StopSweepView(SweepView):
         return Response(SweepSerializer(sweep).data)
 
 
+class ExtendSweepView(SweepView):
+    """More trials of a sweep."""
+
+    capabilities: ClassVar = {"POST": Capability.RUN}
+
+    @extend_schema(request=ExtensionSerializer, responses={201: SweepQuoteSerializer})
+    def post(self, request: Request, pk: int) -> Response:
+        """Price more trials of an ended sweep, which learn from the earlier ones. Buy the quote as a sweep."""
+        quote = purchase.quote_extension(membership=self.membership, sweep=self.sweep(pk), data=json_object(request))
+        return Response(SweepQuoteSerializer(quote).data, status=201)
+
+
 class SweepReceiptView(SweepView):
     """The receipts of a sweep's trials."""
 
@@ -221,5 +236,6 @@ urlpatterns = [
     path("sweeps/<int:pk>/", SweepDetailView.as_view(), name="api_sweep"),
     path("sweeps/<int:pk>/trials/", TrialsView.as_view(), name="api_sweep_trials"),
     path("sweeps/<int:pk>/stop/", StopSweepView.as_view(), name="api_sweep_stop"),
+    path("sweeps/<int:pk>/extend/", ExtendSweepView.as_view(), name="api_sweep_extend"),
     path("sweeps/<int:pk>/receipt/", SweepReceiptView.as_view(), name="api_sweep_receipt"),
 ]

@@ -186,7 +186,7 @@ def accept(
 ) -> None:
     """Ask whether to buy, unless --yes or a limit (`option`) has answered. Raises TooExpensive, InvalidChoice."""
     if limit is not None:
-        limit_minor = _minor(limit, currency, option)
+        limit_minor = minor(limit, currency, option)
         if ceiling_minor > limit_minor:
             raise TooExpensive(
                 f"The ceiling is {money(ceiling_minor, currency)}, above your limit of "
@@ -292,7 +292,7 @@ def _form(client: Client, project: Project, options: dict[str, Any], environment
         "tags": list(options["tags"]),
     }
     if options["ceiling"] is not None and spec is not None:
-        form["ceiling_minor"] = _minor(options["ceiling"], spec.currency, "--ceiling")
+        form["ceiling_minor"] = minor(options["ceiling"], spec.currency, "--ceiling")
     if options["max_minutes"] is not None:
         form["max_seconds"] = options["max_minutes"] * MINUTE
     for name in ("from_checkpoint", "retries"):
@@ -314,7 +314,7 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _minor(text: str, currency: str, option: str) -> int:
+def minor(text: str, currency: str, option: str) -> int:
     """Return an amount such as `5.00` in minor units. Raises InvalidChoice."""
     try:
         amount = Decimal(text).scaleb(decimals(currency))

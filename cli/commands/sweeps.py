@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Callable
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -16,13 +17,20 @@ from ..errors import DETACHED, JOB_CANCELLED, JOB_FAILED, CliError, InvalidChoic
 from ..schemas import Sweep, SweepQuote, Trial
 from ..screen import Screen, money
 from ..session import Session, json_option, pass_session, yes_option
-from .runs import accept, show_lines
+from .runs import accept, minor, show_lines
 
 POLL_SECONDS = 5.0
 """Pause between two questions while a sweep is watched: its trials take minutes as a rule."""
 
 file_argument = click.argument("file", type=click.Path(path_type=Path))
 sweep_argument = click.argument("number", metavar="SWEEP", type=click.IntRange(min=1))
+
+
+def buying_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of commands that buy; `_buy` gets their values."""
+    wait = click.option("--wait/--detach", default=False, help="Watch it to its end, or return at once (default).")
+    limit = click.option("--max-ceiling", help="Buy without a question up to this ceiling, and refuse above it.")
+    return wait(limit(yes_option(command)))
 
 
 @click.group()
@@ -46,38 +54,35 @@ def quote(session: Session, file: Path) -> None:
 
 @sweep.command()
 @file_argument
-@click.option("--wait/--detach", default=False, help="Watch the sweep to its end, or return at once (default).")
-@click.option("--max-ceiling", help="Buy without a question up to this ceiling, and refuse above it.")
-@yes_option
+@buying_options
 @json_option
 @pass_session
-def buy(session: Session, /, *, file: Path, wait: bool, max_ceiling: str | None, yes: bool) -> None:
+def buy(session: Session, /, *, file: Path, **options: Any) -> None:
     """Show the price of the sweep of FILE, and buy it.
 
     Exit status: 0 bought, 5 above --max-ceiling; with --wait as of `watch`.
     """
-    screen = session.screen
     client = session.connect()
-    priced = client.quote_sweep(_read(file))
-    _show_quote(screen, priced)
-    if priced.refusal:
-        raise CliError(priced.refusal)
-    accept(
-        session,
-        priced.ceiling_minor,
-        priced.currency,
-        limit=max_ceiling,
-        is_confirmed=yes,
-        what="sweep",
-        option="--max-ceiling",
-    )
-    # The key is the quote's: however often the order is sent, it is bought once.
-    bought = client.order_sweep(priced.id, idempotency_key=f"trainyard-cli-{priced.id}")
-    screen.say(f"Bought: sweep {bought.id}.", style="green")
-    if wait:
-        _watch(session, client, bought.id)
-    elif not screen.result(bought):
-        screen.say(f"Watch it: trainyard sweep watch {bought.id}")
+    _buy(session, client, client.quote_sweep(_read(file)), **options)
+
+
+@sweep.command()
+@sweep_argument
+@click.option("--trials", type=click.IntRange(min=1), help="Trials to add. Default: as many as the ceiling allows.")
+@click.option("--ceiling", help="The most that the new trials may cost together, for example 5.00.")
+@buying_options
+@json_option
+@pass_session
+def extend(session: Session, /, *, number: int, trials: int | None, ceiling: str | None, **options: Any) -> None:
+    """Show the price of more trials of an ended sweep, and buy them as a new sweep, which learns from the earlier ones.
+
+    Exit status: as of `buy`.
+    """
+    client = session.connect()
+    form: dict[str, Any] = {} if trials is None else {"trials": trials}
+    if ceiling is not None:
+        form["ceiling_minor"] = minor(ceiling, client.sweep(number).currency, "--ceiling")
+    _buy(session, client, client.quote_extension(number, form), **options)
 
 
 @sweep.command("list")
@@ -145,6 +150,32 @@ def _read(file: Path) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise InvalidChoice(f"{file} must have the fields of a sweep by name.")
     return fields
+
+
+def _buy(
+    session: Session, client: Client, priced: SweepQuote, *, wait: bool, max_ceiling: str | None, yes: bool
+) -> None:
+    """Show a quote, ask, and buy it. Raises CliError if it cannot be bought, TooExpensive, InvalidChoice."""
+    screen = session.screen
+    _show_quote(screen, priced)
+    if priced.refusal:
+        raise CliError(priced.refusal)
+    accept(
+        session,
+        priced.ceiling_minor,
+        priced.currency,
+        limit=max_ceiling,
+        is_confirmed=yes,
+        what="sweep",
+        option="--max-ceiling",
+    )
+    # The key is the quote's: however often the order is sent, it is bought once.
+    bought = client.order_sweep(priced.id, idempotency_key=f"trainyard-cli-{priced.id}")
+    screen.say(f"Bought: sweep {bought.id}.", style="green")
+    if wait:
+        _watch(session, client, bought.id)
+    elif not screen.result(bought):
+        screen.say(f"Watch it: trainyard sweep watch {bought.id}")
 
 
 def _watch(session: Session, client: Client, number: int) -> None:

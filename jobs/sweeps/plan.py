@@ -12,7 +12,7 @@ from rest_framework import serializers
 from rest_framework.serializers import ValidationError
 
 from jobs.fields import EnumField, FormSerializer, WholeNumberField, is_text
-from jobs.purchase import QuoteRequestSerializer
+from jobs.purchase import MAX_CEILING_MINOR, QuoteRequestSerializer
 from jobs.sweeps import space as spaces
 from jobs.sweeps.space import InvalidSpace, Parameter, Value, Values
 from jobs.sweeps.suggestions import Method, Pruner
@@ -48,6 +48,8 @@ class Plan:
     trials: int
     concurrency: int
     pruner: Pruner
+    tried: int = 0
+    """Trials of the earlier sweeps of this search."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
@@ -64,11 +66,12 @@ class Plan:
             trials=data["trials"],
             concurrency=data["concurrency"],
             pruner=Pruner(data["pruner"]),
+            tried=data.get("tried", 0),
         )
 
     def grid(self) -> list[Values]:
         """Return the trials of a grid in order; an empty list for the other methods."""
-        return spaces.grid(self.space)[: self.trials] if self.method is Method.GRID else []
+        return spaces.grid(self.space)[self.tried :][: self.trials] if self.method is Method.GRID else []
 
     def is_better(self, value: float, other: float) -> bool:
         """Return whether a value of the metric is better than another."""
@@ -151,7 +154,32 @@ def space_sentence(error: InvalidSpace) -> str:
     return f"{error.parameter[:MAX_METRIC_LENGTH]}: {error}" if error.parameter else str(error)
 
 
-class PlanSerializer(FormSerializer):
+class _TrialsSerializer(FormSerializer):
+    """How many trials to buy."""
+
+    trials = WholeNumberField(
+        most=MAX_TRIALS,
+        default=None,
+        help_text="Most trials. A grid has no more than its combinations. May be left out with `ceiling_minor`: trials "
+        "then start as long as the ceiling allows.",
+    )
+
+    def validate_trials(self, trials: int | None) -> int:
+        """Return the number of trials; without one, a ceiling must limit the sweep."""
+        if trials is None and not self.initial_data.get("ceiling_minor"):
+            raise ValidationError(_("Enter the number of trials, or a ceiling."))
+        return trials or MAX_TRIALS
+
+
+class ExtensionSerializer(_TrialsSerializer):
+    """More trials of a search. All its sweeps together have at most 1000."""
+
+    ceiling_minor = WholeNumberField(
+        most=MAX_CEILING_MINOR, default=None, help_text="The new trials together cost at most this."
+    )
+
+
+class PlanSerializer(_TrialsSerializer):
     """The fields of a sweep, beside those of a purchase."""
 
     space = SpaceField(
@@ -162,12 +190,6 @@ class PlanSerializer(FormSerializer):
     )
     objective = ObjectiveSerializer()
     method = EnumField(Method, default=Method.TPE)
-    trials = WholeNumberField(
-        most=MAX_TRIALS,
-        default=None,
-        help_text="Most trials. A grid has no more than its combinations. May be left out with `ceiling_minor`: trials "
-        "then start as long as the ceiling allows.",
-    )
     concurrency = WholeNumberField(most=MAX_CONCURRENCY, default=1, help_text="Most trials at once.")
     pruner = EnumField(
         Pruner, default=Pruner.NONE, help_text="Stops unpromising trials early, by the metric's values so far."
@@ -183,12 +205,6 @@ class PlanSerializer(FormSerializer):
         if self._is_against_cost() and method not in {Method.RANDOM, Method.TPE}:
             raise ValidationError(_("A search against cost needs the method random or tpe."))
         return method
-
-    def validate_trials(self, trials: int | None) -> int:
-        """Return the number of trials; without one, a ceiling must limit the sweep."""
-        if trials is None and not self.initial_data.get("ceiling_minor"):
-            raise ValidationError(_("Enter the number of trials, or a ceiling."))
-        return trials or MAX_TRIALS
 
     def validate_pruner(self, pruner: Pruner) -> Pruner:
         """Check that there is one metric to judge by."""

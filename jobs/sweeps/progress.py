@@ -171,7 +171,7 @@ def _suggest(sweep: Sweep, plan: Plan, trials: list[Trial]) -> Suggestion:
         goal=plan.goal,
         method=plan.method,
         seed=sweep.quote_id.int % 2**32,
-        trials=_past(trials),
+        trials=_past([*selectors.earlier_trials(sweep), *trials]),
         is_against_cost=plan.is_against_cost,
     )
 

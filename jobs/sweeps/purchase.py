@@ -1,4 +1,4 @@
-"""Quote a sweep, buy it, and stop it. `progress` orders its trials."""
+"""Quote a sweep or more trials of one, buy it, and stop it. `progress` orders its trials."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from console.core.enqueue import send_on_commit
 from console.core.errors import InvalidInput
 from jobs import estimates, quotas
 from jobs.details import default_name
-from jobs.errors import AlreadyEnded, IdempotencyConflict, QuoteBought
-from jobs.models import Product, Sweep
+from jobs.errors import AlreadyEnded, ChoiceUnavailable, IdempotencyConflict, QuoteBought
+from jobs.models import Product, Sweep, Trial
 from jobs.orders import checked_reason, pinned_image, pricing_inputs
 from jobs.purchase import parse
-from jobs.sweeps.plan import FIELDS, Plan, apply, corners, parse_plan
+from jobs.sweeps import selectors
+from jobs.sweeps.plan import FIELDS, MAX_TRIALS, ExtensionSerializer, Plan, apply, corners, parse_plan
 from jobs.sweeps.progress import advance_sweep
+from jobs.sweeps.suggestions import Method
 
 
 def quote_sweep(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
@@ -35,14 +37,64 @@ def quote_sweep(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
     organization = membership.organization
     require_active(organization=organization)
     sweep = parse_plan(data)
-    plan = Plan.from_json(sweep)
-    ends = corners(plan.space)
-    searched = {FIELDS[name]: value for name, value in ends[0].items() if name in FIELDS}
+    first = corners(Plan.from_json(sweep).space)[0]
+    searched = {FIELDS[name]: value for name, value in first.items() if name in FIELDS}
     whole = parse(organization=organization, data={**searched, **_given(data), "exact": False})
     base = {**whole.to_json(), "ceiling_minor": None}
+    return _price(
+        membership=membership,
+        base=base,
+        sweep=sweep,
+        pinned=pinned_image(organization, whole.image),
+        ceiling_minor=whole.ceiling_minor,
+    )
+
+
+def quote_extension(*, membership: Membership, sweep: Sweep, data: Mapping[str, Any]) -> Quote:
+    """Price more trials of an ended search: `trials`, `ceiling_minor`, or both. All else stays as it was bought.
+
+    The quote is bought as any of a sweep. Raises ServiceInactive, InvalidInput, and billing's errors.
+    """
+    organization = membership.organization
+    require_active(organization=organization)
+    wanted = ExtensionSerializer(data=data).values()
+    first = sweep.extends or sweep
+    search = selectors.search(first.pk)
+    if search.filter(ended_at=None).exists():
+        raise InvalidInput(fields={"trials": _("A sweep of this search is open. Wait for it to end, or stop it.")})
+    tried = Trial.objects.filter(sweep__in=search).count()
+    bought = first.quote.purchase
+    extension = bought["sweep"] | {"trials": min(wanted["trials"], MAX_TRIALS - tried)}
+    extension |= {"tried": tried, "extends": first.pk}
+    if extension["method"] == Method.GRID:
+        extension["trials"] = len(Plan.from_json(extension).grid())
+    if extension["trials"] < 1:
+        raise InvalidInput(fields={"trials": _("This search has tried all its trials.")})
+    base = {name: value for name, value in bought.items() if name not in {"sweep", "pinned_image"}}
+    parse(organization=organization, data=base, is_pinned=True)  # something may have been deleted since
+    return _price(
+        membership=membership,
+        base=base,
+        sweep=extension,
+        pinned={"pinned_image": bought["pinned_image"]},
+        ceiling_minor=wanted["ceiling_minor"],
+    )
+
+
+def _price(
+    *,
+    membership: Membership,
+    base: Mapping[str, Any],
+    sweep: Mapping[str, Any],
+    pinned: Mapping[str, Any],
+    ceiling_minor: int | None,
+) -> Quote:
+    """Store the quote of a sweep. `base` is the purchase of its trials, `sweep` what `Plan.from_json` reads."""
+    organization = membership.organization
+    plan = Plan.from_json(sweep)
     prices = current_prices(organization)
     offers = []
-    for values in ends:
+    for values in corners(plan.space):
         try:
             purchase = parse(organization=organization, data=apply(base, values), is_pinned=True)
         except InvalidInput as error:
@@ -54,10 +106,10 @@ def quote_sweep(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
         organization=organization,
         user=membership.user,
         prices=prices,
-        payload=base | {"sweep": sweep} | pinned_image(organization, whole.image),
+        payload={**base, "sweep": sweep, **pinned},
         offers=offers,
         trials=plan.trials,
-        ceiling_minor=whole.ceiling_minor,
+        ceiling_minor=ceiling_minor,
     )
 
 
@@ -70,7 +122,7 @@ def place_sweep(*, membership: Membership, quote: Quote, idempotency_key: str = 
     """Buy a sweep's quote: hold its ceiling and order its first trials. A repeated key returns the same sweep.
 
     Raises ServiceInactive, QuoteExpired, QuoteBought, IdempotencyConflict, InvalidInput (`quote` is of a run),
-    InsufficientFunds, BudgetExceeded.
+    ChoiceUnavailable, InsufficientFunds, BudgetExceeded.
     """
     organization = membership.organization
     key = idempotency_key or f"quote:{quote.pk}"
@@ -86,6 +138,7 @@ def place_sweep(*, membership: Membership, quote: Quote, idempotency_key: str = 
         # Again, under the lock: a concurrent request may have bought it meanwhile.
         if sweep := _existing(organization, quote, key):
             return sweep
+        extends = _extended(purchase["sweep"])
         hold = charges.hold(
             quote=quote,
             reference=f"sweep:{quote.pk}",
@@ -96,6 +149,7 @@ def place_sweep(*, membership: Membership, quote: Quote, idempotency_key: str = 
             organization=organization,
             quote=quote,
             hold=hold,
+            extends=extends,
             product=Product.objects.get(name=purchase["product"]),
             name=purchase["name"] or default_name(purchase["code_path"]),
             idempotency_key=key,
@@ -104,6 +158,21 @@ def place_sweep(*, membership: Membership, quote: Quote, idempotency_key: str = 
         record(organization=organization, actor=membership.user, action="sweep.placed", target=f"sweep:{sweep.pk}")
         send_on_commit(advance_sweep, sweep.pk)
     return sweep
+
+
+def _extended(sweep: Mapping[str, Any]) -> Sweep | None:
+    """Return the first sweep of the search that a quote extends, or None. The caller has locked the quota.
+
+    One sweep of a search is open at a time, so that each knows all earlier trials. Raises ChoiceUnavailable if there
+    were more since the quote.
+    """
+    if "extends" not in sweep:
+        return None
+    search = selectors.search(sweep["extends"])
+    is_open = search.filter(ended_at=None).exists()
+    if is_open or Trial.objects.filter(sweep__in=search).count() != sweep["tried"]:
+        raise ChoiceUnavailable
+    return Sweep.objects.get(pk=sweep["extends"])
 
 
 def stop_sweep(*, membership: Membership, sweep: Sweep) -> Sweep:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.db.models import QuerySet, Sum
+from django.db.models import Q, QuerySet, Sum
 from django.utils.translation import gettext as _
 
 from billing.models import Receipt
@@ -46,6 +46,19 @@ def sweep_for(organization: Organization, pk: int) -> Sweep:
         raise NotFound(_("This sweep does not exist."))
     sweep.organization = organization
     return sweep
+
+
+def search(first_pk: int) -> QuerySet[Sweep]:
+    """Return the sweeps of a search: the first one, and those that extend it."""
+    return Sweep.objects.filter(Q(pk=first_pk) | Q(extends=first_pk))
+
+
+def earlier_trials(sweep: Sweep) -> QuerySet[Trial]:
+    """Return the trials of the earlier sweeps of the same search, in the order in which they were ordered."""
+    if sweep.extends_id is None:
+        return Trial.objects.none()
+    trials = Trial.objects.filter(sweep__in=search(sweep.extends_id), sweep__lt=sweep.pk)
+    return trials.select_related("job__order__hold").order_by("sweep", "number")
 
 
 def plan_of(sweep: Sweep) -> Plan:
@@ -103,6 +116,7 @@ def summary(sweep: Sweep) -> dict[str, Any]:
         "currency": sweep.quote.currency,
         "cost_minor": cost_minor(sweep),
         "ceiling_minor": sweep.quote.ceiling_minor,
+        "extends": sweep.extends_id,
         "created_at": sweep.created_at,
         "ended_at": sweep.ended_at,
     }

@@ -132,7 +132,7 @@ CALLS = {
     "job_events": (1,), "metrics": (1,), "receipt": (1,), "receipts": (), "job_files": (1, "outputs"),
     "job_file": {"job": 1, "path": "outputs/a b", "offset": 3, "etag": "e"}, "models": (), "model": ("a",),
     "model_archive": ("a", 2), "quote_sweep": (SWEEP,), "order_sweep": {"quote": "1", "idempotency_key": "k"},
-    "sweeps": (), "sweep": (1,), "trials": (1,), "stop_sweep": (1,),
+    "quote_extension": (1, {"trials": 2}), "sweeps": (), "sweep": (1,), "trials": (1,), "stop_sweep": (1,),
 }  # fmt: skip
 """The arguments of a call of each method."""
 

@@ -48,8 +48,19 @@ def test_from_a_file_to_the_best_trial(shell, file, sweeper):
     assert "LR=0.2" in shell("sweep", "watch", sweep.pk)
     assert [each["id"] for each in shell.json("sweep", "list")] == [sweep.pk]
     assert sweep.name in shell("sweep", "list")
+    shell("sweep", "extend", sweep.pk, "--trials", 2, "--yes", status=1)
+    assert "tried all" in shell.stderr
     shell("sweep", "stop", sweep.pk, status=1)
     assert "already ended" in shell.stderr
+
+
+def test_an_ended_sweep_is_extended(shell, sweeper):
+    sweep = sweeper.buy(trials=1)
+    sweeper.finish(sweep)
+    shell("sweep", "extend", sweep.pk, "--ceiling", "1000.00", "--max-ceiling", "0.01", status=5)
+    bought = shell.json("sweep", "extend", sweep.pk, "--trials", 3, "--yes")
+    assert bought["trials_total"] == 3
+    assert Sweep.objects.get(pk=bought["id"]).extends == sweep
 
 
 def test_a_stopped_sweep_is_watched_to_its_end(shell, file):

@@ -226,6 +226,7 @@ ROUTES = {
     "sweeps/<int:pk>/": {"GET": Ask(VIEW)},
     "sweeps/<int:pk>/trials/": {"GET": Ask(VIEW)},
     "sweeps/<int:pk>/stop/": {"POST": Ask(RUN)},
+    "sweeps/<int:pk>/extend/": {"POST": Ask(RUN, 400, body={"trials": 2})},  # it is open
     "sweeps/<int:pk>/receipt/": {"GET": Ask(VIEW)},
     "jobs/": {"GET": listing()},
     "jobs/<int:pk>/": {"GET": Ask(VIEW), "PATCH": Ask(STORE, body={"notes": "x"})},

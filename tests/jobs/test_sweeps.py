@@ -8,13 +8,15 @@ from billing import pricebooks
 from billing.models import Hold, Quote, Receipt
 from console.core.errors import InvalidInput
 from jobs import dispatch, orders, reconciliation
-from jobs.errors import AlreadyEnded, IdempotencyConflict, QuoteBought
+from jobs.errors import AlreadyEnded, ChoiceUnavailable, IdempotencyConflict, QuoteBought
 from jobs.models import Job, Sweep, Trial
 from jobs.sweeps import progress, selectors
-from jobs.sweeps.purchase import place_sweep, quote_sweep, stop_sweep
+from jobs.sweeps.purchase import place_sweep, quote_extension, quote_sweep, stop_sweep
+from jobs.sweeps.suggestions import suggest
 from runtime.specs import Outcome
 from tests.books import BROKEN_BOOKS, BROKEN_ORDERS, broken
 from tests.factories.jobs import start
+from tests.factories.sweeps import SPACE
 
 pytestmark = pytest.mark.django_db
 
@@ -256,3 +258,58 @@ def test_a_sweep_in_numbers_is_written_once(sweeper):
     assert progress._order(sweep, suggestion, number=0) is False
     assert (Trial.objects.count(), Job.objects.count(), Sweep.objects.count()) == (1, 1, 1)
     assert Receipt.objects.count() == 0
+
+
+def test_an_extension_learns_from_all_earlier_trials(sweeper, customer):
+    sweeps = [sweeper.buy(trials=2, concurrency=1, method="tpe", space=SPACE | {"X": SPACE["LR"]})]
+    sweeper.finish(sweeps[0])
+    for of in (sweeps[0], sweeps[0], None):
+        held = customer.wallet.held_minor
+        extended = of or sweeps[-1]
+        quote = quote_extension(membership=customer.membership, sweep=extended, data={"trials": 2})
+        sweep = place_sweep(membership=customer.membership, quote=quote)
+        assert customer.wallet.held_minor == held + quote.ceiling_minor
+        assert place_sweep(membership=customer.membership, quote=quote) == sweep
+        sweeps.append(sweep)
+        progress.advance(sweep_pk=sweep.pk)
+        sweeper.finish(sweep)
+        assert (sweep.extends, sweep.reason, customer.wallet.held_minor) == (sweeps[0], "completed", held)
+    past = [trial for sweep in sweeps for trial in sweep.trials.select_related("job__order__hold")]
+    plan = selectors.plan_of(sweeps[-1])
+    last = past.pop()
+    expected = suggest(
+        space=plan.space, goal=plan.goal, method=plan.method, seed=sweeps[-1].quote_id.int % 2**32,
+        trials=progress._past(past),
+    )  # fmt: skip
+    assert (len(past), last.parameters) == (7, expected.parameters)
+
+
+def test_the_extension_of_a_grid_tries_the_rest_once(sweeper, customer):
+    space = {"LR": {"type": "categorical", "choices": [0.1, 0.2, 0.3]}}
+    sweep = sweeper.buy(method="grid", trials=2, space=space)
+    extend = lambda **data: quote_extension(membership=customer.membership, sweep=sweep, data=data)
+    with pytest.raises(InvalidInput):
+        extend(trials=5)  # it is open
+    sweeper.finish(sweep)
+    with pytest.raises(InvalidInput):
+        extend()
+    first, second = extend(trials=5), extend(ceiling_minor=10**6)
+    rest = place_sweep(membership=customer.membership, quote=first)
+    with pytest.raises(ChoiceUnavailable):
+        place_sweep(membership=customer.membership, quote=second)  # another one is open
+    progress.advance(sweep_pk=rest.pk)
+    sweeper.finish(rest)
+    with pytest.raises(ChoiceUnavailable):
+        place_sweep(membership=customer.membership, quote=second)  # it counted fewer trials
+    assert [trial.parameters for trial in rest.trials.all()] == [{"LR": 0.3}]
+    with pytest.raises(InvalidInput) as refused:
+        extend(trials=1)
+    assert "tried all" in refused.value.fields["trials"]
+
+
+def test_a_search_never_has_more_trials_than_a_sweep_may(sweeper, customer, monkeypatch):
+    monkeypatch.setattr("jobs.sweeps.purchase.MAX_TRIALS", 3)
+    sweep = sweeper.buy(trials=2)
+    sweeper.finish(sweep)
+    quote = quote_extension(membership=customer.membership, sweep=sweep, data={"trials": 900})
+    assert quote.purchase["sweep"]["trials"] == 1
