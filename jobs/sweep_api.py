@@ -70,7 +70,7 @@ class SweepSerializer(serializers.Serializer[Any]):
     state = serializers.ChoiceField(choices=Sweep.States.choices)
     reason = serializers.CharField(help_text="Why it ended or is stopping; empty while it runs.")
     waiting_for = serializers.CharField(
-        help_text="Why the next trial is not ordered yet; empty if nothing prevents it."
+        help_text="Why the next trial is not ordered, or could not be; empty if nothing prevents it."
     )
     objective = ObjectiveSerializer()
     method = serializers.CharField()

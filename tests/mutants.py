@@ -98,6 +98,7 @@ MUTANTS = (
            "    credit.spend(hold=locked, amount_minor=0)", SWEEPS),
     Mutant("a trial is ordered twice", "jobs/sweeps/progress.py", " or locked.trials.count() != number", "", SWEEPS + PROPERTY),
     Mutant("a stopped sweep orders more", "jobs/sweeps/progress.py", "locked.state != Sweep.States.RUNNING or ", "", PROPERTY),
+    Mutant("two sweeps of a search are open at once", "jobs/sweeps/purchase.py", "if is_open or ", "if ", SWEEPS),
     Mutant("a hold does not look at the balance", "billing/ledger.py",
            ', posted_minor__gte=F("held_minor") + amount_minor', "", CHARGES),
     Mutant("a reference is posted twice", "billing/migrations/0012_move_function.py",

@@ -100,12 +100,13 @@ def summary(sweep: Sweep) -> dict[str, Any]:
     """Return the sweep as the API shows it."""
     plan = plan_of(sweep)
     best = best_trial(sweep, plan)
+    is_refused = sweep.reason == Sweep.Reasons.UNAVAILABLE
     return {
         "id": sweep.pk,
         "name": sweep.name,
         "state": sweep.state,
         "reason": sweep.reason,
-        "waiting_for": sweep.waiting if sweep.state == Sweep.States.RUNNING else "",
+        "waiting_for": sweep.waiting if is_refused or sweep.state == Sweep.States.RUNNING else "",
         "objective": {"metric": plan.metric, "goal": plan.goal, "against_cost": plan.is_against_cost},
         "method": plan.method.value,
         "pruner": plan.pruner.value,
