@@ -179,7 +179,8 @@ class TrialInline(ReadOnlyInline):
     """Trials of a sweep."""
 
     model = models.Trial
-    fields = ("number", "job_link", "state", "outcome", "value", "cost", "parameters")
+    fields = ("number", "job_link", "state", "outcome", "value", "cost", "chosen")
+    hide_title = True
     per_page = TRIALS_SHOWN
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[models.Trial]:
@@ -191,7 +192,12 @@ class TrialInline(ReadOnlyInline):
     def job_link(self, trial: models.Trial) -> str:
         """Return a link to the page of the job."""
         address = reverse("admin:jobs_job_change", args=[trial.job_id])
-        return format_html('<a href="{}">#{}</a>', address, trial.job_id)
+        return format_html('<a class="text-primary-600 dark:text-primary-500" href="{}">#{}</a>', address, trial.job_id)
+
+    @admin.display(description=gettext_lazy("parameters"))
+    def chosen(self, trial: models.Trial) -> str:
+        """Return the parameters on one line."""
+        return " ".join(f"{name}={value}" for name, value in trial.parameters.items())
 
     @admin.display(description=gettext_lazy("state"))
     def state(self, trial: models.Trial) -> str:
