@@ -110,8 +110,9 @@ def sentence(event: AuditEvent) -> str:
     role = event.data.get("to", "")
     kind, _colon, number = event.target.partition(":")
     values = {
-        "version": "",  # empty if the event's data lacks it
+        "version": "",  # these three are empty if the event's data lacks them
         "member": "",
+        "why": "",
         **event.data,
         "target": f"#{number}" if kind in {"job", "sweep"} else event.target,
         "role": roles.get(role, role),
