@@ -75,7 +75,7 @@ test-all: images kustomize lighthouse ## Run every test and list the slowest; SH
 	@$(PYTHON) -m pytest -n auto --dist loadgroup -rR --durations=25 $(SELECTION) || { \
 	  status=$$?; [ $$status -eq 1 ] || exit $$status; \
 	  echo "Once more, one test at a time, to tell a fault from a machine that was too busy:"; \
-	  $(PYTHON) -m pytest --last-failed --last-failed-no-failures none --exitfirst -v $(SELECTION); }
+	  $(PYTHON) -m pytest -n 1 --dist loadgroup --last-failed --last-failed-no-failures none --exitfirst -v $(SELECTION); }
 
 .PHONY: screenshots
 screenshots: setup ## Take pictures of every page, in both languages and themes, wide and narrow, into var/screenshots
