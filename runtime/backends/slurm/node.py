@@ -13,6 +13,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -45,6 +46,9 @@ _RECORD_SECONDS = 60.0
 """How long after the job's start its submission may take to be recorded and visible on shared storage."""
 _POLL_SECONDS = 0.1
 """Interval between two reads of shared storage, which sends no events."""
+_SIGTERM_SECONDS = 0.5
+"""How long Slurm's SIGTERM to this process may follow after the one that ended a rank. Shorter than the time in which
+`evidence` counts both as one event."""
 _NVIDIA_SMI_SECONDS = 30
 """How long nvidia-smi may take for its full report, which is slower than the list of GPUs (`host`)."""
 _SIOCGIFADDR = 0x8915
@@ -170,10 +174,30 @@ class SlurmSupervisor(Supervisor):
             super()._check_for_stop()
         # SIGTERM comes from Slurm: for a preemption, the job's time limit, a failed machine of the run, or by an
         # administrator. The console asks Slurm for the reason.
-        if signal.SIGTERM in numbers and self._record.phase != "stopping":
+        if signal.SIGTERM not in numbers:
+            return
+        verdict = Verdict("node_lost", "evicted", f"Slurm ended node {self._node}.", data={"ended_by_slurm": True})
+        if self._may_be_ended_by_slurm():
+            self._record.add_cause(verdict)  # `_end` would ignore it: the ranks have ended already
+        elif self._record.phase != "stopping":
             self._limits.kill_by(time.monotonic() + float(self._plan["grace_seconds"]))
-            message = f"Slurm ended node {self._node}."
-            self._end(Verdict("node_lost", "evicted", message, data={"ended_by_slurm": True}))
+            self._end(verdict)
+
+    def _may_be_ended_by_slurm(self) -> bool:
+        """Whether a rank died of a SIGTERM that Slurm may have sent, but has not sent to this process yet.
+
+        Slurm signals the processes of a node one after another, so ranks may end before their supervisor is signalled.
+        """
+        causes = self._record.causes
+        is_known = any((cause.get("data") or {}).get("ended_by_slurm") for cause in causes)
+        return not is_known and any(cause.get("signal") == "SIGTERM" for cause in causes)
+
+    def _finish_record(self) -> None:
+        give_up_at = time.monotonic() + _SIGTERM_SECONDS
+        while self._may_be_ended_by_slurm() and (seconds := give_up_at - time.monotonic()) > 0:
+            if select.select([self._caught_signals], [], [], seconds)[0]:
+                self._read_signals()
+        super()._finish_record()
 
 
 def main(folder: Path, nonce: str) -> int:

@@ -40,6 +40,7 @@ class Supervisor(Node):
     _plan: SupervisorPlan
     _limits: Limits
     _tree: ProcessTree
+    _caught_signals: socket.socket
 
     def __init__(self, plan: SupervisorPlan) -> None:
         folder, node, launcher_plan = Path(plan["folder"]), plan["node"], plan["launcher"]["plan"]
@@ -94,16 +95,21 @@ class Supervisor(Node):
             # A handler that does nothing: with SIG_IGN, the signal would not wake the selector.
             signal.signal(number, lambda _number, _frame: None)
         self._selector.register(reader, selectors.EVENT_READ, (reader, writer))
+        self._caught_signals = reader
 
     def _start_launcher(self, launch_plan_fd: int, output: int, inherit: Sequence[int]) -> Message:
         return {"warm": self._tree.start(launch_plan_fd, output=output, inherit=inherit)}
 
     # Events
 
-    def _handle_own_event(self, ready: Any) -> None:
+    def _handle_own_event(self, _ready: Any) -> None:
+        self._read_signals()
+
+    def _read_signals(self) -> None:
+        """Handle the signals that have arrived; none is no error."""
         signals = b""
         with contextlib.suppress(BlockingIOError):
-            signals = ready[0].recv(4096)
+            signals = self._caught_signals.recv(4096)
         for ended in reap():
             self._tree.note_exit(ended)
         self._handle_signals(set(signals))
