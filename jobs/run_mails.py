@@ -51,7 +51,7 @@ def _sweep_mail(notification: Notification) -> tuple[str, str]:
     context = {
         "sentence": sweep_end_sentence(data),
         "parameters": best and " ".join(f"{name}={value}" for name, value in best["parameters"].items()),
-        "url": best and f"{settings.TRAINYARD_URL}{reverse('job_detail', args=[best['job']])}",
+        "url": f"{settings.TRAINYARD_URL}{reverse('sweep_detail', args=[data['sweep']])}",
         "choices_url": f"{settings.TRAINYARD_URL}{reverse('notification_list')}",
     }
     subject = _("Sweep %(sweep)d %(name)s ended") % {"sweep": data["sweep"], "name": data["name"]}

@@ -113,7 +113,7 @@ def _jobs_with_relations(organization: Organization) -> QuerySet[Job]:
     return (
         Job.objects.filter(organization=organization)
         .select_related("order__hold", "order__quote", "order__product", "order__placed_by")
-        .select_related("node_spec__capacity_snapshot", "image", "workspace", "organization__quota")
+        .select_related("node_spec__capacity_snapshot", "image", "workspace", "organization__quota", "trial")
     )
 
 

@@ -41,6 +41,7 @@ SECTIONS = (
         (
             Entry(_("New training"), "training_new", "rocket", ("training_",)),
             Entry(_("Jobs"), "job_list", "list-details", ("job_",)),
+            Entry(_("Sweeps"), "sweep_list", "adjustments-horizontal", ("sweep_",)),
             Entry(_("Status"), "status", "server-2", ("status",)),
         ),
     ),
@@ -76,6 +77,7 @@ HELP = {
     "overview": ("user-guide", "get-started"),
     "training_new": ("user-guide", "understand-the-price"),
     "job_list": ("user-guide", "find-and-compare-jobs"),
+    "sweep_list": ("user-guide", "search-for-good-parameters"),
     "dataset_list": ("user-guide", "use-datasets"),
     "model_list": ("user-guide", "publish-and-use-models"),
     "workspace_list": ("user-guide", "work-in-a-workspace"),

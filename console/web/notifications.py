@@ -128,7 +128,7 @@ def _row(notification: Notification) -> dict[str, Any]:
         detail = end_sentence(data.get("reason", ""))
     elif notification.kind == "sweep.ended":
         text, detail = data["name"], sweep_end_sentence(data)
-        href = reverse("job_detail", args=[data["best"]["job"]]) if data["best"] else reverse("job_list")
+        href = reverse("sweep_detail", args=[data["sweep"]])
     elif notification.kind == "files.expiring":
         text = ", ".join(f"#{job}" for job in data["jobs"])
         href = reverse("storage_usage")

@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.db.models import Q, QuerySet, Sum
+from django.db.models import Count, Max, Min, OuterRef, Q, QuerySet, Subquery, Sum
+from django.db.models.functions import Coalesce
 from django.utils.translation import gettext as _
 
-from billing.models import Receipt
+from billing.models import Hold, Receipt
 from console.accounts.models import Organization
 from console.core.errors import NotFound
 from jobs.models import MetricPoint, Sweep, Trial
+from jobs.sweeps import suggestions
 from jobs.sweeps.plan import Plan
+from jobs.sweeps.suggestions import Past
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,36 @@ class TrialRow:
 def sweeps_for(organization: Organization) -> QuerySet[Sweep]:
     """Return the organization's sweeps, newest first."""
     return Sweep.objects.filter(organization=organization).select_related("quote", "hold", "product", "placed_by")
+
+
+def listed(organization: Organization) -> QuerySet[Sweep]:
+    """Return the organization's sweeps, newest first, with what a list shows.
+
+    Annotations: `done` (ended trials), `lowest` and `highest` (values of completed trials, None before the first), and
+    `metered_minor` (the cost so far).
+    """
+    trials = Trial.objects.filter(sweep=OuterRef("pk")).order_by().values("sweep")
+    completed = trials.filter(outcome=Trial.Outcomes.COMPLETED)
+    parts = Hold.objects.filter(parent=OuterRef("hold")).order_by().values("parent")
+    return sweeps_for(organization).annotate(
+        done=Coalesce(Subquery(trials.exclude(outcome="").annotate(found=Count("pk")).values("found")), 0),
+        lowest=Subquery(completed.annotate(found=Min("value")).values("found")),
+        highest=Subquery(completed.annotate(found=Max("value")).values("found")),
+        metered_minor=Coalesce(Subquery(parts.annotate(found=Sum("metered_minor")).values("found")), 0),
+    )
+
+
+def list_row(sweep: Any) -> dict[str, Any]:
+    """Return a row of `listed` as a list shows it."""
+    plan = plan_of(sweep)
+    return {
+        "sweep": sweep,
+        "plan": plan,
+        "done": sweep.done,
+        "fraction": sweep.done / plan.trials,
+        "best": sweep.highest if plan.goal == "maximize" else sweep.lowest,
+        "cost_minor": sweep.metered_minor,
+    }
 
 
 def sweep_for(organization: Organization, pk: int) -> Sweep:
@@ -121,6 +154,14 @@ def summary(sweep: Sweep) -> dict[str, Any]:
         "created_at": sweep.created_at,
         "ended_at": sweep.ended_at,
     }
+
+
+def importance(sweep: Sweep) -> dict[str, float]:
+    """Return how much each parameter matters, by all trials of the search so far; see `suggestions.importance`."""
+    plan = plan_of(sweep)
+    trials = [*earlier_trials(sweep), *sweep.trials.all()]
+    past = [Past(trial.parameters, trial.value, is_ended=bool(trial.outcome)) for trial in trials]
+    return suggestions.importance(space=plan.space, goal=plan.goal, trials=past)
 
 
 def trial_rows(sweep: Sweep) -> list[TrialRow]:

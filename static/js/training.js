@@ -1,5 +1,7 @@
 // The form of a new training: which fields have been touched (errors are shown at those alone), datasets in the order
 // chosen, images that carry the framework, the number of processes. Quotes themselves are asked for by htmx.
+import { watchQuote } from "./quote_card.js";
+
 const form = document.getElementById("training");
 const field = (name) => form.elements.namedItem(name);
 
@@ -81,13 +83,6 @@ const showWorld = () => {
 form.addEventListener("input", showWorld);
 form.addEventListener("change", showWorld);
 
-// Enter asks for the quote, it doesn't buy.
-form.addEventListener("submit", (event) => event.preventDefault());
-
-document.addEventListener("click", (event) => {
-  if (event.target.closest("[data-requote]")) window.htmx.trigger(form, "requote");
-});
-
 // Buttons that set a field: scripts of the tree, and a requirements file that the quote has found.
 document.addEventListener("click", (event) => {
   const { setField, value } = event.target.closest("[data-set-field]")?.dataset ?? {};
@@ -163,39 +158,7 @@ document.addEventListener("click", (event) => {
   field("nodes").dispatchEvent(new Event("change", { bubbles: true }));
 });
 
-// While an order is being placed its quote stays: a new one would offer another Buy to a double click.
-let isOrdering = false;
-const isOrder = (element) => Boolean(element.closest?.("#order, #pay"));
-document.addEventListener("htmx:beforeRequest", (event) => {
-  const { elt } = event.detail;
-  if (isOrdering && (elt === form || isOrder(elt))) event.preventDefault();
-  else if (isOrder(elt)) isOrdering = true;
-});
-document.addEventListener("htmx:beforeSwap", (event) => {
-  if (isOrdering && event.detail.requestConfig.elt === form) event.detail.shouldSwap = false;
-});
-document.addEventListener("htmx:afterRequest", (event) => {
-  const { elt, xhr } = event.detail;
-  if (isOrder(elt) && !xhr.getResponseHeader("HX-Redirect")) isOrdering = false;
-});
-
-// A quote that has expired can't be bought: it says so, and offers a new one.
-let expires = Infinity;
-const showExpiry = () => {
-  const isOver = Date.now() >= expires;
-  for (const button of document.querySelectorAll("#quote [data-while-valid]")) button.disabled = button.disabled || isOver;
-  for (const element of document.querySelectorAll("#quote [data-until-expired]")) element.hidden = isOver;
-  for (const element of document.querySelectorAll("#quote [data-once-expired]")) element.hidden = !isOver;
-};
-document.addEventListener("htmx:afterSwap", (event) => {
-  if (event.target.id !== "quote") return;
-  showPreview();
-  const seconds = event.target.querySelector("[data-seconds-left]")?.dataset.secondsLeft;
-  expires = seconds === undefined ? Infinity : Date.now() + Number(seconds) * 1000;
-  showExpiry();
-});
-setInterval(showExpiry, 1000);
-
+watchQuote(form, showPreview);
 showScript();
 showChanges();
 showDatasets();

@@ -21,6 +21,7 @@ from storage import images, recycle_bin, selectors
 from tests.factories.accounts import MembershipFactory
 from tests.factories.jobs import never_fits, start
 from tests.factories.storage import LINEAGE, DatasetFactory, DatasetVersionFactory, ModelFactory, ModelVersionFactory
+from tests.factories.sweeps import Sweeper
 
 HOUR = 3600.0
 PNG = b"\x89PNG\r\n\x1a\n" + b"".join(
@@ -113,6 +114,9 @@ def _run_jobs(customer):
     start(check)
     customer.end(check.attempts.get(), Outcome.COMPLETED)
     reconciliation.reconcile()
+    sweeper = Sweeper(customer)
+    sweep = sweeper.buy(trials=8)
+    sweeper.finish(sweep)
     running = customer.started(at=now - 60, datasets="digits")
     _write_curves(running.job_id)
     for node in (0, 1):
@@ -129,6 +133,7 @@ def _run_jobs(customer):
     return {
         "robot": robot.pk,
         "webhook": hook.pk,
+        "sweep": sweep.pk,
         "succeeded": succeeded.job_id,
         "failed": failed.job_id,
         "hung": hung.job_id,

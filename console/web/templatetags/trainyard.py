@@ -112,9 +112,9 @@ def number(value: Decimal | float | str | None) -> str:
 
 
 @register.filter
-def significant(value: float) -> str:
-    """Format a value of a curve with at most six significant digits."""
-    return f"{value:.6g}"
+def significant(value: float | str) -> str:
+    """Format a value of a curve or a parameter: a fraction with at most six significant digits, others as they are."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 @register.filter

@@ -26,12 +26,13 @@ PAGES = {
         "workspace_detail": ["main"], "workspace_file": ["main", "train.py"],
         "workspace_download": ["main", "train.py"],
         "workspace_search": ["main"], "workspace_bin": ["main"], "storage_usage": [], "image_list": [], "status": [],
+        "sweep_list": [], "sweep_detail": ["sweep"], "sweep_importance": ["sweep"],
         "job_list": [], "job_export": [], "job_detail": ["job"], "job_live": ["job"], "wallet": [], "receipt_list": [],
         "receipt_detail": ["receipt"], "cost_list": [], "cost_export": [], "credit_list": [], "organization": [],
         "tokens": [],
     },
     STORE: {"dataset_new": [], "job_publish": ["job"], "workspace_new": [], "image_new": []},
-    RUN: {"training_new": []},
+    RUN: {"training_new": [], "sweep_new": []},
     PAY: {
         "card_list": [], "invoice_list": [], "invoice_detail": ["invoice"], "invoice_csv": ["invoice"],
         "billing_details": [],
@@ -50,6 +51,7 @@ ACTIONS = {
     "workspace_bin_empty": ["main"], "workspace_bin_restore": ["main", 1],
     "workspace_bin_remove": ["main", 1], "workspace_save": ["main", "train.py"], "training_quote": [],
     "training_order": [], "training_pay": [], "training_probe": [], "job_cancel": ["job"],
+    "sweep_quote": [], "sweep_order": [], "sweep_stop": ["sweep"], "sweep_extend": ["sweep"],
     "job_cancel_selected": [], "top_up": [], "card_add": [],
     "card_default": [], "card_remove": [], "card_automatic_off": [], "budget_set": [],
     "credit_list": [], "organization_rename": [], "organization_invite": [], "organization_member_role": [1],
@@ -63,8 +65,8 @@ Browser = Callable[[Membership], Client]
 
 
 @pytest.fixture
-def address(done):
-    """`address(name, arguments)` is a page's path; "job", "receipt" and "invoice" stand for the ids of `done`."""
+def address(done, sweeper):
+    """`address(name, arguments)` is a page's path; "job", "receipt", "invoice" and "sweep" stand for their ids."""
     version = DatasetVersionFactory(dataset=DatasetFactory(organization=done.organization, name="digits"), number=1)
     folder = selectors.version_folder(version)
     (folder / "raw").mkdir()
@@ -73,7 +75,8 @@ def address(done):
     ModelVersionFactory(model__organization=done.organization, model__name="net")
     invoice = invoices.issue(organization=done.organization)
     assert invoice is not None
-    known = {"job": done.pk, "receipt": done.order.hold.receipt.pk, "invoice": invoice.pk}
+    sweep = sweeper.buy()
+    known = {"sweep": sweep.pk, "job": done.pk, "receipt": done.order.hold.receipt.pk, "invoice": invoice.pk}
     return lambda name, arguments: reverse(name, args=[known.get(str(each), each) for each in arguments])
 
 
@@ -105,7 +108,7 @@ def test_objects_of_another_organization_are_not_found(stranger, browser, done, 
             if arguments:
                 assert client.get(address(name, arguments)).status_code == 404, name
     assert client.get(reverse("training_new"), {"rerun": done.pk}).status_code == 200  # its service is not active
-    for name in ("job_cancel", "dataset_delete", "workspace_delete", "storage_remove_results"):
+    for name in ("job_cancel", "sweep_stop", "dataset_delete", "workspace_delete", "storage_remove_results"):
         assert client.post(address(name, ACTIONS[name])).status_code == 404, name
 
 

@@ -1,0 +1,456 @@
+"""Pages of sweeps: the list, the form with its live quote, and one sweep with its trials and charts."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import uuid4
+
+from django.contrib import messages
+from django.core.paginator import Paginator
+from django.http import HttpResponse, QueryDict
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+from django.views.decorators.http import require_GET, require_POST
+from django_htmx.http import HttpResponseClientRedirect
+
+from billing import messages as billing_messages
+from billing import payments
+from billing import selectors as billing
+from billing.errors import BudgetExceeded, InsufficientFunds
+from billing.models import Quote
+from billing.quotes import quote_for
+from billing.taxes import tax_for
+from console.accounts.models import Organization
+from console.accounts.roles import Capability
+from console.accounts.services import is_active
+from console.core.errors import CustomerError, InvalidInput, NotFound
+from console.web.access import MemberRequest, error_text, errors_as_message, member
+from console.web.amounts import parse_row_id
+from jobs import cost_analysis, curves, orders, rows
+from jobs import selectors as jobs
+from jobs.messages import SWEEP_END_SENTENCES
+from jobs.models import Job, Sweep, Trial
+from jobs.purchase import stored
+from jobs.sweeps import purchase, selectors
+from jobs.sweeps.plan import FIELDS as PURCHASE_FIELDS
+from jobs.sweeps.plan import MAX_CONCURRENCY, MAX_TRIALS, Goal
+from jobs.sweeps.space import Condition, Parameter
+from jobs.sweeps.suggestions import Method, Pruner
+
+PAGE_SIZE = 50
+"""How many sweeps, or trials of one, a page shows."""
+MAX_CHOICES = 20
+"""How many earlier jobs the form offers to start from."""
+ROW_FIELDS = ("name", "type", "low", "high", "scale", "step", "choices", "when")
+"""The controls of each parameter in the form. Their names begin with `parameter_`; each is sent for every parameter."""
+ERROR_FIELDS = ("space", "objective", "method", "pruner", "trials", "concurrency", "ceiling_minor", "name")
+"""The form's fields that have a place for their error. Errors of the training itself are shown in the card."""
+EXTENSION_FIELDS = ("trials", "ceiling_minor")
+"""The same of the form for more trials."""
+EXCLUDED = {"sweep", "pinned_image", "ceiling_minor", "exact", "rerun_of"}
+"""What a sweep does not take from the order that it starts from: its ceiling is that of one run."""
+METHODS = {
+    Method.TPE: gettext_lazy("Bayesian (TPE): learns from ended trials"),
+    Method.RANDOM: gettext_lazy("Random"),
+    Method.GRID: gettext_lazy("Grid: every combination"),
+    Method.CMAES: gettext_lazy("CMA-ES: for many numeric parameters"),
+}
+PRUNERS = {
+    Pruner.NONE: gettext_lazy("Never"),
+    Pruner.MEDIAN: gettext_lazy("Worse than the median"),
+    Pruner.ASHA: gettext_lazy("Not in the best third (ASHA)"),
+}
+GOALS = {Goal.MAXIMIZE: gettext_lazy("Highest value"), Goal.MINIMIZE: gettext_lazy("Lowest value")}
+KINDS = {
+    "float": gettext_lazy("Number"),
+    "int": gettext_lazy("Whole number"),
+    "categorical": gettext_lazy("Choices"),
+}
+ORDERS = {
+    "": gettext_lazy("By number"),
+    "newest": gettext_lazy("Newest first"),
+    "best": gettext_lazy("Best first"),
+    "cheapest": gettext_lazy("Cheapest first"),
+}
+"""Orders of the trials, by their names in the URL."""
+OPEN = "open"
+"""The filter for trials without an outcome."""
+
+
+@require_GET
+@member(Capability.VIEW)
+def sweep_list(request: MemberRequest) -> HttpResponse:
+    """List the sweeps, newest first. While one is open, htmx requests the rows again and again."""
+    page = Paginator(selectors.listed(request.membership.organization), PAGE_SIZE).get_page(request.GET.get("page"))
+    context = {
+        "page": page,
+        "rows": [selectors.list_row(sweep) for sweep in page],
+        "moving": any(sweep.ended_at is None for sweep in page),
+    }
+    return render(request, "jobs/_sweep_rows.html" if request.htmx else "jobs/sweep_list.html", context)
+
+
+@require_GET
+@member(Capability.RUN)
+def sweep_new(request: MemberRequest) -> HttpResponse:
+    """Show the form. `?job=` starts from a training, `?sweep=` from an earlier sweep; without, the page offers jobs."""
+    organization = request.membership.organization
+    if billing.wallet(organization) is None or not is_active(organization):
+        return render(request, "jobs/training_inactive.html")
+    origin = _origin(organization, request.GET)
+    if origin is None:
+        trainings = rows.listed(organization).filter(builtin_script="", started_at__isnull=False).order_by("-pk")
+        listed = [rows.row(job) for job in trainings.only(*rows.FIELDS)[:MAX_CHOICES]]
+        return render(request, "jobs/sweep_new_start.html", {"rows": listed})
+    base = _base(origin)
+    job = origin if isinstance(origin, Job) else origin.trials.select_related("job").first()
+    job = job.job if isinstance(job, Trial) else job
+    context = {
+        "origin": origin,
+        "origin_kind": "job" if isinstance(origin, Job) else "sweep",
+        "base": base,
+        "currency": _currency(organization),
+        "values": _values_of_job(origin) if isinstance(origin, Job) else _values_of_sweep(origin),
+        "metrics": cost_analysis.names_of(job) if job else [],
+        "names": _parameter_names(base),
+        "methods": METHODS,
+        "pruners": PRUNERS,
+        "goals": GOALS,
+        "kinds": KINDS,
+        "max_trials": MAX_TRIALS,
+        "max_concurrency": MAX_CONCURRENCY,
+    }
+    return render(request, "jobs/sweep_new.html", context)
+
+
+@require_POST
+@member(Capability.RUN)
+def sweep_quote(request: MemberRequest) -> HttpResponse:
+    """Return the quote card for the form's values, or their errors."""
+    organization = request.membership.organization
+    origin = _origin(organization, request.POST)
+    if origin is None:
+        raise NotFound
+    try:
+        data = _base(origin) | _data(request.POST, _currency(organization))
+        quote = purchase.quote_sweep(membership=request.membership, data=data)
+    except CustomerError as error:
+        return _refused(request, error, ERROR_FIELDS)
+    return _quote_card(request, quote, ERROR_FIELDS)
+
+
+@require_POST
+@member(Capability.RUN)
+def sweep_order(request: MemberRequest) -> HttpResponse:
+    """Buy the displayed quote. Submitting it twice buys once."""
+    quote = quote_for(organization=request.membership.organization, quote_id=request.POST.get("quote", ""))
+    try:
+        sweep = purchase.place_sweep(
+            membership=request.membership,
+            quote=quote,
+            # PostgreSQL cannot store NUL, and the column has 255 characters.
+            idempotency_key=request.POST.get("idempotency_key", "").replace("\0", "")[:255],
+        )
+    except (InsufficientFunds, BudgetExceeded) as error:  # the quote stays valid and can be bought later
+        return _quote_card(request, quote, problem=str(error.message))
+    except CustomerError as error:
+        return _quote_card(request, quote, problem=error_text(error), stale=True)
+    messages.success(request, _("Sweep ordered. Its ceiling is held in your wallet."))
+    return HttpResponseClientRedirect(reverse("sweep_detail", args=[sweep.pk]))
+
+
+@require_GET
+@member(Capability.VIEW)
+def sweep_detail(request: MemberRequest, pk: int) -> HttpResponse:
+    """Show a sweep. htmx gets only the part that changes while it runs. `?sort=` and `?outcome=` choose its trials."""
+    sweep = selectors.sweep_for(request.membership.organization, pk)
+    plan = selectors.plan_of(sweep)
+    all_trials = selectors.trial_rows(sweep)
+    sort, outcome = request.GET.get("sort", ""), request.GET.get("outcome", "")
+    trials = _sorted(all_trials, sort, is_highest_best=plan.goal == "maximize")
+    outcomes = {OPEN: _("Open"), **dict(Trial.Outcomes.choices)}
+    if outcome in outcomes:
+        trials = [trial for trial in trials if (trial.outcome or OPEN) == outcome]
+    page = Paginator(trials, PAGE_SIZE).get_page(request.GET.get("page"))
+    summary = selectors.summary(sweep)
+    context: dict[str, Any] = {
+        "sweep": sweep,
+        "summary": summary,
+        "reason": SWEEP_END_SENTENCES.get(sweep.reason, ""),
+        "plan": plan,
+        "fraction": summary["trials_done"] / plan.trials,
+        "page": page,
+        "rows": [(trial, [(each.name, trial.parameters.get(each.name)) for each in plan.space]) for trial in page],
+        "has_trials": bool(all_trials),
+    }
+    if request.htmx:
+        return render(request, "jobs/_sweep_live.html", context)
+    context |= {
+        "sort": sort,
+        "outcome": outcome,
+        "orders": ORDERS,
+        "outcomes": outcomes,
+        "search": selectors.search(sweep.extends_id or sweep.pk).order_by("pk"),
+        "chart": _chart(sweep),
+        "method": METHODS[plan.method],
+        "pruner": PRUNERS[plan.pruner],
+        "importance": selectors.importance(sweep),
+        "max_trials": MAX_TRIALS,
+    }
+    return render(request, "jobs/sweep_detail.html", context)
+
+
+@require_GET
+@member(Capability.VIEW)
+def sweep_importance(request: MemberRequest, pk: int) -> HttpResponse:
+    """Return how much each parameter matters, for htmx."""
+    sweep = selectors.sweep_for(request.membership.organization, pk)
+    context = {"sweep": sweep, "importance": selectors.importance(sweep)}
+    return render(request, "jobs/_sweep_importance.html", context)
+
+
+@require_POST
+@member(Capability.RUN)
+def sweep_stop(request: MemberRequest, pk: int) -> HttpResponse:
+    """Start no more trials, and cancel the open ones."""
+    sweep = selectors.sweep_for(request.membership.organization, pk)
+    with errors_as_message(request):
+        purchase.stop_sweep(membership=request.membership, sweep=sweep)
+        messages.success(request, _("The sweep is stopping. Its open trials are being cancelled."))
+    return redirect("sweep_detail", pk)
+
+
+@require_POST
+@member(Capability.RUN)
+def sweep_extend(request: MemberRequest, pk: int) -> HttpResponse:
+    """Return the quote card for more trials of an ended sweep, or the errors."""
+    sweep = selectors.sweep_for(request.membership.organization, pk)
+    try:
+        data = {"trials": _number(request.POST.get("trials", ""))} | _ceiling(request.POST, sweep.quote.currency)
+        quote = purchase.quote_extension(membership=request.membership, sweep=sweep, data=data)
+    except CustomerError as error:
+        return _refused(request, error, EXTENSION_FIELDS)
+    return _quote_card(request, quote, EXTENSION_FIELDS)
+
+
+def _origin(organization: Organization, data: QueryDict) -> Job | Sweep | None:
+    """Return the job or sweep that a form starts from; None if it names none. Raises NotFound."""
+    if (pk := parse_row_id(data.get("job", ""))) is not None:
+        job = jobs.job_for(organization, pk)
+        if job.builtin_script:
+            raise NotFound
+        return job
+    if (pk := parse_row_id(data.get("sweep", ""))) is not None:
+        return selectors.sweep_for(organization, pk)
+    return None
+
+
+def _base(origin: Job | Sweep) -> dict[str, Any]:
+    """Return the purchase (the API's fields) whose settings are searched."""
+    bought = origin.order.quote if isinstance(origin, Job) else origin.quote
+    return {name: value for name, value in stored(bought.purchase).items() if name not in EXCLUDED}
+
+
+def _values_of_job(job: Job) -> dict[str, Any]:
+    """Return the form's values for a search around the settings of a job: its learning rate, divided and times ten."""
+    lr = float(job.lr)
+    names = cost_analysis.names_of(job)
+    metric = names[0] if names else ""
+    is_lower = curves.better(metric) is curves.Better.LOWER
+    space = [Parameter("LR", "float", low=float(f"{lr / 10:.6g}"), high=float(f"{lr * 10:.6g}"), log=True)]
+    return {
+        "name": job.name,
+        "parameters": [_row(parameter) for parameter in space],
+        "metric": metric,
+        "goal": Goal.MINIMIZE if is_lower else Goal.MAXIMIZE,
+        "against_cost": False,
+        "method": Method.TPE,
+        "pruner": Pruner.NONE,
+        "trials": 12,
+        "concurrency": 2,
+        "ceiling": "",
+    }
+
+
+def _values_of_sweep(sweep: Sweep) -> dict[str, Any]:
+    """Return the form's values for the search of an earlier sweep."""
+    plan = selectors.plan_of(sweep)
+    return {
+        "name": sweep.name,
+        "parameters": [_row(parameter) for parameter in plan.space],
+        "metric": plan.metric,
+        "goal": plan.goal,
+        "against_cost": plan.is_against_cost,
+        "method": plan.method,
+        "pruner": plan.pruner,
+        "trials": plan.trials,
+        "concurrency": plan.concurrency,
+        "ceiling": "",
+    }
+
+
+def _row(parameter: Parameter) -> dict[str, Any]:
+    """Return a parameter as the values of its controls."""
+    is_range = parameter.kind != "categorical"
+    return {
+        "name": parameter.name,
+        "type": parameter.kind,
+        "low": f"{parameter.low:g}" if is_range else "",
+        "high": f"{parameter.high:g}" if is_range else "",
+        "scale": "log" if parameter.log else "linear",
+        "step": f"{parameter.step:g}" if parameter.step is not None else "",
+        "choices": ", ".join(map(str, parameter.choices)),
+        "when": _condition_text(parameter.when),
+        "condition": parameter.when,
+    }
+
+
+def _condition_text(when: Condition | None) -> str:
+    return "" if when is None else json.dumps({"parameter": when.parameter, "in": list(when.values)})
+
+
+def _parameter_names(base: Mapping[str, Any]) -> list[str]:
+    """Return the names that the form suggests: the fields, and the arguments and variables of the order."""
+    arguments = [word.partition("=")[0] for word in base.get("arguments") or [] if word.startswith("--")]
+    return [*PURCHASE_FIELDS, *dict.fromkeys(arguments), *(base.get("environment") or {})]
+
+
+def _data(posted: QueryDict, currency: str) -> dict[str, Any]:
+    """Return the form as fields of the API. Raises InvalidInput."""
+    return {
+        "name": posted.get("name", ""),
+        "space": _space(posted),
+        "objective": {
+            "metric": posted.get("metric", ""),
+            "goal": posted.get("goal", ""),
+            "against_cost": "against_cost" in posted,
+        },
+        "method": posted.get("method", ""),
+        "pruner": posted.get("pruner", ""),
+        "trials": _number(posted.get("trials", "")),
+        "concurrency": _number(posted.get("concurrency", "")),
+    } | _ceiling(posted, currency)
+
+
+def _space(posted: QueryDict) -> dict[str, Any]:
+    """Return the search space of the form's parameters. Rows without a name are left out. Raises InvalidInput."""
+    columns = [posted.getlist(f"parameter_{name}") for name in ROW_FIELDS]
+    space: dict[str, Any] = {}
+    for cells in zip(*columns, strict=False):
+        row = dict(zip(ROW_FIELDS, map(str.strip, cells), strict=True))
+        name = row["name"]
+        if not name:
+            continue
+        if name in space:
+            raise InvalidInput(fields={"space": _("%(name)s is listed twice.") % {"name": name}})
+        if row["type"] == "categorical":
+            choices = [_number(choice.strip()) for choice in row["choices"].split(",") if choice.strip()]
+            space[name] = {"type": row["type"], "choices": choices}
+        else:
+            space[name] = {"type": row["type"], "low": _number(row["low"]), "high": _number(row["high"])}
+            space[name] |= {"log": True} if row["scale"] == "log" else {}
+            space[name] |= {"step": _number(row["step"])} if row["step"] else {}
+        if row["when"]:
+            try:
+                space[name]["when"] = json.loads(row["when"])
+            except ValueError:
+                raise InvalidInput(fields={"space": _("The condition of a parameter is invalid.")}) from None
+    return space
+
+
+def _number(text: str) -> int | float | str:
+    """Return the number that a text means; any other text itself, so that the field's own check refuses it."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return number if math.isfinite(number) else text
+
+
+def _currency(organization: Organization) -> str:
+    account = billing.wallet(organization)
+    return account.currency if account else billing.default_currency()
+
+
+def _ceiling(posted: QueryDict, currency: str) -> dict[str, Any]:
+    """Return the field `ceiling_minor` of the form; empty without one. Raises InvalidInput."""
+    text = posted.get("ceiling", "").strip()
+    if not text:
+        return {}
+    try:
+        return {"ceiling_minor": billing_messages.parse_amount(text, currency)}
+    except ValueError:
+        raise InvalidInput(fields={"ceiling_minor": _("Enter a number or leave the field empty.")}) from None
+
+
+def _sorted(trials: list[selectors.TrialRow], sort: str, *, is_highest_best: bool) -> list[selectors.TrialRow]:
+    """Return the trials in one of ORDERS. Those without a value come last."""
+    if sort == "newest":
+        return trials[::-1]
+    if sort == "cheapest":
+        return sorted(trials, key=lambda trial: (trial.cost_minor, trial.number))
+    if sort == "best":
+        sign = -1 if is_highest_best else 1
+        return sorted(trials, key=lambda trial: (trial.value is None, sign * (trial.value or 0), trial.number))
+    return trials
+
+
+def _chart(sweep: Sweep) -> dict[str, Any]:
+    """Return what the script that draws the charts needs beside the trials, which it gets from the API."""
+    plan = selectors.plan_of(sweep)
+    axes = [
+        {"name": parameter.name, "choices": [str(choice) for choice in parameter.choices], "log": parameter.log}
+        for parameter in plan.space
+    ]
+    return {
+        "trials": reverse("api_sweep_trials", args=[sweep.pk]),
+        "job": reverse("job_detail", args=[0]),
+        "axes": axes,
+        "metric": plan.metric,
+        "goal": plan.goal,
+        "against_cost": plan.is_against_cost,
+        "currency": sweep.quote.currency,
+    }
+
+
+def _quote_card(
+    request: MemberRequest, quote: Quote, fields: Sequence[str] = (), *, problem: str = "", stale: bool = False
+) -> HttpResponse:
+    """Render the quote card, and clear the errors of `fields`. A `stale` quote cannot be bought: get a new one."""
+    account = billing.wallet(request.membership.organization)
+    available = account.available_minor if account else 0
+    refusal = orders.refusal(quote, request.membership.user)
+    context = {
+        "quote": quote,
+        "trials": quote.purchase["sweep"]["trials"],
+        "available_minor": available,
+        "remaining_minor": available - quote.ceiling_minor,
+        "missing_minor": max(0, quote.ceiling_minor - available),
+        "to_pay_minor": payments.shortfall_minor(quote, account=account) if account else 0,
+        "idempotency_key": uuid4(),
+        "problem": problem or refusal,
+        "is_refused": bool(refusal),
+        "stale": stale,
+        "seconds_left": max(0, math.ceil((quote.expires_at - timezone.now()).total_seconds())),
+        "tax": tax_for(request.membership.organization),
+        "errors": dict.fromkeys(fields, ""),
+    }
+    return render(request, "jobs/_sweep_quote.html", context)
+
+
+def _refused(request: MemberRequest, error: CustomerError, fields: Sequence[str]) -> HttpResponse:
+    """Return the errors: beside `fields`, and in the card for all others."""
+    errors = {name: error.fields.get(name, "") for name in fields}
+    others = {name: sentence for name, sentence in error.fields.items() if name not in fields}
+    context = {"message": "" if error.fields else error.message, "others": others, "errors": errors}
+    return render(request, "jobs/_sweep_quote_refused.html", context)

@@ -1,0 +1,150 @@
+"""The pages of sweeps: from a job to the form, its quote, the order, the trials, and more of them."""
+
+import json
+import re
+
+import pytest
+from django.urls import reverse
+
+from jobs.models import Sweep
+from jobs.sweeps import progress
+from runtime.specs import Outcome
+
+HTMX = {"HX-Request": "true"}
+ROW = {"type": "float", "low": "", "high": "", "scale": "linear", "step": "", "choices": "", "when": ""}
+
+
+def form(job, *parameters):
+    values = {"job": job.pk, "metric": "accuracy", "goal": "maximize", "method": "random", "pruner": "none"}
+    values |= {"trials": "3", "concurrency": "1", "ceiling": "", "name": "search"}
+    rows = [ROW | parameter for parameter in parameters]
+    columns = {f"parameter_{name}": [row[name] for row in rows] for name in ("name", *ROW)}
+    return values | columns
+
+
+LR = {"name": "LR", "low": "0.001", "high": "0.1", "scale": "log"}
+HIDDEN = {"name": "--hidden", "type": "categorical", "choices": "32, 64, wide"}
+
+
+@pytest.fixture
+def page(owner_page, done):
+    """`page(url_name, *arguments, **data)` posts a form; `page.quote(*parameters, **changes)` one of a sweep of `done`."""
+
+    class Page:
+        job = done
+
+        def __call__(self, url_name, /, *arguments, **data):
+            return owner_page.post(reverse(url_name, args=arguments), data, headers=HTMX)
+
+        def quote(self, *parameters, **changes):
+            return self("sweep_quote", **form(done, *parameters) | changes).content.decode()
+
+    return Page()
+
+
+def test_from_a_job_to_the_best_trial(page, owner_page, sweeper):
+    new = owner_page.get(reverse("sweep_new"), {"job": page.job.pk}).content.decode()
+    assert 'value="LR"' in new
+    card = page.quote(LR, HIDDEN, {"name": "", "low": "7"})
+    order = {name: re.search(rf'name="{name}" value="([^"]+)"', card)[1] for name in ("quote", "idempotency_key")}
+    addresses = {page("sweep_order", **order)["HX-Redirect"] for _twice in range(2)}
+    sweep = Sweep.objects.get()
+    assert addresses == {reverse("sweep_detail", args=[sweep.pk])}
+    assert (sweep.name, sweep.quote.purchase["sweep"]["space"]) == (
+        "search",
+        [
+            ["LR", {"type": "float", "low": 0.001, "high": 0.1, "log": True}],
+            ["--hidden", {"type": "categorical", "choices": [32, 64, "wide"]}],
+        ],
+    )
+    page("sweep_order", **order)
+    progress.advance(sweep_pk=sweep.pk)
+    live = owner_page.get(addresses.pop(), headers=HTMX).content.decode()
+    assert "every 3s" in live
+    sweeper.finish(sweep)
+    shown = owner_page.get(reverse("sweep_detail", args=[sweep.pk])).content.decode()
+    assert "every 3s" not in shown
+    assert "All trials have ended." in shown
+    assert reverse("job_publish", args=[sweep.trials.get(number=2).job_id]) in shown
+    chart = json.loads(re.search(r'id="sweep-data"[^>]*>(.*?)</script>', shown)[1])
+    assert owner_page.get(chart["trials"]).json()["results"][2]["is_best"]
+    trial_page = owner_page.get(reverse("job_detail", args=[sweep.trials.first().job_id])).content.decode()
+    assert reverse("sweep_detail", args=[sweep.pk]) in trial_page
+
+
+def test_trials_are_sorted_and_filtered(owner_page, sweeper):
+    sweep = sweeper.buy(trials=3, concurrency=3)
+    for trial, value in zip(sweep.trials.all(), (0.2, 0.9), strict=False):
+        sweeper.run(trial, value)
+    sweeper.run(sweep.trials.last(), 0.1, outcome=Outcome.CODE_FAILED)
+    progress.advance(sweep_pk=sweep.pk)
+
+    def numbers(**query):
+        page = owner_page.get(reverse("sweep_detail", args=[sweep.pk]), query, headers=HTMX).content.decode()
+        return [int(number) for number in re.findall(r'text-nowrap" href="/jobs/\d+/">(\d+) ', page)]
+
+    assert numbers() == [0, 1, 2]
+    assert numbers(sort="newest") == [2, 1, 0]
+    assert numbers(sort="best") == [1, 0, 2]
+    assert numbers(outcome="failed") == [2]
+    assert numbers(outcome="open") == []
+
+
+@pytest.mark.parametrize(
+    ("parameters", "changes", "field"),
+    [
+        ([], {}, "space"),
+        ([LR, LR], {}, "space"),
+        ([LR | {"low": "low"}], {}, "space"),
+        ([LR | {"low": "1e999"}], {}, "space"),
+        ([LR | {"when": "{"}], {}, "space"),
+        ([LR], {"method": "grid"}, "method"),
+        ([LR], {"metric": ""}, "objective"),
+        ([LR], {"trials": "many"}, "trials"),
+        ([LR], {"trials": ""}, "trials"),
+        ([LR], {"ceiling": "1.2.3"}, "ceiling_minor"),
+        ([LR], {"ceiling": "0.01"}, "ceiling_minor"),
+    ],
+)
+def test_an_error_stands_beside_its_field(page, parameters, changes, field):
+    card = page.quote(*parameters, **changes)
+    wrong = re.findall(r'id="error-(\w+)" role="alert" hx-swap-oob="true">[^<]', card)
+    assert (wrong, 'id="buy"' in card) == ([field], False)
+
+
+def test_an_ended_sweep_gets_more_trials_and_is_cloned(page, owner_page, sweeper):
+    condition = {"parameter": "--hidden", "in": [64]}
+    space = {
+        "--hidden": {"type": "categorical", "choices": [32, 64]},
+        "DEPTH": {"type": "int", "low": 0, "high": 4, "when": condition},
+    }
+    sweep = sweeper.buy(space=space, trials=2)
+    assert "is open" in page("sweep_extend", sweep.pk, trials="2", ceiling="").content.decode()
+    sweeper.finish(sweep)
+    card = page("sweep_extend", sweep.pk, trials="2", ceiling="").content.decode()
+    page("sweep_order", quote=re.search(r'name="quote" value="([^"]+)"', card)[1], idempotency_key="more")
+    more = Sweep.objects.get(extends=sweep)
+    shown = owner_page.get(reverse("sweep_detail", args=[more.pk])).content.decode()
+    assert f'href="{reverse("sweep_detail", args=[sweep.pk])}"' in shown
+    clone = owner_page.get(reverse("sweep_new"), {"sweep": sweep.pk}).content.decode()
+    assert "Only if --hidden is 64." in clone
+    rows = [
+        {"name": "--hidden", "type": "categorical", "choices": "32, 64"},
+        {"name": "DEPTH", "type": "int", "low": "0", "high": "4", "when": json.dumps(condition)},
+    ]
+    assert 'id="buy"' in page.quote(*rows, sweep=sweep.pk, job="")
+
+
+def test_a_sweep_is_stopped(page, sweeper):
+    sweep = sweeper.buy()
+    for _twice in range(2):
+        assert page("sweep_stop", sweep.pk).url == reverse("sweep_detail", args=[sweep.pk])
+    sweep.refresh_from_db()
+    assert (sweep.state, sweep.reason) == ("stopping", "stopped")
+
+
+def test_other_organizations_jobs_and_sweeps_start_no_sweep(stranger, browser, sweeper, customer, done):
+    client, sweep = browser(stranger), sweeper.buy()
+    for origin in ({"job": done.pk}, {"sweep": sweep.pk}):
+        answer = client.post(reverse("sweep_quote"), form(done, LR) | {"job": ""} | origin)
+        assert answer.status_code == 404
