@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from django.utils.translation import gettext as _
+
 Value = str | int | float
 Values = dict[str, Value]
 
@@ -67,10 +69,10 @@ class Parameter:
         if self.kind == "categorical":
             return self.choices
         if self.step is None:
-            raise InvalidSpace(self.name, "A grid needs choices or a step for each parameter.")
+            raise InvalidSpace(self.name, _("A grid needs choices or a step for each parameter."))
         count = math.floor((self.high - self.low) / self.step + 1e-9) + 1
         if count > MAX_GRID_TRIALS:
-            raise InvalidSpace(self.name, f"A grid has at most {MAX_GRID_TRIALS} trials.")
+            raise InvalidSpace(self.name, _("A grid has at most %(limit)d trials.") % {"limit": MAX_GRID_TRIALS})
         values = [self.low + index * self.step for index in range(count)]
         # Twelve digits remove the noise of binary fractions: 0.1 + 2 * 0.1 is 0.3.
         return tuple(round(value) if self.kind == "int" else float(f"{value:.12g}") for value in values)
@@ -82,9 +84,9 @@ def parse(data: Any) -> tuple[Parameter, ...]:
     The names are checked by the purchase, which knows which variables and arguments a customer may set.
     """
     if not isinstance(data, Mapping) or not data:
-        raise InvalidSpace("", "The search space must be an object with at least one parameter.")
+        raise InvalidSpace("", _("The search space must be an object with at least one parameter."))
     if len(data) > MAX_PARAMETERS:
-        raise InvalidSpace("", f"A search space has at most {MAX_PARAMETERS} parameters.")
+        raise InvalidSpace("", _("A search space has at most %(limit)d parameters.") % {"limit": MAX_PARAMETERS})
     earlier: dict[str, Parameter] = {}
     for name, given in data.items():
         earlier[name] = _parse(name, given, earlier)
@@ -98,7 +100,7 @@ def grid(space: Sequence[Parameter]) -> list[Values]:
     trials: list[Values] = []
     for values in _combinations(space, {}):
         if len(trials) == MAX_GRID_TRIALS:
-            raise InvalidSpace("", f"A grid has at most {MAX_GRID_TRIALS} trials.")
+            raise InvalidSpace("", _("A grid has at most %(limit)d trials.") % {"limit": MAX_GRID_TRIALS})
         trials.append(values)
     return trials
 
@@ -118,9 +120,9 @@ def _combinations(space: Sequence[Parameter], values: Values) -> Iterator[Values
 def _parse(name: str, given: Any, earlier: Mapping[str, Parameter]) -> Parameter:
     kind = given.get("type") if isinstance(given, Mapping) else None
     if not isinstance(kind, str) or kind not in FIELDS:
-        raise InvalidSpace(name, "`type` must be categorical, int or float.")
+        raise InvalidSpace(name, _("`type` must be categorical, int or float."))
     if unknown := sorted(map(str, set(given) - FIELDS[kind])):
-        raise InvalidSpace(name, f"Unknown fields: {', '.join(unknown)}.")
+        raise InvalidSpace(name, _("Unknown fields: %(names)s.") % {"names": ", ".join(unknown)})
     when = _condition(name, given["when"], earlier) if given.get("when") is not None else None
     if kind == "categorical":
         return Parameter(name, "categorical", choices=_choices(name, given.get("choices"), "choices"), when=when)
@@ -128,15 +130,15 @@ def _parse(name: str, given: Any, earlier: Mapping[str, Parameter]) -> Parameter
     log = given.get("log", False)
     step = None if given.get("step") is None else _number(name, given["step"], kind, "step")
     if not isinstance(log, bool):
-        raise InvalidSpace(name, "`log` must be true or false.")
+        raise InvalidSpace(name, _("`log` must be true or false."))
     if low >= high:
-        raise InvalidSpace(name, "`low` must be below `high`.")
+        raise InvalidSpace(name, _("`low` must be below `high`."))
     if log and low <= 0:
-        raise InvalidSpace(name, "`low` must be above 0 on a log scale.")
+        raise InvalidSpace(name, _("`low` must be above 0 on a log scale."))
     if log and step is not None:
-        raise InvalidSpace(name, "Choose either `step` or `log`.")
+        raise InvalidSpace(name, _("Choose either `step` or `log`."))
     if step is not None and not 0 < step <= high - low:
-        raise InvalidSpace(name, "`step` must be above 0 and at most the range.")
+        raise InvalidSpace(name, _("`step` must be above 0 and at most the range."))
     if kind == "int":
         return Parameter(name, "int", low=low, high=high, step=step or (None if log else 1), log=log, when=when)
     return Parameter(name, "float", low=low, high=high, step=step, log=log, when=when)
@@ -144,27 +146,29 @@ def _parse(name: str, given: Any, earlier: Mapping[str, Parameter]) -> Parameter
 
 def _condition(name: str, given: Any, earlier: Mapping[str, Parameter]) -> Condition:
     if not isinstance(given, Mapping) or set(given) != {"parameter", "in"}:
-        raise InvalidSpace(name, "`when` must have `parameter` and `in`.")
+        raise InvalidSpace(name, _("`when` must have `parameter` and `in`."))
     other = earlier.get(given["parameter"]) if isinstance(given["parameter"], str) else None
     if other is None or other.kind != "categorical":
-        raise InvalidSpace(name, "`when` must name an earlier categorical parameter.")
+        raise InvalidSpace(name, _("`when` must name an earlier categorical parameter."))
     values = _choices(name, given["in"], "in")
     if not set(values) <= set(other.choices):
-        raise InvalidSpace(name, f"`in` must list choices of {other.name}.")
+        raise InvalidSpace(name, _("`in` must list choices of %(name)s.") % {"name": other.name})
     return Condition(other.name, values)
 
 
 def _choices(name: str, given: Any, field: str) -> tuple[Value, ...]:
     if not isinstance(given, list) or not 1 <= len(given) <= MAX_CHOICES:
-        raise InvalidSpace(name, f"`{field}` must list 1 to {MAX_CHOICES} values.")
+        raise InvalidSpace(
+            name, _("`%(field)s` must list 1 to %(limit)d values.") % {"field": field, "limit": MAX_CHOICES}
+        )
     for value in given:
         if isinstance(value, str):
             if len(value) > MAX_CHOICE_LENGTH:
-                raise InvalidSpace(name, f"A value has at most {MAX_CHOICE_LENGTH} characters.")
+                raise InvalidSpace(name, _("A value has at most %(limit)d characters.") % {"limit": MAX_CHOICE_LENGTH})
         else:
             _number(name, value, "float", field)
     if len({str(value) for value in given}) < len(given) or len(set(given)) < len(given):
-        raise InvalidSpace(name, f"`{field}` lists a value twice.")
+        raise InvalidSpace(name, _("`%(field)s` lists a value twice.") % {"field": field})
     return tuple(given)
 
 
@@ -172,6 +176,9 @@ def _number(name: str, value: Any, kind: str, field: str) -> float:
     # A bool is an int in Python, and JSON may hold NaN or integers too large for a float.
     is_number = isinstance(value, int if kind == "int" else int | float) and not isinstance(value, bool)
     if not is_number or not -MAX_INTEGER <= value <= MAX_INTEGER:
-        noun = "a whole number" if kind == "int" else "a number"
-        raise InvalidSpace(name, f"`{field}` must be {noun} between -2^53 and 2^53.")
+        if kind == "int":
+            sentence = _("`%(field)s` must be a whole number between -2^53 and 2^53.")
+        else:
+            sentence = _("`%(field)s` must be a number between -2^53 and 2^53.")
+        raise InvalidSpace(name, sentence % {"field": field})
     return value  # type: ignore[no-any-return]
