@@ -15,6 +15,7 @@ from django.db import models
 from django.db.models import F, Q, Value
 from django.db.models.functions import Coalesce, NullIf
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 
 from billing.models import Hold, NodeSpec, Quote
 from console.accounts.models import Membership, Organization
@@ -569,7 +570,7 @@ class Sweep(models.Model):
 
         RUNNING = "running", _("Running")
         STOPPING = "stopping", _("Stopping")
-        ENDED = "ended", _("Ended")
+        ENDED = "ended", pgettext_lazy("state", "Ended")
 
     class Reasons(models.TextChoices):
         """Why a sweep ended, or is stopping."""

@@ -39,7 +39,7 @@ from jobs.models import Job, Sweep, Trial
 from jobs.purchase import stored
 from jobs.sweeps import purchase, selectors
 from jobs.sweeps.plan import FIELDS as PURCHASE_FIELDS
-from jobs.sweeps.plan import MAX_CONCURRENCY, MAX_TRIALS, Goal
+from jobs.sweeps.plan import MAX_CONCURRENCY, MAX_TRIALS, Goal, Plan
 from jobs.sweeps.space import Condition, Parameter
 from jobs.sweeps.suggestions import Method, Pruner
 
@@ -68,7 +68,7 @@ PRUNERS = {
 }
 GOALS = {Goal.MAXIMIZE: gettext_lazy("Highest value"), Goal.MINIMIZE: gettext_lazy("Lowest value")}
 KINDS = {
-    "float": gettext_lazy("Number"),
+    "float": gettext_lazy("Decimal number"),
     "int": gettext_lazy("Whole number"),
     "categorical": gettext_lazy("Choices"),
 }
@@ -179,14 +179,16 @@ def sweep_detail(request: MemberRequest, pk: int) -> HttpResponse:
         trials = [trial for trial in trials if (trial.outcome or OPEN) == outcome]
     page = Paginator(trials, PAGE_SIZE).get_page(request.GET.get("page"))
     summary = selectors.summary(sweep)
+    best = summary["best"]
     context: dict[str, Any] = {
         "sweep": sweep,
         "summary": summary,
+        "best_parameters": _parameters(plan, best["parameters"]) if best else [],
         "reason": SWEEP_END_SENTENCES.get(sweep.reason, ""),
         "plan": plan,
         "fraction": summary["trials_done"] / plan.trials,
         "page": page,
-        "rows": [(trial, [(each.name, trial.parameters.get(each.name)) for each in plan.space]) for trial in page],
+        "rows": [(trial, _parameters(plan, trial.parameters)) for trial in page],
         "has_trials": bool(all_trials),
     }
     if request.htmx:
@@ -403,6 +405,11 @@ def _sorted(trials: list[selectors.TrialRow], sort: str, *, is_highest_best: boo
         sign = -1 if is_highest_best else 1
         return sorted(trials, key=lambda trial: (trial.value is None, sign * (trial.value or 0), trial.number))
     return trials
+
+
+def _parameters(plan: Plan, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return name and value of each parameter, None where a condition excluded it, in the order of the space."""
+    return [(parameter.name, values.get(parameter.name)) for parameter in plan.space]
 
 
 def _chart(sweep: Sweep) -> dict[str, Any]:

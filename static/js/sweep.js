@@ -36,13 +36,13 @@ const scale = (axis, values) => {
 };
 
 const drawParallel = (valued) => {
-  const [width, height, top, bottom, side] = [Math.max(480, place("parallel").clientWidth), 256, 34, 14, 56];
+  const [width, height, top, bottom, side] = [Math.max(480, place("parallel").clientWidth), 256, 34, 18, 56];
   const shown = [...data.axes, { name: data.metric, isValue: true }];
   const valueOf = (trial, axis) => (axis.isValue ? trial.value : trial.parameters[axis.name]);
   const scales = shown.map((axis) => scale(axis, valued.map((trial) => valueOf(trial, axis)).filter((value) => value !== undefined)));
   const x = (index) => side + (index * (width - 2 * side)) / (shown.length - 1);
   const y = (share) => height - bottom - share * (height - top - bottom);
-  const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": words.parallel });
+  const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": words.parallel });
   scales.forEach((each, index) => {
     svg.append(
       element("line", { class: "axis", x1: x(index), x2: x(index), y1: y(0), y2: y(1) }),
@@ -50,7 +50,7 @@ const drawParallel = (valued) => {
     );
     const isLast = index === scales.length - 1;
     for (const [share, text] of each.ends.slice(0, 12)) {
-      svg.append(element("text", { x: x(index) + (isLast ? -6 : 6), y: y(share) - 4, "text-anchor": isLast ? "end" : "start" }, text));
+      svg.append(element("text", { x: x(index) + (isLast ? -6 : 6), y: share ? y(share) - 4 : y(share) + 12, "text-anchor": isLast ? "end" : "start" }, text));
     }
   });
   // The best line is drawn last, above the others.
