@@ -28,7 +28,7 @@ HIDDEN = {"name": "--hidden", "type": "categorical", "choices": "32, 64, wide"}
 
 @pytest.fixture
 def page(owner_page, done):
-    """`page(url_name, *arguments, **data)` posts a form; `page.quote(*parameters, **changes)` one of a sweep of `done`."""
+    """`page(url_name, *arguments, **data)` posts a form, `page.quote` that of a sweep of `done`."""
 
     class Page:
         job = done
