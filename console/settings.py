@@ -119,6 +119,7 @@ MIDDLEWARE = [
     "django_htmx.middleware.HtmxMiddleware",
     "console.accounts.middleware.TimeZoneMiddleware",
     "console.accounts.middleware.OrganizationMiddleware",
+    "console.accounts.middleware.StaffMiddleware",
 ]
 ROOT_URLCONF = "console.urls"
 ASGI_APPLICATION = "console.asgi.application"
@@ -232,6 +233,7 @@ MFA_FORMS = {
 }
 # Without mail nobody can verify an address, but everyone must be able to use second factors.
 MFA_ALLOW_UNVERIFIED_EMAIL = ACCOUNT_EMAIL_VERIFICATION != "mandatory"
+STAFF_SECOND_FACTOR: bool = env.bool("STAFF_SECOND_FACTOR", False)
 SIGNUP = sign_in.parse_signup(env.str("SIGNUP", "open"))
 SIGNUP_EMAIL_DOMAINS: list[str] = [domain.lower() for domain in env.list("SIGNUP_EMAIL_DOMAINS", default=[])]
 SIGNUP_CAPTCHA_FIELD = env.str("SIGNUP_CAPTCHA_FIELD", "")

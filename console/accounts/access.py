@@ -13,9 +13,10 @@ from django.http import HttpRequest
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 
-from console.accounts import selectors
+from console.accounts import second_factors, selectors
 from console.accounts.models import ApiToken, Membership
 from console.accounts.roles import Capability
+from console.core.errors import SecondFactorRequired
 
 if TYPE_CHECKING:
     from rest_framework.views import APIView
@@ -28,6 +29,7 @@ class HasCapability(BasePermission):
         """Return whether the member may use this method; HEAD and OPTIONS need the capability of GET.
 
         A method that the view does not implement is allowed here, so that DRF answers with 405.
+        Raises SecondFactorRequired, for sessions and for tokens of people.
         """
         membership = request_membership(request)
         if membership is None:
@@ -36,6 +38,8 @@ class HasCapability(BasePermission):
         capability = getattr(view, "capabilities", {}).get(method)
         if capability is None:
             return not hasattr(view, method.lower())
+        if second_factors.is_missing(membership):
+            raise SecondFactorRequired
         return membership.allows(capability)
 
 
@@ -50,7 +54,7 @@ def is_still_allowed(request: Request, capability: Capability) -> bool:
     """Return whether a request that was allowed when it began still has `capability`; reads the database.
 
     False after the API token was revoked or expired, the session ended, the password changed, the member was removed
-    or deactivated, or their role changed to one that does not allow it.
+    or deactivated, lacks a second factor that became required, or their role changed to one that does not allow it.
     """
     membership = request_membership(request)
     if membership is None:
@@ -60,8 +64,9 @@ def is_still_allowed(request: Request, capability: Capability) -> bool:
             return False
     elif not _is_session_valid(request._request):  # noqa: SLF001  # as above
         return False
-    current = selectors.usable_memberships().filter(pk=membership.pk).first()
-    if current is None:
+    usable = selectors.usable_memberships().select_related("organization", "user")
+    current = usable.filter(pk=membership.pk).first()
+    if current is None or second_factors.is_missing(current):
         return False
     current.scopes = membership.scopes
     return current.allows(capability)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from django.db import transaction
 from django.shortcuts import get_object_or_404
 from django.urls import path
 from drf_spectacular.utils import extend_schema
@@ -27,7 +28,7 @@ class OrganizationSerializer(serializers.ModelSerializer[Organization]):
 
     class Meta:
         model = Organization
-        fields = ("id", "name", "slug", "created_at", "service_active")
+        fields = ("id", "name", "slug", "created_at", "service_active", "requires_second_factor")
         read_only_fields = ("slug", "created_at")
 
     def get_service_active(self, organization: Organization) -> bool:
@@ -206,14 +207,19 @@ class OrganizationView(TenantView):
         """Return the organization."""
         return Response(OrganizationSerializer(self.organization).data)
 
-    @extend_schema(operation_id="organization_rename", request=OrganizationSerializer, responses=OrganizationSerializer)
+    @extend_schema(operation_id="organization_change", request=OrganizationSerializer, responses=OrganizationSerializer)
     def patch(self, request: Request) -> Response:
-        """Change the display name."""
-        serializer = OrganizationSerializer(data=request.data)
+        """Change the display name, or whether members need a second factor."""
+        serializer = OrganizationSerializer(data=request.data, partial=True)
         serializer.is_valid(raise_exception=True)
-        organization = services.rename_organization(
-            organization=self.organization, name=serializer.validated_data["name"], actor=self.membership.user
-        )
+        organization, actor, data = self.organization, self.membership.user, serializer.validated_data
+        with transaction.atomic():
+            if "name" in data:
+                services.rename_organization(organization=organization, name=data["name"], actor=actor)
+            if "requires_second_factor" in data:
+                services.require_second_factor(
+                    organization=organization, is_required=data["requires_second_factor"], actor=actor
+                )
         return Response(OrganizationSerializer(organization).data)
 
 

@@ -13,9 +13,10 @@ from urllib.parse import unquote
 from django.conf import settings
 from django.core.exceptions import BadRequest
 from django.http import HttpRequest, HttpResponseBase
+from django.shortcuts import redirect
 from django.utils import timezone
 
-from console.accounts import selectors, services, zones
+from console.accounts import second_factors, selectors, services, zones
 from console.accounts.models import Membership, User
 from console.observability import context
 
@@ -90,6 +91,30 @@ class TenantRequest(HttpRequest):
         if chosen:
             context.add(organization=chosen.organization_id)
         return chosen
+
+    @cached_property
+    def lacks_second_factor(self) -> bool:
+        """Return whether the chosen organization requires a second factor that the person has not set up."""
+        return self.membership is not None and second_factors.is_missing(self.membership)
+
+
+class StaffMiddleware:
+    """Leads administrators who lack a required second factor from `/admin/` to the page that sets one up."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        """Pass the request on."""
+        return self.get_response(request)
+
+    def process_view(self, request: HttpRequest, *_view: object) -> HttpResponseBase | None:
+        """Return a redirect, or None to go on. Logging out is always possible."""
+        match = request.resolver_match
+        if match is None or match.app_name != "admin" or match.url_name == "logout":
+            return None
+        is_missing = isinstance(request.user, User) and second_factors.is_missing_for_staff(request.user)
+        return redirect("security") if is_missing else None
 
 
 class OrganizationMiddleware:

@@ -85,6 +85,12 @@ class Organization(models.Model):
     name = models.CharField(_("name"), max_length=100)
     slug = models.SlugField(_("short name"), unique=True, max_length=60)
     created_at = models.DateTimeField(_("created"), auto_now_add=True)
+    requires_second_factor = models.BooleanField(
+        _("requires a second factor"),
+        default=False,
+        db_default=False,
+        help_text=_("Members without a second factor cannot access the organization. Service accounts can."),
+    )
     members: models.ManyToManyField[User, Membership] = models.ManyToManyField(User, through="Membership")
 
     class Meta:

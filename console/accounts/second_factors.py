@@ -14,11 +14,12 @@ from allauth.mfa.adapter import DefaultMFAAdapter
 from allauth.mfa.base.forms import AuthenticateForm, ReauthenticateForm
 from allauth.mfa.models import Authenticator
 from allauth.mfa.webauthn.forms import AddWebAuthnForm
+from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from console.accounts.models import User
+from console.accounts.models import Membership, ServiceAccount, User
 from console.core import encryption
 from console.installation.selectors import installation
 
@@ -105,6 +106,31 @@ class PasskeyForm(AddWebAuthnForm):  # type: ignore[misc]  # as above
 def is_protected(user: User) -> bool:
     """Return whether the person's log-in needs a second factor."""
     return bool(Authenticator.objects.filter(user=user, type__in=FACTORS).exists())
+
+
+def is_missing(membership: Membership) -> bool:
+    """Return whether the organization requires a second factor that the member has not set up.
+
+    Service accounts cannot log in, so they need none.
+    """
+    if not membership.organization.requires_second_factor or is_protected(membership.user):
+        return False
+    return not ServiceAccount.objects.filter(membership=membership).exists()
+
+
+def may_administer(user: User) -> bool:
+    """Return whether the person is an administrator, with a second factor if the installation requires one."""
+    return user.is_active and user.is_staff and not is_missing_for_staff(user)
+
+
+def is_missing_for_staff(user: User) -> bool:
+    """Return whether the installation requires a second factor that this administrator has not set up."""
+    return bool(settings.STAFF_SECOND_FACTOR) and user.is_staff and not is_protected(user)
+
+
+def protected_users(users: Iterable[int]) -> set[int]:
+    """Return the ids of those users who have a second factor."""
+    return set(Authenticator.objects.filter(user__in=users, type__in=FACTORS).values_list("user", flat=True))
 
 
 def reset(*, user: User) -> int:

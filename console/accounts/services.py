@@ -19,7 +19,7 @@ from django.utils import timezone
 from django.utils.text import slugify
 from django.utils.translation import gettext_lazy as _
 
-from console.accounts import selectors, zones
+from console.accounts import second_factors, selectors, zones
 from console.accounts.models import (
     DISTRIBUTED_TRAINING,
     ApiToken,
@@ -76,6 +76,25 @@ def rename_organization(*, organization: Organization, name: str, actor: User) -
         organization.save(update_fields=["name"])
         data = {"from": previous_name, "to": organization.name}
         record(organization=organization, actor=actor, action="organization.renamed", data=data)
+    return organization
+
+
+def require_second_factor(*, organization: Organization, is_required: bool, actor: User) -> Organization:
+    """Require a second factor of all members, or no longer. Idempotent.
+
+    Raises InvalidInput if the actor has none: they would lock themselves out.
+    """
+    if is_required and not second_factors.is_protected(actor):
+        sentence = _("Set up a second factor for your own account first, under Security.")
+        raise InvalidInput(fields={"requires_second_factor": sentence})
+    with transaction.atomic():
+        lock(organization)
+        organization.refresh_from_db(fields=["requires_second_factor"])
+        if organization.requires_second_factor != is_required:
+            organization.requires_second_factor = is_required
+            organization.save(update_fields=["requires_second_factor"])
+            action = "organization.second_factor_" + ("required" if is_required else "optional")
+            record(organization=organization, actor=actor, action=action)
     return organization
 
 

@@ -40,6 +40,7 @@ STATUS_OF_CODE = {
     "insufficient_funds": 402,
     "service_inactive": 403,
     "not_allowed": 403,
+    "second_factor_required": 403,
     "backend_unavailable": 503,
     "cluster_away": 503,
     "tools_away": 503,

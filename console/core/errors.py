@@ -94,6 +94,13 @@ class NotFound(AccountsError):
     message = _("This object does not exist in your organization.")
 
 
+class SecondFactorRequired(AccountsError):
+    """The organization requires a second factor that the member has not set up."""
+
+    code = "second_factor_required"
+    message = _("This organization requires a second factor. Set one up under Security, then try again.")
+
+
 class NotAllowed(AccountsError):
     """The member's role does not allow the action."""
 

@@ -27,6 +27,8 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
+from console.accounts import second_factors
+from console.accounts.models import User
 from console.core.errors import Text
 from console.monitoring import operations
 from console.monitoring.metrics import is_operator
@@ -226,4 +228,4 @@ def _clusters() -> list[Check]:
 
 def _is_staff(request: HttpRequest) -> bool:
     user = getattr(request, "user", None)
-    return bool(user and user.is_active and user.is_staff)
+    return isinstance(user, User) and second_factors.may_administer(user)

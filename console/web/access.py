@@ -22,6 +22,7 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.views import csrf
+from django_htmx.http import HttpResponseClientRedirect
 from django_htmx.middleware import HtmxDetails
 
 from console.accounts.models import Membership
@@ -96,8 +97,9 @@ def is_htmx(request: HttpRequest) -> bool:
 def member(capability: Capability) -> Callable[[View[Arguments]], View[Arguments]]:
     """Require membership with a role that allows `capability`.
 
-    Anonymous users must log in, and users without an organization must create one. Members without the capability get
-    403. Errors `not_allowed` and `not_found` of the services become 403 and 404.
+    Anonymous users must log in, and users without an organization must create one. Members who lack a second factor
+    that the organization requires are led to the page that sets one up. Members without the capability get 403. Errors
+    `not_allowed` and `not_found` of the services become 403 and 404.
     """
 
     def decorate(view: View[Arguments]) -> View[Arguments]:
@@ -106,6 +108,8 @@ def member(capability: Capability) -> Callable[[View[Arguments]], View[Arguments
         def wrapper(request: Any, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> HttpResponseBase:
             if request.membership is None:
                 return redirect("organization_new")
+            if request.lacks_second_factor:
+                return HttpResponseClientRedirect(reverse("security")) if is_htmx(request) else redirect("security")
             if not request.membership.allows(capability):
                 raise PermissionDenied(str(NotAllowed.message))
             try:

@@ -10,6 +10,8 @@ from console.accounts.models import AuditEvent, Membership
 SENTENCES: dict[str, Promise] = {
     "organization.created": _("Created the organization"),
     "organization.renamed": _("Renamed the organization to %(to)s"),
+    "organization.second_factor_required": _("Required a second factor of all members"),
+    "organization.second_factor_optional": _("No longer requires a second factor of members"),
     "service.activated": _("Activated the service"),
     "service.deactivated": _("Deactivated the service"),
     "organization.closure_requested": _("Asked to close the organization"),

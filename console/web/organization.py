@@ -16,7 +16,7 @@ from django.views import i18n
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from console.accounts import invitations, selectors, services
+from console.accounts import invitations, second_factors, selectors, services
 from console.accounts.middleware import ORGANIZATION_SESSION_KEY
 from console.accounts.models import Membership, User
 from console.accounts.roles import Capability
@@ -87,6 +87,7 @@ def set_language(request: HttpRequest) -> HttpResponse:
 def _page(request: MemberRequest, *, name_form: NameForm, invitation_form: InvitationForm) -> HttpResponse:
     """Render the page of the organization with these forms."""
     organization = request.membership.organization
+    members = list(selectors.members(organization=organization))
     return render(
         request,
         "accounts/organization.html",
@@ -94,8 +95,9 @@ def _page(request: MemberRequest, *, name_form: NameForm, invitation_form: Invit
             "name_form": name_form,
             "invitation_form": invitation_form,
             "invitations": selectors.open_invitations(organization=organization),
-            "members": selectors.members(organization=organization),
+            "members": members,
             "roles": Membership.Roles,
+            "protected": second_factors.protected_users(each.user_id for each in members),
             "quota": organization.quota,
             "audit_events": selectors.activity(organization=organization)[:15],
         },
@@ -126,6 +128,22 @@ def rename(request: MemberRequest) -> HttpResponse:
             messages.success(request, _("The organization was renamed."))
             return redirect("organization")
     return _page(request, name_form=form, invitation_form=InvitationForm())
+
+
+@require_POST
+@member(Capability.MANAGE)
+def require_second_factor(request: MemberRequest) -> HttpResponse:
+    """Require a second factor of all members, or no longer."""
+    is_required = request.POST.get("required") == "1"
+    with errors_as_message(request):
+        services.require_second_factor(
+            organization=request.membership.organization, is_required=is_required, actor=request.membership.user
+        )
+        messages.success(
+            request,
+            _("All members now need a second factor.") if is_required else _("A second factor is optional again."),
+        )
+    return redirect("organization")
 
 
 @require_POST

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from allauth.mfa.models import Authenticator
-from allauth.usersessions.internal.flows import sessions as session_flows
+from allauth.usersessions.adapter import get_adapter
 from allauth.usersessions.models import UserSession
 from django.conf import settings
 from django.contrib import messages
+from django.contrib.auth import logout
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
@@ -33,6 +34,7 @@ def security(request: HttpRequest) -> HttpResponse:
             "totp": next((factor for factor in factors if factor.type == Authenticator.Type.TOTP), None),
             "passkeys": [factor for factor in factors if factor.type == Authenticator.Type.WEBAUTHN],
             "unused_codes": second_factors.count_unused_codes(factors),
+            "lacks_staff_factor": second_factors.is_missing_for_staff(request.user),
             "has_providers": bool(settings.OIDC_PROVIDERS),
             "sessions": [
                 {"row": session, "browser": user_agents.name(session.user_agent), "is_current": session.is_current()}
@@ -47,7 +49,9 @@ def security(request: HttpRequest) -> HttpResponse:
 def end_session(request: HttpRequest, pk: int) -> HttpResponse:
     """Log out one session of the person."""
     session = get_object_or_404(UserSession, pk=pk, user=request.user)
-    session_flows.end_sessions(request, [session])
+    get_adapter().end_sessions([session])
+    if session.is_current():
+        logout(request)
     audit.record_for_person(user=session.user, action="session_ended")
     messages.success(request, _("The session was ended."))
     return redirect("security")
@@ -58,7 +62,8 @@ def end_session(request: HttpRequest, pk: int) -> HttpResponse:
 def end_other_sessions(request: HttpRequest) -> HttpResponse:
     """Log out every session of the person but this one."""
     assert isinstance(request.user, User)  # noqa: S101  # login_required; for types
-    session_flows.end_other_sessions(request, request.user)
+    sessions = UserSession.objects.filter(user=request.user)
+    get_adapter().end_sessions([each for each in sessions if not each.is_current()])
     audit.record_for_person(user=request.user, action="session_ended")
     messages.success(request, _("All other sessions were ended."))
     return redirect("security")

@@ -9,6 +9,7 @@ from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
 from billing.models import NodeSpec
+from console.accounts import second_factors
 from console.accounts.roles import Capability
 from console.web.access import MemberRequest, member
 from jobs import clusters, selectors
@@ -30,7 +31,7 @@ class Card:
 @member(Capability.VIEW)
 def status(request: MemberRequest) -> HttpResponse:
     """Show all clusters. htmx polls only the cards."""
-    is_administrator = request.user.is_staff
+    is_administrator = second_factors.may_administer(request.membership.user)
     rows = clusters.status_rows(with_gaps=is_administrator)  # isolation gaps, which take a request to each cluster
     capacities = selectors.capacities_now()
     specs_by_cluster: dict[str, list[str]] = {}

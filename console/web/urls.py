@@ -182,6 +182,7 @@ urlpatterns = [
     path("organization/new/", organization.new, name="organization_new"),
     path("organization/switch/", organization.switch, name="organization_switch"),
     path("organization/rename/", organization.rename, name="organization_rename"),
+    path("organization/second-factor/", organization.require_second_factor, name="organization_second_factor"),
     path("organization/close/", closure.close_organization, name="organization_close"),
     path("organization/close/withdraw/", closure.withdraw, name="organization_close_withdraw"),
     path("organization/export/", closure.export_organization, name="organization_export"),

@@ -1,0 +1,139 @@
+"""An organization, or the installation for its administrators, requires a second factor."""
+
+import json
+import re
+
+import pytest
+from allauth.mfa.models import Authenticator
+from django.test import Client
+from django.urls import reverse
+
+from console.accounts import second_factors, service_accounts, services
+from console.accounts.access import is_still_allowed
+from console.accounts.models import AuditEvent, Organization
+from console.accounts.roles import Capability, Role
+from console.web.urls import urlpatterns
+from tests.console.test_request_matrix import PUBLIC, ROUTES
+from tests.factories.accounts import MembershipFactory, UserFactory
+
+pytestmark = pytest.mark.django_db
+SECURITY = "/security/"
+PERSONAL = {
+    "organization_new", "organization_switch", "time_zone", "security", "security_end_sessions", "security_end_session",
+    "security_export", "security_delete",
+}  # fmt: skip
+"""Pages of a person's own, which belong to no organization."""
+OPEN = PERSONAL | {
+    "docs", "docs_page", "brand_style", "brand_logo", "legal_text", "invitation", "invitation_accept",
+    "invitation_decline",
+}  # fmt: skip
+ARGUMENTS = {"uuid": "00000000-0000-4000-8000-000000000000", "int": "1", "file": "a.py"}
+PATCH = {"path": "/api/v1/organization/", "content_type": "application/json"}
+
+
+def protect(user):
+    """Give the user a passkey, as far as the rule asks."""
+    Authenticator.objects.create(user=user, type=Authenticator.Type.WEBAUTHN, data={"name": "Key"})
+
+
+def filled(route):
+    """Return a path of a route."""
+    return re.sub(r"<(?:(\w+):)?\w+>", lambda match: ARGUMENTS.get(match[1], "x"), route)
+
+
+def logged_in(user):
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+@pytest.fixture
+def required(owner):
+    """An organization that requires a second factor; its owner has one."""
+    protect(owner.user)
+    return services.require_second_factor(organization=owner.organization, is_required=True, actor=owner.user)
+
+
+def test_a_member_without_one_reaches_no_page_and_is_led_to_set_it_up(required, member):
+    client = logged_in(member.user)
+    for pattern in urlpatterns:
+        if pattern.name in OPEN:
+            continue
+        path = f"/{filled(str(pattern.pattern))}"
+        answers = [client.get(path), client.post(path)]
+        assert {answer.status_code for answer in answers} <= {302, 405}, pattern.name
+        assert {answer.url for answer in answers if answer.status_code == 302} == {SECURITY}, pattern.name
+    assert client.get("/", headers={"HX-Request": "true"})["HX-Redirect"] == SECURITY
+    page = client.get(SECURITY).content.decode()
+    assert f"{required.name} requires a second factor." in page
+    assert reverse("job_list") not in page
+    protect(member.user)
+    assert client.get("/").status_code == 200
+    assert "requires a second factor" not in client.get(SECURITY).content.decode()
+
+
+@pytest.mark.parametrize("by", ["session", "token"])
+def test_a_member_without_one_reaches_no_route_by_session_or_token(required, member, api, by):
+    client = api(member) if by == "token" else logged_in(member.user)
+    for route, methods in ROUTES.items():
+        for method in methods if methods is not PUBLIC else ():
+            answer = client.generic(method, f"/api/v1/{filled(route)}")
+            assert (answer.status_code, answer.json()["code"]) == (403, "second_factor_required"), (method, route)
+    protect(member.user)
+    assert client.get("/api/v1/whoami/").status_code == 200
+
+
+def test_other_organizations_and_service_accounts_are_not_affected(required, owner, member, api):
+    other = MembershipFactory(user=member.user)
+    client = logged_in(member.user)
+    assert client.get("/").url == SECURITY
+    client.post(reverse("organization_switch"), {"organization": other.organization_id})
+    assert client.get("/").status_code == 200
+    robot = service_accounts.create(actor=owner, name="robot", role=Role.VIEWER)
+    assert api(robot.membership).get("/api/v1/jobs/").status_code == 200
+
+
+def test_a_stream_ends_when_the_rule_begins(owner, member, rf):
+    request = rf.get("/")
+    request._request, request.auth = request, None
+    request.session, request.user = logged_in(member.user).session, member.user
+    request.membership = member
+    assert is_still_allowed(request, Capability.VIEW)
+    protect(owner.user)
+    services.require_second_factor(organization=owner.organization, is_required=True, actor=owner.user)
+    assert not is_still_allowed(request, Capability.VIEW)
+
+
+def test_an_owner_with_a_second_factor_sets_the_rule_on_the_page_and_in_the_api(owner, member):
+    client, refused = logged_in(owner.user), logged_in(member.user)
+    answer = client.patch(data=json.dumps({"requires_second_factor": True}), **PATCH)
+    assert "for your own account first" in answer.json()["fields"]["requires_second_factor"]
+    page = client.post(reverse("organization_second_factor"), {"required": "1"}, follow=True)
+    assert "for your own account first" in page.content.decode()
+    protect(owner.user)
+    assert refused.post(reverse("organization_second_factor"), {"required": "1"}).status_code == 403
+    assert not Organization.objects.get().requires_second_factor
+    page = client.post(reverse("organization_second_factor"), {"required": "1"}, follow=True).content.decode()
+    assert "All members now need a second factor." in page
+    assert page.count("no second factor") == 1  # of the member
+    assert client.patch(data=json.dumps({"requires_second_factor": True}), **PATCH).json()["requires_second_factor"]
+    client.post(reverse("organization_second_factor"), {"required": "0"})
+    assert refused.get("/").status_code == 200
+    actions = AuditEvent.objects.filter(action__startswith="organization.second").order_by("id")
+    assert [each.action.rpartition("_")[2] for each in actions] == ["required", "optional"]  # repeated ones write none
+
+
+@pytest.mark.parametrize("is_required", [False, True])
+def test_administrators_need_one_if_the_installation_says_so(settings, is_required):
+    settings.STAFF_SECOND_FACTOR = is_required
+    admin = UserFactory(is_staff=True, is_superuser=True)
+    client = logged_in(admin)
+    paths = [reverse("admin:index"), reverse("admin:accounts_user_changelist"), reverse("admin:accounts_user_add")]
+    for path in paths:
+        answer = client.get(path)
+        assert (answer.status_code, answer.get("Location")) == ((302, SECURITY) if is_required else (200, None))
+    assert ("Administrators of this console need" in client.get(SECURITY).content.decode()) == is_required
+    assert second_factors.may_administer(admin) != is_required
+    protect(admin)
+    assert client.get(paths[0]).status_code == 200
+    assert second_factors.may_administer(admin)
