@@ -1,0 +1,99 @@
+"""Fill a database with the rows of a large installation, by copying those of one customer inside PostgreSQL."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+TIME_BETWEEN_JOBS = "interval '20 seconds'"
+"""One million jobs then span seven months."""
+EVENTS_PER_JOB = 2
+
+
+def copy_row(cursor: Any, model: Any, pk: Any, count: int, **changed: str) -> int:
+    """Insert `count` copies of a row, numbered `n` from 1. Return B: the id of copy `n` is B + n.
+
+    `changed` has the SQL of columns that differ, in which `n` is the number and `t` the row. A model whose ids are no
+    numbers needs `id` there; B then means nothing.
+    """
+    meta = model._meta  # noqa: SLF001 - Django's documented API of models
+    columns = [field.column for field in meta.concrete_fields]
+    last_id = 0
+    if "id" not in changed:
+        last_id = model.objects.latest("pk").pk
+        changed["id"] = f"{last_id} + n"
+    names = ", ".join(f'"{column}"' for column in columns)
+    values = ", ".join(changed.get(column, f't."{column}"') for column in columns)
+    table = meta.db_table
+    started_at = time.monotonic()
+    rows = f"{table} t, generate_series(1, {count}) n"
+    cursor.execute(f"INSERT INTO {table} ({names}) SELECT {values} FROM {rows} WHERE t.id = %s", [pk])  # noqa: S608 - our own names
+    if last_id:
+        cursor.execute("SELECT setval(pg_get_serial_sequence(%s, 'id'), %s)", [table, last_id + count])
+    print(f"{count:>9,} rows of {table} in {time.monotonic() - started_at:.1f} s", flush=True)
+    return last_id
+
+
+def fill(customer: Any, *, organizations: int, jobs: int, own_jobs: int, entries: int) -> None:
+    """Copy the customer's organization, and its last job with its money, events and attempt.
+
+    The customer gets `own_jobs` of the jobs; the others are spread over the other organizations. Each transaction has
+    two entries, and its organization is chosen in the same way.
+    """
+    from django.db import connection  # noqa: PLC0415 - Django must be set up first
+
+    from billing.models import Account, Entry, Hold, Quote, Receipt, Transaction  # noqa: PLC0415 - as above
+    from console.accounts.models import AuditEvent, Membership, Organization, User  # noqa: PLC0415 - as above
+    from jobs.models import Attempt, Job, JobEvent, Order  # noqa: PLC0415 - as above
+
+    organization = customer.organization
+    wallet = Account.objects.get(organization=organization, kind=Account.Kinds.WALLET)
+    job = Job.objects.filter(organization=organization).latest("pk")
+    hold, quote, order = job.order.hold, job.order.quote, job.order
+    charge = Entry.objects.filter(account=wallet).latest("pk")
+    opposite = Entry.objects.filter(transaction=charge.transaction_id).exclude(pk=charge.pk).earliest("pk")
+    others, every = organizations - 1, jobs // own_jobs
+    at = f"now() - ({jobs} - n) * {TIME_BETWEEN_JOBS}"
+    ended_at = f"{at} + interval '5 minutes'"
+
+    def chosen(own: int, before_others: int) -> str:
+        """Return the SQL of the customer's row, or that of another organization, by the number of the copy."""
+        return f"(CASE WHEN n % {every} = 0 THEN {own} ELSE {before_others + 1} + n % {others} END)"
+
+    with connection.cursor() as cursor:
+        # Without foreign keys and triggers: the copies are right by construction.
+        cursor.execute("SET session_replication_role = replica")
+
+        def copy(model: Any, pk: Any, count: int, **changed: str) -> int:
+            return copy_row(cursor, model, pk, count, **{name: sql.replace("%", "%%") for name, sql in changed.items()})
+
+        users = copy(User, customer.membership.user_id, others, email="'copy-' || n || '@example.com'")
+        before = copy(Organization, organization.pk, others, name="t.name || ' ' || n", slug="t.slug || '-' || n")
+        member = {"user_id": f"{users} + n", "organization_id": f"{before} + n"}
+        copy(Membership, customer.membership.pk, others, **member)
+        wallets = copy(Account, wallet.pk, others, organization_id=f"{before} + n")
+        owner, account = chosen(organization.pk, before), chosen(wallet.pk, wallets)
+        new_quote, new_order = "md5('quote' || n)::uuid", "md5('order' || n)::uuid"
+        changed = {"organization_id": owner, "created_at": at}
+        copy(Quote, quote.pk, jobs, id=new_quote, expires_at=ended_at, **changed)
+        held = {"quote_id": new_quote, "account_id": account, "reference": "'copy:' || n"}
+        holds = copy(Hold, hold.pk, jobs, created_at=at, ended_at=ended_at, **held)
+        ordered = {"quote_id": new_quote, "hold_id": f"{holds} + n", "idempotency_key": "'copy:' || n"}
+        copy(Order, order.pk, jobs, id=new_order, **ordered, **changed)
+        state = "CASE WHEN n % 10 = 0 THEN 'failed' ELSE t.state END"
+        name = "'training ' || n % 1000"
+        times = {"queued_at": at, "started_at": at, "finished_at": ended_at}
+        copies = copy(Job, job.pk, jobs, organization_id=owner, order_id=new_order, name=name, state=state, **times)
+        copy(Receipt, hold.receipt.pk, jobs, hold_id=f"{holds} + n", title=name, **changed)
+        copy(Attempt, job.attempts.get().pk, jobs, job_id=f"{copies} + n")
+        for event in JobEvent.objects.filter(job=job).order_by("pk")[:EVENTS_PER_JOB]:
+            copy(JobEvent, event.pk, jobs, job_id=f"{copies} + n", created_at=at)
+        moved = copy(Transaction, charge.transaction_id, entries // 2, reference="'copy:' || n", created_at=at)
+        for entry, into in ((charge, account), (opposite, "t.account_id")):
+            copy(Entry, entry.pk, entries // 2, transaction_id=f"{moved} + n", account_id=into)
+        audited = AuditEvent.objects.filter(organization=organization).latest("pk")
+        copy(AuditEvent, audited.pk, jobs, **changed)
+        cursor.execute("SET session_replication_role = DEFAULT")
+        started_at = time.monotonic()
+        cursor.execute("VACUUM ANALYZE")
+        print(f"vacuumed and analyzed in {time.monotonic() - started_at:.1f} s", flush=True)
