@@ -26,6 +26,7 @@ from console.core.errors import CustomerError
 from console.core.readonly import ReadOnlyAdmin, ReadOnlyInline
 from jobs import estimates, models, operations, orders, selectors
 from jobs.sweeps.purchase import stop_sweep_as_operator
+from runtime.specs import Framework
 
 REPORT_PERIOD = timedelta(days=90)
 """Period of the report on estimates: a quarter, so that single weeks do not dominate."""
@@ -66,12 +67,27 @@ class EventInline(ReadOnlyInline):
     fields = ("created_at", "kind", "attempt", "actor", "data")
 
 
+class FrameworkFilter(admin.SimpleListFilter):
+    """Jobs of a framework. Django's own filter would look for the frameworks in all jobs."""
+
+    title = gettext_lazy("framework")
+    parameter_name = "framework"
+
+    def lookups(self, _request: HttpRequest, _model_admin: Any) -> list[tuple[str, str]]:
+        """Return the frameworks."""
+        return [(framework.value, framework.value) for framework in Framework]
+
+    def queryset(self, _request: HttpRequest, queryset: QuerySet[models.Job]) -> QuerySet[models.Job]:
+        """Return the jobs of the chosen framework."""
+        return queryset.filter(framework=self.value()) if self.value() else queryset
+
+
 @admin.register(models.Job)
 class JobAdmin(ReadOnlyAdmin):
     """Jobs, read-only, because only `lifecycle` changes them. Operators can read a run's output, stop and move it."""
 
     list_display = ("id", "organization", "name", "state", "reason", "node_spec", "nodes", "queued_at", "finished_at")
-    list_filter = ("state", "reason", "framework")
+    list_filter = ("state", "reason", FrameworkFilter)
     list_select_related = ("organization", "node_spec")
     search_fields = ("id", "name", "organization__name")
     inlines = (AttemptInline, EventInline)

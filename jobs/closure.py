@@ -32,7 +32,7 @@ from console.core.errors import CustomerError, InvalidInput, NotAllowed, Organiz
 from console.notifications.models import Notification, Webhook
 from jobs import results
 from jobs.models import Job, MetricPoint, Sweep
-from jobs.states import ENDED
+from jobs.states import OPEN
 from storage import images, recycle_bin, registries, retention, secret_store
 from storage import selectors as storage
 from storage.models import Allocation, DatasetShare, DeletedFile, Image, Upload
@@ -52,7 +52,7 @@ def obstacles(organization: Organization, *, with_pages: bool = False) -> list[s
     `with_pages` counts payment pages too, which `payments.close_pages` has closed unless a payment is under way.
     """
     found = []
-    if count := Job.objects.filter(organization=organization).exclude(state__in=ENDED).count():
+    if count := Job.objects.filter(organization=organization, state__in=OPEN).count():
         sentence = ngettext(
             "%(count)d job is open. Wait for it to end, or cancel it.",
             "%(count)d jobs are open. Wait for them to end, or cancel them.",

@@ -81,6 +81,7 @@ class Order(models.Model):
         verbose_name = _("order")
         verbose_name_plural = _("orders")
         ordering = ("-created_at",)
+        indexes = (models.Index(fields=["-created_at", "-id"], name="orders_by_time"),)
         constraints = (
             models.UniqueConstraint(fields=["organization", "idempotency_key"], name="one_order_per_idempotency_key"),
         )

@@ -35,7 +35,7 @@ from jobs.fields import is_text
 from jobs.models import Job, JobDataset, JobModel, Order, PackageLayer, Product
 from jobs.packages import Requirements
 from jobs.purchase import Purchase, parse, stored
-from jobs.states import ENDED, JobState
+from jobs.states import OPEN, JobState
 from jobs.tasks import install_packages, stop_job
 from storage import registries, secret_store
 from storage import selectors as storage_selectors
@@ -360,7 +360,7 @@ def write_order(
 
 
 def _require_quota(organization: Organization, quota: Quota) -> None:
-    open_jobs = Job.objects.filter(organization=organization).exclude(state__in=ENDED).count()
+    open_jobs = Job.objects.filter(organization=organization, state__in=OPEN).count()
     if open_jobs >= quota.max_open_jobs:
         raise QuotaExceeded(
             _(

@@ -37,7 +37,7 @@ from jobs.messages import (
 )
 from jobs.models import Attempt, Job, JobEvent, MetricPoint, Product
 from jobs.run_specs import run_spec
-from jobs.states import ACTIVE, ENDED, JobState
+from jobs.states import ACTIVE, ENDED, OPEN, JobState
 from runtime.errors import RuntimeFault
 from runtime.specs import Capacity, LogChunk
 from storage.models import Allocation
@@ -162,7 +162,7 @@ def attempts_of(job: Job) -> list[Attempt]:
 
 def open_jobs(organization: Organization) -> QuerySet[Job]:
     """Return the jobs that have not ended."""
-    return jobs_for(organization).exclude(state__in=ENDED)
+    return jobs_for(organization).filter(state__in=OPEN)
 
 
 @dataclass(frozen=True)
@@ -177,8 +177,7 @@ class OpenTotals:
 
 def open_totals(organization: Organization) -> OpenTotals:
     """Return how many jobs run and wait, and the nodes that the running ones bought."""
-    open_states = [*ACTIVE, JobState.QUEUED]
-    counted = Job.objects.filter(organization=organization, state__in=open_states).aggregate(
+    counted = Job.objects.filter(organization=organization, state__in=OPEN).aggregate(
         running=Count("pk", filter=Q(state__in=ACTIVE)),
         running_nodes=Coalesce(Sum("nodes", filter=Q(state__in=ACTIVE)), 0),
         waiting=Count("pk", filter=Q(state=JobState.QUEUED)),

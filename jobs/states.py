@@ -61,6 +61,8 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 
 ENDED: frozenset[JobState] = frozenset(state for state, following in TRANSITIONS.items() if not following)
 """Final states."""
+OPEN: frozenset[JobState] = frozenset(JobState) - ENDED
+"""All other states. Filter by these rather than exclude ENDED, so that an index of states helps."""
 ACTIVE: frozenset[JobState] = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
 """States in which a cluster may have a run of the job."""
 

@@ -29,6 +29,7 @@ class AccountAdmin(ShowsAmounts, ReadOnlyAdmin):
 
     list_display = ("organization", "kind", "currency", "posted_minor", "held_minor")
     list_filter = ("kind", "currency")
+    list_select_related = ("organization",)
     search_fields = ("organization__name",)
     readonly_fields = ("write_off_link",)
 
@@ -126,8 +127,7 @@ class TransactionAdmin(ShowsAmounts, ReadOnlyAdmin):
     """Transactions of the ledger."""
 
     list_display = ("reference", "kind", "description", "created_at")
-    list_filter = ("kind",)
-    search_fields = ("reference", "description")
+    search_fields = ("reference", "kind", "description")
     inlines = (EntryInline,)
 
 
@@ -146,6 +146,7 @@ class ReceiptAdmin(ShowsAmounts, ReadOnlyAdmin):
     """Receipts."""
 
     list_display = ("title", "organization", "total_minor", "ceiling_minor", "created_at")
+    list_select_related = ("organization",)
     search_fields = ("title", "organization__name")
 
 

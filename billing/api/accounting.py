@@ -160,12 +160,13 @@ class CostsView(TenantView):
     def get(self, request: Request) -> Response:
         """Return a month's costs by day, member, workspace or node spec."""
         account, month = wallet_of(self), costs.month_named(request.query_params.get("month", ""))
-        _names, days = costs.by_day(self.organization, month, "node_spec")
-        shares = {f"by_{name}": costs.by(self.organization, month, name) for name in costs.DIMENSIONS}
+        spends = costs.spending(self.organization, month)
+        _names, days = costs.by_day(spends, month, "node_spec")
+        shares = {f"by_{name}": costs.by(spends, name) for name in costs.DIMENSIONS}
         data = {
             "month": month.name,
             "currency": account.currency,
-            "spent_minor": costs.spent_minor(self.organization, month),
+            "spent_minor": sum(spend.amount_minor for spend in spends),
             "held_minor": account.held_minor,
             "forecast_minor": costs.forecast(self.organization).total_minor if month.is_now else None,
             "days": {day.isoformat(): sum(amounts) for day, amounts in days.items() if any(amounts)},

@@ -148,13 +148,14 @@ class Entry(models.Model):
     """One account's entry in a transaction: positive into the account, negative out of it."""
 
     transaction = models.ForeignKey(Transaction, models.PROTECT, related_name="entries")
-    account = models.ForeignKey(Account, models.PROTECT, related_name="entries")
+    account = models.ForeignKey(Account, models.PROTECT, related_name="entries", db_index=False)
     amount_minor = models.BigIntegerField(_("amount"))
 
     class Meta:
         verbose_name = _("entry")
         verbose_name_plural = _("entries")
         ordering = ("id",)
+        indexes = (models.Index(fields=["account", "-id"], name="entries_of_an_account"),)
         constraints = (models.CheckConstraint(condition=~Q(amount_minor=0), name="entry_moves_something"),)
 
     def __str__(self) -> str:
@@ -178,7 +179,10 @@ class Receipt(models.Model):
         verbose_name = _("receipt")
         verbose_name_plural = _("receipts")
         ordering = ("-id",)
-        indexes = (models.Index(fields=["organization", "created_at"], name="receipts_by_time"),)
+        indexes = (
+            # With the amount, so that a month's total is read from the index alone.
+            models.Index(fields=["organization", "created_at"], include=["total_minor"], name="receipts_and_totals"),
+        )
 
     def __str__(self) -> str:
         return self.title

@@ -154,6 +154,7 @@ class Quote(models.Model):
         verbose_name = _("quote")
         verbose_name_plural = _("quotes")
         ordering = ("-created_at",)
+        indexes = (models.Index(fields=["-created_at", "-id"], name="quotes_by_time"),)
 
     def __str__(self) -> str:
         return str(self.id)

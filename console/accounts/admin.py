@@ -236,9 +236,8 @@ class AuditEventAdmin(ReadOnly, ModelAdmin):  # type: ignore[misc]  # unfold pub
     """The audit log."""
 
     list_display = ("created_at", "actor", "action", "target", "organization", "address")
-    list_filter = ("action",)
     list_select_related = ("actor", "organization")
-    search_fields = ("target", "actor__email", "organization__name")
+    search_fields = ("action", "target", "actor__email", "organization__name")
     show_full_result_count = False
 
 

@@ -42,8 +42,8 @@ def cost_list(request: MemberRequest) -> HttpResponse:
     month = costs.month_named(request.GET.get("month", ""))
     dimension = request.GET.get("by", "")
     dimension = dimension if dimension in costs.DIMENSIONS else "node_spec"
-    names, days = costs.by_day(organization, month, dimension)
-    spent = costs.spent_minor(organization, month)
+    spends = costs.spending(organization, month)
+    names, days = costs.by_day(spends, month, dimension)
     return render(
         request,
         "billing/cost_list.html",
@@ -53,8 +53,8 @@ def cost_list(request: MemberRequest) -> HttpResponse:
             "months": costs.months_with_costs(organization),
             "dimension": dimension,
             "titles": TITLES,
-            "shares": {name: costs.by(organization, month, name) for name in costs.DIMENSIONS},
-            "spent_minor": spent,
+            "shares": {name: costs.by(spends, name) for name in costs.DIMENSIONS},
+            "spent_minor": sum(spend.amount_minor for spend in spends),
             "before_minor": costs.spent_minor(organization, month.before),
             "forecast": costs.forecast(organization) if month.is_now else None,
             "chart": _chart(names, days, account.currency),

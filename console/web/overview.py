@@ -24,7 +24,7 @@ from console.web.training import has_script
 from jobs import clusters, rows, selectors
 from jobs.clusters import cluster_names
 from jobs.models import Job
-from jobs.states import ENDED, JobState
+from jobs.states import ENDED, OPEN, JobState
 from storage import selectors as storage
 
 MAX_ROWS = 6
@@ -49,7 +49,7 @@ def overview(request: MemberRequest) -> HttpResponse:
     organization = request.membership.organization
     account = billing.wallet(organization)
     ended_jobs = list(rows.listed(organization).filter(state__in=ENDED)[:MAX_ROWS])
-    open_jobs = list(rows.listed(organization).exclude(state__in=ENDED)[:MAX_ROWS])
+    open_jobs = list(rows.listed(organization).filter(state__in=OPEN)[:MAX_ROWS])
     steps = [] if ended_jobs else _steps(organization, account, has_job=bool(open_jobs))
     usage, quota_bytes = storage.usage(organization), organization.quota.max_storage_bytes
     budget_states, cluster_totals = budgets.states(organization), _cluster_totals()

@@ -30,7 +30,7 @@ def test_by_member_workspace_and_node_spec(account):
     month = costs.month_of()
     named = lambda dimension: [
         (share.name, share.amount_minor, share.runs, share.fraction)
-        for share in costs.by(account.organization, month, dimension)
+        for share in costs.by(costs.spending(account.organization, month), dimension)
     ]
     assert named("member") == [(ann.user.email, 300, 1, 0.75), (bob.user.email, 100, 2, 0.25)]
     assert named("workspace") == [("vision", 400, 2, 1.0), ("speech", 0, 1, 0.0)]
@@ -39,7 +39,7 @@ def test_by_member_workspace_and_node_spec(account):
     assert ("", 50) in [row[:2] for row in named("workspace")]  # runs without the label
     assert costs.spent_minor(account.organization, month) == 450
     other = wallet(balance_minor=1000).organization
-    assert (costs.spent_minor(other, month), costs.by(other, month, "member")) == (0, [])
+    assert (costs.spent_minor(other, month), costs.spending(other, month)) == (0, [])
 
 
 def test_days_sum_to_the_month_and_small_shares_are_merged(account):
@@ -47,7 +47,7 @@ def test_days_sum_to_the_month_and_small_shares_are_merged(account):
     for number in range(9):
         receipt = run(account, 10 * (number + 1), node_spec=f"spec-{number}")
         backdate(receipt, month.start + timedelta(days=number))
-    names, days = costs.by_day(account.organization, month, "node_spec")
+    names, days = costs.by_day(costs.spending(account.organization, month), month, "node_spec")
     assert names == ["spec-8", "spec-7", "spec-6", "spec-5", "spec-4", costs.OTHERS]
     assert days[month.start.date()] == [0, 0, 0, 0, 0, 10]
     assert days[month.start.date() + timedelta(days=8)] == [90, 0, 0, 0, 0, 0]
@@ -61,7 +61,7 @@ def test_months_follow_the_installations_time_zone(account, settings):
     assert (november.before.name, november.after.name, len(november.days)) == ("2026-10", "2026-12", 30)
     backdate(run(account, 70), datetime(2026, 10, 31, 17, tzinfo=UTC))
     assert costs.spent_minor(account.organization, november) == 70
-    _names, days = costs.by_day(account.organization, november, "member")
+    _names, days = costs.by_day(costs.spending(account.organization, november), november, "member")
     assert days[november.days[0]] == [70]
     settings.TIME_ZONE = "UTC"
     assert costs.spent_minor(account.organization, costs.month_named("2026-11")) == 0
