@@ -69,7 +69,8 @@ def measure(settings: Any, url: str, customer: Any) -> dict[str, rounds.Figure]:
     administrator = UserFactory(is_staff=True, is_superuser=True)
     member, operator = _cookie(settings, url, customer.membership.user), _cookie(settings, url, administrator)
     figures = {}
-    with serving_console(url):
+    # Without the other processes: they would issue seven months' invoices of all organizations at once.
+    with serving_console(url, "serve", "web"):
         for (name, path), cookie in [
             *((page, member) for page in member_pages(customer).items()),
             *((page, operator) for page in admin_pages(customer).items()),

@@ -134,12 +134,13 @@ def cpu_milliseconds(client: Any, path: str) -> rounds.Figure:
 
 
 @contextmanager
-def serving_console(url: str) -> Iterator[psutil.Process]:
-    """Run `manage.py up`; yield its process once it is ready."""
+def serving_console(url: str, *command: str) -> Iterator[psutil.Process]:
+    """Run `manage.py up`, or another command; yield its process once it is ready."""
     environment = os.environ | {"LOG_LEVEL": "INFO"}  # as in production, with the access log
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "manage.py"), "up"], stdout=subprocess.DEVNULL, env=environment
-    )
+    with Path(os.environ["TRAINYARD_VAR"], "bench.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, str(ROOT / "manage.py"), *(command or ["up"])], stdout=log, stderr=log, env=environment
+        )
     try:
         give_up_at = time.monotonic() + START_SECONDS
         while not is_ready(url):
