@@ -272,7 +272,7 @@ class Job(models.Model):
     """Whether the queued job waits until its packages are installed."""
     builtin_script = models.CharField(max_length=16, blank=True)
     """A script of the platform, run instead of the workspace's: see `checks`."""
-    code_key = models.CharField(max_length=64, db_index=True, help_text=_("Identifies earlier runs of the same code."))
+    code_key = models.CharField(max_length=64, help_text=_("Identifies earlier runs of the same code."))
     tags = models.JSONField(_("tags"), default=list, db_default=Value([], models.JSONField()), blank=True)
     notes = models.TextField(_("notes"), default="", db_default="", blank=True)
     keep_until = models.DateTimeField(_("kept until"), null=True, blank=True)
@@ -328,6 +328,7 @@ class Job(models.Model):
             models.Index(fields=["organization", "state", "queued_at", "id"], name="jobs_in_a_state"),
             models.Index(fields=["organization", "node_spec", "queued_at", "id"], name="jobs_on_a_node_spec"),
             models.Index(fields=["workspace", "queued_at", "id"], name="jobs_of_a_workspace"),
+            models.Index(fields=["code_key", "-id"], name="jobs_of_the_same_code"),
             GinIndex(fields=["tags"], name="jobs_by_tag", opclasses=["jsonb_path_ops"]),
             # The queue: in order, in order per node spec, and by needed nodes. Ended jobs, possibly millions, are
             # in none of these indexes.
