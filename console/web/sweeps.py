@@ -361,7 +361,7 @@ def _space(posted: QueryDict) -> dict[str, Any]:
         if row["when"]:
             try:
                 space[name]["when"] = json.loads(row["when"])
-            except ValueError:
+            except (ValueError, RecursionError):  # the latter for brackets nested without end
                 raise InvalidInput(fields={"space": _("The condition of a parameter is invalid.")}) from None
     return space
 

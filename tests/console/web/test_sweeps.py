@@ -98,6 +98,7 @@ def test_trials_are_sorted_and_filtered(owner_page, sweeper):
         ([LR | {"low": "low"}], {}, "space"),
         ([LR | {"low": "1e999"}], {}, "space"),
         ([LR | {"when": "{"}], {}, "space"),
+        ([LR | {"when": "[" * 100_000}], {}, "space"),
         ([LR], {"method": "grid"}, "method"),
         ([LR], {"metric": ""}, "objective"),
         ([LR], {"trials": "many"}, "trials"),
