@@ -29,9 +29,11 @@ RELEASED = {
 ACCEPTED = {
     "billing.0012_move_function": "adds a function; the one that the previous release calls stays",
     "billing.0019_storage_charges": "widens a constraint for prices of storage, which old code never writes",
+    "billing.0021_indexes_of_large_tables": "replaces the index of an entry's account by one that begins with it",
     "jobs.0005_every_metric_point": "removes a constraint; the previous release drops repeated steps itself",
     "jobs.0009_capacity_snapshot": "renames the model in Django; the table and its columns stay",
     "jobs.0017_job_search": "replaces the index of a job's workspace by one that begins with it",
+    "jobs.0023_indexes_of_large_tables": "replaces the index of a job's code by one that begins with it",
     "storage.0003_retention_of_older_rows": "fills columns that the previous release does not know",
 }
 """Why the previous release can live with a migration that `incompatibility` refuses."""
