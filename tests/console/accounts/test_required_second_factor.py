@@ -87,6 +87,8 @@ def test_other_organizations_and_service_accounts_are_not_affected(required, own
     other = MembershipFactory(user=member.user)
     client = logged_in(member.user)
     assert client.get("/").url == SECURITY
+    in_the_page = client.get(SECURITY).content.decode().partition("<main")[2]  # narrow windows have no bar above it
+    assert reverse("organization_switch") in in_the_page
     client.post(reverse("organization_switch"), {"organization": other.organization_id})
     assert client.get("/").status_code == 200
     robot = service_accounts.create(actor=owner, name="robot", role=Role.VIEWER)
