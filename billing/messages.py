@@ -67,6 +67,7 @@ EARLIER_DESCRIPTIONS = (
 
 BASES = {
     "customer": gettext_lazy("Assumes the longest time that you set. No run of this script has been measured yet."),
+    "notebook": gettext_lazy("You pay the time until you stop it, it is idle, or its time limit is reached."),
     "free": gettext_lazy("This run is free. It ends when its time limit is reached."),
     "reference": gettext_lazy("Assumes the product's reference speed. No run of this script has been measured yet."),
 }

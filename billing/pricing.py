@@ -69,6 +69,7 @@ class Purchase:
     node_spec: str
     nodes: int
     epochs: int
+    """0 for a notebook, which costs time alone."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Estimate:
     p50_seconds: float
     p90_seconds: float
     source: str
-    """`history`, `probe`, `reference`, `customer` or `free`."""
+    """`history`, `probe`, `reference`, `customer`, `free` or `notebook`."""
     runs: int = 0
     """Number of earlier runs that the estimate is based on."""
     measured_nodes: tuple[int, ...] = ()
@@ -250,7 +251,7 @@ def rate(usage: Usage, terms: Terms) -> Charge:
             lines = _with_cap(sum(line.amount_minor for line in lines), _used_lines(terms, usage))
     else:
         lines = _used_lines(terms, usage)
-        if usage.completed and terms.per_epoch:
+        if usage.completed and terms.per_epoch and terms.epochs:
             lines.append(_epochs_line(terms))
     return _capped_charge(lines, terms)
 
@@ -274,7 +275,7 @@ def _metered_offer(terms: Terms, estimate: Estimate, seconds: int, ceiling_minor
             raise PricingError("ceiling_too_small", field="ceiling_minor", minimum=smallest_ceiling)
         seconds = min(seconds, affordable_seconds(terms, ceiling_minor))
     lines = [_time_line(terms, Decimal(seconds))]
-    if terms.per_epoch:
+    if terms.per_epoch and terms.epochs:
         lines.append(_epochs_line(terms))
     return _offer(terms, estimate, seconds, lines)
 

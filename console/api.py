@@ -27,7 +27,7 @@ from console.accounts import api as accounts
 from console.core.error_codes import CODE_OF_EXCEPTION, DATABASE_UNAVAILABLE, INTERNAL, MALFORMED, STATUS_OF_CODE
 from console.core.errors import CustomerError, NotAllowed, NotFound, Text
 from jobs import api as jobs
-from jobs import closure_api, model_api, search_api, storage_api, sweep_api
+from jobs import closure_api, model_api, notebook_api, search_api, storage_api, sweep_api
 from jobs import dataset_api as dataset_publishing_api
 from storage import api as storage
 from storage import (
@@ -207,4 +207,5 @@ urlpatterns = [
     *dataset_publishing_api.urlpatterns,
     *model_api.urlpatterns,
     *sweep_api.urlpatterns,
+    *notebook_api.urlpatterns,
 ]

@@ -15,7 +15,7 @@ from csp.constants import NONE, SELF, UNSAFE_EVAL, UNSAFE_INLINE
 from django.utils.translation import gettext_lazy as _
 from whitenoise.compress import Compressor
 
-from console import admin_theme, clusters, sign_in
+from console import admin_theme, clusters, notebook_url, sign_in
 from console.observability import addresses, logs
 from console.supervision.embedded import Embedded
 
@@ -44,6 +44,8 @@ def _secret_key(folder: Path) -> str:
 VAR_DIR: Path = Path(env.str("TRAINYARD_VAR", str(BASE_DIR / "var"))).resolve()
 EMBEDDED = Embedded(VAR_DIR)
 TRAINYARD_URL: str = env.str("TRAINYARD_URL", "http://127.0.0.1:8000").rstrip("/")
+NOTEBOOK_URL: str = notebook_url.parse(env.str("NOTEBOOK_URL", None), console_url=TRAINYARD_URL)
+"""Each notebook has a host name of its own below this one's; empty: there are no notebooks."""
 WEB_BIND: str = env.str("WEB_BIND", f"127.0.0.1:{urlsplit(TRAINYARD_URL).port or 8000}")
 TRAINYARD_STORAGE_ROOT: Path = Path(env.str("TRAINYARD_STORAGE_ROOT", str(VAR_DIR / "storage")))
 TRAINYARD_RUNS_ROOT: Path = Path(env.str("TRAINYARD_RUNS_ROOT", str(VAR_DIR / "runs")))
@@ -64,6 +66,9 @@ CSRF_TRUSTED_ORIGINS = [TRAINYARD_URL]
 CSRF_FAILURE_VIEW = "console.web.access.csrf_failure"
 HTTPS = TRAINYARD_URL.startswith("https://")
 SECURE_SSL_REDIRECT = SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
+if HTTPS:
+    # Browsers accept a cookie with this prefix from the console's own host alone, and not from one beside it.
+    SESSION_COOKIE_NAME, CSRF_COOKIE_NAME = "__Host-sessionid", "__Host-csrftoken"
 SECURE_HSTS_SECONDS = 31_536_000 if HTTPS else 0
 SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = HTTPS
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if HTTPS else None

@@ -433,7 +433,7 @@ class CheckView(JobView):
     def get(self, _request: Request, pk: int) -> Response:
         """Return the checklist; empty for a job that is not a check."""
         job = self.job(pk)
-        items = checks.checklist(job) if job.builtin_script else []
+        items = checks.checklist(job) if job.is_check else []
         return Response({"results": CheckItemSerializer(items, many=True).data})
 
 

@@ -23,12 +23,11 @@ from console.accounts.services import require_active
 from jobs import free_runs, orders, quotas
 from jobs.clusters import cluster
 from jobs.errors import QuotaExceeded
-from jobs.models import Job, Order, Product
+from jobs.models import CHECK_SCRIPT, Job, Order, Product
 from jobs.purchase import Placement, parse_placement
 from jobs.tensorboard import open_regular
 from runtime.errors import RuntimeFault
 
-SCRIPT = free_runs.CHECK_SCRIPT
 DEADLINE_SECONDS = 300
 """Time limit of a check. The tests take seconds; importing a large framework from slow storage can take minutes."""
 MAX_REPORT_BYTES = 256 * 1024
@@ -77,7 +76,7 @@ def place_check(*, membership: Membership, data: Mapping[str, Any], idempotency_
             nodes=placement.nodes,
             deadline_seconds=DEADLINE_SECONDS,
             # `lifecycle.longest_seconds` reads max_seconds.
-            payload={"check": SCRIPT, "max_seconds": DEADLINE_SECONDS} | placement.to_json(),
+            payload={"check": CHECK_SCRIPT, "max_seconds": DEADLINE_SECONDS} | placement.to_json(),
         )
         return orders.write_order(
             membership=membership,
@@ -188,14 +187,14 @@ def _reports(job: Job) -> dict[int, list[dict[str, Any]]]:
 
 def _job(placement: Placement) -> dict[str, Any]:
     """Return the columns of the check's job. The script ignores epochs, learning rate and batch size."""
-    key = hashlib.sha256(f"{SCRIPT}:{placement.image.pk}".encode()).hexdigest()
+    key = hashlib.sha256(f"{CHECK_SCRIPT}:{placement.image.pk}".encode()).hexdigest()
     return {
         "name": f"Check of {placement.image.name}",  # `free_runs.title` shows it in the reader's language
         "framework": placement.framework,
         "image": placement.image,
         "workspace": placement.workspace,
         "code_path": "",
-        "builtin_script": SCRIPT,
+        "builtin_script": CHECK_SCRIPT,
         "epochs": 1,
         "lr": "0.01",
         "batch_size": 1,

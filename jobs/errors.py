@@ -54,6 +54,13 @@ class StaleTransition(JobsError):
     message = _("The job's state has just changed. Check it and try again.")
 
 
+class NoNotebooks(JobsError):
+    """The installation has no host names for notebooks."""
+
+    code = "no_notebooks"
+    message = _("This installation has no notebooks. The administrator can set NOTEBOOK_URL.")
+
+
 class NoLogs(JobsError):
     """No job has logs for TensorBoard: none has started, or the files were deleted."""
 

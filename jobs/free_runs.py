@@ -12,16 +12,15 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from console.accounts.models import Organization, User
-from jobs.models import Job
+from jobs.models import CHECK_SCRIPT, Job
 
 PROBES = Q(order__quote__purchase__has_key="probe")
-CHECK_SCRIPT = "smoke"
 CHECKS = Q(builtin_script=CHECK_SCRIPT)
 
 
 def title(job: Job, *, is_probe: bool | None = None) -> str:
     """Return a job's display name; that of a check or probe is in the reader's language."""
-    if job.builtin_script:
+    if job.is_check:
         return _("Check of %(image)s") % {"image": job.image.name}
     if is_probe or (is_probe is None and "probe" in job.order.quote.purchase):
         return _("Probe of %(script)s") % {"script": job.code_path.rsplit("/", 1)[-1]}

@@ -366,7 +366,7 @@ def _finish(
     )
     is_trial = job.order.hold.parent_id is not None
     # Of a trial only a failure is published: the end of the sweep stands for the others.
-    if not job.builtin_script and (not is_trial or job.state == JobState.FAILED):
+    if not job.is_check and (not is_trial or job.state == JobState.FAILED):
         notifications.publish(
             organization=job.organization_id,
             kind=f"job.{job.state}",

@@ -153,6 +153,10 @@ LEAST_NODES = Coalesce(NullIf(F("min_nodes"), Value(0)), F("nodes"))
 """`Job.least_nodes` as an SQL expression."""
 
 
+CHECK_SCRIPT, NOTEBOOK_SCRIPT = "smoke", "notebook"
+"""Values of `Job.builtin_script`: scripts of the platform, in `runtime.launcher`."""
+
+
 class Job(models.Model):
     """The run that an order bought, with all its attempts."""
 
@@ -271,7 +275,7 @@ class Job(models.Model):
     awaits_packages = models.BooleanField(default=False, db_default=False)
     """Whether the queued job waits until its packages are installed."""
     builtin_script = models.CharField(max_length=16, blank=True)
-    """A script of the platform, run instead of the workspace's: see `checks`."""
+    """A script of the platform, run instead of the workspace's: see `checks` and `notebooks`."""
     code_key = models.CharField(max_length=64, help_text=_("Identifies earlier runs of the same code."))
     tags = models.JSONField(_("tags"), default=list, db_default=Value([], models.JSONField()), blank=True)
     notes = models.TextField(_("notes"), default="", db_default="", blank=True)
@@ -352,6 +356,16 @@ class Job(models.Model):
 
     def __str__(self) -> str:
         return f"job {self.pk}"
+
+    @property
+    def is_check(self) -> bool:
+        """Whether this is a free check of an image."""
+        return self.builtin_script == CHECK_SCRIPT
+
+    @property
+    def is_notebook(self) -> bool:
+        """Whether this is a notebook: it runs until it is stopped or idle, and has no progress."""
+        return self.builtin_script == NOTEBOOK_SCRIPT
 
     @property
     def is_ended(self) -> bool:

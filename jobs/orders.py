@@ -103,15 +103,17 @@ def place_order(*, membership: Membership, quote: Quote, idempotency_key: str = 
     """Buy a quote: hold its ceiling and queue its job. A repeated key returns the same order.
 
     Raises ServiceInactive, QuoteExpired, QuoteBought, IdempotencyConflict, ChoiceUnavailable, QuotaExceeded,
-    InsufficientFunds, BudgetExceeded, InvalidInput (`quote` is of a sweep).
+    InsufficientFunds, BudgetExceeded, InvalidInput (`quote` is of a sweep or a notebook).
     """
     organization = membership.organization
     key = idempotency_key or f"quote:{quote.pk}"  # requests without a key count as repeats if the quote is the same
-    if order := _existing_order(organization, quote, key):
+    if order := existing_order(organization, quote, key):
         return order  # before the checks: a repeated request succeeds even if the quote has expired since
     require_active(organization=organization)
     if "sweep" in quote.purchase:
         raise InvalidInput(fields={"quote": _("This quote is for a sweep. Buy it as a sweep.")})
+    if "notebook" in quote.purchase:
+        raise InvalidInput(fields={"quote": _("This quote is for a notebook. Buy it as a notebook.")})
     require_valid(quote)
     earlier = reruns.exact_original(quote)
     try:
@@ -209,7 +211,7 @@ def _write_order(membership: Membership, quote: Quote, purchase: Purchase, key: 
     with transaction.atomic():
         quota = quotas.lock_quota(organization)
         # Again, under the lock: a concurrent request may have placed the order meanwhile.
-        if order := _existing_order(organization, quote, key):
+        if order := existing_order(organization, quote, key):
             return order
         return write_order(
             membership=membership,
@@ -408,7 +410,7 @@ def _require_choices(workspace: Workspace, versions: Sequence[DatasetVersion], m
         raise ChoiceUnavailable
 
 
-def _existing_order(organization: Organization, quote: Quote, key: str) -> Order | None:
+def existing_order(organization: Organization, quote: Quote, key: str) -> Order | None:
     """Return the order that this key bought for this quote; None if quote and key are both unused.
 
     Raises QuoteBought, IdempotencyConflict.

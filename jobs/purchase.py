@@ -57,6 +57,12 @@ MAX_CEILING_MINOR = 10**12
 """Largest ceiling: above any real order, and far within the 64-bit column."""
 MIN_SECONDS = 60
 """Shortest time limit on sale: start-up alone takes several seconds."""
+NOTEBOOK_SECONDS = 4 * 3600
+"""Default time limit of a notebook: half a working day."""
+MAX_NOTEBOOK_SECONDS = 7 * 24 * 3600
+"""Longest time limit of a notebook: as that of a training."""
+IDLE_SECONDS = 30 * 60
+"""Default time without activity after which a notebook ends."""
 PROCESSES_PER_CPU = 4
 """Most processes per CPU of a node. Code that waits for I/O gains from a few per CPU; more only compete."""
 
@@ -185,6 +191,26 @@ class Placement:
         }
 
 
+@dataclass(frozen=True)
+class NotebookPurchase(Placement):
+    """A notebook that can be bought. It ends after `idle_seconds` without activity, or after `max_seconds`."""
+
+    name: str
+    idle_seconds: int
+    max_seconds: int
+    ceiling_minor: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the API's fields as a quote stores them, with pinned dataset versions."""
+        return super().to_json() | {
+            "dataset_versions": [version.pk for version in self.dataset_versions],
+            "name": self.name,
+            "idle_seconds": self.idle_seconds,
+            "max_seconds": self.max_seconds,
+            "ceiling_minor": self.ceiling_minor,
+        }
+
+
 def resolved_names(versions: Iterable[DatasetVersion]) -> list[str]:
     """Return the versions as `name@number`, the form that quotes take."""
     return [str(DatasetChoice(version.dataset.name, version.number)) for version in versions]
@@ -215,6 +241,16 @@ def stored(purchase: Mapping[str, Any]) -> dict[str, Any]:
 def parse_placement(*, organization: Organization, data: Mapping[str, Any]) -> Placement:
     """Validate where to check an image. Raises InvalidInput with a message for each invalid field."""
     return Placement(**CheckRequestSerializer(data=data, context={"organization": organization}).values())
+
+
+def parse_notebook(*, organization: Organization, data: Mapping[str, Any], is_pinned: bool = False) -> NotebookPurchase:
+    """Validate the purchase of a notebook. Raises InvalidInput with a message for each invalid field.
+
+    `is_pinned`: use the versions in `dataset_versions` instead of the latest ones.
+    """
+    context = {"organization": organization, "is_pinned": is_pinned}
+    values = NotebookQuoteRequestSerializer(data={**data, "nodes": 1, "workers_per_node": 1}, context=context).values()
+    return NotebookPurchase(**values)
 
 
 def _workers_range(chosen: Chosen) -> tuple[int, int]:
@@ -570,8 +606,58 @@ class QuoteRequestSerializer(_PurchaseSerializer, FaultToleranceSerializer):
     )
 
 
+class _AnyFrameworkSerializer(_PlacementSerializer):
+    """A placement whose framework is by default the image's first one."""
+
+    def validate_image(self, name: str) -> Image:
+        """Also set the default framework."""
+        image = super().validate_image(name)
+        if self.chosen.get("framework", "invalid") is None:
+            if not image.frameworks:
+                raise ValidationError(_("Choose one of these frameworks: %(known)s.") % {"known": ", ".join(Framework)})
+            self.chosen["framework"] = Framework(image.frameworks[0])
+        return image
+
+
+@extend_schema_serializer(exclude_fields=("dataset_versions", "nodes", "workers_per_node"))  # not chosen by customers
+class NotebookQuoteRequestSerializer(_AnyFrameworkSerializer):
+    """A notebook to price."""
+
+    node_spec = NameField()
+    framework = EnumField(
+        Framework,
+        default=None,
+        error_messages={"invalid_choice": gettext_lazy("Choose one of these frameworks: %(known)s.")},
+        help_text="Default: the image's first one.",
+    )
+    image = NameField(help_text="An image with JupyterLab.")
+    workspace = NameField(help_text="The folder in which JupyterLab opens and saves notebooks.")
+    dataset_versions = PinnedVersionsField(default=list)
+    datasets = DatasetsField(
+        default=list, source="dataset_versions", help_text="Each as `name` for the latest version, or `name@3`."
+    )
+    nodes = WholeNumberField(most=1)
+    workers_per_node = WholeNumberField(most=1)
+    idle_seconds = WholeNumberField(
+        least=MIN_SECONDS,
+        most=MAX_NOTEBOOK_SECONDS,
+        default=IDLE_SECONDS,
+        help_text="The notebook ends after this time without activity.",
+    )
+    max_seconds = WholeNumberField(
+        least=MIN_SECONDS,
+        most=MAX_NOTEBOOK_SECONDS,
+        default=NOTEBOOK_SECONDS,
+        help_text="The notebook ends after this time.",
+    )
+    ceiling_minor = WholeNumberField(
+        most=MAX_CEILING_MINOR, default=None, help_text="The notebook ends before it costs more."
+    )
+    name = JobNameField(default="", help_text="Name of the notebook; empty: the workspace's name.")
+
+
 @extend_schema_serializer(exclude_fields=("image",))  # the API has it in the path
-class CheckRequestSerializer(_PlacementSerializer):
+class CheckRequestSerializer(_AnyFrameworkSerializer):
     """An image check: which image, and on which nodes."""
 
     node_spec = NameField()
@@ -588,15 +674,6 @@ class CheckRequestSerializer(_PlacementSerializer):
     )
     nodes = WholeNumberField(most=1000)
     workers_per_node = WholeNumberField(most=lambda chosen: _workers_range(chosen)[1], default=None)
-
-    def validate_image(self, name: str) -> Image:
-        """Also set the default framework."""
-        image = super().validate_image(name)
-        if self.chosen.get("framework", "invalid") is None:
-            if not image.frameworks:
-                raise ValidationError(_("Choose one of these frameworks: %(known)s.") % {"known": ", ".join(Framework)})
-            self.chosen["framework"] = Framework(image.frameworks[0])
-        return image
 
     def validate_workspace(self, name: str) -> Workspace:
         """Return the workspace, or the organization's first one."""

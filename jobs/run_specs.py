@@ -102,7 +102,7 @@ def launch_spec(attempt: Attempt) -> RunSpec:
     snapshots.restore(job)
     return replace(
         run_spec(attempt),
-        storage_left_mib=None if job.builtin_script else storage_selectors.quota_left(job.organization) >> 20,
+        storage_left_mib=None if job.is_check else storage_selectors.quota_left(job.organization) >> 20,
         pull_secret=pull_secret(organization=job.organization, image=job.image),
         secrets=_secrets(job),
     )

@@ -168,8 +168,8 @@ class RunSpec:
     """A run without any sign of progress for this long counts as hung; 0: never. The launcher may detect a hang sooner.
     """
     builtin_script: str = ""
-    """A script of the platform that runs instead of the workspace's: `smoke`, `hello` or `install`. Then `script` is
-    empty.
+    """A script of the platform that runs instead of the workspace's: `smoke`, `hello`, `install` or `notebook`. Then
+    `script` is empty.
     """
     labels: dict[str, str] = field(default_factory=dict)
     """`organization` (a slug) and `job`, shown in the cluster's own listings."""

@@ -1,4 +1,7 @@
-"""Read the cells of Jupyter notebooks that customers wrote: source, text and PNG pictures, never HTML or SVG."""
+"""Read the cells of Jupyter notebooks that customers wrote: source, text and PNG pictures, never HTML or SVG.
+
+`script_of` makes a Python script of a notebook.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import base64
 import binascii
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +26,10 @@ MAX_CELLS = 500
 """Cells that are shown. Longer pages are slow in browsers."""
 MAX_TEXT = 20_000
 """Characters of a source or an output that are shown."""
+EXPORT_MARK = "# Exported from a notebook. The next export replaces this file."
+"""The first line of an exported script. A file without it is not replaced."""
+_MAGIC = re.compile(r"\s*(?:%{1,2}[A-Za-z]|!)")
+"""The beginning of a line that is for IPython and no Python, such as `%matplotlib inline` or `!pip list`."""
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
@@ -53,15 +62,44 @@ class Notebook:
 
 def read_notebook(file: OpenFile) -> Notebook:
     """Return the cells of an open notebook. Raises NotText if it is none, or too large."""
+    with _no_notebook():
+        cells = _cells(file)
+        shown = tuple(_cell(cell) for cell in cells[:MAX_CELLS])
+    return Notebook(shown, is_complete=len(shown) == len(cells))
+
+
+def script_of(file: OpenFile) -> str:
+    """Return a Python script with the code of an open notebook. Raises NotText if it is none, or too large.
+
+    Text, and lines for IPython, become comments. The cells are marked as editors know it (`# %%`).
+    """
+    parts = [EXPORT_MARK]
+    with _no_notebook():
+        for cell in _cells(file):
+            lines = _joined(cell.get("source", "")).splitlines()
+            if cell["cell_type"] == "code":
+                is_for_ipython = bool(lines) and lines[0].startswith("%%")
+                code = [f"# {line}" if is_for_ipython or _MAGIC.match(line) else line for line in lines]
+                parts.append("\n".join(["# %%", *code]))
+            else:
+                parts.append("\n".join(["# %% [markdown]", *(f"# {line}".rstrip() for line in lines)]))
+    return "\n\n".join(parts) + "\n"
+
+
+@contextmanager
+def _no_notebook() -> Iterator[None]:
+    """Raise NotText for what a file that is no notebook leads to in the block."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise NotText(_("This file is not a notebook that can be shown. Download it instead.")) from None
+
+
+def _cells(file: OpenFile) -> list[dict[str, Any]]:
     data = file.stream.read(NOTEBOOK_BYTES + 1)
     if len(data) > NOTEBOOK_BYTES:
         raise NotText(_("This notebook is too large to show here. Download it instead."))
-    try:
-        cells = json.loads(data)["cells"]
-        shown = tuple(_cell(cell) for cell in cells[:MAX_CELLS])
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise NotText(_("This file is not a notebook that can be shown. Download it instead.")) from None
-    return Notebook(shown, is_complete=len(shown) == len(cells))
+    return list(json.loads(data)["cells"])
 
 
 def _cell(cell: dict[str, Any]) -> Cell:
@@ -88,10 +126,15 @@ def _output(output: dict[str, Any]) -> Output | None:
 
 
 def _text(value: Any) -> str:
-    """Join the lines of a multi-line string, without the codes that colour a terminal."""
-    text = value if isinstance(value, str) else "".join(map(str, value))
-    text = _ANSI.sub("", text).encode(errors="replace").decode()
+    """Return a multi-line string, cut, and without the codes that colour a terminal."""
+    text = _ANSI.sub("", _joined(value))
     return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "\n⋯"
+
+
+def _joined(value: Any) -> str:
+    """Join the lines of a multi-line string."""
+    text = value if isinstance(value, str) else "".join(map(str, value))
+    return text.encode(errors="replace").decode()
 
 
 def _png(value: Any) -> str:

@@ -14,6 +14,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from console.serving.application import Application
+from console.serving.protocol import GuardedProtocol
 from runtime.tools.control import CONTROL_SOCKET
 from runtime.tools.owner import Limits, Owner
 from tests.console.processes import free_port, wait_for
@@ -54,8 +55,9 @@ def asgi_console():
     """Serve the console's own ASGI application from a thread; yields its URL."""
     port = free_port()
     config = uvicorn.Config(
-        Application(get_asgi_application()), host="127.0.0.1", port=port, lifespan="off", ws="none", log_config=None
-    )
+        Application(get_asgi_application()), http=GuardedProtocol, ws="websockets-sansio", host="127.0.0.1",
+        port=port, lifespan="off", log_config=None,
+    )  # fmt: skip
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()

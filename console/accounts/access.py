@@ -6,15 +6,17 @@ the settings; the base class of views is in `permissions`.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
+from django.conf import settings
 from django.contrib.auth import get_user
 from django.http import HttpRequest
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 
 from console.accounts import second_factors, selectors
-from console.accounts.models import ApiToken, Membership
+from console.accounts.models import ApiToken, Membership, User
 from console.accounts.roles import Capability
 from console.core.errors import SecondFactorRequired
 
@@ -72,8 +74,25 @@ def is_still_allowed(request: Request, capability: Capability) -> bool:
     return current.allows(capability)
 
 
+def membership_of_session(session_key: str, *, organization: int) -> Membership | None:
+    """Return the usable membership in an organization of the user who is logged in with this session; reads both.
+
+    None after a log-out, a changed password, or if a second factor that the organization requires is missing.
+    """
+    user = user_of_session(session_key)
+    usable = selectors.usable_memberships().select_related("organization", "user")
+    membership = usable.filter(user=user.pk, organization=organization).first() if user else None
+    return None if membership is None or second_factors.is_missing(membership) else membership
+
+
+def user_of_session(session_key: str) -> User | None:
+    """Return the user to whom a stored session belongs, if it is still valid."""
+    request = HttpRequest()
+    request.session = import_module(settings.SESSION_ENGINE).SessionStore(session_key)
+    user = get_user(request)
+    return user if isinstance(user, User) else None
+
+
 def _is_session_valid(request: HttpRequest) -> bool:
     """Return whether the stored session still belongs to the request's user."""
-    fresh_request = HttpRequest()
-    fresh_request.session = type(request.session)(request.session.session_key)  # loaded from the store
-    return bool(get_user(fresh_request) == request.user)
+    return user_of_session(request.session.session_key or "") == request.user

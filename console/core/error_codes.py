@@ -19,6 +19,7 @@ STATUS_OF_CODE = {
     "idempotency_conflict": 409,
     "already_ended": 409,
     "no_logs": 409,
+    "no_notebooks": 409,
     "logs_unreachable": 409,
     "stale_transition": 409,
     "quote_expired": 409,

@@ -12,13 +12,14 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from django.conf import settings
 
 from console.observability import addresses, heartbeats, logs
-from console.serving import proxy, refusals
+from console.serving import notebooks, proxy, refusals
 from console.serving.exchange import SCOPE_KEY, Exchange, IncomingBody
 from console.serving.limits import Limit
 from console.serving.refusals import Message, Receive, Refused, Send
@@ -44,6 +45,9 @@ SPOOL_BYTES = 64 * 1024
 CLIENT_CLOSED_REQUEST = 499
 """The status in the access log if the client left before a response; nginx's convention."""
 
+WEBSOCKET_STATUS = {"websocket.accept": 101, "websocket.close": 403}
+"""The status in the access log for a websocket, by the first message that the server sends."""
+
 
 class ClientLeft(Exception):
     """The client closed the connection before the request was complete."""
@@ -61,30 +65,50 @@ class Application:
         # One address or organization can use at most half of the upload threads.
         self._upload_limit = Limit(max(1, settings.UPLOAD_THREADS // 2), refusals.TOO_MANY_UPLOADS)
         self._streams = Streams()
+        self._notebooks = notebooks.Notebooks(partial(_run_django, django, threads=self._pages))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or the lifespan of the process."""
+        """Serve one request or websocket, or the lifespan of the process."""
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
             return
+        serve = self._serve_websocket if scope["type"] == "websocket" else self._serve
         response = _Response(send)
         started_at = time.perf_counter()
         try:
             with self._request_limit.held(addresses.rate_limit_key(_client_of(scope))):
-                await self._serve(scope, receive, response.send)
+                await serve(scope, receive, response.send)
         except Refused as refused:
-            await refused.refusal.send_to(response.send)
+            if scope["type"] == "http":
+                await refused.refusal.send_to(response.send)
+            else:
+                await response.send({"type": "websocket.close", "code": notebooks.NOT_ADMITTED})
         except ClientLeft:
             pass
         finally:
             logs.log_request(
-                method=scope["method"], path=scope["path"], status=response.status,
+                method=scope.get("method", "WEBSOCKET"), path=scope["path"], status=response.status,
                 seconds=time.perf_counter() - started_at, size=response.size, fields=scope.get(logs.FIELDS_KEY) or {},
                 logger="console.access",
             )  # fmt: skip
 
+    async def _serve_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Connect a websocket with a notebook; the console itself has none. Raises Refused."""
+        job = notebooks.job_of(scope)
+        if job is None:
+            await receive()  # websocket.connect
+            await send({"type": "websocket.close", "code": notebooks.NOT_ADMITTED})
+        else:
+            await self._notebooks.serve_websocket(job, scope, receive, send)
+
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body, let Django answer, then send the response. Raises Refused, ClientLeft."""
+        if (job := notebooks.job_of(scope)) is not None:
+            with tempfile.SpooledTemporaryFile(SPOOL_BYTES) as spool:
+                await _read_into(spool, scope, receive, limit=notebooks.MAX_BODY_BYTES)
+                spool.seek(0)
+                await self._notebooks.serve(job, scope, spool, receive, send)
+            return
         exchange: Exchange = scope.setdefault(SCOPE_KEY, Exchange())
         with ExitStack() as resources:
             if (path := UPLOADS.get(scope["method"])) and path.fullmatch(scope["path"]):
@@ -94,11 +118,11 @@ class Application:
                 body, threads = b"", self._uploads
             else:
                 spool = resources.enter_context(tempfile.SpooledTemporaryFile(SPOOL_BYTES))
-                await _read_into(spool, scope, receive)
+                await _read_into(spool, scope, receive, limit=settings.DATA_UPLOAD_MAX_MEMORY_SIZE)
                 spool.seek(0)
                 body = spool.read()
                 threads = self._monitoring if scope["path"] in MONITORING_PATHS else self._pages
-            messages = await self._run_django(scope, body, threads)
+            messages = await _run_django(self._django, scope, body, threads=threads)
         if exchange.upstream is not None and messages[0]["status"] == HTTPStatus.OK:
             await proxy.forward(exchange.upstream, scope, body, receive, send)
         elif exchange.stream is not None:  # `messages` then holds only the start of the response
@@ -111,26 +135,6 @@ class Application:
         """Count an upload under its organization too, because its users can have many addresses. Raises Refused."""
         if (organization := _organization_of(scope)) is not None:
             resources.enter_context(self._upload_limit.held(("organization", organization)))
-
-    async def _run_django(self, scope: Scope, body: bytes, threads: Threads) -> list[Message]:
-        """Return the ASGI messages of Django's response. Holds one of `threads` until Django is done."""
-        messages: list[Message] = []
-        never_set = asyncio.Event()
-        request_messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def receive() -> Message:
-            if request_messages:
-                return request_messages.pop()
-            # Never report a disconnect: a view runs to its end even if the client left.
-            await never_set.wait()
-            raise AssertionError  # not reached: the wait is cancelled after Django's response
-
-        async def collect(message: Message) -> None:
-            messages.append(message)
-
-        async with threads.acquire():
-            await self._django(scope, receive, collect)
-        return messages
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         """Serve ASGI's lifespan protocol: send heartbeats from startup until shutdown."""
@@ -159,7 +163,8 @@ class _Response:
 
     async def send(self, message: Message) -> None:
         """Send an ASGI message and record it."""
-        self.status = message.get("status", self.status)
+        if self.status == CLIENT_CLOSED_REQUEST:
+            self.status = message.get("status") or WEBSOCKET_STATUS.get(message["type"], self.status)
         self.size += len(message.get("body", b""))
         await self._send(message)
 
@@ -176,9 +181,31 @@ def _organization_of(scope: Scope) -> Any:
     return (scope.get(logs.FIELDS_KEY) or {}).get("organization")
 
 
-async def _read_into(spool: tempfile.SpooledTemporaryFile[bytes], scope: Scope, receive: Receive) -> None:
-    """Read a whole body. Raises Refused if it is too large, ClientLeft if the client closes the connection."""
-    limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+async def _run_django(django: Handler, scope: Scope, body: bytes = b"", *, threads: Threads) -> list[Message]:
+    """Return the ASGI messages of Django's response. Holds one of `threads` until Django is done."""
+    messages: list[Message] = []
+    never_set = asyncio.Event()
+    request_messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        if request_messages:
+            return request_messages.pop()
+        # Never report a disconnect: a view runs to its end even if the client left.
+        await never_set.wait()
+        raise AssertionError  # not reached: the wait is cancelled after Django's response
+
+    async def collect(message: Message) -> None:
+        messages.append(message)
+
+    async with threads.acquire():
+        await django(scope, receive, collect)
+    return messages
+
+
+async def _read_into(
+    spool: tempfile.SpooledTemporaryFile[bytes], scope: Scope, receive: Receive, *, limit: int
+) -> None:
+    """Read a whole body. Raises Refused above `limit` bytes, ClientLeft if the client closes the connection."""
     content_length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
     if content_length.isdigit() and int(content_length) > limit:
         raise Refused(refusals.TOO_LARGE)

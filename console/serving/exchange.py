@@ -1,4 +1,4 @@
-"""The data that the server and a view share: an upload's body, a streaming response, or the tool that responds.
+"""The data that the server and a view share: an upload's body, a streaming response, or the program that responds.
 
 They are in the ASGI scope, so Django's request and handler classes stay unchanged.
 """
@@ -58,17 +58,29 @@ class Upstream:
         ])  # fmt: skip
 
 
+@dataclass(frozen=True)
+class NotebookRequest:
+    """A request to the host name of a job's notebook. `path` is decoded; `query` is without the question mark."""
+
+    job: int
+    path: str
+    query: str
+
+
 @dataclass
 class Exchange:
     """What the server and the view of one request share.
 
     The view of an upload reads `body`. The server sends `stream` after Django is done. The view of a tool sets
-    `upstream`: if the view returns 200, the server sends the tool's response instead.
+    `upstream`: if the view returns 200, the server sends the tool's response instead. Likewise the view that admits a
+    request to a notebook reads `notebook` and sets `notebook_socket`, where the notebook listens.
     """
 
     body: IncomingBody | None = None
     stream: StreamingHttpResponse | None = None
     upstream: Upstream | None = None
+    notebook: NotebookRequest | None = None
+    notebook_socket: Path | None = None
 
 
 def exchange_of(request: HttpRequest) -> Exchange | None:

@@ -40,6 +40,8 @@ class GuardedProtocol(H11Protocol):
     """The key under which CONNECTIONS_BY_ADDRESS counts this connection; None if it counts under no address."""
     _is_counted = False
     """Whether this connection counts in ALL_CONNECTIONS; False after it was refused."""
+    _is_upgraded = False
+    """Whether the connection has become a websocket, which another protocol of uvicorn serves."""
     _received_bytes = 0
     """All bytes received on this connection."""
     _head_since: float | None = None
@@ -74,6 +76,14 @@ class GuardedProtocol(H11Protocol):
             # uvicorn would drop the bytes that the application has not received yet.
             exchange.body.add_last(bytes(self.cycle.body), is_complete=not self.cycle.more_body)
         super().connection_lost(exc)
+        self._stop_counting()
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Hand the connection to uvicorn's protocol of websockets, and go on counting it."""
+        self._is_upgraded = True
+        super().handle_websocket_upgrade(event)
+
+    def _stop_counting(self) -> None:
         if self._is_counted:
             self._is_counted = False
             ALL_CONNECTIONS.release("")
@@ -121,9 +131,13 @@ class GuardedProtocol(H11Protocol):
     def _check(self) -> None:
         """Close the connection if the client is late, else schedule the next check."""
         if self.transport.is_closing():
+            if self._is_upgraded:  # then `connection_lost` is not called here
+                self._stop_counting()
             return
         now = self.loop.time()
-        if self._stalled_since is not None and now - self._stalled_since > STALLED_SECONDS:
+        if self._is_upgraded:  # websockets have their own pings
+            self.loop.call_later(CHECK_SECONDS, self._check)
+        elif self._stalled_since is not None and now - self._stalled_since > STALLED_SECONDS:
             self.transport.abort()  # `close` would wait until the client has read the rest
         elif self._is_late(now):
             # An error response is of no use to a client that sent nothing, or that already gets a response.

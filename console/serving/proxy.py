@@ -7,7 +7,7 @@ decide what a browser may do with the body are the console's own. Redirects are 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -16,6 +16,8 @@ import httpx
 from console.serving.exchange import Upstream
 from console.serving.refusals import Message, Receive, Refusal, Refused, Send
 from console.serving.streams import send_until_disconnect
+
+Headers = list[tuple[bytes, bytes]]
 
 TIMEOUT = httpx.Timeout(90.0, connect=5.0)
 """In seconds. A tool that has just started takes some seconds for its first response, on a busy machine longer."""
@@ -35,29 +37,58 @@ PROGRAM_TYPES = frozenset({"text/html", "text/css", "text/javascript", "applicat
 
 async def forward(upstream: Upstream, scope: Mapping[str, Any], body: bytes, receive: Receive, send: Send) -> None:
     """Send the tool's response to the request. Raises Refused if the tool does not respond, or redirects."""
+
+    def headers(response: httpx.Response) -> Headers:
+        if response.is_redirect:
+            raise Refused(ENDED)
+        return _response_headers(upstream, scope["path"], response.headers)
+
+    request = request_of(scope, REQUEST_HEADERS, host=b"localhost", content=body or None)
+    await relay(str(upstream.socket), request, headers, receive, send)
+
+
+def request_of(
+    scope: Mapping[str, Any],
+    passed_headers: frozenset[str],
+    *,
+    host: bytes,
+    content: bytes | AsyncIterator[bytes] | None,
+) -> httpx.Request:
+    """Return the request of an ASGI scope for a program: with this host and body, and with `passed_headers` only."""
     path, query = scope["raw_path"], scope["query_string"]
-    headers = [(name, value) for name, value in scope["headers"] if name.decode("latin-1").lower() in REQUEST_HEADERS]
-    request = httpx.Request(
+    headers = [(name, value) for name, value in scope["headers"] if name.decode("latin-1").lower() in passed_headers]
+    return httpx.Request(
         scope["method"],
         httpx.URL("http://localhost", raw_path=path + (b"?" + query if query else b"")),
-        headers=[*headers, (b"host", b"localhost")],
-        content=body or None,
+        headers=[*headers, (b"host", host)],
+        content=content,
     )
-    transport = httpx.AsyncHTTPTransport(uds=str(upstream.socket), verify=False)  # it uses no TLS
+
+
+async def relay(
+    socket: str,
+    request: httpx.Request,
+    response_headers: Callable[[httpx.Response], Headers],
+    receive: Receive,
+    send: Send,
+) -> None:
+    """Send a program's response, with other headers, as it arrives. The program listens on a Unix socket.
+
+    Raises Refused if it does not respond. `response_headers` may raise Refused too.
+    """
+    transport = httpx.AsyncHTTPTransport(uds=socket, verify=False)  # it uses no TLS
     async with httpx.AsyncClient(transport=transport, timeout=TIMEOUT, trust_env=False) as client:
         try:
             response = await client.send(request, stream=True)
         except httpx.HTTPError as error:
             raise Refused(ENDED) from error
         try:
-            if response.is_redirect:
-                raise Refused(ENDED)
             start: Message = {
                 "type": "http.response.start",
                 "status": response.status_code,
-                "headers": _response_headers(upstream, scope["path"], response.headers),
+                "headers": response_headers(response),
             }
-            with suppress(httpx.HTTPError):  # the tool has ended: the server closes the connection
+            with suppress(httpx.HTTPError):  # the program has ended: the server closes the connection
                 await send_until_disconnect(_pieces(response), start, receive, send)
         finally:
             await response.aclose()
@@ -68,7 +99,7 @@ async def _pieces(response: httpx.Response) -> AsyncIterator[bytes]:
         yield piece
 
 
-def _response_headers(upstream: Upstream, path: str, headers: httpx.Headers) -> list[tuple[bytes, bytes]]:
+def _response_headers(upstream: Upstream, path: str, headers: httpx.Headers) -> Headers:
     """Return the headers for the browser: RESPONSE_HEADERS of the tool's, and the console's own."""
     media_type, _, parameters = headers.get("content-type", "").partition(";")
     media_type = media_type.strip().lower()
@@ -90,5 +121,9 @@ def _response_headers(upstream: Upstream, path: str, headers: httpx.Headers) -> 
         "cross-origin-resource-policy": "same-origin",
         "cache-control": "private, no-store",
     }
-    all_headers = [*tool_headers, *console_headers.items()]
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in all_headers]
+    return encoded([*tool_headers, *console_headers.items()])
+
+
+def encoded(headers: Iterable[tuple[str, str]]) -> Headers:
+    """Return headers as an ASGI server sends them."""
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]

@@ -13,6 +13,7 @@ from multiprocessing.connection import wait
 import uvicorn
 from django.conf import settings
 
+from console.serving import notebooks
 from console.serving.protocol import GuardedProtocol
 
 KEEP_ALIVE_SECONDS = 15
@@ -32,7 +33,8 @@ def serve() -> None:
     host, _, port = settings.WEB_BIND.rpartition(":")
     uvicorn.run(
         "console.asgi:application", host=host.strip("[]"), port=int(port), workers=settings.WEB_PROCESSES,
-        http=GuardedProtocol, ws="none", lifespan="on", log_config=None, access_log=False, server_header=False,
+        http=GuardedProtocol, ws="websockets-sansio",
+        ws_max_size=notebooks.MAX_MESSAGE_BYTES, lifespan="on", log_config=None, access_log=False, server_header=False,
         # Only `console.observability.addresses` reads proxy headers.
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS, timeout_graceful_shutdown=STOP_SECONDS,

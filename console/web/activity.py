@@ -48,6 +48,7 @@ SENTENCES: dict[str, Promise] = {
     "debt.written_off": _("An administrator wrote off a debt"),
     "order.placed": _("Ordered job %(target)s"),
     "job.cancelled": _("Cancelled job %(target)s"),
+    "notebook.opened": _("Opened notebook %(target)s"),
     "sweep.placed": _("Ordered sweep %(target)s"),
     "sweep.stopped": _("Stopped sweep %(target)s"),
     "sweep.stopped_by_operator": _("An administrator stopped sweep %(target)s: %(why)s"),

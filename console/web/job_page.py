@@ -31,6 +31,7 @@ from jobs import (
     expiry,
     failures,
     free_runs,
+    notebooks,
     packages,
     reruns,
     results,
@@ -128,6 +129,7 @@ def _header(job: Job) -> dict[str, Any]:
         "fix": _fix(job, explanation, has_files=shared["files_end"] is not None) if explanation else None,
         "is_ending": expiry.is_soon(job),
         "has_tensorboard": job.started_at is not None and tensorboards.is_available(),
+        "is_open": job.is_notebook and notebooks.socket_of(job) is not None,
         "may_cancel": not job.is_ended and job.state != JobState.STOPPING,
     }
 
@@ -140,7 +142,7 @@ def _overview(job: Job) -> dict[str, Any]:
         "models": run_specs.mounted_models(job) if selectors.models_of(quote) else [],
         "published": storage.model_versions_of_job(job.organization, job.pk) if job.is_ended else [],
         "packages": {"layer": job.packages, "log": packages.log_of(job.packages)} if job.packages else None,
-        "checklist": checks.checklist(job) if job.builtin_script else [],
+        "checklist": checks.checklist(job) if job.is_check else [],
     }
 
 

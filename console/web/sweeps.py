@@ -6,33 +6,29 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
-from uuid import uuid4
 
 from django.contrib import messages
 from django.core.paginator import Paginator
 from django.http import HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.urls import reverse
-from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_GET, require_POST
 from django_htmx.http import HttpResponseClientRedirect
 
-from billing import messages as billing_messages
-from billing import payments
 from billing import selectors as billing
 from billing.errors import BudgetExceeded, InsufficientFunds
 from billing.models import Quote
 from billing.quotes import quote_for
-from billing.taxes import tax_for
 from console.accounts.models import Organization
 from console.accounts.roles import Capability
 from console.accounts.services import is_active
 from console.core.errors import CustomerError, InvalidInput, NotFound
 from console.web.access import MemberRequest, error_text, errors_as_message, member
 from console.web.amounts import parse_row_id
-from jobs import cost_analysis, curves, orders, rows
+from console.web.quote_cards import currency_of, posted_ceiling, posted_key, quote_card, refused_card
+from jobs import cost_analysis, curves, rows
 from jobs import selectors as jobs
 from jobs.messages import SWEEP_END_SENTENCES
 from jobs.models import Job, Sweep, Trial
@@ -115,7 +111,7 @@ def sweep_new(request: MemberRequest) -> HttpResponse:
         "origin": origin,
         "origin_kind": "job" if isinstance(origin, Job) else "sweep",
         "base": base,
-        "currency": _currency(organization),
+        "currency": currency_of(organization),
         "values": _values_of_job(origin) if isinstance(origin, Job) else _values_of_sweep(origin),
         "metrics": cost_analysis.names_of(job) if job else [],
         "names": _parameter_names(base),
@@ -138,10 +134,10 @@ def sweep_quote(request: MemberRequest) -> HttpResponse:
     if origin is None:
         raise NotFound
     try:
-        data = _base(origin) | _data(request.POST, _currency(organization))
+        data = _base(origin) | _data(request.POST, currency_of(organization))
         quote = purchase.quote_sweep(membership=request.membership, data=data)
     except CustomerError as error:
-        return _refused(request, error, ERROR_FIELDS)
+        return refused_card(request, error, ERROR_FIELDS)
     return _quote_card(request, quote, ERROR_FIELDS)
 
 
@@ -154,8 +150,7 @@ def sweep_order(request: MemberRequest) -> HttpResponse:
         sweep = purchase.place_sweep(
             membership=request.membership,
             quote=quote,
-            # PostgreSQL cannot store NUL, and the column has 255 characters.
-            idempotency_key=request.POST.get("idempotency_key", "").replace("\0", "")[:255],
+            idempotency_key=posted_key(request.POST),
         )
     except (InsufficientFunds, BudgetExceeded) as error:  # the quote stays valid and can be bought later
         return _quote_card(request, quote, problem=str(error.message))
@@ -234,10 +229,10 @@ def sweep_extend(request: MemberRequest, pk: int) -> HttpResponse:
     """Return the quote card for more trials of an ended sweep, or the errors."""
     sweep = selectors.sweep_for(request.membership.organization, pk)
     try:
-        data = {"trials": _number(request.POST.get("trials", ""))} | _ceiling(request.POST, sweep.quote.currency)
+        data = {"trials": _number(request.POST.get("trials", ""))} | posted_ceiling(request.POST, sweep.quote.currency)
         quote = purchase.quote_extension(membership=request.membership, sweep=sweep, data=data)
     except CustomerError as error:
-        return _refused(request, error, EXTENSION_FIELDS)
+        return refused_card(request, error, EXTENSION_FIELDS)
     return _quote_card(request, quote, EXTENSION_FIELDS)
 
 
@@ -337,7 +332,7 @@ def _data(posted: QueryDict, currency: str) -> dict[str, Any]:
         "pruner": posted.get("pruner", ""),
         "trials": _number(posted.get("trials", "")),
         "concurrency": _number(posted.get("concurrency", "")),
-    } | _ceiling(posted, currency)
+    } | posted_ceiling(posted, currency)
 
 
 def _space(posted: QueryDict) -> dict[str, Any]:
@@ -379,22 +374,6 @@ def _number(text: str) -> int | float | str:
     return number if math.isfinite(number) else text
 
 
-def _currency(organization: Organization) -> str:
-    account = billing.wallet(organization)
-    return account.currency if account else billing.default_currency()
-
-
-def _ceiling(posted: QueryDict, currency: str) -> dict[str, Any]:
-    """Return the field `ceiling_minor` of the form; empty without one. Raises InvalidInput."""
-    text = posted.get("ceiling", "").strip()
-    if not text:
-        return {}
-    try:
-        return {"ceiling_minor": billing_messages.parse_amount(text, currency)}
-    except ValueError:
-        raise InvalidInput(fields={"ceiling_minor": _("Enter a number or leave the field empty.")}) from None
-
-
 def _sorted(trials: list[selectors.TrialRow], sort: str, *, is_highest_best: bool) -> list[selectors.TrialRow]:
     """Return the trials in one of ORDERS. Those without a value come last."""
     if sort == "newest":
@@ -433,31 +412,7 @@ def _chart(sweep: Sweep) -> dict[str, Any]:
 def _quote_card(
     request: MemberRequest, quote: Quote, fields: Sequence[str] = (), *, problem: str = "", stale: bool = False
 ) -> HttpResponse:
-    """Render the quote card, and clear the errors of `fields`. A `stale` quote cannot be bought: get a new one."""
-    account = billing.wallet(request.membership.organization)
-    available = account.available_minor if account else 0
-    refusal = orders.refusal(quote, request.membership.user)
-    context = {
-        "quote": quote,
-        "trials": quote.purchase["sweep"]["trials"],
-        "available_minor": available,
-        "remaining_minor": available - quote.ceiling_minor,
-        "missing_minor": max(0, quote.ceiling_minor - available),
-        "to_pay_minor": payments.shortfall_minor(quote, account=account) if account else 0,
-        "idempotency_key": uuid4(),
-        "problem": problem or refusal,
-        "is_refused": bool(refusal),
-        "stale": stale,
-        "seconds_left": max(0, math.ceil((quote.expires_at - timezone.now()).total_seconds())),
-        "tax": tax_for(request.membership.organization),
-        "errors": dict.fromkeys(fields, ""),
-    }
-    return render(request, "jobs/_sweep_quote.html", context)
-
-
-def _refused(request: MemberRequest, error: CustomerError, fields: Sequence[str]) -> HttpResponse:
-    """Return the errors: beside `fields`, and in the card for all others."""
-    errors = {name: error.fields.get(name, "") for name in fields}
-    others = {name: sentence for name, sentence in error.fields.items() if name not in fields}
-    context = {"message": "" if error.fields else error.message, "others": others, "errors": errors}
-    return render(request, "jobs/_sweep_quote_refused.html", context)
+    return quote_card(
+        request, quote, template="jobs/_sweep_quote.html", order_url=reverse("sweep_order"), fields=fields,
+        problem=problem, stale=stale, trials=quote.purchase["sweep"]["trials"],
+    )  # fmt: skip

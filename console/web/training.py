@@ -149,7 +149,7 @@ def training_new(request: MemberRequest) -> HttpResponse:
         return render(request, "jobs/training_inactive.html")
     images = list(storage.images_for(organization))
     workspaces = list(storage.workspaces_for(organization))
-    specs = _specs(account.currency)
+    specs = specs_on_offer(account.currency)
     problems_by_image = problems(images)
     usable_images = [image for image in images if image.pk not in problems_by_image]
     job_id = parse_row_id(request.GET.get("rerun", ""))
@@ -531,7 +531,7 @@ def _earlier_values(job: Job | None) -> dict[str, list[str]]:
     return earlier_values
 
 
-def _specs(currency: str) -> list[SpecChoice]:
+def specs_on_offer(currency: str) -> list[SpecChoice]:
     """Return the node specs on offer."""
     capacities = jobs.capacities_now()
     choices = []

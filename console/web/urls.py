@@ -2,6 +2,7 @@
 
 from django.urls import path
 
+from console.serving.notebooks import GATE_PATH
 from console.web import (
     activation,
     audit,
@@ -19,6 +20,7 @@ from console.web import (
     job_page,
     jobs,
     metrics,
+    notebooks,
     notifications,
     organization,
     overview,
@@ -83,6 +85,7 @@ urlpatterns = [
     path(f"workspaces/w/<slug:name>/folder/{FILE}", workspaces.workspace_detail, name="workspace_folder"),
     path(f"workspaces/w/<slug:name>/file/{FILE}", workspaces.workspace_file, name="workspace_file"),
     path(f"workspaces/w/<slug:name>/picture/{FILE}", workspaces.workspace_picture, name="workspace_picture"),
+    path(f"workspaces/w/<slug:name>/train/{FILE}", workspaces.workspace_train, name="workspace_train"),
     path(f"workspaces/w/<slug:name>/save/{FILE}", workspaces.workspace_save, name="workspace_save"),
     path(f"workspaces/w/<slug:name>/download/{FILE}", workspaces.workspace_download, name="workspace_download"),
     path("storage/", storage.storage_usage, name="storage_usage"),
@@ -108,6 +111,12 @@ urlpatterns = [
     path("training/order/", training.training_order, name="training_order"),
     path("training/pay/", training.training_pay, name="training_pay"),
     path("training/paid/<uuid:quote_id>/", training.training_paid, name="training_paid"),
+    path("notebooks/", notebooks.notebook_list, name="notebook_list"),
+    path("notebooks/new/", notebooks.notebook_new, name="notebook_new"),
+    path("notebooks/quote/", notebooks.notebook_quote, name="notebook_quote"),
+    path("notebooks/order/", notebooks.notebook_order, name="notebook_order"),
+    path("notebooks/<int:pk>/open/", notebooks.notebook_open, name="notebook_open"),
+    path(GATE_PATH.lstrip("/"), notebooks.admit, name="notebook_admit"),
     path("sweeps/", sweeps.sweep_list, name="sweep_list"),
     path("sweeps/new/", sweeps.sweep_new, name="sweep_new"),
     path("sweeps/quote/", sweeps.sweep_quote, name="sweep_quote"),

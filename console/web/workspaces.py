@@ -11,6 +11,7 @@ import posixpath
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlencode
 
 from django import forms
 from django.contrib import messages
@@ -31,9 +32,9 @@ from console.web.searching import searched
 from storage import catalog, copies, direct_uploads, files, recycle_bin, retention, search, secret_store, selectors
 from storage.diffs import line_diff
 from storage.downloads import download, show_image
-from storage.errors import FileChanged, FileMissing, NotText, WrongKind
+from storage.errors import FileChanged, FileMissing, NameTaken, NotText, WrongKind
 from storage.models import Workspace
-from storage.notebooks import read_notebook
+from storage.notebooks import EXPORT_MARK, read_notebook, script_of
 from storage.previews import IMAGE_BYTES, image_type
 from storage.workspace_sources import start_workspace
 from storage.workspace_templates import templates
@@ -199,6 +200,32 @@ def _notebook(root: Path, path: str) -> dict[str, Any]:
     file = files.read(root=root, path=path)
     with file.stream:
         return {"notebook": read_notebook(file), "entry": files.stat(root=root, path=path)}
+
+
+@require_POST
+@member(Capability.STORE)
+def workspace_train(request: MemberRequest, name: str, path: str) -> HttpResponse:
+    """Export a notebook as a script beside it, and open the form of a training with that script."""
+    workspace = _workspace(request, name)
+    root = selectors.workspace_folder(workspace)
+    script_path = f"{posixpath.splitext(path)[0]}.py"
+    try:
+        file = files.read(root=root, path=path)
+        with file.stream:
+            script = script_of(file)
+        expected: list[str] = []  # the file must not exist
+        with suppress(FileMissing):
+            earlier = files.read_versioned_text(root=root, path=script_path)
+            if not earlier.text.startswith(EXPORT_MARK):
+                sentence = _("%(path)s exists and was not exported from a notebook. Rename it, or the notebook.")
+                raise NameTaken(sentence % {"path": script_path})
+            expected = [earlier.version]
+        catalog.write_file(workspace=workspace, path=script_path, stream=io.BytesIO(script.encode()), expected=expected)
+    except CustomerError as error:
+        show_error(request, error)
+        return redirect("workspace_file", name, path)
+    messages.success(request, _("The notebook was exported to %(path)s.") % {"path": script_path})
+    return redirect(f"{reverse('training_new')}?{urlencode({'workspace': name, 'code_path': script_path})}")
 
 
 @require_GET

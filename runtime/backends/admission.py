@@ -19,7 +19,7 @@ from runtime.specs import NAME_PATTERN, Controller, Flavour, Image, Mount, RunSp
 _KEY_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
 """Checkpoint keys. They name folders, so they have no '/', do not begin with '.', and are far shorter than 255
 bytes."""
-_BUILTIN_SCRIPTS = frozenset({"hello", "install", "smoke"})
+_BUILTIN_SCRIPTS = frozenset({"hello", "install", "notebook", "smoke"})
 """Scripts of the platform, by the names of their modules in `runtime.launcher`."""
 _RESERVED_FOLDERS = frozenset(
     ["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "proc", "dev", "sys", "tmp", "opt", "trainyard"]

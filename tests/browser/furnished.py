@@ -20,6 +20,7 @@ from runtime.specs import Outcome
 from storage import images, recycle_bin, selectors
 from tests.factories.accounts import MembershipFactory
 from tests.factories.jobs import never_fits, start
+from tests.factories.notebooks import sell_notebook
 from tests.factories.storage import LINEAGE, DatasetFactory, DatasetVersionFactory, ModelFactory, ModelVersionFactory
 from tests.factories.sweeps import Sweeper
 
@@ -99,7 +100,7 @@ def _fill_storage(customer):
 
 def _run_jobs(customer):
     backend, now = customer.backend, time.time()
-    succeeded = customer.started(at=now - 3 * HOUR, max_seconds=7200, arguments="--seed 1", datasets="digits")
+    succeeded = customer.started(at=now - 3 * HOUR, max_seconds=14_400, arguments="--seed 1", datasets="digits")
     _write_curves(succeeded.job_id)
     _write_files(backend, succeeded)
     customer.end(succeeded, Outcome.COMPLETED, at=now - 2 * HOUR)
@@ -117,6 +118,7 @@ def _run_jobs(customer):
     sweeper = Sweeper(customer)
     sweep = sweeper.buy(trials=8)
     sweeper.finish(sweep)
+    notebook = sell_notebook(customer)
     running = customer.started(at=now - 60, datasets="digits")
     _write_curves(running.job_id)
     for node in (0, 1):
@@ -134,6 +136,7 @@ def _run_jobs(customer):
         "robot": robot.pk,
         "webhook": hook.pk,
         "sweep": sweep.pk,
+        "notebook": notebook.job_id,
         "succeeded": succeeded.job_id,
         "failed": failed.job_id,
         "hung": hung.job_id,

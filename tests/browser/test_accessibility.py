@@ -73,7 +73,10 @@ PAGES = {
         *(f"jobs/{{running}}/#{tab}" for tab in JOB_TABS), "jobs/{succeeded}/#overview", "jobs/{succeeded}/#cost",
         "jobs/{succeeded}/#files",
         "jobs/{failed}/", "jobs/{hung}/", "jobs/{check}/", "jobs/{queued}/", "jobs/{queued}/#nodes",
+        "jobs/{notebook}/", "jobs/{notebook}/#configuration",
     ],
+    "notebook_list": ["notebooks/"],
+    "notebook_new": ["notebooks/new/?workspace=main"],
     "sweep_list": ["sweeps/"],
     "sweep_new": ["sweeps/new/", "sweeps/new/?job={succeeded}"],
     "sweep_detail": ["sweeps/{sweep}/"],
@@ -126,9 +129,10 @@ NARROW = 360
 NO_PAGES = {
     "brand_logo", "brand_style", "cost_export", "dataset_download", "dataset_image", "dataset_import",
     "image_check", "invoice_csv", "invoice_pdf", "job_export", "job_image", "job_live", "job_metrics",
-    "job_points_csv", "job_stacks", "job_tab", "organization_export", "security_export", "sweep_importance", "tool",
-    "tool_root", "top_up", "training_comparison", "training_environment", "training_paid", "training_script",
-    "training_scripts", "wallet_arrival", "workspace_download", "workspace_picture",
+    "job_points_csv", "job_stacks", "job_tab", "notebook_admit", "notebook_open", "organization_export",
+    "security_export", "sweep_importance", "tool", "tool_root", "top_up", "training_comparison",
+    "training_environment", "training_paid", "training_script", "training_scripts", "wallet_arrival",
+    "workspace_download", "workspace_picture",
 }  # fmt: skip
 """URLs that answer a GET with a fragment or a file."""
 ACCOUNT = [

@@ -94,6 +94,7 @@ QUOTE = {
     "arguments": [], "datasets": ["digits"], "epochs": 1, "lr": 0.1, "batch_size": 8, "node_spec": "nano", "nodes": 1,
     "workers_per_node": 1,
 }  # fmt: skip
+NOTEBOOK = {name: QUOTE[name] for name in ("image", "workspace", "datasets", "node_spec")}
 SWEEP = QUOTE | {
     "space": {"LR": {"type": "float", "low": 0.01, "high": 0.1}}, "trials": 2, "method": "random",
     "objective": {"metric": "accuracy", "goal": "maximize"},
@@ -228,6 +229,10 @@ ROUTES = {
     "sweeps/<int:pk>/stop/": {"POST": Ask(RUN)},
     "sweeps/<int:pk>/extend/": {"POST": Ask(RUN, 400, body={"trials": 2})},  # it is open
     "sweeps/<int:pk>/receipt/": {"GET": Ask(VIEW)},
+    "notebooks/quotes/": {"POST": Ask(RUN, 201, 400, NOTEBOOK)},
+    "notebooks/": {"GET": listing(), "POST": Ask(RUN, 201, 404, {"quote": "<notebook quote>"})},
+    "notebooks/<int:pk>/": {"GET": Ask(VIEW)},
+    "notebooks/<int:pk>/stop/": {"POST": Ask(RUN)},
     "jobs/": {"GET": listing()},
     "jobs/<int:pk>/": {"GET": Ask(VIEW), "PATCH": Ask(STORE, body={"notes": "x"})},
     "jobs/<int:pk>/cancel/": {"POST": Ask(RUN)},
@@ -338,6 +343,9 @@ class World:
         bought = self.make("POST", "sweeps/quotes/", SWEEP).data["id"]
         self.sweep = self.make("POST", "sweeps/", {"quote": bought}).data["id"]
         self.sweep_quote = self.make("POST", "sweeps/quotes/", SWEEP).data["id"]
+        bought = self.make("POST", "notebooks/quotes/", NOTEBOOK).data["id"]
+        self.notebook = self.make("POST", "notebooks/", {"quote": bought}).data["id"]
+        self.notebook_quote = self.make("POST", "notebooks/quotes/", NOTEBOOK).data["id"]
         Voucher.objects.create(
             code="MATRIX25", reason="test", amount_minor=25, currency="USD", max_uses=99, max_uses_each=99
         )
@@ -394,6 +402,7 @@ class World:
         ours = {
             "<quote>": lambda: self.quote,
             "<sweep quote>": lambda: self.sweep_quote,
+            "<notebook quote>": lambda: self.notebook_quote,
             "<card>": lambda: self.card,
             "<job>": lambda: self.job,
             "<code>": lambda: self.code,
@@ -408,6 +417,7 @@ class World:
             "organization": self.other.pk,
             "invoices": self.invoice,
             "sweeps": self.sweep,
+            "notebooks": self.notebook,
             "storage": self.deleted,
             "workspaces": self.binned.pk,
             "datasets": self.share,

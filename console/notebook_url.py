@@ -1,0 +1,34 @@
+"""Parse the setting NOTEBOOK_URL: below its host name each notebook gets one of its own. Errors stop the process."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from django.core.exceptions import ImproperlyConfigured
+
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+
+
+def parse(text: str | None, *, console_url: str) -> str:
+    """Return the URL without a slash at its end; empty: there are no notebooks. Raises ImproperlyConfigured.
+
+    `text` is None if the setting is missing. A console on this machine then uses `localhost`: browsers resolve every
+    name below it to this machine. Any other console has no notebooks then, since it needs names and a certificate.
+    """
+    console = urlsplit(console_url)
+    if text is None:
+        is_local = console.hostname in LOCAL_HOSTS and console.scheme == "http"
+        return f"http://localhost:{console.port or 80}" if is_local else ""
+    if not text:
+        return ""
+    url = urlsplit(text.rstrip("/"))
+    if url.scheme != console.scheme or not url.hostname or url.path or url.query:
+        raise ImproperlyConfigured(
+            f"NOTEBOOK_URL is '{text}'. It must be {console.scheme}:// and a host name, as TRAINYARD_URL, "
+            f"such as {console.scheme}://notebooks.example.net."
+        )
+    if console.hostname and f".{console.hostname}".endswith(f".{url.hostname}") and url.hostname not in LOCAL_HOSTS:
+        raise ImproperlyConfigured(
+            f"NOTEBOOK_URL is '{text}'. The console must not be below this host name: notebooks could set its cookies."
+        )
+    return url.geturl()

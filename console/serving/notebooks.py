@@ -1,0 +1,256 @@
+"""Forward requests and websockets to notebooks. Each has a host name of its own, `n<job>` below that of NOTEBOOK_URL.
+
+Customers' code decides every byte that such a host sends, and may come from another member or from a dataset. On an
+origin of its own its pages can reach neither the console nor another notebook. Django admits each request by a cookie
+of that host (`console.web.notebooks.admit`). The notebook never gets that cookie, and can set none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import stat
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from http import HTTPStatus
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+import httpx
+from django.conf import settings
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.typing import Origin
+
+from console.observability import logs
+from console.serving import proxy
+from console.serving.exchange import SCOPE_KEY, Exchange, NotebookRequest
+from console.serving.limits import Limit
+from console.serving.refusals import Message, Receive, Refusal, Refused, Send
+
+Scope = dict[str, Any]
+
+GATE_PATH = "/notebook-gate/"
+"""The path of the view that admits requests to notebooks. It refuses requests that come to this path from outside."""
+COOKIE = "__Host-notebook" if settings.HTTPS else "notebook"
+"""The cookie by which a notebook's host recognizes a member's browser."""
+MAX_BODY_BYTES = 64 * 1024**2
+"""The largest body of a request: a notebook with its pictures. JupyterLab sends files in parts of 1 MiB."""
+MAX_MESSAGE_BYTES = 64 * 1024**2
+"""The largest message of a websocket, such as a cell's output."""
+MAX_WEBSOCKETS = 32
+"""Most websockets of one notebook in this process: JupyterLab has one for each open kernel and terminal."""
+CHUNK_BYTES = 64 * 1024
+"""How much of a body is passed on at once."""
+CHECK_SECONDS = 10.0
+"""After how long an open websocket is admitted anew: its member may have logged out, or left the organization."""
+NOT_ADMITTED = 1008
+"""The code that closes a websocket that is not, or no longer, admitted ("policy violation")."""
+CROSS_SITE = Refusal(403, "cross_site", "This request came from another site.")
+TOO_MANY_WEBSOCKETS = Refusal(429, "too_many_websockets", "Too many tabs of this notebook are open. Close some.")
+REQUEST_HEADERS = proxy.REQUEST_HEADERS | {
+    "cache-control", "content-length", "if-match", "origin", "referer", "user-agent", "x-requested-with",
+}  # fmt: skip
+RESPONSE_HEADERS = proxy.RESPONSE_HEADERS | {
+    "cache-control", "content-disposition", "content-encoding", "content-type", "date", "expires", "vary",
+}  # fmt: skip
+"""Not passed: cookies, which could be set for the console's domain too; permissions for other origins; and headers that
+outlast the notebook in a browser, such as Alt-Svc."""
+_HOST = re.compile(r"n([1-9][0-9]{0,17})\.(.+)")
+
+
+def origin_of(job: int) -> str:
+    """Return the origin of a job's notebook, such as `https://n12.notebooks.example.com`."""
+    base = urlsplit(settings.NOTEBOOK_URL)
+    return f"{base.scheme}://n{job}.{base.netloc}"
+
+
+def job_of(scope: Scope) -> int | None:
+    """Return the job whose notebook's host name a request has; None for every other host."""
+    match = _HOST.fullmatch(_header(scope, b"host").lower())
+    if match is None or not settings.NOTEBOOK_URL or match[2] != urlsplit(settings.NOTEBOOK_URL).netloc.lower():
+        return None
+    return int(match[1])
+
+
+class Notebooks:
+    """Forwards to notebooks. `run_django` sends a scope, without a body, to Django and returns the response."""
+
+    def __init__(self, run_django: Callable[[Scope], Awaitable[list[Message]]]) -> None:
+        self._run_django = run_django
+        self._websockets = Limit(MAX_WEBSOCKETS, TOO_MANY_WEBSOCKETS)
+
+    async def serve(self, job: int, scope: Scope, body: IO[bytes], receive: Receive, send: Send) -> None:
+        """Send the response to a request. Raises Refused."""
+        if _is_cross_site(job, scope):
+            raise Refused(CROSS_SITE)
+        exchange, messages = await self._admit(job, scope)
+        if exchange.notebook_socket is None or messages[0]["status"] != HTTPStatus.OK:
+            for message in messages:
+                await send(message)
+            return
+        content = _chunks(body) if scope["method"] not in {"GET", "HEAD"} else None
+        request = proxy.request_of(scope, REQUEST_HEADERS, host=_header(scope, b"host").encode(), content=content)
+        with _opened(exchange.notebook_socket) as socket:
+            await proxy.relay(socket, request, _response_headers, receive, send)
+
+    async def serve_websocket(self, job: int, scope: Scope, receive: Receive, send: Send) -> None:
+        """Connect a websocket with the notebook until one side closes it, or it is no longer admitted."""
+        await receive()  # websocket.connect
+        if _header(scope, b"origin") != origin_of(job):
+            raise Refused(CROSS_SITE)
+        exchange, messages = await self._admit(job, scope)
+        if exchange.notebook_socket is None or messages[0]["status"] != HTTPStatus.OK:
+            await send({"type": "websocket.close", "code": NOT_ADMITTED})
+            return
+        with self._websockets.held(job), _opened(exchange.notebook_socket) as socket:
+            try:
+                async with _connect(socket, scope) as notebook:
+                    await send({"type": "websocket.accept", "subprotocol": notebook.subprotocol})
+                    code = await self._pump(notebook, job, scope, receive, send)
+            except (OSError, WebSocketException) as error:
+                raise Refused(proxy.ENDED) from error
+            await send({"type": "websocket.close", "code": code})
+
+    async def _pump(self, notebook: ClientConnection, job: int, scope: Scope, receive: Receive, send: Send) -> int:
+        """Pass messages in both directions; return the code to close the browser's websocket with."""
+
+        async def to_browser() -> int:
+            with suppress(ConnectionClosed):
+                async for data in notebook:
+                    name = "text" if isinstance(data, str) else "bytes"
+                    await send({"type": "websocket.send", name: data})
+            return 1001  # "going away"
+
+        async def to_notebook() -> int:
+            with suppress(ConnectionClosed):
+                while (message := await receive())["type"] == "websocket.receive":
+                    text = message.get("text")
+                    await notebook.send(message["bytes"] if text is None else text)
+            return 1000
+
+        async def stay_admitted() -> int:
+            while True:
+                await asyncio.sleep(CHECK_SECONDS)
+                exchange, _messages = await self._admit(job, scope)
+                if exchange.notebook_socket is None:
+                    return NOT_ADMITTED
+
+        tasks = [asyncio.create_task(each()) for each in (to_browser, to_notebook, stay_admitted)]
+        try:
+            done, _pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return done.pop().result()
+
+    async def _admit(self, job: int, scope: Scope) -> tuple[Exchange, list[Message]]:
+        """Ask Django whether the browser may use the notebook; return the exchange, and Django's response."""
+        exchange = Exchange(notebook=NotebookRequest(job, scope["path"], scope["query_string"].decode("latin-1")))
+        console = urlsplit(settings.TRAINYARD_URL)
+        passed = {b"x-forwarded-for", b"x-forwarded-proto", b"accept-language"}
+        gate: Scope = {
+            "type": "http",
+            "asgi": scope["asgi"],
+            "http_version": "1.1",
+            "method": "GET",
+            "scheme": console.scheme,
+            "path": GATE_PATH,
+            "raw_path": GATE_PATH.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [
+                (b"host", console.netloc.encode()),
+                (b"cookie", f"{COOKIE}={_cookie(scope)}".encode("latin-1")),
+                *((name, value) for name, value in scope["headers"] if name in passed),
+            ],
+            "client": scope.get("client"),
+            "server": scope.get("server"),
+            SCOPE_KEY: exchange,
+        }
+        messages = await self._run_django(gate)
+        scope[logs.FIELDS_KEY] = gate.get(logs.FIELDS_KEY)  # for the access log
+        return exchange, messages
+
+
+def _connect(socket: str, scope: Scope) -> connect:
+    query = scope["query_string"].decode("latin-1")
+    host = _header(scope, b"host")
+    return connect(
+        f"ws://{host}{scope['raw_path'].decode('latin-1')}{'?' if query else ''}{query}",
+        unix=True,
+        path=socket,
+        origin=Origin(_header(scope, b"origin")),
+        subprotocols=scope["subprotocols"] or None,
+        compression=None,  # it does not leave this machine
+        max_size=MAX_MESSAGE_BYTES,
+    )
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[str]:
+    """Yield a path of the socket that stays the same, whatever the run's code puts in its place. Raises Refused.
+
+    The code writes to the socket's folder: a link there could lead to a socket of the console. Links are not followed.
+    """
+    descriptors: list[int] = []
+    try:
+        try:
+            descriptors.append(os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
+            descriptors.append(os.open(path.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptors[0]))
+        except OSError as error:
+            raise Refused(proxy.ENDED) from error
+        if not stat.S_ISSOCK(os.fstat(descriptors[1]).st_mode):
+            raise Refused(proxy.ENDED)
+        yield f"/proc/self/fd/{descriptors[1]}"
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+async def _chunks(body: IO[bytes]) -> AsyncIterator[bytes]:
+    while chunk := body.read(CHUNK_BYTES):
+        yield chunk
+
+
+def _response_headers(response: httpx.Response) -> proxy.Headers:
+    """Return the headers for the browser. Raises Refused for a redirect to another host."""
+    headers = [(name, value) for name, value in response.headers.multi_items() if name in RESPONSE_HEADERS]
+    if location := response.headers.get("location"):
+        if not location.startswith("/") or location.startswith(("//", "/\\")):
+            raise Refused(proxy.ENDED)
+        headers.append(("location", location))
+    return proxy.encoded(
+        [
+            *headers,
+            ("content-security-policy", "frame-ancestors 'self'"),
+            ("x-content-type-options", "nosniff"),
+            ("referrer-policy", "same-origin"),
+            ("cross-origin-opener-policy", "same-origin"),
+            ("cross-origin-resource-policy", "same-origin"),
+        ]
+    )
+
+
+def _is_cross_site(job: int, scope: Scope) -> bool:
+    """Return whether another site's page sent the request. It may link to a notebook, but not load or change parts."""
+    if scope["method"] not in {"GET", "HEAD", "OPTIONS"}:
+        return _header(scope, b"origin") != origin_of(job)
+    site = _header(scope, b"sec-fetch-site") or "none"
+    return site not in {"same-origin", "none"} and _header(scope, b"sec-fetch-mode") != "navigate"
+
+
+def _cookie(scope: Scope) -> str:
+    """Return the value of COOKIE in a request; empty without one."""
+    for part in _header(scope, b"cookie").split(";"):
+        name, _, value = part.strip().partition("=")
+        if name == COOKIE:
+            return value
+    return ""
+
+
+def _header(scope: Mapping[str, Any], name: bytes) -> str:
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")

@@ -1,0 +1,246 @@
+"""Pages of notebooks: the list, the form with its live quote, and the way into JupyterLab.
+
+A notebook is on a host name of its own (`console.serving.notebooks`), which gets no cookie of the console. So
+`notebook_open` sends the browser there with a ticket, and `admit` replaces the ticket by a cookie of that host.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from urllib.parse import parse_qs, urlencode
+
+from django.contrib import messages
+from django.core.paginator import Paginator
+from django.http import HttpRequest, HttpResponse, HttpResponseNotFound, QueryDict
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_GET, require_POST
+from django_htmx.http import HttpResponseClientRedirect
+
+from billing import selectors as billing
+from billing.errors import BudgetExceeded, InsufficientFunds
+from billing.models import Quote
+from billing.quotes import quote_for
+from console.accounts.access import membership_of_session
+from console.accounts.roles import Capability
+from console.accounts.services import is_active, record
+from console.core import encryption
+from console.core.errors import CustomerError, InvalidInput
+from console.serving.exchange import exchange_of
+from console.serving.notebooks import COOKIE, origin_of
+from console.web.access import MemberRequest, error_text, member
+from console.web.amounts import parse_row_id, parse_seconds
+from console.web.quote_cards import currency_of, posted_ceiling, posted_key, quote_card, refused_card
+from console.web.training import specs_on_offer
+from jobs import notebooks, rows, selectors
+from jobs.images import default_image, problems
+from jobs.models import NOTEBOOK_SCRIPT, Job
+from jobs.purchase import IDLE_SECONDS, NOTEBOOK_SECONDS
+from storage import selectors as storage
+from storage import sharing
+
+PAGE_SIZE = 25
+FIELDS = ("name", "workspace", "image", "node_spec", "datasets", "max_seconds", "idle_seconds", "ceiling_minor")
+"""Fields of the form that can have an error beside them."""
+ENTER_PATH = "/trainyard-enter"
+"""The path on a notebook's host that takes the ticket."""
+TICKET_SECONDS = 60
+"""How long a ticket is valid: a redirect takes less than a second."""
+COOKIE_SECONDS = 14 * 24 * 3600
+"""How long the cookie of a notebook's host is valid, if the session of the console lasts as long."""
+TICKET, PASS = b"trainyard notebook ticket", b"trainyard notebook pass"
+"""Purposes of encryption: a ticket in an address is no cookie, and the other way round."""
+
+
+@require_GET
+@member(Capability.VIEW)
+def notebook_list(request: MemberRequest) -> HttpResponse:
+    """List the notebooks, newest first. While one is open, htmx requests the rows again and again."""
+    listed = rows.listed(request.membership.organization).filter(builtin_script=NOTEBOOK_SCRIPT)
+    page = Paginator(listed.only(*rows.FIELDS, "finished_at"), PAGE_SIZE).get_page(request.GET.get("page"))
+    context = {
+        "page": page,
+        "rows": [rows.row(job) for job in page],
+        "moving": any(not job.is_ended for job in page),
+        "is_offered": notebooks.is_offered(),
+    }
+    return render(request, "jobs/_notebook_rows.html" if request.htmx else "jobs/notebook_list.html", context)
+
+
+@require_GET
+@member(Capability.RUN)
+def notebook_new(request: MemberRequest) -> HttpResponse:
+    """Show the form. `?workspace=` chooses one; `?again=<job>` fills it in from an earlier notebook."""
+    organization = request.membership.organization
+    account = billing.wallet(organization)
+    if account is None or not is_active(organization):
+        return render(request, "jobs/training_inactive.html")
+    images = list(storage.images_for(organization))
+    not_ready = problems(images)
+    image = default_image([each for each in images if each.pk not in not_ready])
+    specs = specs_on_offer(account.currency)
+    workspaces = list(storage.workspaces_for(organization))
+    values = {
+        "name": "",
+        "workspace": request.GET.get("workspace") or (workspaces[0].name if workspaces else ""),
+        "image": image.name if image else "",
+        "node_spec": specs[0].offer.spec.name if specs else "",
+        "datasets": [],
+        "hours": NOTEBOOK_SECONDS // 3600,
+        "idle_minutes": IDLE_SECONDS // 60,
+    }
+    if (pk := parse_row_id(request.GET.get("again", ""))) is not None:
+        values |= _values_of(notebooks.notebook_for(organization, pk))
+    context = {
+        "values": values,
+        "images": images,
+        "not_ready": not_ready,
+        "workspaces": workspaces,
+        "specs": specs,
+        "datasets": sharing.by_name(storage.with_published(sharing.usable_datasets(organization))),
+        "currency": account.currency,
+        "is_offered": notebooks.is_offered(),
+    }
+    return render(request, "jobs/notebook_new.html", context)
+
+
+@require_POST
+@member(Capability.RUN)
+def notebook_quote(request: MemberRequest) -> HttpResponse:
+    """Return the quote card for the form's values, or their errors."""
+    try:
+        data = _data(request.POST, currency_of(request.membership.organization))
+        quote = notebooks.quote_notebook(membership=request.membership, data=data)
+    except CustomerError as error:
+        return refused_card(request, error, FIELDS)
+    return _quote_card(request, quote)
+
+
+@require_POST
+@member(Capability.RUN)
+def notebook_order(request: MemberRequest) -> HttpResponse:
+    """Buy the displayed quote. Submitting it twice buys once."""
+    quote = quote_for(organization=request.membership.organization, quote_id=request.POST.get("quote", ""))
+    try:
+        order = notebooks.place_notebook(
+            membership=request.membership, quote=quote, idempotency_key=posted_key(request.POST)
+        )
+    except (InsufficientFunds, BudgetExceeded) as error:  # the quote stays valid and can be bought later
+        return _quote_card(request, quote, problem=str(error.message))
+    except CustomerError as error:
+        return _quote_card(request, quote, problem=error_text(error), stale=True)
+    messages.success(request, _("The notebook starts. Its ceiling is held in your wallet."))
+    return HttpResponseClientRedirect(reverse("job_detail", args=[order.job.pk]))
+
+
+@never_cache
+@require_GET
+@member(Capability.RUN)
+def notebook_open(request: MemberRequest, pk: int) -> HttpResponse:
+    """Send the browser to the notebook's own host, with a ticket."""
+    job = notebooks.notebook_for(request.membership.organization, pk)
+    if notebooks.socket_of(job) is None:
+        messages.info(request, _("This notebook does not run now."))
+        return redirect("job_detail", pk)
+    record(
+        organization=job.organization, actor=request.membership.user, action="notebook.opened", target=f"job:{job.pk}"
+    )
+    ticket = _sealed(job.pk, request.session.session_key or "", seconds=TICKET_SECONDS, purpose=TICKET)
+    response = redirect(f"{origin_of(job.pk)}{ENTER_PATH}?{urlencode({'ticket': ticket})}")
+    response["Referrer-Policy"] = "no-referrer"
+    return response
+
+
+@never_cache
+@require_GET
+def admit(request: HttpRequest) -> HttpResponse:
+    """Decide whether the server forwards a request to a notebook. Only the server itself can ask this view."""
+    exchange = exchange_of(request)
+    wanted = exchange.notebook if exchange else None
+    if exchange is None or wanted is None:
+        return HttpResponseNotFound()
+    if wanted.path == ENTER_PATH:
+        ticket = parse_qs(wanted.query).get("ticket", [""])[0]
+        session = _opened(ticket, wanted.job, purpose=TICKET)
+        if session is None or _job_for(session, wanted.job) is None:
+            return _turned_away(request, wanted.job)
+        response = HttpResponse(status=303, headers={"Location": "/lab", "Referrer-Policy": "no-referrer"})
+        response.set_cookie(
+            COOKIE,
+            _sealed(wanted.job, session, seconds=COOKIE_SECONDS, purpose=PASS),
+            secure=COOKIE.startswith("__Host-"),
+            httponly=True,
+            samesite="Lax",
+        )
+        return response
+    session = _opened(request.COOKIES.get(COOKIE, ""), wanted.job, purpose=PASS)
+    job = None if session is None else _job_for(session, wanted.job)
+    exchange.notebook_socket = notebooks.socket_of(job) if job else None
+    return HttpResponse() if exchange.notebook_socket else _turned_away(request, wanted.job)
+
+
+def _turned_away(request: HttpRequest, pk: int) -> HttpResponse:
+    """Return the page for a browser that may not use the notebook, or whose notebook has ended.
+
+    It looks the same in both cases, and needs no file of the console: it is shown on the notebook's host.
+    """
+    address = request.build_absolute_uri(reverse("job_detail", args=[pk]))
+    return render(request, "jobs/notebook_closed.html", {"address": address}, status=403)
+
+
+def _job_for(session: str, pk: int) -> Job | None:
+    """Return the notebook if the session belongs to a member who may use it."""
+    organization = Job.objects.filter(pk=pk, builtin_script=NOTEBOOK_SCRIPT).values_list("organization").first()
+    if organization is None:
+        return None
+    membership = membership_of_session(session, organization=organization[0])
+    if membership is None or not membership.allows(Capability.RUN):
+        return None
+    return selectors.job_row(membership.organization, pk)
+
+
+def _sealed(pk: int, session: str, *, seconds: int, purpose: bytes) -> str:
+    """Return an encrypted text from which `_opened` reads the session, for `seconds`."""
+    data = {"job": pk, "session": session, "until": time.time() + seconds}
+    return encryption.encrypt(json.dumps(data), purpose=purpose).decode()
+
+
+def _opened(text: str, pk: int, *, purpose: bytes) -> str | None:
+    """Return the session in a text of `_sealed`; None if it is of another notebook, too old, or not of ours."""
+    data = encryption.decrypt(text.encode(), purpose=purpose) if text.isascii() else None
+    sealed = json.loads(data) if data else {}
+    return str(sealed["session"]) if sealed.get("job") == pk and time.time() < sealed["until"] else None
+
+
+def _values_of(job: Job) -> dict[str, object]:
+    """Return the values of the form's fields for an earlier notebook."""
+    purchase = job.order.quote.purchase
+    return {name: purchase[name] for name in ("name", "workspace", "image", "node_spec")} | {
+        "datasets": [each.partition("@")[0] for each in purchase["datasets"]],
+        "hours": f"{purchase['max_seconds'] / 3600:.2f}".rstrip("0").rstrip("."),
+        "idle_minutes": round(purchase["idle_seconds"] / 60),
+    }
+
+
+def _data(posted: QueryDict, currency: str) -> dict[str, object]:
+    """Return the API's fields of a posted form. Raises InvalidInput."""
+    errors, seconds = {}, {}
+    for name, typed, unit in (("max_seconds", "hours", 3600), ("idle_seconds", "idle_minutes", 60)):
+        try:
+            seconds[name] = parse_seconds(posted.get(typed, ""), unit)
+        except ValueError:
+            errors[name] = _("Enter a number above 0.")
+    if errors:
+        raise InvalidInput(fields=errors)
+    chosen = {name: posted.get(name, "") for name in ("name", "workspace", "image", "node_spec")}
+    return chosen | seconds | {"datasets": posted.getlist("datasets")} | posted_ceiling(posted, currency)
+
+
+def _quote_card(request: MemberRequest, quote: Quote, *, problem: str = "", stale: bool = False) -> HttpResponse:
+    return quote_card(
+        request, quote, template="jobs/_notebook_quote.html", order_url=reverse("notebook_order"), fields=FIELDS,
+        problem=problem, stale=stale,
+    )  # fmt: skip

@@ -1,0 +1,89 @@
+"""The card beside the form of a sweep or a notebook: its live quote, or why there is none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+from django.http import HttpResponse, QueryDict
+from django.shortcuts import render
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from billing import messages as billing_messages
+from billing import payments
+from billing import selectors as billing
+from billing.models import Quote
+from billing.taxes import tax_for
+from console.accounts.models import Organization
+from console.core.errors import CustomerError, InvalidInput
+from console.web.access import MemberRequest
+from jobs import orders
+
+
+def quote_card(
+    request: MemberRequest,
+    quote: Quote,
+    *,
+    template: str,
+    order_url: str,
+    fields: Sequence[str] = (),
+    problem: str = "",
+    stale: bool = False,
+    **context: Any,
+) -> HttpResponse:
+    """Render the card of a quote, and clear the errors of `fields`. A `stale` quote cannot be bought: get a new one.
+
+    `template` extends `jobs/_plain_quote.html` and gets `context` too. The form of the card posts to `order_url`.
+    """
+    account = billing.wallet(request.membership.organization)
+    available = account.available_minor if account else 0
+    refusal = orders.refusal(quote, request.membership.user)
+    context |= {
+        "quote": quote,
+        "order_url": order_url,
+        "available_minor": available,
+        "remaining_minor": available - quote.ceiling_minor,
+        "missing_minor": max(0, quote.ceiling_minor - available),
+        "to_pay_minor": payments.shortfall_minor(quote, account=account) if account else 0,
+        "idempotency_key": uuid4(),
+        "problem": problem or refusal,
+        "is_refused": bool(refusal),
+        "stale": stale,
+        "seconds_left": max(0, math.ceil((quote.expires_at - timezone.now()).total_seconds())),
+        "tax": tax_for(request.membership.organization),
+        "errors": dict.fromkeys(fields, ""),
+    }
+    return render(request, template, context)
+
+
+def refused_card(request: MemberRequest, error: CustomerError, fields: Sequence[str]) -> HttpResponse:
+    """Return the errors: beside `fields`, and in the card for all others."""
+    errors = {name: error.fields.get(name, "") for name in fields}
+    others = {name: sentence for name, sentence in error.fields.items() if name not in fields}
+    context = {"message": "" if error.fields else error.message, "others": others, "errors": errors}
+    return render(request, "jobs/_plain_quote_refused.html", context)
+
+
+def posted_key(posted: QueryDict) -> str:
+    """Return the idempotency key of a card's form, as its column can store it."""
+    return posted.get("idempotency_key", "").replace("\0", "")[:255]
+
+
+def currency_of(organization: Organization) -> str:
+    """Return the currency of an organization's wallet, or the default one."""
+    account = billing.wallet(organization)
+    return account.currency if account else billing.default_currency()
+
+
+def posted_ceiling(posted: QueryDict, currency: str) -> dict[str, Any]:
+    """Return the field `ceiling_minor` of a form; empty without one. Raises InvalidInput."""
+    text = posted.get("ceiling", "").strip()
+    if not text:
+        return {}
+    try:
+        return {"ceiling_minor": billing_messages.parse_amount(text, currency)}
+    except ValueError:
+        raise InvalidInput(fields={"ceiling_minor": _("Enter a number or leave the field empty.")}) from None

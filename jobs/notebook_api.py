@@ -1,0 +1,153 @@
+"""API of notebooks: quote, buy, watch and stop."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.conf import settings
+from django.urls import path, reverse
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_field
+from rest_framework import serializers
+from rest_framework.generics import ListAPIView
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from billing.api import LineSerializer
+from billing.models import Quote
+from billing.quotes import quote_for
+from console.accounts.permissions import TenantView
+from console.accounts.roles import Capability
+from console.core.pagination import NewestFirst
+from jobs import notebooks, orders, selectors
+from jobs.api_input import idempotency_key, json_object
+from jobs.models import Job
+from jobs.purchase import NotebookQuoteRequestSerializer
+from jobs.serializers import OrderRequestSerializer
+
+
+class NotebookQuoteSerializer(serializers.ModelSerializer[Quote]):
+    """A quote of a notebook. Its lines sum to the ceiling, for the whole time limit."""
+
+    lines = LineSerializer(many=True)
+    refusal = serializers.SerializerMethodField(
+        help_text="Why the quote can't be bought now, for example a budget; empty if it can."
+    )
+
+    class Meta:
+        model = Quote
+        fields = ("id", "currency", "lines", "refusal", "ceiling_minor", "deadline_seconds", "expires_at")
+
+    def get_refusal(self, quote: Quote) -> str:
+        """Return why the quote cannot be bought; empty if it can."""
+        return orders.refusal(quote, quote.created_by)
+
+
+class NotebookSerializer(serializers.ModelSerializer[Job]):
+    """A notebook. It is a job too, whose receipt and log have the same number."""
+
+    workspace = serializers.CharField(source="workspace.name")
+    image = serializers.CharField(source="image.name")
+    node_spec = serializers.CharField(source="node_spec.name")
+    url = serializers.SerializerMethodField(
+        help_text="Opens JupyterLab in a browser that is logged in; empty until then."
+    )
+    waiting_for = serializers.SerializerMethodField(help_text="Why it has not started; empty otherwise.")
+    currency = serializers.CharField(source="order.quote.currency")
+    cost_minor = serializers.SerializerMethodField(help_text="Cost so far, or in total once it has ended.")
+    ceiling_minor = serializers.IntegerField(source="order.quote.ceiling_minor")
+    idle_seconds = serializers.IntegerField(source="order.quote.purchase.idle_seconds")
+
+    class Meta:
+        model = Job
+        fields = (
+            "id", "name", "state", "reason", "waiting_for", "url", "workspace", "image", "node_spec", "idle_seconds",
+            "deadline_seconds", "currency", "cost_minor", "ceiling_minor", "queued_at", "started_at", "finished_at",
+        )  # fmt: skip
+
+    @extend_schema_field(OpenApiTypes.STR)
+    def get_url(self, job: Job) -> str:
+        """Return the address of the page that opens JupyterLab; empty if it does not run."""
+        if notebooks.socket_of(job) is None:
+            return ""
+        return f"{settings.TRAINYARD_URL}{reverse('notebook_open', args=[job.pk])}"
+
+    def get_waiting_for(self, job: Job) -> str:
+        """Return a sentence."""
+        return selectors.waiting_for(job)
+
+    def get_cost_minor(self, job: Job) -> int:
+        """Return an amount in minor units."""
+        return selectors.cost_minor(job)
+
+
+class NotebookQuotesView(TenantView):
+    """Quotes of notebooks."""
+
+    capabilities: ClassVar = {"POST": Capability.RUN}
+
+    @extend_schema(request=NotebookQuoteRequestSerializer, responses={201: NotebookQuoteSerializer})
+    def post(self, request: Request) -> Response:
+        """Price a notebook. Nothing is bought."""
+        quote = notebooks.quote_notebook(membership=self.membership, data=json_object(request))
+        return Response(NotebookQuoteSerializer(quote).data, status=201)
+
+
+class NotebooksView(TenantView, ListAPIView[Job]):
+    """Notebooks."""
+
+    capabilities: ClassVar = {"GET": Capability.VIEW, "POST": Capability.RUN}
+    serializer_class = NotebookSerializer
+    queryset = Job.objects.none()
+    pagination_class = NewestFirst
+
+    def get_queryset(self) -> Any:
+        """List the organization's notebooks, newest first."""
+        return notebooks.notebooks_for(self.organization)
+
+    @extend_schema(
+        request=OrderRequestSerializer,
+        responses={201: NotebookSerializer},
+        parameters=[OpenApiParameter("Idempotency-Key", OpenApiTypes.STR, OpenApiParameter.HEADER)],
+    )
+    def post(self, request: Request) -> Response:
+        """Buy a notebook's quote: hold its ceiling and queue it. A repeated key returns the same notebook."""
+        form = OrderRequestSerializer(data=request.data)
+        form.is_valid(raise_exception=True)
+        order = notebooks.place_notebook(
+            membership=self.membership,
+            quote=quote_for(organization=self.organization, quote_id=form.validated_data["quote"]),
+            idempotency_key=idempotency_key(request),
+        )
+        return Response(NotebookSerializer(notebooks.notebook_for(self.organization, order.job.pk)).data, status=201)
+
+
+class NotebookView(TenantView):
+    """One notebook."""
+
+    capabilities: ClassVar = {"GET": Capability.VIEW}
+
+    @extend_schema(responses=NotebookSerializer)
+    def get(self, _request: Request, pk: int) -> Response:
+        """Return state, address and cost."""
+        return Response(NotebookSerializer(notebooks.notebook_for(self.organization, pk)).data)
+
+
+class StopNotebookView(TenantView):
+    """The stop of a notebook."""
+
+    capabilities: ClassVar = {"POST": Capability.RUN}
+
+    @extend_schema(request=None, responses=NotebookSerializer)
+    def post(self, _request: Request, pk: int) -> Response:
+        """Stop a notebook, which costs the time that it used. What it has saved stays in the workspace."""
+        orders.cancel_job(membership=self.membership, job=notebooks.notebook_for(self.organization, pk))
+        return Response(NotebookSerializer(notebooks.notebook_for(self.organization, pk)).data)
+
+
+urlpatterns = [
+    path("notebooks/quotes/", NotebookQuotesView.as_view(), name="api_notebook_quotes"),
+    path("notebooks/", NotebooksView.as_view(), name="api_notebooks"),
+    path("notebooks/<int:pk>/", NotebookView.as_view(), name="api_notebook"),
+    path("notebooks/<int:pk>/stop/", StopNotebookView.as_view(), name="api_notebook_stop"),
+]

@@ -1,0 +1,91 @@
+"""The platform's script of a notebook: it runs a JupyterLab that listens on a Unix socket in RUN_DIR.
+
+Argument: after how many seconds without activity it ends. The socket is JupyterLab's only door, and everything in the
+run's sandbox may use it. The console connects to it from outside, for members of the organization only; so JupyterLab
+asks for no token. The console checks the origin of each request, and passes no cookie on, so that JupyterLab need not
+(and could not) compare a cookie with a form.
+"""
+
+import importlib
+import importlib.util
+import json
+import os
+import sys
+from datetime import datetime, timezone
+
+TYPE_CHECKING = False  # type checkers take it for True
+if TYPE_CHECKING:
+    from typing import Any, List
+
+SOCKET = "notebook.sock"
+"""The socket's name in RUN_DIR. `jobs.notebooks` finds it there."""
+
+
+def options(idle_seconds: int, folder: str, run_dir: str) -> "List[str]":
+    """Return JupyterLab's options for the notebooks in `folder`."""
+    values = {
+        "ServerApp.sock": os.path.join(run_dir, SOCKET),
+        "ServerApp.sock_mode": "0600",
+        "ServerApp.root_dir": folder,
+        "ServerApp.open_browser": "False",
+        "ServerApp.allow_root": "True",  # in its sandbox only
+        "ServerApp.allow_remote_access": "True",
+        "ServerApp.disable_check_xsrf": "True",
+        "IdentityProvider.token": "",
+        # Makes JupyterLab call `shutdown_no_activity` once a minute: see `end_when_idle`.
+        "ServerApp.shutdown_no_activity_timeout": str(idle_seconds),
+        "LabApp.extension_manager": "readonly",
+    }
+    return ["--{}={}".format(name, value) for name, value in values.items()]
+
+
+def end_when_idle() -> None:
+    """Have JupyterLab end although a browser tab is open: it may be forgotten, and its owner pays.
+
+    Activity is a running cell, the output of a cell, the input of a terminal, and a change of a file. By itself
+    JupyterLab would also count that an open tab looks for news and saves its layout, every few seconds, and would wait
+    for all kernels to be closed.
+    """
+    APIHandler = importlib.import_module("jupyter_server.base.handlers").APIHandler  # noqa: N806 - a class
+    ServerApp = importlib.import_module("jupyter_server.serverapp").ServerApp  # noqa: N806 - a class
+    count_activity = APIHandler.update_api_activity
+
+    def update_api_activity(handler: "Any") -> None:
+        # The layout is saved below `/lab/api/`.
+        if handler.request.method not in ("GET", "HEAD", "OPTIONS") and handler.request.path.startswith("/api/"):
+            count_activity(handler)
+
+    def shutdown_no_activity(app: "Any") -> None:
+        if any(kernel["execution_state"] == "busy" for kernel in app.kernel_manager.list_kernels()):
+            return
+        idle_seconds = (datetime.now(timezone.utc) - app.web_app.last_activity()).total_seconds()
+        if idle_seconds > app.shutdown_no_activity_timeout:
+            app.log.info("Idle for {:.0f} seconds: the notebook ends.".format(idle_seconds))
+            app.stop()
+
+    APIHandler.update_api_activity = update_api_activity
+    ServerApp.shutdown_no_activity = shutdown_no_activity
+
+
+def write_preferences(home: str) -> None:
+    """Turn off JupyterLab's news and its search for updates: a run has no way out to the internet."""
+    folder = os.path.join(home, ".jupyter", "lab", "user-settings", "@jupyterlab", "apputils-extension")
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, "notification.jupyterlab-settings"), "w") as file:
+        json.dump({"fetchNews": "false", "checkForUpdates": False}, file)
+
+
+def main() -> None:
+    """Run JupyterLab; end with a sentence if the image has none."""
+    if importlib.util.find_spec("jupyterlab") is None:
+        sys.exit("This image has no JupyterLab. Add the package jupyterlab to the image, or choose another image.")
+    workspace = os.environ["WORKSPACE"]
+    os.chdir(workspace)
+    write_preferences(os.path.expanduser("~"))
+    end_when_idle()
+    lab = importlib.import_module("jupyterlab.labapp").LabApp
+    lab.launch_instance(options(int(sys.argv[1]), workspace, os.environ["RUN_DIR"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,382 @@
+"""Notebooks: their pages and API, and who and what passes between a browser and JupyterLab's host."""
+
+import asyncio
+import json
+import os
+import re
+import threading
+from contextlib import contextmanager
+from http import HTTPStatus
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from django.conf import settings as django_settings
+from django.db import connection
+from django.test import Client
+from django.urls import reverse
+from websockets.asyncio.client import connect
+from websockets.asyncio.server import unix_serve
+from websockets.datastructures import Headers
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.http11 import Response
+
+from console.serving import notebooks as gateway
+from jobs import notebooks
+from jobs.errors import NoNotebooks
+from jobs.models import Job
+from runtime.launcher.notebook import SOCKET
+from runtime.specs import Outcome
+from tests.factories.accounts import MembershipFactory
+from tests.factories.notebooks import notebook_form, sell_notebook
+from tests.tools import asgi_console
+
+FORM = {"name": "", "image": "pytorch", "node_spec": "nano", "hours": "2", "idle_minutes": "20", "ceiling": ""}
+HTMX = {"HX-Request": "true"}
+
+
+@pytest.fixture
+def notebook(customer):
+    """A notebook that runs on the fake cluster."""
+    return sell_notebook(customer)
+
+
+def test_from_a_workspace_to_a_running_notebook(owner_page, customer):
+    name = customer.workspace.name
+    new = f"{reverse('notebook_new')}?workspace={name}"
+    assert new in owner_page.get(reverse("workspace_detail", args=[name])).content.decode()
+    assert 'id="notebook-form"' in owner_page.get(new).content.decode()
+    card = owner_page.post(reverse("notebook_quote"), FORM | {"workspace": name}, headers=HTMX).content.decode()
+    assert "2 h" in card
+    order = {field: re.search(rf'name="{field}" value="([^"]+)"', card)[1] for field in ("quote", "idempotency_key")}
+    addresses = {owner_page.post(reverse("notebook_order"), order)["HX-Redirect"] for _twice in range(2)}
+    job = Job.objects.get()
+    assert addresses == {reverse("job_detail", args=[job.pk])}
+    assert (job.name, job.nodes, job.arguments, job.on_hang, job.deadline_seconds) == (
+        name, 1, ["1200"], "ignore", 7200,
+    )  # fmt: skip
+    # Two hours of a node: nothing for epochs, which a notebook has not.
+    assert [line["rule"] for line in job.order.quote.lines] == ["time_used"]
+    page = owner_page.get(addresses.pop()).content.decode()
+    assert "Ends when idle for" in page
+    assert "Epochs" not in page
+    for tab in ("overview", "logs", "nodes", "events", "cost", "configuration"):
+        assert owner_page.get(reverse("job_detail", args=[job.pk]), {"tab": tab}).status_code == HTTPStatus.OK
+    assert reverse("job_detail", args=[job.pk]) in owner_page.get(reverse("notebook_list")).content.decode()
+    again = owner_page.get(reverse("notebook_new"), {"again": job.pk}).content.decode()
+    assert 'value="2"' in again
+    assert 'value="20"' in again
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"hours": "0"}, "max_seconds"),
+        ({"hours": "many"}, "max_seconds"),
+        ({"hours": "1000"}, "max_seconds"),
+        ({"idle_minutes": ""}, "idle_seconds"),
+        ({"ceiling": "0.01"}, "ceiling_minor"),
+        ({"image": "no-such"}, "image"),
+        ({"workspace": "no-such"}, "workspace"),
+        ({"node_spec": ""}, "node_spec"),
+        ({"datasets": ["no-such"]}, "datasets"),
+    ],
+)
+def test_an_error_stands_beside_its_field(owner_page, customer, changes, field):
+    posted = FORM | {"workspace": customer.workspace.name} | changes
+    card = owner_page.post(reverse("notebook_quote"), posted, headers=HTMX).content.decode()
+    slot = re.search(rf'id="error-{field}"[^>]*>(.*?)</', card, re.DOTALL)
+    assert slot, card
+    assert slot[1].strip()
+
+
+def test_a_stopped_notebook_costs_its_time_and_a_quote_is_bought_as_what_it_is_for(api, customer, notebook, settings):
+    client = api(customer.membership)
+    shown = client.get(f"/api/v1/notebooks/{notebook.job_id}/").json()
+    assert (shown["state"], shown["url"], shown["idle_seconds"]) == ("running", "", 1800)
+    assert [each["id"] for each in client.get("/api/v1/notebooks/").json()["results"]] == [notebook.job_id]
+    assert client.post(f"/api/v1/notebooks/{notebook.job_id}/stop/").json()["state"] == "stopping"
+    job = customer.end(notebook, Outcome.STOPPED)
+    assert (job.state, job.reason) == ("cancelled", "cancelled")
+    receipt = client.get(f"/api/v1/jobs/{job.pk}/receipt/").json()
+    assert 0 < receipt["total_minor"] <= shown["ceiling_minor"]
+    training = client.post("/api/v1/quotes/", customer.form(), format="json").json()["id"]
+    quote = client.post("/api/v1/notebooks/quotes/", notebook_form(customer), format="json").json()["id"]
+    for address, wrong in (("notebooks", training), ("orders", quote)):
+        refused = client.post(f"/api/v1/{address}/", {"quote": wrong}, format="json")
+        assert (refused.status_code, list(refused.json()["fields"])) == (HTTPStatus.BAD_REQUEST, ["quote"])
+    settings.NOTEBOOK_URL = ""
+    with pytest.raises(NoNotebooks):
+        notebooks.quote_notebook(membership=customer.membership, data=notebook_form(customer))
+
+
+def test_a_notebook_becomes_a_script_that_can_be_trained(owner_page, customer):
+    cells = [
+        {"cell_type": "markdown", "source": ["# Title\n", "text"]},
+        {
+            "cell_type": "code",
+            "source": ["%matplotlib inline\n", "import torch\n", "x = (7\n", "    % 4)"],
+            "outputs": [],
+        },
+        {"cell_type": "code", "source": "%%bash\nls", "outputs": []},
+        {"cell_type": "code", "source": "!pip list\nprint(x)", "outputs": []},
+    ]
+    customer.write("lab/first.ipynb", json.dumps({"cells": cells}))
+    address = reverse("workspace_train", args=[customer.workspace.name, "lab/first.ipynb"])
+    shown = owner_page.get(reverse("workspace_file", args=[customer.workspace.name, "lab/first.ipynb"]))
+    assert address in shown.content.decode()
+    for _twice in range(2):
+        form = owner_page.post(address)
+        assert form.url == f"{reverse('training_new')}?workspace={customer.workspace.name}&code_path=lab%2Ffirst.py"
+    script = (customer.folder / "lab/first.py").read_text()
+    assert [line for line in script.splitlines() if line and not line.startswith("#")] == [
+        "import torch", "x = (7", "    % 4)", "print(x)",
+    ]  # fmt: skip
+    compile(script, "first.py", "exec")
+    customer.write("lab/first.py", "mine = 1\n")
+    owner_page.post(address)
+    assert (customer.folder / "lab/first.py").read_text() == "mine = 1\n"
+    customer.write("lab/first.ipynb", "[" * 100_000)
+    assert owner_page.post(address).url == reverse("workspace_file", args=[customer.workspace.name, "lab/first.ipynb"])
+
+
+# --- JupyterLab's host ------------------------------------------------------------------------------------------------
+
+
+class Lab:
+    """Listens where JupyterLab does. Notes what it is sent, and answers with all that it should not be able to do."""
+
+    def __init__(self, path):
+        self.path = path
+        self.received = []
+        self.loop = asyncio.new_event_loop()
+
+    async def serve(self):
+        def respond(_connection, request):
+            self.received.append((request.path, dict(request.headers.raw_items())))
+            if request.headers.get("Upgrade"):
+                return None
+            headers = Headers(
+                [
+                    ("Content-Type", "text/html"), ("Set-Cookie", "sessionid=stolen; Path=/; Domain=localhost"),
+                    ("Access-Control-Allow-Origin", "*"), ("Alt-Svc", 'h3="evil.example:443"'), ("Content-Length", "2"),
+                    ("Content-Security-Policy", "frame-ancestors *"), ("Clear-Site-Data", '"*"'),
+                ]
+            )  # fmt: skip
+            if "/away" in request.path:
+                headers["Location"] = "//evil.example/"
+                return Response(302, "Found", headers, b"ok")
+            if "/near" in request.path:
+                headers["Location"] = "/lab/tree"
+                return Response(302, "Found", headers, b"ok")
+            return Response(200, "OK", headers, b"ok")
+
+        async def echo(websocket):
+            async for message in websocket:
+                await websocket.send(message)
+
+        async with unix_serve(echo, str(self.path), process_request=respond) as server:
+            self.stop = server.close
+            await server.wait_closed()
+
+    @contextmanager
+    def running(self):
+        thread = threading.Thread(target=lambda: self.loop.run_until_complete(self.serve()))
+        thread.start()
+        try:
+            while not self.path.exists():
+                threading.Event().wait(0.01)
+            yield self
+        finally:
+            self.loop.call_soon_threadsafe(self.stop)
+            thread.join()
+            self.loop.close()
+
+
+@pytest.fixture
+def lab(notebook, customer, short_folders, monkeypatch):
+    """A Lab on the notebook's socket, whose path must be short."""
+    folder = short_folders()
+    monkeypatch.setattr(customer.backend, "run_folder", lambda _name: folder)
+    (folder / "run").mkdir(parents=True)
+    with Lab(folder / "run" / SOCKET).running() as listening:
+        yield listening
+
+
+class Browser:
+    """A browser of a member, with a session of the console at `url`, and without one of the notebook."""
+
+    def __init__(self, url, membership, job):
+        self.session = Client()
+        self.session.force_login(membership.user)
+        self.http = httpx.Client(base_url=url, timeout=60)
+        self.http.cookies.set("sessionid", self.session.cookies[django_settings.SESSION_COOKIE_NAME].value)
+        self.port = urlsplit(url).port
+        self.job = job
+        self.cookie = ""
+
+    @property
+    def host(self):
+        return f"n{self.job}.localhost:{self.port}"
+
+    def ticket(self):
+        """The address that the console sends the browser to."""
+        answer = self.http.get(f"/notebooks/{self.job}/open/")
+        return answer.headers["location"] if answer.status_code == HTTPStatus.FOUND else ""
+
+    def enter(self, address=None):
+        """Follow a ticket's address; keep the cookie."""
+        url = urlsplit(address or self.ticket())
+        answer = self.ask(f"{url.path}?{url.query}")
+        self.cookie = answer.headers.get("set-cookie", "").partition(";")[0]
+        return answer
+
+    def log_out(self):
+        """End the session of the console. Closes the database connection of a thread."""
+        self.session.logout()
+        connection.close()
+
+    def ask(self, path="/lab", method="GET", **headers):
+        """Send a request to the notebook's host, with its cookie; the console's is sent too, as an attacker might."""
+        cookies = filter(None, (f"sessionid={self.http.cookies['sessionid']}", self.cookie))
+        sent = {"Host": self.host, "Cookie": "; ".join(cookies)} | headers
+        return httpx.request(method, f"http://127.0.0.1:{self.port}{path}", headers=sent, timeout=60)
+
+    def websocket(self, *, origin=None, path="/api/kernels/1/channels"):
+        address = f"ws://{self.host}{path}"
+        headers = {"Cookie": self.cookie}
+        return connect(
+            address, origin=origin or f"http://{self.host}", additional_headers=headers, host="127.0.0.1",
+            port=self.port, proxy=None,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def browsers(lab, notebook, settings):
+    """`browsers(membership)` is a Browser, at a console that is served."""
+    with asgi_console() as url:
+        settings.NOTEBOOK_URL = f"http://localhost:{urlsplit(url).port}"
+        settings.TRAINYARD_URL = url
+        opened = []
+
+        def browser(membership, job=notebook.job_id):
+            opened.append(Browser(url, membership, job))
+            return opened[-1]
+
+        yield browser
+        for each in opened:
+            each.http.close()
+
+
+@pytest.mark.django_db(transaction=True)
+class TestHost:
+    """The notebook's own host name."""
+
+    @pytest.fixture
+    def customer(self, transactional_db, customer):
+        return customer
+
+    def test_a_member_enters_with_a_ticket_and_nothing_of_the_console_passes(self, browsers, customer, lab):
+        browser = browsers(customer.membership)
+        entered = browser.enter()
+        assert (entered.status_code, entered.headers["location"]) == (HTTPStatus.SEE_OTHER, "/lab")
+        assert "HttpOnly" in entered.headers["set-cookie"]
+        assert "Domain" not in entered.headers["set-cookie"]
+        page = browser.ask("/lab?x=%2F..&y=1", Authorization="Token ty_secret", **{"X-CSRFToken": "secret"})
+        assert (page.status_code, page.text) == (HTTPStatus.OK, "ok")
+        assert set(page.headers) - {"date", "server"} == {
+            "content-type", "content-length", "content-security-policy", "x-content-type-options", "referrer-policy",
+            "cross-origin-opener-policy", "cross-origin-resource-policy",
+        }  # fmt: skip
+        assert page.headers["content-security-policy"] == "frame-ancestors 'self'"
+        ((path, headers),) = lab.received
+        assert path == "/lab?x=%2F..&y=1"
+        assert headers["host"] == browser.host
+        assert not {"cookie", "authorization", "x-csrftoken"} & {name.lower() for name in headers}
+        assert browser.ask("/near").headers["location"] == "/lab/tree"
+        assert browser.ask("/away").status_code == HTTPStatus.BAD_GATEWAY
+
+    def test_who_is_not_admitted(self, browsers, customer, stranger, lab, notebook):
+        mine = browsers(customer.membership)
+        ticket = mine.ticket()
+        mine.enter(ticket)
+        viewer = MembershipFactory(organization=customer.organization, role="viewer")
+        for other in (stranger, viewer):
+            assert browsers(other).ticket() == ""
+        assert browsers(customer.membership).ask().status_code == HTTPStatus.FORBIDDEN  # without the cookie
+        foreign = browsers(customer.membership, notebook.job_id + 1)
+        assert foreign.enter(ticket).status_code == HTTPStatus.FORBIDDEN
+        foreign.cookie = mine.cookie
+        assert foreign.ask().status_code == HTTPStatus.FORBIDDEN
+        forged = browsers(customer.membership)
+        for value in (ticket.partition("ticket=")[2], "x", "", "é"):
+            forged.cookie = f"{gateway.COOKIE}={value}"
+            assert forged.ask(Cookie=forged.cookie.encode()).status_code == HTTPStatus.FORBIDDEN
+        as_ticket = f"/trainyard-enter?ticket={mine.cookie.partition('=')[2]}"
+        assert mine.ask(as_ticket).status_code == HTTPStatus.FORBIDDEN
+        # The gate is for the server alone.
+        assert mine.http.get(gateway.GATE_PATH).status_code == HTTPStatus.NOT_FOUND
+        for name, value in {"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site"}.items():
+            assert mine.ask("/api/contents", method="POST", **{name: value}).status_code == HTTPStatus.FORBIDDEN
+        assert mine.ask(**{"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors"}).status_code == HTTPStatus.FORBIDDEN
+        assert lab.received == []
+        own = {"Origin": f"http://{mine.host}", "Sec-Fetch-Site": "same-origin"}
+        assert mine.ask("/api/contents", method="POST", **own).status_code == HTTPStatus.OK
+        mine.session.logout()
+        assert mine.ask().status_code == HTTPStatus.FORBIDDEN
+
+    def test_what_is_put_in_place_of_the_socket_is_not_reached(self, browsers, customer, lab, short_folders):
+        browser = browsers(customer.membership)
+        browser.enter()
+        elsewhere = short_folders() / "console.sock"
+        elsewhere.parent.mkdir(parents=True, exist_ok=True)
+        lab.path.rename(elsewhere)
+        lab.path.symlink_to(elsewhere)
+        assert browser.ask().status_code == HTTPStatus.FORBIDDEN
+        with pytest.raises(gateway.Refused), gateway._opened(lab.path):  # put there after Django looked
+            pass
+        lab.path.unlink()
+        os.mkfifo(lab.path)
+        assert browser.ask().status_code == HTTPStatus.FORBIDDEN
+        lab.path.unlink()
+        elsewhere.rename(lab.path)
+        assert browser.ask().status_code == HTTPStatus.OK
+
+    def test_websockets_pass_until_the_member_logs_out(self, browsers, customer, monkeypatch):
+        monkeypatch.setattr(gateway, "CHECK_SECONDS", 0.05)
+        browser = browsers(customer.membership)
+        browser.enter()
+
+        async def talk():
+            async with browser.websocket() as websocket:
+                await websocket.send("text")
+                await websocket.send(b"bytes")
+                received = [await websocket.recv(), await websocket.recv()]
+                await asyncio.to_thread(browser.log_out)
+                with pytest.raises(ConnectionClosed) as closed:
+                    await websocket.recv()
+            return received, closed.value.rcvd.code
+
+        assert asyncio.run(talk()) == (["text", b"bytes"], gateway.NOT_ADMITTED)
+
+    def test_websockets_that_are_refused(self, browsers, customer, lab):
+        browser = browsers(customer.membership)
+        browser.enter()
+        stranger = browsers(customer.membership)  # without the cookie
+        console = f"http://127.0.0.1:{browser.port}"
+        attempts = [
+            lambda: browser.websocket(origin="http://evil.example"),
+            lambda: browser.websocket(origin=console),
+            stranger.websocket,
+            lambda: connect(f"{console.replace('http', 'ws')}/api/v1/jobs/", origin=console, proxy=None),
+        ]
+
+        async def open_one(attempt):
+            async with attempt():
+                pass
+
+        for attempt in attempts:
+            with pytest.raises(InvalidStatus) as refused:
+                asyncio.run(open_one(attempt))
+            assert refused.value.response.status_code == HTTPStatus.FORBIDDEN
+        assert lab.received == []

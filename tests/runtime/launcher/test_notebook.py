@@ -1,0 +1,62 @@
+"""When a notebook ends by itself, judged by the real JupyterLab of the image."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from runtime.launcher import notebook
+from tests.flows.console import ROOT
+
+PROBE = """
+import json, runpy, sys
+from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
+notebook = runpy.run_path(sys.argv[1])
+notebook["end_when_idle"]()
+from jupyter_server.base.handlers import APIHandler
+from jupyter_server.serverapp import ServerApp
+
+def ends(state, seconds):
+    stopped = []
+    activity = datetime.now(timezone.utc) - timedelta(seconds=seconds)
+    app = SimpleNamespace(
+        kernel_manager=SimpleNamespace(list_kernels=lambda: [{"execution_state": state}]),
+        web_app=SimpleNamespace(last_activity=lambda: activity), shutdown_no_activity_timeout=60,
+        log=SimpleNamespace(info=print), stop=lambda: stopped.append(1),
+    )
+    ServerApp.shutdown_no_activity(app)
+    return bool(stopped)
+
+def counts(method, path):
+    handler = SimpleNamespace(
+        request=SimpleNamespace(method=method, path=path), settings={}, _track_activity=True,
+        _jupyter_current_user="me", get_argument=lambda *_: None,
+    )
+    APIHandler.update_api_activity(handler)
+    return "api_last_activity" in handler.settings
+
+print(json.dumps([
+    [ends("idle", 61), ends("idle", 59), ends("busy", 3600)],
+    [counts("PUT", "/api/contents/a.ipynb"), counts("GET", "/api/contents"), counts("PUT", "/lab/api/workspaces/x")],
+]))
+"""
+
+
+@pytest.mark.torch
+def test_an_open_tab_alone_keeps_no_notebook_open():
+    root = Path(os.environ.get("TRAINYARD_IMAGES_ROOT", ROOT / "var" / "images"))
+    done = subprocess.run(
+        [root / "pytorch" / "bin" / "python", "-c", PROBE, notebook.__file__],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [[True, False, False], [True, False, False]]
+
+
+def test_an_image_without_jupyterlab_says_so(monkeypatch):
+    monkeypatch.setattr(notebook.importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(SystemExit, match="This image has no JupyterLab"):
+        notebook.main()
