@@ -359,6 +359,8 @@ def test_the_chosen_organization_is_kept_after_logging_in_again(owner_page, cust
     assert switch(stranger.organization_id).status_code == 404
     viewer = MembershipFactory(user=customer.membership.user, role=Role.VIEWER)
     switch(viewer.organization_id)
+    narrow = f'<form class="d-lg-none" method="post" action="{reverse("organization_switch")}">'  # without a top bar
+    assert narrow in owner_page.get(reverse("overview")).content.decode()
     assert owner_page.get(reverse("dataset_new")).status_code == 403
     del owner_page.cookies[settings.SESSION_COOKIE_NAME]
     owner_page.force_login(customer.membership.user)
