@@ -22,6 +22,8 @@ from .schemas import (
     Log,
     Model,
     NodeSpec,
+    Notebook,
+    NotebookQuote,
     Order,
     Product,
     Quote,
@@ -239,6 +241,29 @@ class Client:
     def stop_sweep(self, sweep: int) -> Sweep:
         """Start no more trials of a sweep, and stop the open ones."""
         return decode(Sweep, self._transport.json("POST", f"sweeps/{sweep}/stop/"))
+
+    # Notebooks
+
+    def quote_notebook(self, form: Mapping[str, Any]) -> NotebookQuote:
+        """Price a notebook."""
+        return decode(NotebookQuote, self._transport.json("POST", "notebooks/quotes/", json=dict(form)))
+
+    def order_notebook(self, quote: str, *, idempotency_key: str) -> Notebook:
+        """Buy the quote of a notebook. The same key gives the same notebook, however often it is sent."""
+        headers = {"Idempotency-Key": idempotency_key}
+        return decode(Notebook, self._transport.json("POST", "notebooks/", json={"quote": quote}, headers=headers))
+
+    def notebooks(self) -> Iterator[Notebook]:
+        """List the notebooks, newest first."""
+        return self._pages("notebooks/", Notebook)
+
+    def notebook(self, notebook: int) -> Notebook:
+        """Return a notebook."""
+        return decode(Notebook, self._get(f"notebooks/{notebook}/"))
+
+    def stop_notebook(self, notebook: int) -> Notebook:
+        """Stop a notebook."""
+        return decode(Notebook, self._transport.json("POST", f"notebooks/{notebook}/stop/"))
 
     # What runs leave
 

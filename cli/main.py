@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from . import VERSION
-from .commands import account, datasets, jobs, models, runs, sweeps, workspaces
+from .commands import account, datasets, jobs, models, notebooks, runs, sweeps, workspaces
 from .errors import DETACHED, CliError
 from .session import Session
 
@@ -46,6 +46,6 @@ def main(context: click.Context, url: str) -> None:
 for command in (
     account.login, account.logout, account.whoami, runs.run, runs.quote, jobs.jobs, jobs.status, jobs.logs,
     jobs.metrics, jobs.stop, jobs.files, jobs.receipts, sweeps.sweep, datasets.datasets, workspaces.workspace,
-    models.models,
+    models.models, notebooks.notebook,
 ):  # fmt: skip
     main.add_command(command)

@@ -295,6 +295,39 @@ class Receipt:
 
 
 @dataclass(frozen=True)
+class NotebookQuote:
+    """The price of a notebook, which ends after `deadline_seconds` at the latest."""
+
+    id: str
+    currency: str
+    lines: tuple[Line, ...]
+    refusal: str
+    ceiling_minor: int
+    deadline_seconds: int
+    expires_at: str
+
+
+@dataclass(frozen=True)
+class Notebook:
+    """A notebook. `url` opens JupyterLab in a browser; empty while it does not run."""
+
+    id: int
+    name: str
+    state: str
+    reason: str
+    waiting_for: str
+    url: str
+    workspace: str
+    image: str
+    node_spec: str
+    currency: str
+    cost_minor: int
+    ceiling_minor: int
+    queued_at: str
+    finished_at: str | None
+
+
+@dataclass(frozen=True)
 class SweepEstimate:
     """What all trials together will probably cost."""
 
@@ -392,6 +425,8 @@ COMPONENTS: dict[type, str] = {
     ModelVersion: "ModelVersion",
     Model: "Model",
     Receipt: "Receipt",
+    NotebookQuote: "NotebookQuote",
+    Notebook: "Notebook",
     SweepEstimate: "SweepEstimate",
     SweepQuote: "SweepQuote",
     Objective: "Objective",

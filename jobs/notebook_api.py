@@ -64,6 +64,7 @@ class NotebookSerializer(serializers.ModelSerializer[Job]):
             "id", "name", "state", "reason", "waiting_for", "url", "workspace", "image", "node_spec", "idle_seconds",
             "deadline_seconds", "currency", "cost_minor", "ceiling_minor", "queued_at", "started_at", "finished_at",
         )  # fmt: skip
+        read_only_fields = fields
 
     @extend_schema_field(OpenApiTypes.STR)
     def get_url(self, job: Job) -> str:

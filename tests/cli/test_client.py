@@ -118,6 +118,7 @@ QUOTE = {
     "product": "metered", "framework": "pytorch", "image": "pytorch", "workspace": "main", "code_path": "train.py",
     "epochs": 1, "lr": "0.1", "batch_size": 1, "node_spec": "nano", "nodes": 1,
 }  # fmt: skip
+NOTEBOOK = {name: QUOTE[name] for name in ("image", "workspace", "node_spec")}
 SWEEP = QUOTE | {"space": {}, "objective": {"metric": "loss", "goal": "minimize"}}
 FILES = [{"path": "a", "size": 1, "sha256": "0" * 64}]
 CALLS = {
@@ -133,6 +134,8 @@ CALLS = {
     "job_file": {"job": 1, "path": "outputs/a b", "offset": 3, "etag": "e"}, "models": (), "model": ("a",),
     "model_archive": ("a", 2), "quote_sweep": (SWEEP,), "order_sweep": {"quote": "1", "idempotency_key": "k"},
     "quote_extension": (1, {"trials": 2}), "sweeps": (), "sweep": (1,), "trials": (1,), "stop_sweep": (1,),
+    "quote_notebook": (NOTEBOOK,), "order_notebook": {"quote": "1", "idempotency_key": "k"}, "notebooks": (),
+    "notebook": (1,), "stop_notebook": (1,),
 }  # fmt: skip
 """The arguments of a call of each method."""
 

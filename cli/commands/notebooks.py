@@ -1,0 +1,122 @@
+"""Notebooks: buy JupyterLab in a workspace, list and stop notebooks."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import click
+
+from ..client import Client
+from ..errors import JOB_FAILED, CliError
+from ..schemas import Notebook, NotebookQuote
+from ..screen import money
+from ..session import Session, json_option, pass_session, yes_option
+from .runs import accept, minor, show_lines
+
+POLL_SECONDS = 1.0
+"""Pause between two questions while a notebook starts, which takes seconds where nodes are free."""
+
+notebook_argument = click.argument("number", metavar="NOTEBOOK", type=click.IntRange(min=1))
+
+
+@click.group()
+def notebook() -> None:
+    """Work in JupyterLab on a node, in a workspace, charged by time up to a ceiling."""
+
+
+@notebook.command()
+@click.option("--workspace", default="main", show_default=True, help="Where JupyterLab opens and saves files.")
+@click.option("--image", default="pytorch", show_default=True, help="An image with JupyterLab.")
+@click.option("--node", help="The node spec. Default: the first one on offer.")
+@click.option("--dataset", "datasets", multiple=True, metavar="NAME[@VERSION]", help="A dataset to mount; repeatable.")
+@click.option(
+    "--hours", type=click.FloatRange(min=0, min_open=True), default=4.0, show_default=True, help="Time limit."
+)
+@click.option(
+    "--idle-minutes", type=click.FloatRange(min=1), default=30.0, show_default=True, help="End after this time idle."
+)
+@click.option("--ceiling", help="The most that it may cost, for example 5.00. Shortens the time limit.")
+@click.option("--max-ceiling", help="Buy without a question up to this ceiling, and refuse above it.")
+@yes_option
+@json_option
+@pass_session
+def start(session: Session, /, *, ceiling: str | None, max_ceiling: str | None, yes: bool, **options: Any) -> None:
+    """Show the price of a notebook, buy it, and show its address once JupyterLab runs.
+
+    Exit status: 0 it runs, 3 it ended before, 5 above --max-ceiling.
+    """
+    client, screen = session.connect(), session.screen
+    node = options["node"] or next((spec.name for spec in client.node_specs()), "")
+    form = {name: options[name] for name in ("workspace", "image")} | {"node_spec": node}
+    form |= {"datasets": list(options["datasets"])}
+    form |= {"max_seconds": round(options["hours"] * 3600), "idle_seconds": round(options["idle_minutes"] * 60)}
+    if ceiling is not None:
+        form["ceiling_minor"] = minor(ceiling, client.quote_notebook(form).currency, "--ceiling")
+    priced = client.quote_notebook(form)
+    _show_quote(session, priced)
+    if priced.refusal:
+        raise CliError(priced.refusal)
+    accept(
+        session,
+        priced.ceiling_minor,
+        priced.currency,
+        limit=max_ceiling,
+        is_confirmed=yes,
+        what="notebook",
+        option="--max-ceiling",
+    )
+    bought = client.order_notebook(priced.id, idempotency_key=f"trainyard-cli-{priced.id}")
+    screen.say(f"Bought: notebook {bought.id}.", style="green")
+    running = _wait(session, client, bought)
+    if not screen.result(running):
+        screen.say(f"Open it in your browser: {running.url}")
+    if not running.url:
+        click.get_current_context().exit(JOB_FAILED)
+
+
+@notebook.command("list")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Notebooks to list.")
+@json_option
+@pass_session
+def list_notebooks(session: Session, limit: int) -> None:
+    """List the notebooks, newest first."""
+    found = list(islice(session.connect().notebooks(), limit))
+    if not session.screen.result(found):
+        session.screen.table(
+            ("Notebook#", "Name", "State", "Workspace", "Node", "Cost#", "Ordered"),
+            (
+                (f"{each.id}", each.name, each.state, each.workspace, each.node_spec,
+                 money(each.cost_minor, each.currency), each.queued_at)
+                for each in found
+            ),
+        )  # fmt: skip
+
+
+@notebook.command()
+@notebook_argument
+@json_option
+@pass_session
+def stop(session: Session, number: int) -> None:
+    """Stop a notebook; you pay for the time that it used. What it has saved stays in the workspace."""
+    found = session.connect().stop_notebook(number)
+    if not session.screen.result(found):
+        session.screen.say(f"Notebook {number}: {found.state}.")
+
+
+def _wait(session: Session, client: Client, bought: Notebook) -> Notebook:
+    """Return the notebook once JupyterLab runs, or it has ended. Report what it waits for."""
+    reported = ""
+    while not (found := client.notebook(bought.id)).url and not found.finished_at:
+        if found.waiting_for != reported:
+            session.screen.say(found.waiting_for)
+            reported = found.waiting_for
+        session.pause(POLL_SECONDS)
+    return found
+
+
+def _show_quote(session: Session, quote: NotebookQuote) -> None:
+    if session.screen.is_json:
+        return
+    show_lines(session.screen, quote.lines, quote.ceiling_minor, quote.currency)
+    session.screen.say(f"It ends after {quote.deadline_seconds / 3600:g} hours at the latest, earlier when idle.")

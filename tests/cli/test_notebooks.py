@@ -1,0 +1,54 @@
+"""The commands of notebooks against Django."""
+
+import pytest
+
+from jobs import notebooks, reconciliation
+from jobs.models import Job
+from runtime.specs import Outcome
+from tests.factories.jobs import start
+
+pytestmark = pytest.mark.django_db
+
+
+class Starts:
+    """What happens while a customer waits: the notebook starts, and at the next pause JupyterLab listens."""
+
+    def __init__(self, customer, monkeypatch):
+        self.customer, self.monkeypatch = customer, monkeypatch
+
+    def append(self, _seconds):
+        job = Job.objects.get()
+        if job.state == "queued":
+            start(job)
+            self.customer.backend.start(job.attempts.get().run_name)
+            reconciliation.reconcile_job(job_pk=job.pk)
+        else:
+            self.monkeypatch.setattr(notebooks, "socket_of", lambda job: job.state == "running" or None)
+
+
+def test_from_a_price_to_an_address_and_the_stop(shell, customer, monkeypatch):
+    shell("notebook", "start", "--hours", "2", "--max-ceiling", "0.01", status=5)
+    shell("notebook", "start", status=2)
+    assert not Job.objects.exists()
+    shell.pauses = Starts(customer, monkeypatch)
+    started = shell("notebook", "start", "--hours", "2", "--idle-minutes", "20", "--ceiling", "1.00", "--yes")
+    job = Job.objects.get()
+    assert f"/notebooks/{job.pk}/open/" in started
+    purchase = job.order.quote.purchase
+    assert (purchase["idle_seconds"], purchase["node_spec"], job.order.quote.ceiling_minor) == (1200, "nano", 100)
+    assert [each["id"] for each in shell.json("notebook", "list")] == [job.pk]
+    assert job.name in shell("notebook", "list")
+    assert shell.json("notebook", "stop", job.pk)["state"] == "stopping"
+
+
+def test_a_notebook_that_ends_before_it_runs_is_a_failure(shell, customer):
+    class Fails:
+        def append(self, _seconds):
+            job = Job.objects.get()
+            start(job)
+            attempt = job.attempts.get()
+            customer.backend.start(attempt.run_name)
+            customer.end(attempt, Outcome.CODE_FAILED, message="This image has no JupyterLab.")
+
+    shell.pauses = Fails()
+    assert shell.json("notebook", "start", "--yes", status=3)["state"] == "failed"
