@@ -104,10 +104,12 @@ class Application:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body, let Django answer, then send the response. Raises Refused, ClientLeft."""
         if (job := notebooks.job_of(scope)) is not None:
-            with tempfile.SpooledTemporaryFile(SPOOL_BYTES) as spool:
-                await _read_into(spool, scope, receive, limit=notebooks.MAX_BODY_BYTES)
-                spool.seek(0)
-                await self._notebooks.serve(job, scope, spool, receive, send)
+            socket = await self._notebooks.admit(job, scope, send)
+            if socket is not None:
+                with tempfile.SpooledTemporaryFile(SPOOL_BYTES) as spool:
+                    await _read_into(spool, scope, receive, limit=notebooks.MAX_BODY_BYTES)
+                    spool.seek(0)
+                    await notebooks.forward(socket, scope, spool, receive, send)
             return
         exchange: Exchange = scope.setdefault(SCOPE_KEY, Exchange())
         with ExitStack() as resources:

@@ -82,30 +82,26 @@ class Notebooks:
         self._run_django = run_django
         self._websockets = Limit(MAX_WEBSOCKETS, TOO_MANY_WEBSOCKETS)
 
-    async def serve(self, job: int, scope: Scope, body: IO[bytes], receive: Receive, send: Send) -> None:
-        """Send the response to a request. Raises Refused."""
+    async def admit(self, job: int, scope: Scope, send: Send) -> Path | None:
+        """Return the notebook's socket; None if the browser may not use it, and got the response. Raises Refused."""
         if _is_cross_site(job, scope):
             raise Refused(CROSS_SITE)
-        exchange, messages = await self._admit(job, scope)
-        if exchange.notebook_socket is None or messages[0]["status"] != HTTPStatus.OK:
+        socket, messages = await self._ask_django(job, scope)
+        if socket is None:
             for message in messages:
                 await send(message)
-            return
-        content = _chunks(body) if scope["method"] not in {"GET", "HEAD"} else None
-        request = proxy.request_of(scope, REQUEST_HEADERS, host=_header(scope, b"host").encode(), content=content)
-        with _opened(exchange.notebook_socket) as socket:
-            await proxy.relay(socket, request, _response_headers, receive, send)
+        return socket
 
     async def serve_websocket(self, job: int, scope: Scope, receive: Receive, send: Send) -> None:
         """Connect a websocket with the notebook until one side closes it, or it is no longer admitted."""
         await receive()  # websocket.connect
         if _header(scope, b"origin") != origin_of(job):
             raise Refused(CROSS_SITE)
-        exchange, messages = await self._admit(job, scope)
-        if exchange.notebook_socket is None or messages[0]["status"] != HTTPStatus.OK:
+        path, _messages = await self._ask_django(job, scope)
+        if path is None:
             await send({"type": "websocket.close", "code": NOT_ADMITTED})
             return
-        with self._websockets.held(job), _opened(exchange.notebook_socket) as socket:
+        with self._websockets.held(job), _opened(path) as socket:
             try:
                 async with _connect(socket, scope) as notebook:
                     await send({"type": "websocket.accept", "subprotocol": notebook.subprotocol})
@@ -134,9 +130,10 @@ class Notebooks:
         async def stay_admitted() -> int:
             while True:
                 await asyncio.sleep(CHECK_SECONDS)
-                exchange, _messages = await self._admit(job, scope)
-                if exchange.notebook_socket is None:
-                    return NOT_ADMITTED
+                with suppress(Refused):  # the console is busy: the next check is soon enough
+                    path, _messages = await self._ask_django(job, scope)
+                    if path is None:
+                        return NOT_ADMITTED
 
         tasks = [asyncio.create_task(each()) for each in (to_browser, to_notebook, stay_admitted)]
         try:
@@ -147,8 +144,8 @@ class Notebooks:
             await asyncio.gather(*tasks, return_exceptions=True)
         return done.pop().result()
 
-    async def _admit(self, job: int, scope: Scope) -> tuple[Exchange, list[Message]]:
-        """Ask Django whether the browser may use the notebook; return the exchange, and Django's response."""
+    async def _ask_django(self, job: int, scope: Scope) -> tuple[Path | None, list[Message]]:
+        """Return the notebook's socket, None if the browser may not use the notebook, and Django's response."""
         exchange = Exchange(notebook=NotebookRequest(job, scope["path"], scope["query_string"].decode("latin-1")))
         console = urlsplit(settings.TRAINYARD_URL)
         passed = {b"x-forwarded-for", b"x-forwarded-proto", b"accept-language"}
@@ -173,7 +170,16 @@ class Notebooks:
         }
         messages = await self._run_django(gate)
         scope[logs.FIELDS_KEY] = gate.get(logs.FIELDS_KEY)  # for the access log
-        return exchange, messages
+        is_admitted = messages[0]["status"] == HTTPStatus.OK
+        return exchange.notebook_socket if is_admitted else None, messages
+
+
+async def forward(path: Path, scope: Scope, body: IO[bytes], receive: Receive, send: Send) -> None:
+    """Send the response of the notebook that listens at `path`. Raises Refused."""
+    content = _chunks(body) if scope["method"] not in {"GET", "HEAD"} else None
+    request = proxy.request_of(scope, REQUEST_HEADERS, host=_header(scope, b"host").encode(), content=content)
+    with _opened(path) as socket:
+        await proxy.relay(socket, request, _response_headers, receive, send)
 
 
 def _connect(socket: str, scope: Scope) -> connect:
