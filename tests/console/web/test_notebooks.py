@@ -322,6 +322,15 @@ class TestHost:
         assert lab.received == []
         own = {"Origin": f"http://{mine.host}", "Sec-Fetch-Site": "same-origin"}
         assert mine.ask("/api/contents", method="POST", **own).status_code == HTTPStatus.OK
+        membership, organization = customer.membership, customer.organization
+        for row, name, value in ((membership, "role", "viewer"), (organization, "requires_second_factor", True)):
+            allowed = getattr(row, name)
+            setattr(row, name, value)
+            row.save()
+            assert mine.ask().status_code == HTTPStatus.FORBIDDEN
+            setattr(row, name, allowed)
+            row.save()
+            assert mine.ask().status_code == HTTPStatus.OK
         mine.session.logout()
         assert mine.ask().status_code == HTTPStatus.FORBIDDEN
 
