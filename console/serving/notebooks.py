@@ -38,9 +38,9 @@ COOKIE = "__Host-notebook" if settings.HTTPS else "notebook"
 """The cookie by which a notebook's host recognizes a member's browser."""
 MAX_BODY_BYTES = 64 * 1024**2
 """The largest body of a request: a notebook with its pictures. JupyterLab sends files in parts of 1 MiB."""
-MAX_MESSAGE_BYTES = 64 * 1024**2
-"""The largest message of a websocket, such as a cell's output."""
-MAX_WEBSOCKETS = 32
+MAX_MESSAGE_BYTES = 16 * 1024**2
+"""The largest message of a websocket, such as a cell's output. This process holds two at most for each websocket."""
+MAX_WEBSOCKETS = 16
 """Most websockets of one notebook in this process: JupyterLab has one for each open kernel and terminal."""
 CHUNK_BYTES = 64 * 1024
 """How much of a body is passed on at once."""
@@ -193,6 +193,7 @@ def _connect(socket: str, scope: Scope) -> connect:
         subprotocols=scope["subprotocols"] or None,
         compression=None,  # it does not leave this machine
         max_size=MAX_MESSAGE_BYTES,
+        max_queue=1,  # a notebook may send faster than its browser reads
     )
 
 
