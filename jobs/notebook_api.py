@@ -46,6 +46,7 @@ class NotebookQuoteSerializer(serializers.ModelSerializer[Quote]):
 class NotebookSerializer(serializers.ModelSerializer[Job]):
     """A notebook. It is a job too, whose receipt and log have the same number."""
 
+    reason = serializers.ChoiceField(Job.Reasons.choices, allow_blank=True)
     workspace = serializers.CharField(source="workspace.name")
     image = serializers.CharField(source="image.name")
     node_spec = serializers.CharField(source="node_spec.name")

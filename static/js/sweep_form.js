@@ -3,6 +3,7 @@ import { watchQuote } from "./quote_card.js";
 
 const form = document.getElementById("sweep-form");
 const rows = document.getElementById("parameters");
+const add = document.getElementById("add-parameter");
 const template = document.getElementById("parameter-template");
 
 const showKind = (row) => {
@@ -20,13 +21,14 @@ rows.addEventListener("click", (event) => {
   if (!button) return;
   button.closest("[data-parameter]").remove();
   requote();
-  document.getElementById("add-parameter").focus();
+  add.focus();
 });
-document.getElementById("add-parameter").addEventListener("click", () => {
+add.addEventListener("click", () => {
   rows.append(template.content.cloneNode(true));
   showKind(rows.lastElementChild);
   rows.lastElementChild.querySelector("input").focus();
 });
+add.disabled = false;
 
 rows.querySelectorAll("[data-parameter]").forEach(showKind);
 watchQuote(form);

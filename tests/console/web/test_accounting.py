@@ -4,7 +4,6 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from django.core.cache import cache
 from django.urls import reverse
 
 from billing import budgets, invoice_pdf, invoices
@@ -14,6 +13,7 @@ from jobs import orders, reconciliation
 from jobs.models import Job
 from runtime.specs import Outcome
 from storage.selectors import storage_used
+from tests.caching import clear_cache
 from tests.factories.accounts import MembershipFactory
 from tests.factories.jobs import start
 
@@ -121,7 +121,7 @@ def test_a_cancelled_run_pays_the_minimum_and_says_so(owner_page, customer):
 
 
 def test_a_voucher_is_redeemed(owner_page, customer):
-    cache.clear()
+    clear_cache()
     Voucher.objects.create(code="WELCOME25", reason="Welcome", amount_minor=2500, currency="USD")
     before = customer.wallet.posted_minor
     shown = text(owner_page.post(reverse("credit_list"), {"code": "welcome25"}, follow=True))
