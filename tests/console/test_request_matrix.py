@@ -444,8 +444,6 @@ class World:
 
     def status(self, actor, method, route, body=None, query=""):
         """The status that `actor` gets; whatever was changed is taken back."""
-        self.restore_files()
-        self.restore_card()
         with transaction.atomic():
             answer = self.send(actor, method, self.path_of(route) + query, body)
             transaction.set_rollback(True)
@@ -455,6 +453,9 @@ class World:
             assert answer.data["message"], answer.data
         if answer.streaming and not answer.is_async:
             b"".join(answer.streaming_content)  # read to its end, which closes the file
+        if method != "GET" and answer.status_code < 400:
+            self.restore_files()
+            self.restore_card()
         return answer.status_code
 
 
@@ -475,11 +476,10 @@ def expected(ask, actor):
     return 404 if ask.own and actor != "owner" else ask.status
 
 
-@pytest.mark.parametrize("section", dict.fromkeys(route.split("/")[0] for route, asks in ROUTES.items() if asks))
-def test_everyone_gets_what_their_role_allows(world, section):
+def test_everyone_gets_what_their_role_allows(world):
     actors = ["nobody", "stranger", *(str(role) for role in Role)]
     actual, due = {}, {}
-    for route in (route for route in ROUTES if route.split("/")[0] == section):
+    for route in (route for route, asks in ROUTES.items() if asks):
         for method in METHODS:
             ask = ROUTES[route].get(method)
             for actor in actors if ask else ("nobody", "owner"):
