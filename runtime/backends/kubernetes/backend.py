@@ -36,7 +36,7 @@ from runtime.launcher.frameworks import rank_environment
 from runtime.launcher.topology import Plan
 from runtime.specs import Capacity, Controller, FailureCode, Image, LogChunk, Outcome, RunPhase, RunSpec, RunStatus
 
-# Host and path, then a tag, a digest, or both.
+# A registry's host and the image's path, then a tag, a digest, or both.
 _IMAGE_REFERENCE = re.compile(r"^[a-z0-9][a-z0-9._:/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?$")
 _ABANDONED_SECONDS = 900.0
 """Age at which a Job with an incomplete submission is deleted. A submission takes seconds, and its caller repeats a
@@ -212,7 +212,7 @@ class KubernetesBackend:
                     running.discard(name)
                     deletions.forget(item["metadata"]["uid"])
                 return
-            was_deleted_first = deletions.observe(change, item)  # before any Pod of its run failed
+            was_deleted_first = deletions.observe(change, item)  # its deletion precedes any failure of the run's Pods
             if change == "DELETED" or is_deleting(item):
                 self._runs.save_pod(item, was_deleted_first=was_deleted_first)
             if pod_phase(item) == "Running":
@@ -264,8 +264,8 @@ class KubernetesBackend:
         topology = build_pod_plan(spec, self._config, self._root).topology
         # The protocol promises 0 in place of ports.
         ports = {"master_port": 0, **{name: [0] * len(topology[name]) for name in ("worker_ports", "spare_ports")}}
-        own_fields = {"addresses": [""] * spec.nodes, "node": rank // spec.workers_per_node}
-        return rank_environment(Plan.from_data({**topology, **ports, **own_fields}), rank % spec.workers_per_node)
+        pod_fields = {"addresses": [""] * spec.nodes, "node": rank // spec.workers_per_node}
+        return rank_environment(Plan.from_data({**topology, **ports, **pod_fields}), rank % spec.workers_per_node)
 
     def run_folder(self, name: str) -> Path:
         """See `Backend.run_folder`. Does not exist if storage is not shared."""
@@ -368,11 +368,12 @@ class KubernetesBackend:
         return compute_capacity(nodes, pods, self._config, pending=pending_requests(jobs, pods, self._config))
 
     def _resumed_jobs(self) -> list[Object]:
-        """Return the Jobs of runs that have Pods, or are about to."""
+        """Return the Jobs that may have Pods: neither suspended nor ended."""
         jobs = self._api.list(self._collection("batch/v1", "jobs"), labelSelector=names.LIVE_RUN_SELECTOR)["items"]
         return [job for job in jobs if not job["spec"].get("suspend") and not read_job(job).end_condition]
 
     def _capacity_if_known(self) -> Capacity | None:
+        """Return the capacity, which only improves an explanation; None if the cluster does not answer."""
         try:
             return self.capacity()
         except BackendUnavailable:
@@ -380,7 +381,7 @@ class KubernetesBackend:
 
     def _changes(self, watcher: Watcher, running: set[str], ends_at: float | None) -> Iterator[set[str]]:
         """Yield the runs that the watcher reports and those that wrote output, until the monotonic time `ends_at`."""
-        fingerprints: dict[str, tuple[int, ...]] = {}
+        fingerprints: dict[str, tuple[int, ...]] = {}  # of each run's files, at the last poll
         next_poll_at = 0.0
         while ends_at is None or time.monotonic() < ends_at:
             changed = watcher.changed()

@@ -110,12 +110,12 @@ def quantity(text: str | float) -> float:
 
 def cpus(text: str) -> float:
     """Convert a CPU quantity to cores."""
-    return round(quantity(text), 6)
+    return round(quantity(text), 6)  # drops the rounding residue of binary floats
 
 
 def mebibytes(text: str) -> int:
     """Convert a memory quantity to MiB, rounded down."""
-    return int(quantity(text)) >> 20
+    return int(quantity(text)) >> 20  # 2**20 bytes
 
 
 def resources(quantities: Mapping[str, str], config: ClusterConfig, *, gpu_type: str = "") -> Resources:
@@ -128,7 +128,7 @@ def resources(quantities: Mapping[str, str], config: ClusterConfig, *, gpu_type:
 def _accepts(node: Object, kind: str, config: ClusterConfig) -> bool:
     """Whether Pods of this node kind may be scheduled to the Node, by its labels and permanent taints.
 
-    The GPU resource's own taint does not count: `NodeCapacity.gpus_only` stands for it.
+    The taint of machines with GPUs does not count, since `NodeCapacity.gpus_only` represents it.
     """
     selector = config.node_selectors.get(kind, config.node_selectors.get("", {}))
     tolerations = config.tolerations.get(kind, config.tolerations.get("", ()))

@@ -142,7 +142,7 @@ def find_cause(
         claim for record in records.values() for claim in record.get("causes", ()) if claim["kind"] != Outcome.STOPPED
     ]
     trusted_claim = first_cause([claim for claim in claims if claim["kind"] in _TRUSTED_CLAIMS])
-    # The API server's cause comes first if it may have happened before the claimed one.
+    # If the API server's cause may have happened before the claimed one, it counts as the first cause.
     if reported is not None and (trusted_claim is None or _earliest_time(reported) <= float(trusted_claim["at"])):
         return reported
     if trusted_claim is not None:
@@ -176,7 +176,7 @@ def _reported_causes(
         causes += _external_deletion(job, pods, events or DeletionEvents())
     explained_nodes = {cause.failure.node for cause in causes}
     unexplained_nodes = unexplained_deletions(job, pods)
-    # Since when a node's machine is silent although its Pod ran: by the events, or by its unreported end.
+    # When machines stopped responding while their Pods ran: by NodeNotReady events, or because a Pod's end is overdue.
     not_ready_at = {} if events is None else events.not_ready_at
     silent_since = {node: at for node, at in not_ready_at.items() if node in unexplained_nodes}
     silent_since |= {node: at for node, at in unresponsive_since.items() if node in pods}
@@ -272,8 +272,8 @@ def _claimed_cause(claim: Record) -> Cause:
 def _unconfirmed_cause(job: JobState, records: Mapping[int, Record], claim: Record) -> Cause:
     """Return the cause for a claim that the platform is at fault, which the API server does not confirm.
 
-    The customer pays, unless the nodes of a run in a platform image never met: no customer code had started then that
-    could forge this claim.
+    The customer pays, with one exception: the nodes of a run in a built-in image never met. No customer code had
+    started then, so none can have forged the claim.
     """
     never_ran = not any(record.get("started_at") for record in records.values())
     is_platform_fault = claim.get("code") == FailureCode.NODES_NOT_MET and never_ran and job.spec.builtin

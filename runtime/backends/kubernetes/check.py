@@ -22,7 +22,8 @@ from runtime.backends.kubernetes.rbac import Rule, rules
 from runtime.errors import RuntimeFault
 
 OLDEST_MINOR, NEWEST_MINOR = 31, 37
-"""Supported minor versions of Kubernetes 1. In the oldest, the Job features that runs use became stable."""
+"""Supported minor versions of Kubernetes 1. In the oldest, the Job features that runs use became stable. Versions after
+the newest are untested."""
 SMOKE_TEST_SECONDS = 180.0
 """How long the test run may take, including the pulling of its image."""
 _SMOKE_TEST_MEMORY_MIB = 512

@@ -26,6 +26,7 @@ Object = dict[str, Any]
 
 FIELD_MANAGER = "trainyard"
 """The name by which the API server knows which fields of an object the console has set."""
+# Content types of the two kinds of PATCH that the client sends: a merge, and server-side apply.
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 _JSON = "application/json"
@@ -73,7 +74,7 @@ class ApiError(Exception):
 
 @dataclass(frozen=True)
 class _Request:
-    """One HTTP request. Without `read_seconds`, the cluster's timeout applies to its answer."""
+    """One HTTP request. If `read_seconds` is 0, the cluster's `request_seconds` limits the wait for the answer."""
 
     method: str
     path: str
@@ -333,7 +334,7 @@ class ApiClient:
                     )
             except (kubernetes.config.ConfigException, OSError) as error:
                 raise BackendUnavailable(
-                    f"There is no way to the cluster '{self._config.name}': {error}. Check its 'kubeconfig', 'context' "
+                    f"The cluster '{self._config.name}' cannot be reached: {error}. Check its 'kubeconfig', 'context' "
                     "or 'in_cluster'."
                 ) from error
             self._client = kubernetes.client.ApiClient(configuration)

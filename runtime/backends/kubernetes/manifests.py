@@ -97,7 +97,7 @@ def organization_objects(spec: RunSpec, config: ClusterConfig) -> list[Manifest]
         names.MANAGED_BY_LABEL: names.MANAGER,
         names.ORGANIZATION_LABEL: names.labels_of(spec).get(names.ORGANIZATION_LABEL, ""),
     }
-    # Only the standard "privileged" allows host paths.
+    # Of the Pod Security Standards, only "privileged" allows host paths.
     level = "privileged" if config.volume.host_path else "restricted"
     security_labels = {f"pod-security.kubernetes.io/{mode}": level for mode in ("enforce", "warn")}
     meta = {"namespace": namespace, "labels": org_labels}
@@ -115,6 +115,7 @@ def organization_objects(spec: RunSpec, config: ClusterConfig) -> list[Manifest]
                 "limits": [
                     {
                         "type": "Container",
+                        # For containers that set no limits of their own; those of runs always do.
                         "default": {"cpu": "1", "memory": "1Gi"},
                         "defaultRequest": {"cpu": "100m", "memory": "128Mi"},
                     }

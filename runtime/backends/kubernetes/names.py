@@ -55,13 +55,14 @@ INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 
 CONTAINER_NAME = "node"
 """The only container of each Pod."""
-# Where a Pod has the folder of the run, the folder with its plan, and the folder with the launcher.
+# Where a Pod has the folder of the run, the folder with its plan, and the folder with the launcher. `order` is the name
+# that the plan had in earlier versions.
 RUN_ROOT_PATH = "/trainyard/run-root"
 POD_PLAN_PATH = "/trainyard/order"
 LAUNCHER_PATH = "/trainyard/launcher"
 LAUNCHER_FILE = "launcher.pyz"
 CONTROL_PORT = 29400
-"""Where node 0's launcher listens for the other launchers."""
+"""Where node 0's launcher listens for the other launchers: the port that torchrun uses for its rendezvous."""
 POD_MARGIN_SECONDS = 15
 """How much longer a Pod's grace period and deadline are than the run's own. The launcher ends the run at the run's
 limits; the margin leaves it time to write its record before the kubelet kills the Pod."""
@@ -70,6 +71,8 @@ _LABEL_VALUE = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")
 _NOT_IN_SLUG = re.compile(r"[^a-z0-9-]+")
 _MAX_LABEL_LENGTH = 63
 """The API's limit for label values and namespace names."""
+_SLUG_DIGEST_LENGTH = 10
+"""Hex digits that distinguish namespaces whose slugs are equal after their change."""
 
 
 def namespace_for(config: ClusterConfig, organization: str) -> str:
@@ -81,8 +84,8 @@ def namespace_for(config: ClusterConfig, organization: str) -> str:
     if slug == organization and len(name) <= _MAX_LABEL_LENGTH:
         return name
     # Two slugs can become equal when they are changed or cut; the digest keeps their namespaces apart.
-    digest = hashlib.sha256(organization.encode()).hexdigest()[:10]
-    return f"{name[: _MAX_LABEL_LENGTH - 11].rstrip('-')}-{digest}"
+    digest = hashlib.sha256(organization.encode()).hexdigest()[:_SLUG_DIGEST_LENGTH]
+    return f"{name[: _MAX_LABEL_LENGTH - len(digest) - 1].rstrip('-')}-{digest}"
 
 
 def namespace_of(spec: RunSpec, config: ClusterConfig) -> str:

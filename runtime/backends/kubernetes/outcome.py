@@ -45,7 +45,7 @@ def derive_status(
     unreachable = unreachable or {}
     overdue_since = _overdue_nodes(job, pods, now)
     pods = _with_recorded_successes(job, pods, records, overdue_since.keys() | unreachable.keys(), now)
-    # Since when a node whose end nobody reports counts as lost, by node.
+    # When nodes that have no reported end stopped responding, by node.
     unresponsive_since = {
         node: since
         for node, since in {**overdue_since, **unreachable}.items()
@@ -62,7 +62,8 @@ def derive_status(
     finished_at = _finished_at(job, pods, unresponsive_since, started_at) if has_ended else None
     cause = None
     if has_ended and job.end_condition != "Complete":
-        # In a stopped run, an overdue Pod is no lost node: its kubelet may still honor an earlier, longer grace period.
+        # In a stopped run, an overdue Pod does not mean a lost node: its kubelet may honor an earlier, longer grace
+        # period.
         lost_since = {
             node: since for node, since in unresponsive_since.items() if node in unreachable or job.termination is None
         }

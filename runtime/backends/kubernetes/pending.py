@@ -26,8 +26,8 @@ _MAX_DETAIL_LENGTH = 500
 """Characters of a Kubernetes message that are passed on, since the console stores them for each job and shows them on
 one line."""
 
-# Container runtimes and registries report a failed pull in free text. The patterns are tried in the order of
-# `classify_pull_error`.
+# Patterns for the free text in which container runtimes and registries report a failed pull. `classify_pull_error`
+# applies them.
 _NETWORK_ERROR = re.compile(
     r"dial tcp|no such host|i/o timeout|timed? ?out|deadline exceeded|connection re(?:fused|set)|no route|unreachable|"
     r"x509|tls|certificate|\beof\b|toomanyrequests|too many requests|50[0-9]|server misbehaving|lookup .* on",
@@ -93,12 +93,14 @@ def explain(
     the Job, if Kueue admits runs here.
     """
     nodes = job["spec"]["completions"]
+    # Timestamps of one format sort as text.
     ordered = sorted(events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
     if job["spec"].get("suspend"):
         return _explain_admission(config, workload)
     rejection = _explain_rejected_pods(ordered)
     if rejection is not None and len(pods) < nodes:
         return rejection
+    # A person can usually fix an image or a volume sooner than a lack of machines.
     for explain_pod in (_explain_image, _explain_volume):
         for pod in pods:
             obstacle = explain_pod(pod, _events_of(pod, ordered))
@@ -191,8 +193,8 @@ def _explain_image(pod: Object, events: Sequence[Object]) -> Waiting | None:
             # During back-off, older kubelets report the pull's error only in an event.
             if pull_events and not _ANY_PULL_ERROR.search(message):
                 message = pull_events[-1]
-            is_name = state["reason"] in {"InvalidImageName", "ErrImageNeverPull"}
-            code = WaitingCode.IMAGE_NAME if is_name else classify_pull_error(message)
+            is_name_error = state["reason"] in {"InvalidImageName", "ErrImageNeverPull"}
+            code = WaitingCode.IMAGE_NAME if is_name_error else classify_pull_error(message)
             sentence = f"The image {image} cannot be pulled: {message.strip() or state['reason']}"
             return Waiting(code, {"image": image, "detail": message.strip()[:_MAX_DETAIL_LENGTH]}, sentence)
         if state.get("reason") in _CONTAINER_REASONS:
@@ -288,6 +290,7 @@ def _claim_name(pod: Object) -> str:
 
 
 def _free_gpus(capacity: Capacity, gpu_type: str) -> int:
+    """Return the number of free GPUs of a type; "" is any type."""
     return sum(
         machine.free.gpus
         for machine in capacity.machines

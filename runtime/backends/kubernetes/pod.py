@@ -22,8 +22,7 @@ EVICTION_SECONDS = 30
 """How long a Pod stays on a machine that is NotReady or unreachable. During Kubernetes' default of 300 s, the other
 nodes of a run would wait. 30 s are enough for a kubelet to restart."""
 _REQUESTED_DISK_MIB = 256
-"""Ephemeral storage that a Pod requests, and the scheduler reserves. The Pod's limit is higher, but few runs come near
-it."""
+"""Ephemeral storage that the scheduler reserves for a Pod. It is far below the Pod's limit, which few runs approach."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class PodPlan:
     """The launchers' input in a run's Pods, and the folders that the Pods mount."""
 
     document: Mapping[str, Any]
-    """The contents of `order.json`."""
+    """The contents of `order.json`, the plan's file; `runtime.launcher.pod.main` documents them."""
     run_root: str
     """Path of the run's folder in the cluster's volume, with the launcher's files."""
     run_dir: str
@@ -95,9 +94,9 @@ def pod_spec(spec: RunSpec, config: ClusterConfig, plan: PodPlan, launcher_name:
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": spec.grace_seconds + names.POD_MARGIN_SECONDS,
-        # A fallback if the launcher does not enforce its own deadline. This one counts from the Pod's scheduling, the
-        # launcher's from the moment all nodes run. So it includes the time that a start may take: until all Pods are
-        # placed, for pulling the image and for the nodes to meet, and the end of the grace period.
+        # A fallback if the launcher does not enforce its own deadline. It counts from the Pod's scheduling, and the
+        # launcher's from the moment all nodes run. So it adds the limits for placing all Pods, for pulling the image,
+        # for the meeting of the nodes, and for the end.
         "activeDeadlineSeconds": config.gang_seconds
         + 2 * config.start_seconds
         + spec.deadline_seconds

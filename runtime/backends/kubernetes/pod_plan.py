@@ -17,7 +17,7 @@ from runtime.specs import PACKAGES_TARGET, RunSpec
 MASTER_PORT = 29500
 """Rank 0's port, torchrun's default. Each Pod has an address of its own, so fixed ports are always free."""
 _FIRST_WORKER_PORT = 29600
-"""Ports of the workers, then the spare ones, are consecutive from here on."""
+"""The first of the workers' ports. They are consecutive, and the spare ports follow them."""
 
 
 def build_pod_plan(spec: RunSpec, config: ClusterConfig, root: Path) -> PodPlan:

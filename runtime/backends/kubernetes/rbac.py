@@ -13,7 +13,7 @@ from runtime.backends.kubernetes.names import MANAGED_BY_LABEL, MANAGER
 from runtime.backends.kubernetes.objects import Manifest
 
 ROLE = "trainyard-runs"
-"""The name of the Role, and the beginning of the ClusterRole's name."""
+"""The name of the Role, and the prefix of the ClusterRole's name."""
 
 
 class Rule(NamedTuple):

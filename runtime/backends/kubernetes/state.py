@@ -142,6 +142,7 @@ class Termination:
     code: FailureCode
     message: str
     at: float
+    """When it was decided."""
     data: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:

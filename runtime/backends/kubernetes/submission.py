@@ -29,7 +29,7 @@ from runtime.specs import PACKAGES_TARGET, Mount, RunSpec
 _SECRET_ATTEMPTS = 3
 """How often to try to create the run's Secret. A try fails if another process creates or deletes one of its name."""
 _FIELDS_BY_WORD = {"image": "image", "subPath": "mounts", "mountPath": "mounts", "resources": "resources"}
-"""The RunSpec's field that causes an invalid object, by a word in the API server's message. The order matters."""
+"""The RunSpec's field that causes an invalid object, by a word in the API server's message; the first match counts."""
 
 
 class Submission:

@@ -64,7 +64,7 @@ class RunFolders:
             return read_piece(stream, offset, limit)
 
     def write(self, name: str, folder: str, file: str, data: bytes) -> None:
-        """Replace a file that Pods may read, by a rename. Does nothing if customer code has made that impossible."""
+        """Replace a file that Pods may read, by a rename. Do nothing if customer code has replaced the folder."""
         folder_fd = self._open_folder(name, folder)
         if folder_fd is None:
             return

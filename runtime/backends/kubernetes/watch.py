@@ -19,7 +19,7 @@ from runtime.backends.kubernetes.objects import TERMINAL_PHASES, object_labels, 
 from runtime.errors import BackendUnavailable
 
 HEARTBEAT_SECONDS = 0.5
-"""How long `changed` waits for a change: `Backend.changes` promises a heartbeat at least every second."""
+"""How long `changed` waits for a change. `Backend.changes` promises a heartbeat every second, so half of that."""
 _WATCH_SECONDS = 240
 """How long one watch request lasts; load balancers often close connections after 5 minutes."""
 _BATCH_SECONDS = 0.02
@@ -102,7 +102,7 @@ class Watcher:
         for item in listing["items"]:
             meta = item["metadata"]
             listed[meta["uid"]] = meta["resourceVersion"]
-            # Pods that ended before the first list are skipped: while a run's end is not stored, its Job reports it.
+            # Pods that ended before the first list are skipped. If their run's end is not stored, its Job reports it.
             if is_first and kind == "pods" and pod_phase(item) in TERMINAL_PHASES:
                 continue
             if versions.get(meta["uid"]) != meta["resourceVersion"]:
