@@ -188,7 +188,7 @@ def main() -> None:
                 print(*[record["causes"] for record in records], sep="\n", flush=True)
             backend.delete(spec.name)
             print(f"{number}/{count} {ranks} {case.failure} {time.monotonic() - started_at:.1f} s", flush=True)
-        backend.retire()
+        backend.stop_prepared()
     rows = [
         {"ranks": ranks, "how": failure, "right": right, "runs": runs}
         for (ranks, failure, right), runs in results.items()

@@ -48,7 +48,7 @@ NODE_CORES = 64.0
 class MemoryCluster:
     """A backend in memory with `cores` cores. Runs start at once and end on command."""
 
-    submits_at_once = 1
+    parallel_submissions = 1
 
     def __init__(self) -> None:
         self.cores = 0.0

@@ -151,7 +151,7 @@ def _dispatch(name: str) -> None:
         return
     try:
         backend = cluster(name)
-        with SubmitPool(submit, max_concurrent=backend.submits_at_once) as pool:
+        with SubmitPool(submit, max_concurrent=backend.parallel_submissions) as pool:
             for attempt in claimed:
                 pool.add(attempt)
             pool.drain()

@@ -149,7 +149,7 @@ def require_layer(
     # A failed layer is tried again: the index may have the package by now.
     if layer.state != States.PENDING and not (layer.state == States.READY and _on_disk(layer).is_complete):
         layer.state, layer.reason, layer.log, layer.faults, layer.requested_at = States.PENDING, "", "", 0, now
-        builder.forget_result(_on_disk(layer))
+        builder.remove_result(_on_disk(layer))
     layer.save()
     return layer
 
@@ -241,7 +241,7 @@ def _take_result(layer: PackageLayer) -> tuple[InstallResult, str] | None:
         result = builder.result_of(on_disk)
         return None if result is None else (result, builder.log_of(on_disk))
     try:
-        return cluster_builder.take_result(on_disk, cluster(layer.cluster))
+        return cluster_builder.collect_result(on_disk, cluster(layer.cluster))
     except RuntimeFault:
         return None
 
@@ -254,7 +254,7 @@ def _is_working(layer: PackageLayer) -> bool:
     if not layer.cluster:
         return builder.is_working(_on_disk(layer))
     try:
-        return cluster_builder.is_working(_on_disk(layer), cluster(layer.cluster))
+        return cluster_builder.has_run(_on_disk(layer), cluster(layer.cluster))
     except RuntimeFault:
         return layer.cluster in settings.TRAINYARD_CLUSTERS
 
@@ -265,7 +265,7 @@ def _save_result(layer: PackageLayer, result: InstallResult, log: str) -> None:
         logger.error("The packages %s of %s could not be installed: %s", layer.key, layer.organization, result.reason)
         layer.faults += 1
         if layer.faults < MAX_FAULTS:
-            builder.forget_result(_on_disk(layer))  # the next call starts again
+            builder.remove_result(_on_disk(layer))  # the next call starts again
         else:
             layer.state = States.FAILED
     else:

@@ -16,7 +16,7 @@ from runtime.specs import Controller, Framework
 NAME_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}\Z")
 """A variable's name that every shell accepts, of at most 100 characters."""
 MAX_VARIABLES = 100
-"""Variables that one order may set."""
+"""Variables that one order may set: more than any script needs, and few enough for a form."""
 MAX_BYTES = 32 * 1024
 """Bytes of all names and values of an order's variables. They are part of one message to each launcher, at most 1 MiB.
 """

@@ -71,7 +71,7 @@ class FakeBackend:
     """
 
     shares_storage = True
-    submits_at_once = 1
+    parallel_submissions = 1
 
     def __init__(
         self, *, root: Path, cpus: float = 8.0, memory_mib: int = 65536, clock: Callable[[], float] = time.time
@@ -198,7 +198,7 @@ class FakeBackend:
     def prepare(self, image: Image) -> None:
         """Do nothing."""
 
-    def retire(self) -> None:
+    def stop_prepared(self) -> None:
         """Do nothing."""
 
     def image_identity(self, image: Image) -> str:

@@ -30,8 +30,8 @@ class Backend(Protocol):
 
     shares_storage: bool
     """Whether the console can read and write the runs' files."""
-    submits_at_once: int
-    """How many submissions one process should make in parallel; 1 where more would not be faster."""
+    parallel_submissions: int
+    """How many submissions one process should make in parallel; 1 if more would not be faster."""
 
     def submit(self, spec: RunSpec) -> None:
         """Start the run. If a run of this name exists, do nothing: the caller adopts it, in any phase.
@@ -62,7 +62,7 @@ class Backend(Protocol):
     def stop(self, name: str, grace_seconds: int) -> None:
         """Ask the run to end: SIGTERM to every rank, SIGKILL after the grace period.
 
-        Returns at once, also for an unknown or ended run. Of several requests, the one with the earliest end counts.
+        Returns at once, also for an unknown or ended run. If there are several requests, the earliest end counts.
         """
 
     def delete(self, name: str) -> None:
@@ -110,7 +110,7 @@ class Backend(Protocol):
     def prepare(self, image: Image) -> None:
         """Prepare for runs of this image so that they start sooner. A hint; returns at once."""
 
-    def retire(self) -> None:
+    def stop_prepared(self) -> None:
         """End the processes that `prepare` has started. Called when the console stops; runs continue."""
 
     def isolation_gaps(self) -> list[str]:

@@ -14,7 +14,7 @@ from runtime.launcher import disk
 _NVIDIA_SMI_SECONDS = 10
 """How long nvidia-smi may take; it answers within a second unless the driver hangs."""
 _MIN_FREE_MIB = 1024
-"""Free space, besides the disk's reserve, that a run needs to start; less if runs may write less than this."""
+"""Free space that a run needs to start, in addition to the disk's reserve. A lower disk limit replaces this value."""
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ def disk_limit(spec: RunSpec, disk_mib: int) -> NodePlan:
     return {"disk_bytes": max(1, quota_left_mib) << 20, "disk_by_quota": True}
 
 
-def launcher_call(folder: str) -> list[str]:
+def launcher_arguments(folder: str) -> list[str]:
     """Return the arguments with which Python starts the launcher of this folder. The launcher's own arguments follow.
 
     `python <folder>` would take longer, since Python would first search it for `__main__`. The garbage collector stays

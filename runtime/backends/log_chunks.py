@@ -1,6 +1,6 @@
 """Cut the bytes of ranks' logs and nodes' samples into LogChunks.
 
-`final`: the run has ended, and what was read reaches the end of the file.
+The parameter `final` is true if the run has ended and the bytes reach the end of the file.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ def read_piece(stream: BinaryIO, offset: int, limit: int) -> Piece:
 
 
 def text_chunk(piece: Piece, *, final: bool, at_line: bool = False) -> LogChunk:
-    """Decode the bytes of a log. Leave an incomplete character at their end to the next chunk, unless `final`.
+    """Decode the bytes of a log. Unless `final`, an incomplete character at their end is left to the next chunk.
 
-    `at_line`: leave out an incomplete line at the beginning; if that would leave nothing, only an incomplete character.
+    `at_line`: leave out an incomplete line at the beginning. If the bytes have no other line, leave out only an
+    incomplete character.
     """
     data, offset = piece.data, piece.offset
     if offset and at_line:

@@ -37,8 +37,8 @@ _BRIDGE_ADDRESS = "169.254.77.1"
 def enter() -> str:
     """Move this process into a new network namespace; return "", or an English sentence that says why it cannot.
 
-    An unprivileged user needs a new user namespace as well. That one maps only this user, and gives rights over the new
-    network namespace alone. The kernel creates it only for a process with a single thread.
+    An unprivileged user needs a new user namespace as well. It maps only this user, and gives rights only over the new
+    network namespace. The kernel creates a user namespace only for a process with a single thread.
     """
     # Succeeds for root, which needs no user namespace.
     if not _unshare(_CLONE_NEWNET):
@@ -105,7 +105,7 @@ def main() -> None:
 
 def listen(address: str = ADDRESS) -> socket.socket:
     """Return a listening socket on a free port, at which node 0's launcher accepts the other launchers."""
-    return socket.create_server((address, 0), backlog=128)
+    return socket.create_server((address, 0), backlog=128)  # all launchers of a run may connect at once
 
 
 def reserve_port() -> socket.socket:

@@ -31,7 +31,7 @@ def subtract(total: Resources, items: Iterable[Resources]) -> Resources:
     """Return `total` minus the sum of the items; no amount falls below 0."""
     used = sum_of(items)
     gpus = max(0, total.gpus - used.gpus)
-    cores = max(0.0, round(total.cpus - used.cpus, 6))
+    cores = max(0.0, round(total.cpus - used.cpus, 6))  # drops the rounding residue of binary floats
     return Resources(cores, max(0, total.memory_mib - used.memory_mib), gpus, total.gpu_type if gpus else "")
 
 

@@ -53,7 +53,7 @@ _SYSTEM_PATHS = (
     "/sys/devices/system/cpu",
     "/sys/devices/system/node",
 )
-# Top folders that are links into /usr on most systems; see `_top_folder_arguments`.
+# Folders below / that are links into /usr on most systems; see `_top_folder_arguments`.
 _USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 """Device files that CUDA needs besides that of each GPU."""
@@ -132,7 +132,7 @@ def arguments(sandbox: Sandbox, environment: Mapping[str, str]) -> list[str]:
     if sandbox.gpus:
         for path in _GPU_SYSTEM_PATHS:
             args += ["--ro-bind-try", path, path]
-        # Of GPUs, only the node's own have a device file in the sandbox.
+        # Only the node's own GPUs have a device file in the sandbox.
         for device in (*_GPU_DEVICES, *(f"/dev/nvidia{minor}" for minor in sandbox.gpus)):
             args += ["--dev-bind-try", device, device]
     for name in ("passwd", "group", "hosts", "nsswitch.conf"):

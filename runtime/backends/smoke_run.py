@@ -32,7 +32,7 @@ def check(backend: Backend, name: str, image: str, *, workspace: Path, memory_mi
         image=Image(builtin=image),
         nodes=2,
         workers_per_node=1,
-        resources=Resources(0.25, memory_mib, disk_mib=memory_mib // 2),  # a quarter core: fits a busy machine
+        resources=Resources(cpus=0.25, memory_mib=memory_mib, disk_mib=memory_mib // 2),  # fits a busy machine
         script="",
         builtin_script="hello",
         deadline_seconds=max(1, int(seconds)),

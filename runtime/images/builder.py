@@ -294,7 +294,7 @@ def _test_image(images_root: Path, name: str, smoke_test: SmokeTest, progress: P
     """Run two nodes with one process each in the image, as a customer's run would. Raises ImageBuildFailed."""
     progress.step(f"Testing {smoke_test.framework} over {smoke_test.controller} in two sandboxed processes")
     test_folder = images_root / f".{name}.smoke"
-    # 1 TiB: no machine is too small for the test run's limits.
+    # 1 TiB: more than any machine has, so that the backend never refuses the test run for lack of memory.
     backend = LocalBackend(root=test_folder / "runs", images_root=images_root, cpus=_SMOKE_NODES, memory_mib=1 << 20)
     backend.delete("smoke")  # a build that was interrupted may have left it
     workspace = test_folder / "workspace"

@@ -24,7 +24,7 @@ from .variables import need_cold_start
 from .warm.client import WarmRanks, import_folders, is_warm_start_useful, python_path
 
 _MAX_SOURCE_BYTES = 1 << 20
-"""Only this much of a source is searched for flags and imports. Larger files are generated and have no parser."""
+"""Only this much of a source is searched for flags and imports. Larger files are usually generated data."""
 _MAX_MODULES = 64
 """Maximum number of modules beside the script that are searched. Reading so many takes milliseconds."""
 
@@ -72,13 +72,16 @@ def _read_launch_plan(supervisor: Link) -> LaunchPlan:
 
 
 def _raise_oom_score() -> None:
-    """Let the kernel kill a run before the console when memory runs out. `make_undumpable` then hides /proc."""
+    """Let the kernel kill a run before the console when memory runs out.
+
+    Call this before `make_undumpable`, after which this process cannot open the file.
+    """
     try:
         oom_score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
     except OSError:
         return
     try:
-        os.write(oom_score, b"500")
+        os.write(oom_score, b"500")  # the value of `runtime.backends.supervision.rank_fork.OOM_SCORE`
     finally:
         os.close(oom_score)
 

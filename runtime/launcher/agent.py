@@ -25,11 +25,11 @@ from .worker_group import Rank, WorkerGroup
 START_SECONDS = 60.0
 """How long the nodes may take to meet, unless the launch plan says otherwise. An idle machine needs under a second."""
 EXPLANATION_SECONDS = 1.0
-"""How long an elastic run delays a failure. If a node was lost, that news arrives within this time and explains it."""
+"""How long an elastic run delays the report of a failure. If a lost node caused it, the loss is known by then."""
 ECHO_SECONDS = 5.0
-"""How long a failure by a lost peer is delayed. The peer that failed first may still shut down before it reports."""
-WATCH_SECONDS = 1.0
-"""How long after the ranks' start watching begins, so that it does not slow the start."""
+"""How long to delay an echo (`echoes`). The peer that failed first may report only after its shutdown."""
+WATCH_DELAY_SECONDS = 1.0
+"""How long after the start of the ranks their watch begins, so that it does not slow the start."""
 _POLL_SECONDS = 0.5
 """Maximum interval between two checks of the timers: half of a heartbeat's interval."""
 
@@ -155,7 +155,7 @@ class Agent:
         seconds = EXPLANATION_SECONDS if self._plan.elastic else 0.0
         if may_be_effects and other_ranks_may_report:
             seconds = ECHO_SECONDS
-        # A failure that is its own explanation shortens the wait for the others.
+        # A failure that cannot be an effect needs no delay, and the earlier ones are decided with it.
         if self._decide_at is None or now + seconds < self._decide_at:
             self._decide_at = now + seconds
         if now >= self._decide_at and not self._is_ending:
@@ -177,7 +177,7 @@ class Agent:
         round_failure = self._rounds.handle_timers(now)
         if round_failure is not None:
             self._fail(round_failure)
-        if self._rounds.started_at is not None and now >= self._rounds.started_at + WATCH_SECONDS:
+        if self._rounds.started_at is not None and now >= self._rounds.started_at + WATCH_DELAY_SECONDS:
             node_watch, ranks = self._ensure_node_watch(), self._worker_group.live_ranks
             hang = node_watch.handle_timers(self._rounds.number, self._rounds.members, ranks)
             if hang is not None:
@@ -217,7 +217,8 @@ class Agent:
         try:
             messages = self._supervisor.receive()
         except ConnectionLost:
-            # Nothing enforces the run's limits without a supervisor. This process's end also ends the sandbox.
+            # The supervisor enforces the run's limits, so the run must not continue without it. The end of this process
+            # also ends the sandbox.
             os._exit(1)
         for message in messages:
             kind = message.get("type")
@@ -281,7 +282,7 @@ class Agent:
         self._report(
             {
                 "type": "rank_ended",
-                "rank": rank.seat,
+                "rank": rank.rank_id,
                 "exit_code": rank.exit.exit_code,
                 "signal": rank.exit.signal,
                 "aborted_late": rank.aborted_late,
@@ -297,7 +298,7 @@ class Agent:
         """Return a rank's failure as a cause. The rank's process may still run."""
         script_failure = rank.script_failure
         code = "rank_raised" if script_failure.exception else "rank_killed" if rank.failed_by_signal else "rank_exited"
-        failure = cause("code_failed", code, self._plan.node, at=rank.failed_at, rank=rank.seat)
+        failure = cause("code_failed", code, self._plan.node, at=rank.failed_at, rank=rank.rank_id)
         # A rank that still runs or was killed after its exception has no exit code of its own. Use the reported one.
         exit_code = script_failure.exit_code if rank.exit is None or script_failure.exception else rank.exit.exit_code
         failure.update(exit_code=None if rank.failed_by_signal else exit_code, signal=rank.failed_by_signal)
@@ -309,7 +310,7 @@ class Agent:
         return failure
 
     def _fail_by_own_ranks(self) -> None:
-        """Fail the run because of this node's failures. Nothing else has explained them in time."""
+        """Fail the run because of this node's failures, since no other failure has explained them in time."""
         failures = self._report_failures()
         if failures:
             self._peers.send({"type": "abort", "cause": first_cause(failures)})
@@ -337,7 +338,7 @@ class Agent:
         self._report_failures()
         if isinstance(reported, dict):
             self._report({"type": "cause", "cause": {**reported, "heard": True}})
-        # The hub passes it on: other nodes are connected to the hub only. The sender ends already and ignores it.
+        # The hub passes the abort on, since other nodes are connected only to the hub. The sender ignores it.
         self._peers.send({"type": "abort", "cause": reported})
         self._end_ranks()
 

@@ -14,13 +14,13 @@ from typing import Callable, Optional
 from .processes import send_signal
 
 _FREQUENT_INTERVAL_SECONDS = 0.2
-"""Interval of the first lookups."""
+"""Interval of the first lookups: most names become known within a few seconds, and the start waits for them."""
 _INTERVAL_SECONDS = 1.0
-"""Interval of all later lookups."""
+"""Interval of all later lookups, which would otherwise load the cluster's DNS."""
 _FREQUENT_LOOKUPS = 20
 """How many lookups use the short interval: those of the first four seconds."""
 _READ_BYTES = 1 << 16
-"""The size of a pipe."""
+"""The default size of a pipe, so one read returns all addresses."""
 _RESOLVER_CONFIG = "/etc/resolv.conf"
 
 Resolve = Callable[[str], Optional[str]]

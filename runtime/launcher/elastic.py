@@ -46,11 +46,12 @@ def can_lose(plan: Plan, current: Round, node: int) -> bool:
 def round_plan(plan: Plan, current: Round) -> Plan:
     """Return the launcher's plan in this round; `plan` is the one at submission."""
     if not current.number:
-        return plan._replace(homes=current.members)
+        return plan._replace(original_nodes=current.members)
     ports_per_round = max(1, len(plan.worker_ports))
     ports_by_round = [
         plan.spare_ports[start : start + ports_per_round] for start in range(0, len(plan.spare_ports), ports_per_round)
     ]
+    # Ports are used again if there are more rounds than the run can lose nodes.
     ports = list(ports_by_round[(current.number - 1) % len(ports_by_round)]) if ports_by_round else [plan.master_port]
     return plan._replace(
         node=current.members.index(plan.node),
@@ -59,8 +60,8 @@ def round_plan(plan: Plan, current: Round) -> Plan:
         master_port=ports[0],
         worker_ports=ports[: len(current.members) * plan.workers] if plan.worker_ports else [],
         restart_count=plan.restart_count + current.number,
-        home=plan.node,
-        homes=current.members,
+        original_node=plan.node,
+        original_nodes=current.members,
     )
 
 

@@ -12,7 +12,7 @@ import stat
 from typing import Any
 
 _PACKAGE_FOLDER = os.path.dirname(__file__)
-_PARENT_FOLDERS = ("/tmp", "/dev/shm", "/var/tmp")  # noqa: S108 - an existing folder there is used only if it is ours
+_PARENT_FOLDERS = ("/tmp", "/dev/shm", "/var/tmp")  # noqa: S108 - an existing folder there must belong to this user
 _FOLDER_NAME = ".trainyard"
 """The folder's name. It is the same in every pod, because mpirun starts the same path on all nodes."""
 

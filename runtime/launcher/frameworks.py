@@ -76,7 +76,7 @@ def horovod_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
 
 def _gloo_variables(plan: Plan, local_rank: int) -> Dict[str, str]:
     values = {
-        "HOSTNAME": plan.host(plan.node if plan.home < 0 else plan.home),
+        "HOSTNAME": plan.host(plan.node if plan.original_node < 0 else plan.original_node),
         "RANK": str(plan.rank(local_rank)),
         "SIZE": str(plan.world_size),
         "LOCAL_RANK": str(local_rank),

@@ -26,7 +26,7 @@ _REMOVED_WORKER_PLACE = "-1,-1,-1,-1,-1,-1"
 
 
 class RendezvousServer(ThreadingHTTPServer):
-    """Listens as soon as it is created, so that its port is known. After `serve`, a thread answers requests."""
+    """The server. It listens once it is created, so that its port is known; `serve` starts a thread that answers."""
 
     daemon_threads = True
 

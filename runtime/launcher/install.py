@@ -56,11 +56,13 @@ def main() -> int:
     target, temporary = (os.path.join(os.environ["RUN_DIR"], name) for name in ("site-packages", "tmp"))
     for folder in (target, temporary):
         os.mkdir(folder)
-    # uv keeps packages that are installed already. So it sees the image's, and installs only what the image lacks.
-    seeds = copy_seeds(target)
+    # uv keeps packages that are installed already. With copies of the image's metadata, it installs only packages that
+    # the image lacks.
+    metadata_folders = copy_image_metadata(target)
     constraints = os.path.join(temporary, "constraints.txt")
     with open(constraints, "w", encoding="utf-8") as file:
-        file.writelines("{}=={}\n".format(*match.groups()) for match in map(_DIST_INFO.fullmatch, seeds) if match)
+        matches = map(_DIST_INFO.fullmatch, metadata_folders)
+        file.writelines("{}=={}\n".format(*match.groups()) for match in matches if match)
     environment = {**os.environ, **plan["environment"], "TMPDIR": temporary}
     environment["UV_CACHE_DIR"] = plan.get("cache") or os.path.join(temporary, "cache")
     if "proxy" in plan:
@@ -69,8 +71,8 @@ def main() -> int:
     command = [plan["uv"], "pip", "install", "--python", sys.executable, "--target", target]
     command += ["--constraints", constraints, *plan["arguments"]]
     code = subprocess.run(command, env=environment, check=False).returncode
-    for seed in seeds:
-        shutil.rmtree(os.path.join(target, seed), ignore_errors=True)
+    for name in metadata_folders:
+        shutil.rmtree(os.path.join(target, name), ignore_errors=True)
     if code == 0:
         write_pth_loader(target)
     return code
@@ -84,20 +86,20 @@ def write_pth_loader(target: str) -> None:
             file.write(_PTH_LOADER_SOURCE)
 
 
-def copy_seeds(target: str) -> List[str]:
+def copy_image_metadata(target: str) -> List[str]:
     """Copy the metadata of the image's packages to `target`; return the names of the copies.
 
-    If two folders on the path have a package, the first is the one that imports find.
+    If two folders on the path have the same package, copy from the first, which imports use.
     """
-    seeds: Dict[str, str] = {}
+    copied: Dict[str, str] = {}  # the folder of each package's metadata, by the package's name
     for folder in filter(os.path.isdir, sys.path):
         for name in sorted(os.listdir(folder)):
             match = _DIST_INFO.fullmatch(name)
             package = re.sub(r"[._]+", "-", match.group(1)).lower() if match else ""
-            if match and package not in seeds:
-                seeds[package] = name
+            if match and package not in copied:
+                copied[package] = name
                 shutil.copytree(os.path.join(folder, name), os.path.join(target, name))
-    return list(seeds.values())
+    return list(copied.values())
 
 
 def serve_proxy(path: str) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Iterable, List, Optional
 
 MIN_LENGTH = 6
-"""Minimum number of characters of a value, or of one of its lines, that is replaced."""
+"""Characters that a value, or one of its lines, must have to be replaced. Shorter ones occur in ordinary text."""
 MAX_LINES = 100
 """Lines of one value that are replaced one by one. A private key has about 50; each costs a search of the output."""
 MASK = b"***"
@@ -23,34 +23,34 @@ class Mask:
         # Longest first: of two values that begin alike, the longer one is replaced.
         self._texts = [text.encode("utf-8", "surrogatepass") for text in sorted(texts, key=len, reverse=True)]
 
-    def stream(self) -> Optional[MaskedStream]:
-        """Return the state of one stream; None if there is nothing to replace."""
+    def new_stream(self) -> Optional[MaskedStream]:
+        """Return a filter for one stream; None if there is nothing to replace."""
         return MaskedStream(self) if self._texts else None
 
-    def data(self, data: bytes) -> bytes:
+    def apply_to_bytes(self, data: bytes) -> bytes:
         """Return bytes with the values replaced."""
         for text in self._texts:
             data = data.replace(text, MASK)
         return data
 
-    def text(self, text: str) -> str:
-        """Return a text with the values replaced. It may have been cut, so its end may be part of a value."""
+    def apply_to_text(self, text: str) -> str:
+        """Return a text with the values replaced. Its end may be the beginning of a value that was cut."""
         if not self._texts:
             return text
-        data = self.data(text.encode("utf-8", "surrogatepass"))
+        data = self.apply_to_bytes(text.encode("utf-8", "surrogatepass"))
         overlap = max(_overlap(data, each) for each in self._texts)
         if overlap >= MIN_LENGTH:
             data = data[:-overlap] + MASK
         return data.decode("utf-8", "replace")
 
-    def message(self, value: Any) -> Any:
+    def apply_to_message(self, value: Any) -> Any:
         """Return a value of a JSON message with the values replaced in all of its texts."""
         if isinstance(value, str):
-            return self.text(value)
+            return self.apply_to_text(value)
         if isinstance(value, dict):
-            return {self.text(str(name)): self.message(item) for name, item in value.items()}
+            return {self.apply_to_text(str(name)): self.apply_to_message(item) for name, item in value.items()}
         if isinstance(value, list):
-            return [self.message(item) for item in value]
+            return [self.apply_to_message(item) for item in value]
         return value
 
     def complete_length(self, data: bytes) -> int:
@@ -66,23 +66,23 @@ class Mask:
 
 
 class MaskedStream:
-    """One stream, whose values may be divided between any two pieces."""
+    """Replaces the values in one stream, in which a value may be split across pieces."""
 
     def __init__(self, mask: Mask) -> None:
         self._mask = mask
-        self._rest = b""
+        self._pending = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Return the next piece with the values replaced, without an end that may be the beginning of a value."""
-        data = self._rest + data
+        """Return the next piece with the values replaced. Keep an end that may be the beginning of a value."""
+        data = self._pending + data
         end = self._mask.complete_length(data)
-        self._rest = data[end:]
-        return self._mask.data(data[:end])
+        self._pending = data[end:]
+        return self._mask.apply_to_bytes(data[:end])
 
     def finish(self) -> bytes:
         """Return what is left at the end of the stream."""
-        rest, self._rest = self._rest, b""
-        return self._mask.data(rest)
+        rest, self._pending = self._pending, b""
+        return self._mask.apply_to_bytes(rest)
 
 
 def _lines(value: str) -> List[str]:
@@ -90,7 +90,7 @@ def _lines(value: str) -> List[str]:
 
 
 def _overlap(data: bytes, text: bytes) -> int:
-    """Return the length of the longest end of `data` that is a beginning of `text`, and not all of it."""
+    """Return the length of the longest suffix of `data` that is a proper prefix of `text`."""
     start = max(0, len(data) - len(text) + 1)
     while True:
         start = data.find(text[:1], start)

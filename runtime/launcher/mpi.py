@@ -27,7 +27,7 @@ from .topology import LaunchPlan, Plan
 from .worker_group import Rank, WorkerGroup
 
 START_SECONDS = 60.0
-"""How long mpirun may take to start its stubs on every node."""
+"""How long mpirun may take to start its stubs on every node. It usually needs a few seconds."""
 RANK_EXIT_SECONDS = 1.0
 """How long to wait after mpirun has ended a stub before its rank is ended. After MPI_Abort the rank ends by itself, and
 its own exit code says more than a SIGTERM."""
@@ -232,8 +232,12 @@ class Mpi:
     def _send_daemon(self, link: Link, host: str, command: str) -> None:
         """On node 0, have the launcher of `host` run the daemon's command."""
         plan = self._plan
-        # The nodes of this round by host name; `home` is a node's number at submission.
-        members = {} if plan is None else {plan.run_id + "-" + str(home): home for home in plan.homes}
+        # The nodes of this round by host name; `original_node` is a node's number at submission.
+        members = (
+            {}
+            if plan is None
+            else {plan.run_id + "-" + str(original_node): original_node for original_node in plan.original_nodes}
+        )
         if host not in members or len(command) > _MAX_COMMAND_BYTES:
             self._answer(link, {"exit_code": 1, "signal": ""})
             return
@@ -276,7 +280,9 @@ def mpirun_command(plan: Plan, path: str, stub: List[str]) -> List[str]:
 
     Ranks fill the nodes one after another and are not bound to cores, as without MPI. The run's user may be root.
     """
-    hosts = ",".join("{}-{}:{}".format(plan.run_id, home, plan.workers) for home in plan.homes)
+    hosts = ",".join(
+        "{}-{}:{}".format(plan.run_id, original_node, plan.workers) for original_node in plan.original_nodes
+    )
     options = ["--allow-run-as-root", "--bind-to", "none", "--map-by", "slot", "--host", hosts]
     return [path, *options, "-np", str(plan.world_size), *stub]
 

@@ -36,12 +36,12 @@ class ProcessTree(Protocol):
 _DRAIN_SECONDS = 5.0
 """How long the pipes of an ended node are read. The limit is needed because an orphan may keep a pipe open."""
 _OUTPUT_SECONDS = 1.0
-"""Minimum interval between reports of output to the launcher."""
+"""Minimum interval between reports of output to the launcher. Hangs take far longer, so more reports would not help."""
 _START_NOTIFICATION_SECONDS = 0.1
 """How long the notification of the ranks' start is delayed. A short run ends within this time and wakes readers once.
 """
 _ABORT_SECONDS = 0.5
-"""How long a launcher may take to notify the other nodes before it is killed."""
+"""How long a launcher may take to notify the other nodes before it is killed. It needs milliseconds if it works."""
 
 
 class Node:
@@ -80,11 +80,11 @@ class Node:
         self._link: Optional[Link] = None
         self._has_reported_end = False  # the launcher has sent `ended`
         self._is_aborting = False  # the launcher was asked to end the whole run
-        self._heartbeat_at = 0.0  # the next heartbeat (monotonic)
-        self._output_at: Optional[float] = None  # the last output that is not reported yet (Unix seconds)
+        self._next_heartbeat_at = 0.0  # monotonic
+        self._unreported_output_at: Optional[float] = None  # the last output that is not reported yet (Unix seconds)
         self._output_reported_at = 0.0  # monotonic
         self._metrics_path = metrics_path
-        self._metrics_at = 0.0
+        self._next_metrics_check_at = 0.0  # monotonic
         self._metrics_state = (0, 0)  # modification time (ns) and size at the last check
 
     @property
@@ -136,7 +136,7 @@ class Node:
             if self._output.pump(source):
                 self._record.note_change()
             if self._output.is_live_rank(source):
-                self._output_at = time.time()
+                self._unreported_output_at = time.time()
         elif isinstance(source, Link):
             self._read_launcher(source)
         else:
@@ -164,7 +164,7 @@ class Node:
         elif kind == "running":
             self._note_running(message)
         elif kind == "cause":
-            self._add_cause(self._mask.message(message["cause"]))
+            self._add_cause(self._mask.apply_to_message(message["cause"]))
         elif kind == "rank_ended" and message["aborted_late"]:
             self._accept_late_abort(message["rank"])
         elif kind == "members":
@@ -175,7 +175,7 @@ class Node:
         elif kind == "progress":
             self._record.note_progress(float(message["at"]))
         elif kind == "stacks":
-            self._record.add_stacks(int(message["rank"]), self._mask.text(str(message["text"])))
+            self._record.add_stacks(int(message["rank"]), self._mask.apply_to_text(str(message["text"])))
         elif kind == "ended":
             self._has_reported_end = True
             if self._is_aborting:
@@ -229,8 +229,8 @@ class Node:
 
     def _check(self, now: float) -> None:
         """Write the heartbeat and check the limits."""
-        if now >= self._heartbeat_at:
-            self._heartbeat_at = now + self._heartbeat_seconds
+        if now >= self._next_heartbeat_at:
+            self._next_heartbeat_at = now + self._heartbeat_seconds
             self._record.heartbeat()
         self._check_metrics(now)
         self._report_output(now)
@@ -240,23 +240,23 @@ class Node:
 
     def _check_metrics(self, now: float) -> None:
         """Detect new metrics by their file's size and time, since the code writes the file itself. On node 0 only."""
-        if self._node or now < self._metrics_at:
+        if self._node or now < self._next_metrics_check_at:
             return
-        self._metrics_at = now + self._metrics_seconds
+        self._next_metrics_check_at = now + self._metrics_seconds
         with contextlib.suppress(OSError):
             status = os.lstat(self._metrics_path)
             metrics_state = (status.st_mtime_ns, status.st_size)
             if metrics_state != self._metrics_state:
                 self._metrics_state = metrics_state
-                self._output_at = time.time()
+                self._unreported_output_at = time.time()
                 self._record.note_change()
 
     def _report_output(self, now: float) -> None:
         """Report output to the launcher as progress. The launcher cannot see it: ranks write it to the supervisor."""
-        if self._output_at is None or now - self._output_reported_at < _OUTPUT_SECONDS:
+        if self._unreported_output_at is None or now - self._output_reported_at < _OUTPUT_SECONDS:
             return
-        self._record.note_progress(self._output_at)
-        self._output_at = None
+        self._record.note_progress(self._unreported_output_at)
+        self._unreported_output_at = None
         self._output_reported_at = now
         self._send({"type": "output"})
 
@@ -306,8 +306,8 @@ class Node:
         while self._link is not None and self._link in self._selector.get_map() and time.monotonic() < give_up_at:
             self._read_launcher(self._link)
         self._output.drain(give_up_at)
-        if self._output_at is not None:
-            self._record.note_progress(self._output_at)
+        if self._unreported_output_at is not None:
+            self._record.note_progress(self._unreported_output_at)
         ended = self._tree.exit
         if ended is not None and not self._has_reported_end and not self._record.causes:
             self._explain_exit(ended)
@@ -318,8 +318,8 @@ class Node:
         for cause in own_causes:
             cause["last_lines"] = self._output.ranks[cause["rank"]].last_lines()
             # These ranks reported no exception, so only their output can show that the failure is an echo.
-            silent = cause["code"] == "rank_exited" or cause.get("signal") == "SIGABRT"
-            if self._has_peers and silent and is_echo_in_output(cause["last_lines"]):
+            has_no_exception = cause["code"] == "rank_exited" or cause.get("signal") == "SIGABRT"
+            if self._has_peers and has_no_exception and is_echo_in_output(cause["last_lines"]):
                 cause["echo"] = True
         # Only the first cause is shown with its output.
         first = first_cause(own_causes)

@@ -22,13 +22,14 @@ SILENCE_SECONDS = 12.0
 KILL_MARGIN_SECONDS = 0.25
 """SIGKILL is sent this long before the deadline, so that no process is left at the deadline."""
 CHECK_SECONDS = 0.25
-"""How often limits are checked where the kernel does not enforce them."""
+"""Interval of checks if the kernel does not enforce the limits. A process can exceed them by what it gets in this
+time."""
 STOPPED_SECONDS = 5.0
 """If two checks are this far apart, this process was stopped, perhaps with the whole machine. Normally they are 0.25 to
 1 s apart."""
-OOM_EFFECT_SECONDS = 30.0
-"""An OOM kill explains failures of ranks for so long. Such a rank lost a helper process, or waited for a killed peer.
-"""
+EVENT_EFFECT_SECONDS = 30.0
+"""How long after an event (an OOM kill, a refused process, a starved launcher) a failure may be its effect. A rank may
+fail late, because it lost a helper process or waited for a killed peer."""
 
 
 class NodePlan(TypedDict, total=False):
@@ -152,7 +153,7 @@ class NodeLimits:
     @staticmethod
     def is_recent(counter: Counter, now: float) -> bool:
         """Whether the kernel counted such an event so recently that it explains a rank that fails now."""
-        return counter.increased_at is not None and now - counter.increased_at <= OOM_EFFECT_SECONDS
+        return counter.increased_at is not None and now - counter.increased_at <= EVENT_EFFECT_SECONDS
 
     def out_of_memory(self, rank: Optional[int], used_bytes: Optional[int] = None) -> Verdict:
         """Return the verdict for a node that used too much memory; `rank` where one can be blamed."""

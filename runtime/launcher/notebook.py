@@ -1,9 +1,9 @@
 """The platform's script of a notebook: it runs a JupyterLab that listens on a Unix socket in RUN_DIR.
 
-Argument: after how many seconds without activity it ends. The socket is JupyterLab's only door, and everything in the
-run's sandbox may use it. The console connects to it from outside, for members of the organization only; so JupyterLab
-asks for no token. The console checks the origin of each request, and passes no cookie on, so that JupyterLab need not
-(and could not) compare a cookie with a form.
+Argument: after how many seconds without activity it ends. JupyterLab listens only on this socket, which every process
+in the run's sandbox may use. From outside, the console connects to it for members of the organization only, so
+JupyterLab asks for no token. The console also checks the origin of each request. It passes no cookies on, so
+JupyterLab's own check of a cookie against a form field (XSRF) is off.
 """
 
 import importlib
@@ -40,11 +40,11 @@ def options(idle_seconds: int, folder: str, run_dir: str) -> "List[str]":
 
 
 def end_when_idle() -> None:
-    """Have JupyterLab end although a browser tab is open: it may be forgotten, and its owner pays.
+    """End an idle JupyterLab even if a browser tab is open, since a forgotten tab would cost its owner money.
 
-    Activity is a running cell, the output of a cell, the input of a terminal, and a change of a file. By itself
-    JupyterLab would also count that an open tab looks for news and saves its layout, every few seconds, and would wait
-    for all kernels to be closed.
+    Activity is a running cell, the output of a cell, the input of a terminal, and a change of a file. JupyterLab's own
+    rule also counts the requests of an open tab, which polls and saves its layout every few seconds, and waits until
+    all kernels are closed.
     """
     APIHandler = importlib.import_module("jupyter_server.base.handlers").APIHandler  # noqa: N806 - a class
     ServerApp = importlib.import_module("jupyter_server.serverapp").ServerApp  # noqa: N806 - a class
@@ -68,7 +68,7 @@ def end_when_idle() -> None:
 
 
 def write_preferences(home: str) -> None:
-    """Turn off JupyterLab's news and its search for updates: a run has no way out to the internet."""
+    """Turn off JupyterLab's news and its search for updates, since a run cannot reach the internet."""
     folder = os.path.join(home, ".jupyter", "lab", "user-settings", "@jupyterlab", "apputils-extension")
     os.makedirs(folder, exist_ok=True)
     with open(os.path.join(folder, "notification.jupyterlab-settings"), "w") as file:

@@ -47,7 +47,7 @@ class Output:
         return write_end
 
     def _open(self, name: str, pipe: int, limit_bytes: int, rank: int) -> RankLog:
-        log = RankLog(self._folder / name, pipe, limit_bytes, self._listener_of(rank), self.mask.stream())
+        log = RankLog(self._folder / name, pipe, limit_bytes, self._listener_of(rank), self.mask.new_stream())
         self.selector.register(log, selectors.EVENT_READ, log)
         return log
 

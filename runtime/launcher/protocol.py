@@ -4,9 +4,9 @@ Messages describe the run and never decide about money: the supervisor measures 
 Customer code has the same user, so messages can be trusted only because that code cannot reach the sockets. Ranks do
 not inherit them, and `make_undumpable` hides `/proc/<launcher>/fd`.
 
-Every line is one JSON object of at most 1 MiB with a `type`. Ranks are identified by their *seat*, their global rank at
-the run's submission, so that `rank-<rank>.log` stays one process's log; in a later round the code may see another RANK.
-Times (`at`) are Unix seconds. Readers skip types and fields that they do not know.
+Every line is one JSON object of at most 1 MiB with a `type`. `rank` is always a rank's global rank at the run's
+submission (`worker_group.Rank.rank_id`), so that `rank-<rank>.log` stays one process's log. In a later round of an
+elastic run, the code may see another RANK. Times (`at`) are Unix seconds. Readers skip unknown types and fields.
 
 Launcher to supervisor:
 
@@ -75,7 +75,7 @@ MAX_LINE_BYTES = 1 << 20
 """Maximum length of a message: stacks and samples of hundreds of ranks need less."""
 _PR_SET_DUMPABLE = 4
 _READ_BYTES = 1 << 16
-"""Maximum bytes that one call reads."""
+"""Maximum bytes that one call reads: more than almost every message has."""
 # Signals that may be effects: a rank that lost a connection may abort, and the launcher ends ranks by SIGTERM. A rank
 # that died by any other signal is more likely the first cause.
 _EFFECT_SIGNALS = ("", "SIGABRT", "SIGTERM")

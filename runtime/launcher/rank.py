@@ -29,11 +29,12 @@ _PLATFORM_FILES = (os.path.join(_FOLDER, "rank.py"), os.path.join(_FOLDER, "warm
 _MAX_REPORT_BYTES = 4000
 """Maximum bytes of a report. A write of up to 4096 bytes to a pipe is atomic, so stacks cannot be mixed into it."""
 _MAX_TEXT_BYTES = 400
-"""How much of the beginning of an exception's text is reported."""
+"""How much of the beginning of an exception's text is reported. With the other limits, a report fits
+`_MAX_REPORT_BYTES`."""
 _MAX_TEXT_END_BYTES = 200
-"""How much of the end of a longer text is reported too."""
+"""How much of the end of a longer text is reported too, since some libraries put the reason there."""
 _MAX_NAME_BYTES = 120
-"""Maximum length of the name of a type, file or function."""
+"""Maximum length of the name of a type, file or function; longer ones are cut."""
 _MAX_CHAIN_LENGTH = 4
 """Maximum number of exceptions of a chain that are reported: the first ones and the last."""
 STACK_SIGNAL = 50
@@ -268,7 +269,7 @@ def with_displayed_paths(text: str, paths: "List[Tuple[str, str]]") -> str:
 
 
 def show_stacks(report_fd: int) -> None:
-    """Write the stacks of all threads to the channel on STACK_SIGNAL."""
+    """Write the stacks of all threads to the pipe `report_fd` on STACK_SIGNAL."""
     try:
         import faulthandler  # noqa: PLC0415 - an interpreter may be built without it
 
@@ -291,7 +292,7 @@ def count_steps(counts_fd: int) -> None:
 
 
 class _ImportObserver:
-    """An import finder that stands first. It delegates to the others, and learns when a watched module was imported."""
+    """The first import finder. It delegates to the others, and starts the counting of a module once it is imported."""
 
     def __init__(self, counts_fd: int) -> None:
         self._counts_fd = counts_fd

@@ -24,13 +24,13 @@ _SET_PIPE_SIZE = 1031
 _PIPE_BYTES = 1 << 20
 """The size of a rank's pipe: the most that Linux allows every user by default."""
 _READ_BYTES = 1 << 18
-"""Maximum bytes that one call reads."""
+"""Maximum bytes that one call reads. One rank that prints much must not delay the others."""
 _PAUSE_SECONDS = 0.005
 """How long reading a slowly filling pipe pauses, so that each call reads more."""
 _TAIL_BYTES = 4096
 """How much of the end of the output is kept in memory for `last_lines`."""
 _LAST_LINES = 20
-"""Maximum number of lines that a failure shows."""
+"""Maximum number of lines that a failure shows: usually a whole traceback."""
 _MARKERS = re.compile(r"(\[rank\d+\]:)? +[~^]+$")
 """The marker lines that Python 3.11 prints below lines of a traceback; PyTorch prefixes them with the rank."""
 

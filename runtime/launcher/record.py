@@ -17,11 +17,12 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional
 SAMPLES_LIMIT_BYTES = 16 << 20
 """Maximum size of a node's file of samples; later samples are dropped."""
 STACKS_LIMIT_BYTES = 256 << 10
-"""Maximum size of a rank's stacks."""
+"""Maximum size of a rank's stacks: twice `telemetry.stacks.MAX_TEXT_LENGTH`, since a character may have several
+bytes."""
 _MIN_NOTIFY_SECONDS = 0.02
 """Minimum interval between notifications, so that an event of several parts wakes readers once."""
 FINAL_WRITE_TRIES = 60
-"""Tries to write the last record, one each second."""
+"""Tries to write the last record, one each second. Within a minute, a full disk may have room again."""
 RESERVED_BYTES = 256 << 10
 """Disk space that is reserved for the last record. No record needs as much, even with all its last lines."""
 
@@ -198,6 +199,7 @@ class Record:
 
     def timeout(self, now: float) -> float:
         """Return the seconds until the next notification is due."""
+        # 60: no notification is due, and the caller has a shorter timer.
         return self._notify_at - now if self._has_changed and self._change_file is not None else 60.0
 
     def notify_if_due(self, now: float) -> None:

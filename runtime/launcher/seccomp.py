@@ -10,7 +10,7 @@ share every resource that the kernel counts or locks per user. The filter refuse
     inotify    Instances are limited per user (128 by default), and the console needs some.
     namespaces In its own user namespace, code is root, and can reach most of the kernel's past bugs.
     sockets    Some families ignore network namespaces (vsock). Training needs few families.
-    the rest   Calls for administrators, and io_uring, which bypasses this filter.
+    others     Calls for administrators, and io_uring, which bypasses this filter.
 
 A second part protects the launcher, which runs as the same user. Code cannot send it signals, or set its resource
 limits, priority or scheduling class. Pods get only this part (`pod_filter`): a container runtime has its own filter.
@@ -37,8 +37,9 @@ _CLONE_NEWUSER = 0x10000000
 _PRIO_USER, _IOPRIO_WHO_USER = 2, 3
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK, _AF_VSOCK = 1, 2, 10, 16, 40
 _NETLINK_ROUTE = 0
-_OTHER_ABI = 0x40000000
-"""The first number of x86-64's second set of calls (x32), all of which are refused: they would bypass the rules."""
+_FIRST_X32_CALL = 0x40000000
+"""The first number of the x32 calls, which x86-64 kernels may also serve. They would bypass the rules, so all are
+refused."""
 # Calls that are refused with any arguments.
 _REFUSED_CALLS = (
     # name, number on x86_64, number on aarch64 (0: does not exist), error
@@ -225,7 +226,7 @@ def _build_filter(machine: str, rules: Sequence[_Rule]) -> Optional[bytes]:
         (_LOAD, 0, 0, _NUMBER_OFFSET),
     ]
     if machine == "x86_64":
-        instructions += [(_AT_LEAST, 0, 1, _OTHER_ABI), (_RETURN, 0, 0, _RETURN_ERROR | errno.ENOSYS)]
+        instructions += [(_AT_LEAST, 0, 1, _FIRST_X32_CALL), (_RETURN, 0, 0, _RETURN_ERROR | errno.ENOSYS)]
     for rule in rules:
         number = rule.x86_64 if machine == "x86_64" else rule.aarch64
         if number:

@@ -22,11 +22,11 @@ STOP_FILE = "stop.json"
 _SIGNATURE_START = b',"signature":"'
 _SIGNATURE_END = b'"}'
 _MAX_SHORT_LINES = 5
-"""Last lines that a shortened record keeps."""
+"""Last lines that a shortened record keeps: the exception and its nearest frames."""
 _MAX_SHORT_LINE_LENGTH = 160
-"""Characters of each of these lines."""
+"""Characters of each of these lines. Several causes then fit into MAX_RECORD_BYTES."""
 _MAX_SHORT_TEXT_LENGTH = 300
-"""Characters of a text in a shortened record."""
+"""Characters of a text in a shortened record: most messages are shorter."""
 
 
 def sign_record(record: Dict[str, Any], key: str, max_bytes: Optional[int] = None) -> bytes:

@@ -44,9 +44,11 @@ _COLLECTIVES = (
 _DDP_INTERVAL_SECONDS = 1.0
 """Minimum interval between two readings of DDP's measurements, which take 0.1 ms."""
 _DDP_SAMPLE_RATE = 20
-"""DDP measures one step in this many on CPU."""
+"""DDP measures one step in this many on CPU, instead of one in a hundred. On a CPU, steps are long and measuring is
+cheap."""
 _STEPS_TO_REPLACE = 3
-"""After another optimizer has stepped this often while the counted one did not, it is counted instead."""
+"""If another optimizer steps this often while the counted one does not, the other is counted from then on. Fewer would
+switch between optimizers that alternate."""
 _MAX_CALLER_DEPTH = 6
 """How many callers of a `step()` are searched for another `step()`."""
 _MAX_VALID_SECONDS = 1e9
@@ -116,13 +118,16 @@ class Recorder:
     def note_step(self, optimizer: Any, _arguments: Any = None, _keywords: Any = None) -> None:
         """Count a step of an optimizer."""
         try:
-            if not _is_nested() and self._note_and_choose(id(optimizer)):
+            if not _is_nested() and self._note_optimizer(id(optimizer)):
                 self._count(self._clock())
         except Exception:  # an error here must not reach the script
             return
 
-    def _note_and_choose(self, optimizer_id: int) -> bool:
-        """Note a step; return whether it counts. Only one optimizer's do: the first, until another replaces it."""
+    def _note_optimizer(self, optimizer_id: int) -> bool:
+        """Note which optimizer has stepped; return whether its step counts.
+
+        Only the steps of one optimizer count: the first, until another replaces it (`_STEPS_TO_REPLACE`).
+        """
         if optimizer_id == self._counted_optimizer:
             self._other_optimizers.clear()
             return True
@@ -136,7 +141,7 @@ class Recorder:
     def _count(self, now: float) -> None:
         if self._last_step_at is None:
             # Time spent waiting before training (joining the group, sharing the first weights) is not part of a step.
-            # 0, but `_UNKNOWN`, which is negative, stays.
+            # So a measured time becomes 0, while the negative `_UNKNOWN` stays.
             self._communication = min(self._communication, 0.0)
         else:
             self._steps += 1
@@ -203,7 +208,7 @@ class Recorder:
 def _is_nested() -> bool:
     """Whether this step is part of another one: Horovod's optimizers step by their base class's step."""
     # 0 is this function, 1 `note_step`, 2 torch's wrapper of every `step()`: the same code for a nested one.
-    frame = sys._getframe(2)  # noqa: SLF001 - the only way to one's caller that is as quick as this
+    frame = sys._getframe(2)  # noqa: SLF001 - the public `inspect` is far slower, and this runs at every step
     step_code, caller = frame.f_code, frame.f_back
     for _depth in range(_MAX_CALLER_DEPTH):
         if caller is None:

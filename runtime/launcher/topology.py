@@ -60,8 +60,8 @@ class Plan(NamedTuple):
     number of cores of one node (0: not known). `own_network`: this node's network namespace carries only its own
     traffic.
 
-    Nodes have new numbers in each round. `home` is this node's number at submission (-1: in no round yet), and `homes`
-    has those of all nodes that take part.
+    Nodes have new numbers in each round of an elastic run. `original_node` is this node's number at submission (-1: in
+    no round yet), and `original_nodes` has those of all nodes that take part.
 
     `lr` is the learning rate as ordered; with `lr_scaling` "linear" the ranks get it times the number of processes.
 
@@ -96,8 +96,8 @@ class Plan(NamedTuple):
     controller: str = "gloo"
     collective_timeout_seconds: int = 0
     stall_check_seconds: int = 0
-    home: int = -1
-    homes: Sequence[int] = ()
+    original_node: int = -1
+    original_nodes: Sequence[int] = ()
     hang_seconds: int = 0
     cpus: float = 0.0
     own_network: bool = False

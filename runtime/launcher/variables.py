@@ -18,7 +18,7 @@ _READ_AT_IMPORT = (
 def references(argument: str) -> List[str]:
     """Return the names that an argument refers to, as `$NAME` or `${NAME}`. `$$` is a dollar sign.
 
-    A dollar sign before anything else stands for itself. Raises ValueError for braces without a name or an end.
+    A dollar sign before other characters is kept. Raises ValueError for braces without a name or an end.
     """
     names = []
     for dollar, name, name_in_braces, brace in _REFERENCE.findall(argument):

@@ -1,7 +1,7 @@
 """The ranks of one node: started together, watched, and ended together.
 
-A rank's end is reported once, and only after all of its own reports. A rank is identified by its *seat*: its global
-rank at the run's submission. Outputs and logs belong to seats, even if a later round assigns another RANK.
+A rank's end is reported once, and only after all of its own reports. `Rank.rank_id` identifies a rank during the whole
+run: it is the global rank at submission, by which outputs and logs are named. A later round may assign another RANK.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from .topology import LaunchPlan, Plan, rank_arguments
 from .warm.client import WarmRanks
 
 TERMINATE_SECONDS = 3.0
-"""How long ranks get between SIGTERM and SIGKILL when the run or one of its rounds fails."""
+"""How long ranks get between SIGTERM and SIGKILL when the run or a round fails. The grace period is for runs that are
+stopped."""
 EXIT_SECONDS = 30.0
-"""How long a rank may take to end after its script has failed. Some never end: they join a worker that never ends.
-"""
+"""How long a rank may take to end after its script has failed. Some never end, because they wait for a worker thread or
+process that never ends."""
 HEAD_START_SECONDS = 0.05
 """How much later than rank 0 the other PyTorch ranks start. Rank 0 serves the store that they connect to. A rank that
 connects too early is refused, and retries only after about half a second."""
@@ -58,8 +59,8 @@ class Rank:
     the same data. `counts_fd` is the descriptor of its step counts (-1: none), see `step_timer`.
     """
 
-    def __init__(self, seat: int, pid: int, report_fd: int, counts_fd: int = -1) -> None:
-        self.seat = seat
+    def __init__(self, rank_id: int, pid: int, report_fd: int, counts_fd: int = -1) -> None:
+        self.rank_id = rank_id
         self.pid = pid
         self.report_fd = report_fd
         self.counts_fd = counts_fd
@@ -82,7 +83,7 @@ class Rank:
         if not data:
             return False
         if self.report_listener is not None:
-            self.report_listener(self.seat, data)
+            self.report_listener(self.rank_id, data)
         *lines, rest = (self._partial_line + data).split(b"\n")
         self._partial_line = rest[-_READ_BYTES:]
         for line in lines:
@@ -158,7 +159,7 @@ class WorkerGroup:
 
     def __init__(self, selector: BaseSelector, plan: Plan, launch_plan: LaunchPlan, warm_ranks: WarmRanks) -> None:
         self._selector = selector
-        self._seats = [plan.rank(local_rank) for local_rank in range(plan.workers)]
+        self._rank_ids = [plan.rank(local_rank) for local_rank in range(plan.workers)]
         self._outputs: List[int] = launch_plan["outputs"]
         self._python: str = launch_plan["python"]
         self._environment: Dict[str, str] = launch_plan["environment"]
@@ -174,7 +175,7 @@ class WorkerGroup:
         self._kill_at: Optional[float] = None
 
     def start(self, plan: Plan, announcement: str = "") -> Dict[str, int]:
-        """Start every rank of this node and return {pid: seat}.
+        """Start every rank of this node and return {pid: rank_id}.
 
         `announcement`, if any, is written to each rank's output first, with its `{rank}` and `{size}` filled in.
         """
@@ -235,15 +236,15 @@ class WorkerGroup:
             delay_seconds=delay_seconds,
         )
         os.close(rank_report_fd)
-        rank = Rank(self._seats[local_rank], pid, report_fd, counts_fd)
+        rank = Rank(self._rank_ids[local_rank], pid, report_fd, counts_fd)
         self._by_pid[pid] = rank
         self._selector.register(report_fd, EVENT_READ, rank)
         return rank
 
     @property
     def pids(self) -> Dict[str, int]:
-        """{pid: seat}, as in the message `running`."""
-        return {str(pid): rank.seat for pid, rank in self._by_pid.items()}
+        """{pid: rank_id}, as in the message `running`."""
+        return {str(pid): rank.rank_id for pid, rank in self._by_pid.items()}
 
     @property
     def ranks(self) -> List[Rank]:

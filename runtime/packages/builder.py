@@ -32,11 +32,11 @@ from runtime.trash import Trash, remove_tree
 RUN_NAME = "packages"
 """The name of each installation's run. The runs have different roots."""
 REPLACED_FOLDER = "A package has replaced the folder that it was to be installed in."
-"""The reason of a failure: see `layers.adopt`."""
+"""The reason of a failure: see `layers.move_installed`."""
 LOG_LIMIT_BYTES = 1 << 20
-"""Bytes of an installation's output that its run keeps until it is deleted."""
+"""Bytes of an installation's output that its run keeps until it is deleted. Afterwards, only the end is kept."""
 MAX_LOG_BYTES = 64 * 1024
-"""Bytes of an installation's output, from its end, that are kept after the run is deleted."""
+"""Bytes from the end of an installation's output that are kept after the run is deleted. The database stores them."""
 MAX_CACHE_BYTES = 2 << 30
 """A larger cache is removed after an installation, since the cache only saves downloads."""
 _MAX_REASON_LENGTH = 2000
@@ -45,7 +45,7 @@ _START_AND_END_SECONDS = 60
 """How much longer than its deadline to wait for an installation, since its node needs time to start and end."""
 _SOURCE_ROOT = Path(__file__).resolve().parents[2]
 _CPUS = 2
-"""Cores of an installation."""
+"""Cores of an installation, which mostly waits for downloads and compiles one package at a time."""
 _REASON_MARKS = ("error:", "  ×", "×")
 """uv's explanation of a failure starts with a line that begins with one of these."""
 
@@ -84,7 +84,7 @@ def install(layer: Layer, request: InstallRequest) -> InstallResult:
     backend = LocalBackend(
         root=layer.folder / "runs",
         images_root=Path(request.images_root),
-        # The caller decides how many installations run at once, so no machine is too small for the limits of one.
+        # 1 PiB: this backend must never refuse, because the caller decides how many installations run at once.
         cpus=_CPUS,
         memory_mib=1 << 30,
         network=request.network,
@@ -100,7 +100,7 @@ def install(layer: Layer, request: InstallRequest) -> InstallResult:
         log = _read_log(layer, backend, request, index_proxy.refused)
         (layer.folder / "log.txt").write_text(log)
         if status.outcome is Outcome.COMPLETED:
-            size = layers.adopt(layer, backend.run_folder(RUN_NAME))
+            size = layers.move_installed(layer, backend.run_folder(RUN_NAME))
             return InstallResult(REPLACED_FOLDER) if size is None else InstallResult(size_bytes=size)
         if status.outcome is Outcome.CODE_FAILED:
             return InstallResult(reason_of(log))
@@ -227,7 +227,7 @@ def _read_log(layer: Layer, backend: LocalBackend, request: InstallRequest, refu
 def reason_of(log: str) -> str:
     """Return uv's explanation of a failure on one line."""
     lines = log.splitlines()
-    # Without such a line, the last five lines are the best explanation that there is.
+    # If no line has such a mark, the last five lines are the best available explanation.
     start = max(0, len(lines) - 5)
     for number, line in enumerate(lines):
         if line.startswith(_REASON_MARKS):
@@ -273,7 +273,7 @@ def locked(layer: Layer) -> Iterator[bool]:
 def start(layer: Layer, request: InstallRequest) -> subprocess.Popen[bytes]:
     """Start the process that installs the layer's packages. It continues if this process ends."""
     layer.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    forget_result(layer)
+    remove_result(layer)
     write_json(layer.folder / "request.json", dataclasses.asdict(request))
     code = f"import sys; sys.path.insert(0, {str(_SOURCE_ROOT)!r}); from runtime.packages.builder import main; main()"
     with (layer.folder / "builder.log").open("wb") as log:
@@ -293,7 +293,7 @@ def is_working(layer: Layer) -> bool:
         return not is_ours
 
 
-def forget_result(layer: Layer) -> None:
+def remove_result(layer: Layer) -> None:
     """Remove the result of an installation, so that another one can start."""
     (layer.folder / "result.json").unlink(missing_ok=True)
 

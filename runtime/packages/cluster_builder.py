@@ -74,7 +74,7 @@ def start(
     backend.submit(dataclasses.replace(spec, pull_secret=pull_secret, labels=labels))
 
 
-def is_working(layer: Layer, backend: Backend) -> bool:
+def has_run(layer: Layer, backend: Backend) -> bool:
     """Whether the cluster has a run that installs this layer, even if it has ended. Raises BackendUnavailable."""
     try:
         backend.describe(_run_name(layer))
@@ -83,10 +83,10 @@ def is_working(layer: Layer, backend: Backend) -> bool:
     return True
 
 
-def take_result(layer: Layer, backend: Backend) -> tuple[InstallResult, str] | None:
+def collect_result(layer: Layer, backend: Backend) -> tuple[InstallResult, str] | None:
     """Return how the installation ended, and the end of its output; None if it has not ended or does not exist.
 
-    Removes the installation's run. If the process dies before it stores the result, a later call finds the layer
+    Removes the installation's run. If the caller dies before it stores the result, a later call finds the layer
     complete, or the installation starts again. Raises BackendUnavailable.
     """
     if layer.is_complete:
@@ -104,7 +104,7 @@ def take_result(layer: Layer, backend: Backend) -> tuple[InstallResult, str] | N
         result = InstallResult(f"The installation did not start. {status.waiting_for}".strip(), is_fault=True)
     elif status.outcome is Outcome.COMPLETED:
         try:
-            size = layers.adopt(layer, _runs_root(layer) / _run_name(layer))
+            size = layers.move_installed(layer, _runs_root(layer) / _run_name(layer))
         except OSError as error:
             result = InstallResult(f"The packages could not be moved to their place: {error}", is_fault=True)
         else:

@@ -53,7 +53,7 @@ def configured(
     """
     variables = _pip_configuration() if environment is None else environment
     find_links: tuple[str, ...] = ()
-    # The operator may choose an index in a private network. An index that nobody chose must be public.
+    # An index in a private network must be chosen by the operator; the default index must have a public address.
     is_chosen = bool(addresses) or "UV_DEFAULT_INDEX" in variables
     if not addresses:
         default = variables.get("UV_DEFAULT_INDEX") or DEFAULT_INDEX

@@ -103,7 +103,7 @@ def cluster_layer_key(*, cluster: str, image: str, python: str, requirements: Se
     return _digest(cluster=cluster, image=image, python=python, requirements=list(requirements))
 
 
-def adopt(layer: Layer, run_folder: Path) -> int | None:
+def move_installed(layer: Layer, run_folder: Path) -> int | None:
     """Move the packages that a run has installed in its RUN_DIR to the layer; return the bytes that they take on disk.
 
     Call this after the run has ended, so that nothing changes its files any more. Returns None if a package has

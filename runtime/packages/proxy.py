@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 _MAX_HEAD_BYTES = 16 * 1024
 """Bytes of a request's head; pip's and uv's have less than 1 KiB."""
 _HEAD_SECONDS = 10.0
-"""How long a client may take to send a request's head."""
+"""How long a client may take to send a request's head. Clients on the same machine send it at once."""
 _CONNECT_SECONDS = 20.0
 """How long an index may take to accept a connection, for each of its addresses."""
 _IDLE_SECONDS = 120.0

@@ -18,9 +18,9 @@ from runtime.errors import RuntimeFault
 MAX_BYTES = 64 * 1024
 """The largest requirements file; a file with every package of a large project has a few KiB."""
 MAX_REQUIREMENTS = 500
-"""The largest number of requirements in one file."""
+"""The largest number of requirements in one file; large projects have about a hundred."""
 _MAX_QUOTED_LENGTH = 100
-"""Characters of a faulty line that an error quotes."""
+"""Characters of a faulty line that an error quotes: enough to recognize the line."""
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _OPTION = re.compile(r"(^|\s)--?[A-Za-z]")
 """An option of pip, such as `--index-url` or `-e`."""

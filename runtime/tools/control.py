@@ -27,7 +27,8 @@ RECORD = "session.json"
 _KEY = re.compile(r"[A-Za-z0-9_-]{16}")
 """A session's key: 96 random bits as URL-safe base64."""
 _TIMEOUT_SECONDS = 10.0
-"""How long the owner may take to start a tool and answer."""
+"""How long the owner may take to start a tool and answer. Starting takes well below a second; other requests may come
+first."""
 _MAX_ANSWER_BYTES = 65536
 """The longest answer that is read; the owner sends a key or an error message."""
 

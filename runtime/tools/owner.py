@@ -1,8 +1,8 @@
 """The owner of an installation's tools: one process that starts and ends them on request over a Unix socket.
 
-Each session is one TensorBoard in a bubblewrap sandbox without a network. Of the console's files, only the interpreter
-and the session's logs are mounted there, both read-only; the tool inherits the socket that it listens on. The tools end
-with this process, even if it is killed.
+Each session is one TensorBoard in a bubblewrap sandbox without a network. Only the interpreter and the session's logs
+are mounted there, both read-only. The tool inherits the socket that it listens on. All tools end with this process,
+even if it is killed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MAX_PROCESSES = 128
 MAX_FILE_BYTES = 64 * 1024**2
 """The largest file that a tool may write. It can write only in its own /tmp and /dev/shm, which are in memory."""
 _BACKLOG = 64
-"""Connections that may wait while the tool starts."""
+"""Connections that may wait while the tool starts: a browser opens some at once."""
 _MAX_REQUEST_BYTES = 1 << 20
 """The longest request that is read; it lists folders."""
 _HANDLER_SECONDS = 5.0
@@ -174,7 +174,7 @@ class Owner:
             memory_bytes=memory_bytes,
             processes=MAX_PROCESSES,
             cpus=1,
-            announce=lambda groups: (folder / _CGROUPS).write_text(json.dumps([str(group) for group in groups])),
+            record_folders=lambda groups: (folder / _CGROUPS).write_text(json.dumps([str(group) for group in groups])),
         )
         limits = resource_limits.kernel_limits(processes=MAX_PROCESSES, file_bytes=MAX_FILE_BYTES)
 

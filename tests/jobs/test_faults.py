@@ -49,7 +49,7 @@ def backend(monkeypatch, tmp_path, bare_images):
     cluster.cache_clear()
     for name in local.names():
         local.delete(name)
-    local.retire()
+    local.stop_prepared()
     assert local.names() == []
     assert processes_below(tmp_path / "runs") == []
 
@@ -109,7 +109,7 @@ BEFORE, AFTER = False, True
 """Whether the worker dies before or after it calls a function. Other steps are in test_crashes, without processes."""
 STEPS_OF_A_START = {
     "claimed": (lifecycle, "claim", AFTER),
-    "capacity reserved": (LocalBackend, "_reserve", AFTER),
+    "capacity reserved": (LocalBackend, "_choose_gpus", AFTER),
     "folders created": (Run, "prepare", AFTER),
     "before the launcher": (WarmPool, "starting", BEFORE),
     "before the run's record": (Run, "record_submission", BEFORE),

@@ -32,7 +32,7 @@ class Installer:
         self.busy = set()
         monkeypatch.setattr(builder, "start", self.start)
         monkeypatch.setattr(builder, "result_of", lambda layer: self.results.get(layer.key))
-        monkeypatch.setattr(builder, "forget_result", lambda layer: self.results.pop(layer.key, None))
+        monkeypatch.setattr(builder, "remove_result", lambda layer: self.results.pop(layer.key, None))
         monkeypatch.setattr(builder, "is_working", lambda layer: layer.organization in self.busy)
 
     def start(self, layer, request):

@@ -97,7 +97,7 @@ def test_a_slow_server_gets_several_runs_at_once_each_of_them_once(customer, bac
     jobs = [customer.job(nodes=1) for _ in range(6)]
     gate, submit = Gate(), backend.submit
     monkeypatch.setattr(backend, "submit", lambda spec: (gate.hold(spec.name), submit(spec)))
-    monkeypatch.setattr(backend, "submits_at_once", 4)
+    monkeypatch.setattr(backend, "parallel_submissions", 4)
     thread = threading.Thread(target=lambda: (dispatch.dispatch_queue(), connection.close()))
     thread.start()
     gate.until_entered(4)

@@ -57,12 +57,12 @@ def install(yard, key, *requirements):
             pull_secret=None,
             organization_slug="acme",
         )
-    assert cluster_builder.is_working(layer, yard.backend)
+    assert cluster_builder.has_run(layer, yard.backend)
     another = yard.another()
     smoke_run.await_end(another, f"packages-7-{key * 12}", yard.patience)
-    taken = cluster_builder.take_result(layer, another)
+    taken = cluster_builder.collect_result(layer, another)
     assert taken is not None
-    assert not cluster_builder.is_working(layer, another)
+    assert not cluster_builder.has_run(layer, another)
     return layer, *taken
 
 
@@ -79,7 +79,7 @@ def test_packages_are_installed_in_the_cluster_and_imported_by_runs(yard, index)
     assert "Read-only file system" in yard.log()
 
     # A process that died before it stored the result finds it again.
-    assert cluster_builder.take_result(layer, yard.backend)[0] == result
+    assert cluster_builder.collect_result(layer, yard.backend)[0] == result
 
     failed, result, log = install(yard, "b", "alpah")
     assert "alpah was not found" in result.reason, log

@@ -123,7 +123,7 @@ def yard(tmp_path, bare_images):
     ]
     for name in created.backend.names():
         created.backend.delete(name)
-    created.backend.retire()
+    created.backend.stop_prepared()
     assert created.backend.names() == []
     assert left_behind(runs, mounts, nonces, supervisors) == {}
 

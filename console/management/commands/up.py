@@ -68,7 +68,7 @@ class Command(BaseCommand):
             supervisord.stop()
             for name, config in settings.TRAINYARD_CLUSTERS.items():
                 if config is None:  # this machine: its warm pool ends, which no other cluster has
-                    cluster(name).retire()
+                    cluster(name).stop_prepared()
             settings.EMBEDDED.stop()
         self.screen.print("Stopped.")
 

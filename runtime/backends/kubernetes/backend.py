@@ -53,7 +53,7 @@ _CAPACITY_CACHE_SECONDS = 1.0
 class KubernetesBackend:
     """Runs on one cluster."""
 
-    submits_at_once = 8  # a submission mostly waits for the API server
+    parallel_submissions = 8  # a submission mostly waits for the API server
 
     def __init__(self, *, config: ClusterConfig, root: Path) -> None:
         """`root` is the folder of this cluster's runs, as the console sees it, inside the config's volume."""
@@ -245,7 +245,7 @@ class KubernetesBackend:
     def prepare(self, image: Image) -> None:
         """Do nothing: machines keep the images that they pulled."""
 
-    def retire(self) -> None:
+    def stop_prepared(self) -> None:
         """Do nothing: `prepare` starts nothing."""
 
     def isolation_gaps(self) -> list[str]:

@@ -25,7 +25,7 @@ OLDEST_MINOR, NEWEST_MINOR = 31, 37
 """Supported minor versions of Kubernetes 1. In the oldest, the Job features that runs use became stable. Versions after
 the newest are untested."""
 SMOKE_TEST_SECONDS = 180.0
-"""How long the test run may take, including the pulling of its image."""
+"""How long the test run may take. The first pull of its image takes most of this time."""
 _SMOKE_TEST_MEMORY_MIB = 512
 """Memory of each node of the test run: enough to import PyTorch."""
 _UNREACHABLE_REMEDY = "Check the cluster's 'kubeconfig', 'context' or 'in_cluster', and the network from here to it."

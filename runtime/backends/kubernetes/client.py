@@ -53,7 +53,7 @@ _PROBE_SECONDS = 1.0
 _PAGE_SIZE = 500
 """Objects per page of a list, as kubectl uses. For larger pages the server needs more memory at once."""
 _CHUNK_BYTES = 1 << 16
-"""Bytes of a streamed response that are read at a time."""
+"""Bytes of a streamed response that are read at a time; logs can be far longer."""
 _DOWN_SECONDS = 3.0
 """After a request has failed with all its retries, all requests fail at once for this long. So not every caller waits
 for a server that is down. The time is about that of one failing request, so that a server that returns is noticed soon.

@@ -32,7 +32,7 @@ UNUSED_SECONDS = 24 * 3600.0
 """How long a launcher must be unused before it is removed. Consoles of some older versions do not set the annotation.
 So the ConfigMap of our own launcher must be as old too: then the upgrade was a day ago, and those consoles are gone."""
 MAX_BYTES = 1 << 20
-"""Size limit of a ConfigMap."""
+"""Size limit of a ConfigMap in Kubernetes."""
 _PACKAGE = "launcher"
 """The launcher's package in the archive."""
 _MAIN = """import _signal

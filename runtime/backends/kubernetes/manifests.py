@@ -97,7 +97,7 @@ def organization_objects(spec: RunSpec, config: ClusterConfig) -> list[Manifest]
         names.MANAGED_BY_LABEL: names.MANAGER,
         names.ORGANIZATION_LABEL: names.labels_of(spec).get(names.ORGANIZATION_LABEL, ""),
     }
-    # Of the Pod Security Standards, only "privileged" allows host paths.
+    # "privileged" is the only Pod Security Standard that allows host paths.
     level = "privileged" if config.volume.host_path else "restricted"
     security_labels = {f"pod-security.kubernetes.io/{mode}": level for mode in ("enforce", "warn")}
     meta = {"namespace": namespace, "labels": org_labels}

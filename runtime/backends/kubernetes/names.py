@@ -72,7 +72,7 @@ _NOT_IN_SLUG = re.compile(r"[^a-z0-9-]+")
 _MAX_LABEL_LENGTH = 63
 """The API's limit for label values and namespace names."""
 _SLUG_DIGEST_LENGTH = 10
-"""Hex digits that distinguish namespaces whose slugs are equal after their change."""
+"""Hex digits that distinguish namespaces whose changed slugs are equal: enough to make a collision unlikely."""
 
 
 def namespace_for(config: ClusterConfig, organization: str) -> str:

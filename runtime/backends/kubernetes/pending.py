@@ -1,7 +1,7 @@
 """Explain why a submitted run has not started, and decide when to give up on it. Pure.
 
-`explain` turns the Pods' conditions and events into a `Waiting`: a code, its data and a sentence. Of several obstacles,
-it names the one that a person can most likely remove.
+`explain` turns the Pods' conditions and events into a `Waiting`: a code, its data and a sentence. If there are several
+obstacles, it names the one that a person can most likely remove.
 
 `find_termination` ends a run that holds machines but cannot start: only some of its Pods were scheduled, or their
 containers do not start. Such a run never ran and is free. Its outcome decides whether it is retried.

@@ -47,7 +47,7 @@ class LocalBackend(FolderBackend):
     warm pool keeps running after the last submission; 0: every start is cold.
     """
 
-    submits_at_once = 1  # a submission holds the lock of `root`, so a second submission would only wait
+    parallel_submissions = 1  # a submission holds the lock of `root`, so a second submission would only wait
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class LocalBackend(FolderBackend):
                     return
                 # A submission of this name that was interrupted may have left a folder.
                 has_trash = run.destroy()
-                gpus = self._reserve(spec)
+                gpus = self._choose_gpus(spec)
                 try:
                     self._start(run, spec, gpus, bubblewrap)
                 except BaseException as error:  # also SystemExit: no failed submission may keep its capacity
@@ -174,8 +174,8 @@ class LocalBackend(FolderBackend):
             gaps.append(f"Runs may make every system call, including those that reach other runs. {reason}")
         return gaps
 
-    def retire(self) -> None:
-        """See `Backend.retire`."""
+    def stop_prepared(self) -> None:
+        """See `Backend.stop_prepared`."""
         self._pool.stop()
 
     # Capacity
@@ -204,10 +204,11 @@ class LocalBackend(FolderBackend):
         free = Resources(max(0.0, round(cpus, 6)), max(0, memory_mib), len(free_gpus), gpu_type)
         return free, sorted(free_gpus)
 
-    def _reserve(self, spec: RunSpec) -> list[list[int]]:
-        """Choose the GPUs of each node; return their indices. Raises InvalidSpec, NoCapacity.
+    def _choose_gpus(self, spec: RunSpec) -> list[list[int]]:
+        """Check that the run fits now, and return the indices of the GPUs for each node.
 
-        The caller holds the root's lock. Nothing is written: `_start` takes the capacity by recording the run.
+        The caller holds the root's lock, so that the capacity stays free until `_start` records the run. Raises
+        InvalidSpec, NoCapacity.
         """
         free, free_gpus = self._free()
         capacity = Capacity((NodeCapacity(socket.gethostname(), self._total, free),))

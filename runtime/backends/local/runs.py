@@ -190,7 +190,7 @@ class Run:
         except OSError:
             return False
         try:
-            # A shared lock, so that of two readers at once, neither takes the other for the supervisor.
+            # A shared lock: an exclusive one would make a second reader believe that a supervisor holds the lock.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True

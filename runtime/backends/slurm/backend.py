@@ -38,11 +38,12 @@ protocol promises one every second."""
 _POLL_AFTER_CHANGE_SECONDS = 0.05
 """The interval after a change, since changes often follow each other."""
 _CAPACITY_SECONDS = 5.0
-"""Maximum age of the list of machines by which a run that can never fit is refused."""
+"""Maximum age of the list of machines that `_check_size` uses. The sizes of machines rarely change."""
 _REACHABLE_SECONDS = 2.0
 """How long `is_reachable` may take, as the protocol promises."""
 _LOCKS = 16
-"""Number of lock files. Each submission locks one of them, chosen by a hash of its run's name."""
+"""Number of lock files. Each submission locks one of them, chosen by a hash of its run's name. So the files do not
+accumulate, and the eight parallel submissions of a process rarely need the same one."""
 # Parts of sbatch's error messages, by their meaning for a run. All other errors count as faults of the cluster.
 _CANNOT_FIT = (
     "Requested node configuration is not available",
@@ -60,7 +61,7 @@ logger = logging.getLogger(__name__)
 class SlurmBackend(FolderBackend):
     """Runs jobs on one Slurm cluster. `root` holds the runs, `images_root` the built-in images; both are shared."""
 
-    submits_at_once = 8  # a submission mostly waits for Slurm's commands
+    parallel_submissions = 8  # a submission mostly waits for Slurm's commands
 
     def __init__(self, *, config: SlurmConfig, root: Path, images_root: Path) -> None:
         super().__init__(root, images_root)
@@ -161,10 +162,10 @@ class SlurmBackend(FolderBackend):
             is_closed.set()
 
     def prepare(self, image: Image) -> None:
-        """See `Backend.prepare`. Starts are always cold."""
+        """Do nothing: starts are always cold."""
 
-    def retire(self) -> None:
-        """See `Backend.retire`."""
+    def stop_prepared(self) -> None:
+        """Do nothing: `prepare` starts nothing."""
 
     def isolation_gaps(self) -> list[str]:
         """See `Backend.isolation_gaps`."""
@@ -271,6 +272,7 @@ class SlurmBackend(FolderBackend):
         while not is_closed.is_set():
             try:
                 if self.names(live=True):
+                    # A query that another call made recently is fresh enough.
                     self._slurm.jobs(self._config.poll_seconds / 2)
             except BackendUnavailable as error:
                 logger.warning("Slurm's queue could not be read: %s", error)

@@ -30,7 +30,7 @@ def _is_eligible(machine: Machine, placement: Placement) -> bool:
 
 
 def _machine_capacity(machine: Machine, config: SlurmConfig, closed_to: frozenset[str]) -> NodeCapacity:
-    # Of a machine with several types of GPUs, only the most numerous type counts.
+    # If a machine has several types of GPUs, only the most numerous type counts.
     slurm_type = max(machine.gpus, key=lambda gpu_type: machine.gpus[gpu_type], default="")
     gpu_type = config.gpu_types.get(slurm_type, slurm_type)
     total = Resources(machine.cpus, machine.memory_mib, machine.gpus.get(slurm_type, 0), gpu_type)

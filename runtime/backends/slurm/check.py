@@ -16,7 +16,7 @@ from runtime.errors import BackendUnavailable, RuntimeFault
 from runtime.images import recipes, venvs
 
 _SMOKE_SECONDS = 300.0
-"""How long the test run may take, including its time in Slurm's queue."""
+"""How long the test run may take. On a busy cluster, its time in Slurm's queue is most of that."""
 _SMOKE_MEMORY_MIB = 256
 """Memory of each node of the test run, which imports no framework."""
 _PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol")

@@ -22,7 +22,7 @@ from runtime.backends.slurm.states import (
 from runtime.errors import BackendUnavailable
 
 _MAX_ERROR_LENGTH = 300
-"""Characters of a command's error that are reported."""
+"""Characters from the end of a command's error that are reported, since people read them on one line."""
 INHERITED_VARIABLES = ("PATH", "HOME", "USER", "LOGNAME", "LD_LIBRARY_PATH", "TZ")
 """Variables of this process that Slurm's tools get, and with them the batch script of a job."""
 
@@ -47,8 +47,8 @@ class Slurm:
 
     def call(self, program: str, *arguments: str, stdin: str = "", seconds: float | None = None) -> str:
         """Run a tool and return its output. `seconds` is the timeout. Raises CommandFailed, BackendUnavailable."""
-        # Of this process's variables, some are secrets of the console, which jobs inherit, and some, such as
-        # SBATCH_PARTITION, would change what the tools do.
+        # Jobs inherit this environment, so it must not contain the console's secrets. Variables such as
+        # SBATCH_PARTITION are left out too, since they would change what the tools do.
         environment = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
         environment.update({"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"})
         if self._config.conf:

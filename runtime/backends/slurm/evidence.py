@@ -26,7 +26,8 @@ far longer so that a run survives when shared storage pauses for a minute."""
 LOST_SECONDS = 15.0
 """The same limit on a machine that Slurm reports as failed: three heartbeats."""
 SETTLE_SECONDS = 3.0
-"""How long after the end of a job its supervisors' last records may take to be visible on shared storage."""
+"""How long after a job's end the last records of its supervisors may take to be visible. NFS clients cache folders for
+some seconds."""
 _SIMULTANEOUS_SECONDS = 1.0
 """A rank that fails at most this long before its supervisor gets Slurm's signal counts as ended by the same signal."""
 _MACHINE_FAULTS = frozenset({"NODE_FAIL", "BOOT_FAIL"})
@@ -34,7 +35,7 @@ _MACHINE_FAULTS = frozenset({"NODE_FAIL", "BOOT_FAIL"})
 _LIMITS = frozenset({"TIMEOUT", "DEADLINE", "OUT_OF_MEMORY"})
 """States of a job that reached a limit."""
 _SET_BY_SLURM = _LIMITS | {"PREEMPTED"}
-"""States that a job never gets from a request of the console, even if there was one."""
+"""States that a request of the console never causes. So they explain a job's end even if there was a request."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ def _with_slurms_reason(record: Record, observation: Observation) -> Record:
     loss = _loss_by_state(record, observation)
     if loss is None:
         return {**record, "alive": True}
-    # Slurm signals all processes of a node at once, so a rank may seem to fail before its supervisor was asked to end.
+    # Slurm signals all processes of a node, so a rank may fail by the signal before its supervisor has received it.
     at = float(slurm_cause["at"]) - _SIMULTANEOUS_SECONDS
     earlier_causes = [other for other in record["causes"] if other is not slurm_cause and float(other["at"]) < at]
     return {**record, "alive": True, "causes": [*earlier_causes, {**slurm_cause, "at": at, **loss}]}

@@ -37,18 +37,19 @@ from runtime.launcher.record import Record, Verdict
 from runtime.specs import Framework, RunSpec
 
 RUN_PLAN_FILE = "order.json"
-"""The file in the run's folder that holds its RunPlan."""
+"""The file in the run's folder that holds its RunPlan, under the name that it had in earlier versions."""
 STOP_SIGNAL = signal.SIGURG
 """The console sends it after it has written `stop.json`. Slurm signals every process of a task, so the ranks get it
 too, and ignore it by default. It is not SIGTERM, so that a SIGTERM always comes from Slurm itself, which does not say
 why."""
 _RECORD_SECONDS = 60.0
-"""How long after the job's start its submission may take to be recorded and visible on shared storage."""
+"""How long after the job's start its submission may take to be recorded and visible. NFS clients may cache the missing
+file for half a minute."""
 _POLL_SECONDS = 0.1
 """Interval between two reads of shared storage, which sends no events."""
 _SIGTERM_SECONDS = 0.5
-"""How long Slurm's SIGTERM to this process may follow after the one that ended a rank. Shorter than the time in which
-`evidence` counts both as one event."""
+"""How long to wait for Slurm's SIGTERM to this process after a SIGTERM ended a rank. It is shorter than the second
+within which `evidence` counts both as one event."""
 _NVIDIA_SMI_SECONDS = 30
 """How long nvidia-smi may take for its full report, which is slower than the list of GPUs (`host`)."""
 _SIOCGIFADDR = 0x8915
@@ -363,7 +364,7 @@ def _own_address(interface: str) -> str:
             # struct ifreq: 16 bytes of name, then a sockaddr_in, whose address begins at its byte 4.
             request = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()))
             return socket.inet_ntoa(request[20:24])
-        # Connecting a datagram socket sends nothing, but chooses the local address. Any port number serves.
+        # Connecting a datagram socket sends nothing, but chooses the local address. Any port would do; 9 is `discard`.
         probe.connect((os.environ.get("SLURM_LAUNCH_NODE_IPADDR", network.ADDRESS), 9))
         return str(probe.getsockname()[0])
 

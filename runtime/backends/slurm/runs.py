@@ -43,9 +43,11 @@ from runtime.trash import Trash
 _HEALTHY_SECONDS = 15.0
 """How long a running node may send no heartbeat before Slurm is asked about it: three heartbeats."""
 _STOP_MARGIN_SECONDS = 30.0
-"""How long after its grace period a stopped run may still have a job before Slurm is asked to end it."""
+"""How long after its grace period a stopped run may still have a job before Slurm is asked to end it. Supervisors read
+the request from shared storage and write their last records there, which takes seconds."""
 _FRESH_SECONDS = 1.0
-"""Maximum age of Slurm's answers about a run that starts or may have failed."""
+"""Maximum age of Slurm's answers about a run that starts or may have failed: one query a second serves all such
+runs."""
 _KILL_SECONDS = 60.0
 """How long a killed job may take to end before its deletion is given up. Slurm waits for every machine of the job."""
 _KILL_POLL_SECONDS = 0.2
@@ -65,7 +67,8 @@ class SlurmRun:
         self._slurm = slurm
         self._config = config
         self._trash = Trash(root / TRASH)
-        # The hash distinguishes consoles that use one cluster as the same user, since each has a job 1.
+        # The hash distinguishes several consoles that use one cluster as the same user, since each names a run
+        # `job-1-1`.
         self.job_name = f"{name}.{hashlib.sha256(str(root).encode()).hexdigest()[:8]}"
 
     def exists(self) -> bool:

@@ -30,8 +30,8 @@ def arguments(spec: RunSpec, config: SlurmConfig, *, job_name: str, log: str) ->
         f"--mem-per-cpu={math.ceil(spec.resources.memory_mib / cpus)}M",
         f"--time={minutes}",
         "--no-requeue",  # the console retries, as a new attempt
-        # Of sbatch's environment, which `Slurm.call` makes. With NONE, Slurm would run the user's log-in shell on the
-        # node first, and a job would wait for whatever its profile waits for.
+        # The environment of sbatch, which `Slurm.call` sets. With NONE, Slurm would first run the user's log-in shell
+        # on the node, and a slow profile would delay the job.
         "--export=ALL",
         "--chdir=/",
         f"--output={log}",

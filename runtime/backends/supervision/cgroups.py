@@ -29,23 +29,23 @@ _PERIOD_US = 100_000
 _MIN_QUOTA_US = 1_000
 """The smallest quota that the kernel accepts."""
 _LAUNCHER_QUOTA_US = 2_000
-"""CPU time per period for the launcher, beyond the purchased CPUs, since it runs in the same group."""
+"""CPU time per period for the launcher, beyond the purchased CPUs, since it runs in the same group: 2 % of a core."""
 _SHARES_PER_CORE, _MIN_SHARES = 1024, 2
 _WEIGHT_PER_CORE, _MIN_WEIGHT, _MAX_WEIGHT = 100, 1, 10_000
 """Shares (v1) and weight (v2) per core, and the kernel's limits for them. 1024 and 100 are the kernel's defaults for a
-group. A node gets the default for each of its cores, so it competes like one group per core. With one default in all, a
-node of two cores would get only one core of a busy machine's two."""
+group. A node gets the default once per core. Otherwise, on a busy machine, a node of two cores would get no more CPU
+time than a node of one."""
 _SOCKET_MEMORY_DIVISOR = 16
 """v1 does not count sockets towards the memory limit. A node therefore gets a sixteenth of its memory for sockets, in
 addition. The kernel gives all sockets of a machine a sixteenth of its memory, so each node gets its part of that. v2
 needs no such limit, since `memory.max` includes sockets."""
 _NEAR_LIMIT = 0.9
-"""A v1 group counts as full if it ever used this part of its memory limit. The kernel may refuse a large allocation,
+"""A v1 group counts as full if it ever used this share of its memory limit. The kernel may refuse a large allocation,
 such as a huge page, before the limit is reached."""
 _REMOVE_SECONDS = 2.0
 """How long to wait for the killed processes of a group to end; they do within milliseconds."""
 _REMOVE_RETRY_SECONDS = 0.01
-"""Interval between attempts to remove a group."""
+"""Interval between attempts to remove a group, whose processes end within milliseconds."""
 
 
 class Group:
@@ -143,17 +143,16 @@ def create(
     processes: int,
     cpus: float,
     proc: Path = PROC,
-    announce: Callable[[list[Path]], object] = lambda _folders: None,
+    record_folders: Callable[[list[Path]], object] = lambda _folders: None,
 ) -> Group | None:
     """Create a group with these limits; return None where the kernel refuses, without leaving anything behind.
 
-    `announce` is called with the folders before they are created, so that the caller can record them for a clean-up
-    after a crash.
+    `record_folders` is called with the folders before they are created. A clean-up after a crash then knows them.
     """
     parents, unified = find_parents(proc)
     folders = {controller: parent / name for controller, parent in parents.items()}
     group = Group(folders, unified=unified)
-    announce(group.folders)
+    record_folders(group.folders)
     if not all(controller in folders for controller in REQUIRED_CONTROLLERS):
         return None
     try:

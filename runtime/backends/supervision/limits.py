@@ -18,9 +18,9 @@ from runtime.backends.supervision.peer_liveness import PeerWatch
 from runtime.backends.supervision.process_tree import ProcessTree, recorded_cgroups
 from runtime.launcher import disk
 from runtime.launcher.cgroup_events import Counter
-from runtime.launcher.node_limits import CHECK_SECONDS, OOM_EFFECT_SECONDS, NodeLimits
+from runtime.launcher.node_limits import CHECK_SECONDS, EVENT_EFFECT_SECONDS, NodeLimits
 from runtime.launcher.record import Record, Verdict
-from runtime.launcher.telemetry.hang_detector import TOTAL_SHARE
+from runtime.launcher.telemetry.hang_detector import NODE_BUSY_SHARE
 
 START_SECONDS = 90.0
 """How long a node may take to start. It is longer than the 60 s that a launcher waits for the others, because the
@@ -43,7 +43,7 @@ class Limits(NodeLimits):
     def __init__(self, plan: SupervisorPlan, record: Record, tree: ProcessTree) -> None:
         super().__init__(plan, record)
         self._tree = tree
-        # Processes of other machines can be neither seen nor ended from here.
+        # A supervisor can neither see nor end the processes of other machines.
         nodes_here = plan["nodes"] if plan.get("peers_are_here", True) else 1
         self._peers = PeerWatch(record.folder, record.node, nodes_here) if nodes_here > 1 else None
         self._folder = record.folder
@@ -97,8 +97,8 @@ class Limits(NodeLimits):
             if self.code_has_started:
                 return self.launcher_killed("stopped answering")
             return Verdict("node_lost", "node_silent", f"Node {node} stopped answering.")
-        # A node that is lost before the run starts ends the run, unless it is elastic. Later, the launchers detect
-        # that.
+        # Before the run starts, a lost node ends a run that is not elastic. Afterwards, the launchers detect lost
+        # nodes.
         if self._peers is not None and not self._record.started and not self._plan["elastic"]:
             peer = self._peers.lost_peer()
             if peer is not None:
@@ -215,7 +215,7 @@ class Limits(NodeLimits):
         self._cpu_seconds, self._cpu_measured_at = current, now
         if previous is not None and current is not None:
             self._used_seconds = current - previous
-            self.is_working = self._used_seconds / (now - previous_at) >= TOTAL_SHARE
+            self.is_working = self._used_seconds / (now - previous_at) >= NODE_BUSY_SHARE
 
     def take_used_seconds(self) -> float | None:
         """Return the CPU seconds that the node used between the last two measurements.
@@ -227,7 +227,7 @@ class Limits(NodeLimits):
 
     def _is_starved(self, now: float) -> bool:
         """Whether the launcher was starved recently, so that its silence is a consequence."""
-        return self._starved_at is not None and now - self._starved_at <= OOM_EFFECT_SECONDS
+        return self._starved_at is not None and now - self._starved_at <= EVENT_EFFECT_SECONDS
 
     def _starved_verdict(self) -> Verdict:
         node, tasks = self._record.node, self._tasks

@@ -33,8 +33,8 @@ def merge(name: str, submitted_at: float, records: Sequence[Record]) -> RunStatu
     phase = _phase(nodes)
     changes = _membership_changes(records)
     last_members = set(changes[-1]["nodes"]) if changes else {node.node for node in nodes}
-    # An elastic run may start without some of its nodes, and is metered without waiting for them. A first change in
-    # round 0 then has the nodes that took part.
+    # An elastic run may start without some of its nodes, and is metered without waiting for them. In this case, the
+    # first change is of round 0, and lists the nodes that take part.
     first_members = set(changes[0]["nodes"]) if changes and not changes[0]["round"] else {node.node for node in nodes}
     started_at = _latest_unless_missing([node.started_at for node in nodes if node.node in first_members])
     ends = [node.finished_at for node in nodes if node.finished_at is not None]
@@ -166,13 +166,13 @@ def _is_loss_by_platform(record: Record) -> bool:
 
 
 def _loss_cause(record: Record, causes: Sequence[Record]) -> Record:
-    """Return a node's loss as a cause, dated at its last heartbeat, with one other node's message about it."""
+    """Return a node's loss as a cause, dated at its last heartbeat. Its message quotes one report of another node."""
     node = record["node"]
     if "loss" in record:
         return {"at": record["seen_at"], "node": node, **record["loss"]}
     code, reason = FailureCode.NODE_LOST, "its supervisor was killed or the machine went down"
     if record.get("silent"):
-        code, reason = FailureCode.NODE_SILENT, "its supervisor stood still and gave no sign of life"
+        code, reason = FailureCode.NODE_SILENT, "its supervisor was frozen and sent no heartbeat"
     reports = [cause["message"] for cause in causes if cause["node"] == node and cause["kind"] == Outcome.NODE_LOST]
     message = " ".join([f"Node {node} was lost: {reason}.", *reports[:1]])
     return {"kind": Outcome.NODE_LOST, "code": code, "at": record["seen_at"], "node": node, "message": message}

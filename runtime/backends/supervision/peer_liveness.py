@@ -22,7 +22,7 @@ SILENCE_SECONDS = 10.0
 """Time without a heartbeat after which a supervisor counts as frozen. A live one sends a heartbeat at least every
 second."""
 _CHECK_SECONDS = 1.0
-"""Interval between two checks of the other records."""
+"""Interval between two checks of the other records: as often as they change."""
 _RECHECK_SECONDS = 2.5
 """How long to wait for one more heartbeat before a supervisor is killed. It is more than two heartbeat intervals, so a
 supervisor that has just been resumed survives."""
@@ -44,7 +44,7 @@ class PeerWatch:
         """Kill each supervisor that has been silent for too long, so that its node is found lost."""
         if now < self._next_check_at:
             return
-        # If the last check was so long ago, this process was itself stopped or starved, so it measures silence anew.
+        # After such a long pause, this process was itself stopped or starved, so it measures the silence anew.
         if self._next_check_at and now - self._next_check_at > SILENCE_SECONDS / 2:
             self._last_changes.clear()
         self._next_check_at = now + _CHECK_SECONDS

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from runtime.backends.supervision import cgroups, resource_limits
 from runtime.backends.supervision.node_plan import SupervisorPlan
-from runtime.backends.supervision.rank_fork import request_ranks
+from runtime.backends.supervision.rank_fork import connect_fork_server
 from runtime.launcher import seccomp
 from runtime.launcher.processes import Exit, send_signal, spawn
 
@@ -44,7 +44,7 @@ class ProcessTree:
         plan = self._plan
         if plan["cgroups"]:
             self._create_cgroup()
-        fork = request_ranks(plan["fork_server"], len(plan["ranks"])) if plan["fork_server"] else None
+        fork = connect_fork_server(plan["fork_server"], len(plan["ranks"])) if plan["fork_server"] else None
         info_fd, bubblewrap_info_fd = os.pipe()
         seccomp_fds = _seccomp_fds()
         bubblewrap, *options = plan["sandbox"]
@@ -62,7 +62,7 @@ class ProcessTree:
             self.init = int(json.loads(info.read())["child-pid"])
             resource_limits.raise_launcher_priority(self.init)
         if fork is not None:
-            fork.offer_sandbox(self.init, self._bubblewrap, self._kernel_limits(), self._cgroup_folders())
+            fork.send_sandbox(self.init, self._bubblewrap, self._kernel_limits(), self._cgroup_folders())
             fork.launcher_end.close()
         return fork_fds[0] if fork_fds else None
 
@@ -85,7 +85,9 @@ class ProcessTree:
             processes=plan["process_limit"],
             cpus=plan["cpus"],
             # Written before the groups exist, so that a later clean-up always knows of them.
-            announce=lambda folders: self._cgroups_file.write_text(json.dumps([str(folder) for folder in folders])),
+            record_folders=lambda folders: self._cgroups_file.write_text(
+                json.dumps([str(folder) for folder in folders])
+            ),
         )
 
     def _prepare(self) -> None:

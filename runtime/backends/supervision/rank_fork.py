@@ -16,7 +16,8 @@ from pathlib import Path
 from runtime import pids
 
 OOM_SCORE = 500
-"""`oom_score_adj` of a rank. The kernel kills it before the console (0) when the machine's memory runs out."""
+"""`oom_score_adj` of a rank: the middle of the range. When the machine's memory runs out, the kernel kills ranks before
+the console, whose value is 0."""
 _ANSWER_SECONDS = 1.0
 """How long a local process may take to answer. A cold start takes less than a second."""
 
@@ -48,7 +49,7 @@ class RankFork:
         self._ranks = ranks
         self._ranks_end, self.launcher_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
-    def offer_sandbox(self, init: int, parent: int, limits: dict[str, int], cgroups: Sequence[Path]) -> None:
+    def send_sandbox(self, init: int, parent: int, limits: dict[str, int], cgroups: Sequence[Path]) -> None:
         """Send the fork server the sandbox in which to fork the ranks, then close this connection.
 
         `init` is the pid of the sandbox's first process, a child of the process `parent`. `parent` must be a child of
@@ -74,9 +75,9 @@ class RankFork:
                 os.close(pidfd)
 
 
-def request_ranks(server: str, ranks: int) -> RankFork | None:
-    """Connect to the fork server whose socket has this path; return None if it does not run yet."""
+def connect_fork_server(socket_path: str, ranks: int) -> RankFork | None:
+    """Connect to a fork server that is to fork so many ranks; return None if it does not run yet."""
     try:
-        return RankFork(connect(Path(server).parent, Path(server).name), ranks)
+        return RankFork(connect(Path(socket_path).parent, Path(socket_path).name), ranks)
     except OSError:
         return None

@@ -8,8 +8,8 @@ from runtime.backends import launch_plan, sandbox
 from runtime.backends.supervision.node_plan import SupervisorPlan
 from runtime.specs import RunSpec
 
-TASK_LIMIT = 1024
-"""Processes and threads that every node may have at once, besides `TASKS_PER_RANK`: enough for helpers of any tool."""
+TASKS_PER_NODE = 1024
+"""Processes and threads that a node may have in addition to those of its ranks: enough for the helpers of any tool."""
 TASKS_PER_RANK = 1024
 """Processes and threads that a node may have for each rank. With data loaders on many cores, a few hundred are usual.
 """
@@ -40,7 +40,7 @@ def node_plan(
         "elastic": 0 < spec.min_nodes < spec.nodes,
         "ranks": list(range(first_rank, first_rank + spec.workers_per_node)),
         "sandbox": [bubblewrap, *sandbox.arguments(node_sandbox, environment)],
-        "command": [python, *launch_plan.launcher_call(sandbox.LAUNCHER_TARGET)],
+        "command": [python, *launch_plan.launcher_arguments(sandbox.LAUNCHER_TARGET)],
         "cgroups": cgroups,
         "listener": None,
         "deadline_seconds": spec.deadline_seconds,
@@ -48,7 +48,7 @@ def node_plan(
         "log_limit_bytes": spec.log_limit_bytes,
         "cpus": spec.resources.cpus,
         "memory_bytes": spec.resources.memory_mib << 20,
-        "process_limit": TASK_LIMIT + TASKS_PER_RANK * spec.workers_per_node,
+        "process_limit": TASKS_PER_NODE + TASKS_PER_RANK * spec.workers_per_node,
         "disk_bytes": disk["disk_bytes"],
         "disk_by_quota": disk.get("disk_by_quota", False),
         "written": _writable_folders(spec, node_sandbox),

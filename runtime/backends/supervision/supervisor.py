@@ -29,7 +29,8 @@ from runtime.launcher.protocol import Message
 from runtime.launcher.record import Record, Verdict
 
 _REPORT_SECONDS = 3.0
-"""How long a node must show no progress before its CPU use is reported to the launcher."""
+"""How long a node must show no progress before its CPU use is reported. Until then, the hang detector does not need
+it."""
 _SIGNAL_EXIT_BASE = 128
 """If a signal ended the launcher, bubblewrap's exit code is the signal's number plus this."""
 
@@ -167,5 +168,5 @@ class Supervisor(Node):
         if verdict is None or not any(cause["kind"] == "code_failed" and not cause.get("heard") for cause in causes):
             return
         self._record.add_cause(verdict)
-        # The earliest cause decides the outcome.
+        # The earliest cause decides the outcome, so this one is dated just before all others.
         causes[-1]["at"] = min(float(cause["at"]) for cause in causes) - 0.001

@@ -10,9 +10,9 @@ import time
 from typing import Callable, Optional
 
 MAX_LATE_SECONDS = 3.0
-"""How late the main thread may be before this thread acts."""
+"""How late the main thread may be before this thread acts. On a loaded node it may be a second late."""
 _CHECK_SECONDS = 1.0
-"""How often the thread looks at the clock."""
+"""How often the thread looks at the clock: several times within `MAX_LATE_SECONDS`."""
 
 
 class DeadlineThread:
@@ -31,7 +31,7 @@ class DeadlineThread:
 
     def start(self) -> None:
         """Start the thread. This process must not fork afterwards, since forking with threads is unsafe."""
-        threading.Thread(target=self._run, name="guard", daemon=True).start()
+        threading.Thread(target=self._run, name="deadline", daemon=True).start()
 
     def stop(self) -> None:
         """Stop the thread, because the main thread has written the last record."""

@@ -51,11 +51,10 @@ class PodLimits(NodeLimits):
                 int(plan["disk_bytes"]), plan["written"], by_quota=bool(plan.get("disk_by_quota"))
             )
 
-    @property
-    def start_seconds(self) -> float:
-        """How many seconds the nodes may still take to meet.
+    def note_launched(self) -> float:
+        """Note that the launcher was started; return how many seconds the nodes may still take to meet.
 
-        Read once, when the launcher starts: it also restarts the wait for the launcher's first message.
+        The wait for the launcher's first message begins now.
         """
         now = time.monotonic()
         self._launched = True
@@ -64,7 +63,7 @@ class PodLimits(NodeLimits):
 
     def check(self, now: float) -> Optional[Verdict]:
         """Return a verdict if a limit is exceeded, else None."""
-        silent = self.is_silent(now)  # at every check, as it requires
+        silent = self.is_silent(now)  # at every check, even if the result is not needed, as `is_silent` requires
         self._count_kernel_events(now)
         if silent and self.code_has_started:
             return self.launcher_killed("stopped answering")

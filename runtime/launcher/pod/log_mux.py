@@ -19,9 +19,10 @@ from typing import Callable, Dict
 from ..output import LAUNCHER
 
 STALL_SECONDS = 10.0
-"""How long a stdout that accepts nothing slows the ranks down before output is dropped."""
+"""How long a stdout that accepts nothing slows the ranks down before output is dropped. A runtime that restarts needs
+seconds."""
 _BUFFER_BYTES = 1 << 20
-"""How much output is buffered before the ranks are slowed down."""
+"""How much output is buffered before the ranks are slowed down: as much as a rank's pipe holds."""
 _MAX_PIECE_BYTES = 8192
 """Maximum length of a piece; the kubelet splits lines of more than 16 KiB."""
 _PARTIAL_LINE_SECONDS = 1.0

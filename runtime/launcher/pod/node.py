@@ -33,9 +33,10 @@ from .signals import STOP_SIGNALS, Signals
 # Flags for files that the run's code may have replaced by a link or a pipe.
 _UNTRUSTED_FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _FLUSH_SECONDS = 5.0
-"""How long the last output may take to be written to stdout."""
+"""How long the last output may take to be written to stdout, within the margin that the pod's grace period has."""
 _FINISH_SECONDS = 20.0
-"""How long ending a node may take before the deadline thread ends this process."""
+"""How long ending a node may take before the deadline thread ends this process: the limits for killing, reading and
+writing together."""
 _RECORD_TRIES = 3
 """Tries to write the last record to the run's folder. Few, because the copy that counts goes to the kubelet."""
 
@@ -145,7 +146,7 @@ class PodNode(Node):
 
     def _start_launcher(self, launch_plan_fd: int, output: int, inherit: Sequence[int]) -> Message:
         self._tree.start(launch_plan_fd, self._environment, output=output, inherit=inherit)
-        return {"start_seconds": self._limits.start_seconds}
+        return {"start_seconds": self._limits.note_launched()}
 
     @property
     def _environment(self) -> Dict[str, str]:

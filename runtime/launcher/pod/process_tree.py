@@ -25,7 +25,7 @@ _MAX_OPEN_FILES = 65536
 _KILL_SECONDS = 10.0
 """How long killed processes may take to end; one may be blocked by stalled storage."""
 _KILL_INTERVAL_SECONDS = 0.01
-"""Pause between two tries to end all processes."""
+"""Pause between two tries to end all processes, which end within milliseconds."""
 
 
 class PodTree:

@@ -22,15 +22,15 @@ _SIGSET_BYTES = 128
 _SIGNALFD_INFO = struct.Struct("IiiI112x")
 """`struct signalfd_siginfo`: signal, errno, code, pid of the sender; 128 bytes."""
 _MAX_SIGNALS_READ = 32
-"""Maximum number of signals that one call reads."""
+"""Maximum number of signals that one call reads; at most one of each handled number is pending."""
 _SI_USER = 0
 
 
 class Signal(NamedTuple):
     """One signal. `is_from_outside`: its sender is in another pid namespace.
 
-    Where this process is not the first of its own namespace, every signal counts as from outside: the kernel then
-    tells senders apart no longer.
+    If this process is not the first of its own namespace, every signal counts as from outside, because the kernel then
+    does not distinguish senders.
     """
 
     number: int

@@ -18,19 +18,20 @@ from typing import Dict, List, Optional, Sequence, Set, Tuple
 from ..protocol import MAX_LINE_BYTES, ConnectionLost, Link, Message
 
 HEARTBEAT_SECONDS = 1.0
-"""Interval of heartbeats between nodes, and to the supervisor."""
+"""Interval of heartbeats between nodes, and to the supervisor: a tenth of the silence after which a node counts as
+lost."""
 SILENCE_SECONDS = 10.0
 """A node that sends nothing for so long is lost. Ten heartbeats may be late on a loaded machine or network."""
 _CONNECT_SECONDS = 2.0
-"""How long connecting to the hub may block this launcher."""
+"""How long connecting to the hub may block this launcher, which must still send heartbeats."""
 _CONNECT_RETRY_SECONDS = 0.25
-"""Interval between tries to reach the hub."""
+"""Interval between tries to reach the hub, for which the start of the run waits."""
 _HELLO_SECONDS = 5.0
-"""How long a new connection may take to send its hello."""
+"""How long a new connection may take to send its hello. A launcher sends it at once."""
 _MAX_HELLO_BYTES = 4096
-"""Maximum length of a message before the token is verified."""
+"""Maximum length of a message before the token is verified. A hello has some hundred bytes."""
 _MAX_UNVERIFIED = 64
-"""Maximum number of connections without a verified token."""
+"""Maximum number of connections without a verified token, so that strangers cannot use up the descriptors."""
 
 
 class Peers:
@@ -58,7 +59,7 @@ class Peers:
         self._pending_link: Optional[Link] = None
         self._nonce = ""
         self._connect_at = 0.0
-        self._heartbeat_at = 0.0
+        self._next_heartbeat_at = 0.0
 
     def listen(self, listener: socket.socket) -> None:
         """Act as the hub, on a listening socket."""
@@ -128,10 +129,10 @@ class Peers:
         elif source in self._unverified:
             self._verify(source)
         else:
-            return self._listen(source)
+            return self._read_messages(source)
         return []
 
-    def _listen(self, link: Link) -> List[Tuple[int, Message]]:
+    def _read_messages(self, link: Link) -> List[Tuple[int, Message]]:
         """Read the messages of a connected node."""
         node = next((node for node, other in self._links.items() if other is link), None)
         if node is None:
@@ -148,8 +149,8 @@ class Peers:
         for link, since in list(self._unverified.items()):
             if now - since > _HELLO_SECONDS:
                 self._reject(link)
-        if now >= self._heartbeat_at:
-            self._heartbeat_at = now + HEARTBEAT_SECONDS
+        if now >= self._next_heartbeat_at:
+            self._next_heartbeat_at = now + HEARTBEAT_SECONDS
             self.send({"type": "heartbeat"})
         lost: List[Tuple[int, Message]] = []
         for node in [node for node, at in self._last_message_at.items() if now - at > SILENCE_SECONDS]:
@@ -264,7 +265,8 @@ class Peers:
         if link is not None:
             self._selector.unregister(link)
             link.close()
-        # Kept, because `is_complete` counts every node that was ever connected; infinite, to be lost only once.
+        # The entry stays, because `is_complete` counts every node that was ever connected. It is infinite, so that the
+        # node is not found silent and lost a second time.
         self._last_message_at[node] = float("inf")
         return [] if node in self._finished else [(node, {"type": "lost", "silent": silent})]
 

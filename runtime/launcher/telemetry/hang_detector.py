@@ -13,12 +13,12 @@ progress. Node 0's `HangDetector` receives the progress of all nodes. There are 
               such a call too, or parked: its first thread does nothing, its other threads do little, and its other
               processes do not work.
 
-An idle run still uses a little CPU time. It is no sign of progress, or a polling thread would hide every hang. It is
-billed nevertheless, or code could stay below the threshold and work for free. `HangDetector.cpu_seconds` has the CPU
-time of all nodes since the last sign.
+An idle run still uses a little CPU time. This is no sign of progress; otherwise a polling thread would hide every hang.
+But it is billed; otherwise code could stay below the threshold and work for free. `HangDetector.cpu_seconds` has the
+CPU time of all nodes since the last sign.
 
-In doubt the run goes on. Node 0 inspects ranks only when a hang is likely. Each time that an inspection finds a rank at
-work, the pause before the next one doubles.
+In doubt the run continues. Node 0 inspects ranks only when a hang is likely. Each time that an inspection finds a rank
+at work, the pause before the next inspection doubles.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Set
 MIN_HANG_SECONDS = 20.0
 """Minimum length of an idle period that counts as a hang (or `hang_seconds`, if that is shorter)."""
 BUSY_SHARE = 0.05
-"""A process that uses less of a core is idle. Not 0, because background threads run while a script waits."""
+"""A process that uses a smaller share of a core is idle. Not 0, because background threads run while a script waits."""
 _MAX_BUSY_SHARE = 0.15
-"""Upper limit of `ProgressTracker.busy_share`, however much background activity a process has."""
-TOTAL_SHARE = 0.5
-"""A node works if all its processes together use this much of a core, even if each one is idle."""
+"""Upper limit of `ProgressTracker.busy_share`, however much background activity a process has: it is twice
+`_MAX_BACKGROUND_SHARE`."""
+NODE_BUSY_SHARE = 0.5
+"""A node works if all its processes together use this share of a core, even if each one is idle."""
 _MAX_BACKGROUND_SHARE = 0.075
 """A process that uses more of a core than this does work, not background activity."""
 _STARVED_SHARE = 0.5
-"""A process that is ready to run for this part of the time counts as working, even if it gets no core."""
+"""A process that is ready to run for this share of the time counts as working, even if it gets no core."""
 _PARKED_SHARE = 0.02
-"""The first thread of a parked rank uses less of a core than this."""
+"""The first thread of a parked rank uses a smaller share of a core. BUSY_SHARE is for all threads of a process."""
 _DISK_RATE = 64 << 10
 """Disk traffic of so many bytes per second is progress; logs write less."""
 _NETWORK_RATE = 1 << 20
@@ -52,11 +53,12 @@ _BLOCKED_FACTOR = 4
 _IDLE_FACTOR = 4
 """An idle period is a hang if it is this many times as long as the run's longest one so far."""
 _MIN_IDLE_SECONDS = 1.0
-"""Shorter idle periods are not recorded."""
+"""Shorter idle periods are not recorded, since checks are at least a second apart."""
 _MIN_INSPECTIONS = 4
-"""How many inspections in a row must find a spinning run's ranks at the same place."""
+"""How many inspections in a row must find a spinning run's ranks at the same place. Fewer could be a coincidence."""
 _MAX_DOUBLINGS = 6
-"""How often the pause between inspections may double after inspections that found a rank at work."""
+"""How often the pause between inspections may double after inspections that found a rank at work: up to 64 times the
+first pause."""
 _LATE_FACTOR = 5.0
 """If a check is this many times later than planned, this process was stopped, and the check proves nothing."""
 
@@ -145,8 +147,8 @@ class ProgressTracker:
         self._cpu_seconds += max(sum(shares.values()) * activity.seconds, activity.counted_cpu_seconds)
         if activity.has_milestone:
             self._has_begun = True
-            # While the run makes progress, a process also waits at times. The least that it used is therefore its
-            # background activity, which waiting does not stop.
+            # Between two milestones, each process waits at times. Its lowest share is therefore its background
+            # activity, which continues while it waits.
             self._background_shares.update(self._lowest_shares)
             self._lowest_shares = {}
         self._lowest_shares = {pid: min(share, self._lowest_shares.get(pid, share)) for pid, share in shares.items()}
@@ -158,7 +160,7 @@ class ProgressTracker:
         if activity.has_milestone or has_traffic or waits_for_disk or activity.seconds > _LATE_FACTOR * interval:
             self._progressed_at = now
         # Many idle processes together count as work, because their CPU time is billed.
-        is_busy = activity.is_working or sum(shares.values()) >= TOTAL_SHARE
+        is_busy = activity.is_working or sum(shares.values()) >= NODE_BUSY_SHARE
         is_busy |= any(share >= self.busy_share(pid) for pid, share in shares.items())
         if is_busy or activity.max_runnable_share >= _STARVED_SHARE or activity.gpu_percent >= _GPU_PERCENT:
             self._computed_at = now

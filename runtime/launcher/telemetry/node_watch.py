@@ -30,10 +30,11 @@ from .sampling import Process, Reading, Sampler, group_by_rank, read_processes, 
 from .stacks import ANSWER_SECONDS, CaptureTarget, StackCapture
 
 _FAST_SAMPLE_SECONDS = 2.0
-"""Interval of samples during the first `_FAST_PERIOD_SECONDS` of a run."""
+"""Interval of samples at the start of a run, when its owner watches most closely."""
 _SLOW_SAMPLE_SECONDS = 10.0
-"""Interval of samples afterwards."""
+"""Interval of samples afterwards, so that long runs store few."""
 _FAST_PERIOD_SECONDS = 60.0
+"""How long a run is sampled at the shorter interval."""
 _CHECKS_PER_HANG = 20
 """How many checks for progress to make within `hang_seconds`, if the interval's limits allow it."""
 _MIN_CHECK_SECONDS = 1.0
@@ -104,7 +105,7 @@ class NodeWatch:
         # Signs since the last reading: output, CPU time, and how many seconds of it (`hang_detector.Activity`).
         self._has_printed = self._is_working = False
         self._counted_cpu_seconds = 0.0
-        self._counts: Dict[int, Counts] = {}  # by seat, at the last reading
+        self._counts: Dict[int, Counts] = {}  # by rank_id, at the last reading
         self._metrics_state: Optional[Tuple[int, int]] = None  # modification time (ns) and size of the metrics file
         # The capture in progress, and what it is for: an inspection, or the stacks of a hang.
         self._capture: Optional[StackCapture] = None
@@ -145,7 +146,7 @@ class NodeWatch:
         if kind == "progress":
             self._detector.add_progress(node, NodeProgress(*(message[name] for name in NodeProgress._fields)))
         elif kind == "rank_states":
-            states = {int(seat): RankState(*state) for seat, state in message["states"].items()}
+            states = {int(rank_id): RankState(*state) for rank_id, state in message["states"].items()}
             self._detector.add_inspection(node, states, time.monotonic())
         elif kind == "inspect":
             self._should_inspect = True
@@ -212,14 +213,14 @@ class NodeWatch:
         self._interval = self._read_at - now
 
     def _read_counts(self) -> Dict[int, Counts]:
-        return {rank.seat: read_counts(rank.counts_fd) for rank in self._ranks if rank.counts_fd >= 0}
+        return {rank.rank_id: read_counts(rank.counts_fd) for rank in self._ranks if rank.counts_fd >= 0}
 
     @property
-    def _seats_by_pid(self) -> Dict[int, int]:
-        return {rank.pid: rank.seat for rank in self._ranks}
+    def _ranks_by_pid(self) -> Dict[int, int]:
+        return {rank.pid: rank.rank_id for rank in self._ranks}
 
     def _report_sample(self, reading: Reading, counts: Dict[int, Counts]) -> None:
-        sample = self._sampler.sample(reading, self._seats_by_pid, counts)
+        sample = self._sampler.sample(reading, self._ranks_by_pid, counts)
         if sample is not None:
             self._report({"type": "sample", **sample})
 
@@ -238,7 +239,7 @@ class NodeWatch:
         if before.network is not None and after.network is not None:
             network_bytes = sum(after.network) - sum(before.network)
         has_stepped = any(
-            rank_counts.calls != self._counts.get(seat, _NO_COUNTS).calls for seat, rank_counts in counts.items()
+            rank_counts.calls != self._counts.get(rank_id, _NO_COUNTS).calls for rank_id, rank_counts in counts.items()
         )
         gpus = self._sampler.gpus
         activity = Activity(
@@ -298,14 +299,14 @@ class NodeWatch:
             self._send({"type": "capture_stacks", "round": self._round})
 
     def _start_capture(self, now: float) -> None:
-        self._capture = StackCapture({rank.seat: CaptureTarget(rank.pid, rank.report_fd) for rank in self._ranks})
+        self._capture = StackCapture({rank.rank_id: CaptureTarget(rank.pid, rank.report_fd) for rank in self._ranks})
         for rank in self._ranks:
             rank.report_listener = self._read_stacks
         self._capture.start(now)
 
-    def _read_stacks(self, seat: int, data: bytes) -> None:
+    def _read_stacks(self, rank_id: int, data: bytes) -> None:
         if self._capture is not None:
-            self._capture.add_data(seat, data, time.monotonic())
+            self._capture.add_data(rank_id, data, time.monotonic())
 
     def _finish_capture(self, capture: StackCapture, now: float) -> None:
         self._capture = None
@@ -321,9 +322,9 @@ class NodeWatch:
         if self._should_report_stacks:
             self._should_report_stacks = False
             processes = read_processes()
-            pids_by_seat = group_by_rank(processes, self._seats_by_pid)
-            for seat, text in capture.describe_ranks(processes, pids_by_seat).items():
-                self._report({"type": "stacks", "rank": seat, "text": text})
+            pids_by_rank = group_by_rank(processes, self._ranks_by_pid)
+            for rank_id, text in capture.describe_ranks(processes, pids_by_rank).items():
+                self._report({"type": "stacks", "rank": rank_id, "text": text})
             if self._is_hub and self._hang is not None:
                 # The hang has all ranks as of the last inspection; update this node's.
                 self._hang = self._hang._replace(states={**self._hang.states, **capture.rank_states()})
@@ -331,13 +332,13 @@ class NodeWatch:
                 self._send({"type": "stacks_captured", "round": self._round})
 
     def _read_rank_cpu(self, now: float, processes: Dict[int, Process]) -> Dict[int, RankCpu]:
-        pids_by_seat = group_by_rank(processes, self._seats_by_pid)
+        pids_by_rank = group_by_rank(processes, self._ranks_by_pid)
         return {
-            rank.seat: RankCpu(
+            rank.rank_id: RankCpu(
                 now,
                 rank.pid,
                 read_threads(rank.pid),
-                {pid: processes[pid].cpu_seconds for pid in pids_by_seat[rank.seat] if pid != rank.pid},
+                {pid: processes[pid].cpu_seconds for pid in pids_by_rank[rank.rank_id] if pid != rank.pid},
             )
             for rank in self._ranks
         }
@@ -345,9 +346,9 @@ class NodeWatch:
     def _add_parked(self, states: Dict[int, RankState], now: float) -> Dict[int, RankState]:
         """Set `is_parked` for ranks that have done nothing since the last reading of their threads."""
         earlier, self._rank_cpu = self._rank_cpu, self._read_rank_cpu(now, read_processes())
-        for seat, after in self._rank_cpu.items():
-            before = earlier.get(seat)
-            if before is None or before.pid != after.pid or seat not in states:
+        for rank_id, after in self._rank_cpu.items():
+            before = earlier.get(rank_id)
+            if before is None or before.pid != after.pid or rank_id not in states:
                 continue
             seconds = max(1e-3, after.at - before.at)
             threads = {
@@ -356,11 +357,11 @@ class NodeWatch:
             children = [(cpu - before.children.get(pid, 0.0)) / seconds for pid, cpu in after.children.items()]
             first_thread = threads.pop(after.pid, 1.0)  # unknown: it counts as busy, and the rank not as parked
             is_parked = is_rank_parked(first_thread, threads.values(), children, self._busy_share)
-            states[seat] = states[seat]._replace(is_parked=is_parked)
+            states[rank_id] = states[rank_id]._replace(is_parked=is_parked)
         return states
 
     def _cause(self, hang: Hang) -> Message:
-        not_waiting = [seat for seat, state in sorted(hang.states.items()) if not state.waiting]
+        not_waiting = [rank_id for rank_id, state in sorted(hang.states.items()) if not state.waiting]
         data: Dict[str, Any] = {
             "seconds": int(hang.seconds),
             "progress_at": round(self._progress_at, 3),
@@ -369,7 +370,7 @@ class NodeWatch:
         failure = cause("hung", "hung", self._plan.node, message=describe_hang(hang), data=data)
         if 0 < len(not_waiting) < len(hang.states):
             # Report the first rank that does not wait: the others wait for it.
-            seat = not_waiting[0]
-            failure.update(rank=seat, node=seat // self._plan.workers)
-            data.update(rank=seat, where=hang.states[seat].place)
+            rank_id = not_waiting[0]
+            failure.update(rank=rank_id, node=rank_id // self._plan.workers)
+            data.update(rank=rank_id, where=hang.states[rank_id].place)
         return failure

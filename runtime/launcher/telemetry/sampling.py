@@ -42,7 +42,7 @@ _MEMORY_FILE_SYSTEMS = (b"tmpfs", b"ramfs")  # file systems that use memory
 _TICKS_PER_SECOND = float(os.sysconf("SC_CLK_TCK"))  # the unit of CPU time in /proc
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _READ_BYTES = 1 << 16
-"""Maximum number of bytes that are read from a file of /proc."""
+"""Maximum number of bytes that are read from a file of /proc; these files are usually shorter."""
 _NO_COUNTS = Counts(0, 0, 0.0, None)
 
 
@@ -115,17 +115,17 @@ def _disk_bytes(data: bytes) -> Tuple[int, int]:
     return int(values.get(b"read_bytes", 0)), int(values.get(b"write_bytes", 0))
 
 
-def group_by_rank(processes: Mapping[int, Process], seats_by_pid: Mapping[int, int]) -> Dict[int, List[int]]:
-    """Return each rank's processes, {seat: pids}. `seats_by_pid` has the ranks. Orphans belong to no rank."""
-    pids_by_seat: Dict[int, List[int]] = {seat: [] for seat in seats_by_pid.values()}
+def group_by_rank(processes: Mapping[int, Process], ranks_by_pid: Mapping[int, int]) -> Dict[int, List[int]]:
+    """Return each rank's processes, {rank_id: pids}. `ranks_by_pid` has the ranks. Orphans belong to no rank."""
+    pids_by_rank: Dict[int, List[int]] = {rank_id: [] for rank_id in ranks_by_pid.values()}
     for pid in processes:
         # The processes were not read at one moment, so their parents could form a loop; `steps` ends it.
         ancestor, steps = pid, 0
-        while ancestor not in seats_by_pid and ancestor in processes and steps < len(processes):
+        while ancestor not in ranks_by_pid and ancestor in processes and steps < len(processes):
             ancestor, steps = processes[ancestor].parent, steps + 1
-        if ancestor in seats_by_pid:
-            pids_by_seat[seats_by_pid[ancestor]].append(pid)
-    return pids_by_seat
+        if ancestor in ranks_by_pid:
+            pids_by_rank[ranks_by_pid[ancestor]].append(pid)
+    return pids_by_rank
 
 
 def parse_network_bytes(data: bytes) -> Tuple[int, int]:
@@ -199,11 +199,11 @@ class Sampler:
         return self._gpus.readings if self._gpus is not None else []
 
     def sample(
-        self, reading: Reading, seats_by_pid: Mapping[int, int], counts: Mapping[int, Counts]
+        self, reading: Reading, ranks_by_pid: Mapping[int, int], counts: Mapping[int, Counts]
     ) -> Optional[Dict[str, Any]]:
         """Return the sample since the last call's reading; None on the first call.
 
-        `seats_by_pid` has the live ranks; `counts` is by seat.
+        `ranks_by_pid` has the live ranks; `counts` is by rank_id.
         """
         before, self._last_reading = self._last_reading, reading
         if before is None or reading.at <= before.at:
@@ -211,7 +211,7 @@ class Sampler:
         # Ranks that are missing in `counts` keep their last counts, since the run's last sample reports ended ranks.
         last_counts, self._counts = self._counts, {**self._counts, **counts}
         seconds = reading.at - before.at
-        pids_by_seat = group_by_rank(reading.processes, seats_by_pid)
+        pids_by_rank = group_by_rank(reading.processes, ranks_by_pid)
         sample: Dict[str, Any] = {
             "at": round(time.time(), 3),
             "seconds": round(seconds, 3),
@@ -228,17 +228,17 @@ class Sampler:
         if reading.network is not None and before.network is not None:
             sample["net_rx"] = _rate(reading.network[0] - before.network[0], seconds)
             sample["net_tx"] = _rate(reading.network[1] - before.network[1], seconds)
-        for seat in sorted({*pids_by_seat, *counts}):
-            pids = pids_by_seat.get(seat, [])
+        for rank_id in sorted({*pids_by_rank, *counts}):
+            pids = pids_by_rank.get(rank_id, [])
             cpu_seconds = sum(reading.processes[pid].cpu_seconds for pid in pids)
             # A process that is new since the last sample counts with all its CPU time.
             cpu_seconds -= sum(before.processes[pid].cpu_seconds for pid in pids if pid in before.processes)
             sample["ranks"].append(
                 {
-                    "rank": seat,
+                    "rank": rank_id,
                     "cpu": _rate(cpu_seconds, seconds, 3),
                     "memory": self._private_memory(pids),
-                    **_step_fields(last_counts.get(seat, _NO_COUNTS), counts.get(seat, _NO_COUNTS)),
+                    **_step_fields(last_counts.get(rank_id, _NO_COUNTS), counts.get(rank_id, _NO_COUNTS)),
                 }
             )
         return sample
@@ -260,7 +260,7 @@ class Sampler:
 
 def _step_fields(before: Counts, now: Counts) -> Dict[str, Any]:
     """Return a rank's counts since the last sample, in the fields of a sample."""
-    # A restarted rank counts from 0 again.
+    # The counts of a restarted rank begin at 0.
     if now.calls < before.calls or now.steps < before.steps:
         before = _NO_COUNTS
     # A step counts in the sample in which it ends, so its duration may exceed the sample's.

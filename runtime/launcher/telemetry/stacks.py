@@ -21,17 +21,18 @@ MAX_TEXT_LENGTH = 128 << 10
 """Maximum characters of a rank's stacks. The message must fit into one line of `protocol`, and a character may take six
 bytes of JSON. A longer line ends the connection, and the node counts as lost."""
 ANSWER_SECONDS = 2.0
-"""How long a rank may take to answer."""
+"""How long a rank may take to answer. An interpreter answers within milliseconds, unless its process cannot run."""
 _QUIET_SECONDS = 0.15
 """Stacks have no end mark. They count as complete if a rank writes nothing for so long."""
 _MAX_CHILDREN = 32
-"""Maximum number of a rank's other processes that are shown."""
+"""Maximum number of a rank's other processes that are shown: as many data loaders as most scripts use."""
 _MAX_THREADS = 512
-"""Maximum number of threads of a process that are read."""
+"""Maximum number of threads of a process that are read, since code can start any number."""
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')  # as faulthandler writes it
 _INNERMOST_FRAMES = 4
-"""How many innermost frames of a stack are compared with the functions that wait."""
-# Ends of file names of the platform's own frames.
+"""How many innermost frames of a stack are compared with the functions that wait. Wrappers may lie above such a
+function."""
+# How the file names of the platform's own frames end.
 _PLATFORM_FILES = ("/launcher/rank.py", "/launcher/step_timer.py", "/launcher/warm/forkserver.py", PLATFORM_FILE_NAME)
 # Functions that only wait: for other ranks, or for a device that may wait for them. Each is (end of the file's name,
 # function). A name that ends with "/" stands for all files below that folder, and "" for all functions.
@@ -74,7 +75,7 @@ class CaptureTarget(NamedTuple):
 
 
 class StackCapture:
-    """One capture of some ranks, by their seats.
+    """One capture of some ranks, by their ranks.
 
     Call `start` to signal them, then `add_data` with everything that they write, until `is_over`.
     """
@@ -90,25 +91,25 @@ class StackCapture:
     def start(self, now: float) -> None:
         """Send the signal to every rank that can answer."""
         self._started_at = now
-        for seat, rank in self._ranks.items():
+        for rank_id, rank in self._ranks.items():
             reason = unavailable_reason(rank, self._proc)
             if reason:
-                self._unavailable[seat] = reason
+                self._unavailable[rank_id] = reason
             else:
-                self._output[seat] = b""
+                self._output[rank_id] = b""
                 send_signal(rank.pid, STACK_SIGNAL)
 
-    def add_data(self, seat: int, data: bytes, now: float) -> None:
+    def add_data(self, rank_id: int, data: bytes, now: float) -> None:
         """Add data that a rank has written. Lines that are no stack are left out later."""
-        if seat in self._output:
-            self._output[seat] = (self._output[seat] + data)[:MAX_TEXT_LENGTH]
-            self._last_data_at[seat] = now
+        if rank_id in self._output:
+            self._output[rank_id] = (self._output[rank_id] + data)[:MAX_TEXT_LENGTH]
+            self._last_data_at[rank_id] = now
 
     def ends_at(self) -> float:
         """Return when the capture ends unless ranks write more (monotonic)."""
         latest = self._started_at
-        for seat in self._output:
-            last_data_at = self._last_data_at.get(seat)
+        for rank_id in self._output:
+            last_data_at = self._last_data_at.get(rank_id)
             latest = max(
                 latest, self._started_at + ANSWER_SECONDS if last_data_at is None else last_data_at + _QUIET_SECONDS
             )
@@ -120,22 +121,26 @@ class StackCapture:
 
     def rank_states(self) -> Dict[int, RankState]:
         """Return what each rank was doing. A rank without an answer has no place, and counts as not waiting."""
-        return {seat: rank_state(self._output.get(seat, b"").decode("utf-8", "replace")) for seat in self._ranks}
+        return {
+            rank_id: rank_state(self._output.get(rank_id, b"").decode("utf-8", "replace")) for rank_id in self._ranks
+        }
 
     def describe_ranks(
-        self, processes: Mapping[int, Process], pids_by_seat: Mapping[int, Sequence[int]]
+        self, processes: Mapping[int, Process], pids_by_rank: Mapping[int, Sequence[int]]
     ) -> Dict[int, str]:
-        """Return the text to show for each rank. `pids_by_seat`: each rank's pids, its own included."""
-        return {seat: self._describe_rank(seat, processes, pids_by_seat.get(seat, ())) for seat in self._ranks}
+        """Return the text to show for each rank. `pids_by_rank`: each rank's pids, its own included."""
+        return {
+            rank_id: self._describe_rank(rank_id, processes, pids_by_rank.get(rank_id, ())) for rank_id in self._ranks
+        }
 
-    def _describe_rank(self, seat: int, processes: Mapping[int, Process], pids: Sequence[int]) -> str:
-        pid = self._ranks[seat].pid
-        lines = ["Rank {}: {}".format(seat, self._describe_process(processes.get(pid), pid)), ""]
-        stacks = stack_lines(self._output.get(seat, b"").decode("utf-8", "replace"))
+    def _describe_rank(self, rank_id: int, processes: Mapping[int, Process], pids: Sequence[int]) -> str:
+        pid = self._ranks[rank_id].pid
+        lines = ["Rank {}: {}".format(rank_id, self._describe_process(processes.get(pid), pid)), ""]
+        stacks = stack_lines(self._output.get(rank_id, b"").decode("utf-8", "replace"))
         if stacks:
             lines += stacks
         else:
-            reason = self._unavailable.get(seat) or "it did not answer within {:g} seconds".format(ANSWER_SECONDS)
+            reason = self._unavailable.get(rank_id) or "it did not answer within {:g} seconds".format(ANSWER_SECONDS)
             lines.append("No stack could be taken: {}.".format(reason))
         lines += ["", "Threads, as the kernel sees them:", *self._describe_threads(pid)]
         children = [child for child in pids if child != pid]
@@ -190,7 +195,7 @@ def unavailable_reason(rank: CaptureTarget, proc: str = PROC) -> str:
     if _mask_contains(status.get("SigBlk", "0"), STACK_SIGNAL) or _mask_contains(
         status.get("SigIgn", "0"), STACK_SIGNAL
     ):
-        return "the code does not let the signal through that asks for it"
+        return "the code blocks or ignores the signal that asks for it"
     if not _has_open(folder + "fd", rank.report_fd):
         return "the code has closed the pipe that the stack would be written to"
     return ""

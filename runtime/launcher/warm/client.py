@@ -17,9 +17,9 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ..topology import imported_names
 
-LONGEST_MESSAGE = 1 << 17
-"""Maximum bytes of one message. If arguments and environment are longer, the rank cannot parse the message, does not
-accept it, and is started cold."""
+MAX_MESSAGE_BYTES = 1 << 17
+"""Maximum bytes of one message. If arguments and environment are longer, the forked rank cannot parse the message and
+does not accept it, so the rank is started cold."""
 READY_SECONDS = 1.0
 """How long to wait for a forked rank. A cold start takes as long, so waiting longer is not worth it."""
 ACCEPT_SECONDS = 2.0
@@ -106,7 +106,7 @@ class WarmRanks:
         channel = self._channel
         while channel is not None and select.select([channel], [], [], seconds)[0]:
             try:
-                data = channel.recv(LONGEST_MESSAGE)
+                data = channel.recv(MAX_MESSAGE_BYTES)
             except OSError:
                 return None
             if not data:
@@ -131,7 +131,7 @@ def _sets_framework_environment(sources: Sequence[str]) -> bool:
 
 
 def _imports_only_stdlib(sources: Sequence[str], folder: str) -> bool:
-    """Whether the script imports no framework: unloading one on exit would take longer than a cold start."""
+    """Whether the script imports no framework. In a warm rank, unloading one on exit takes longer than a cold start."""
     stdlib = getattr(sys, "stdlib_module_names", None)  # Python 3.10 and later
     if stdlib is None or any(text in source for source in sources for text in _DYNAMIC_IMPORTS):
         return False
@@ -170,7 +170,7 @@ def receive(channel: socket.socket, expected: Optional[int]) -> Tuple[Dict[str, 
     any).
     """
     space = socket.CMSG_SPACE(_MAX_DESCRIPTORS * _INT_BYTES)
-    data, ancillary, _flags, _address = channel.recvmsg(LONGEST_MESSAGE, space)
+    data, ancillary, _flags, _address = channel.recvmsg(MAX_MESSAGE_BYTES, space)
     descriptors = array.array("i")
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

@@ -37,7 +37,7 @@ if not __package__:
     __spec__ = None  # type: ignore[assignment]  # without it Python 3.13 warns of a missing parent
 
 from .. import seccomp
-from .client import LONGEST_MESSAGE, python_path, receive
+from .client import MAX_MESSAGE_BYTES, python_path, receive
 
 # The CLONE_NEW* flags of user, mount, pid, ipc, uts and cgroup namespaces, and of the network.
 _ALL_NAMESPACES = 0x10000000 | 0x00020000 | 0x20000000 | 0x08000000 | 0x04000000 | 0x02000000 | 0x40000000
@@ -49,7 +49,7 @@ _CAPABILITY_VERSION_3 = 0x20080522
 _LAST_CAPABILITY = 63
 """The highest capability that version 3 of the kernel's interface can name."""
 _POLL_SECONDS = 1.0
-"""How often an idle fork server reaps children and checks whether it should end."""
+"""How often an idle fork server reaps children and checks whether it should end; neither is urgent."""
 _REQUEST_SECONDS = 1.0
 """How long a connected supervisor may take to send its request. It sends it as soon as its sandbox starts."""
 _MAX_AGE_SECONDS = 6 * 3600.0
@@ -162,7 +162,7 @@ def _serve_supervisor(connection: socket.socket) -> Script:
         connection.close()
         launcher_socket = socket.socket(fileno=launcher_fd)
         # The launcher sends a message once the sandbox is complete. It closes the socket if it needs no warm rank.
-        if launcher_socket.recv(LONGEST_MESSAGE):
+        if launcher_socket.recv(MAX_MESSAGE_BYTES):
             host_namespaces = _enter_sandbox(sandbox_pidfd, request)
             if _fork_ranks(int(request["ranks"]), host_namespaces):
                 launcher = launcher_socket

@@ -60,7 +60,7 @@ def test_a_warm_rank_has_the_limits_of_a_cold_one(tmp_path, bare_images):
     finally:
         for each in yards.values():
             each.backend.delete("job-1-1")
-            each.backend.retire()
+            each.backend.stop_prepared()
 
 
 def test_a_warm_rank_was_warm(yard):

@@ -77,7 +77,7 @@ def test_pages_that_processes_share_count_once(yard):
 
 
 def test_too_many_processes(yard, monkeypatch):
-    monkeypatch.setattr("runtime.backends.supervision.submission.TASK_LIMIT", 30)
+    monkeypatch.setattr("runtime.backends.supervision.submission.TASKS_PER_NODE", 30)
     monkeypatch.setattr("runtime.backends.supervision.submission.TASKS_PER_RANK", 0)
     script = "import os, signal\nfor _ in range(100):\n    if os.fork() == 0: signal.pause()\nsignal.pause()\n"
     assert "more than 30 processes" in yard.run_to_failure(Outcome.CODE_FAILED, script).message

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.backends.launch_plan import launcher_call
+from runtime.backends.launch_plan import launcher_arguments
 from tests.runtime.launcher.test_topology import PLAN
 
 pytestmark = pytest.mark.late("it talks to real processes, with time limits of seconds")
@@ -64,7 +64,7 @@ class Relay:
 class Node:
     """One launcher, and its messages to its supervisor."""
 
-    command = (sys.executable, *launcher_call(str(LAUNCHER)))
+    command = (sys.executable, *launcher_arguments(str(LAUNCHER)))
 
     def __init__(self, folder, plan, control_port, listener):
         ours, theirs = socket.socketpair()

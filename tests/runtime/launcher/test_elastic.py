@@ -11,15 +11,15 @@ ELASTIC = PLAN._replace(
 
 def test_the_first_round_is_the_plan_as_it_was_submitted():
     assert first_round(ELASTIC) == Round(0, [0, 1, 2])
-    assert round_plan(ELASTIC, first_round(ELASTIC)) == ELASTIC._replace(homes=[0, 1, 2])
+    assert round_plan(ELASTIC, first_round(ELASTIC)) == ELASTIC._replace(original_nodes=[0, 1, 2])
 
 
 def test_a_round_numbers_its_nodes_densely_and_has_a_port_of_its_own():
     following = first_round(ELASTIC).without(ELASTIC, 1)
     assert following == Round(1, [0, 2])
     plan = round_plan(ELASTIC, following)
-    assert (plan.node, plan.nodes, plan.world_size, plan.home) == (1, 2, 4, 2)
-    assert plan.homes == [0, 2]
+    assert (plan.node, plan.nodes, plan.world_size, plan.original_node) == (1, 2, 4, 2)
+    assert plan.original_nodes == [0, 2]
     assert plan.addresses == ["10.0.0.1", "10.0.0.3"]
     environment = rank_environment(plan, 1)
     expected = {

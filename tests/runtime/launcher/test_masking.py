@@ -14,10 +14,10 @@ def test_a_stream_in_pieces_contains_no_value(values, parts):
     """A number among the parts stands for a value. Texts of two letters overlap in every way."""
     pieces = [(values[part] if part < len(values) else "") if isinstance(part, int) else part for part in parts]
     mask = Mask(values)
-    stream = mask.stream()
+    stream = mask.new_stream()
     whole = "".join(pieces).encode()
     if stream is None:
-        assert mask.data(whole) == whole
+        assert mask.apply_to_bytes(whole) == whole
         return
     stored = b"".join([*(stream.feed(piece.encode()) for piece in pieces), stream.finish()])
     assert not [value for value in values if len(value) >= 6 and value.encode() in stored]
@@ -25,7 +25,7 @@ def test_a_stream_in_pieces_contains_no_value(values, parts):
 
 
 def test_a_piece_waits_only_while_it_may_begin_a_value():
-    stream = Mask(["hunter2hunter2"]).stream()
+    stream = Mask(["hunter2hunter2"]).new_stream()
     assert [stream.feed(piece) for piece in (b"my hunt", b"er season\n", b"hunter2", b"hunter2!")] == [
         b"my ", b"hunter season\n", b"", b"***!",
     ]  # fmt: skip
@@ -34,22 +34,22 @@ def test_a_piece_waits_only_while_it_may_begin_a_value():
 
 def test_values_of_several_lines_are_replaced_line_by_line():
     mask = Mask(["-----BEGIN KEY-----\nMIIBVwIBADANBg\n-----END KEY-----\n", "short", "with spaces  "])
-    assert mask.text("a MIIBVwIBADANBg b\\n-----END KEY-----") == "a *** b\\n***"
-    assert mask.text("short with spaces") == "short ***"
-    assert mask.message({"message": "no MIIBVwIBADANBg", "data": {"lines": ["with spaces  ", 3, None]}}) == {
+    assert mask.apply_to_text("a MIIBVwIBADANBg b\\n-----END KEY-----") == "a *** b\\n***"
+    assert mask.apply_to_text("short with spaces") == "short ***"
+    assert mask.apply_to_message({"message": "no MIIBVwIBADANBg", "data": {"lines": ["with spaces  ", 3, None]}}) == {
         "message": "no ***", "data": {"lines": ["***", 3, None]},
     }  # fmt: skip
 
 
 def test_the_end_of_a_text_that_was_cut_is_replaced():
     mask = Mask(["hunter2hunter2"])
-    assert mask.text("refused: hunter2hun") == "refused: ***"
-    assert mask.text("the hunt") == "the hunt"
+    assert mask.apply_to_text("refused: hunter2hun") == "refused: ***"
+    assert mask.apply_to_text("the hunt") == "the hunt"
 
 
 def test_a_log_and_its_last_lines_have_no_value(tmp_path):
     reading, writing = os.pipe()
-    log = RankLog(tmp_path / "rank-0.log", reading, 1000, mask=Mask(["hunter2hunter2"]).stream())
+    log = RankLog(tmp_path / "rank-0.log", reading, 1000, mask=Mask(["hunter2hunter2"]).new_stream())
     os.write(writing, b"token hunter2")
     log.pump()
     os.write(writing, b"hunter2\nhunter")

@@ -55,7 +55,7 @@ def agent_of_mpi(tmp_path):
     sent = SentMessages()
     order = {"plan": PLAN._asdict(), "python": "/image/bin/python", "environment": {}}
     created = mpi.Mpi(DefaultSelector(), None, order, send=sent.send, on_all_started=lambda: None)
-    created._plan = PLAN._replace(controller="mpi", homes=[0, 1])
+    created._plan = PLAN._replace(controller="mpi", original_nodes=[0, 1])
     return created, sent
 
 

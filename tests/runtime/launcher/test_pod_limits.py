@@ -69,13 +69,13 @@ def test_names_may_take_the_time_to_start(clock, record):
 def test_a_launcher_that_is_silent_from_the_start_is_a_platform_error(clock, record):
     limits = PodLimits(ORDER, record)
     clock.now += 20
-    assert limits.start_seconds == 10
+    assert limits.note_launched() == 10
     assert look_on(limits, clock, SILENCE_SECONDS + 2) == ("platform_error", "node_silent")
 
 
 def test_a_launcher_that_never_starts_its_ranks_is_ended(clock, record):
     limits = PodLimits(ORDER, record)
-    assert limits.start_seconds == 30
+    assert limits.note_launched() == 30
     while clock.now < 1000 + 30 + START_MARGIN_SECONDS:
         limits.note_message()
         assert look_on(limits, clock, 1) is None

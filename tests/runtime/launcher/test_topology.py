@@ -30,7 +30,7 @@ PLAN = Plan(
     interface="",
     worker_ports=[],
     spare_ports=[],
-    homes=[],
+    original_nodes=[],
 )
 
 

@@ -25,7 +25,7 @@ from runtime.backends.local.warm_pool.protocol import ForkServer, StartRequest
 from runtime.errors import RuntimeFault
 
 _SOURCE_ROOT = Path(__file__).resolve().parents[4]
-_PACKAGE = _SOURCE_ROOT / "runtime"
+_PACKAGE = _SOURCE_ROOT / "runtime"  # its files determine the version of this code
 # Python code that runs `main` of a module of `runtime.backends`; the module's name is filled in later.
 _COMMAND = f"import sys; sys.path.insert(0, {str(_SOURCE_ROOT)!r}); from runtime.backends.{{}} import main; main()"
 _END_SECONDS = 10.0

@@ -30,11 +30,11 @@ from runtime.launcher.processes import reap, spawn
 STATE_FILE = "daemon.json"
 """The file in the pool's folder that holds the daemon's DaemonState while it runs."""
 _POLL_SECONDS = 1.0
-"""How often an idle daemon reaps children and checks whether to end."""
+"""How often an idle daemon reaps children and checks whether to end; neither is urgent."""
 _LOCK_SECONDS = 3.0
 """How long to wait for the lock. A daemon of another version that was asked to end may still hold it."""
 _LOCK_RETRY_SECONDS = 0.05
-"""Interval between attempts to get the lock."""
+"""Interval between attempts to get the lock: often enough that the start is hardly delayed."""
 _RESTART_SECONDS = 60.0
 """Pause before a fork server that has ended is started again, so that a fork server whose imports fail costs little."""
 _FORK_SERVER = Path(__file__).resolve().parents[3] / "launcher" / "warm" / "forkserver.py"
@@ -94,7 +94,7 @@ class Daemon:
         """Names of the fork servers that run, by pid."""
         self._ended_at: dict[str, float] = {}
         """When a fork server last ended (monotonic), by name."""
-        # The daemon starts fork servers, but its forks receive the requests for them and pass these on by this pipe.
+        # The daemon starts the fork servers. Its forks receive the requests for them, and pass these on by this pipe.
         self._fork_server_reader, self._fork_server_writer = os.pipe()
         os.set_blocking(self._fork_server_reader, False)
         self._is_stopping = False
@@ -108,7 +108,7 @@ class Daemon:
         listener = socket.socket(socket.AF_UNIX)
         Path(protocol.SOCKET).unlink(missing_ok=True)
         listener.bind(protocol.SOCKET)
-        listener.listen(64)
+        listener.listen(64)  # submissions that connect while the daemon forks
         start_time = pids.start_time(os.getpid())
         state: DaemonState = {"pid": os.getpid(), "start_time": start_time, "version": self._settings["version"]}
         # A rename, so that readers never see half a file.
