@@ -38,7 +38,7 @@ class Mask:
         if not self._texts:
             return text
         data = self.apply_to_bytes(text.encode("utf-8", "surrogatepass"))
-        overlap = max(_overlap(data, each) for each in self._texts)
+        overlap = max(_overlap(data, secret) for secret in self._texts)
         if overlap >= MIN_LENGTH:
             data = data[:-overlap] + MASK
         return data.decode("utf-8", "replace")
@@ -81,8 +81,8 @@ class MaskedStream:
 
     def finish(self) -> bytes:
         """Return what is left at the end of the stream."""
-        rest, self._pending = self._pending, b""
-        return self._mask.apply_to_bytes(rest)
+        remaining, self._pending = self._pending, b""
+        return self._mask.apply_to_bytes(remaining)
 
 
 def _lines(value: str) -> List[str]:

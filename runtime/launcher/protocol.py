@@ -155,25 +155,29 @@ def first_cause(causes: Sequence[Message]) -> Optional[Message]:
     then a lost node, then any other failure.
     """
     # A cause that another node reported (`heard`) is left out if its own node has reported it too.
-    reported_by_own_node = {(each.get("node"), each.get("rank")) for each in causes if not each.get("heard")}
+    reported_by_own_node = {
+        (candidate.get("node"), candidate.get("rank")) for candidate in causes if not candidate.get("heard")
+    }
     distinct = [
-        each
-        for each in causes
-        if not each.get("heard") or (each.get("node"), each.get("rank")) not in reported_by_own_node
+        candidate
+        for candidate in causes
+        if not candidate.get("heard") or (candidate.get("node"), candidate.get("rank")) not in reported_by_own_node
     ]
-    by_time = sorted(distinct, key=lambda each: (bool(each.get("echo")), float(each["at"])))
+    by_time = sorted(distinct, key=lambda candidate: (bool(candidate.get("echo")), float(candidate["at"])))
     if not by_time:
         return None
     earliest = by_time[0]
     if earliest["kind"] != "code_failed" or earliest.get("echo"):
         return earliest
     simultaneous = [
-        each for each in by_time if not each.get("echo") and each["at"] - earliest["at"] <= _SIMULTANEOUS_SECONDS
+        candidate
+        for candidate in by_time
+        if not candidate.get("echo") and candidate["at"] - earliest["at"] <= _SIMULTANEOUS_SECONDS
     ]
-    for each in simultaneous:
-        if each["kind"] in _KINDS_OF_A_RANK and (each.get("signal") or "") not in _EFFECT_SIGNALS:
-            return each
-    return next((each for each in simultaneous if each["kind"] == "node_lost"), earliest)
+    for candidate in simultaneous:
+        if candidate["kind"] in _KINDS_OF_A_RANK and (candidate.get("signal") or "") not in _EFFECT_SIGNALS:
+            return candidate
+    return next((candidate for candidate in simultaneous if candidate["kind"] == "node_lost"), earliest)
 
 
 def make_undumpable() -> None:

@@ -186,12 +186,12 @@ def imported_names(source: str) -> List[str]:
     names: List[str] = []
     # Without regular expressions, for speed: this reads every line of every source before the ranks start.
     for line in source.splitlines():
-        keyword, _, rest = line.replace("\t", " ").strip(" ").partition(" ")
+        keyword, _, clause = line.replace("\t", " ").strip(" ").partition(" ")
         if keyword == "from":
-            rest = rest.lstrip(" ")
-            names.append(_identifier(rest[1:] if rest.startswith(".") else rest))
+            clause = clause.lstrip(" ")
+            names.append(_identifier(clause[1:] if clause.startswith(".") else clause))
         elif keyword == "import":
-            names.extend(_identifier(part.lstrip(" ")) for part in rest.split("#")[0].split(";")[0].split(","))
+            names.extend(_identifier(part.lstrip(" ")) for part in clause.split("#")[0].split(";")[0].split(","))
     return [name for name in names if name]
 
 
@@ -247,7 +247,9 @@ def rank_arguments(plan: Plan, local_rank: int, flag: Optional[str], environment
 
     `environment` has the variables that the arguments may refer to.
     """
-    arguments = [expand(each, environment) for each in plan.arguments] if plan.expands_arguments else [*plan.arguments]
+    arguments = (
+        [expand(argument, environment) for argument in plan.arguments] if plan.expands_arguments else [*plan.arguments]
+    )
     if flag and not any(argument.split("=")[0] in LOCAL_RANK_FLAGS for argument in arguments):
         arguments.append("{}={}".format(flag, local_rank))
     return arguments

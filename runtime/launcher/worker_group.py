@@ -84,8 +84,8 @@ class Rank:
             return False
         if self.report_listener is not None:
             self.report_listener(self.rank_id, data)
-        *lines, rest = (self._partial_line + data).split(b"\n")
-        self._partial_line = rest[-_READ_BYTES:]
+        *lines, partial_line = (self._partial_line + data).split(b"\n")
+        self._partial_line = partial_line[-_READ_BYTES:]
         for line in lines:
             report, *fields = line.split(b"\t")
             kind, _, time_text = report.partition(b" ")

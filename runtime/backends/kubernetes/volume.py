@@ -106,10 +106,10 @@ class RunFolders:
                 for index, file in enumerate(files[:_MAX_FINGERPRINT_FILES]):
                     with contextlib.suppress(OSError):
                         read_stat = _stat_uncached if index < _MAX_UNCACHED_FILES else _stat
-                        info = read_stat(file, folder_fd)
+                        status = read_stat(file, folder_fd)
                         # Launchers rewrite their record each second even without a change, so its time is ignored.
-                        modified_at = info.st_mtime_ns if folder != "nodes" else 0
-                        values += [hash(file), info.st_size, modified_at]
+                        modified_at = status.st_mtime_ns if folder != "nodes" else 0
+                        values += [hash(file), status.st_size, modified_at]
             finally:
                 os.close(folder_fd)
         return tuple(values)

@@ -62,17 +62,17 @@ class LogMux:
 
     def write(self, rank: int, data: bytes) -> None:
         """Add output of a rank; an incomplete line is kept for a moment."""
-        *lines, rest = (self._partial.pop(rank, b"") + data).split(b"\n")
+        *lines, partial_line = (self._partial.pop(rank, b"") + data).split(b"\n")
         prefix = b"-" if rank == LAUNCHER else str(rank).encode()
         if lines:
             start = prefix + b"\t"
             self._add(start + (b"\n" + start).join(lines) + b"\n")
             self._partial_since.pop(rank, None)
-        while len(rest) > _MAX_PIECE_BYTES:
-            self._add(prefix + b"+\t" + rest[:_MAX_PIECE_BYTES] + b"\n")
-            rest = rest[_MAX_PIECE_BYTES:]
-        if rest:
-            self._partial[rank] = rest
+        while len(partial_line) > _MAX_PIECE_BYTES:
+            self._add(prefix + b"+\t" + partial_line[:_MAX_PIECE_BYTES] + b"\n")
+            partial_line = partial_line[_MAX_PIECE_BYTES:]
+        if partial_line:
+            self._partial[rank] = partial_line
             self._partial_since.setdefault(rank, time.monotonic())
 
     def handle_timers(self, now: float) -> None:

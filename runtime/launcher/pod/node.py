@@ -174,7 +174,7 @@ class PodNode(Node):
             signals = self._signals.read()
             for ended in reap():
                 self._tree.note_exit(ended)
-            if any(each.number in STOP_SIGNALS and each.is_from_outside for each in signals):
+            if any(received.number in STOP_SIGNALS and received.is_from_outside for received in signals):
                 self._limits.kill_by(time.monotonic() + float(self._plan["grace_seconds"]))
                 self._end(Verdict("stopped", "stopped", "The run was stopped on request."))
 

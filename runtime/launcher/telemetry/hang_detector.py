@@ -235,7 +235,7 @@ class HangDetector:
                 self._longest_idle_seconds = max(self._longest_idle_seconds, last_idle_seconds)
             self._waiting_inspections = 0
         if idle_seconds < last_idle_seconds or not idle_seconds:
-            self._cpu_seconds_at_last_sign = {each: last.cpu_seconds for each, last in self._progress.items()}
+            self._cpu_seconds_at_last_sign = {reporter: last.cpu_seconds for reporter, last in self._progress.items()}
         if self.stalled_seconds < _MIN_IDLE_SECONDS:  # a milestone: earlier inspections no longer count
             self._busy_inspections = 0
             self._inspect_at = None
@@ -248,12 +248,12 @@ class HangDetector:
     @property
     def idle_seconds(self) -> float:
         """Seconds without a sign on any node; 0 until every node has reported."""
-        return min((each.idle_seconds for each in self._complete_progress), default=0.0)
+        return min((progress.idle_seconds for progress in self._complete_progress), default=0.0)
 
     @property
     def stalled_seconds(self) -> float:
         """Seconds without a sign other than computing on any node; 0 until every node has reported."""
-        return min((each.stalled_seconds for each in self._complete_progress), default=0.0)
+        return min((progress.stalled_seconds for progress in self._complete_progress), default=0.0)
 
     @property
     def cpu_seconds(self) -> float:
@@ -316,10 +316,10 @@ class HangDetector:
         self._waiting_inspections = self._waiting_inspections + 1 if may_hang and self._inspects_idle_run else 0
 
     def _all_wait_idly(self) -> bool:
-        return bool(self._standstills) and all(each.state.waiting for each in self._standstills.values())
+        return bool(self._standstills) and all(standstill.state.waiting for standstill in self._standstills.values())
 
     def _all_are_stuck(self) -> bool:
-        states = [each.state for each in self._standstills.values()]
+        states = [standstill.state for standstill in self._standstills.values()]
         some_wait = any(state.waiting == WAITING for state in states)
         return some_wait and all(state.waiting == WAITING or state.is_parked for state in states)
 
@@ -327,15 +327,15 @@ class HangDetector:
         """Return the hang if the run hangs, else None."""
         if not self._hang_seconds or not self._complete_progress:
             return None
-        states = {rank: each.state for rank, each in self._standstills.items()}
+        states = {rank: standstill.state for rank, standstill in self._standstills.items()}
         # An idle run hangs after `hang_seconds`, wherever its ranks are.
         if self.idle_seconds >= self._hang_seconds:
             return Hang(self.idle_seconds, states)
         if self.idle_seconds >= self.allowed_idle_seconds and self._waiting_inspections > 1:
             return Hang(self.idle_seconds, states)
         # The last rank to change its place, and the one with the fewest equal inspections, decide.
-        since = max((each.since for each in self._standstills.values()), default=now)
-        inspections = min((each.inspections for each in self._standstills.values()), default=0)
+        since = max((standstill.since for standstill in self._standstills.values()), default=now)
+        inspections = min((standstill.inspections for standstill in self._standstills.values()), default=0)
         is_spinning = inspections >= _MIN_INSPECTIONS and now - since >= self._hang_seconds and self._all_are_stuck()
         if is_spinning and self.stalled_seconds >= self._hang_seconds:
             return Hang(self.stalled_seconds, states)

@@ -66,9 +66,9 @@ class Process(NamedTuple):
 def read_processes(proc: str = PROC) -> Dict[int, Process]:
     """Read every process of this pid namespace except this one."""
     processes: Dict[int, Process] = {}
-    own = os.getpid()
+    own_pid = os.getpid()
     for name in os.listdir(proc):
-        if not name.isdigit() or int(name) == own:
+        if not name.isdigit() or int(name) == own_pid:
             continue
         process = read_process(int(name), proc)
         if process is not None:
@@ -82,8 +82,8 @@ def read_process(pid: int, proc: str = PROC) -> Optional[Process]:
     stat = read_file(folder + "stat")
     # Positions count from after the last bracket, since the name of a process may contain spaces and brackets: 0 state,
     # 1 parent, 11-14 CPU time (user and system, then the same of reaped children), 19 start time.
-    _, bracket, rest = stat.rpartition(b")")
-    fields = rest.split()
+    _, bracket, fields_text = stat.rpartition(b")")
+    fields = fields_text.split()
     if not bracket or len(fields) < 20:
         return None
     cpu_seconds = sum(map(int, fields[11:15])) / _TICKS_PER_SECOND
