@@ -1,7 +1,7 @@
 """Which environment variables an order may set itself. Pure.
 
-The platform sets the variables of the environment contract and those of the frameworks. They are taken from the code
-that sets them, so a new one is reserved without a change here.
+The platform sets the variables of the environment contract and those of the frameworks. Their names are taken from the
+code that sets them, so a new variable is reserved without a change here.
 """
 
 from __future__ import annotations
@@ -98,5 +98,5 @@ def is_reserved(name: str) -> bool:
 
 
 def size_of(variables: Mapping[str, str]) -> int:
-    """Return the bytes of the variables in a process's environment, where each has a "=" and a zero byte besides."""
+    """Return the bytes of the variables in a process's environment, with a "=" and a zero byte for each."""
     return sum(len(name.encode()) + len(value.encode()) + 2 for name, value in variables.items())

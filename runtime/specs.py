@@ -19,7 +19,7 @@ NAME_PATTERN = re.compile(r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?$")
 """A run's name also names Kubernetes objects, a folder and hosts. So it is a DNS label (at most 63 characters) with
 room for a suffix."""
 PACKAGES_TARGET = "/opt/trainyard/site-packages"
-"""Where a run sees its packages besides the image's."""
+"""Where a run sees the packages that were installed in addition to the image's."""
 UNLIMITED_NODES = 10_000
 """The number of nodes that fits a cluster which adds machines on demand; more than anybody buys at once."""
 
@@ -49,7 +49,7 @@ class Controller(enum.StrEnum):
 
 
 class LrScaling(enum.StrEnum):
-    """How the learning rate that a rank gets follows from the one that was ordered."""
+    """How the learning rate of the ranks is computed from the ordered one."""
 
     NONE = "none"
     """Unchanged."""
@@ -180,7 +180,7 @@ class RunSpec:
     organization_nodes: int = 0
     """Nodes that the organization may run at once, where the cluster enforces such a quota; 0: no quota."""
     packages: str = ""
-    """A folder of Python packages besides the image's, as the console sees it; empty: none. Mounted read-only."""
+    """A folder of further Python packages, as the console sees it; empty: none. Mounted read-only."""
     storage_left_mib: int | None = None
     """The unused part of the organization's storage quota, in MiB; None: no quota."""
     environment: dict[str, str] = field(default_factory=dict)
@@ -251,7 +251,7 @@ class Outcome(enum.StrEnum):
 
 
 class FailureCode(enum.StrEnum):
-    """The kind of a failure in detail, by which the console describes it in the reader's language."""
+    """The kind of a failure in detail. The console uses it to describe the failure in the reader's language."""
 
     RANK_RAISED = "rank_raised"
     """`data`: `exception`, `message`, and the place in the code: `file`, `line`, `function`."""
@@ -337,7 +337,7 @@ class WaitingCode(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Waiting:
-    """Why a run waits: a code and its data, from which the console writes a sentence, and an English one for logs."""
+    """Why a run waits. The console writes a sentence from `code` and `data`; `sentence` is an English one for logs."""
 
     code: WaitingCode
     data: dict[str, Any]

@@ -88,7 +88,7 @@ def plan(spec: RunSpec) -> dict[str, Any]:
 
 
 def ports_needed(spec: RunSpec) -> dict[str, int]:
-    """Return how many ports a run needs besides the master port, for its workers and for later rounds.
+    """Return how many ports a run needs in addition to the master port, for its workers and for later rounds.
 
     Every TensorFlow process listens on a port; with other frameworks only rank 0 does. An elastic run needs new ports
     each time it continues without a node: one for each worker, or the master port alone.

@@ -56,7 +56,7 @@ _SYSTEM_PATHS = (
 # Folders below / that are links into /usr on most systems; see `_top_folder_arguments`.
 _USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
-"""Device files that CUDA needs besides that of each GPU."""
+"""Device files that CUDA needs in addition to that of each GPU."""
 # Machine-wide parts of /proc. If root runs the console, code in the sandbox owns root's files, though it has no
 # capability. Without this it could change kernel settings.
 _PROC_READ_ONLY = ("sys", "irq", "bus", "fs", "acpi", "scsi", "asound", "driver", "tty", "mtrr", "pressure")
@@ -95,13 +95,13 @@ class Sandbox:
     datasets_target: str
     """The datasets' folder inside the sandbox. It exists even if the run has no datasets."""
     models_target: str
-    """The models' folder inside the sandbox, likewise."""
+    """The models' folder inside the sandbox. It exists even if the run has no models."""
     memory_bytes: int
     """The node's memory, and the size limit of its /tmp and /dev/shm, which take up memory."""
     gpus: tuple[int, ...] = ()
     """The device numbers of the node's GPUs."""
     packages: Path | None = None
-    """The folder of the Python packages that the run has besides its image's."""
+    """The folder of the Python packages that the run has in addition to its image's."""
 
 
 def base_arguments(hostname: str, memory_bytes: int) -> list[str]:
@@ -158,7 +158,7 @@ def base_environment(image: Path, gpus: Sequence[str], *, has_packages: bool = F
     """Return the environment that every process of the sandbox starts with; it inherits nothing from the host.
 
     `gpus` are the UUIDs of the node's GPUs. An empty `CUDA_VISIBLE_DEVICES` hides every GPU. `has_packages`: whether
-    the sandbox has packages besides the image's.
+    the sandbox has packages in addition to the image's.
     """
     environment = {
         "PATH": f"{image}/bin:/usr/local/bin:/usr/bin:/bin",

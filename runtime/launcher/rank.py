@@ -222,7 +222,7 @@ class _Stderr:
 
 
 def _without_platform_frames(trace: "Any") -> "Any":
-    """Return the traceback without the platform's frames: those below the script's, and those of `step_timer`."""
+    """Return the traceback without the platform's frames, which call the script or belong to `step_timer`."""
     while trace is not None and _is_platform_file(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     entry = trace

@@ -27,7 +27,7 @@ CONTRACT_VARIABLES = (
 )
 """Variables of the environment contract that are never empty."""
 MAX_COUNTED_FILES = 100_000
-"""Counting a dataset stops at the end of the folder in which it reaches this number: more could take minutes."""
+"""Files of a dataset after which counting stops, at the end of their folder; counting more could take minutes."""
 ALL_REDUCE_ELEMENTS = 1 << 20
 """Numbers that the timed all-reduce sums: 4 MiB of 32-bit floats, about the size of one of DDP's buckets."""
 ALL_REDUCE_REPETITIONS = 5

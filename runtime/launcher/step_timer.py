@@ -30,7 +30,7 @@ import weakref
 from typing import Any, Callable, List, NamedTuple, Optional
 
 FILE_BYTES = 64
-"""The size of the file, of which `_LAYOUT` uses a part."""
+"""The size of the file: more than `_LAYOUT` needs, so that fields can be added."""
 _LAYOUT = struct.Struct("<8sQQdd")  # `_MAGIC`, then the fields of `Counts`
 _MAGIC = b"yardstep"
 _UNKNOWN = -1.0  # `communication`, until something was measured

@@ -41,11 +41,11 @@ class LaunchPlan(TypedDict, total=False):
     start_seconds: float
     """How long to wait for the launchers of the other nodes; if absent, `agent.START_SECONDS`."""
     owns_pid_namespace: bool
-    """Whether no other process runs in this pid namespace besides the supervisor and what this launcher starts."""
+    """Whether the supervisor and the processes that this launcher starts are the only ones in this pid namespace."""
     folder: str
     """The script's folder. The launcher sets this and the next two itself, from the script's source."""
     local_rank_flag: Optional[str]
-    """The flag by which the script expects its local rank; None for none."""
+    """The flag by which the script expects its local rank; None if it expects no flag."""
     import_folders: List[str]
     """The folders where the script's imports may find its own modules; see `warm.client.import_folders`."""
 
@@ -204,7 +204,7 @@ def _identifier(text: str) -> str:
 
 
 def local_rank_flag(sources: Iterable[str], choice: str = "auto") -> Optional[str]:
-    """Return the flag by which the script wants its local rank; None for none.
+    """Return the flag by which the script expects its local rank; None if it expects no flag.
 
     If `choice` is `auto`, it is the flag that an argument parser in one of the sources declares. PyTorch 2 renamed the
     flag, and a parser rejects a spelling that it does not know, so only a declared flag is passed. A source that cannot

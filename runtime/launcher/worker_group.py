@@ -33,7 +33,7 @@ connects too early is refused, and retries only after about half a second."""
 _READ_BYTES = 1 << 16
 """The default size of a pipe, so one read returns everything that an ended rank has reported."""
 _FAILURE_FIELDS = 5
-"""Fields of the report `raised`, before those of the exception's chain: see `rank`."""
+"""Fields of the report `raised` that precede the exception's chain: see `rank`."""
 
 
 class ScriptFailure(NamedTuple):

@@ -1,4 +1,4 @@
-"""Package layers: folders of installed packages that a run imports besides those of its image.
+"""Package layers: folders of installed packages that a run imports in addition to those of its image.
 
     <root>/<organization>/<key>/site-packages   the installed packages; exists only when complete
                                 request.json    the requirements, the image and the limits of the installation
@@ -97,8 +97,8 @@ def layer_key(*, image: Path, versions: Mapping[str, str], requirements: Sequenc
 def cluster_layer_key(*, cluster: str, image: str, python: str, requirements: Sequence[str]) -> str:
     """Return the key of the layer with these requirements on a cluster's image. `python` is its interpreter's path.
 
-    `image` is the reference by which the cluster pulls the image. If the registry later has another image under a
-    reference without a digest, the key stays the same.
+    `image` is the reference by which the cluster pulls the image. The key stays the same if the registry later has
+    another image under this reference.
     """
     return _digest(cluster=cluster, image=image, python=python, requirements=list(requirements))
 

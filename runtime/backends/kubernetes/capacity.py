@@ -92,7 +92,7 @@ def request_of(job: Object, config: ClusterConfig) -> NodeRequest:
 
 
 def not_ready_since(node: Object) -> float | None:
-    """Return since when the Node is not Ready, in Unix seconds; None if it is Ready."""
+    """Return when the Node stopped being Ready, in Unix seconds; None if it is Ready."""
     ready = _condition(node, "Ready")
     return None if ready.get("status") == "True" else timestamp(ready.get("lastTransitionTime"))
 

@@ -126,8 +126,8 @@ def find_cause(
 ) -> Cause | None:
     """Return the first cause of the run's end, or None if the run completed.
 
-    `unresponsive_since` has, by node, since when its kubelet has not responded (Unix seconds). `events` is None if they
-    were not read.
+    `unresponsive_since` has, by node, when its kubelet stopped responding (Unix seconds). `events` is None if they were
+    not read.
     """
     if len(pods) == job.nodes and all(pod.succeeded for pod in pods.values()):
         return None

@@ -39,7 +39,7 @@ def derive_status(
 ) -> RunStatus:
     """Return the run's status. `pods` and `records` are by node.
 
-    `now` and all times are Unix seconds. `unreachable` has, by node, since when its machine is NotReady or deleted.
+    `now` and all times are Unix seconds. `unreachable` has, by node, when its machine became NotReady or was deleted.
     `events` are the facts about deleted Pods that the Job's events show; None if they were not read.
     """
     unreachable = unreachable or {}
@@ -91,7 +91,7 @@ def derive_status(
 
 
 def _overdue_nodes(job: JobState, pods: Mapping[int, PodState], now: float) -> dict[int, float]:
-    """Return, by node, since when the end of its Pod is overdue: deleted long ago, but not reported as ended."""
+    """Return, by node, when its Pod should have ended, if the Pod was deleted but its end is overdue."""
     deadlines = {
         node: max(pod.deletion_deadline, _grace_end(job))
         for node, pod in pods.items()
@@ -154,7 +154,7 @@ def _as_succeeded(pod: PodState, at: float) -> PodState:
 
 
 def _node_status(job: JobState, node: int, pod: PodState | None, unresponsive_since: float | None) -> NodeStatus:
-    """Return a node's status. `pod` is None if it has none; `unresponsive_since` is None while its kubelet responds."""
+    """Return a node's status. `pod` is None if it has none; `unresponsive_since` is None if its kubelet responds."""
     if pod is None:
         # A terminated Job that has created no Pods will create none.
         never_started = job.suspended or job.start_time is None

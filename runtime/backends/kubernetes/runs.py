@@ -226,7 +226,7 @@ class Runs:
         return read_events(job, job_events, pod_events, now=now)
 
     def _unreachable_nodes(self, job: JobState, pods: Mapping[int, PodState]) -> dict[int, float]:
-        """Return the nodes whose machine is NotReady or deleted, and since when (Unix seconds).
+        """Return, for each node whose machine is NotReady or deleted, when that began (Unix seconds).
 
         Reads Kubernetes Nodes only for a run that shows signs of trouble. Returns an empty result without permission to
         read them; lost Pods are then found when their end is overdue (`outcome`).

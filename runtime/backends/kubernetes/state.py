@@ -175,7 +175,7 @@ class JobState:
     spec: SpecSummary
     suspended: bool
     start_time: float | None
-    """`status.startTime`: since when the Job may create Pods."""
+    """`status.startTime`: when the Job controller began to create Pods."""
     submitted_at: float | None
     started_at: float | None
     """When the last of the Pods started, if that is stored already."""

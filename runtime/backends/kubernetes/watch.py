@@ -25,7 +25,7 @@ _WATCH_SECONDS = 240
 _BATCH_SECONDS = 0.02
 """How long to collect further changes after the first. The start of a run changes many objects within milliseconds."""
 _MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.2, 5.0
-"""Pause before listing again after an error. It doubles up to the maximum, by which `Backend.changes` may be late."""
+"""Pause before listing again after an error. It doubles up to the maximum, so that `Backend.changes` is seldom late."""
 
 ChangeListener = Callable[[str, str, Object], None]
 """Called with the kind (`jobs`, `pods`), the type of change (ADDED, MODIFIED, DELETED or LISTED) and the object."""

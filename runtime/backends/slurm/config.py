@@ -63,7 +63,7 @@ class SlurmConfig:
     gpu_types: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     """The catalogue's GPU type for each type in Slurm's Gres."""
     interface: str = ""
-    """Network interface of the compute nodes for collectives; empty: the one by which they reach node 0."""
+    """Network interface of the compute nodes for collectives; empty: the interface by which they reach node 0."""
     bubblewrap: str = ""
     """Path of bwrap on the compute nodes; empty: it is on the PATH."""
     pending_seconds: int = 86400

@@ -49,7 +49,7 @@ class EndRequest:
 
 @dataclass(frozen=True)
 class Observation:
-    """All facts about a run besides its supervisors' records, as observed at `now` (Unix seconds).
+    """All facts about a run except its supervisors' records, as observed at `now` (Unix seconds).
 
     `job` is None if Slurm no longer knows it. `failed_machines` are the run's machines that Slurm reports as failed.
     """

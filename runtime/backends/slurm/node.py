@@ -258,7 +258,7 @@ def refresh(folder: Path) -> None:
 
 
 def _ports_to_reserve(spec: RunSpec, node: int) -> int:
-    """Return how many ports this node reserves: those of its workers, on node 0 also the master and spare ports."""
+    """Return how many ports this node reserves: for its workers, and on node 0 also the master and spare ports."""
     needed = launch_plan.ports_needed(spec)
     workers = needed["worker_ports"] // spec.nodes
     return workers if node else 1 + workers + needed["spare_ports"]
@@ -325,7 +325,7 @@ def _supervisor_plan(run_plan: RunPlan, spec: RunSpec, node: int, endpoints: lis
 
 
 def _worker_ports(endpoint: Endpoint, node: int, workers: int) -> list[int]:
-    """Return the ports that a node has reserved for its workers, of which each has one or none (`workers` is 0)."""
+    """Return the ports that a node has reserved for its `workers`; none if that is 0, as without TensorFlow."""
     start = 0 if node else 1  # node 0's first port is the master's
     return endpoint["ports"][start : start + workers]
 

@@ -140,7 +140,7 @@ class SlurmRun:
         return status
 
     def _observe(self, job_id: str, records: list[Record | None], submitted_at: float, now: float) -> Observation:
-        """Return the facts about the run besides the records.
+        """Return all facts about the run except the records.
 
         Does not ask Slurm while all supervisors send heartbeats.
         """

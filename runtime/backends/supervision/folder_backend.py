@@ -17,7 +17,7 @@ from runtime.trash import Trash, remove_tree
 TRASH = ".trash"
 """The folder of the root for folders that are being removed."""
 _FOLDERS = (".active", ".changes", ".checkpoints", ".outputs")
-"""Folders of the root besides those of runs."""
+"""Folders of the root in addition to those of runs."""
 
 
 class RunOnDisk(Protocol):

@@ -37,7 +37,7 @@ class PeerWatch:
     def __init__(self, folder: Path, node: int, nodes: int) -> None:
         self._paths = {other: record_path(folder, other) for other in range(nodes) if other != node}
         self._last_changes: dict[int, tuple[int, float]] = {}
-        """The modification time of a node's record (ns), and since when that is unchanged (monotonic), by node."""
+        """The modification time of a node's record (ns), and when it was first seen (monotonic), by node."""
         self._next_check_at = 0.0
 
     def kill_silent_peers(self, now: float) -> None:

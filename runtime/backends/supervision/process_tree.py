@@ -102,7 +102,7 @@ class ProcessTree:
             self.exit = ended
 
     def kill(self) -> None:
-        """Kill bubblewrap and the sandbox's first process, with which all others end. Does nothing once they ended."""
+        """Kill bubblewrap and the sandbox's first process; all others end with it. Does nothing after their end."""
         for pid in (self.init, self._bubblewrap):
             if pid and self.exit is None:
                 send_signal(pid, signal.SIGKILL)

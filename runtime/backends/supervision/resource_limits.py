@@ -83,7 +83,7 @@ def raise_launcher_priority(launcher: int) -> None:
 
 
 class CpuSchedule(NamedTuple):
-    """The time for which a process has run, and has waited for a core, since its start.
+    """How long a process has run, and how long it has waited for a core, since its start.
 
     `is_runnable`: it runs or waits for a core now.
     """

@@ -36,8 +36,8 @@ class LogMux:
         self._selector = selector
         self._descriptor = descriptor
         self._buffer = bytearray()
-        self._partial: Dict[int, bytes] = {}  # each rank's incomplete line, and since when it waits for its end
-        self._partial_since: Dict[int, float] = {}
+        self._partial: Dict[int, bytes] = {}  # each rank's incomplete line
+        self._partial_since: Dict[int, float] = {}  # when that line began (monotonic)
         self._written_at = time.monotonic()  # when stdout last accepted data, or the buffer was last empty
         self._is_registered = False  # with the selector, which is needed only while data waits
         self._has_dropped_output = False

@@ -44,7 +44,7 @@ The plan is one JSON object, the same for every node of the run; unknown fields 
     builtin_script      a script of the platform, such as `smoke`; if empty, the plan's `script` is used
     environment         {name: value} for the ranks, added to the image's
     variables           {name: value} of the order, for the ranks only
-    packages            folder of packages besides the image's, or ""
+    packages            folder of packages in addition to the image's, or ""
     plan                the fields of `runtime.launcher.topology.Plan` except `node` and `addresses`
 
 It writes the same files to the run's folder as a local run: `logs/rank-<rank>.log`, `logs/node-<node>.log` (the

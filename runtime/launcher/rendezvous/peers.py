@@ -47,7 +47,7 @@ class Peers:
         self._nodes = nodes
         self._token = token
         self._listener: Optional[socket.socket] = None
-        self._unverified: Dict[Link, float] = {}  # on the hub: connections without a hello, and since when
+        self._unverified: Dict[Link, float] = {}  # on the hub: connections without a hello, and when they were accepted
         self._links: Dict[int, Link] = {}
         # Every node that was ever connected, with the monotonic time of its last message (infinite: lost).
         self._last_message_at: Dict[int, float] = {}

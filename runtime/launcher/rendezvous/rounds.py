@@ -49,7 +49,7 @@ class Rounds:
         self.mpi: Any = None
         self._has_started = False  # the ranks of round 0 were started
         self._round = first_round(plan)
-        # Since when the ranks of the previous round are being ended (monotonic); None while a round runs.
+        # When the ranks of the previous round were asked to end (monotonic); None while a round runs.
         self._ending_since: Optional[float] = None
         self._ended_members: Set[int] = set()  # on the hub: the nodes on which they have ended
         self._is_reconnecting = False  # in a soft round, until all ranks have reconnected

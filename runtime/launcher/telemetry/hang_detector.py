@@ -188,7 +188,7 @@ def is_rank_parked(
 
 
 class _Standstill(NamedTuple):
-    """A rank's state, since when it has not changed, and how many inspections in a row have found it."""
+    """A rank's state, when an inspection first found it, and how many inspections in a row have found it."""
 
     state: RankState
     since: float
@@ -209,7 +209,7 @@ class HangDetector:
         self._last_idle_seconds = 0.0
         self._inspect_at: Optional[float] = None  # the earliest time of the next inspection; None: now
         self._inspects_idle_run = False  # whether the last inspection was of an idle run or of a spinning one
-        # Inspections in a row that found a rank at work, and those of an idle run that found all ranks waiting.
+        # How many inspections in a row found a rank at work, and how many of an idle run found all ranks waiting.
         self._busy_inspections = 0
         self._waiting_inspections = 0
         # The nodes that have not answered the current inspection, and the answers so far, by rank.
@@ -279,7 +279,7 @@ class HangDetector:
         """Whether to inspect every rank now. Returns True once per inspection; pass the answers to `add_inspection`."""
         if not self._hang_seconds:
             return False
-        # Half of the time before a decision is enough for several inspections.
+        # Inspections begin after half of the time, which leaves the other half for several of them.
         is_idle = self.idle_seconds >= self._min_hang_seconds / 2
         if not is_idle and self.stalled_seconds < self._hang_seconds / 2:
             return False
@@ -333,7 +333,7 @@ class HangDetector:
             return Hang(self.idle_seconds, states)
         if self.idle_seconds >= self.allowed_idle_seconds and self._waiting_inspections > 1:
             return Hang(self.idle_seconds, states)
-        # The last rank to change its place, and the one with the fewest equal inspections, decide.
+        # The time since the last change of any rank counts, and the fewest equal inspections of any rank.
         since = max((standstill.since for standstill in self._standstills.values()), default=now)
         inspections = min((standstill.inspections for standstill in self._standstills.values()), default=0)
         is_spinning = inspections >= _MIN_INSPECTIONS and now - since >= self._hang_seconds and self._all_are_stuck()

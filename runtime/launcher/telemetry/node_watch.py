@@ -290,7 +290,7 @@ class NodeWatch:
             other_nodes = self._detector.other_nodes(self._plan.node)
             # For billing, computing counts as progress. Only stacks show that a run spun, and the code could fake them.
             self._progress_at = time.time() - self._detector.idle_seconds
-            # CPU time of the idle period, as seconds in which all cores of the run would have been busy.
+            # CPU time of the idle period, divided by the run's cores: the bill counts seconds of the whole run.
             cores = (self._plan.cpus or 1.0) * (1 + len(other_nodes))
             self._used_seconds = min(self._detector.idle_seconds, self._detector.cpu_seconds / cores)
             self._should_report_stacks = True

@@ -121,7 +121,7 @@ class WarmRanks:
 
 
 def is_warm_start_useful(sources: Sequence[str], folder: str) -> bool:
-    """Whether to start the script warm. `sources` are its own and those of the modules beside it, in `folder`."""
+    """Whether to start the script warm. `sources` are those of the script and of the modules beside it, in `folder`."""
     return not _sets_framework_environment(sources) and not _imports_only_stdlib(sources, folder)
 
 
