@@ -61,6 +61,7 @@ def await_end(backend: Backend, name: str, seconds: float) -> RunStatus:
 
 
 def _result(status: RunStatus, backend: Backend, seconds: float, *, elapsed_seconds: float) -> Check:
+    """Return the result of the check. `seconds` is the limit that the run had."""
     if status.outcome is Outcome.COMPLETED:
         detail = f"Two nodes met and finished {elapsed_seconds:.1f} s after submission."
         return Check(_CHECK_NAME, ok=True, detail=detail)

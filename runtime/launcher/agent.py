@@ -162,6 +162,7 @@ class Agent:
             self._fail_by_own_ranks()
 
     def _handle_timers(self, now: float) -> None:
+        """Do the work that is due: heartbeat, pending decisions, the limit for the start, hang detection."""
         if now >= self._next_heartbeat_at:
             self._next_heartbeat_at = now + HEARTBEAT_SECONDS
             self._report({"type": "heartbeat"})
@@ -214,6 +215,7 @@ class Agent:
     # Messages
 
     def _handle_supervisor(self) -> None:
+        """Handle the supervisor's messages, which `protocol` lists."""
         try:
             messages = self._supervisor.receive()
         except ConnectionLost:
@@ -239,6 +241,7 @@ class Agent:
                 self._end_ranks()
 
     def _handle_peers(self, source: Any) -> None:
+        """Handle the other launchers' messages; None as the source handles the timers of the connections."""
         for node, message in self._peers.events(source):
             kind = message.get("type")
             if kind == "lost":
@@ -254,6 +257,7 @@ class Agent:
                 self._node_watch.handle_message(node, message)
 
     def _handle_lost_node(self, node: int, silent: bool) -> None:
+        """Continue without a lost node if the run can, else fail. `silent`: its connection was still open."""
         if self._is_ending:
             return
         if self._has_reported_done:
@@ -274,6 +278,7 @@ class Agent:
     # Ending
 
     def _note_rank_exit(self, ended: Exit) -> None:
+        """Report a rank's end, and collect its failure unless the loss of a node explains it."""
         rank = self._worker_group.note_exit(ended)
         if rank is None or rank.exit is None:
             if self._rounds.mpi is not None:

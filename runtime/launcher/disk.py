@@ -82,6 +82,7 @@ class FolderMeasurement(_Measurement):
         super().__init__(self._measure_in_steps(folders))
 
     def _measure_in_steps(self, folders: Sequence[Path]) -> Generator[None, None, None]:
+        """Add up everything below the folders; yield wherever the measurement may pause."""
         count = 0
         for folder in folders:
             bytes_per_entry = entry_bytes(folder)

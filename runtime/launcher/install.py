@@ -110,6 +110,7 @@ def serve_proxy(path: str) -> int:
 
 
 def _accept(listener: socket.socket, path: str) -> None:
+    """Connect each client to the socket at `path`, with a thread for each direction."""
     while True:
         client, _address = listener.accept()
         upstream = socket.socket(socket.AF_UNIX)
@@ -123,6 +124,7 @@ def _accept(listener: socket.socket, path: str) -> None:
 
 
 def _pipe(source: socket.socket, destination: socket.socket) -> None:
+    """Copy bytes until the source ends, then close the writing side of the destination."""
     try:
         while True:
             data = source.recv(_CHUNK_BYTES)

@@ -173,6 +173,7 @@ class Mpi:
         return spawn(arguments, environment, output=sys.stderr.fileno(), new_session=True)
 
     def _accept(self) -> None:
+        """Accept the connection of a stub, unless there are too many."""
         if self._listener is None:
             return
         try:
@@ -188,6 +189,7 @@ class Mpi:
         self._selector.register(link, selectors.EVENT_READ, lambda: self._read_stub(link))
 
     def _read_stub(self, link: Link) -> None:
+        """Read a request to start a rank, or a daemon on another node."""
         try:
             messages = link.receive()
         except ConnectionLost:

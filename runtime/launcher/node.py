@@ -132,6 +132,7 @@ class Node:
     # Events
 
     def _handle(self, source: Any) -> None:
+        """Handle one ready file: the output of a rank, the launcher, or a file of a subclass."""
         if isinstance(source, RankLog):
             if self._output.pump(source):
                 self._record.note_change()
@@ -217,6 +218,7 @@ class Node:
         return self._output.timeout(now, min(self._limits.timeout(now), self._record.timeout(now)))
 
     def _handle_timers(self) -> None:
+        """Do the work that is due: SIGTERM, SIGKILL, checks, notifications."""
         now = time.monotonic()
         self._output.handle_timers(now)
         if self._limits.term_at is not None and now >= self._limits.term_at:

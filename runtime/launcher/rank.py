@@ -309,6 +309,7 @@ class _ImportObserver:
         return None
 
     def _observe(self, loader: "Any") -> None:
+        """Have the loader start the counting after it has executed its module."""
         try:
             execute = loader.exec_module
 

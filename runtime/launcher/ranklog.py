@@ -139,6 +139,7 @@ class RankLog:
                 os.close(descriptor)
 
     def _store(self, data: bytes) -> bool:
+        """Append data up to the limit; return whether the file changed."""
         if self._is_full:
             return False
         self._append(data[: self._remaining_bytes])

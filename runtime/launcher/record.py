@@ -216,6 +216,7 @@ class Record:
                 self._change_file.write_bytes(b"!")
 
     def _write(self) -> None:
+        """Replace the record by a rename. If the disk refuses, mark it as unsaved."""
         temporary = self._path.with_name(".{}.{}".format(self.node, os.urandom(4).hex()))
         try:
             _write_all(temporary, os.O_CREAT | os.O_EXCL, self._encode(self.data))

@@ -173,6 +173,7 @@ def load_framework() -> Framework:
 
 
 def _load_pytorch() -> Framework:
+    """Import PyTorch; its ranks connect by `init_process_group`."""
     torch, dist = importlib.import_module("torch"), importlib.import_module("torch.distributed")
     has_gpu = torch.cuda.is_available()
     gpu = int(os.environ["LOCAL_RANK"])
@@ -196,6 +197,7 @@ def _load_pytorch() -> Framework:
 
 
 def _load_horovod() -> Framework:
+    """Import Horovod with PyTorch or, if the image has none, with TensorFlow."""
     try:
         hvd, tensor = importlib.import_module("horovod.torch"), importlib.import_module("torch").tensor
     except ImportError:
@@ -216,6 +218,7 @@ def _load_horovod() -> Framework:
 
 
 def _load_tensorflow() -> Framework:
+    """Import TensorFlow and create its strategy for several workers."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only: neither information nor warnings
     tf = importlib.import_module("tensorflow")
     # TensorFlow requires the strategy before any other operation, so `connect` would be too late.

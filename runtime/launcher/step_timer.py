@@ -139,6 +139,7 @@ class Recorder:
         return False
 
     def _count(self, now: float) -> None:
+        """Add a step that ended at `now`, and write the sums to the file."""
         if self._last_step_at is None:
             # Time spent waiting before training (joining the group, sharing the first weights) is not part of a step.
             # So a measured time becomes 0, while the negative `_UNKNOWN` stays.

@@ -178,6 +178,7 @@ def _node_status(job: JobState, node: int, pod: PodState | None, unresponsive_si
 
 
 def _run_phase(job: JobState, nodes: Sequence[NodeStatus]) -> RunPhase:
+    """Return the run's phase, from its Job and the phases of its nodes."""
     # A run has ended if every node has, and no Pod can follow: the Job has ended or is being ended, or every node ran.
     phases = {node.phase for node in nodes}
     is_stopping = job.is_failing or job.termination is not None

@@ -171,6 +171,7 @@ class SlurmSupervisor(Supervisor):
             super()._check_for_stop()
 
     def _handle_signals(self, numbers: set[int]) -> None:
+        """End the node on a request of the console or on Slurm's SIGTERM."""
         if numbers & {STOP_SIGNAL, signal.SIGTERM}:
             super()._check_for_stop()
         # SIGTERM comes from Slurm: for a preemption, the job's time limit, a failed machine of the run, or by an
@@ -211,11 +212,12 @@ def main(folder: Path, nonce: str) -> int:
         sys.stderr.write("This job belongs to no recorded run, so it ends.\n")
         return 1
     node = int(os.environ["SLURM_PROCID"])
+    is_hub = node == 0  # the node whose launcher accepts the others
     # A spec as JSON has no secrets.
     spec = dataclasses.replace(RunSpec.from_json(json.dumps(run_plan["spec"])), secrets=run_plan["secrets"])
     with contextlib.ExitStack() as stack:
         address = _own_address(run_plan["interface"])
-        listener = None if node else network.listen(address)
+        listener = network.listen(address) if is_hub else None
         reserved = [stack.enter_context(network.reserve_port()) for _port in range(_ports_to_reserve(spec, node))]
         own_endpoint: Endpoint = {
             "address": address,
@@ -226,7 +228,8 @@ def main(folder: Path, nonce: str) -> int:
         if endpoints is None:
             sys.stderr.write(f"The {spec.nodes} nodes of the run did not find each other.\n")
             return 1
-        if not node:
+        if is_hub:
+            # All nodes have published their endpoints, so all have read the plan. It contains secrets.
             (folder / RUN_PLAN_FILE).unlink(missing_ok=True)
         plan = _supervisor_plan(run_plan, spec, node, endpoints)
         plan["listener"] = None if listener is None else listener.detach()

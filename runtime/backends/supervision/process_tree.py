@@ -77,6 +77,7 @@ class ProcessTree:
         return resource_limits.kernel_limits(processes=plan["process_limit"], file_bytes=file_bytes)
 
     def _create_cgroup(self) -> None:
+        """Create the node's control group; `group` stays None if the kernel refuses."""
         plan = self._plan
         name = f"trainyard-{plan['name']}-{plan['node']}-{plan['nonce'][:8]}"
         self.group = cgroups.create(

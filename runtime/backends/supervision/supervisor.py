@@ -128,6 +128,7 @@ class Supervisor(Node):
             self._send({"type": "cpu_use", "is_working": self._limits.is_working, "seconds": used_seconds})
 
     def _check_for_stop(self) -> None:
+        """End the ranks if `stop.json` has a request to end the run."""
         try:
             stop = json.loads(self._stop_path.read_bytes())
         except (OSError, ValueError):

@@ -115,6 +115,7 @@ class LogMux:
         self._add(prefix + b"+\t" + self._partial.pop(rank, b"") + b"\n")
 
     def _add(self, data: bytes) -> None:
+        """Add complete lines to the buffer, or drop them while stdout is stalled."""
         if self._closed:
             return
         if not self._buffer:
@@ -127,6 +128,7 @@ class LogMux:
             self.flush()
 
     def _set_registered(self, registered: bool) -> None:
+        """Have the selector report when stdout can be written to, or stop that."""
         if registered == self._is_registered:
             return
         try:

@@ -121,6 +121,7 @@ class PodNode(Node):
             self._fail(Verdict("platform_error", "node_not_started", message))
 
     def _start_with_hub(self, hub: str) -> None:
+        """Start the launcher with `hub` as the address of node 0. Raises OSError."""
         pod_plan, plan = self._plan, self._launcher_plan
         # Only these two addresses are known now. The others send theirs when they join the hub.
         plan["addresses"] = [hub, *[""] * (int(plan["nodes"]) - 1)]

@@ -145,6 +145,7 @@ class Peers:
         return [(node, message) for message in messages if message.get("type") != "heartbeat"]
 
     def _handle_timers(self) -> List[Tuple[int, Message]]:
+        """Send heartbeats, reject late hellos, reconnect; return a `lost` message for each silent node."""
         now = time.monotonic()
         for link, since in list(self._unverified.items()):
             if now - since > _HELLO_SECONDS:

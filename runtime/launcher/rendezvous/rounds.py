@@ -66,6 +66,10 @@ class Rounds:
         return self._round.members
 
     @property
+    def _is_hub(self) -> bool:
+        return not self._plan.node
+
+    @property
     def is_waiting(self) -> bool:
         """Whether no round has started ranks yet."""
         return not self._has_started
@@ -95,10 +99,10 @@ class Rounds:
         kind = message.get("type")
         if self.mpi is not None and self.mpi.handle_message(message):
             return True
-        if kind == "start" and self._plan.node:
+        if kind == "start" and not self._is_hub:
             self._plan = self._plan._replace(addresses=list(message["addresses"]))
             self._start(int(message["rendezvous_port"]))
-        elif kind == "round" and self._plan.node:
+        elif kind == "round" and not self._is_hub:
             self._enter_round(Round(int(message["round"]), list(message["members"]), bool(message["soft"])))
         elif kind == "reconnected" and message.get("round") == self.number:
             self._is_reconnecting = False
@@ -116,7 +120,8 @@ class Rounds:
 
         The reason is the end of the sentence "Node 1 was lost", or "" if none is needed.
         """
-        if self._plan.node or not self._plan.elastic or not node or self.is_waiting:
+        # Only the hub decides. The run needs its elastic setting, node 0, and ranks that have started.
+        if not self._is_hub or not self._plan.elastic or not node or self.is_waiting:
             return ""
         if self._peers.any_finished or self._worker_group.succeeded:
             return ", and others have finished already"
@@ -151,7 +156,7 @@ class Rounds:
         failure: Optional[Message] = None if self.mpi is None else self.mpi.handle_timers(now)
         if failure is not None:
             return failure
-        if self._plan.node or self._ending_since is None or now < self._ending_since + END_SECONDS:
+        if not self._is_hub or self._ending_since is None or now < self._ending_since + END_SECONDS:
             return None
         slow_nodes = sorted(set(self.members) - self._ended_members)
         text = "The ranks of nodes {} did not end for the next round.".format(node_list(slow_nodes))
@@ -160,6 +165,7 @@ class Rounds:
     # From one round to the next
 
     def _start(self, rendezvous_port: int) -> None:
+        """Start the ranks of this round on this node, or have mpirun start them."""
         plan = round_plan(self._plan, self._round)._replace(rendezvous_port=rendezvous_port)
         if not self._has_started:
             # Sent before customer code could keep this process from sending it.
@@ -205,18 +211,18 @@ class Rounds:
 
     def _request_restart(self) -> None:
         """Replace a soft round by a hard one. A rank has ended, and the others would wait for it."""
-        if self._plan.node:
-            self._peers.send({"type": "restart_round", "round": self.number})
-        else:
+        if self._is_hub:
             self._announce_round(self._round.restarted())
+        else:
+            self._peers.send({"type": "restart_round", "round": self.number})
 
     def _note_all_ended(self) -> None:
         """Between two rounds, once all ranks of this node have ended: kill their child processes and notify the hub."""
         self._worker_group.kill_leftovers()
-        if self._plan.node:
-            self._peers.send({"type": "ranks_ended", "round": self.number})
-        else:
+        if self._is_hub:
             self._note_member_ended(0)
+        else:
+            self._peers.send({"type": "ranks_ended", "round": self.number})
 
     def _note_member_ended(self, node: int) -> None:
         self._ended_members.add(node)

@@ -90,6 +90,7 @@ class NodeWatch:
         self._start_round(-1, ())
 
     def _start_round(self, number: int, members: Iterable[int]) -> None:
+        """Forget everything about the ranks of the previous round."""
         now = time.monotonic()
         self._busy_share = BUSY_SHARE
         if self._plan.cpus:
@@ -191,6 +192,7 @@ class NodeWatch:
     # Reading processes
 
     def _read_processes(self, now: float) -> None:
+        """Take a reading; report a sample and the progress if they are due."""
         reading = self._sampler.read()
         counts = self._read_counts()
         if now >= self._sample_at:
@@ -309,6 +311,7 @@ class NodeWatch:
             self._capture.add_data(rank_id, data, time.monotonic())
 
     def _finish_capture(self, capture: StackCapture, now: float) -> None:
+        """Use a finished capture for the inspection, for the stacks of a hang, or for both."""
         self._capture = None
         for rank in self._ranks:
             rank.report_listener = None
@@ -332,6 +335,7 @@ class NodeWatch:
                 self._send({"type": "stacks_captured", "round": self._round})
 
     def _read_rank_cpu(self, now: float, processes: Dict[int, Process]) -> Dict[int, RankCpu]:
+        """Return the CPU time that each rank has used, by rank_id."""
         pids_by_rank = group_by_rank(processes, self._ranks_by_pid)
         return {
             rank.rank_id: RankCpu(
@@ -361,6 +365,7 @@ class NodeWatch:
         return states
 
     def _cause(self, hang: Hang) -> Message:
+        """Return the hang as a cause. It names the rank for which the others wait, if there is one."""
         not_waiting = [rank_id for rank_id, state in sorted(hang.states.items()) if not state.waiting]
         data: Dict[str, Any] = {
             "seconds": int(hang.seconds),

@@ -130,6 +130,7 @@ class Daemon:
             Path(name).unlink(missing_ok=True)
 
     def _serve(self, listener: socket.socket) -> None:
+        """Handle requests and reap children until the daemon is stopped or idle for too long."""
         last_request_at = time.monotonic()
         while not self._is_stopping and time.monotonic() - last_request_at < self._settings["idle_seconds"]:
             ready, _, _ = select.select([listener.fileno(), self._fork_server_reader], [], [], _POLL_SECONDS)
