@@ -128,6 +128,8 @@ class RunSpec:
 
     `nodes` is the number of nodes at the start. An elastic run continues without a lost node while `min_nodes` remain
     (0: all are needed). Its ranks then restart from their last checkpoint; with Horovod's elastic mode they continue.
+
+    `restart_count` is the number of earlier attempts. `log_limit_bytes` limits the log of each rank.
     """
 
     name: str
@@ -365,7 +367,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """The status of one node. Times are Unix seconds by the backend's clock."""
+    """The status of one node. Times are Unix seconds by the backend's clock; `detail` explains its end."""
 
     node: int
     phase: RunPhase

@@ -39,7 +39,8 @@ NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,50}$")
 class Compilation(NamedTuple):
     """How a section's requirements are compiled into wheels.
 
-    `flags` are pairs of a shell pattern and its replacement.
+    `tools` are requirements of the build itself. `flags` are pairs of a shell pattern and its replacement, for the
+    compiler's arguments. `emptied_files` are names of source files that are compiled as if they were empty.
     """
 
     tools: tuple[str, ...] = ()
@@ -49,7 +50,7 @@ class Compilation(NamedTuple):
 
 
 class Section(NamedTuple):
-    """Requirements that are installed together."""
+    """Requirements that are installed together, with these options of pip; compiled first if `compilation` is set."""
 
     options: tuple[str, ...]
     requirements: tuple[str, ...]
@@ -71,7 +72,11 @@ class SmokeTest(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """A recipe, as read from its file."""
+    """A recipe, as read from its file. `digest` changes with everything in the recipe that changes the image.
+
+    The other fields hold the directives that the module's docstring lists; `unbuildable` is empty if the image can be
+    built.
+    """
 
     name: str
     digest: str

@@ -12,7 +12,7 @@ from .topology import Plan
 
 
 class Round(NamedTuple):
-    """One round and its nodes. In a soft round the ranks stay alive and reconnect by themselves (Horovod)."""
+    """One round and its nodes, `members`. In a soft round, ranks stay alive and reconnect by themselves (Horovod)."""
 
     number: int
     members: List[int]

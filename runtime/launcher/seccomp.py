@@ -120,7 +120,10 @@ _ARCHITECTURES: Dict[str, int] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 
 class _Condition(NamedTuple):
-    """A condition on an argument's low 32 bits; the kernel ignores the others. `position` is the argument's."""
+    """A condition on the low 32 bits of the argument at `position`; the kernel ignores the upper bits.
+
+    `comparison` is a BPF instruction that compares the bits with `value`. `must_hold`: whether its result must be true.
+    """
 
     position: int
     comparison: int

@@ -30,7 +30,9 @@ class LaunchPlan(TypedDict, total=False):
     warm: Optional[int]
     """Descriptor of the socket from which forked ranks read; None if every rank starts cold."""
     python: str
+    """Path of the ranks' interpreter."""
     environment: Dict[str, str]
+    """The environment that every process of the image starts with."""
     variables: Dict[str, str]
     """The order's own environment variables, which only the ranks get."""
     secrets: Dict[str, str]
@@ -38,6 +40,7 @@ class LaunchPlan(TypedDict, total=False):
     devices: List[str]
     """GPUs of this node, by the names that the container runtime gave them."""
     umask: int
+    """The umask of the ranks; if absent, 022."""
     start_seconds: float
     """How long to wait for the launchers of the other nodes; if absent, `agent.START_SECONDS`."""
     owns_pid_namespace: bool
@@ -53,6 +56,9 @@ class LaunchPlan(TypedDict, total=False):
 class Plan(NamedTuple):
     """The plan of one node's launcher, the same on every node except for `node`.
 
+    `run_id` is the run's name, and `backend` the library for collectives, as `torch.distributed` names it.
+    `rendezvous_port` is where node 0 serves Horovod's store. `restart_count` counts earlier attempts and rounds.
+
     Paths are as seen inside the sandbox. `workers` is the number of ranks per node. `worker_ports` holds one free port
     per global rank for TensorFlow, else none. `spare_ports` holds the ports of all further rounds of an elastic run.
     `interface` is the network interface for collectives; if empty, the framework chooses. 0 seconds means the
@@ -63,7 +69,7 @@ class Plan(NamedTuple):
     Nodes have new numbers in each round of an elastic run. `original_node` is this node's number at submission (-1: in
     no round yet), and `original_nodes` has those of all nodes that take part.
 
-    `lr` is the learning rate as ordered; with `lr_scaling` "linear" the ranks get it times the number of processes.
+    `lr` is the learning rate as ordered. With `lr_scaling` "linear", the ranks get `lr` times the number of processes.
 
     `expands_arguments`: replace references to variables in the arguments (`variables.expand`).
     """

@@ -57,7 +57,7 @@ class InvalidRequirements(RuntimeFault):
 
 @dataclass(frozen=True)
 class Conflict:
-    """A requirement that the image cannot meet: it has another version of the package."""
+    """A requirement that the image cannot meet: it has the version `installed` of the package `name`."""
 
     requirement: str
     name: str

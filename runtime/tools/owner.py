@@ -58,7 +58,10 @@ LOG = "log"
 
 @dataclass(frozen=True)
 class Limits:
-    """How many sessions may exist for one organization and in total, and the limits of each session."""
+    """How many sessions may exist for one organization and in total, and the limits of each session.
+
+    A session ends after `idle_seconds` without use.
+    """
 
     per_organization: int
     total: int

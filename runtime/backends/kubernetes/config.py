@@ -93,12 +93,15 @@ class ClusterConfig:
     queue: str = ""
     """Kueue LocalQueue that admits runs, all Pods at once; empty: no Kueue."""
     priority_class: str = ""
+    """PriorityClass of the Pods; empty: the cluster's default."""
     node_selectors: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: _EMPTY)
     tolerations: Mapping[str, tuple[Toleration, ...]] = field(default_factory=lambda: _EMPTY)
     spread: str = "pack"
     """`pack`: prefer Pods of a run in one topology domain (`topology_key`); `spread`: prefer different domains."""
     topology_key: str = "kubernetes.io/hostname"
+    """The label of Kubernetes Nodes whose equal values form a topology domain."""
     namespace_per_organization: bool = False
+    """Whether each organization's runs have a namespace of their own (`names.namespace_for`)."""
     gang_seconds: int = 300
     """How long after the Job's start all Pods must be scheduled. A run with only some of its Pods is then ended."""
     start_seconds: int = 600
@@ -106,6 +109,7 @@ class ClusterConfig:
     uid: int = 10001
     """User that Pods run as."""
     gpu_resource: str = "nvidia.com/gpu"
+    """The extended resource by which Pods request GPUs."""
     gpu_label: str = "nvidia.com/gpu.product"
     """The label of Kubernetes Nodes whose value is their GPU type."""
     disk_mib: int = 51200

@@ -56,8 +56,9 @@ class SlurmConfig:
     """The folder of the command line tools; empty: they are on the PATH."""
     node_types: Mapping[str, Placement] = field(default_factory=lambda: MappingProxyType({"": Placement()}))
     account: str = ""
+    """Slurm account of the jobs; empty: the service user's default."""
     accounts: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
-    """Slurm account of each organization, by its slug; `account` for all others."""
+    """Slurm account of each organization, by its slug; all other organizations use `account`."""
     accounting: bool = False
     """Whether slurmdbd answers `sacct`, which knows jobs that the controller has forgotten."""
     gpu_types: Mapping[str, str] = field(default_factory=lambda: _EMPTY)

@@ -57,7 +57,12 @@ _SIOCGIFADDR = 0x8915
 
 
 class RunPlan(TypedDict):
-    """The plan of a run, for all of its nodes, as JSON in its folder. Paths are the same on all machines."""
+    """The plan of a run, for all of its nodes, as JSON in its folder. Paths are the same on all machines.
+
+    `secrets` are variables of the ranks. `nonce` identifies the submission, and the launchers recognize each other by
+    `token`. `checkpoints`, `outputs`, `image` and `launcher` are folders. `disk_mib`, `start_seconds`, `interface` and
+    `bubblewrap` are settings of the cluster (`SlurmConfig`).
+    """
 
     spec: dict[str, Any]
     secrets: dict[str, str]

@@ -92,8 +92,9 @@ class Activity(NamedTuple):
     max_runnable_share: float
     """The largest share of the time that a process ran or was ready to run."""
     disk_rate: float
-    """Bytes per second, as `network_rate`."""
+    """Bytes per second from and to disks."""
     network_rate: float
+    """Bytes per second from and to the network."""
     is_blocked: bool
     """A process waits for a disk."""
     gpu_percent: float

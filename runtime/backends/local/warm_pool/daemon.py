@@ -41,7 +41,10 @@ _FORK_SERVER = Path(__file__).resolve().parents[3] / "launcher" / "warm" / "fork
 
 
 class DaemonSettings(TypedDict):
-    """The daemon's input. `fork_server` is the first one to start."""
+    """The daemon's input. `root` is the folder of runs, and `version` that of the code (`client`).
+
+    The daemon ends after `idle_seconds` without requests. `fork_server` is the first one to start; None: none.
+    """
 
     root: str
     version: str

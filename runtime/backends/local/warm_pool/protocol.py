@@ -44,8 +44,8 @@ class StartRequest(TypedDict):
     """All data that the starter of a run's supervisors needs.
 
     `folder` is the run's folder. `network` is `private` or `host`. `worker_ports` and `spare_ports` say how many ports
-    to reserve. `locks` are descriptors, one for each node. `nonce` distinguishes this submission from a later one of
-    the same name.
+    to reserve. `locks` are descriptors, and `nodes` the plans, one for each node. `nonce` distinguishes this submission
+    from a later one of the same name.
     """
 
     folder: str
