@@ -36,7 +36,7 @@ def url_path(key: str) -> str:
 
 def is_available() -> bool:
     """Return whether this installation has TensorBoard."""
-    return control.is_served(root())
+    return control.has_owner(root())
 
 
 def open_session(*, membership: Membership, jobs: Iterable[Job]) -> str:

@@ -37,12 +37,12 @@ def check_name(name: str) -> None:
 
 def check(spec: RunSpec, images_root: Path) -> RunSpec:
     """Check a spec for the local backend; return it with the sources of its mounts resolved. Raises InvalidSpec."""
-    check_shape(spec)
+    check_values(spec)
     check_image(spec.image, images_root, spec.controller, gpus=spec.resources.gpus)
     return check_folders(spec)
 
 
-def check_shape(spec: RunSpec) -> RunSpec:
+def check_values(spec: RunSpec) -> RunSpec:
     """Check the parts that do not depend on this machine; return the spec unchanged. Raises InvalidSpec."""
     check_name(spec.name)
     _check_numbers(spec)

@@ -244,6 +244,7 @@ def _run(command: list[str], progress: Progress, environment: Mapping[str, str] 
             output.append(line.rstrip())
             progress.output(output[-1])
     if process.returncode:
+        # The first words without the program's path are enough to recognize the command.
         raise ImageBuildFailed(
             _with_output(f"'{' '.join(command[1:5])} ...' failed with code {process.returncode}.", output)
         )

@@ -40,7 +40,7 @@ def contents(images_root: Path, name: str) -> Contents | None:
         return None
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=32)  # more than there are images
 def _read(folder: Path, _built_at: int) -> Contents:
     """Read the contents of an image. `_built_at` is the time of its build (ns), so that a new build is read again."""
     versions = {}

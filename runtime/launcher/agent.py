@@ -1,6 +1,7 @@
 """The launcher of one node: starts the ranks once all nodes have met, watches them, and ends at the first failure.
 
-One loop on one thread handles events: a rank's end, a message, a timer. It completes each before the next.
+One loop on one thread handles events: a rank's end, a message, a timer. It completes each before the next. The launcher
+of node 0 is the *hub*, to which all others are connected.
 """
 
 from __future__ import annotations

@@ -84,6 +84,7 @@ def resolve(name: str) -> Optional[str]:
     except (OSError, UnicodeError):
         return None
     addresses.sort(key=lambda entry: entry[0] != socket.AF_INET)
+    # The fifth part of an entry is the socket's address, which begins with the IP address.
     return str(addresses[0][4][0]) if addresses else None
 
 

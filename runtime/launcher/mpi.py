@@ -94,7 +94,7 @@ class Mpi:
             self._socket_path = "{}/{}".format(_FOLDER, plan.run_id)
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._listener.bind(self._socket_path)
-            self._listener.listen(128)
+            self._listener.listen(128)  # all stubs of a node connect at once
             self._listener.setblocking(False)
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         if not plan.node:

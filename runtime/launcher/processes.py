@@ -33,7 +33,8 @@ def spawn(
     """Start a program with `output` as its stdout and stderr and an empty stdin; return its pid at once.
 
     The program begins after `delay_seconds`. Before that, `prepare` is called in the new process, which then changes to
-    `folder`. If the program cannot be started, the new process writes the reason to `output` and exits with 127.
+    `folder`. If the program cannot be started, the new process writes the reason to `output` and exits with 127, as a
+    shell does.
     """
     pid = os.fork()
     if pid:

@@ -104,7 +104,7 @@ def _describe_exception(error: BaseException) -> str:
     try:
         text = _text(error)
         if isinstance(error, SystemExit):
-            text = str(error.code & 255 if isinstance(error.code, int) else 1)
+            text = str(error.code & 255 if isinstance(error.code, int) else 1)  # the exit code that a parent sees
         elif isinstance(error, SyntaxError):
             text = str(error.msg)  # its place is reported separately
         fields = [_type_name(error), _shorten(_most_informative_line(text), _MAX_TEXT_BYTES, 0), *_find_place(error)]

@@ -84,6 +84,7 @@ class Report:
         except CheckFailed as failure:
             error = str(failure)
         except Exception as failure:  # any error of the image or the node is a result to report
+            # Cut, since the console shows it in a table.
             error = "{}: {}".format(type(failure).__name__, failure)[:500]
         seconds = round(time.monotonic() - started_at, 4)
         self.findings.append({"name": name, "ok": not error, "data": data, "error": error, "seconds": seconds})
@@ -264,6 +265,7 @@ def check_all_reduce(collectives: Collectives, rank: int, world_size: int) -> Di
 
 def check_broadcast(collectives: Collectives, rank: int) -> Dict[str, Any]:
     """Check that a value of rank 0 reaches every rank, by a sum to which the other ranks add 0."""
+    # Any number except 0, to which the sum of all other ranks adds up.
     received = collectives.all_reduce([42.0 if rank == 0 else 0.0, 0.0])[0]
     if received != 42.0:
         raise CheckFailed(f"rank 0 sent 42, and {received} arrived")

@@ -169,12 +169,12 @@ class Recorder:
                 # On a GPU, measuring a step waits for the device, so DDP's own rate stays.
                 module._set_ddp_runtime_logging_sample_rate(_DDP_SAMPLE_RATE)  # noqa: SLF001 - torch has no public name for it
             self._ddp_modules[module] = 0
-        except Exception:  # as above
+        except Exception:  # an error here must not reach the script
             return
 
     def _read_ddp_time(self, module: Any, last_iteration: int) -> int:
         """Count DDP's latest measurement for every step since the previous one; return the measured step's number."""
-        data = module._get_ddp_logging_data()  # noqa: SLF001 - as above
+        data = module._get_ddp_logging_data()  # noqa: SLF001 - torch has no public name for it
         iteration = int(data.get("iteration", 0))
         if iteration > last_iteration and "backward_comm_time" in data:
             waited = int(data["backward_comm_time"]) - int(data.get("backward_compute_comm_overlap_time", 0))

@@ -126,7 +126,7 @@ def log_of(layer: Layer) -> str:
 
 
 def _run_name(layer: Layer) -> str:
-    """Return the name of the installation's run. It has the organization, since two may have layers of the same key."""
+    """Return the name of the installation's run. It contains the organization, since two may have layers of one key."""
     return f"packages-{layer.organization}-{layer.key[:12]}"
 
 

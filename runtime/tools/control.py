@@ -93,7 +93,7 @@ class Session:
             os.utime(self.folder / RECORD)
 
 
-def is_served(root: Path) -> bool:
+def has_owner(root: Path) -> bool:
     """Whether an owner of tools uses this folder. True also if it was killed and has not been restarted yet."""
     return (root / CONTROL_SOCKET).exists()
 

@@ -343,6 +343,7 @@ class ApiClient:
 
     def _unavailable(self, error: Exception) -> BackendUnavailable:
         """Return the error for a request without an answer. `error` says why there is none."""
+        # Cut, since urllib3 nests its errors and people read the message on one line.
         reason = f"{type(error).__name__}: {getattr(error, 'reason', None) or error}"[:300]
         return BackendUnavailable(f"The cluster '{self._config.name}' did not answer: {reason}.")
 

@@ -30,7 +30,7 @@ class PodPlan:
     """The launchers' input in a run's Pods, and the folders that the Pods mount."""
 
     document: Mapping[str, Any]
-    """The contents of `order.json`, the plan's file; `runtime.launcher.pod.main` documents them."""
+    """The contents of `order.json`. The launcher reads them as its own `PodPlan` (`runtime.launcher.pod.limits`)."""
     run_root: str
     """Path of the run's folder in the cluster's volume, with the launcher's files."""
     run_dir: str

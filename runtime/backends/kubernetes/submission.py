@@ -73,7 +73,7 @@ class Submission:
         image_of(spec, self._config)
         if spec.packages and self._folders is None:
             raise InvalidSpec("This cluster cannot add packages to an image.", field="packages")
-        spec = admission.check_shape(spec)
+        spec = admission.check_values(spec)
         if self._folders is not None:
             spec = admission.check_folders(spec)
         for source in (*spec.mounts, *([Mount(spec.packages, PACKAGES_TARGET)] if spec.packages else [])):

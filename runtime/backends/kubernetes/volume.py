@@ -102,7 +102,7 @@ class RunFolders:
             if folder_fd is None:
                 continue
             try:
-                files = ["metrics.jsonl"] if folder == "run" else sorted(os.listdir(folder_fd))  # noqa: PTH208 - as above
+                files = ["metrics.jsonl"] if folder == "run" else sorted(os.listdir(folder_fd))  # noqa: PTH208 - see `list_files`
                 for index, file in enumerate(files[:_MAX_FINGERPRINT_FILES]):
                     with contextlib.suppress(OSError):
                         read_stat = _stat_uncached if index < _MAX_UNCACHED_FILES else _stat

@@ -144,7 +144,7 @@ def _with_slurms_reason(record: Record, observation: Observation) -> Record:
         return {**record, "alive": True}
     # Slurm signals all processes of a node, so a rank may fail by the signal before its supervisor has received it.
     at = float(slurm_cause["at"]) - _SIMULTANEOUS_SECONDS
-    earlier_causes = [other for other in record["causes"] if other is not slurm_cause and float(other["at"]) < at]
+    earlier_causes = [cause for cause in record["causes"] if cause is not slurm_cause and float(cause["at"]) < at]
     return {**record, "alive": True, "causes": [*earlier_causes, {**slurm_cause, "at": at, **loss}]}
 
 

@@ -103,7 +103,7 @@ class Limits(NodeLimits):
             peer = self._peers.lost_peer()
             if peer is not None:
                 return Verdict("node_lost", "node_lost", f"Node {peer} was lost.", node=peer)
-        verdict = self._measure(now)
+        verdict = self._check_usage(now)
         return self._disk.check(now, self._record) if verdict is None else verdict
 
     def check_after_end(self) -> Verdict | None:
@@ -157,7 +157,7 @@ class Limits(NodeLimits):
             self._oom.count(group.oom_kills(), now)
             self._refused_processes.count(group.process_refusals(), now)
 
-    def _measure(self, now: float) -> Verdict | None:
+    def _check_usage(self, now: float) -> Verdict | None:
         """Return the verdict on memory and processes. With a control group, only count the kernel's events."""
         if self._tree.group is not None:
             self._count_kernel_events(now)

@@ -110,7 +110,7 @@ class Supervisor(Node):
         """Handle the signals that have arrived; none is no error."""
         signals = b""
         with contextlib.suppress(BlockingIOError):
-            signals = self._caught_signals.recv(4096)
+            signals = self._caught_signals.recv(4096)  # one byte per signal, its number
         for ended in reap():
             self._tree.note_exit(ended)
         self._handle_signals(set(signals))

@@ -19,7 +19,7 @@ START_MARGIN_SECONDS = 15.0
 
 
 class PodPlan(NodePlan, total=False):
-    """The fields of order.json, which every pod of a run reads; `pod.main` describes them."""
+    """The fields of `order.json`, the plan that every pod of a run reads; `pod.main` documents them."""
 
     run: str
     plan: Dict[str, Any]

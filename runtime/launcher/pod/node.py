@@ -160,7 +160,9 @@ class PodNode(Node):
         return environment
 
     def _open_hub(self, port: int) -> int:
+        """Return the descriptor of a socket that listens on this port. Raises OSError."""
         family = socket.AF_INET6 if ":" in self._pod.address else socket.AF_INET
+        # All launchers of a run may connect at once.
         return socket.create_server((self._pod.address, port), family=family, backlog=128).detach()
 
     # Events

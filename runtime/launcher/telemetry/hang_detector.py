@@ -359,6 +359,7 @@ def describe_hang(hang: Hang) -> str:
 
 
 def _format_ranks(ranks: List[int]) -> str:
+    """Return the ranks as the subject of a sentence; of many, only the first eight by number."""
     if len(ranks) == 1:
         return "Rank {}".format(ranks[0])
     return "Ranks {}{}".format(", ".join(map(str, ranks[:8])), " and others" if len(ranks) > 8 else "")

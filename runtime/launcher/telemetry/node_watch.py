@@ -228,7 +228,7 @@ class NodeWatch:
 
     def _activity(self, before: Reading, after: Reading, counts: Dict[int, Counts]) -> Activity:
         """Return this node's activity between two readings. `counts` are those of the second."""
-        seconds = max(1e-3, after.at - before.at)
+        seconds = max(1e-3, after.at - before.at)  # never 0, by which the rates are divided
         cpu_shares, max_runnable_share = {}, 0.0
         for pid, process in after.processes.items():
             earlier = before.processes.get(pid)
@@ -354,7 +354,7 @@ class NodeWatch:
             before = earlier.get(rank_id)
             if before is None or before.pid != after.pid or rank_id not in states:
                 continue
-            seconds = max(1e-3, after.at - before.at)
+            seconds = max(1e-3, after.at - before.at)  # never 0, as in `_activity`
             threads = {
                 thread: (cpu - before.threads.get(thread, 0.0)) / seconds for thread, cpu in after.threads.items()
             }

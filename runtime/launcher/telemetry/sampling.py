@@ -135,7 +135,7 @@ def parse_network_bytes(data: bytes) -> Tuple[int, int]:
     for line in data.splitlines()[2:]:  # without the two header lines
         name, _, rest = line.partition(b":")
         fields = rest.split()
-        if len(fields) < 9:
+        if len(fields) < 9:  # eight counters of received data, then those of sent data; bytes come first
             continue
         received, sent = int(fields[0]), int(fields[8])
         if name.strip() == b"lo":

@@ -126,7 +126,7 @@ def _listen(name: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
     temporary = "{}.{}".format(name, os.getpid())
     listener.bind(temporary)
-    listener.listen(64)
+    listener.listen(64)  # the nodes of several runs may start at once
     os.rename(temporary, name)
     return listener
 
@@ -226,7 +226,7 @@ def _drop_privileges() -> None:
     _raise_on_error(_LIBC.capset(header, struct.pack("=6I", 0, 0, 0, 0, 0, 0)))
     _raise_on_error(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     # Read back what is left, since customer code runs next.
-    capabilities = ctypes.create_string_buffer(24)
+    capabilities = ctypes.create_string_buffer(24)  # two structs of three 32-bit sets
     _raise_on_error(_LIBC.capget(header, capabilities))
     if capabilities.raw.strip(b"\0") or _LIBC.prctl(_PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1:
         raise UnsafeRank("privileges could not be dropped")

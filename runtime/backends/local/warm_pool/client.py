@@ -85,6 +85,7 @@ class WarmPool:
 
         It differs for each build of the image (`built_at`, ns) and each version of this code.
         """
+        # Cut, since a socket's path has at most 107 bytes.
         return hashlib.sha256(f"{self._version}-{image}-{built_at}".encode()).hexdigest()[:16]
 
     def stop(self) -> None:

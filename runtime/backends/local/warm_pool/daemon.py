@@ -197,7 +197,7 @@ class Daemon:
 
     def _start_needed_fork_servers(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            for line in os.read(self._fork_server_reader, 1 << 16).splitlines():
+            for line in os.read(self._fork_server_reader, 1 << 16).splitlines():  # all that a pipe can hold
                 fork_server: ForkServer = json.loads(line)
                 name = fork_server["name"]
                 ended_at = self._ended_at.get(name)
