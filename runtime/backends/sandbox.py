@@ -1,7 +1,7 @@
 """Build the bubblewrap arguments of a local run's sandbox. Every file that a run can see is listed here.
 
-A run sees the system's libraries, the interpreter, its image and the launcher (all read-only), its mounts, its run,
-checkpoint and output folders, and a private /tmp. The network namespace is created before the sandbox starts
+A run sees the system's libraries, the interpreter, its image and the launcher, all read-only. It also sees its mounts,
+its run, checkpoint and output folders, and a private /tmp. The network namespace is created before the sandbox starts
 (`network`).
 """
 

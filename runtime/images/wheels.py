@@ -1,7 +1,7 @@
 """Compile wheels of packages that are published as source only, once per machine, and cache them.
 
-A wheel's folder in the cache is named by the digest of everything that the wheel is built from: the recipe's section,
-the interpreter and the installed packages. The folder appears by one rename, with complete wheels.
+A wheel's folder in the cache is named by a digest of the recipe's section, the interpreter and the installed packages,
+from which the wheel is built. The folder appears by one rename, with complete wheels.
 """
 
 from __future__ import annotations

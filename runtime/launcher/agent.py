@@ -66,15 +66,14 @@ class Agent:
         self._devices = [name for name in launch_plan.get("devices") or visible if name]
         self._start_seconds = float(launch_plan.get("start_seconds") or START_SECONDS)
         self._node_watch: Any = None  # `telemetry.node_watch.NodeWatch`, once ranks run
-        # Causes that this node's ranks have produced but not reported yet, and when to decide on them (monotonic).
-        self._failures: List[Message] = []
-        self._decide_at: Optional[float] = None
+        self._failures: List[Message] = []  # failures of this node's ranks, as causes, that are not reported yet
+        self._decide_at: Optional[float] = None  # when to report them (monotonic)
         self._is_ending = False  # the run ends, by a failure or on request: later failures are effects
         self._has_failed = False  # a cause was found on this node
-        # On nodes other than the hub: "all ranks succeeded" was sent to the hub, and the hub has ended since.
-        self._has_reported_done = False
-        self._hub_has_ended = False
         self._next_heartbeat_at = 0.0
+        # On nodes other than the hub.
+        self._has_reported_done = False  # this node has reported to the hub that its ranks have succeeded
+        self._hub_has_ended = False  # the hub has ended since this node reported that
         self._wakeup: Tuple[int, int] = (-1, -1)  # reading and writing end of a pipe that SIGCHLD makes readable
 
     @property

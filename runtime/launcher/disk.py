@@ -124,11 +124,10 @@ class DiskLimit:
         self._folders = {name: Path(folder) for name, folder in folders.items()}
         # By the folder's name; empty between two measurements.
         self._measurements: Dict[str, _Measurement] = {}
-        # Bytes in each folder at its first measurement, and bytes added until the last one.
-        self._initial_bytes: Dict[str, int] = {"run": 0}
-        self._added_bytes: Dict[str, int] = {}
+        self._initial_bytes: Dict[str, int] = {"run": 0}  # of each folder, at its first measurement
+        self._added_bytes: Dict[str, int] = {}  # since then, at its last measurement
         self._measuring_seconds = 0.0  # how long the current measurement has taken so far
-        self._measure_at = 0.0
+        self._next_measurement_at = 0.0
 
     @property
     def is_measuring(self) -> bool:
@@ -141,7 +140,7 @@ class DiskLimit:
         Records the newest checkpoint's time.
         """
         if not self._measurements:
-            if now < self._measure_at:
+            if now < self._next_measurement_at:
                 return None
             if self._has_initial_sizes and not self._repeats:
                 return None  # this node needs the initial sizes only, for `has_filled_the_disk`
@@ -160,7 +159,7 @@ class DiskLimit:
             return None
         verdict = self._evaluate(record)
         self._measurements = {}
-        self._measure_at = now + max(_MIN_PAUSE_SECONDS, self._measuring_seconds * _PAUSE_FACTOR)
+        self._next_measurement_at = now + max(_MIN_PAUSE_SECONDS, self._measuring_seconds * _PAUSE_FACTOR)
         return verdict
 
     @property

@@ -2,8 +2,8 @@
 
 It runs in a sandbox, since packages that are published as source run their own code when they are built. On the local
 backend the sandbox has no network. uv's requests then go to a port of its loopback, and this script passes them on to a
-mounted socket, behind which a proxy connects to package indexes only (`runtime.packages.proxy`). On a cluster, the
-pod's network policy allows the connections to the index.
+mounted socket. There a proxy of the console connects only to package indexes (`runtime.packages.proxy`). On a cluster,
+the pod's network policy allows the connections to the index.
 
 Fields of `plan.json`:
 

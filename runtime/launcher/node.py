@@ -67,8 +67,9 @@ class Node:
         metrics_path: str,
     ) -> None:
         self._plan = plan
-        # The same as `Plan.elastic`. `_has_peers`: another rank can fail first, so an error may be an echo (`echoes`).
+        # The same as `Plan.elastic`.
         self._is_elastic = 0 < int(launcher_plan.get("min_nodes", 0)) < int(launcher_plan["nodes"])
+        # With other ranks, an error may be the echo of a failure of theirs (`echoes`).
         self._has_peers = int(launcher_plan["nodes"]) * int(launcher_plan["workers"]) > 1
         self._node = record.node
         self._record = record

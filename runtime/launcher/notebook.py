@@ -43,7 +43,7 @@ def end_when_idle() -> None:
     """End an idle JupyterLab even if a browser tab is open, since a forgotten tab would cost its owner money.
 
     Activity is a running cell, the output of a cell, the input of a terminal, and a change of a file. JupyterLab's own
-    rule also counts the requests of an open tab, which polls and saves its layout every few seconds, and waits until
+    rule also counts the requests by which an open tab polls and saves its layout every few seconds. It also waits until
     all kernels are closed.
     """
     APIHandler = importlib.import_module("jupyter_server.base.handlers").APIHandler  # noqa: N806 - a class

@@ -67,7 +67,7 @@ class Record:
         self._samples_path = folder / "nodes" / f"{node}.samples.jsonl"
         self._samples_free_bytes = SAMPLES_LIMIT_BYTES
         self._has_changed = False  # since the last notification
-        self._notify_at = 0.0  # the earliest time of the next one (monotonic)
+        self._next_notification_at = 0.0  # the earliest time of the next one (monotonic)
         self._is_unsaved = False  # since the last write
         self.node = node
         self.data: Dict[str, Any] = {
@@ -195,22 +195,22 @@ class Record:
 
     def delay_notification(self, seconds: float) -> None:
         """Delay notifications for `seconds`, except that of the end. A short run then wakes readers only once."""
-        self._notify_at = max(self._notify_at, time.monotonic() + seconds)
+        self._next_notification_at = max(self._next_notification_at, time.monotonic() + seconds)
 
     def timeout(self, now: float) -> float:
         """Return the seconds until the next notification is due."""
         # 60: no notification is due, and the caller has a shorter timer.
-        return self._notify_at - now if self._has_changed and self._change_file is not None else 60.0
+        return self._next_notification_at - now if self._has_changed and self._change_file is not None else 60.0
 
     def notify_if_due(self, now: float) -> None:
         """Notify readers of changes since the last notification, if one is due."""
-        if self._has_changed and now >= self._notify_at:
+        if self._has_changed and now >= self._next_notification_at:
             self.notify()
 
     def notify(self) -> None:
         """Wake the readers."""
         self._has_changed = False
-        self._notify_at = time.monotonic() + _MIN_NOTIFY_SECONDS
+        self._next_notification_at = time.monotonic() + _MIN_NOTIFY_SECONDS
         if self._change_file is not None:
             with contextlib.suppress(OSError):
                 self._change_file.write_bytes(b"!")

@@ -183,7 +183,7 @@ def _protection_rules(pids: Sequence[int]) -> List[_Rule]:
     """Return rules that protect these processes: no call may end, stop or starve them, or make the kernel signal them.
 
     Each pid is also the number of a process group, which is protected as well. Code may still do all this to its own
-    processes, with one exception: it may set limits only for the calling process (`prlimit64` of pid 0).
+    processes, except that a process may set limits only for itself (`prlimit64` of pid 0).
     """
     rules = [
         _Rule("prlimit64", 302, 261, errno.EPERM, (_differs(0, 0),)),

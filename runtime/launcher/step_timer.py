@@ -106,9 +106,8 @@ class Recorder:
         self._seconds = 0.0
         self._last_step_at: Optional[float] = None  # the end of the last step
         self._communication = _UNKNOWN
-        # DDP modules, with the number of the last step that was measured for each, and when to read them next.
-        self._ddp_modules: Any = weakref.WeakKeyDictionary()
-        self._read_ddp_at = 0.0
+        self._ddp_modules: Any = weakref.WeakKeyDictionary()  # the last measured step of each, by the DDP module
+        self._next_ddp_reading_at = 0.0
         # Processes forked from the rank, such as data loaders, do not count.
         os.register_at_fork(after_in_child=self._stop)
 
@@ -149,8 +148,8 @@ class Recorder:
             self._seconds += now - self._last_step_at
         self._last_step_at = now
         self._calls += 1
-        if self._ddp_modules and now >= self._read_ddp_at:
-            self._read_ddp_at = now + _DDP_INTERVAL_SECONDS
+        if self._ddp_modules and now >= self._next_ddp_reading_at:
+            self._next_ddp_reading_at = now + _DDP_INTERVAL_SECONDS
             for module, iteration in list(self._ddp_modules.items()):
                 self._ddp_modules[module] = self._read_ddp_time(module, iteration)
         self._write()

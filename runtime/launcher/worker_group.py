@@ -67,9 +67,8 @@ class Rank:
         self.report_listener: Optional[Callable[[int, bytes], None]] = None
         self.exit: Optional[Exit] = None
         self.script_returned = False  # the script has returned from its last line
-        # When the script failed: in Unix seconds as the rank reported it, and monotonic when the report arrived.
-        self.script_failed_at: Optional[float] = None
-        self.script_failed_since: Optional[float] = None
+        self.script_failed_at: Optional[float] = None  # by the rank's report, in Unix seconds
+        self.failure_reported_at: Optional[float] = None  # when that report arrived (monotonic)
         self.script_failure = ScriptFailure()
         self.was_killed_late = False  # this launcher killed it EXIT_SECONDS after its script failed
         self._partial_line = b""
@@ -93,7 +92,7 @@ class Rank:
                 self.script_returned = True
             elif kind == b"raised" and self.script_failed_at is None:
                 self.script_failed_at = _parse_time(time_text)
-                self.script_failed_since = time.monotonic()
+                self.failure_reported_at = time.monotonic()
                 self.script_failure = _parse_failure([_printable(field) for field in fields])
         return True
 
@@ -305,8 +304,8 @@ class WorkerGroup:
             self.signal(signal.SIGKILL)
             self._kill_at = None
         for rank in self.live_ranks:
-            failed_since = rank.script_failed_since
-            if not rank.was_killed_late and failed_since is not None and now >= failed_since + EXIT_SECONDS:
+            reported_at = rank.failure_reported_at
+            if not rank.was_killed_late and reported_at is not None and now >= reported_at + EXIT_SECONDS:
                 rank.was_killed_late = True
                 send_signal(rank.pid, signal.SIGKILL)
 

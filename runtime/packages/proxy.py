@@ -2,7 +2,7 @@
 
 Sandboxed code without a network reaches the proxy through a mounted socket. The proxy serves CONNECT (for https) and
 requests with an absolute http address, and resolves the names of hosts itself. A host that the operator has not chosen
-must have a public address, so that a forged answer of a name server gives no access to a private network.
+must have a public address. So a forged answer of a name server gives no access to a private network.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A session is one running tool. It has a folder of its own, named by its key, below the owner's folder `root`. Only the
 console's user can enter that folder, and no sandbox sees it. It holds the socket that the tool listens on, and a record
-of the user for whom the tool runs, which the console checks at each request.
+of the user for whom the tool runs. The console checks this record at each request.
 """
 
 from __future__ import annotations

@@ -141,8 +141,8 @@ class KubernetesBackend:
             message = "The run was stopped on request."
             termination = Termination(Outcome.STOPPED, FailureCode.STOPPED, message, now)
             if grace_seconds < state.spec.grace_seconds:
-                # The Pods are deleted with the shorter grace period before the Job controller deletes them, because a
-                # kubelet keeps the first grace period that it received.
+                # A kubelet keeps the first grace period that it received. So the Pods are deleted with the shorter one
+                # before the Job controller deletes them.
                 self._runs.terminate(state, termination, grace_end=now + grace_seconds, through_job=False)
                 self._runs.write_stop_file(state, grace_seconds)
                 self._delete_pods(job, grace_seconds)

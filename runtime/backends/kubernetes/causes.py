@@ -27,8 +27,8 @@ from runtime.specs import Failure, FailureCode, Outcome
 
 _MACHINE_LOSS_LAG_SECONDS = 120.0
 """Longest delay between the loss of a machine and its report. Kubernetes marks a Node NotReady 40 to 50 s after its
-last heartbeat and evicts its Pods 30 s later (`pod.EVICTION_SECONDS`); 120 s leave a reserve. A rank that fails at most
-this long before the report counts as a consequence of the loss."""
+last heartbeat. It evicts its Pods 30 s later (`pod.EVICTION_SECONDS`), and 120 s leave a reserve. A rank that fails at
+most this long before the report counts as a consequence of the loss."""
 _REPORT_LAG_SECONDS = 2.0
 """Longest delay between any other cause and its report. API timestamps are whole seconds."""
 _OUT_OF_MEMORY_EXIT_CODE = 137

@@ -18,8 +18,8 @@ def extract_rank(chunks: Iterable[bytes], rank: int, offset: int, limit: int) ->
     r"""Return up to `limit` bytes of one rank's output from `offset`.
 
     An offset refers to the same byte in every call while the cluster keeps the output. `chunks` are the Pod's output,
-    which is read only as far as needed. Each of its lines starts with its rank (see `runtime.launcher.pod.main`): "3\t"
-    for a complete line, "3+\t" for a line that the next one of this rank continues.
+    which is read only as far as needed. Each line starts with its rank (see `runtime.launcher.pod.log_mux`): "3\t" for
+    a complete line, "3+\t" for a piece that the next line of this rank continues.
     """
     complete_prefix, partial_prefix = f"{rank}\t".encode(), f"{rank}+\t".encode()
     output, position = b"", 0

@@ -1,7 +1,7 @@
 """Observe the runs of one cluster, and store in their Jobs the state that would be lost with their Pods.
 
-A run's end is decided once. The first process that sees it writes the final status to the Job, and every later call
-returns that status, even after the Pods are deleted. Annotations of the Job store it (`names`).
+A run's end is decided once. The first process that sees it writes the final status to the Job's annotations (`names`).
+Every later call returns that status, even after the Pods are deleted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The local backend: every node of a run is a supervised, sandboxed process tree on this machine.
 
-All state is on disk. Any number of `LocalBackend` objects, in any number of processes, may work on one root at the same
-time, and any of them may die at any moment.
+All state is on disk. So any number of processes may use one root at the same time, and each may die at any moment.
 """
 
 from __future__ import annotations

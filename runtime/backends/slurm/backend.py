@@ -1,8 +1,7 @@
 """The Slurm backend: a run is one batch job, and each of its nodes a task that supervises a sandbox.
 
 The console and the compute nodes share storage at the same paths: the runs' folders, the images, and what runs mount.
-All state is there and in Slurm, so any number of `SlurmBackend` objects in any number of processes may work on one
-root, and any of them may die at any moment.
+All state is there and in Slurm. So any number of processes may use one root, and each may die at any moment.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Decide the state of each node of a run, and why it ended, from its supervisor's record and Slurm's report. Pure.
 
 After customer code has begun, only Slurm's report can make a run free: a failed machine, a preemption, an
-administrator's cancellation. If a supervisor ended without a last record and Slurm reports none of these, the run
-itself has ended it, for example by using up the memory of its job.
+administrator's cancellation. A supervisor may end without a last record although Slurm reports none of these. Then the
+run itself has ended it, for example by using up the memory of its job.
 """
 
 from __future__ import annotations

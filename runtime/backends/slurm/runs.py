@@ -83,8 +83,8 @@ class SlurmRun:
             Path(run_plan[key]).mkdir(exist_ok=True, mode=0o700)
         (self.folder / RUN_PLAN_FILE).touch(mode=0o600)
         (self.folder / RUN_PLAN_FILE).write_text(json.dumps(run_plan))
-        # Supervisors look for a request here. It exists from the start, since an NFS client that has not found a file
-        # may go on for half a minute as if there were none.
+        # Supervisors look for a request here. The file exists from the start, since an NFS client may cache for half a
+        # minute that a file is missing.
         write_json(self.folder / "stop.json", None)
         self.change_file.touch()
         self.active_marker.touch()

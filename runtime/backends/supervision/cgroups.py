@@ -37,7 +37,7 @@ group. A node gets the default once per core. Otherwise, on a busy machine, a no
 time than a node of one."""
 _SOCKET_MEMORY_DIVISOR = 16
 """v1 does not count sockets towards the memory limit. A node therefore gets a sixteenth of its memory for sockets, in
-addition. The kernel gives all sockets of a machine a sixteenth of its memory, so each node gets its part of that. v2
+addition. This is its part of what the kernel gives all sockets of a machine: a sixteenth of the machine's memory. v2
 needs no such limit, since `memory.max` includes sockets."""
 _NEAR_LIMIT = 0.9
 """A v1 group counts as full if it ever used this share of its memory limit. The kernel may refuse a large allocation,

@@ -23,8 +23,8 @@ from runtime.launcher.record import Record, Verdict
 from runtime.launcher.telemetry.hang_detector import NODE_BUSY_SHARE
 
 START_SECONDS = 90.0
-"""How long a node may take to start. It is longer than the 60 s that a launcher waits for the others, because the
-launcher's report that they did not meet explains more than this limit does."""
+"""How long a node may take to start. It is longer than the 60 s that a launcher waits for the others, since the
+launcher's report names the late nodes."""
 SLOW_CHECK_SECONDS = 1.0
 """Interval between checks of a running node with a control group, whose limits the kernel enforces in between."""
 
@@ -60,7 +60,7 @@ class Limits(NodeLimits):
         self._ranks_by_pid: Mapping[int, int] = {}
         self._refused_processes = Counter()
         self._tasks = 0  # processes and threads at the last check
-        # The last measurement of the launcher's scheduling, and of the node's CPU time; None where there was none.
+        # The last measurements of the launcher's scheduling and of the node's CPU time; None before the first.
         self._launcher_schedule: resource_limits.CpuSchedule | None = None
         self._launcher_measured_at = self._created_at
         self._cpu_seconds: float | None = None

@@ -24,9 +24,9 @@ Record = dict[str, Any]
 def merge(name: str, submitted_at: float, records: Sequence[Record]) -> RunStatus:
     """Return the status of a run that was submitted at `submitted_at` (Unix seconds).
 
-    `records` has one record per node, as its supervisor wrote it. The reader of the record has added `alive` (whether
-    the supervisor runs), `seen_at` (its last heartbeat) and `silent` (whether it was killed because it sent none). A
-    reader that knows why a supervisor ended also adds `loss`, a cause with `kind`, `code` and `message`. Without
+    `records` has one record per node, as its supervisor wrote it, with fields that its reader has added. `alive`:
+    whether the supervisor runs. `seen_at`: its last heartbeat. `silent`: whether it was killed because it sent none.
+    A reader that knows why a supervisor ended also adds `loss`, a cause with `kind`, `code` and `message`. Without
     `loss`, the cause is the loss of the node.
     """
     nodes = tuple(_node_status(record) for record in records)

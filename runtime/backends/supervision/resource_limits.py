@@ -27,8 +27,8 @@ _MEMORY_FOLDERS = ("tmp", "dev/shm")
 class Usage(NamedTuple):
     """The current usage of a sandbox.
 
-    `heaviest` is the pid, inside the sandbox, of the launcher's child that uses the most memory together with its
-    descendants; None unless the memory limit was exceeded.
+    `heaviest` is the launcher's child that uses the most memory, its descendants included. It is a pid inside the
+    sandbox; None unless the memory limit was exceeded.
     """
 
     processes: int

@@ -27,8 +27,8 @@ def node_plan(
 ) -> SupervisorPlan:
     """Return the plan of one node. `disk_mib` is the disk limit of a spec that has none.
 
-    Still missing are the values that all nodes share (`folder`, `change_file`, `fork_server` and the launcher's token),
-    the nonce, the listener and the ports; the backend and the process that starts the node add them.
+    The backend adds the values that all nodes share: `folder`, `change_file`, `fork_server` and the launcher's token.
+    The process that starts the node adds the nonce, the listener and the ports.
     """
     first_rank = node * spec.workers_per_node
     python = str(node_sandbox.image / "bin" / "python")

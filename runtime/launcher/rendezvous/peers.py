@@ -53,13 +53,12 @@ class Peers:
         self._last_message_at: Dict[int, float] = {}
         self._finished: Set[int] = set()  # nodes that may disconnect without being lost
         self._addresses: Dict[int, str] = {node: address} if address else {}
-        # On other nodes: where the hub is while it has not answered, the connection that waits for its welcome, the
-        # nonce that was sent on it, and when to connect next.
-        self._hub_address: Optional[Tuple[str, int]] = None
-        self._pending_link: Optional[Link] = None
-        self._nonce = ""
-        self._connect_at = 0.0
         self._next_heartbeat_at = 0.0
+        # On nodes other than the hub.
+        self._hub_address: Optional[Tuple[str, int]] = None  # None once the hub has answered
+        self._pending_link: Optional[Link] = None  # the connection that waits for the hub's welcome
+        self._nonce = ""  # sent on that connection
+        self._next_connect_at = 0.0  # monotonic
 
     def listen(self, listener: socket.socket) -> None:
         """Act as the hub, on a listening socket."""
@@ -156,13 +155,13 @@ class Peers:
         lost: List[Tuple[int, Message]] = []
         for node in [node for node, at in self._last_message_at.items() if now - at > SILENCE_SECONDS]:
             lost += self._mark_lost(node, silent=True)
-        if self._hub_address is not None and self._pending_link is None and now >= self._connect_at:
+        if self._hub_address is not None and self._pending_link is None and now >= self._next_connect_at:
             self._connect(self._hub_address)
         return lost
 
     def _connect(self, address: Tuple[str, int]) -> None:
         """Connect to this address and send a hello. The other end counts as the hub once it has sent a welcome."""
-        self._connect_at = time.monotonic() + _CONNECT_RETRY_SECONDS
+        self._next_connect_at = time.monotonic() + _CONNECT_RETRY_SECONDS
         try:
             connection = socket.create_connection(address, timeout=_CONNECT_SECONDS)
         except OSError:

@@ -137,9 +137,9 @@ class ProgressTracker:
         self._has_begun = False
         self._computed_at = now  # the last sign that is only computing
         self._progressed_at = now  # the last sign of any other kind
-        # By pid: the share of a core that is background activity, and the lowest share since the last milestone.
-        self._background_shares: Dict[int, float] = {}
-        self._lowest_shares: Dict[int, float] = {}
+        # Shares of a core by pid.
+        self._background_shares: Dict[int, float] = {}  # background activity: the lowest share before a milestone
+        self._lowest_shares: Dict[int, float] = {}  # the lowest share since the last milestone
         self._cpu_seconds = 0.0
 
     def add_activity(self, now: float, activity: Activity, interval: float) -> NodeProgress:
@@ -205,14 +205,12 @@ class HangDetector:
         self._nodes = set(nodes)
         self._progress: Dict[int, NodeProgress] = {}  # the last one of each node
         self._cpu_seconds_at_last_sign: Dict[int, float] = {}  # of each node
-        # The longest idle period that has ended, and the current one, in seconds.
-        self._longest_idle_seconds = 0.0
-        self._last_idle_seconds = 0.0
-        self._inspect_at: Optional[float] = None  # the earliest time of the next inspection; None: now
+        self._longest_idle_seconds = 0.0  # the longest idle period that has ended
+        self._last_idle_seconds = 0.0  # the current idle period, as of the last report
+        self._next_inspection_at: Optional[float] = None  # the earliest time of the next inspection; None: now
         self._inspects_idle_run = False  # whether the last inspection was of an idle run or of a spinning one
-        # How many inspections in a row found a rank at work, and how many of an idle run found all ranks waiting.
-        self._busy_inspections = 0
-        self._waiting_inspections = 0
+        self._busy_inspections = 0  # inspections in a row that found a rank at work
+        self._waiting_inspections = 0  # inspections in a row of an idle run that found all ranks waiting
         # The nodes that have not answered the current inspection, and the answers so far, by rank.
         self._unanswered_nodes: Set[int] = set()
         self._answers: Dict[int, RankState] = {}
@@ -239,7 +237,7 @@ class HangDetector:
             self._cpu_seconds_at_last_sign = {reporter: last.cpu_seconds for reporter, last in self._progress.items()}
         if self.stalled_seconds < _MIN_IDLE_SECONDS:  # a milestone: earlier inspections no longer count
             self._busy_inspections = 0
-            self._inspect_at = None
+            self._next_inspection_at = None
             self._standstills = {}
 
     def other_nodes(self, node: int) -> List[int]:
@@ -287,11 +285,11 @@ class HangDetector:
         if is_idle != self._inspects_idle_run:  # the run looks different now, so inspect at once
             self._inspects_idle_run = is_idle
             self._busy_inspections = 0
-            self._inspect_at = now
-        if self._inspect_at is not None and now < self._inspect_at:
+            self._next_inspection_at = now
+        if self._next_inspection_at is not None and now < self._next_inspection_at:
             return False
         pause = (self._min_hang_seconds if is_idle else self._hang_seconds / 2) / _MIN_INSPECTIONS
-        self._inspect_at = now + pause * 2 ** min(self._busy_inspections, _MAX_DOUBLINGS)
+        self._next_inspection_at = now + pause * 2 ** min(self._busy_inspections, _MAX_DOUBLINGS)
         self._unanswered_nodes = set(self._nodes)
         self._answers = {}
         return True

@@ -79,10 +79,9 @@ class NodeWatch:
         self._gpus.start()
         self._sampler = Sampler(own_network=plan.own_network, gpus=self._gpus)
         self._metrics_path = plan.run_dir.rstrip("/") + "/metrics.jsonl"
-        # When watching began, and when the next sample and the next reading are due (monotonic).
         self._watching_since = time.monotonic()
-        self._sample_at = 0.0
-        self._read_at = 0.0
+        self._next_sample_at = 0.0  # monotonic
+        self._next_reading_at = 0.0  # monotonic
         self._reported_progress_at = 0.0  # Unix seconds
         self._round: Optional[int] = None
         self._ranks: List[Rank] = []
@@ -103,21 +102,21 @@ class NodeWatch:
         self._detector = HangDetector(self._plan.hang_seconds, set(members) - self._finished_nodes)
         self._last_reading: Optional[Reading] = None
         self._interval = 0.0  # planned seconds from the last reading to the next
-        # Signs since the last reading: output, CPU time, and how many seconds of it (`hang_detector.Activity`).
+        # Signs of progress since the last reading; `hang_detector.Activity` documents the last two.
         self._has_printed = self._is_working = False
         self._counted_cpu_seconds = 0.0
         self._counts: Dict[int, Counts] = {}  # by rank_id, at the last reading
         self._metrics_state: Optional[Tuple[int, int]] = None  # modification time (ns) and size of the metrics file
-        # The capture in progress, and what it is for: an inspection, or the stacks of a hang.
-        self._capture: Optional[StackCapture] = None
+        self._capture: Optional[StackCapture] = None  # in progress
+        # The uses of the capture: an inspection, and the stacks of a hang.
         self._should_inspect = False
         self._should_report_stacks = False
-        # On the hub, once the run hangs: the last progress (Unix seconds), the CPU time used since, the nodes whose
-        # stacks are missing, and how long to wait for them (monotonic).
+        # On the hub, once the run hangs.
         self._hang: Optional[Hang] = None
-        self._progress_at = self._used_seconds = 0.0
+        self._progress_at = 0.0  # the last progress (Unix seconds)
+        self._used_seconds = 0.0  # CPU time since then
         self._nodes_without_stacks: Set[int] = set()
-        self._give_up_at = 0.0
+        self._give_up_at = 0.0  # how long to wait for their stacks (monotonic)
 
     # Input from the agent
 
@@ -171,7 +170,7 @@ class NodeWatch:
         if number != self._round:
             self._start_round(number, members)
         self._ranks = list(ranks)
-        if now >= self._read_at:
+        if now >= self._next_reading_at:
             self._read_processes(now)
         if self._is_hub and self._hang is None:
             self._detect_hang(now)
@@ -195,9 +194,9 @@ class NodeWatch:
         """Take a reading; report a sample and the progress if they are due."""
         reading = self._sampler.read()
         counts = self._read_counts()
-        if now >= self._sample_at:
+        if now >= self._next_sample_at:
             is_early = now < self._watching_since + _FAST_PERIOD_SECONDS
-            self._sample_at = now + (_FAST_SAMPLE_SECONDS if is_early else _SLOW_SAMPLE_SECONDS)
+            self._next_sample_at = now + (_FAST_SAMPLE_SECONDS if is_early else _SLOW_SAMPLE_SECONDS)
             self._report_sample(reading, counts)
         if self._plan.hang_seconds and self._last_reading is not None:
             activity = self._activity(self._last_reading, reading, counts)
@@ -211,8 +210,10 @@ class NodeWatch:
         self._last_reading, self._counts = reading, counts
         # Without hang detection only samples are needed.
         check_seconds = max(_MIN_CHECK_SECONDS, min(_MAX_CHECK_SECONDS, self._plan.hang_seconds / _CHECKS_PER_HANG))
-        self._read_at = min(now + check_seconds, self._sample_at) if self._plan.hang_seconds else self._sample_at
-        self._interval = self._read_at - now
+        self._next_reading_at = (
+            min(now + check_seconds, self._next_sample_at) if self._plan.hang_seconds else self._next_sample_at
+        )
+        self._interval = self._next_reading_at - now
 
     def _read_counts(self) -> Dict[int, Counts]:
         return {rank.rank_id: read_counts(rank.counts_fd) for rank in self._ranks if rank.counts_fd >= 0}

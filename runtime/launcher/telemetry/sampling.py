@@ -80,8 +80,8 @@ def read_process(pid: int, proc: str = PROC) -> Optional[Process]:
     """Read one process; None if it has ended."""
     folder = "{}/{}/".format(proc, pid)
     stat = read_file(folder + "stat")
-    # Positions count from after the last bracket, since the name of a process may contain spaces and brackets: 0 state,
-    # 1 parent, 11-14 CPU time (user and system, then the same of reaped children), 19 start time.
+    # Positions count from after the last bracket, since the name of a process may contain spaces and brackets. They are
+    # 0 state, 1 parent, 11-14 CPU time (user and system, then the same of reaped children), 19 start time.
     _, bracket, fields_text = stat.rpartition(b")")
     fields = fields_text.split()
     if not bracket or len(fields) < 20:
