@@ -21,7 +21,7 @@ import kubernetes.client
 import pytest
 
 from runtime.backends.kubernetes.backend import check
-from runtime.backends.kubernetes.capacity import capacity
+from runtime.backends.kubernetes.capacity import compute_capacity
 from runtime.backends.kubernetes.client import ApiClient, resource_path
 from tests.kubernetes.resources import Object
 from tests.kubernetes.sites import IMAGE, UID, Site
@@ -72,7 +72,7 @@ class RealSite(Site):
             shutil.rmtree(self._folder)
             pytest.exit(f"The cluster of KUBECONFIG is not fit for the tests. {' '.join(problems)}", returncode=1)
         nodes = ApiClient(self.config()).list(resource_path("v1", "nodes"))["items"]
-        self.machines = [one.name for one in capacity(nodes, (), self.config()).machines if one.free.cpus > 0]
+        self.machines = [one.name for one in compute_capacity(nodes, (), self.config()).machines if one.free.cpus > 0]
         labels = {"pod-security.kubernetes.io/enforce": "privileged", "app.kubernetes.io/managed-by": MARK}
         self.core.create_namespace({"metadata": {"name": self.namespace, "labels": labels}})
         try:

@@ -17,8 +17,7 @@ from runtime.backends.admission import check_gpus
 from runtime.backends.base import Check
 from runtime.backends.kubernetes import check as cluster_check
 from runtime.backends.kubernetes import names
-from runtime.backends.kubernetes.capacity import capacity as compute_capacity
-from runtime.backends.kubernetes.capacity import declared_capacity, pending_requests
+from runtime.backends.kubernetes.capacity import compute_capacity, declared_capacity, pending_requests
 from runtime.backends.kubernetes.client import ApiClient, ApiError, Object, resource_path
 from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.backends.kubernetes.disruptions import DeletionTracker

@@ -24,7 +24,7 @@ _EXCLUDING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
 """Effects of taints that keep Pods off a Node."""
 
 
-def capacity(
+def compute_capacity(
     nodes: Iterable[Object], pods: Iterable[Object], config: ClusterConfig, *, pending: Iterable[NodeRequest] = ()
 ) -> Capacity:
     """Return the machines that runs may use, with their total and their free resources.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from runtime.backends import smoke_run
 from runtime.backends.base import Backend, Check
-from runtime.backends.kubernetes.capacity import capacity
+from runtime.backends.kubernetes.capacity import compute_capacity
 from runtime.backends.kubernetes.client import ApiClient, ApiError, resource_path
 from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.backends.kubernetes.objects import object_labels
@@ -181,7 +181,7 @@ def _check_storage_classes(api: ApiClient) -> Check:
 
 def _check_machines(api: ApiClient, config: ClusterConfig) -> Check:
     nodes = api.list(resource_path("v1", "nodes"))["items"]
-    cluster = capacity(nodes, (), config)
+    cluster = compute_capacity(nodes, (), config)
     ready = [machine for machine in cluster.machines if machine.free.cpus > 0]
     detail = f"{len(nodes)} nodes, {len(cluster.machines)} for runs, {len(ready)} of them ready."
     unserved_kinds = sorted(
@@ -198,7 +198,7 @@ def _check_machines(api: ApiClient, config: ClusterConfig) -> Check:
 
 
 def _check_gpus(api: ApiClient, config: ClusterConfig) -> Check:
-    machines = capacity(api.list(resource_path("v1", "nodes"))["items"], (), config).machines
+    machines = compute_capacity(api.list(resource_path("v1", "nodes"))["items"], (), config).machines
     count = sum(machine.total.gpus for machine in machines)
     types = sorted({machine.total.gpu_type for machine in machines if machine.total.gpus})
     if not count:

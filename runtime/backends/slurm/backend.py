@@ -20,7 +20,7 @@ from pathlib import Path
 from runtime.backends import admission, sandbox
 from runtime.backends.reservations import NodeRequest, reserve
 from runtime.backends.slurm import program, submission
-from runtime.backends.slurm.capacity import capacity
+from runtime.backends.slurm.capacity import compute_capacity
 from runtime.backends.slurm.commands import CommandFailed, Slurm
 from runtime.backends.slurm.config import SlurmConfig
 from runtime.backends.slurm.node import RunPlan
@@ -133,7 +133,7 @@ class SlurmBackend(FolderBackend):
                 if job is not None and job.is_waiting:
                     spec = data["spec"]
                     waiting += [NodeRequest(Resources(**spec["resources"]), spec["node_kind"])] * spec["nodes"]
-        return reserve(capacity(self._slurm.machines(0), self._config), waiting)
+        return reserve(compute_capacity(self._slurm.machines(0), self._config), waiting)
 
     def is_reachable(self) -> bool:
         """See `Backend.is_reachable`."""
@@ -181,7 +181,7 @@ class SlurmBackend(FolderBackend):
 
     def _check_size(self, spec: RunSpec) -> None:
         machines = self._slurm.machines(_CAPACITY_SECONDS)
-        fitting_nodes = capacity(machines, self._config).nodes_ever(spec.resources, spec.node_kind)
+        fitting_nodes = compute_capacity(machines, self._config).nodes_ever(spec.resources, spec.node_kind)
         if fitting_nodes < spec.nodes:
             raise InvalidSpec(
                 f"{spec.nodes} nodes of this kind can never run here: the cluster has room for {fitting_nodes}.",

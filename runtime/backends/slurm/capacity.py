@@ -9,7 +9,7 @@ from runtime.backends.slurm.states import Machine
 from runtime.specs import Capacity, NodeCapacity, Resources
 
 
-def capacity(machines: Iterable[Machine], config: SlurmConfig) -> Capacity:
+def compute_capacity(machines: Iterable[Machine], config: SlurmConfig) -> Capacity:
     """Return the machines that runs can get. A machine that takes no new jobs now has no free resources."""
     named_kinds = frozenset(kind for kind in config.node_types if kind)
     all_kinds = {*named_kinds, ""}  # "" stands for all kinds without a placement of their own

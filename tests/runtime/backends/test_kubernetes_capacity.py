@@ -1,7 +1,7 @@
 import pytest
 
 from runtime.backends.kubernetes.capacity import (
-    capacity,
+    compute_capacity,
     cpus,
     declared_capacity,
     mebibytes,
@@ -42,7 +42,7 @@ def pod(machine, cpu, memory="1Gi", phase="Running", **more):
 
 
 def free(*nodes, pods=(), **more):
-    return {machine.name: machine.free for machine in capacity(nodes, pods, CONFIG, **more).machines}
+    return {machine.name: machine.free for machine in compute_capacity(nodes, pods, CONFIG, **more).machines}
 
 
 def test_requests_of_pods_are_not_free():
@@ -60,7 +60,7 @@ def test_larger_init_containers_and_gpus_count():
 
 
 def test_a_machine_that_is_not_ready_or_cordoned_has_nothing_free():
-    result = capacity([node("a", ready=False), node("b", cordoned=True)], (), CONFIG)
+    result = compute_capacity([node("a", ready=False), node("b", cordoned=True)], (), CONFIG)
     assert [machine.free.cpus for machine in result.machines] == [0.0, 0.0]
     assert result.nodes_ever(Resources(8, 1024)) == 2
     assert result.nodes_now(Resources(1, 1)) == 0
@@ -76,7 +76,7 @@ def test_machines_with_untolerated_taints_do_not_count():
         node(name, taints=[taint]) for name, taint in zip("abcde", (master, ours, theirs, soft, driver), strict=True)
     ]
     assert set(free(*nodes)) == {"b", "d", "e"}
-    gpus = capacity([node("a", taints=[driver], **{"nvidia.com__gpu": "4"})], (), CONFIG)
+    gpus = compute_capacity([node("a", taints=[driver], **{"nvidia.com__gpu": "4"})], (), CONFIG)
     assert [gpus.nodes_ever(Resources(1, 1024, gpus=count)) for count in (0, 2)] == [0, 2]
 
 
@@ -85,7 +85,7 @@ def test_daemonset_and_static_pods_reduce_the_total():
     daemon["metadata"]["ownerReferences"] = [{"kind": "DaemonSet", "name": "network"}]
     own["metadata"]["ownerReferences"] = [{"kind": "Node", "name": "a"}]
     other["metadata"]["ownerReferences"] = [{"kind": "ReplicaSet", "name": "web"}]
-    (machine,) = capacity([node("a")], [daemon, own, other], CONFIG).machines
+    (machine,) = compute_capacity([node("a")], [daemon, own, other], CONFIG).machines
     assert (machine.total.cpus, machine.free.cpus) == (7.25, 6.25)
 
 
@@ -100,13 +100,13 @@ def test_a_node_kind_counts_the_machines_that_accept_it():
     )
     reserved = node("kept", taints=[{"key": "pool", "value": "gpu", "effect": "NoSchedule"}])
     reserved["metadata"]["labels"]["pool"] = "gpu"
-    result = capacity([reserved, node("plain")], (), config)
+    result = compute_capacity([reserved, node("plain")], (), config)
     wanted = Resources(8, 1024)
     room = {kind: result.nodes_ever(wanted, kind) for kind in ("gpu", "none", "small", "")}
     assert room == {"gpu": 1, "none": 0, "small": 1, "": 1}
     request = job("job-1-1", 1, "8")
     request["metadata"]["annotations"] = {"trainyard.dev/spec": '{"kind": "gpu"}'}
-    remaining = capacity([reserved, node("plain")], (), config, pending=pending_requests([request], (), config))
+    remaining = compute_capacity([reserved, node("plain")], (), config, pending=pending_requests([request], (), config))
     assert {kind: remaining.nodes_now(wanted, kind) for kind in ("gpu", "small")} == {"gpu": 0, "small": 1}
 
 

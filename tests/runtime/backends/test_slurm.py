@@ -6,7 +6,7 @@ import pytest
 
 from runtime.backends.slurm import evidence, submission
 from runtime.backends.slurm.backend import _refusal
-from runtime.backends.slurm.capacity import capacity
+from runtime.backends.slurm.capacity import compute_capacity
 from runtime.backends.slurm.commands import CommandFailed
 from runtime.backends.slurm.config import SlurmConfig
 from runtime.backends.slurm.evidence import EndRequest, Observation
@@ -64,7 +64,7 @@ def test_capacity_counts_the_machines_that_a_node_type_may_use():
     assert [(machine.name, machine.has_failed, machine.is_open) for machine in machines] == [
         ("c0", False, True), ("c1", False, False), ("c2", True, False), ("g0", False, True), ("g1", False, True),
     ]  # fmt: skip
-    found = capacity(machines, config())
+    found = compute_capacity(machines, config())
     by_name = {machine.name: machine for machine in found.machines}
     # g1 lacks a feature of the node type `gpu`, and is not in the partition of the others.
     assert by_name.keys() == {"c0", "c1", "c2", "g0"}
