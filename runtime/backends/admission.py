@@ -81,7 +81,7 @@ def _check_numbers(spec: RunSpec) -> None:
             raise InvalidSpec(f"{field} is {value}, and must be at least {minimum}.", field=field)
     resources = spec.resources
     if resources.cpus <= 0 or resources.memory_mib <= 0 or resources.gpus < 0:
-        raise InvalidSpec("A node needs some CPU and some memory.", field="resources")
+        raise InvalidSpec("A node needs more than 0 CPUs and more than 0 MiB of memory.", field="resources")
 
 
 def check_image(image: Image, images_root: Path, controller: Controller = Controller.GLOO, *, gpus: int = 0) -> None:

@@ -54,7 +54,7 @@ def enter() -> str:
         os._exit(0)
     error_number = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if error_number:
-        return f"The kernel gives no network namespace: {os.strerror(error_number)}."
+        return f"The kernel refuses a network namespace: {os.strerror(error_number)}."
     _enter_as_user()
     return ""
 
@@ -73,7 +73,7 @@ def add_bridge() -> str:
             fcntl.ioctl(control, _SIOCSIFADDR, address)
         _set_interface_up(_BRIDGE)
     except OSError as error:
-        return f"The kernel gives no bridge: {error.strerror}."
+        return f"The kernel refuses a network bridge: {error.strerror}."
     return ""
 
 

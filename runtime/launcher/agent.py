@@ -173,7 +173,7 @@ class Agent:
             return
         if self._rounds.is_waiting and now >= self._give_up_at:
             missing = self._peers.missing if self._is_hub else [0]  # other nodes are connected to the hub only
-            message = "Nodes {} did not come in time.".format(node_list(missing))
+            message = "Nodes {} did not connect in time.".format(node_list(missing))
             self._fail(cause("platform_error", "nodes_not_met", self._plan.node, message=message))
         round_failure = self._rounds.handle_timers(now)
         if round_failure is not None:

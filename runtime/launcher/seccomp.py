@@ -272,7 +272,7 @@ def install_filter(filter_bytes: bytes) -> None:
 def unavailable_reason() -> str:
     """Return why system calls are not filtered here, as an English sentence; "" if they are filtered."""
     if sandbox_filter() is None:
-        return "It is not known how on a machine of the kind '{}'.".format(os.uname().machine)
+        return "There is no filter for the architecture of this machine, '{}'.".format(os.uname().machine)
     try:
         with open("/proc/self/status") as file:
             has_seccomp = any(line.startswith("Seccomp:") for line in file)

@@ -146,7 +146,7 @@ def find_termination(
             return None
         # Kueue preempts a run by suspending its Job, and would resume the Job later. The console ends this attempt and
         # starts a new one instead.
-        message = "The queue took back the run's quota for another run."
+        message = "The queue preempted the run, because another run needs its quota."
         return Termination(Outcome.NODE_LOST, FailureCode.PREEMPTED, message, now)
     if job.suspended or job.start_time is None or waiting is None or job.is_failing:
         return None
@@ -245,7 +245,7 @@ def _explain_unscheduled(
     taint = _TAINT.search(message)
     if taint and "didn't match" not in message:
         data = {"taint": taint.group(1).strip(), "detail": message[:_MAX_DETAIL_LENGTH]}
-        return Waiting(WaitingCode.TAINT, data, f"The machines are kept for others, or not ready: {message}")
+        return Waiting(WaitingCode.TAINT, data, f"The machines are reserved or not ready: {message}")
     sentence = f"The run's pods cannot be placed: {message}"
     return Waiting(WaitingCode.UNSCHEDULABLE, {"detail": message[:_MAX_DETAIL_LENGTH]}, sentence)
 

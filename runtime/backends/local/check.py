@@ -67,7 +67,7 @@ def _check_gpus(backend: Backend) -> Check:
     try:
         (machine,) = backend.capacity().machines
     except RuntimeFault:
-        return Check("GPUs", ok=True, detail="They cannot be counted now.")
+        return Check("GPUs", ok=True, detail="The GPUs cannot be counted now.")
     if machine.total.gpus:
         return Check("GPUs", ok=True, detail=f"{machine.total.gpus} × {machine.total.gpu_type}")
     detail = (

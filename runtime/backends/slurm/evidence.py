@@ -223,7 +223,7 @@ def _unexplained_loss(record: Record, observation: Observation) -> Cause:
         message = f"Node {node} ended without a last record, and Slurm no longer knows the run's job."
         return new_cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, message)
     if record["started_at"] is None:
-        message = f"Node {node} broke down while it started. Slurm reports {observation.job.state}."
+        message = f"Node {node} failed while it started. Slurm reports {observation.job.state}."
         return new_cause(Outcome.PLATFORM_ERROR, FailureCode.NODE_NOT_STARTED, message)
     message = f"The supervisor of node {node} ended although Slurm reports no fault ({observation.job.state})."
     return new_cause(Outcome.CODE_FAILED, FailureCode.LAUNCHER_KILLED, message)

@@ -159,7 +159,7 @@ class Supervisor(Node):
         exit_reason = signal_name(code - _SIGNAL_EXIT_BASE) if code > _SIGNAL_EXIT_BASE else f"code {code}"
         if self._limits.code_has_started:
             return self._limits.launcher_killed(f"was ended ({exit_reason})")
-        message = f"Node {node} could not be started or broke down ({exit_reason})."
+        message = f"Node {node} could not be started, or failed while it started ({exit_reason})."
         return Verdict("platform_error", "platform_error", message)
 
     def _check_after_end(self) -> None:

@@ -101,7 +101,7 @@ class PodLimits(NodeLimits):
             return self.out_of_memory(None)
         if self.code_has_started:
             return self.launcher_killed("was ended ({})".format(ended.signal or "code {}".format(ended.exit_code)))
-        message = "Node {} could not be started or broke down.".format(self._record.node)
+        message = "Node {} could not be started, or failed while it started.".format(self._record.node)
         return Verdict("platform_error", "node_not_started", message)
 
     def check_after_end(self) -> None:

@@ -283,6 +283,6 @@ class PodNode(Node):
         if self._exit_code is None:
             if self._tree.exit is None and not self._record.causes:
                 self._record.add_cause(self._limits.time_limit_verdict())
-            self._record.add_detail("The storage of the run stood still.")
+            self._record.add_detail("The storage of the run did not respond.")
             self._exit_code = self._write_last_record(time.time())
         os._exit(self._exit_code)

@@ -71,7 +71,7 @@ def test_a_refused_namespace_changes_nothing():
         return [network.enter(), os.getuid()]
 
     # In a user namespace without a map he would be 65534 as well, and could write to nothing.
-    assert in_a_fork(refused) == ["The kernel gives no network namespace: Permission denied.", NOBODY]
+    assert in_a_fork(refused) == ["The kernel refuses a network namespace: Permission denied.", NOBODY]
 
 
 def test_the_check_for_networks_does_not_move_the_console():

@@ -153,7 +153,7 @@ def test_blocked_storage_does_not_delay_the_end_of_a_run(cluster, held, source, 
     (pod,) = cluster.start(source, deadline_seconds=3)
     assert pod.wait(60) == (1 if causes else 0)
     assert pod.causes == causes
-    assert ("stood still" in pod.record["detail"]) is bool(causes)
+    assert ("did not respond" in pod.record["detail"]) is bool(causes)
 
 
 # Without a pod
