@@ -142,7 +142,7 @@ class NodeLimits:
         """Return the limit that explains a failed rank; None if none does."""
         raise NotImplementedError
 
-    def launcher_killed(self, event: str) -> Verdict:
+    def launcher_killed_verdict(self, event: str) -> Verdict:
         """Return the verdict for a launcher that died or fell silent; `event` completes "The launcher of node 0"."""
         node = self._record.node
         message = "The launcher of node {} {}: the run's own processes stopped it or kept it from its work.".format(
@@ -155,7 +155,7 @@ class NodeLimits:
         """Whether the kernel counted such an event so recently that it explains a rank that fails now."""
         return counter.increased_at is not None and now - counter.increased_at <= EVENT_EFFECT_SECONDS
 
-    def out_of_memory(self, rank: Optional[int], used_bytes: Optional[int] = None) -> Verdict:
+    def out_of_memory_verdict(self, rank: Optional[int], used_bytes: Optional[int] = None) -> Verdict:
         """Return the verdict for a node that used too much memory; `rank` where one can be blamed."""
         node, limit = self._record.node, int(self._plan.get("memory_bytes", 0)) >> 20
         data: Dict[str, Any] = {"limit_mib": limit}
@@ -167,7 +167,7 @@ class NodeLimits:
             )
         return Verdict("out_of_memory", "out_of_memory", message, rank=rank, data=data)
 
-    def too_many_processes(self, rank: Optional[int], limit: Optional[int]) -> Verdict:
+    def too_many_processes_verdict(self, rank: Optional[int], limit: Optional[int]) -> Verdict:
         """Return the verdict for a refused process or thread; `limit` where it is known."""
         message = "Node {} was refused another process.".format(self._record.node)
         if limit:

@@ -52,7 +52,7 @@ _REASON_MARKS = ("error:", "  ×", "×")
 
 @dataclass(frozen=True)
 class InstallRequest:
-    """The requirements to install on an image, and the limits. `indexes` and `file_hosts`: see `indexes.configured`."""
+    """The requirements to install on an image, and the limits. `indexes.load_indexes` reads `indexes` and `file_hosts`."""
 
     image: str
     images_root: str
@@ -78,7 +78,7 @@ class InstallResult:
 
 
 def install(layer: Layer, request: InstallRequest) -> InstallResult:
-    """Install the layer's packages, unless they are installed. The caller holds the organization's lock (`locked`)."""
+    """Install the layer's packages, unless they are installed. The caller holds the organization's `try_lock`."""
     if layer.is_complete:
         return InstallResult(size_bytes=layers.size_of(layer.packages))
     backend = LocalBackend(
@@ -91,7 +91,7 @@ def install(layer: Layer, request: InstallRequest) -> InstallResult:
     )
     backend.delete(RUN_NAME)  # a process that died may have left it
     try:
-        allowed_indexes = indexes.configured(request.indexes, request.file_hosts)
+        allowed_indexes = indexes.load_indexes(request.indexes, request.file_hosts)
         sandbox_settings = {"proxy": "/datasets/inputs/proxy", "cache": "/workspace"}
         mounts = prepare_inputs(layer, request.requirements, allowed_indexes, sandbox_settings)
         with proxy.running(layer.folder / "inputs", "proxy", allowed_indexes.hosts) as index_proxy:
@@ -251,7 +251,7 @@ def _trim_cache(layer: Layer) -> None:
 
 
 @contextlib.contextmanager
-def locked(layer: Layer) -> Iterator[bool]:
+def try_lock(layer: Layer) -> Iterator[bool]:
     """Yield whether this process got the lock of the layer's organization, and release it when the `with` block ends.
 
     An organization has one installation at a time, since its cache serves only one. The kernel releases the lock if the
@@ -289,7 +289,7 @@ def start(layer: Layer, request: InstallRequest) -> subprocess.Popen[bytes]:
 
 def is_working(layer: Layer) -> bool:
     """Whether a process is installing packages for the layer's organization."""
-    with locked(layer) as is_ours:
+    with try_lock(layer) as is_ours:
         return not is_ours
 
 
@@ -328,7 +328,7 @@ def main() -> None:
     """Install the layer whose folder is the first argument, and write `result.json`."""
     folder = Path(sys.argv[1])
     layer = Layer(folder.parents[1], folder.parent.name, folder.name)
-    with locked(layer) as is_ours:
+    with try_lock(layer) as is_ours:
         if is_ours and result_of(layer) is None:
             data = json.loads((folder / "request.json").read_bytes())
             # JSON has lists in place of tuples.

@@ -43,7 +43,7 @@ class Indexes:
     certificate: str = ""
 
 
-def configured(
+def load_indexes(
     addresses: Sequence[str], file_hosts: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> Indexes:
     """Return the allowed indexes. `addresses` and `file_hosts` are the settings PACKAGE_INDEXES and PACKAGE_FILE_HOSTS.

@@ -383,7 +383,7 @@ class KubernetesBackend:
         fingerprints: dict[str, tuple[int, ...]] = {}  # of each run's files, at the last poll
         next_poll_at = 0.0
         while ends_at is None or time.monotonic() < ends_at:
-            changed = watcher.changed()
+            changed = watcher.wait_for_changes()
             if time.monotonic() >= next_poll_at:
                 if self._folders is None:
                     changed |= running.copy()

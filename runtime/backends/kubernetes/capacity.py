@@ -88,7 +88,7 @@ def request_of(job: Object, config: ClusterConfig) -> NodeRequest:
     request = _pod_request(template, config)
     selector = template["spec"].get("nodeSelector") or {}
     gpu_type = selector.get(config.gpu_label, "") if request.gpus else ""
-    return NodeRequest(replace(request, gpu_type=gpu_type), SpecSummary.of_job(job).kind)
+    return NodeRequest(replace(request, gpu_type=gpu_type), SpecSummary.from_job(job).kind)
 
 
 def not_ready_since(node: Object) -> float | None:

@@ -107,7 +107,7 @@ class SpecSummary:
     """The node kind, `RunSpec.node_kind`."""
 
     @classmethod
-    def of(cls, spec: RunSpec) -> SpecSummary:
+    def from_spec(cls, spec: RunSpec) -> SpecSummary:
         """Summarize a spec."""
         return cls(
             workers=spec.workers_per_node,
@@ -121,7 +121,7 @@ class SpecSummary:
         )
 
     @classmethod
-    def of_job(cls, job: Object) -> SpecSummary:
+    def from_job(cls, job: Object) -> SpecSummary:
         """Read the summary from the Job's annotation.
 
         Fields that an older version did not write have their defaults.
@@ -215,7 +215,7 @@ def read_job(job: Object) -> JobState:
         namespace=meta["namespace"],
         uid=meta["uid"],
         nodes=spec["completions"],
-        spec=SpecSummary.of_job(job),
+        spec=SpecSummary.from_job(job),
         suspended=bool(spec.get("suspend")),
         start_time=timestamp(status.get("startTime")),
         submitted_at=_optional_float(stored.get(names.SUBMITTED_ANNOTATION)),

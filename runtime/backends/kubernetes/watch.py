@@ -19,7 +19,7 @@ from runtime.backends.kubernetes.objects import TERMINAL_PHASES, object_labels, 
 from runtime.errors import BackendUnavailable
 
 HEARTBEAT_SECONDS = 0.5
-"""How long `changed` waits for a change. `Backend.changes` promises a heartbeat every second, so half of that."""
+"""How long `wait_for_changes` waits: half of the second within which `Backend.changes` promises a heartbeat."""
 _WATCH_SECONDS = 240
 """How long one watch request lasts; load balancers often close connections after 5 minutes."""
 _BATCH_SECONDS = 0.02
@@ -61,7 +61,7 @@ class Watcher:
         """Stop the threads, each at its next event."""
         self._closed.set()
 
-    def changed(self) -> set[str]:
+    def wait_for_changes(self) -> set[str]:
         """Wait for changes and return the names of the changed runs; empty after HEARTBEAT_SECONDS without any."""
         names = set()
         with contextlib.suppress(queue.Empty):
@@ -115,7 +115,7 @@ class Watcher:
         return str(listing["metadata"]["resourceVersion"])
 
     def _process(self, kind: str, change: str, item: Object, versions: dict[str, str]) -> None:
-        """Report one change to the listener and to `changed`. `versions` has the versions seen, by UID."""
+        """Report one change to the listener and to `wait_for_changes`. `versions` has the versions seen, by UID."""
         if kind == "events":
             name = self._run_by_uid.get((item.get("involvedObject") or {}).get("uid", ""))
             if name is not None and change != "DELETED":

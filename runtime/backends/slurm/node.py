@@ -113,13 +113,13 @@ class SlurmLimits(Limits):
         """Return the limit that explains a failed rank or a lost node; None if none does."""
         self._oom.count(self._oom_kills(), now)
         if failure["kind"] == "code_failed" and self.is_recent(self._oom, now):
-            return self.out_of_memory(failure.get("rank"))
+            return self.out_of_memory_verdict(failure.get("rank"))
         return super().explain_failure(failure, now)
 
-    def killed_for_memory(self) -> Verdict | None:
+    def find_memory_kill(self) -> Verdict | None:
         """Return the verdict if the kernel killed a process of the job for its memory; None if it did not."""
         self._oom.count(self._oom_kills(), time.monotonic())
-        return None if self._oom.increased_at is None else self.out_of_memory(None)
+        return None if self._oom.increased_at is None else self.out_of_memory_verdict(None)
 
 
 class SlurmTree(ProcessTree):

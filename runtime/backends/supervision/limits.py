@@ -95,7 +95,7 @@ class Limits(NodeLimits):
             if self._is_starved(now):
                 return self._starved_verdict()
             if self.code_has_started:
-                return self.launcher_killed("stopped answering")
+                return self.launcher_killed_verdict("stopped answering")
             return Verdict("node_lost", "node_silent", f"Node {node} stopped answering.")
         # Before the run starts, a lost node ends a run that is not elastic. Afterwards, the launchers detect lost
         # nodes.
@@ -136,10 +136,10 @@ class Limits(NodeLimits):
         if self.is_recent(self._oom, now):
             return self._memory_verdict(failure.get("rank"))
         if self.is_recent(self._refused_processes, now):
-            return self._too_many_processes(failure.get("rank"))
+            return self._too_many_processes_verdict(failure.get("rank"))
         return None
 
-    def killed_for_memory(self) -> Verdict | None:
+    def find_memory_kill(self) -> Verdict | None:
         """Return the verdict if the kernel killed a process of the node for its memory; None if it did not."""
         self._count_kernel_events(time.monotonic())
         return None if self._oom.increased_at is None else self._memory_verdict(None)
@@ -147,7 +147,7 @@ class Limits(NodeLimits):
     def _memory_verdict(self, rank: int | None) -> Verdict:
         """Return the verdict for an OOM kill: by the node's own limit, or because the machine had no free memory."""
         if self._tree.group is None or self._tree.group.has_reached_memory_limit():
-            return self.out_of_memory(rank)
+            return self.out_of_memory_verdict(rank)
         message = f"The machine ran out of memory, and node {self._record.node} was below its limit."
         return Verdict("platform_error", "platform_error", message)
 
@@ -170,9 +170,9 @@ class Limits(NodeLimits):
         usage = resource_limits.measure(self._tree.init, max_bytes=measured_bytes, max_processes=max_processes)
         self._tasks = usage.processes
         if usage.processes > max_processes:
-            return self._too_many_processes(None)
+            return self._too_many_processes_verdict(None)
         if usage.memory_bytes > max_bytes:
-            return self.out_of_memory(self._ranks_by_pid.get(usage.heaviest or 0), usage.memory_bytes)
+            return self.out_of_memory_verdict(self._ranks_by_pid.get(usage.heaviest or 0), usage.memory_bytes)
         return None
 
     def _open_files(self) -> Iterator[str]:
@@ -234,5 +234,5 @@ class Limits(NodeLimits):
         message = f"Node {node} ran {tasks} processes at once, and its launcher got no CPU time."
         return Verdict("code_failed", "too_many_processes", message, data={"tasks": tasks})
 
-    def _too_many_processes(self, rank: int | None) -> Verdict:
-        return self.too_many_processes(rank, int(self._plan["process_limit"]))
+    def _too_many_processes_verdict(self, rank: int | None) -> Verdict:
+        return self.too_many_processes_verdict(rank, int(self._plan["process_limit"]))

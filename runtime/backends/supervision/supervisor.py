@@ -145,7 +145,7 @@ class Supervisor(Node):
         """Record why the launcher ended without reporting its end. `ended` is bubblewrap's exit."""
         code = ended.exit_code or 0
         was_killed = bool(ended.signal) or code > _SIGNAL_EXIT_BASE
-        verdict = self._limits.killed_for_memory() if was_killed else None
+        verdict = self._limits.find_memory_kill() if was_killed else None
         self._record.add_cause(verdict or self._exit_verdict(ended.signal, code))
         if verdict is None:
             self._record.data["detail"] = "\n".join(self._output.launcher_lines)
@@ -158,7 +158,7 @@ class Supervisor(Node):
             return Verdict("node_lost", "node_lost", f"The sandbox of node {node} was ended ({bubblewrap_signal}).")
         exit_reason = signal_name(code - _SIGNAL_EXIT_BASE) if code > _SIGNAL_EXIT_BASE else f"code {code}"
         if self._limits.code_has_started:
-            return self._limits.launcher_killed(f"was ended ({exit_reason})")
+            return self._limits.launcher_killed_verdict(f"was ended ({exit_reason})")
         message = f"Node {node} could not be started, or failed while it started ({exit_reason})."
         return Verdict("platform_error", "platform_error", message)
 

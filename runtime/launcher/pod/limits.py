@@ -66,7 +66,7 @@ class PodLimits(NodeLimits):
         silent = self.is_silent(now)  # at every check, even if the result is not needed, as `is_silent` requires
         self._count_kernel_events(now)
         if silent and self.code_has_started:
-            return self.launcher_killed("stopped answering")
+            return self.launcher_killed_verdict("stopped answering")
         if not self._record.started:
             return self._check_start(now, silent)
         return None if self._disk is None else self._disk.check(now, self._record)
@@ -89,18 +89,20 @@ class PodLimits(NodeLimits):
         if failure["kind"] != "code_failed":
             return None
         if self.is_recent(self._oom, now):
-            return self.out_of_memory(failure.get("rank"))
+            return self.out_of_memory_verdict(failure.get("rank"))
         if self.is_recent(self._refused, now):
-            return self.too_many_processes(failure.get("rank"), cgroup_events.process_limit())
+            return self.too_many_processes_verdict(failure.get("rank"), cgroup_events.process_limit())
         return None
 
     def explain_exit(self, ended: Exit) -> Verdict:
         """Return why the launcher ended without reporting its end."""
         self._count_kernel_events(time.monotonic())
         if ended.signal == "SIGKILL" and self._oom.increased_at is not None:
-            return self.out_of_memory(None)
+            return self.out_of_memory_verdict(None)
         if self.code_has_started:
-            return self.launcher_killed("was ended ({})".format(ended.signal or "code {}".format(ended.exit_code)))
+            return self.launcher_killed_verdict(
+                "was ended ({})".format(ended.signal or "code {}".format(ended.exit_code))
+            )
         message = "Node {} could not be started, or failed while it started.".format(self._record.node)
         return Verdict("platform_error", "node_not_started", message)
 

@@ -118,4 +118,4 @@ def test_a_kill_for_memory_below_the_limit_is_the_fault_of_others(limits, tmp_pa
     }.items():
         (tmp_path / name).write_text(text + "\n")
     failed = limits.explain_failure({"kind": "code_failed", "rank": 1}, time.monotonic())
-    assert limits.killed_for_memory().kind == failed.kind == kind
+    assert limits.find_memory_kill().kind == failed.kind == kind

@@ -95,16 +95,16 @@ def test_public_addresses(address, expected):
 
 
 def test_the_indexes_are_the_settings_or_pips():
-    chosen = indexes.configured(["http://pypi.internal:8080/simple", "/srv/index/simple"], ["files.internal"], {})
+    chosen = indexes.load_indexes(["http://pypi.internal:8080/simple", "/srv/index/simple"], ["files.internal"], {})
     assert chosen.hosts == {("pypi.internal", 8080): True, ("files.internal", 443): True}
-    assert indexes.configured([], [], {}).hosts == {
+    assert indexes.load_indexes([], [], {}).hosts == {
         ("pypi.org", 443): False,
         ("files.pythonhosted.org", 443): False,
     }
     pips = {"UV_INDEX": "file:///opt/simple https://more.example/simple", "UV_FIND_LINKS": "/opt/wheels"}
-    from_pip = indexes.configured([], [], pips)
+    from_pip = indexes.load_indexes([], [], pips)
     assert from_pip.addresses == ("https://pypi.org/simple", "file:///opt/simple", "https://more.example/simple")
     assert from_pip.find_links == ("/opt/wheels",)
     for address in ("https://user:word@pypi.internal/simple", "ftp://pypi.internal/simple", "https:///simple"):
         with pytest.raises(InvalidIndexes):
-            indexes.configured([address], [], {})
+            indexes.load_indexes([address], [], {})
