@@ -52,7 +52,7 @@ _REASON_MARKS = ("error:", "  ×", "×")
 
 @dataclass(frozen=True)
 class InstallRequest:
-    """The requirements to install on an image, and the limits. `indexes.load_indexes` reads `indexes` and `file_hosts`."""
+    """The requirements to install on an image, and the limits. `indexes` and `file_hosts` are for `load_indexes`."""
 
     image: str
     images_root: str
