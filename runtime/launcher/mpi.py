@@ -234,12 +234,8 @@ class Mpi:
     def _send_daemon(self, link: Link, host: str, command: str) -> None:
         """On node 0, have the launcher of `host` run the daemon's command."""
         plan = self._plan
-        # The nodes of this round by host name; `original_node` is a node's number at submission.
-        members = (
-            {}
-            if plan is None
-            else {plan.run_id + "-" + str(original_node): original_node for original_node in plan.original_nodes}
-        )
+        # The nodes of this round, by their numbers at submission.
+        members = {} if plan is None else {plan.host(node): node for node in plan.original_nodes}
         if host not in members or len(command) > _MAX_COMMAND_BYTES:
             self._answer(link, {"exit_code": 1, "signal": ""})
             return
@@ -282,9 +278,7 @@ def mpirun_command(plan: Plan, path: str, stub: List[str]) -> List[str]:
 
     Ranks fill the nodes one after another and are not bound to cores, as without MPI. The run's user may be root.
     """
-    hosts = ",".join(
-        "{}-{}:{}".format(plan.run_id, original_node, plan.workers) for original_node in plan.original_nodes
-    )
+    hosts = ",".join("{}:{}".format(plan.host(node), plan.workers) for node in plan.original_nodes)
     options = ["--allow-run-as-root", "--bind-to", "none", "--map-by", "slot", "--host", hosts]
     return [path, *options, "-np", str(plan.world_size), *stub]
 

@@ -22,8 +22,7 @@ SILENCE_SECONDS = 12.0
 KILL_MARGIN_SECONDS = 0.25
 """SIGKILL is sent this long before the deadline, so that no process is left at the deadline."""
 CHECK_SECONDS = 0.25
-"""Interval of checks if the kernel does not enforce the limits. A process can exceed them by what it gets in this
-time."""
+"""Interval of checks if the kernel does not enforce the limits. In between, a process may exceed them."""
 STOPPED_SECONDS = 5.0
 """If two checks are this far apart, this process was stopped, perhaps with the whole machine. Normally they are 0.25 to
 1 s apart."""

@@ -265,7 +265,7 @@ def check_all_reduce(collectives: Collectives, rank: int, world_size: int) -> Di
 
 def check_broadcast(collectives: Collectives, rank: int) -> Dict[str, Any]:
     """Check that a value of rank 0 reaches every rank, by a sum to which the other ranks add 0."""
-    # Any number except 0, to which the sum of all other ranks adds up.
+    # Any number except 0: without rank 0's value, the sum would be 0.
     received = collectives.all_reduce([42.0 if rank == 0 else 0.0, 0.0])[0]
     if received != 42.0:
         raise CheckFailed(f"rank 0 sent 42, and {received} arrived")

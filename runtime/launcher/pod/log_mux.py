@@ -19,8 +19,8 @@ from typing import Callable, Dict
 from ..output import LAUNCHER
 
 STALL_SECONDS = 10.0
-"""How long a stdout that accepts nothing slows the ranks down before output is dropped. A runtime that restarts needs
-seconds."""
+"""How long a stdout that accepts nothing slows the ranks down before output is dropped. A container runtime that
+restarts needs seconds."""
 _BUFFER_BYTES = 1 << 20
 """How much output is buffered before the ranks are slowed down: as much as a rank's pipe holds."""
 _MAX_PIECE_BYTES = 8192

@@ -120,7 +120,7 @@ class Rounds:
 
         The reason is the end of the sentence "Node 1 was lost", or "" if none is needed.
         """
-        # Only the hub decides. The run needs its elastic setting, node 0, and ranks that have started.
+        # Only the hub decides. To continue, a run must be elastic, keep node 0, and have started its ranks.
         if not self._is_hub or not self._plan.elastic or not node or self.is_waiting:
             return ""
         if self._peers.any_finished or self._worker_group.succeeded:

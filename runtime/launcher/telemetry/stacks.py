@@ -75,7 +75,7 @@ class CaptureTarget(NamedTuple):
 
 
 class StackCapture:
-    """One capture of some ranks, by their ranks.
+    """One capture of some ranks, by `Rank.rank_id`.
 
     Call `start` to signal them, then `add_data` with everything that they write, until `is_over`.
     """
