@@ -1,13 +1,13 @@
 """Everything kept about a person, or about an organization, as one archive of JSON and CSV.
 
 The archive is made while it is sent. Rows are read in batches by primary key, so an archive of any size needs little
-memory and holds no transaction. Secrets are never in it: of tokens and webhooks only what pages show.
+memory and holds no transaction. Secrets are never in it; of tokens and webhooks it has only what pages show.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import date, datetime
 from typing import Any
 
@@ -40,24 +40,25 @@ from jobs.models import Job, MetricPoint, Order, Trial
 from storage.models import DatasetVersion, Image, ModelVersion, Registry, Secret, Workspace
 
 BATCH = 1000
-"""Rows read at once."""
-Files = Iterator[tuple[str, Iterable[str]]]
+"""Rows read by one query: enough that queries cost little, few enough to hold in memory."""
+ArchiveFiles = Iterator[tuple[str, Iterable[str]]]
+"""The files of an archive: the name and the parts of the text of each."""
 
 
 def export_person(*, user: User) -> Iterator[bytes]:
     """Return the archive of what is kept about a person. Records the export in the audit log."""
     record(organization=None, actor=user, action="account.exported", target=user.email)
-    return zip_stream(_of_person(user))
+    return zip_stream(_person_files(user))
 
 
 def export_organization(*, membership: Membership) -> Iterator[bytes]:
     """Return the archive of an organization, for a member who may manage it. Records the export in the audit log."""
     organization = membership.organization
     record(organization=organization, actor=membership.user, action="organization.exported", target=organization.slug)
-    return zip_stream(_of_organization(organization))
+    return zip_stream(_organization_files(organization))
 
 
-def _of_person(user: User) -> Files:
+def _person_files(user: User) -> ArchiveFiles:
     memberships = list(user.memberships.select_related("organization").order_by("pk"))
     profile = {
         "email": user.email,
@@ -94,9 +95,9 @@ def _of_person(user: User) -> Files:
     yield "orders.csv", _orders(Order.objects.filter(placed_by=user))
 
 
-def _of_organization(organization: Organization) -> Files:
+def _organization_files(organization: Organization) -> ArchiveFiles:
     details = BillingDetails.objects.filter(organization=organization)
-    about = {
+    profile = {
         "name": organization.name,
         "slug": organization.slug,
         "created_at": organization.created_at,
@@ -106,7 +107,7 @@ def _of_organization(organization: Organization) -> Files:
         "registries": list(Registry.objects.filter(organization=organization).values("host", "username")),
         "webhooks": list(Webhook.objects.filter(organization=organization).values("url", "kinds")),
     }
-    yield "organization.json", [_json(about)]
+    yield "organization.json", [_json(profile)]
     yield "members.csv", _table(organization.memberships.all(), email="user__email", role="role", since="created_at")
     yield "invitations.csv", _table(
         organization.invitations.all(), email="email", role="role", created_at="created_at", expires_at="expires_at",
@@ -202,9 +203,9 @@ def _orders(orders: QuerySet[Order]) -> Iterator[str]:
 def _metrics(organization: Organization) -> Iterator[str]:
     columns = ("job", "attempt", "name", "step", "epoch", "value", "at")
     yield csv_row(columns)
-    measured = Exists(MetricPoint.objects.filter(job=OuterRef("pk")))
-    for job in _batches(Job.objects.filter(measured, organization=organization).only("pk")):
-        # By job, because the index is; one job's points are few compared with those of all organizations.
+    has_points = Exists(MetricPoint.objects.filter(job=OuterRef("pk")))
+    for job in _batches(Job.objects.filter(has_points, organization=organization).only("pk")):
+        # Job by job, because the index of points begins with the job. Points have no column for the organization.
         for values in _batched_values(MetricPoint.objects.filter(job=job), columns):
             yield csv_row(map(_cell, values))
 
@@ -217,23 +218,23 @@ def _table(rows: QuerySet[Any], **columns: str) -> Iterator[str]:
 
 
 def _batched_values(rows: QuerySet[Any], fields: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
-    for values in _pages(rows.values_list("pk", *fields), lambda row: row[0]):
+    for values in _in_batches(rows.values_list("pk", *fields), lambda row: row[0]):
         yield values[1:]
 
 
 def _batches(rows: QuerySet[Any]) -> Iterator[Any]:
     """Yield all rows by primary key, BATCH at a time. No cursor stays open while the archive is sent."""
-    return _pages(rows, lambda row: row.pk)
+    return _in_batches(rows, lambda row: row.pk)
 
 
-def _pages(rows: QuerySet[Any], key: Any) -> Iterator[Any]:
-    rows, last = rows.order_by("pk"), None
+def _in_batches(rows: QuerySet[Any], pk_of: Callable[[Any], Any]) -> Iterator[Any]:
+    rows, last_pk = rows.order_by("pk"), None
     while True:
-        page = list((rows if last is None else rows.filter(pk__gt=last))[:BATCH])
-        yield from page
-        if len(page) < BATCH:
+        batch = list((rows if last_pk is None else rows.filter(pk__gt=last_pk))[:BATCH])
+        yield from batch
+        if len(batch) < BATCH:
             return
-        last = key(page[-1])
+        last_pk = pk_of(batch[-1])
 
 
 def _cell(value: object) -> str:

@@ -31,8 +31,9 @@ from runtime.specs import Framework
 REPORT_PERIOD = timedelta(days=90)
 """Period of the report on estimates: a quarter, so that single weeks do not dominate."""
 RUNS_SHOWN = 50
+"""Latest runs listed in the report on estimates."""
 TRIALS_SHOWN = 100
-"""Trials on a page of a sweep."""
+"""Trials on one page of the list on a sweep's page."""
 MAX_OFFSET_DIGITS = 15
 """Digits of an offset in a log: enough for any file, and within the range of a seek."""
 
@@ -112,7 +113,7 @@ class JobAdmin(ReadOnlyAdmin):
         """Show a part of a rank's output, and record in the audit log who read it."""
         job = get_object_or_404(models.Job, pk=object_id)
         ranks = job.nodes * job.workers_per_node
-        rank, offset, number = (_number(request, name) for name in ("rank", "offset", "attempt"))
+        rank, offset, number = (_query_number(request, name) for name in ("rank", "offset", "attempt"))
         rank = min(rank, ranks - 1)
         chunk = selectors.log(job, rank, offset, number or None)
         record(
@@ -330,7 +331,8 @@ class PackageLayerAdmin(ReadOnlyAdmin):
     search_fields = ("organization__name", "requirements")
 
 
-def _number(request: HttpRequest, name: str) -> int:
+def _query_number(request: HttpRequest, name: str) -> int:
+    """Return a number of the URL's query; 0 if it is missing or invalid."""
     text = request.GET.get(name, "")
     return int(text) if text.isdecimal() and len(text) <= MAX_OFFSET_DIGITS else 0
 
@@ -347,7 +349,7 @@ def _ask_reason(
     act: Callable[[User, str], object],
     needs_reason: bool = True,
 ) -> HttpResponse:
-    """Show a page that asks for a reason; on POST call `act` with the person and the reason, and go `back`."""
+    """Show a page that asks for a reason. On POST call `act` with user and reason, show `done`, and go to `back`."""
     why, error, person = request.POST.get("why", ""), "", _person(request)
     if request.method == "POST" and person:
         try:

@@ -69,7 +69,7 @@ MAX_NUMBER_DIGITS = 15
 MAX_LOG_BYTES = 1 << 20
 """Bytes of a log in one response. They are held in memory."""
 MAX_QUERY_LENGTH = 200
-"""Characters of a search."""
+"""Characters of a text that is searched in a log."""
 
 
 class ActivateView(TenantView):
@@ -147,7 +147,7 @@ class QuoteComparisonView(TenantView):
 
 
 class QuoteEnvironmentView(TenantView):
-    """What the code of a quoted run will get."""
+    """Preview of what the code of a quoted run gets."""
 
     capabilities = {"GET": Capability.VIEW}
 
@@ -247,7 +247,7 @@ class JobDetailView(JobView):
 
     @extend_schema(request=DetailsSerializer(partial=True), responses=JobSerializer)
     def patch(self, request: Request, pk: int) -> Response:
-        """Change name, tags, notes, or how long the files are kept. Fields that are not in the body stay."""
+        """Change name, tags, notes, or how long the files are kept. Fields missing in the body do not change."""
         update_details(job=self.job(pk), user=self.membership.user, data=json_object(request))
         return Response(selectors.summary(self.job(pk)))
 
@@ -285,8 +285,8 @@ class RerunView(JobView):
     def post(self, request: Request, pk: int) -> Response:
         """Buy the same run again at current prices; fields in the body replace those of the job.
 
-        By default with the script in the workspace and the latest versions of the datasets. `exact` takes those of
-        the job.
+        By default the run uses the script in the workspace and the latest versions of the datasets. With `exact` it
+        uses those of the job.
         """
         order = orders.rerun(
             membership=self.membership,
@@ -311,9 +311,9 @@ class LogsView(JobView):
                 default="0",
                 description="A number; `all` streams the end of every rank's output together.",
             ),
-            OpenApiParameter("offset", OpenApiTypes.INT, default=0, description="In bytes; the last `next_offset`."),
+            OpenApiParameter("offset", OpenApiTypes.INT, default=0, description="In bytes, as in `next_offset`."),
             OpenApiParameter(
-                "tail", OpenApiTypes.INT, description="Begin this many bytes before the end, with a line."
+                "tail", OpenApiTypes.INT, description="Return the whole lines in this many bytes at the end."
             ),
             OpenApiParameter("limit", OpenApiTypes.INT, default=selectors.LOG_BYTES, description="At most 1 MiB."),
             OpenApiParameter(
@@ -323,17 +323,19 @@ class LogsView(JobView):
         ],
     )
     def get(self, request: Request, pk: int) -> Response | HttpResponseBase:
-        """Return a part from `offset`, or with `Accept: text/event-stream` a stream of `log` events from there on."""
+        """Return a part from `offset`. With `Accept: text/event-stream`, stream `log` events from there on."""
         job = selectors.job_row(self.organization, pk)
         attempt = _whole_number(request, "attempt", 0) or None
         tail = _whole_number(request, "tail", 0)
         if request.query_params.get("rank") == "all" and wants_events(request.headers):
             return self.event_stream(streams.all_log_events(job, min(tail, selectors.LOG_BYTES), attempt))
         rank = _whole_number(request, "rank", 0)
-        offset = -tail or _whole_number(request, "offset", 0)
+        offset = -tail or _whole_number(request, "offset", 0)  # a negative offset counts from the end
+        # A browser that reconnects sends the id of its last event, which is the offset of the next one.
         if (last_id := request.headers.get("Last-Event-ID", "")).isdecimal() and len(last_id) < MAX_NUMBER_DIGITS:
             offset = int(last_id)
         limit = min(max(1, _whole_number(request, "limit", selectors.LOG_BYTES)), MAX_LOG_BYTES)
+        # Read before a stream begins too, because a stream can no longer answer with an error such as NotFound.
         at_line = offset < 0 or request.query_params.get("whole_lines") in {"1", "true"}
         chunk = selectors.log(job, rank, offset, attempt, limit=limit, at_line=at_line)
         if wants_events(request.headers):
@@ -393,7 +395,7 @@ class CurvesView(JobView):
 
     @extend_schema(
         responses=CurvesSerializer,
-        parameters=[OpenApiParameter("after", OpenApiTypes.INT, default=0, description="The last `last`.")],
+        parameters=[OpenApiParameter("after", OpenApiTypes.INT, default=0, description="The previous `last`.")],
     )
     def get(self, request: Request, pk: int) -> Response:
         """Return each point with its epoch, time and the money spent. A long curve is thinned to about 1,000 points."""
@@ -477,7 +479,7 @@ class EventsView(JobView):
 
 
 class ConfigurationView(JobView):
-    """What a job was ordered with."""
+    """The order of a job."""
 
     @extend_schema(responses=ConfigurationSerializer)
     def get(self, _request: Request, pk: int) -> Response:

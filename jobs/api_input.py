@@ -1,4 +1,4 @@
-"""What several API views read from a request: a JSON object, an idempotency key."""
+"""Read from a request what several API views need: a JSON object, an idempotency key."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """When a run could start: at once, or after how long a wait, from the cluster's capacity and its open jobs.
 
-A forecast and no promise: it places jobs in the queue's order on the free capacity, and assumes that each one takes
-its estimated time. The scheduler may start a smaller run sooner.
+This is a forecast, not a promise. It places jobs in the queue's order on the free capacity, and assumes that each job
+takes its estimated time. The scheduler may start a smaller run sooner.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from jobs.states import ENDED, JobState
 from runtime.specs import Capacity, Resources
 
 MAX_OPEN_JOBS = 200
-"""Open jobs of a cluster that a forecast places: it is made while a customer waits. Behind more, no time is given."""
+"""Open jobs of a cluster that a forecast places, because it is made while a customer waits. Behind a longer queue no
+time is given."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,10 @@ class Start:
 
 @dataclass(frozen=True)
 class Load:
-    """Nodes that a job occupies or will occupy, and for how many seconds from its start, or from now if it runs."""
+    """Nodes of a job, and how many seconds they are occupied: from its start, or from now if it runs.
+
+    `kind` is the name of the node spec.
+    """
 
     resources: Resources
     kind: str
@@ -119,10 +123,11 @@ class _Cluster:
 
 
 def wait_seconds(capacity: Capacity, running: Iterable[Load], queue: Sequence[Load]) -> float | None:
-    """Return when the last load of `queue` starts, in seconds; None if the others' ends never make room for it. Pure.
+    """Return when the last load of `queue` starts, in seconds; None if it does not fit when all others ended. Pure.
 
     Loads start in order, each as soon as it fits.
     """
+    # The second item breaks ties, since loads cannot be compared.
     ends = [(load.seconds, position, load) for position, load in enumerate(running)]
     heapq.heapify(ends)
     now, order = 0.0, len(ends)
@@ -139,9 +144,9 @@ def wait_seconds(capacity: Capacity, running: Iterable[Load], queue: Sequence[Lo
 
 
 def _release(capacity: Capacity, load: Load) -> Capacity:
-    """Return the capacity after a load has ended. Which machines it used is not known.
+    """Return the capacity after a load has ended.
 
-    Those with the most free capacity that fit: nodes of a run are placed together.
+    Its machines are not known. Those with the most free cores are assumed, because a run's nodes are placed together.
     """
     machines = list(capacity.machines)
     freed = load.resources
@@ -149,7 +154,7 @@ def _release(capacity: Capacity, load: Load) -> Capacity:
         fitting = [
             index
             for index, machine in enumerate(machines)
-            if machine.total.cpus - machine.free.cpus >= freed.cpus - 1e-6
+            if machine.total.cpus - machine.free.cpus >= freed.cpus - 1e-6  # rounding of fractions of cores
             and machine.total.memory_mib - machine.free.memory_mib >= freed.memory_mib
             and machine.total.gpus - machine.free.gpus >= freed.gpus
         ]

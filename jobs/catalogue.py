@@ -29,8 +29,10 @@ GPU_HOURLY = 400
 """Price of one GPU node for an hour, in minor units; like all prices here an example for administrators to change."""
 DISCOUNT_FROM_NODES = 4
 DISCOUNT_FACTOR = Decimal("0.9")
+"""Runs on at least DISCOUNT_FROM_NODES nodes pay this share of the price per hour."""
 FIXED_EPOCH_PRICE = {"nano": Decimal("0.8"), "small": Decimal("1.2"), "medium": Decimal(2)}
 GPU_FIXED_EPOCH_PRICE = Decimal(4)
+"""Price of one epoch on one node in minor units, for the product with a fixed price."""
 MIN_CHARGE = 5
 """Minimum charge of a run in minor units, so that runs of a second are not free."""
 
@@ -51,7 +53,7 @@ def seed() -> bool:
             memory_mib=memory_mib,
             position=10 * (position + 1),
         )
-        _price(book, spec, Decimal(hourly), FIXED_EPOCH_PRICE[name])
+        _create_prices(book, spec, Decimal(hourly), FIXED_EPOCH_PRICE[name])
     _gpu_spec(book)
     Price.objects.create(book=book, kind=PriceKind.MINIMUM, amount=Decimal(MIN_CHARGE))
     publish(book=book)
@@ -77,7 +79,7 @@ def seed() -> bool:
     return True
 
 
-def _price(book: PriceBook, spec: NodeSpec, hourly: Decimal, fixed_epoch: Decimal) -> None:
+def _create_prices(book: PriceBook, spec: NodeSpec, hourly: Decimal, fixed_epoch: Decimal) -> None:
     rows = [
         (PriceKind.NODE_HOUR, "", 1, hourly),
         (PriceKind.NODE_HOUR, "", DISCOUNT_FROM_NODES, hourly * DISCOUNT_FACTOR),
@@ -94,7 +96,7 @@ def _gpu_spec(book: PriceBook) -> None:
     try:
         machines = cluster().capacity().machines
     except RuntimeFault:
-        return
+        return  # the cluster does not answer; an administrator can add the spec later
     gpu = next((machine.total for machine in machines if machine.total.gpus), None)
     if gpu is None:
         return
@@ -108,4 +110,4 @@ def _gpu_spec(book: PriceBook) -> None:
         gpu_type=gpu.gpu_type,
         position=100,
     )
-    _price(book, spec, Decimal(GPU_HOURLY), GPU_FIXED_EPOCH_PRICE)
+    _create_prices(book, spec, Decimal(GPU_HOURLY), GPU_FIXED_EPOCH_PRICE)

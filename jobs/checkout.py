@@ -37,6 +37,7 @@ def buy(*, top_up: TopUp) -> Order | None:
         return orders.place_order(membership=membership, quote=quote)
     except CustomerError as error:
         logger.info("Quote %s was paid for and is not bought: %s", quote.pk, error.code)
+        # The customer's own order may have been first.
         return Order.objects.filter(quote=quote).first()
 
 

@@ -60,7 +60,7 @@ def find_source(*, organization: Organization, pk: int, cluster_name: str) -> Jo
 
 
 def awaits_copy(attempt: Attempt) -> bool:
-    """Whether the checkpoints that the attempt's job starts from are not copied yet."""
+    """Whether the attempt's job starts from checkpoints that are not copied yet."""
     # Read again: `attempt.job` may be older than a copy made by another process.
     return Job.objects.filter(pk=attempt.job_id, from_checkpoint__isnull=False, checkpoints_copied_at=None).exists()
 

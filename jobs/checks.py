@@ -46,7 +46,7 @@ MIN_FREE_BYTES = 1024**3
 class Item:
     """One line of the checklist, in the reader's language. `name` is the test's name in the report.
 
-    `ok` is None if some rank has not run this test: the run goes on, or it ended before.
+    `ok` is None if some rank has not run this test, because the run continues or ended too early.
     """
 
     name: str
@@ -69,7 +69,7 @@ def place_check(*, membership: Membership, data: Mapping[str, Any], idempotency_
         quota = quotas.lock_quota(organization)
         if idempotency_key and (existing := orders.order_by_key(organization, idempotency_key)):
             return existing
-        _require_quota(membership, quota.max_checks_per_day)
+        _require_quota(membership, limit=quota.max_checks_per_day)
         quote = make_free_quote(
             organization=organization,
             user=membership.user,
@@ -85,7 +85,7 @@ def place_check(*, membership: Membership, data: Mapping[str, Any], idempotency_
             key=idempotency_key or f"quote:{quote.pk}",
             quota=quota,
             versions=placement.dataset_versions,
-            job=_job(placement),
+            job=_job_columns(placement),
         )
 
 
@@ -113,13 +113,13 @@ def _item(name: str, findings: list[tuple[int, dict[str, Any]]], job: Job) -> It
         return Item(name, title, ok=None, detail=detail)
     data = [finding["data"] for _rank, finding in findings if isinstance(finding.get("data"), dict)]
     if name == "clock":
-        return _clock(title, remedy, data)
+        return _clock_item(title, remedy, data)
     if name in _FOLDERS:
-        return _folder(name, title, data)
+        return _folder_item(name, title, data)
     return Item(name, title, ok=True, detail=_detail(name, data))
 
 
-def _clock(title: str, remedy: str, data: list[dict[str, Any]]) -> Item:
+def _clock_item(title: str, remedy: str, data: list[dict[str, Any]]) -> Item:
     """Compare the nodes' clocks: `at` is when a rank left the same barrier, in Unix seconds of its node's clock."""
     times = [at for at in (values.get("at") for values in data) if isinstance(at, int | float)]
     difference = max(times) - min(times) if times else 0.0
@@ -127,7 +127,7 @@ def _clock(title: str, remedy: str, data: list[dict[str, Any]]) -> Item:
     return Item("clock", title, ok=difference <= CLOCK_TOLERANCE_SECONDS, detail=detail, remedy=remedy)
 
 
-def _folder(name: str, title: str, data: list[dict[str, Any]]) -> Item:
+def _folder_item(name: str, title: str, data: list[dict[str, Any]]) -> Item:
     """Return the item of a folder that every rank could write to. It fails if little space is free on some node."""
     free = min((values["free_bytes"] for values in data if isinstance(values.get("free_bytes"), int)), default=0)
     detail = _("Writable, %(free)d GiB free.") % {"free": free >> 30}
@@ -185,7 +185,7 @@ def _reports(job: Job) -> dict[int, list[dict[str, Any]]]:
     return reports
 
 
-def _job(placement: Placement) -> dict[str, Any]:
+def _job_columns(placement: Placement) -> dict[str, Any]:
     """Return the columns of the check's job. The script ignores epochs, learning rate and batch size."""
     key = hashlib.sha256(f"{CHECK_SCRIPT}:{placement.image.pk}".encode()).hexdigest()
     return {
@@ -205,16 +205,16 @@ def _job(placement: Placement) -> dict[str, Any]:
     }
 
 
-def _require_quota(membership: Membership, most: int) -> None:
-    """Raise QuotaExceeded if the organization or the user has ordered `most` checks in the last 24 hours."""
+def _require_quota(membership: Membership, *, limit: int) -> None:
+    """Raise QuotaExceeded if the organization or the user has ordered `limit` checks in the last 24 hours."""
     user = membership.user
     free_runs.lock_user(user)
-    if not free_runs.left_today(free_runs.CHECKS, organization=membership.organization, user=user, most=most):
+    if not free_runs.left_today(free_runs.CHECKS, organization=membership.organization, user=user, limit=limit):
         sentence = _(
             "The free checks of the last 24 hours are used up. The limit is %(most)d per organization, "
             "and per person across all organizations. Try again later."
         )
-        raise QuotaExceeded(sentence % {"most": most})
+        raise QuotaExceeded(sentence % {"most": limit})
 
 
 def _product() -> Product:

@@ -28,8 +28,10 @@ GUARDED = frozenset(
 )  # fmt: skip
 """Methods that call the cluster's API. `changes` is not among them: the watcher has its own reconnection pauses."""
 PAUSES = (5, 10, 20, 40, 60)
-"""Seconds without calls after each failure in a row, unless `close_if_it_answers` ends them. The first is one
+"""Seconds without calls after each failure in a row, unless `close_if_reachable` ends them. The first is one
 reconciliation interval; a minute at most keeps a recovered cluster from waiting long."""
+MEMORY_SECONDS = 10 * PAUSES[-1]
+"""How long failures and slowness are remembered: longer than any pause, so that failures in a row are counted."""
 SLOW_SECONDS = 20.0
 """A successful call that took longer counts as a failure: it held a worker as long as a whole reconciliation may."""
 
@@ -46,16 +48,16 @@ def circuit_is_open(name: str) -> bool:
 
 def why_open(name: str) -> str | None:
     """Return the error that opened the circuit; None while it is closed."""
-    return _call_cache(cache.get, _open_key(name))  # type: ignore[no-any-return]  # what `_fail` stores
+    return _call_cache(cache.get, _open_key(name))  # type: ignore[no-any-return]  # `_fail` stores a str
 
 
-def close_if_it_answers(name: str, backend: Backend) -> None:
-    """Close the circuit of a cluster that did not answer and does now. One that was too slow keeps its pause.
+def close_if_reachable(name: str, backend: Backend) -> None:
+    """Close the circuit of a cluster that did not answer and does now. A cluster that was too slow keeps its pause.
 
-    The test takes two seconds at most, so that a cancel does not wait for the end of a long pause.
+    `is_reachable` takes at most two seconds. Without this check a cancel would wait for the end of a long pause.
     """
-    is_silent = circuit_is_open(name) and not _call_cache(cache.get, _slow_key(name))
-    if is_silent and backend.is_reachable():
+    was_silent = circuit_is_open(name) and not _call_cache(cache.get, _slow_key(name))
+    if was_silent and backend.is_reachable():
         _call_cache(cache.delete, _open_key(name))
         logger.info("The cluster %s answers again.", name)
 
@@ -82,7 +84,7 @@ class _Guarded:
             self._fail(str(error))
             raise
         if (seconds := time.monotonic() - started) > SLOW_SECONDS:
-            _call_cache(cache.set, _slow_key(self._name), True, 10 * PAUSES[-1])
+            _call_cache(cache.set, _slow_key(self._name), True, MEMORY_SECONDS)
             self._fail(f"It took {seconds:.0f} s to answer.")
         elif _call_cache(cache.get, _failures_key(self._name)):
             _call_cache(cache.delete, _failures_key(self._name))
@@ -91,7 +93,7 @@ class _Guarded:
     def _fail(self, reason: str) -> None:
         failures = int(_call_cache(cache.get, _failures_key(self._name)) or 0)
         pause = PAUSES[min(failures, len(PAUSES) - 1)]
-        _call_cache(cache.set, _failures_key(self._name), failures + 1, 10 * PAUSES[-1])
+        _call_cache(cache.set, _failures_key(self._name), failures + 1, MEMORY_SECONDS)
         if _call_cache(cache.add, _open_key(self._name), reason, pause):
             logger.warning("The cluster %s is not called for %d s: %s", self._name, pause, reason)
 

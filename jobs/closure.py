@@ -46,31 +46,32 @@ def closure_of(organization: Organization) -> Closure | None:
     return Closure.objects.filter(organization=organization).select_related("requested_by").first()
 
 
-def obstacles(organization: Organization, *, with_pages: bool = False) -> list[str]:
+def obstacles(organization: Organization, *, with_payment_pages: bool = False) -> list[str]:
     """Return why the organization cannot be closed now, one sentence each; empty if it can.
 
-    `with_pages` counts payment pages too, which `payments.close_pages` has closed unless a payment is under way.
+    `with_payment_pages` counts open payment pages too. Use it after `payments.close_pages`, which leaves only pages
+    where a payment is in progress.
     """
-    found = []
+    reasons = []
     if count := Job.objects.filter(organization=organization, state__in=OPEN).count():
         sentence = ngettext(
             "%(count)d job is open. Wait for it to end, or cancel it.",
             "%(count)d jobs are open. Wait for them to end, or cancel them.",
             count,
         )
-        found.append(sentence % {"count": count})
+        reasons.append(sentence % {"count": count})
     if Sweep.objects.filter(organization=organization, ended_at=None).exists():
-        found.append(_("A sweep is open. Wait for it to end, or stop it."))
+        reasons.append(_("A sweep is open. Wait for it to end, or stop it."))
     disputes = Dispute.objects.filter(top_up__account__organization=organization, state=Dispute.States.OPEN)
     if disputes.exists():
-        found.append(_("A bank disputes one of your payments. Wait for its decision."))
+        reasons.append(_("A bank disputes one of your payments. Wait for its decision."))
     open_payments = TopUp.objects.filter(account__organization=organization, state__in=payments.OPEN)
-    if not with_pages:
+    if not with_payment_pages:
         open_payments = open_payments.filter(origin=TopUp.Origins.AUTOMATIC)
     # A payment page without a session was never shown to anybody.
     if open_payments.exclude(origin=TopUp.Origins.CHECKOUT, session_id="").exists():
-        found.append(_("A payment is in progress. Wait until it arrives or fails."))
-    return found
+        reasons.append(_("A payment is in progress. Wait until it arrives or fails."))
+    return reasons
 
 
 def payable_minor(organization: Organization) -> int:
@@ -93,15 +94,15 @@ def request(*, membership: Membership, confirmation: str) -> Closure:
         raise InvalidInput(fields={"confirmation": sentence})
     account = billing.wallet(organization)
     if account:
-        payments.close_pages(account=account)  # asks the provider, so before the transaction
+        payments.close_pages(account=account)  # before the transaction, because it calls the payment provider
     with transaction.atomic():
         services.lock(organization)
         if existing := closure_of(organization):
             return existing
-        reasons = obstacles(organization, with_pages=True)
+        reasons = obstacles(organization, with_payment_pages=True)
         if account:
             storage_charges.collect(account=account)
-            # The invoice now, so that the tax is known and the owner can still download it.
+            # Issued now, so that the tax is known and the owner can still download the invoice.
             invoices.issue(organization=organization, user=membership.user)
             auto_topup.switch_off(account=account)
             account.refresh_from_db()
@@ -127,7 +128,10 @@ def request(*, membership: Membership, confirmation: str) -> Closure:
 
 
 def withdraw(*, membership: Membership) -> None:
-    """Keep the organization. Idempotent. The service stays inactive. Raises NotAllowed, OrganizationClosing if late."""
+    """Keep the organization. Idempotent. The service stays inactive.
+
+    Raises NotAllowed, and OrganizationClosing if the notice is over.
+    """
     if not membership.allows(Capability.MANAGE):
         raise NotAllowed
     organization = membership.organization
@@ -155,7 +159,7 @@ def complete_due() -> int:
             problem = _complete(closure)
         except CustomerError as error:
             problem = str(error.message)
-        except Exception:
+        except Exception:  # one closure that fails must not stop the others
             log.exception("The closure of organization %s stopped; the next call continues.", closure.organization_id)
             problem = "Internal error: see the log."
         Closure.objects.filter(pk=closure.pk).update(problem=problem)
@@ -183,13 +187,13 @@ def announce() -> int:
 def _complete(closure: Closure) -> str:
     """Carry out a closure. Returns the reasons why it must wait, or an empty string."""
     organization = closure.organization
-    # From now on nothing more can be stored, also by an import or upload that is still under way.
-    nothing = dict.fromkeys(("max_storage_bytes", "max_files", "max_datasets", "max_workspaces", "max_models"), 0)
-    Quota.objects.filter(organization=organization).update(**nothing, max_open_jobs=0)
+    # From now on nothing more can be stored, not even by an import or upload that is still in progress.
+    no_storage = dict.fromkeys(("max_storage_bytes", "max_files", "max_datasets", "max_workspaces", "max_models"), 0)
+    Quota.objects.filter(organization=organization).update(**no_storage, max_open_jobs=0)
     account = billing.wallet(organization)
     if account:
         payments.close_pages(account=account)
-    if reasons := obstacles(organization, with_pages=True):
+    if reasons := obstacles(organization, with_payment_pages=True):
         return " ".join(reasons)
     if account:
         storage_charges.collect(account=account)
@@ -197,7 +201,7 @@ def _complete(closure: Closure) -> str:
         refunds.pay_back(account=account, reason=REASON)
         credit.forfeit(account=account)
     _delete_data(organization)
-    _forget_cards(organization)
+    _remove_cards(organization)
     with transaction.atomic():
         services.lock(organization)
         if Closure.objects.filter(pk=closure.pk, closed_at=None).update(closed_at=timezone.now()):
@@ -239,7 +243,7 @@ def _delete_data(organization: Organization) -> None:
         Upload.objects.filter(organization=organization).delete()
 
 
-def _forget_cards(organization: Organization) -> None:
+def _remove_cards(organization: Organization) -> None:
     """Remove the saved cards at the payment provider. Raises PaymentUnavailable."""
     for card in customers.saved_cards(organization):
         customers.remove_card(organization=organization, method_id=card.card.method_id)

@@ -23,7 +23,7 @@ from storage.downloads import download_archive
 class ClosureSerializer(serializers.Serializer[Any]):
     """Whether an organization is being closed, and what would prevent it."""
 
-    requested_at = serializers.DateTimeField(allow_null=True, help_text="Null: nobody asked to close it.")
+    requested_at = serializers.DateTimeField(allow_null=True, help_text="Null: no closure was requested.")
     ends_at = serializers.DateTimeField(
         allow_null=True, help_text="When money is paid back and the data is deleted. Until then it can be withdrawn."
     )

@@ -122,7 +122,7 @@ def clusters_to_reconcile() -> list[str]:
 def runs_root(name: str) -> Path:
     """Return the folder of a cluster's runs, as this process sees it."""
     root: Path = settings.TRAINYARD_RUNS_ROOT
-    return root if settings.TRAINYARD_CLUSTERS.get(name, "") is None else root / ".clusters" / name
+    return root if _is_local(name) else root / ".clusters" / name
 
 
 def resources_of(spec: NodeSpec) -> Resources:
@@ -137,6 +137,11 @@ def image_of(image: Image, digest: str = "") -> specs.Image:
     if image.is_builtin:
         return specs.Image(builtin=image.name)
     return specs.Image(reference=image.reference, digest=digest)
+
+
+def _is_local(name: str) -> bool:
+    """Whether the cluster is this machine: its configuration is None."""
+    return settings.TRAINYARD_CLUSTERS.get(name, "") is None
 
 
 def _create(name: str) -> Backend:
@@ -223,7 +228,7 @@ def status_rows(*, with_gaps: bool = False) -> list[ClusterRow]:
     return [
         ClusterRow(
             name=name,
-            is_local=settings.TRAINYARD_CLUSTERS.get(name, "") is None,
+            is_local=_is_local(name),
             answers=statuses[name].answers if name in statuses else None,
             since=statuses[name].since if name in statuses else None,
             checked_at=statuses[name].checked_at if name in statuses else None,
@@ -240,7 +245,7 @@ def status_rows(*, with_gaps: bool = False) -> list[ClusterRow]:
 def _amounts(
     machines: Sequence[NodeCapacity], resources_of_machine: Callable[[NodeCapacity], Resources]
 ) -> list[tuple[str, str, float]]:
-    """Return (resource, GPU type, amount) summed over the machines."""
+    """Return (resource, GPU type, amount) summed over the machines; cores and memory also if there are no machines."""
     sums: dict[tuple[str, str], float] = defaultdict(float, {("cpus", ""): 0, ("memory_mib", ""): 0})
     for each in map(resources_of_machine, machines):
         sums["cpus", ""] += each.cpus

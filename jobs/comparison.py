@@ -82,7 +82,7 @@ def compare(quote: Quote) -> Comparison:
 
 
 class _Comparer:
-    """What all alternatives of a quote share, read once."""
+    """Builds the alternatives of a quote; reads prices, capacity and earlier runs once for all of them."""
 
     def __init__(self, quote: Quote, purchase: Purchase, earlier: Job | None) -> None:
         self._quote, self._purchase, self._earlier = quote, purchase, earlier
@@ -94,19 +94,19 @@ class _Comparer:
     def on_nodes(self, nodes: int) -> Alternative:
         """Return the run on a number of nodes."""
         if nodes == self._purchase.nodes:
-            found = self._quoted()
+            alternative = self._quoted()
         else:
-            found = self._alternative(self._purchase.node_spec, {"nodes": nodes}, self._history)
-        if found.figures is None:
-            return found
-        efficiency = _efficiency(self._one_node, found.figures.estimate, nodes)
-        return replace(found, efficiency=efficiency, is_measured=self._history.measures_scaling)
+            alternative = self._alternative(self._purchase.node_spec, {"nodes": nodes}, self._history)
+        if alternative.figures is None:
+            return alternative
+        efficiency = _efficiency(self._one_node, alternative.figures.estimate, nodes)
+        return replace(alternative, efficiency=efficiency, is_measured=self._history.measures_scaling)
 
     def on_spec(self, spec: NodeSpec) -> Alternative:
-        """Return the run on as many nodes of a spec."""
+        """Return the run on the same number of nodes of another spec."""
         if spec == self._purchase.node_spec:
             return self._quoted()
-        # The number of processes goes with the node: one per GPU. Nodes without GPUs keep what was chosen.
+        # If either spec has GPUs, there is one process per GPU, or one on a node without. Else the chosen number stays.
         has_gpus = spec.gpus or self._purchase.node_spec.gpus
         workers = (spec.gpus or 1) if has_gpus else self._purchase.workers_per_node
         return self._alternative(spec, {"node_spec": spec.name, "workers_per_node": workers}, None)
@@ -124,15 +124,15 @@ class _Comparer:
 
     def _alternative(self, spec: NodeSpec, changes: Mapping[str, Any], history: History | None) -> Alternative:
         nodes = changes.get("nodes", self._purchase.nodes)
-        found = Alternative(spec, nodes, changes.get("workers_per_node", self._purchase.workers_per_node))
+        alternative = Alternative(spec, nodes, changes.get("workers_per_node", self._purchase.workers_per_node))
         try:
             purchase = _checked(self._quote, changes, self._earlier)
             estimate = estimates.estimate_from(history or estimates.history(purchase), purchase)
             offer = price(self._prices, **orders.pricing_inputs(purchase, estimate))
         except CustomerError as error:
-            return replace(found, refusal=_refusal(error))
+            return replace(alternative, refusal=_refusal(error))
         figures = Figures(offer.p50_minor, offer.p90_minor, offer.ceiling_minor, offer.deadline_seconds, vars(estimate))
-        return replace(found, figures=figures, start=self._forecast.start(spec, nodes))
+        return replace(alternative, figures=figures, start=self._forecast.start(spec, nodes))
 
 
 def _checked(quote: Quote, changes: Mapping[str, Any], earlier: Job | None) -> Purchase:
@@ -153,5 +153,5 @@ def _efficiency(one_node: Estimate, estimate: Mapping[str, Any], nodes: int) -> 
 
 
 def _refusal(error: CustomerError) -> str:
-    """Return an error's sentences, each once."""
+    """Return an error's sentences without repetition."""
     return " ".join(dict.fromkeys(map(str, error.fields.values()))) or str(error.message)

@@ -1,4 +1,4 @@
-"""What a job's money bought: its cost on other numbers of nodes, what was free, and the cost of a metric's value.
+"""Analyse a job's cost: on other numbers of nodes, the worth of its free time, and the cost to reach a metric's value.
 
 Reads only; nothing here is charged. Amounts are in minor units.
 """
@@ -22,7 +22,7 @@ from jobs.states import JobState
 NODE_COUNTS = (1, 2, 4)
 """Numbers of nodes that a run is compared with, besides its own."""
 MIN_FREE_SECONDS = 1
-"""Free time that is listed: less is worth nothing."""
+"""Shortest free time that is listed, in seconds: shorter times are worth nothing."""
 
 
 class Basis(StrEnum):
@@ -53,19 +53,19 @@ class Alternative:
 def alternatives(job: Job) -> list[Alternative]:
     """Return what the run costs on other numbers of nodes, fewest first; empty if no run of its script completed.
 
-    A completed run is the measure: the others' times are relative to it. Otherwise the times are estimates.
+    The times are estimates. If the job completed, they are scaled so that its own number of nodes has its actual time.
     """
     runs = estimates.samples_like(job)
     counts = sorted({count for count in (*NODE_COUNTS, job.nodes) if count <= job.order.product.max_nodes})
-    found = {count: estimates.learn(runs, nodes=count, epochs=job.epochs) for count in counts}
+    estimate_of = {count: estimates.learn(runs, nodes=count, epochs=job.epochs) for count in counts}
     own_seconds = _own_seconds(job)
-    own = found.get(job.nodes)
+    own = estimate_of.get(job.nodes)
     correction = own_seconds / own.p50_seconds if own_seconds and own and own.p50_seconds else 1.0
-    times = {count: each.p50_seconds * correction for count, each in found.items() if each}
+    times = {count: each.p50_seconds * correction for count, each in estimate_of.items() if each}
     prices = price_rows(job.order.quote.book) if times else []
     listed = []
     for count, seconds in times.items():
-        estimate = found[count]
+        estimate = estimate_of[count]
         cost_minor = (
             job.order.hold.metered_minor if own_seconds and count == job.nodes else _cost(job, prices, count, seconds)
         )
@@ -73,7 +73,7 @@ def alternatives(job: Job) -> list[Alternative]:
             continue
         if own_seconds and count == job.nodes:
             basis = Basis.OWN
-        elif not estimate.measured_nodes:
+        elif not estimate.measured_nodes:  # set only if the estimate was scaled from other numbers of nodes
             basis = Basis.MEASURED
         else:
             basis = Basis.ASSUMED if estimate.efficiency is None else Basis.SCALED
@@ -114,7 +114,7 @@ def _cost(job: Job, prices: list[pricing.PriceRow], nodes: int, seconds: float) 
 
 @dataclass(frozen=True)
 class FreeTime:
-    """Time of a job that was free, and what its nodes would have cost meanwhile."""
+    """Free time of a job by the rule that made it free, and what its nodes would have cost meanwhile."""
 
     rule: str
     seconds: float
@@ -130,13 +130,13 @@ def free_times(job: Job) -> list[FreeTime]:
     if not terms.hourly:
         return []
     lines = usage.free_lines(job, job.attempts.all(), job.finished_at or timezone.now())
-    found: dict[str, FreeTime] = {}
+    by_rule: dict[str, FreeTime] = {}
     for line in lines:
         seconds = Decimal(line.quantity)
         worth = seconds * (line.nodes or job.nodes) * terms.hourly / pricing.SECONDS_PER_HOUR
-        before = found.get(line.rule, FreeTime(line.rule, 0.0, Decimal(0)))
-        found[line.rule] = FreeTime(line.rule, before.seconds + float(seconds), before.worth_minor + worth)
-    return [each for each in found.values() if each.seconds >= MIN_FREE_SECONDS]
+        total = by_rule.get(line.rule, FreeTime(line.rule, 0.0, Decimal(0)))
+        by_rule[line.rule] = FreeTime(line.rule, total.seconds + float(seconds), total.worth_minor + worth)
+    return [each for each in by_rule.values() if each.seconds >= MIN_FREE_SECONDS]
 
 
 @dataclass(frozen=True)
@@ -151,17 +151,17 @@ class CostOfValue:
     reached_seconds: float | None
 
 
-def compared(job: Job, limit: int) -> list[Job]:
+def comparable_jobs(job: Job, limit: int) -> list[Job]:
     """Return the job and at most `limit` of its latest siblings that were paid for in the same currency."""
     quote = job.order.quote
     others = [each for each in curves.siblings(job, limit) if each.order.quote.ceiling_minor]
     return [job, *(each for each in others if each.order.quote.currency == quote.currency)]
 
 
-def names_of(job: Job) -> list[str]:
-    """Return the names of the job's curves whose best value is known, the most telling first.
+def curve_names(job: Job) -> list[str]:
+    """Return the names of the job's curves of which it is known whether lower or higher values are better.
 
-    Those whose highest value is best come before losses, and of each those of a test or validation.
+    Curves where higher is better come first, such as accuracy, then losses; of both, those of a test or validation.
     """
     names = [name for name in curves.extents([job])[job.pk] if curves.better(name)]
 
@@ -173,19 +173,20 @@ def names_of(job: Job) -> list[str]:
 
 
 def costs_of_value(jobs: Sequence[Job], name: str, target: float | None = None) -> tuple[float, list[CostOfValue]]:
-    """Return the target (default: the best value of the first job) and what each run with the curve spent for it.
+    """Return the target (default: the best value of the first job) and the costs of each run that has the curve.
 
     The runs are in the order of `jobs`. Raises ValueError if the first job does not have the curve.
     """
-    found = [(job, curve) for job in jobs for curve in curves.curves(job, limit=None, name=name).curves]
-    if not found or found[0][0] != jobs[0]:
+    measured = [(job, curve) for job in jobs for curve in curves.curves(job, limit=None, name=name).curves]
+    if not measured or measured[0][0] != jobs[0]:
         raise ValueError(name)
-    sign = -1 if curves.better(name) is Better.LOWER else 1
-    goal = found[0][1].value[_best(found[0][1], sign)] if target is None else target
+    first_curve = measured[0][1]
+    sign = -1 if curves.better(name) is Better.LOWER else 1  # so that a higher value times `sign` is better
+    goal = first_curve.value[_best(first_curve, sign)] if target is None else target
     listed = []
-    for job, curve in found:
+    for job, curve in measured:
         best = _best(curve, sign)
-        reached = [place for place, value in enumerate(curve.value) if sign * value >= sign * goal]
+        reached = [index for index, value in enumerate(curve.value) if sign * value >= sign * goal]
         first = min(reached, key=curve.seconds.__getitem__, default=None)
         listed.append(
             CostOfValue(
@@ -200,5 +201,5 @@ def costs_of_value(jobs: Sequence[Job], name: str, target: float | None = None) 
 
 
 def _best(curve: Curve, sign: int) -> int:
-    """Return the place of the best value, the earliest of equal ones."""
-    return max(range(len(curve.value)), key=lambda place: (sign * curve.value[place], -curve.seconds[place]))
+    """Return the index of the best value; of equal values, the earliest."""
+    return max(range(len(curve.value)), key=lambda index: (sign * curve.value[index], -curve.seconds[index]))

@@ -49,7 +49,7 @@ def better(name: str) -> Better:
 
 
 class Spending:
-    """What a job's node time had cost at each moment: its billed node-seconds at the price of its quote.
+    """The cost of a job's node time until each moment: its billed node-seconds at the price of its quote.
 
     The minimum charge and the price of completed epochs are left out, because they do not grow with time. The cost
     never exceeds the ceiling. A free run costs 0.
@@ -65,7 +65,8 @@ class Spending:
         for attempt in attempts:
             for nodes, began, ended in usage.billed_spans(attempt, now):
                 self._moments += [began.timestamp(), ended.timestamp()]
-                self._node_seconds += [used, used := used + nodes * (ended - began).total_seconds()]
+                used_before, used = used, used + nodes * (ended - began).total_seconds()
+                self._node_seconds += [used_before, used]
 
     @property
     def is_free(self) -> bool:
@@ -79,6 +80,7 @@ class Spending:
             return 0.0
         used = self._node_seconds[index - 1]
         if index < len(self._moments):
+            # Interpolate. Between two spans both moments have the same node-seconds, so nothing is added.
             began, ended = self._moments[index - 1], self._moments[index]
             used += (self._node_seconds[index] - used) * (moment - began) / (ended - began)
         return min(float(self._ceiling_minor), used * self._per_second)
@@ -107,11 +109,11 @@ class Curve:
         """Return which values are better."""
         return better(self.name)
 
-    def keep(self, places: Sequence[int]) -> None:
-        """Keep only the points at these places."""
+    def keep(self, indexes: Sequence[int]) -> None:
+        """Keep only the points at these indexes."""
         for name in COLUMNS:
             column = getattr(self, name)
-            setattr(self, name, [column[place] for place in places])
+            setattr(self, name, [column[index] for index in indexes])
 
 
 COLUMNS = ("attempt", "step", "reported_step", "epoch", "at", "seconds", "cost_minor", "value")
@@ -127,14 +129,14 @@ class Curves:
     last: int
     """Id of the last point: later points have higher ids."""
     kept_every: int
-    """Every nth point of a curve is stored, because the job reported more than `telemetry.MAX_POINTS`. 1: all are."""
+    """n if only every nth point is stored, because the job reported more than `telemetry.MAX_POINTS`; 1: all are."""
     curves: list[Curve]
 
 
 def curves(job: Job, *, after: int = 0, limit: int | None = POINTS_SHOWN, name: str = "") -> Curves:
-    """Return the curves of a job, or only that of a name, from points with an id above `after`.
+    """Return the curves of a job from points with an id above `after`; with `name` only that curve.
 
-    Of each at most about `limit` points.
+    A curve with more than `limit` points is thinned to about that number.
     """
     now = timezone.now()
     attempts = list(job.attempts.all())
@@ -174,7 +176,7 @@ def curves(job: Job, *, after: int = 0, limit: int | None = POINTS_SHOWN, name: 
 
 
 def _within(at: datetime, attempt: Attempt | None, origin: datetime) -> datetime:
-    """Return a reported time, limited to the running time of its attempt: customer code may report any."""
+    """Return a reported time, limited to the running time of its attempt: customers' code may report any time."""
     began = (attempt.started_at if attempt else None) or origin
     ended = attempt.finished_at if attempt else None
     return max(began, min(at, ended) if ended else at)
@@ -182,7 +184,7 @@ def _within(at: datetime, attempt: Attempt | None, origin: datetime) -> datetime
 
 @dataclass(frozen=True)
 class Extent:
-    """A curve in one row."""
+    """The number of points of a curve, and its lowest and highest values."""
 
     name: str
     points: int
@@ -203,10 +205,10 @@ def extents(jobs: Sequence[Job]) -> dict[int, dict[str, Extent]]:
         .values_list("job", "name")
         .annotate(points=Count("pk"), lowest=Min("value"), highest=Max("value"))
     )
-    found: dict[int, dict[str, Extent]] = {job.pk: {} for job in jobs}
+    by_job: dict[int, dict[str, Extent]] = {job.pk: {} for job in jobs}
     for job, name, points, lowest, highest in rows:
-        found[job][name] = Extent(name, points, lowest, highest)
-    return found
+        by_job[job][name] = Extent(name, points, lowest, highest)
+    return by_job
 
 
 def siblings(job: Job, limit: int) -> list[Job]:
@@ -223,9 +225,9 @@ def siblings(job: Job, limit: int) -> list[Job]:
 CSV_HEADER = ("curve", "attempt", "step", "reported_step", "epoch", "time", "seconds", "cost_minor", "value")
 
 
-def table(found: Curves) -> Iterator[tuple[Any, ...]]:
+def table(job_curves: Curves) -> Iterator[tuple[Any, ...]]:
     """Yield a row per point, as CSV_HEADER names its cells."""
-    for curve in found.curves:
+    for curve in job_curves.curves:
         columns = (curve.attempt, curve.step, curve.reported_step, curve.epoch)
         times = (each.isoformat() for each in curve.at)
         for row in zip(*columns, times, curve.seconds, curve.cost_minor, curve.value, strict=True):

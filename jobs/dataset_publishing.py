@@ -1,4 +1,4 @@
-"""Publish files that are already on the platform as a dataset: a folder of a workspace, or what a job left."""
+"""Publish files that are already on the platform as a dataset: a folder of a workspace, or files that a job wrote."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def publish_workspace_folder(
 
 
 def publish_job_files(*, dataset: Dataset, user: User | None, job: Job, path: str) -> DatasetVersion:
-    """Publish a copy of a file or folder that a job left as the dataset's next version.
+    """Publish a copy of a file or folder that a job wrote as the dataset's next version.
 
     `path` is as in `job_files`. Raises InvalidInput, TooLarge, StorageFull, ClusterUnavailable.
     """

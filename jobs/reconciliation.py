@@ -144,7 +144,7 @@ def _open_attempt(run_name: str) -> Attempt | None:
 def _reconcile_cluster(name: str) -> None:
     started = time.monotonic()
     with contextlib.suppress(BackendUnavailable):
-        circuit_breaker.close_if_it_answers(name, cluster(name))
+        circuit_breaker.close_if_reachable(name, cluster(name))
     attempts = Attempt.objects.filter(clusters.on_cluster(name), finished_at=None, job__state__in=ACTIVE)
     jobs = list(attempts.values_list("job", "job__state"))
     random.shuffle(jobs)

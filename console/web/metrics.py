@@ -137,12 +137,12 @@ def _cost_of_value(job: Job, curve: str, text: str) -> dict[str, Any]:
 
     `text` is the typed value; without one `cost_analysis` chooses it.
     """
-    names = cost_analysis.names_of(job)
+    names = cost_analysis.curve_names(job)
     if not names or curves.Spending(job, [], job.queued_at).is_free:
         return {}
     name = curve if curve in names else names[0]
     target, error = _target(text if name == curve else "")
-    compared_jobs = cost_analysis.compared(job, MAX_COMPARED - 1)
+    compared_jobs = cost_analysis.comparable_jobs(job, MAX_COMPARED - 1)
     goal, costs = cost_analysis.costs_of_value(compared_jobs, name, target)
     amounts = [cost.reached_minor for cost in costs if cost.reached_minor is not None]
     return {

@@ -113,7 +113,7 @@ def sweep_new(request: MemberRequest) -> HttpResponse:
         "base": base,
         "currency": currency_of(organization),
         "values": _values_of_job(origin) if isinstance(origin, Job) else _values_of_sweep(origin),
-        "metrics": cost_analysis.names_of(job) if job else [],
+        "metrics": cost_analysis.curve_names(job) if job else [],
         "names": _parameter_names(base),
         "methods": METHODS,
         "pruners": PRUNERS,
@@ -257,7 +257,7 @@ def _base(origin: Job | Sweep) -> dict[str, Any]:
 def _values_of_job(job: Job) -> dict[str, Any]:
     """Return the form's values for a search around the settings of a job: its learning rate, divided and times ten."""
     lr = float(job.lr)
-    names = cost_analysis.names_of(job)
+    names = cost_analysis.curve_names(job)
     metric = names[0] if names else ""
     is_lower = curves.better(metric) is curves.Better.LOWER
     space = [Parameter("LR", "float", low=float(f"{lr / 10:.6g}"), high=float(f"{lr * 10:.6g}"), log=True)]

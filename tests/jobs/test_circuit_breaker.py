@@ -74,13 +74,13 @@ def test_a_pause_ends_only_when_the_cluster_answers(fake):
     for _ in range(len(circuit_breaker.PAUSES)):
         with pytest.raises(BackendUnavailable):
             west.names()
-        circuit_breaker.close_if_it_answers("west", west)
+        circuit_breaker.close_if_reachable("west", west)
         assert circuit_is_open("west")
         cache.delete("cluster-open:west")
     with pytest.raises(BackendUnavailable):
         west.names()
     fake.available = True
-    circuit_breaker.close_if_it_answers("west", west)
+    circuit_breaker.close_if_reachable("west", west)
     assert west.names() == []
 
 
@@ -88,7 +88,7 @@ def test_a_slow_answer_is_returned_and_opens_the_circuit(fake, monkeypatch):
     monkeypatch.setattr(circuit_breaker, "SLOW_SECONDS", -1.0)
     west = guarded("west", fake)
     assert west.names() == []
-    circuit_breaker.close_if_it_answers("west", west)
+    circuit_breaker.close_if_reachable("west", west)
     assert circuit_is_open("west"), "it answers, but too slowly"
 
 

@@ -158,7 +158,7 @@ def test_the_cost_of_a_value_is_compared_between_the_runs_of_a_script(customer, 
     other = customer.write("other.py", "print(1)") or ran(customer, 100, [0.99], code_path="other.py")
     free = ran(customer, 100, [0.99])
     Quote.objects.filter(order__job=free).update(ceiling_minor=0)
-    goal, found = cost_analysis.costs_of_value(cost_analysis.compared(loaded(slow), 7), "accuracy")
+    goal, found = cost_analysis.costs_of_value(cost_analysis.comparable_jobs(loaded(slow), 7), "accuracy")
     assert goal == 0.6
     assert [each.job.pk for each in found] == [slow.pk, fast.pk]
     assert [each.reached_seconds for each in found] == pytest.approx([30, 20], abs=0.1)
