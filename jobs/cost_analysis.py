@@ -57,7 +57,7 @@ def alternatives(job: Job) -> list[Alternative]:
     """
     runs = estimates.samples_like(job)
     counts = sorted({count for count in (*NODE_COUNTS, job.nodes) if count <= job.order.product.max_nodes})
-    estimate_of = {count: estimates.learn(runs, nodes=count, epochs=job.epochs) for count in counts}
+    estimate_of = {count: estimates.estimate_from_runs(runs, nodes=count, epochs=job.epochs) for count in counts}
     own_seconds = _own_seconds(job)
     own = estimate_of.get(job.nodes)
     correction = own_seconds / own.p50_seconds if own_seconds and own and own.p50_seconds else 1.0

@@ -29,7 +29,7 @@ MAX_NAME_LENGTH = 100
 MAX_TAGS = 20
 MAX_NOTES_LENGTH = 5000
 TAG_PATTERN = re.compile(r"^[a-z0-9]([a-z0-9_-]{0,38}[a-z0-9])?\Z")
-"""The characters of the names of datasets and workspaces, 1 to 40 of them."""
+"""1 to 40 characters, of those that names of datasets and workspaces may have."""
 
 
 class JobNameField(FormField, serializers.CharField):
@@ -55,6 +55,7 @@ class TagsField(FormField, serializers.ListField):
         tags = re.split(r"[,\s]+", data.strip(", \t\r\n")) if isinstance(data, str) else data
         if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
             raise ValidationError(_("The tags must be a list of strings."))
+        # In a form's text an empty tag is only a separator too many; in a list it is an error.
         tags = list(dict.fromkeys(tag for tag in tags if tag or not isinstance(data, str)))
         if len(tags) > MAX_TAGS:
             raise ValidationError(_("Use at most %(most)d tags.") % {"most": MAX_TAGS})
@@ -140,16 +141,17 @@ def default_name(code_path: str) -> str:
 
 
 def _change_retention(job: Job, keep_until: datetime | None) -> None:
-    """Let the job's files be kept until another time. The caller has locked the job and saves it."""
-    earlier = results.kept_until(job)
-    if earlier is not None and earlier <= timezone.now():
+    """Change until when the job's files are kept. The caller has locked the job and saves it."""
+    old_end = results.kept_until(job)
+    if old_end is not None and old_end <= timezone.now():
         sentence = _("The files of this job have already been deleted.")
         raise InvalidInput(fields={"keep_until": sentence})
     job.keep_until = keep_until
-    later = results.kept_until(job)
-    is_longer = keep_until is not None if earlier is None or later is None else later > earlier
+    new_end = results.kept_until(job)
+    # A job that has not ended has no end of retention to compare.
+    is_longer = keep_until is not None if old_end is None or new_end is None else new_end > old_end
     if is_longer and not storage.quota_left(job.organization):
         sentence = _("Your storage quota is used up, so these files can't be kept longer. Delete other files first.")
         raise QuotaExceeded(sentence, fields={"keep_until": sentence})
-    job.deletion_notice = None  # a new time, so the members are warned of it again
-    Allocation.objects.filter(key=results.allocation_key(job.pk)).update(kept_until=later)
+    job.deletion_notice = None  # so that members are warned again, before the new time
+    Allocation.objects.filter(key=results.allocation_key(job.pk)).update(kept_until=new_end)

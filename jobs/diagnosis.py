@@ -1,8 +1,8 @@
 """Diagnose why a run failed, from how it ended and the end of the failing rank's output. Pure.
 
-`CAUSES` is the table of known causes. `diagnose` names the first one that matches, the innermost frame of the
-customer's own code, and the kind of fix. All input was written by customers' code: its size is limited here, every
-pattern takes time linear in it, and what is quoted from it is short.
+`CAUSES` is the table of known causes. `diagnose` returns the first cause that matches, the innermost frame of the
+customer's own code, and the kind of fix. Customers' code wrote all input. So its size is limited here, every pattern
+takes time linear in it, and quotes from it are short.
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ class Cause:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The cause of a failure by its name in `CAUSES_BY_NAME`, with the values of its sentences and the customer's line.
+    """The cause of a failure, by its name in `CAUSES_BY_NAME`, with the values of its sentences.
 
-    `headline` is the exception as Python prints it; empty if there was none.
+    `frame` is the customer's line of code. `headline` is the exception as Python prints it; empty if there was none.
     """
 
     cause: str
@@ -152,10 +152,10 @@ PACKAGES = {
     "skimage": "scikit-image", "bs4": "beautifulsoup4", "dateutil": "python-dateutil", "google": "protobuf",
     "pytorch_lightning": "pytorch-lightning", "attr": "attrs", "dotenv": "python-dotenv", "Crypto": "pycryptodome",
 }  # fmt: skip
-"""Packages whose name is not that of their module."""
+"""Package to install by the module that is imported, where their names differ."""
 
 CAUSES: tuple[Cause, ...] = (
-    # How the run ended decides before what it printed.
+    # How the run ended is more reliable than the lines that it printed.
     Cause(
         "out_of_memory",
         gettext_lazy("The node ran out of memory."),
@@ -304,7 +304,7 @@ CAUSES: tuple[Cause, ...] = (
             r"UnboundLocalError: (?:cannot access local variable|local variable) '(?P<name>\w{1,120})'",
         ),
     ),
-    # DataLoader workers, before memory, files and signals in general.
+    # DataLoader workers. They come before memory, files and signals, whose general patterns match these texts too.
     Cause(
         "shared_memory",
         gettext_lazy("The workers of a DataLoader ran out of shared memory."),
@@ -427,7 +427,7 @@ CAUSES: tuple[Cause, ...] = (
             r"IndexError: index -?\d{1,12} is out of bounds",
         ),
     ),
-    # Types before shapes: both texts say "must match" of two sides.
+    # Types before shapes, because the texts of both say that two tensors "must match".
     Cause(
         "wrong_type",
         gettext_lazy("Tensors have different or unsupported number types."),
@@ -772,7 +772,7 @@ CAUSES: tuple[Cause, ...] = (
         gettext_lazy("The line and the message show where and why. The log has the whole traceback."),
         codes=frozenset({FailureCode.RANK_RAISED}),
     ),
-    # Deaths without a word.
+    # Crashes without an exception.
     Cause(
         "segmentation_fault",
         gettext_lazy("The process crashed in compiled code (%(signal)s)."),
@@ -846,6 +846,7 @@ def _match(evidence: Evidence, headline: str, block: str) -> tuple[Cause, dict[s
     How the run ended counts most, then the exception, then the lines around it. The general causes count last.
     """
     for cause in CAUSES:
+        # Not `exception`: every exception has its code, so it would hide the causes that a pattern finds.
         if evidence.reason in cause.reasons or (evidence.code in cause.codes and cause.name != "exception"):
             return cause, {}
     for text in (headline, block):
@@ -866,12 +867,12 @@ def _lines(log: str) -> list[str]:
 
 
 def _last_block(lines: list[str]) -> list[str]:
-    """Return the last traceback, with the one that it followed from, and all after it; else the last lines."""
+    """Return the output from the last traceback on, or from the one that caused it; else the last lines."""
     starts = [number for number, line in enumerate(lines) if line.strip().endswith(TRACEBACK)]
     if not starts:
         return lines[-MAX_BLOCK_LINES:]
     start = starts[-1]
-    # A missing variable and pickling raise a second exception while the first is handled.
+    # Chained exceptions: "... another exception occurred:" stands between empty lines before the second traceback.
     if len(starts) > 1 and any("exception" in line for line in lines[max(0, start - 3) : start]):
         start = starts[-2]
     return lines[start:]
@@ -883,7 +884,7 @@ def _headline(evidence: Evidence, block: list[str]) -> str:
         return ""
     printed = ""
     if any(line.strip().endswith(TRACEBACK) or line.strip().startswith("File ") for line in block):
-        # An exception's line is not indented and follows a frame; its message may go on over more lines.
+        # The line of an exception is not indented and follows a frame. Further lines of its message are skipped.
         after_frame = False
         for line in block:
             if FRAME.match(line):
@@ -926,7 +927,7 @@ def _short(value: str) -> str:
 def evidence_of(reason: str, failure: Mapping[str, Any], log: str = "") -> Evidence:
     """Return the evidence of a failure, which is a `runtime.specs.Failure` as JSON data.
 
-    `log` is the end of the failing rank's output; the failure's own last lines stand in for an empty one.
+    `log` is the end of the failing rank's output. If it is empty, the last lines in the failure are used.
     """
     data = failure.get("data") or {}
     text = {name: str(data.get(name) or "") for name in ("exception", "message", "file", "line", "function")}

@@ -1,8 +1,8 @@
 """Start waiting jobs: claim each one in the queue's order, and submit it to its cluster.
 
-The job's row is the queue. The Celery task `dispatch` only asks for a pass over it: an order, the end of a run and a
-cancelled job send one after their commit, and `reconciliation` makes a pass even if no task arrives. A
-cluster has one pass at a time, by an advisory lock.
+The job's row is the queue. The Celery task `dispatch` only requests a scheduling pass. Orders, ends of runs and
+cancellations send it after their commit, and `reconciliation` makes a pass even if no task arrives. An advisory lock
+allows one pass per cluster at a time.
 
 Backends are never called inside a database transaction. Every step can be repeated: a claim is a compare-and-set, the
 run's name is derived from its attempt, and a backend adopts a run that it already has.
@@ -39,11 +39,12 @@ logger = logging.getLogger(__name__)
 COPYING = "copying_checkpoints"
 """The waiting code of a job whose checkpoints are copied."""
 SUBMIT_PATIENCE = timedelta(minutes=5)
-"""How long an unexpected error at a submission is retried before the attempt ends, free of charge. Long enough for an
-operator's restart of what is broken, short enough for a customer who watches."""
+"""How long unexpected errors at a submission are retried before the attempt ends, free of charge. Long enough for an
+operator to restart what is broken, short enough for a waiting customer."""
 
 
-@shared_task(acks_late=False)  # a lost task costs seconds, one that kills its worker and is redelivered costs the queue
+# Not redelivered: a lost task delays a start by seconds, but one that kills each worker would block the whole queue.
+@shared_task(acks_late=False)
 def dispatch(cluster_name: str) -> None:
     """Start what can start on a cluster."""
     dispatch_queue(cluster_name)
@@ -66,7 +67,7 @@ def claim(job: Job, nodes: int | None = None) -> Attempt | None:
     """Create the job's next attempt; None if another process claimed the job or its quota has no room."""
     try:
         with transaction.atomic():
-            # One claim of an organization at a time: on two clusters, two claims could take its last nodes.
+            # One claim of an organization at a time: concurrent claims on two clusters could exceed its quota.
             job.organization.quota = quotas.lock_quota(job.organization)
             free = quotas.free_nodes(job, quotas.running_nodes(job.organization))
             if free < job.least_nodes:
@@ -83,7 +84,7 @@ def submit(attempt: Attempt) -> bool:
     try:
         with tracing.span("dispatch.submit", parent=attempt.job.traceparent, attributes=traces.attributes_of(attempt)):
             if checkpoints.awaits_copy(attempt):
-                # The pass must not wait for it. The attempt keeps its nodes, and a later pass submits it.
+                # A task copies, so that the pass does not wait. The attempt keeps its nodes; a later pass submits it.
                 starting = Job.objects.filter(pk=attempt.job_id, state=JobState.STARTING)
                 starting.update(waiting_code=COPYING, waiting_data={"job": attempt.job.from_checkpoint_id})
                 send(copy_checkpoints, attempt.pk)
@@ -107,11 +108,11 @@ def submit(attempt: Attempt) -> bool:
     return True
 
 
-@shared_task(acks_late=False)  # each pass sends it again, also after its process was killed
+@shared_task(acks_late=False)  # not redelivered, because each pass sends it again
 def copy_checkpoints(attempt_pk: int) -> None:
-    """Copy the checkpoints that an attempt starts from, and ask for a pass that submits it.
+    """Copy the checkpoints that an attempt starts from, and request a pass that submits it.
 
-    Does nothing while another process copies any.
+    Does nothing while another process copies checkpoints.
     """
     with locks.copies_lock() as is_ours:
         attempt = _unsubmitted().filter(pk=attempt_pk).first() if is_ours else None
@@ -145,13 +146,14 @@ def stop_run(cluster_name: str, run_name: str) -> None:
 
 def _dispatch(name: str) -> None:
     """Make one pass. The caller holds the cluster's dispatch lock."""
-    claimed = list(_claimed_before(name))
+    claimed = list(_claimed_earlier(name))
     specs = scheduler.waiting_specs(name)
     if not claimed and not specs:
         return
     try:
         backend = cluster(name)
         with SubmitPool(submit, max_concurrent=backend.parallel_submissions) as pool:
+            # Before new jobs, so that the capacity read below does not count the nodes of these attempts as free.
             for attempt in claimed:
                 pool.add(attempt)
             pool.drain()
@@ -159,12 +161,13 @@ def _dispatch(name: str) -> None:
                 scheduler.save_drained(specs, reason)
             elif specs:
                 copying = [attempt for attempt in claimed if checkpoints.awaits_copy(attempt)]
-                _start_what_fits(backend, pool, SchedulingPass(specs, backend.capacity(), copying))
+                _start_jobs(backend, pool, SchedulingPass(specs, backend.capacity(), copying))
     except BackendUnavailable:
         scheduler.save_unavailable(specs)
 
 
-def _start_what_fits(backend: Backend, pool: SubmitPool, scheduling: SchedulingPass) -> None:
+def _start_jobs(backend: Backend, pool: SubmitPool, scheduling: SchedulingPass) -> None:
+    """Claim and submit the jobs that fit. After a failure the capacity is read again, because it may have changed."""
     for job, nodes in scheduling.startable():
         attempt = logging_errors(claim, job.pk, job, nodes)
         if attempt is not None and pool.add(attempt):
@@ -177,11 +180,11 @@ def _start_what_fits(backend: Backend, pool: SubmitPool, scheduling: SchedulingP
     scheduling.save_snapshots()
 
 
-def _claimed_before(name: str) -> QuerySet[Attempt]:
-    """Return attempts that an earlier pass claimed and did not submit: its process died, or the cluster was away.
+def _claimed_earlier(name: str) -> QuerySet[Attempt]:
+    """Return attempts that an earlier pass claimed and that are not known to be submitted.
 
-    The process may also have died after the submission; the backend then adopts the run. Others wait for a copy of
-    checkpoints.
+    The process of that pass died, the cluster did not answer, or the attempt waits for a copy of checkpoints. If the
+    process died just after the submission, the backend adopts the run.
     """
     return _unsubmitted().filter(on_cluster(name))
 
@@ -194,11 +197,11 @@ def _unsubmitted() -> QuerySet[Attempt]:
 
 def _refuse(attempt: Attempt, error: InvalidSpec) -> None:
     """End an attempt that can never start, free of charge."""
-    # The order checked the customer's choices. Only the script or a folder can have been deleted since; any other
-    # error is the administrator's to fix.
     checkpoints.discard_copy(attempt)
-    is_customers = error.field in {"script", "mounts", "from_checkpoint"}
-    reason = EndReason.CODE_FAILED if is_customers else EndReason.PLATFORM_ERROR
+    # The order checked the customer's choices, so only the script or a folder can have been deleted since. The
+    # administrator must correct any other error.
+    is_customer_error = error.field in {"script", "mounts", "from_checkpoint"}
+    reason = EndReason.CODE_FAILED if is_customer_error else EndReason.PLATFORM_ERROR
     failure = Failure(str(error), FailureCode.REFUSED, {"field": error.field})
     lifecycle.end_attempt(attempt=attempt, reason=reason, failure=failure, is_final=True)
 

@@ -19,8 +19,9 @@ from runtime.specs import LrScaling
 MAX_EXPANDED_LENGTH = 100_000
 """Characters of all arguments with the values of their variables. Linux accepts 131,071 bytes for one argument."""
 MAX_CONTRACT_LENGTH = 256
-"""Characters that the value of a contract variable has at most, except those in `MAX_CONTRACT_LENGTHS`."""
+"""Maximum characters of the value of a contract variable, except those in `MAX_CONTRACT_LENGTHS`."""
 MAX_CONTRACT_LENGTHS = {"DATASETS": 6400, "MODELS": 6400}
+"""These variables are lists of up to 100 names; 64 characters are allowed for each."""
 
 
 class EnvironmentField(FormField, serializers.DictField):
@@ -80,7 +81,10 @@ def check_name(name: Any) -> None:
 
 
 def check_references(arguments: Collection[str], *, own: Mapping[str, str], secrets: Collection[str]) -> None:
-    """Check the variables that the arguments refer to. `own` are the order's. Raises ValidationError."""
+    """Check the variables that the arguments refer to. Raises ValidationError.
+
+    `own` are the order's variables, `secrets` the names of its secrets.
+    """
     length = 0
     for argument in arguments:
         length += len(argument)
@@ -102,12 +106,12 @@ def check_references(arguments: Collection[str], *, own: Mapping[str, str], secr
 
 @dataclass(frozen=True)
 class CodeSettings:
-    """The numbers of a purchase as the code of a run on all its nodes gets them."""
+    """The training settings of a purchase as its code receives them if all nodes run."""
 
     lr: str
-    """LR."""
+    """The variable LR, scaled if the purchase says so."""
     lr_base: str
-    """LR_BASE: the learning rate as ordered."""
+    """The variable LR_BASE: the learning rate as ordered."""
     is_scaled: bool
     warmup_epochs: int
     batch_size: int
@@ -120,9 +124,9 @@ class CodeSettings:
 
 
 def code_settings(purchase: Mapping[str, Any]) -> CodeSettings | None:
-    """Return the numbers that the code gets, of a purchase that a quote has stored; None for one without settings."""
+    """Return the settings that the code receives, from the purchase stored in a quote; None for an image check."""
     if "lr" not in purchase:
-        return None  # of an image check
+        return None
     world_size = int(purchase["nodes"]) * int(purchase["workers_per_node"])
     lr, is_scaled = str(purchase["lr"]), purchase.get("lr_scaling") == LrScaling.LINEAR
     return CodeSettings(
@@ -136,7 +140,7 @@ def code_settings(purchase: Mapping[str, Any]) -> CodeSettings | None:
 
 
 def lines_of(chosen: Mapping[str, str]) -> str:
-    """Return variables by name as the form has them. The database keeps no order."""
+    """Return variables as lines for the form, sorted by name, because the database keeps no order of JSON keys."""
     return "\n".join(f"{name}={value}" for name, value in sorted(chosen.items()))
 
 

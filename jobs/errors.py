@@ -76,13 +76,13 @@ class LogsUnreachable(JobsError):
 
 
 class TooManyTools(JobsError):
-    """The organization, or all of them together, has as many TensorBoards open as are allowed."""
+    """The limit of open TensorBoards is reached, of the organization or of the installation."""
 
     code = "too_many_tools"
     message = _("Too many TensorBoards are open. They end when nobody looks at them for a while. Try again later.")
 
 
-class ToolsAway(JobsError):
+class ToolsUnavailable(JobsError):
     """TensorBoard cannot be started at the moment."""
 
     code = "tools_away"

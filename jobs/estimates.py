@@ -26,17 +26,17 @@ from jobs.states import EndReason, JobState
 MAX_RUNS = 60
 """Latest runs that an estimate uses: enough for stable quantiles, few enough to read for every quote."""
 MAX_SEARCHED = 120
-"""Latest successful jobs among which those runs are searched: the others succeeded only after a fault."""
+"""Latest successful jobs among which these runs are searched. Twice as many, as some succeeded only after a retry."""
 FEW_RUNS = 5
 FEW_RUNS_SPREAD = 1.2
-"""Minimum p90/p50 with fewer than FEW_RUNS runs: a few similar times do not show how much the next may differ."""
+"""Minimum p90/p50 with fewer than FEW_RUNS runs, because a few similar times say little about the next run."""
 OTHER_BATCH_SPREAD = 1.2
 OTHER_DATA_SPREAD = 1.5
 SCALED_SPREAD = 1.2
 UNMEASURED_SPREAD = 1.5
-"""Factors on p90 if no earlier run had this batch size, these dataset versions or this number of nodes, and if all runs
-used one number of nodes, so that scaling was never measured. Chosen by judgement; *Estimate accuracy* in the admin
-shows whether nine of ten runs stay within p90."""
+"""Factors on p90 if no earlier run had this batch size, these dataset versions or this number of nodes. The last one
+applies if all runs had one number of nodes, so that scaling was not measured. Chosen by judgement; *Estimate accuracy*
+in the admin shows whether nine of ten runs stay within p90."""
 ASSUMED_SCALING = 0.8
 """Exponent of speed over nodes where it was not measured: twice the nodes are 1.74 times as fast, as is common for data
 parallel training."""
@@ -60,15 +60,15 @@ class Sample:
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of runs on one number of nodes: `start` plus `epoch` per epoch. `ratios`: actual over predicted."""
+    """The fitted time of runs on one number of nodes. `ratios` are the actual over the fitted times of the runs."""
 
-    start: float
-    epoch: float
+    start_seconds: float
+    epoch_seconds: float
     ratios: tuple[float, ...]
 
     def seconds(self, epochs: float) -> float:
         """Return the predicted time of a run with this many epochs."""
-        return self.start + self.epoch * epochs
+        return self.start_seconds + self.epoch_seconds * epochs
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,10 @@ def estimate(purchase: Purchase) -> Estimate:
 
 def estimate_from(earlier: History, purchase: Purchase) -> Estimate:
     """Estimate a purchase's total time from earlier runs of the same script, processes, data and node spec."""
-    if learned := learn(earlier.runs, nodes=purchase.nodes, epochs=purchase.epochs):
-        return learned
-    if probed := _from_probes(earlier.probes, nodes=purchase.nodes, epochs=purchase.epochs):
-        return probed
+    if from_runs := estimate_from_runs(earlier.runs, nodes=purchase.nodes, epochs=purchase.epochs):
+        return from_runs
+    if from_probes := _estimate_from_probes(earlier.probes, nodes=purchase.nodes, epochs=purchase.epochs):
+        return from_probes
     reference = float(purchase.product.reference_seconds_per_epoch) * purchase.epochs / purchase.nodes
     if purchase.max_seconds and purchase.max_seconds < reference * REFERENCE_SPREAD:
         return Estimate(min(reference, purchase.max_seconds), purchase.max_seconds, "customer")
@@ -110,8 +110,8 @@ def estimate_from(earlier: History, purchase: Purchase) -> Estimate:
 def included_seconds(purchase: Purchase) -> int:
     """Return the running time included in a fixed price: the reference p90 times the product's headroom.
 
-    Earlier runs do not count: slow ones of the customer would buy more node time at the same price. Nodes do not count
-    either: the price grows with them, so each node buys its own time.
+    Earlier runs do not count, because slow runs would give more node time at the same price. The number of nodes does
+    not count either, because the price grows with it.
     """
     product = purchase.product
     p90 = product.reference_seconds_per_epoch * purchase.epochs * Decimal(str(REFERENCE_SPREAD))
@@ -142,11 +142,11 @@ def _samples(code: Mapping[str, Any], workers_per_node: int, batch_size: int, ve
             nodes=nodes,
             epochs=epochs,
             seconds=(finished_at - started_at).total_seconds(),
-            same_batch=their_batch_size == batch_size,
-            same_data=set(data) == versions,
+            same_batch=run_batch_size == batch_size,
+            same_data=set(run_versions) == versions,
         )
-        for epochs, their_batch_size, started_at, finished_at, spans, nodes, data in runs
-        if started_at and finished_at and len(spans) <= 1
+        for epochs, run_batch_size, started_at, finished_at, spans, nodes, run_versions in runs
+        if started_at and finished_at and len(spans) <= 1  # more spans: the number of nodes changed during the run
     ]
     return [sample for sample in measured if sample.seconds > 0]
 
@@ -163,7 +163,7 @@ def probe_samples(purchase: Purchase) -> list[Sample]:
     for probe in probes:
         if probe.started_at is None or probe.finished_at is None:
             continue
-        # The time after the last finished epoch belongs to no whole epoch.
+        # The time after the last finished epoch belongs to an epoch that was cut off.
         last_epoch_at = telemetry.epoch_finished_at(probe) if probe.reason == EndReason.TIME_LIMIT else None
         until = last_epoch_at or probe.finished_at
         seconds = (until - probe.started_at).total_seconds()
@@ -192,8 +192,8 @@ def _completed_first_attempts(code: Mapping[str, Any], workers_per_node: int) ->
         .order_by("-job_id")
         .values_list("job__epochs", "job__batch_size", "job__started_at", "job__finished_at", "spans")
         .annotate(
-            ran_on=Case(When(granted_nodes__gt=0, then="granted_nodes"), default="job__nodes"),
-            data=ArraySubquery(JobDataset.objects.filter(job=OuterRef("job")).order_by().values("version")),
+            used_nodes=Case(When(granted_nodes__gt=0, then="granted_nodes"), default="job__nodes"),
+            versions=ArraySubquery(JobDataset.objects.filter(job=OuterRef("job")).order_by().values("version")),
         )[:MAX_RUNS]
     )
 
@@ -201,7 +201,7 @@ def _completed_first_attempts(code: Mapping[str, Any], workers_per_node: int) ->
 # --- Estimates (pure) ------------------------------------------------------------------------------------------------
 
 
-def learn(runs: Sequence[Sample], *, nodes: int, epochs: int) -> Estimate | None:
+def estimate_from_runs(runs: Sequence[Sample], *, nodes: int, epochs: int) -> Estimate | None:
     """Estimate a run of `epochs` on `nodes` from earlier runs; None if there are none.
 
     The most similar runs are used: same data and batch size, else same data, else any. If some of them had this number
@@ -216,9 +216,10 @@ def learn(runs: Sequence[Sample], *, nodes: int, epochs: int) -> Estimate | None
         p50 = pace.seconds(epochs)
         return _from_history(p50, p50 * spread * _spread(pace.ratios), len(pace.ratios))
     scaling = _scaling({count: pace.seconds(epochs) for count, pace in paces.items()})
-    base = min(paces, key=lambda count: (abs(math.log(count / nodes)), count))
-    alpha = ASSUMED_SCALING if scaling is None else scaling
-    p50 = paces[base].seconds(epochs) * (base / nodes) ** alpha
+    # The closest number by ratio: from 4 nodes, 2 and 8 are equally far, and the smaller one is used.
+    closest = min(paces, key=lambda count: (abs(math.log(count / nodes)), count))
+    exponent = ASSUMED_SCALING if scaling is None else scaling
+    p50 = paces[closest].seconds(epochs) * (closest / nodes) ** exponent
     ratios = [ratio for pace in paces.values() for ratio in pace.ratios]
     spread *= SCALED_SPREAD if scaling is not None else UNMEASURED_SPREAD
     estimated = _from_history(p50, p50 * spread * _spread(ratios), len(ratios))
@@ -228,7 +229,7 @@ def learn(runs: Sequence[Sample], *, nodes: int, epochs: int) -> Estimate | None
         "history",
         estimated.runs,
         measured_nodes=tuple(sorted(paces)),
-        efficiency=None if scaling is None else round((nodes / base) ** (scaling - 1), 3),
+        efficiency=None if scaling is None else round((nodes / closest) ** (scaling - 1), 3),
     )
 
 
@@ -238,8 +239,7 @@ def pace_of(runs: Sequence[Sample]) -> Pace:
     Runs with different numbers of epochs separate start-up from epoch time, by the median slope over all pairs
     (Theil-Sen), which outliers hardly change. With too few runs all time is attributed to the epochs.
     """
-    lengths = {run.epochs for run in runs}
-    if len(lengths) > 1 and len(runs) >= MIN_RUNS_FOR_START_UP:
+    if len({run.epochs for run in runs}) > 1 and len(runs) >= MIN_RUNS_FOR_START_UP:
         slopes = [
             (first.seconds - second.seconds) / (first.epochs - second.epochs)
             for first, second in itertools.combinations(runs, 2)
@@ -247,13 +247,14 @@ def pace_of(runs: Sequence[Sample]) -> Pace:
         ]
         epoch = statistics.median(slopes)
         start = statistics.median(run.seconds - epoch * run.epochs for run in runs)
-        if epoch > 0 and start >= 0:
+        if epoch > 0 and start >= 0:  # otherwise the times differ by something else than epochs
             return Pace(start, epoch, tuple(run.seconds / (start + epoch * run.epochs) for run in runs))
     epoch = statistics.median(run.seconds / run.epochs for run in runs)
     return Pace(0.0, epoch, tuple(run.seconds / (epoch * run.epochs) for run in runs))
 
 
-def _from_probes(probes: Sequence[Sample], *, nodes: int, epochs: int) -> Estimate | None:
+def _estimate_from_probes(probes: Sequence[Sample], *, nodes: int, epochs: int) -> Estimate | None:
+    """Estimate a run from probes, which all ran on one node; None if there are none."""
     if not probes:
         return None
     pace = pace_of(probes)
@@ -263,6 +264,7 @@ def _from_probes(probes: Sequence[Sample], *, nodes: int, epochs: int) -> Estima
 
 
 def _most_similar(runs: Sequence[Sample]) -> tuple[list[Sample], float]:
+    """Return the runs most similar to the purchase, and the factor on p90 for their differences."""
     tiers: list[tuple[list[Sample], float]] = [
         ([run for run in runs if run.same_data and run.same_batch], 1.0),
         ([run for run in runs if run.same_data], OTHER_BATCH_SPREAD),
@@ -274,7 +276,7 @@ def _most_similar(runs: Sequence[Sample]) -> tuple[list[Sample], float]:
 def _scaling(seconds: dict[int, float]) -> float | None:
     """Return the measured exponent of speed over nodes; None if all runs had the same number.
 
-    Limited to -1..1: code that seems to gain more than its nodes was measured with noise.
+    Limited to -1..1, because a speed that grows more than the number of nodes is noise.
     """
     slopes = [
         math.log(seconds[fewer] / seconds[more]) / math.log(more / fewer)

@@ -34,7 +34,8 @@ def announce() -> int:
         _write_notice(organization_pk)
     due = DeletionNotice.objects.filter(mailed_at=None).select_related("organization")
     return sum(
-        deliver(DeletionNotice.objects.filter(pk=notice.pk), partial(_mail, notice), _readers(notice)) for notice in due
+        deliver(DeletionNotice.objects.filter(pk=notice.pk), partial(_mail, notice), _recipients(notice))
+        for notice in due
     )
 
 
@@ -66,8 +67,8 @@ def _write_notice(organization_pk: int) -> None:
             )
 
 
-def _readers(notice: DeletionNotice) -> set[User]:
-    """Return the active members who can save the files; nobody if all jobs are kept longer by now."""
+def _recipients(notice: DeletionNotice) -> set[User]:
+    """Return the active members to notify; none if the files of all jobs are now kept longer."""
     if not notice.jobs.exists():
         return set()
     members = Membership.objects.filter(organization=notice.organization, user__is_active=True).select_related("user")

@@ -29,7 +29,7 @@ LOG_BYTES = 32 * 1024
 MAX_ENTRIES = 200
 """Entries of a folder that are compared with a missing name."""
 MAX_SIMILAR = 6
-"""Names that are shown."""
+"""Similar names that are shown."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,9 @@ class Explanation:
     """Why a job failed, and what to do.
 
     `rank` and `node` are those that failed first, None if the failure is not one of a rank. `folder` is the nearest
-    folder of a missing file that exists, and `similar` are names in it, the nearest first. `changes` are fields of an
-    order that would correct the failure; `hourly_minor` is then the price of a node and hour, None if it stays.
+    folder of a missing file that exists, and `similar` are names in it, the most similar first. `changes` are fields of
+    an order that would correct the failure. If the node spec changes, `spec_title` is its title and `hourly_minor` the
+    price of a node and hour.
     """
 
     diagnosis: Diagnosis
@@ -58,11 +59,11 @@ def explain(job: Job) -> Explanation | None:
         return None
     attempt = next((each for each in reversed(job.attempts.all()) if each.failure), None)
     failure = (attempt and attempt.failure) or {}
-    found = _diagnosis(job, attempt)
-    folder, similar = _similar_files(job, found) if found.cause == "missing_file" else ("", [])
-    changes, title, hourly_minor = _changes(job, found.fix)
+    cause = _diagnosis(job, attempt)
+    folder, similar = _similar_files(job, cause) if cause.cause == "missing_file" else ("", [])
+    changes, title, hourly_minor = _changes(job, cause.fix)
     return Explanation(
-        diagnosis=found,
+        diagnosis=cause,
         is_billed=EndReason(job.reason) in BILLED and job.order.quote.ceiling_minor > 0,
         rank=failure.get("rank"),
         node=failure.get("node"),
@@ -76,24 +77,25 @@ def explain(job: Job) -> Explanation | None:
 
 def _diagnosis(job: Job, attempt: Attempt | None) -> Diagnosis:
     key = f"diagnosis-{job.pk}-{attempt.number if attempt else 0}"
-    known = cache.get(key)
-    if isinstance(known, Diagnosis) and known.cause in diagnosis.CAUSES_BY_NAME:
-        return known
+    cached = cache.get(key)
+    # Another version of the code may have stored it, with a cause that this version does not have.
+    if isinstance(cached, Diagnosis) and cached.cause in diagnosis.CAUSES_BY_NAME:
+        return cached
     failure = (attempt and attempt.failure) or {}
     log = ""
     if attempt and isinstance(failure.get("rank"), int):
         log = selectors.log(job, failure["rank"], -LOG_BYTES, attempt.number, limit=LOG_BYTES).text
-    found = diagnosis.diagnose(diagnosis.evidence_of(job.reason, failure, log))
-    cache.set(key, found, CACHE_SECONDS)
-    return found
+    result = diagnosis.diagnose(diagnosis.evidence_of(job.reason, failure, log))
+    cache.set(key, result, CACHE_SECONDS)
+    return result
 
 
-def _similar_files(job: Job, found: Diagnosis) -> tuple[str, list[str]]:
-    """Return the nearest folder of a missing file that exists, and the names in it that are most like the missing one.
+def _similar_files(job: Job, cause: Diagnosis) -> tuple[str, list[str]]:
+    """Return the nearest existing folder of a missing file, and the names in it that are most similar to its name.
 
     The path was written by the customer's code. It is only used below the folders that the job mounts.
     """
-    path = posixpath.normpath(found.values.get("path", ""))
+    path = posixpath.normpath(cause.values.get("path", ""))
     if path.startswith(run_specs.DATASETS_TARGET):
         name, _slash, inside = path.removeprefix(run_specs.DATASETS_TARGET).strip("/").partition("/")
         versions = {version.dataset.name: version for version in run_specs.mounted_versions(job)}
@@ -128,6 +130,7 @@ def _nearest_folder(root: Path, inside: str, shown_root: str) -> tuple[str, list
 
 
 def _most_similar(name: str, names: list[str]) -> list[str]:
+    # A cutoff below difflib's 0.6, because a wrong hint costs nothing. Names are cut, because it takes quadratic time.
     similar = difflib.get_close_matches(name[:100], [each[:100] for each in names], MAX_SIMILAR, cutoff=0.4)
     return similar + [each for each in names if each not in similar][: MAX_SIMILAR - len(similar)]
 

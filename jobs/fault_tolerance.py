@@ -31,7 +31,7 @@ ELASTIC = frozenset({Framework.PYTORCH, Framework.HOROVOD})
 
 @dataclass(frozen=True)
 class FaultTolerance:
-    """The fields are those of the API and of Job. Times in seconds; 0 means the framework's default."""
+    """The fault tolerance of an order; fields are named as in the API and Job. 0 seconds: the framework's default."""
 
     retries: int = 0
     retry_backoff_seconds: int = 0
@@ -48,7 +48,10 @@ class FaultTolerance:
 
 
 class FaultToleranceSerializer(FormSerializer):
-    """The fields of `FaultTolerance`, checked after framework, image, node spec and nodes."""
+    """The fields of `FaultTolerance`, checked after framework, image, node spec and nodes.
+
+    If one of those is invalid, it has its own error, and the checks that need it pass.
+    """
 
     retries = WholeNumberField(
         least=0, most=MAX_RETRIES, default=0, help_text="Retries if your code fails. All attempts share one ceiling."

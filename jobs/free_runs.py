@@ -32,10 +32,10 @@ def lock_user(user: User) -> None:
     User.objects.select_for_update(no_key=True).get(pk=user.pk)
 
 
-def left_today(kind: Q, *, organization: Organization, user: User | None, most: int) -> int:
-    """Return how many of `most` runs in 24 hours organization and user both have left."""
+def left_today(kind: Q, *, organization: Organization, user: User | None, limit: int) -> int:
+    """Return how many free runs of the kind are left of `limit` in 24 hours, for the organization and for the user."""
     recent = Job.objects.filter(kind, queued_at__gt=timezone.now() - timedelta(days=1))
     used = recent.filter(organization=organization).count()
     if user is not None:
         used = max(used, recent.filter(order__placed_by=user).count())
-    return max(0, most - used)
+    return max(0, limit - used)

@@ -1,6 +1,6 @@
 """Find out which images the clusters can run.
 
-Functions that say why an image cannot run return a sentence in the reader's language; an empty one means that it can.
+Functions that return why an image cannot run return a sentence in the reader's language, or "" if it can.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def problems(images: Iterable[Image]) -> dict[int, str]:
     """Return the sentence of `problem` by image primary key, for the images that have one. Makes one query."""
     unavailable = clusters.unavailable_clusters()
     if any(name in unavailable for name in cluster_names()):
-        return {}  # a cluster that does not answer might run any of them
+        return {}  # a cluster that does not answer might run any of the images
     reasons = ((image.pk, [problem_on(image, name) for name in cluster_names()]) for image in images)
     # An image has a problem only if every cluster refuses it. The page shows one reason: that of the first cluster.
     return {pk: sentences[0] for pk, sentences in reasons if all(sentences)}
@@ -74,7 +74,7 @@ def pull_secret(*, organization: Organization, image: Image) -> PullSecret | Non
 
 
 def contents_of(image: Image) -> Contents | None:
-    """Return what a built-in image contains; None if it is not built on this machine, or is an own image."""
+    """Return what a built-in image contains; None for a customer's image, or if it is not built on this machine."""
     return contents(settings.TRAINYARD_IMAGES_ROOT, image.name) if image.is_builtin else None
 
 

@@ -57,7 +57,7 @@ class JobPage:
 
 
 def resolve(job: Job, path: str) -> Location:
-    """Return where a file or folder of a job is. Nothing says that it exists.
+    """Return where a file or folder of a job is, or would be: it need not exist.
 
     `path` begins with one of TOPS; "" and `logs` are no folders on a disk, so they have no location. Raises
     FileMissing, UnsafePath, and ClusterUnavailable if the settings no longer name the cluster.
@@ -78,10 +78,10 @@ def resolve(job: Job, path: str) -> Location:
 
 
 def list_files(job: Job, path: str = "", *, limit: int, after: str = "") -> JobPage:
-    """Return the first `limit` files and folders of a folder after those of an earlier page, whose `next` is `after`.
+    """Return a page of at most `limit` files and folders. `after` is `next` of the page before; "": the first page.
 
-    Folders come first. A top folder that does not exist, as before the run, is empty. Raises FileMissing, UnsafePath,
-    WrongKind, InvalidInput, ClusterUnavailable.
+    Folders come first. A top folder that does not exist yet is empty. Raises FileMissing, UnsafePath, WrongKind,
+    InvalidInput, ClusterUnavailable.
     """
     parts = split_path(path)
     if not parts:
@@ -98,7 +98,7 @@ def list_files(job: Job, path: str = "", *, limit: int, after: str = "") -> JobP
             raise
         return JobPage(())
     folder = "/".join(parts)
-    # Only what customers can download; an entry may have been replaced since it was scanned.
+    # Only what customers can download: an entry may have been replaced, for example by a link, since it was scanned.
     listed = (each for each in listing.entries if each.kind in {Kind.FILE, Kind.FOLDER})
     entries = tuple(JobEntry(f"{folder}/{each.name}", each.kind, each.size, each.modified) for each in listed)
     return JobPage(entries, listing.next)
@@ -118,7 +118,8 @@ def archive_sources(job: Job, path: str = "") -> list[Source]:
     if parts in {(), ("logs",)}:
         folders = [top for top in TOPS if top != "logs"] if not parts else []
         paths = [*folders, *(f"logs/{name}" for name in _log_folders(job))]
-        return [_source(job, each, name=each) for each in paths if _folder_at(job, each).modified]
+        existing = [each for each in paths if _folder_at(job, each).modified]
+        return [_source(job, each, name=each) for each in existing]
     source = _source(job, path, name=parts[-1])
     kind = files.stat(root=source.root, path=source.path).kind  # raises if there is nothing to pack
     if kind is Kind.LINK:
@@ -134,7 +135,7 @@ def _source(job: Job, path: str, *, name: str) -> Source:
 
 
 def _folder_at(job: Job, path: str) -> JobEntry:
-    """Return a folder that is listed whether it exists or not. `logs` is as new as the newest attempt's folder."""
+    """Return the entry of a folder, which need not exist. `logs` has the time of the newest attempt's folder."""
     if path == "logs":
         times = (_folder_at(job, f"logs/{name}").modified for name in _log_folders(job))
         return JobEntry(path, Kind.FOLDER, 0, max(filter(None, times), default=None))
@@ -151,7 +152,7 @@ def _log_folders(job: Job) -> list[str]:
 
 
 def _filter_of(parts: Sequence[str]) -> Callable[[os.DirEntry[str]], bool]:
-    """Return the filter of the entries that customers see of a folder: files and folders, of logs only some files."""
+    """Return the filter of a folder's entries that customers see: files and folders; of logs, LOG_NAME only."""
     return _is_log if parts[0] == "logs" else _is_file_or_folder
 
 

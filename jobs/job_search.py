@@ -1,8 +1,8 @@
 """The search of the list of jobs: filters, order, pages, counts and the views that members save.
 
-Each part is quick for an organization with a million jobs. Filters by state, workspace, node spec and time read an
-index. Name, tag and member are compared in the first `WINDOW` jobs that the other filters leave. Pages begin after a
-job, so that no earlier row is read again, and nothing is counted beyond `COUNT_LIMIT`.
+Each query is fast for an organization with a million jobs. Filters by state, workspace, node spec and time use an
+index. Name, tag and member are compared only in the first `WINDOW` jobs that the other filters leave. A page begins
+after the last job of the page before, so that no earlier row is read again. Nothing is counted beyond `COUNT_LIMIT`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ COUNT_LIMIT = 1000
 EXPORT_BATCH = 500
 """Jobs that an export reads at a time."""
 MAX_TEXT_LENGTH = 254
-"""Characters of a parameter: the length of an e-mail address, the longest of them."""
+"""Characters of a parameter: as many as an e-mail address, the longest parameter, may have."""
 MAX_VIEWS = 50
 """Saved views per member."""
 MAX_VIEW_NAME_LENGTH = 60
@@ -143,9 +143,9 @@ def matching(organization: Organization, search: JobSearch) -> QuerySet[Job]:
     jobs = _candidates(organization, search)
     if windowed := _windowed_filter(search):
         end = _window_end(organization, search)
-        # A range of the index that all filters read: a subquery for the window would be planned as a full scan.
-        within = {"queued_at__gte" if search.is_newest_first else "queued_at__lte": end} if end else {}
-        jobs = jobs.filter(windowed, **within)
+        # The window as a range of times, which is a range of the index. A subquery would be planned as a full scan.
+        window = {"queued_at__gte" if search.is_newest_first else "queued_at__lte": end} if end else {}
+        jobs = jobs.filter(windowed, **window)
     return jobs
 
 
@@ -157,24 +157,26 @@ def is_partial(organization: Organization, search: JobSearch) -> bool:
 def page(
     organization: Organization, search: JobSearch, *, after: int | None = None, before: int | None = None
 ) -> JobPage:
-    """Return the page after or before a job of the search; the first page without one, or if it is unknown."""
+    """Return the page after or before a job of the search; the first page if no job is named or it is unknown."""
     jobs = matching(organization, search)
     is_backwards = after is None and before is not None
-    edge = _edge(organization, before if is_backwards else after)
-    if edge is None:
-        found = _read(organization, search, jobs[: PAGE_SIZE + 1])
-        return JobPage(found[:PAGE_SIZE], older=found[PAGE_SIZE - 1].pk if len(found) > PAGE_SIZE else None)
-    jobs = jobs.filter(_beyond(edge, is_below=search.is_newest_first != is_backwards))
-    found = _read(organization, search, (jobs.reverse() if is_backwards else jobs)[: PAGE_SIZE + 1])
-    has_more = len(found) > PAGE_SIZE
+    position = _position(organization, before if is_backwards else after)
+    # One job more than a page is read, to know whether another page follows.
+    if position is None:
+        rows_read = _read(organization, search, jobs[: PAGE_SIZE + 1])
+        return JobPage(rows_read[:PAGE_SIZE], older=rows_read[PAGE_SIZE - 1].pk if len(rows_read) > PAGE_SIZE else None)
+    jobs = jobs.filter(_beyond(position, is_below=search.is_newest_first != is_backwards))
+    rows_read = _read(organization, search, (jobs.reverse() if is_backwards else jobs)[: PAGE_SIZE + 1])
+    has_more = len(rows_read) > PAGE_SIZE
     if has_more:
-        found = found[1:] if is_backwards else found[:PAGE_SIZE]
-    if not found or (is_backwards and not has_more):
-        return page(organization, search)  # the first page, which is full again
+        # `_read` sorts, so the additional job is the first one of a page that was read backwards.
+        rows_read = rows_read[1:] if is_backwards else rows_read[:PAGE_SIZE]
+    if not rows_read or (is_backwards and not has_more):
+        return page(organization, search)  # a full first page instead of a short one
     return JobPage(
-        found,
-        newer=found[0].pk if has_more or not is_backwards else None,
-        older=found[-1].pk if has_more or is_backwards else None,
+        rows_read,
+        newer=rows_read[0].pk if has_more or not is_backwards else None,
+        older=rows_read[-1].pk if has_more or is_backwards else None,
     )
 
 
@@ -197,14 +199,14 @@ def count(organization: Organization, search: JobSearch) -> int:
 
 def export(organization: Organization, search: JobSearch) -> Iterator[Job]:
     """Yield all jobs of a search in its order, with `image` and `reason` loaded, a batch at a time."""
-    jobs, edge = matching(organization, search), None
+    jobs, position = matching(organization, search), None
     while True:
-        after = jobs.filter(_beyond(edge, is_below=search.is_newest_first)) if edge else jobs
+        after = jobs.filter(_beyond(position, is_below=search.is_newest_first)) if position else jobs
         batch = _read(organization, search, after[:EXPORT_BATCH], "finished_at", "reason")
         yield from batch
         if len(batch) < EXPORT_BATCH:
             return
-        edge = (batch[-1].queued_at, batch[-1].pk)
+        position = (batch[-1].queued_at, batch[-1].pk)
 
 
 def views(membership: Membership) -> list[SavedView]:
@@ -213,13 +215,15 @@ def views(membership: Membership) -> list[SavedView]:
 
 
 def save_view(*, membership: Membership, name: str, search: JobSearch) -> SavedView:
-    """Save a search under a name; an existing view of that name gets the search. Raises InvalidInput, QuotaExceeded."""
+    """Save a search under a name; replaces a view of the same name. Raises InvalidInput, QuotaExceeded."""
     name = " ".join(name.split())
     if not name or len(name) > MAX_VIEW_NAME_LENGTH or not is_text(name) or not name.isprintable():
         sentence = _("The name must have 1 to %(most)d printable characters.") % {"most": MAX_VIEW_NAME_LENGTH}
         raise InvalidInput(fields={"name": sentence})
     with transaction.atomic():
-        Membership.objects.select_for_update(no_key=True).get(pk=membership.pk)  # so that the limit holds
+        Membership.objects.select_for_update(no_key=True).get(
+            pk=membership.pk
+        )  # so that concurrent requests keep the limit
         if membership.job_views.exclude(name=name).count() >= MAX_VIEWS:
             raise QuotaExceeded(
                 _("You have %(most)d saved views, the most that a member can have. Delete one first.")
@@ -250,53 +254,57 @@ def _window_end(organization: Organization, search: JobSearch) -> datetime | Non
 
 
 def _read(organization: Organization, search: JobSearch, jobs: QuerySet[Job], *columns: str) -> list[Job]:
-    """Return the jobs of a slice for `rows.row`, in the search's order. Other rows are joined for these jobs alone."""
+    """Return the jobs of a slice for `rows.row`, in the search's order. Joins related rows for these jobs only."""
     chosen = rows.listed(organization).filter(pk__in=list(jobs.values_list("pk", flat=True)))
     return list(chosen.order_by(*search.ordering).only(*rows.FIELDS, *columns))
 
 
 def _indexed_filter(organization: Organization, search: JobSearch) -> Q:
-    """Return the filters that an index answers. Names are resolved first: the planner then knows the rows' number."""
-    wanted = Q()
+    """Return the filter that uses an index.
+
+    Names are resolved to keys by queries of their own, so that the planner can estimate how many rows match.
+    """
+    condition = Q()
     if search.state:
         states = STATES[search.state][1]
-        wanted &= Q(state__in=states) if len(states) > 1 else Q(state=states[0])
+        condition &= Q(state__in=states) if len(states) > 1 else Q(state=states[0])
     if search.workspace:
         named = Workspace.objects.filter(organization=organization, name=search.workspace)
-        wanted &= Q(workspace__in=list(named.values_list("pk", flat=True)))
+        condition &= Q(workspace__in=list(named.values_list("pk", flat=True)))
     if search.node_spec:
-        wanted &= Q(node_spec__in=list(NodeSpec.objects.filter(name=search.node_spec).values_list("pk", flat=True)))
+        condition &= Q(node_spec__in=list(NodeSpec.objects.filter(name=search.node_spec).values_list("pk", flat=True)))
     if day := _day(search.since):
-        wanted &= Q(queued_at__gte=_midnight(day))
+        condition &= Q(queued_at__gte=_midnight(day))
     if day := _day(search.until):
-        wanted &= Q(queued_at__lt=_midnight(day + timedelta(days=1)))
-    return wanted
+        condition &= Q(queued_at__lt=_midnight(day + timedelta(days=1)))
+    return condition
 
 
 def _windowed_filter(search: JobSearch) -> Q:
-    wanted = Q()
+    """Return the filters without an index, which are compared within the window."""
+    condition = Q()
     if search.q:
-        wanted &= Q(name__icontains=search.q)
+        condition &= Q(name__icontains=search.q)
     if search.tag:
-        wanted &= Q(tags__contains=[search.tag])
+        condition &= Q(tags__contains=[search.tag])
     if search.member:
-        wanted &= Q(order__placed_by__email=search.member.lower())
-    return wanted
+        condition &= Q(order__placed_by__email=search.member.lower())
+    return condition
 
 
-def _edge(organization: Organization, pk: int | None) -> tuple[datetime, int] | None:
-    """Return where a job stands in the order; None for an unknown job."""
+def _position(organization: Organization, pk: int | None) -> tuple[datetime, int] | None:
+    """Return a job's position in the order; None for an unknown job."""
     if pk is None:
         return None
     return Job.objects.filter(organization=organization, pk=pk).values_list("queued_at", "pk").first()
 
 
-def _beyond(edge: tuple[datetime, int], *, is_below: bool) -> Q:
-    """Return what selects the jobs below or above a place in the order. The first condition is for the index."""
-    at, pk = edge
-    sign = "lt" if is_below else "gt"
-    strictly = Q(**{f"queued_at__{sign}": at}) | Q(**{"queued_at": at, f"pk__{sign}": pk})
-    return Q(**{f"queued_at__{sign}e": at}) & strictly
+def _beyond(position: tuple[datetime, int], *, is_below: bool) -> Q:
+    """Return the filter for the jobs below or above a position. Its first condition lets the index be used."""
+    at, pk = position
+    operator = "lt" if is_below else "gt"
+    strictly = Q(**{f"queued_at__{operator}": at}) | Q(**{"queued_at": at, f"pk__{operator}": pk})
+    return Q(**{f"queued_at__{operator}e": at}) & strictly
 
 
 def _day(text: str) -> date | None:

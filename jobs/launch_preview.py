@@ -1,4 +1,4 @@
-"""What the code of a quoted run will get: its arguments, and the environment variables of a rank. Nothing is stored."""
+"""Preview what the code of a quoted run gets: its arguments and the environment variables of a rank. Stores nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LaunchPreview:
 
 
 def launch_preview(quote: Quote, rank: int = 0) -> LaunchPreview:
-    """Return what a rank of a quoted run will get.
+    """Return the arguments and variables of a rank of a quoted run.
 
     Raises NotFound for an unknown rank or a cluster that does not answer, ChoiceUnavailable if what the quote names no
     longer exists.

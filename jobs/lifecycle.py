@@ -78,7 +78,7 @@ def transition(
     current = JobState(job.state)
     if not may_follow(current, to):
         raise StaleTransition
-    # A savepoint costs two queries, and is not needed: only a database error can leave this block, and it aborts the
+    # Without a savepoint, which costs two queries: only a database error can leave this block, and that aborts the
     # caller's transaction anyway.
     with transaction.atomic(savepoint=False):
         changed = Job.objects.filter(pk=job.pk, state=current).update(state=to, **fields)
@@ -102,9 +102,9 @@ def request_cancel(*, job: Job, actor: User | None) -> None:
 
 
 def request_move(*, job: Job, why: str) -> Attempt | None:
-    """Ask that a job's open attempt ends, free of charge, and another one starts; None if it has no open attempt.
+    """Mark a job's open attempt to end, free of charge, before another one starts. Return it; None if there is none.
 
-    The caller has locked `job`, and has the run stopped, so that the code can write a checkpoint. Safe to repeat.
+    The caller has locked `job`. It stops the run later, which lets the code write a checkpoint. Safe to repeat.
     """
     attempt = job.attempts.filter(finished_at=None).last()
     if attempt and attempt.move_requested_at is None:
@@ -131,7 +131,7 @@ def claim(*, job: Job, backend: str, nodes: int | None = None) -> Attempt:
 
 
 def return_to_queue(*, attempt: Attempt, waiting_code: str) -> None:
-    """Change STARTING back to QUEUED, and delete the attempt, of which nothing was started. Its event stays.
+    """Change STARTING back to QUEUED, and delete the attempt, because nothing was started for it. Its event stays.
 
     If the job was cancelled meanwhile, end it instead. If another process has submitted the attempt, do nothing.
     """
@@ -172,7 +172,7 @@ def observe(*, attempt: Attempt, status: RunStatus) -> Job:
             else:
                 _update_waiting(job, status)
         if status.phase == RunPhase.ENDED and status.outcome:
-            # Saves the copied columns too.
+            # `_end_locked` below saves the copied columns too.
             reason, failure = _reported_end(attempt, status.outcome, status.failure)
             finished_at = usage.to_datetime(status.finished_at)
             _end_locked(attempt=attempt, reason=reason, failure=failure, finished_at=finished_at)
@@ -247,7 +247,12 @@ def _end_locked(
         job=job,
         to=JobState.QUEUED,
         attempt=attempt.number,
-        data={"reason": reason, "failure": _summary(attempt), "retry": True, "wait_seconds": wait.total_seconds()},
+        data={
+            "reason": reason,
+            "failure": _failure_for_event(attempt),
+            "retry": True,
+            "wait_seconds": wait.total_seconds(),
+        },
         started_at=None,
         not_before=not_before,
         waiting_code="backoff" if not_before else "retry",
@@ -282,7 +287,7 @@ def _retry_after(job: Job, attempt: Attempt) -> timedelta | None:
         wait = min(timedelta(seconds=job.retry_backoff_seconds * 2 ** (failures - 1)), MAX_BACKOFF)
     else:
         return None
-    # A job with a deadline below MIN_RETRY_SECONDS is retried only if all of its time is left.
+    # A job whose deadline is shorter than MIN_RETRY_SECONDS is retried only if it has used no time.
     seconds_left = usage.left_seconds(job, attempts, nodes=job.nodes, longest_seconds=longest_seconds(job))
     return wait if may_retry and seconds_left >= min(MIN_RETRY_SECONDS, job.deadline_seconds) else None
 
@@ -323,7 +328,7 @@ def _meter(job: Job, attempts: list[Attempt] | None = None) -> None:
     charges.meter(hold=job.order.hold, billable_seconds=seconds)
 
 
-def _summary(attempt: Attempt | None) -> dict[str, Any] | None:
+def _failure_for_event(attempt: Attempt | None) -> dict[str, Any] | None:
     """Return the attempt's failure as an event stores it, without the last lines of output; None if it has none."""
     failure = attempt.failure if attempt else None
     return failure and {name: value for name, value in failure.items() if name != "last_lines"}
@@ -344,7 +349,7 @@ def _finish(
         to=END_STATE[reason],
         actor=actor,
         attempt=attempt.number if attempt else None,
-        data={"reason": reason, "failure": _summary(attempt)},
+        data={"reason": reason, "failure": _failure_for_event(attempt)},
         reason=reason,
         finished_at=finished_at,
         not_before=None,
@@ -355,6 +360,7 @@ def _finish(
     )
     attempts = [attempt] if attempt and attempt.number == 1 else list(job.attempts.all())
     # A completed job pays for its epochs or its fixed price. After a cancel has taken effect, it pays for time only.
+    # `attempts` is empty if the job never started, hence the slice.
     billed = [part for each in attempts for part in usage.ranges(each, finished_at)]
     receipt = charges.settle(
         hold=job.order.hold,
@@ -365,7 +371,7 @@ def _finish(
         free_lines=usage.free_lines(job, attempts, finished_at),
     )
     is_trial = job.order.hold.parent_id is not None
-    # Of a trial only a failure is published: the end of the sweep stands for the others.
+    # Of trials only failures are published, because one notice about the end of the sweep covers the others.
     if not job.is_check and (not is_trial or job.state == JobState.FAILED):
         notifications.publish(
             organization=job.organization_id,

@@ -30,8 +30,8 @@ def reconciliation_lock(cluster_name: str) -> Iterator[bool]:
 def dispatch_lock(cluster_name: str) -> Iterator[bool]:
     """Wait for the cluster's dispatch lock and yield True; yield False at once if another caller already waits.
 
-    No request is lost: the caller that waits starts its pass later, and so sees every change that was committed before
-    this call. At most one process per cluster works, and one waits.
+    No request is lost: the waiting caller starts its pass later, so it sees every change that was committed before this
+    call. At most one process per cluster works, and one waits.
     """
     is_next = _call("pg_try_advisory_lock", NEXT_DISPATCH, cluster_name)
     if not is_next:
@@ -62,7 +62,7 @@ def packages_lock() -> Iterator[bool]:
 def copies_lock() -> Iterator[bool]:
     """Yield whether the caller may copy checkpoints; False while another process does.
 
-    So copies keep one worker process busy at most.
+    The lock keeps long copies from occupying more than one worker process.
     """
     is_ours = _call("pg_try_advisory_lock", COPIES, "")
     try:

@@ -70,7 +70,7 @@ def end_sentence(reason: str, failure: Mapping[str, Any] | None = None, *, is_fr
     """
     if is_free and reason in FREE_END_SENTENCES:
         return str(FREE_END_SENTENCES[EndReason(reason)])
-    # Only the Kubernetes backend sets `charged_whole`, for images of customers.
+    # Only the Kubernetes backend sets `charged_whole`, for customers' images: their code could fake signs of progress.
     if reason == EndReason.HUNG and ((failure or {}).get("data") or {}).get("charged_whole"):
         return _(
             "The run hung: output, metrics and computation stopped. In an image of your own the platform "
@@ -145,12 +145,12 @@ FAILURE_SENTENCES: dict[str, Any] = {
     FailureCode.VANISHED: gettext_lazy("The cluster no longer has this run."),
     FailureCode.MOVED: gettext_lazy("An administrator ended this attempt, so that another one starts. It is free."),
 }
-"""Sentences of failures; `_SENTENCE_FUNCTIONS` has those of the others. A value that is missing becomes an ellipsis."""
+"""Sentences of failures; `_SENTENCE_FUNCTIONS` has the codes with several. Missing values become an ellipsis."""
 STEPS = {
     "place": gettext_lazy("The cluster is assigning machines to the nodes."),
     "container": gettext_lazy("The nodes are pulling the image and starting their containers."),
 }
-"""The current step of a starting run, by the `step` of WaitingCode.STARTING. Others have a general sentence."""
+"""The current step of a starting run, by the `step` of WaitingCode.STARTING. Other steps have a general sentence."""
 WAITING_SENTENCES: dict[str, Any] = {
     "copying_checkpoints": gettext_lazy("The checkpoints of job #%(job)s are copied. Then the nodes start."),
     WaitingCode.IMAGE_NAME: gettext_lazy(
@@ -250,7 +250,7 @@ def _process_sentence(process: Mapping[str, Any], failure: Mapping[str, Any]) ->
 
 
 def _exception_sentence(data: Mapping[str, Any]) -> str:
-    """Return a rank's exception as Python prints it, and where it was raised. The full stop is the sentence's own."""
+    """Return a rank's exception as Python prints it, and where it was raised. Its own full stop is not repeated."""
     if not data.get("exception"):
         return _("The code ended with an exception.")
     exception = ": ".join(str(part) for part in (data["exception"], data.get("message")) if part).rstrip(".")
@@ -260,7 +260,7 @@ def _exception_sentence(data: Mapping[str, Any]) -> str:
 
 
 def _code_position(data: Mapping[str, Any]) -> str:
-    """Return the known ones of file, line and function; empty without a file."""
+    """Return file, line and function as far as they are known; empty without a file."""
     position = {name: str(data.get(name) or "")[:MAX_PLACE_LENGTH] for name in ("file", "line", "function")}
     if not position["file"] or not position["line"]:
         return position["file"]
@@ -295,13 +295,13 @@ def _disk_full(data: Mapping[str, Any]) -> str:
         return _("The disk of a machine is full, but not because of this run.")
     if (limit := data.get("limit_mib")) is None:
         return _("The run exceeded its disk limit.")
-    if data.get("by_quota"):  # the rest of the storage quota was less than the disk limit
+    if data.get("by_quota"):  # less was left of the storage quota than the disk limit
         return _("The run wrote more than the %(limit)s MiB left in your storage quota.") % {"limit": limit}
     return _("The run exceeded its disk limit of %(limit)s MiB.") % {"limit": limit}
 
 
 def _hang_sentence(data: Mapping[str, Any]) -> str:
-    """Return for how long no rank made progress, and, if known, the position of the rank that the others wait for."""
+    """Return how long no rank made progress and, if known, where the rank is that the others wait for."""
     seconds = data.get("seconds")
     if seconds is None:
         return _("No rank made progress.")
@@ -383,7 +383,7 @@ def unanswered_sentence() -> str:
 
 
 class _WithEllipsis(dict[str, Any]):
-    """Values for a sentence. Missing and empty ones become an ellipsis."""
+    """Values for a sentence. Missing and empty values become an ellipsis."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__({name: "…" if value is None or value == "" else value for name, value in values.items()})
@@ -409,7 +409,7 @@ def _free_machines_sentence(code: str, data: Mapping[str, Any]) -> str:
     """Return the sentence for a run that waits for free CPUs, memory or GPUs."""
     values = _WithEllipsis(data)
     if code == WaitingCode.GPUS:
-        kind = str(data.get("gpu_type") or "GPU")
+        kind = str(data.get("gpu_type") or "GPU")  # any GPU, if the node spec names no type
         sentence = _("Waiting for %(wanted)s × %(kind)s on each of %(nodes)s nodes. Free now: %(free)s.")
         reason = sentence % _WithEllipsis({**data, "kind": kind})
     elif code == WaitingCode.CPUS:

@@ -178,7 +178,7 @@ class ModelVersionView(TenantView):
 
     @extend_schema(operation_id="models_delete_version", responses={204: None})
     def delete(self, _request: Request, name: str, number: int) -> Response:
-        """Delete the version. The newest remaining one becomes the latest; with the last one, the model goes."""
+        """Delete the version. The newest remaining version becomes the latest; without one, the model is deleted."""
         version = selectors.model_version(selectors.model_named(self.organization, name), number)
         retention.delete_model_version(version=version, user=self.membership.user)
         return Response(status=204)
@@ -204,7 +204,7 @@ def _version_number(request: Request) -> int | None:
         return None
     if not (text.isascii() and text.isdecimal()):
         raise InvalidInput(fields={"version": "Enter the number of a version."})
-    return int(text[:12])
+    return int(text[:12])  # cut to fit a database integer; no version has such a number
 
 
 urlpatterns = [

@@ -20,7 +20,7 @@ from storage.paths import split_path
 PUBLISHABLE = ("outputs", "checkpoints")
 """The top folders whose files can become a model; logs cannot."""
 MAX_METRICS = 100
-"""Curves that a lineage keeps. A script can report any number of them."""
+"""Maximum curves that a lineage keeps, because a script can report any number."""
 
 
 def publish_model(*, job: Job, user: User | None, name: str, path: str, description: str = "") -> ModelVersion:

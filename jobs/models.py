@@ -25,7 +25,7 @@ from storage.models import DatasetVersion, Image, ModelVersion, Workspace
 
 
 class Product(models.Model):
-    """A way of selling training, such as metered or at a fixed price."""
+    """A product on sale: training with one way of pricing, such as metered or at a fixed price."""
 
     name = models.SlugField(_("name"), unique=True)
     title = models.CharField(_("title"), max_length=100)
@@ -109,7 +109,7 @@ class ScriptSnapshot(models.Model):
 
 
 class PackageLayer(models.Model):
-    """Python packages that an organization's runs import besides those of an image: see `packages`."""
+    """Python packages that an organization's runs can import in addition to those of an image: see `packages`."""
 
     class States(models.TextChoices):
         """States of a layer."""
@@ -126,7 +126,7 @@ class PackageLayer(models.Model):
     cluster = models.CharField(_("cluster"), max_length=63, blank=True, default="", db_default="")
     """The Kubernetes cluster that installs the packages, on its own storage; empty: this machine."""
     image_digest = models.CharField(max_length=71, blank=True, default="", db_default="", editable=False)
-    """The digest of the image's reference, which the order pinned; empty: not known."""
+    """The digest to which the order pinned the image's reference; empty: not known."""
     requirements = models.TextField(_("requirements"))
     """One per line, in their normal form."""
     state = models.CharField(_("state"), max_length=8, choices=States.choices, default=States.PENDING)
@@ -223,7 +223,7 @@ class Job(models.Model):
     code_path = models.CharField(_("script"), max_length=1000)
     arguments = models.JSONField(_("arguments"), default=list)
     expands_arguments = models.BooleanField(default=False, db_default=False)
-    """Whether the arguments refer to variables: see `runtime.launcher.variables`. Not in jobs of older versions."""
+    """Whether variables in the arguments are expanded: see `runtime.launcher.variables`. False in older jobs."""
     environment = models.JSONField(
         _("environment variables"), default=dict, db_default=Value({}, models.JSONField()), blank=True
     )
@@ -247,7 +247,7 @@ class Job(models.Model):
         db_default=LrScalings.NONE,
     )
     warmup_epochs = models.PositiveIntegerField(_("warm-up epochs"), default=0, db_default=0)
-    """Only passed on to the code, which raises the learning rate itself."""
+    """Passed to the code, which itself raises the learning rate during these epochs."""
     batch_size = models.PositiveIntegerField(_("batch size"))
     node_spec = models.ForeignKey(NodeSpec, models.PROTECT, related_name="+")
     nodes = models.PositiveSmallIntegerField(_("nodes"))
@@ -265,7 +265,7 @@ class Job(models.Model):
         _("if the run hangs"), max_length=8, choices=HangPolicies.choices, default=HangPolicies.STOP
     )
     min_nodes = models.PositiveSmallIntegerField(_("minimum nodes"), default=0)
-    """An elastic run starts and continues with as few nodes as this; 0: it needs all."""
+    """Smallest number of nodes on which an elastic run starts and continues; 0: all nodes."""
     controller = models.CharField(_("controller"), max_length=8, choices=Controllers.choices, default=Controllers.GLOO)
     collective_timeout_seconds = models.PositiveIntegerField(_("collective timeout (seconds)"), default=0)
     stall_check_seconds = models.PositiveIntegerField(_("stall check (seconds)"), default=0)
@@ -286,11 +286,11 @@ class Job(models.Model):
     )
     """The notice that announced the deletion of its files; None: not announced yet."""
     script = models.ForeignKey(ScriptSnapshot, models.PROTECT, null=True, editable=False, related_name="+")
-    """The script as it was when the job was ordered; None for a check, a huge script, or an order of version 0.2."""
+    """The script when the job was ordered; None for checks and notebooks, huge scripts, and orders of version 0.2."""
     image_digest = models.CharField(max_length=71, blank=True, default="", db_default="", editable=False)
-    """Digest of an own image when it was ordered; all attempts use it. Empty: unknown, they use the tag."""
+    """Digest of a customer's image at the order; all attempts use it. Empty: unknown, so they use the tag."""
     image_identity = models.CharField(max_length=600, blank=True, default="", db_default="", editable=False)
-    """What identified the image's content when the job was ordered: see `Backend.image_identity`."""
+    """Identifies the image's content at the order: see `Backend.image_identity`."""
     runs_snapshot = models.BooleanField(default=False, db_default=False, editable=False)
     """Whether it runs a copy of `script` instead of the file in the workspace."""
     from_checkpoint = models.ForeignKey(
@@ -307,7 +307,7 @@ class Job(models.Model):
     detail = models.TextField(_("detail"), blank=True)
     queued_at = models.DateTimeField(_("queued"))
     not_before = models.DateTimeField(null=True, blank=True)
-    """A retry waits until this time."""
+    """The next attempt starts no earlier; set while a retry waits."""
     started_at = models.DateTimeField(_("started"), null=True, blank=True)
     finished_at = models.DateTimeField(_("finished"), null=True, blank=True)
     cancel_requested_at = models.DateTimeField(null=True, blank=True)
@@ -334,8 +334,8 @@ class Job(models.Model):
             models.Index(fields=["workspace", "queued_at", "id"], name="jobs_of_a_workspace"),
             models.Index(fields=["code_key", "-id"], name="jobs_of_the_same_code"),
             GinIndex(fields=["tags"], name="jobs_by_tag", opclasses=["jsonb_path_ops"]),
-            # The queue: in order, in order per node spec, and by needed nodes. Ended jobs, possibly millions, are
-            # in none of these indexes.
+            # The queue: in order, in order per node spec, and by needed nodes. These indexes leave out ended jobs, of
+            # which there may be millions.
             models.Index(fields=["queued_at", "id"], name="jobs_queued", condition=Q(state=JobState.QUEUED)),
             models.Index(
                 fields=["node_spec", "queued_at", "id"],
@@ -450,7 +450,7 @@ class Attempt(models.Model):
     backend = models.CharField(max_length=32)
     """Stored name of the cluster; see `clusters.cluster_named`."""
     granted_nodes = models.PositiveSmallIntegerField()
-    """Number of nodes it was started with; fewer than bought if the job is elastic and capacity was short."""
+    """Number of nodes at the start; fewer than bought if the job is elastic and capacity was short."""
     claimed_at = models.DateTimeField()
     submitted_at = models.DateTimeField(null=True, blank=True)
     started_at = models.DateTimeField(null=True, blank=True)
@@ -538,11 +538,11 @@ class ClusterStatus(models.Model):
     """When `answers` last changed."""
     checked_at = models.DateTimeField()
     detail = models.TextField(blank=True)
-    """The error if it does not answer: one English sentence, for administrators."""
+    """The error if the cluster does not answer: one English sentence, for administrators."""
     drained_since = models.DateTimeField(_("drained since"), null=True, blank=True)
-    """Since when no run starts on it, by an administrator's wish. Runs that have started go on."""
+    """Since when an administrator lets no run start on the cluster. Runs that have started continue."""
     drain_reason = models.CharField(_("reason"), max_length=200, blank=True, default="", db_default="")
-    """Why it is drained; shown to the customers who wait."""
+    """Why the cluster is drained; shown to customers whose jobs wait."""
 
     class Meta:
         verbose_name = _("cluster")
@@ -567,7 +567,7 @@ class CapacitySnapshot(models.Model):
     """Why the spec's cluster is drained; empty if it is not."""
     held_from = models.DateTimeField(null=True, blank=True)
     held_from_job = models.BigIntegerField(null=True, blank=True)
-    """Capacity is kept free for this job, queued at `held_from`: later jobs wait, even if they fit."""
+    """The job for which capacity is kept free. Jobs queued after `held_from`, its time, wait even if they fit."""
 
     class Meta:
         db_table = "jobs_room"  # the table's name in version 0.1, which must run on the same schema during an upgrade
@@ -579,7 +579,7 @@ class CapacitySnapshot(models.Model):
 
 
 class Sweep(models.Model):
-    """Many jobs of one order, each with other parameters, within the ceiling of one quote. See `jobs.sweeps`."""
+    """A purchase of many jobs with different parameters, within the ceiling of one quote. See `jobs.sweeps`."""
 
     class States(models.TextChoices):
         """The states of a sweep. STOPPING: no trial starts, and the open ones are being cancelled."""
@@ -603,7 +603,7 @@ class Sweep(models.Model):
     extends = models.ForeignKey(
         "self", models.PROTECT, null=True, blank=True, related_name="extensions", verbose_name=_("extends")
     )
-    """The first sweep of this search, also where a later one was extended; None: this is the first."""
+    """The first sweep of the search that this sweep extends; None if it is the first itself."""
     product = models.ForeignKey(Product, models.PROTECT, related_name="+")
     name = models.CharField(_("name"), max_length=100)
     idempotency_key = models.CharField(max_length=255)
@@ -611,7 +611,7 @@ class Sweep(models.Model):
     state = models.CharField(_("state"), max_length=8, choices=States.choices, default=States.RUNNING)
     reason = models.CharField(_("reason"), max_length=12, choices=Reasons.choices, blank=True)
     waiting = models.TextField(_("waiting for"), blank=True)
-    """Why the next trial was not ordered at the last try, such as the limit of open jobs; empty if none was refused."""
+    """Why the last order of a trial was refused, such as the limit of open jobs; empty if it was not."""
     created_at = models.DateTimeField(_("ordered"), auto_now_add=True)
     ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
 

@@ -1,4 +1,4 @@
-"""Which open jobs use an object of `storage`, which asks before it deletes or changes one.
+"""Find the open jobs that use an object of `storage`. `storage` calls this before it deletes or changes an object.
 
 No model is imported here, because the app registers `open_jobs` before models are loaded.
 """
@@ -32,15 +32,16 @@ def open_jobs(
     images: Collection[int],
     secrets: Collection[int],
 ) -> list[str]:
-    """Return queued and running jobs that use any of these ids, each with its latest end.
+    """Return the name and latest end of up to MAX_NAMED open jobs that use any of the objects with these ids.
 
-    A job of another organization than the `reader`, which uses a shared dataset, is not named.
+    `reader` is the organization of the reader. Names of other organizations' jobs, which use shared datasets, are
+    hidden.
     """
     if not any((versions, models, workspaces, images, secrets)):
         return []
-    reading = apps.get_model("jobs", "JobDataset").objects.filter(version__in=versions).values("job")
-    loading = apps.get_model("jobs", "JobModel").objects.filter(version__in=models).values("job")
-    uses = Q(workspace__in=workspaces) | Q(image__in=images) | Q(pk__in=reading) | Q(pk__in=loading)
+    dataset_users = apps.get_model("jobs", "JobDataset").objects.filter(version__in=versions).values("job")
+    model_users = apps.get_model("jobs", "JobModel").objects.filter(version__in=models).values("job")
+    uses = Q(workspace__in=workspaces) | Q(image__in=images) | Q(pk__in=dataset_users) | Q(pk__in=model_users)
     for secret in apps.get_model("storage", "Secret").objects.filter(pk__in=secrets):
         uses |= Q(organization=secret.organization_id, secrets__contains=[secret.name])
     jobs = apps.get_model("jobs", "Job").objects.exclude(state__in=ENDED).filter(uses).order_by("pk")
@@ -52,7 +53,7 @@ def _description(job: Job, *, is_own: bool) -> str:
     name = f"#{job.pk} {job.name}" if is_own else _("A run of another organization")
     ends_at = _latest_end(job)
     if ends_at is None:
-        minutes = -(-job.deadline_seconds // 60)
+        minutes = -(-job.deadline_seconds // 60)  # rounded up
         return _("%(name)s (not started; runs for at most %(minutes)d min)") % {"name": name, "minutes": minutes}
     time = formats.date_format(timezone.localtime(ends_at), "DATETIME_FORMAT")
     return _("%(name)s (until %(time)s at the latest)") % {"name": name, "time": time}

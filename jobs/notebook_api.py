@@ -51,7 +51,7 @@ class NotebookSerializer(serializers.ModelSerializer[Job]):
     image = serializers.CharField(source="image.name")
     node_spec = serializers.CharField(source="node_spec.name")
     url = serializers.SerializerMethodField(
-        help_text="Opens JupyterLab in a browser that is logged in; empty until then."
+        help_text="Opens JupyterLab in a browser that is logged in; empty while it does not run."
     )
     waiting_for = serializers.SerializerMethodField(help_text="Why it has not started; empty otherwise.")
     currency = serializers.CharField(source="order.quote.currency")
@@ -75,11 +75,11 @@ class NotebookSerializer(serializers.ModelSerializer[Job]):
         return f"{settings.TRAINYARD_URL}{reverse('notebook_open', args=[job.pk])}"
 
     def get_waiting_for(self, job: Job) -> str:
-        """Return a sentence."""
+        """Return why the notebook waits, as a sentence."""
         return selectors.waiting_for(job)
 
     def get_cost_minor(self, job: Job) -> int:
-        """Return an amount in minor units."""
+        """Return the cost in minor units."""
         return selectors.cost_minor(job)
 
 
@@ -142,7 +142,7 @@ class StopNotebookView(TenantView):
 
     @extend_schema(request=None, responses=NotebookSerializer)
     def post(self, _request: Request, pk: int) -> Response:
-        """Stop a notebook, which costs the time that it used. What it has saved stays in the workspace."""
+        """Stop a notebook. You pay for the time it used. Saved files stay in the workspace."""
         orders.cancel_job(membership=self.membership, job=notebooks.notebook_for(self.organization, pk))
         return Response(NotebookSerializer(notebooks.notebook_for(self.organization, pk)).data)
 

@@ -37,8 +37,8 @@ from runtime.launcher.notebook import SOCKET
 
 PRODUCT = "notebook"
 """Name of the product that every notebook is an order of. Prices may name it."""
-QUOTED = "notebook"
-"""Marks the stored purchase of a notebook's quote."""
+QUOTE_MARK = "notebook"
+"""Key that marks the stored purchase of a notebook's quote."""
 
 
 def is_offered() -> bool:
@@ -61,7 +61,7 @@ def quote_notebook(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
         organization=organization,
         user=membership.user,
         payload=purchase.to_json()
-        | {QUOTED: True, "product": PRODUCT}
+        | {QUOTE_MARK: True, "product": PRODUCT}
         | orders.pinned_image(organization, purchase.image),
         purchase=PricedPurchase(
             product=PRODUCT, mode=Mode.METERED, node_spec=purchase.node_spec.name, nodes=1, epochs=0
@@ -84,7 +84,7 @@ def place_notebook(*, membership: Membership, quote: Quote, idempotency_key: str
     if order := orders.existing_order(organization, quote, key):
         return order  # before the checks: a repeated request succeeds even if the quote has expired since
     require_active(organization=organization)
-    if QUOTED not in quote.purchase:
+    if QUOTE_MARK not in quote.purchase:
         raise InvalidInput(fields={"quote": _("This quote is not for a notebook.")})
     require_valid(quote)
     try:
@@ -103,7 +103,7 @@ def place_notebook(*, membership: Membership, quote: Quote, idempotency_key: str
             key=key,
             quota=quota,
             versions=purchase.dataset_versions,
-            job=_job(purchase) | {"image_digest": orders.pinned_digest(quote, purchase.image)},
+            job=_job_columns(purchase) | {"image_digest": orders.pinned_digest(quote, purchase.image)},
         )
 
 
@@ -145,7 +145,7 @@ def _require_connection(purchase: NotebookPurchase) -> None:
         raise InvalidInput(fields={"node_spec": sentence})
 
 
-def _job(purchase: NotebookPurchase) -> dict[str, Any]:
+def _job_columns(purchase: NotebookPurchase) -> dict[str, Any]:
     """Return the columns of the notebook's job. The script ignores epochs, learning rate and batch size."""
     key = hashlib.sha256(f"{NOTEBOOK_SCRIPT}:{purchase.workspace.pk}".encode()).hexdigest()
     return {
@@ -162,7 +162,7 @@ def _job(purchase: NotebookPurchase) -> dict[str, Any]:
         "node_spec": purchase.node_spec,
         "nodes": 1,
         "workers_per_node": 1,
-        "on_hang": OnHang.IGNORE,  # waiting for its user is what a notebook does
+        "on_hang": OnHang.IGNORE,  # a notebook that waits for its user shows no sign of progress
         "code_key": key,
     }
 

@@ -1,4 +1,4 @@
-"""What administrators do to clusters and runs: drain a cluster, and move a run. `orders` stops a job."""
+"""Actions of administrators: drain and resume a cluster, move a run. `orders` stops a job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jobs.tasks import stop_job
 
 
 def drain(*, cluster_name: str, actor: User, why: str) -> None:
-    """Start no more runs on a cluster; those that have started go on. Customers who wait read `why`.
+    """Start no more runs on a cluster; started runs continue. Customers whose jobs wait read `why`.
 
     Safe to repeat. Raises InvalidInput (`why`).
     """
@@ -27,7 +27,7 @@ def drain(*, cluster_name: str, actor: User, why: str) -> None:
         status.drained_since, status.drain_reason = status.drained_since or timezone.now(), reason
         status.save(update_fields=["drained_since", "drain_reason"])
         record(organization=None, actor=actor, action="cluster.drained", target=cluster_name, data={"why": reason})
-        send_on_commit(dispatch, cluster_name)  # which stores the reason for those who wait
+        send_on_commit(dispatch, cluster_name)  # it stores the reason with the waiting jobs
 
 
 def resume(*, cluster_name: str, actor: User) -> None:

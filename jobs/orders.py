@@ -69,7 +69,7 @@ def quote_order(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
 
 
 class PricingInputs(TypedDict):
-    """What determines the price of a purchase: arguments of `billing.quotes.price` and `make_quote`."""
+    """The inputs of a price, as arguments of `billing.quotes.price` and `make_quote`."""
 
     purchase: PricedPurchase
     estimate: Estimate
@@ -81,7 +81,7 @@ class PricingInputs(TypedDict):
 
 
 def pricing_inputs(purchase: Purchase, estimate: Estimate) -> PricingInputs:
-    """Return what determines the price of a purchase."""
+    """Return the inputs of the price of a purchase."""
     return {
         "purchase": PricedPurchase(
             product=purchase.product.name,
@@ -117,7 +117,7 @@ def place_order(*, membership: Membership, quote: Quote, idempotency_key: str = 
     require_valid(quote)
     earlier = reruns.exact_original(quote)
     try:
-        # Again, because the customer may have deleted or changed something since the quote.
+        # Parsed again, because the customer may have deleted or changed something since the quote.
         purchase = parse(organization=organization, data=stored(quote.purchase), is_pinned=True, earlier=earlier)
     except InvalidInput as error:
         raise ChoiceUnavailable(fields=error.fields) from error
@@ -164,12 +164,12 @@ def checked_reason(text: str) -> str:
 
 
 def _end_job(job: Job, *, actor: User | None, requested_by: User | None, action: str, why: str = "") -> Job:
-    """End a job. The audit log names `requested_by`. The events name `actor`: nobody for an administrator."""
+    """End a job. The audit log names `requested_by`. The events name `actor`, which is None for an administrator."""
     with transaction.atomic():
         job = Job.objects.select_for_update().get(pk=job.pk)
         if job.is_ended:
             raise AlreadyEnded
-        if job.state != JobState.STOPPING:  # otherwise an earlier request is being carried out
+        if job.state != JobState.STOPPING:  # otherwise the job is already being ended
             data = {"why": why} if why else {}
             if why:
                 lifecycle.record_event(job=job, kind="stopped_by_operator", data=data)
@@ -189,11 +189,12 @@ def rerun(*, membership: Membership, job: Job, changes: Mapping[str, Any], idemp
     It runs the script in the workspace and the latest versions of the datasets, unless `changes` has `exact`. Raises
     as `quote_order` and `place_order`.
     """
-    # Each call makes a new quote, so `place_order` would refuse a repeated key as used for another quote.
+    # Before `place_order`, which would refuse a repeated key: each call makes a new quote.
     if existing := _existing_rerun(membership.organization, job, idempotency_key):
         return existing
     # `quote_order` ignores the `dataset_versions` pinned in the old quote.
-    exact = {"rerun_of": job.pk, "exact": changes.get("exact", False)}  # the old quote may be of an exact rerun itself
+    # Set always, because the old quote may be that of an exact rerun.
+    exact = {"rerun_of": job.pk, "exact": changes.get("exact", False)}
     data = stored(job.order.quote.purchase) | dict(changes) | exact
     quote = quote_order(membership=membership, data=data)
     try:
@@ -229,7 +230,7 @@ def _write_order(membership: Membership, quote: Quote, purchase: Purchase, key: 
 
 
 def pinned_image(organization: Organization, image: Image, digest: str = "") -> dict[str, Any]:
-    """Return the payload of a quote that pins its image: by `digest`, or by its current one."""
+    """Return the payload of a quote that pins its image to `digest`, by default to the image's current digest."""
     digest = digest or registries.current_digest(organization=organization, image=image)
     return {"pinned_image": {"reference": image.reference, "digest": digest}}
 
@@ -237,7 +238,7 @@ def pinned_image(organization: Organization, image: Image, digest: str = "") -> 
 def pinned_digest(quote: Quote, image: Image) -> str:
     """Return the digest that the image had when the quote was made; empty if that is unknown."""
     pinned = quote.purchase.get("pinned_image", {})
-    # The customer may have edited the image since.
+    # The digest counts only for the same reference: the customer may have edited the image since.
     return str(pinned["digest"]) if pinned.get("reference") == image.reference else ""
 
 
@@ -248,7 +249,7 @@ def read_script(purchase: Purchase) -> snapshots.Script | None:
     """
     try:
         return snapshots.read_script(purchase.workspace, purchase.code_path)
-    except CustomerError as error:  # it was deleted, or made unreadable, since `parse` checked it
+    except CustomerError as error:  # the script was deleted or made unreadable since `parse` checked it
         raise ChoiceUnavailable(fields={"code_path": error.message}) from error
 
 
@@ -387,7 +388,7 @@ def refusal(quote: Quote, buyer: User | None) -> str:
 
 
 def _storage_refusal(organization: Organization) -> str:
-    """Return a sentence if less than 1 MiB is left: a run's limit is in whole MiB (`RunSpec.storage_left_mib`)."""
+    """Return why no run can store results; empty if at least 1 MiB is left, the unit of `RunSpec.storage_left_mib`."""
     if storage_selectors.quota_left(organization) >> 20:
         return ""
     if Quota.objects.filter(organization=organization, stops_writes=True).exists():
@@ -415,7 +416,7 @@ def existing_order(organization: Organization, quote: Quote, key: str) -> Order 
 
     Raises QuoteBought, IdempotencyConflict.
     """
-    # One query: a concurrent order, written between two queries, would be found by only one of them.
+    # By one query: with two, an order that is written between them would be found by key or by quote only.
     bought = Order.objects.filter(Q(quote=quote) | Q(organization=organization, idempotency_key=key))
     orders = {order.quote_id: order for order in bought.select_related("job")}
     if order := orders.get(quote.pk):

@@ -47,11 +47,11 @@ logger = logging.getLogger(__name__)
 FILE_NAME = "requirements.txt"
 FIELD = "requirements"
 MAX_INSTALLATIONS = 2
-"""Installations that run at once on this machine: each may use two cores, which runs then lack."""
+"""Installations that run at once on this machine. Each may take two cores from runs."""
 MAX_FAULTS = 3
 """Platform faults after which an installation counts as failed: a fourth try rarely cures a repeated fault."""
 UNUSED_FOR = timedelta(days=30)
-"""Layers that no order has used for so long are removed. Another order installs the packages again."""
+"""How long a layer is kept after the last order that used it. A later order installs the packages again."""
 States = PackageLayer.States
 
 
@@ -146,7 +146,7 @@ def require_layer(
     if is_new:
         return layer
     layer.used_at = now
-    # A failed layer is tried again: the index may have the package by now.
+    # A failed installation is repeated, because the index may have the package now.
     if layer.state != States.PENDING and not (layer.state == States.READY and _on_disk(layer).is_complete):
         layer.state, layer.reason, layer.log, layer.faults, layer.requested_at = States.PENDING, "", "", 0, now
         builder.remove_result(_on_disk(layer))
@@ -184,12 +184,12 @@ def advance() -> set[str]:
                 _save_result(layer, *ended)
             else:
                 waiting.append(layer)
-        # An organization has one installation at a time on each cluster, and one on this machine ("").
+        # An organization has one installation at a time on each cluster, and one on this machine, whose name is "".
         busy = {(layer.cluster, layer.organization_id) for layer in waiting if _is_working(layer)}
         for layer in waiting:
             slot = (layer.cluster, layer.organization_id)
             is_full = not layer.cluster and sum(not name for name, _pk in busy) >= MAX_INSTALLATIONS
-            if slot not in busy and not is_full and _has_room(layer):
+            if slot not in busy and not is_full and _make_room(layer):
                 _start(layer)
                 busy.add(slot)
         return _release_jobs()
@@ -230,12 +230,12 @@ def _start(layer: PackageLayer) -> None:
         )
     except (InvalidSpec, OSError) as error:
         _save_result(layer, InstallResult(str(error), is_fault=True), "")
-    except (RuntimeFault, CustomerError) as error:  # the cluster, or its free machines, may be back at the next call
+    except (RuntimeFault, CustomerError) as error:  # retried at the next call, when the cluster may answer or have room
         logger.warning("The packages %s can't be installed on %s now: %s", layer.key, layer.cluster, error)
 
 
 def _take_result(layer: PackageLayer) -> tuple[InstallResult, str] | None:
-    """Return how the installation ended, and the end of its output; None if it has not, or nobody knows now."""
+    """Return how the installation ended, and the end of its output; None if it has not ended or that is unknown now."""
     on_disk = _on_disk(layer)
     if not layer.cluster:
         result = builder.result_of(on_disk)
@@ -247,9 +247,9 @@ def _take_result(layer: PackageLayer) -> tuple[InstallResult, str] | None:
 
 
 def _is_working(layer: PackageLayer) -> bool:
-    """Whether an installation of this layer is under way, on this machine also one of another layer.
+    """Whether an installation runs for this layer, or on this machine for any layer of the organization.
 
-    A cluster that does not answer may have one.
+    Also True for a cluster that does not answer, because one may run there.
     """
     if not layer.cluster:
         return builder.is_working(_on_disk(layer))
@@ -280,7 +280,7 @@ def _save_result(layer: PackageLayer, result: InstallResult, log: str) -> None:
 
 
 def _release_jobs() -> set[str]:
-    """Let the jobs start whose packages are installed, and end those whose packages cannot be."""
+    """Release jobs whose packages are installed, and return their clusters. End jobs whose packages failed."""
     released = set()
     waiting = Job.objects.filter(awaits_packages=True, state=JobState.QUEUED)
     for job in waiting.exclude(packages__state=States.PENDING).select_related("packages", "node_spec"):
@@ -295,7 +295,7 @@ def _release_jobs() -> set[str]:
 
 
 def _end_job(job: Job, reason: str) -> None:
-    """End a job whose packages could not be installed. Without a reason, that is a fault of the platform."""
+    """End a job whose packages could not be installed. An empty `reason` means a fault of the platform."""
     try:
         lifecycle.end_queued(
             job_pk=job.pk,
@@ -306,10 +306,10 @@ def _end_job(job: Job, reason: str) -> None:
         logger.exception("Job %s could not be ended; the next call tries again.", job.pk)
 
 
-def _has_room(layer: PackageLayer) -> bool:
-    """Whether the organization has room for another layer; if not, fail this one.
+def _make_room(layer: PackageLayer) -> bool:
+    """Make room for another layer of the organization, and return True; if there is none, fail this layer.
 
-    Removes the layers that were not used for longest and that no open job needs.
+    Removes least recently used layers that no open job needs.
     """
     limit = settings.PACKAGES_MAX_MIB << 20
     ready = PackageLayer.objects.filter(organization=layer.organization, state=States.READY)
@@ -331,7 +331,7 @@ def _remove(keys: Iterable[int]) -> bool:
     has_removed = False
     for key in keys:
         with transaction.atomic():
-            # Orders lock the layer before they write their job, so none can come between this check and the removal.
+            # Orders lock the layer before they write their job, so no order can start to use it after this check.
             layer = PackageLayer.objects.select_for_update(of=("self",)).get(pk=key)
             if Job.objects.filter(packages=layer).exclude(state__in=ENDED).exists():
                 continue
@@ -349,7 +349,7 @@ def _on_disk(layer: PackageLayer) -> Layer:
 
 
 def _cluster_config(name: str) -> ClusterConfig | None:
-    """Return the configuration of a Kubernetes cluster; None for those whose packages this machine installs."""
+    """Return the configuration of a Kubernetes cluster; None for others, whose packages this machine installs."""
     config = settings.TRAINYARD_CLUSTERS.get(name)
     return config if isinstance(config, ClusterConfig) else None
 

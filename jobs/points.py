@@ -1,4 +1,4 @@
-"""The order of a curve's points, which of them a chart shows, and how many epochs a run has finished. Pure.
+"""Order the points of a curve, thin them for a chart, and count the finished epochs of a run. Pure.
 
 Scripts count steps and epochs differently: many restart the step count in each epoch, some count epochs from 0, some
 report fractions of an epoch. The states are JSON, stored in the attempt's cursor, so that a later read continues.
@@ -12,7 +12,7 @@ from typing import TypedDict
 
 
 class CurveState(TypedDict):
-    """Where one curve of an attempt stands."""
+    """The state of one curve of an attempt after its last point."""
 
     offset: int
     """Added to a reported step to get the point's position."""
@@ -37,9 +37,9 @@ class EpochState(TypedDict):
 def next_position(curve: CurveState | None, step: int, epoch: float | None) -> tuple[int, CurveState]:
     """Return the position of a curve's next point, and the curve's new state.
 
-    The position equals the reported step until the script restarts its count; from then on it continues after the last
-    one, so sorting by position gives the points by epoch and step. The count has restarted where a step is not beyond
-    the first one of the count, or not beyond the last one although a later epoch has begun.
+    The position equals the reported step until the script restarts its count; then it continues after the last
+    position. So sorting by position sorts by epoch and step. A restart is a step that is not above the first step of
+    the count, or not above its largest step in a later epoch.
     """
     if curve is None:
         return step, {"offset": 0, "first": step, "last": step, "gap": 1, "epoch": epoch}
@@ -73,26 +73,27 @@ def report_epoch(state: EpochState | None, epoch: float) -> EpochState:
 
 
 def finished_epochs(state: EpochState | None) -> int:
-    """Return how many epochs are certainly finished: an epoch is, once a later one was reported.
+    """Return how many epochs are certainly finished: an epoch is finished when a later one was reported.
 
     A script that never reports epoch 0 counts from 1.
     """
     if state is None:
         return 0
-    first_number = 0 if state["first"] < 1 or state["is_fraction"] else 1
-    return math.floor(state["last"]) - first_number
+    number_of_first_epoch = 0 if state["first"] < 1 or state["is_fraction"] else 1
+    return math.floor(state["last"]) - number_of_first_epoch
 
 
 def thinned(values: Sequence[float], limit: int) -> list[int]:
-    """Return the places of at most about `limit` values that show the same curve.
+    """Return the indexes of about `limit` values that show the same curve.
 
-    Of each of `limit / 2` equal parts the lowest and the highest value remain, so no peak is lost; and the last value.
+    Of each of `limit / 2` equal parts the lowest and the highest value remain, so that no peak is lost. The last value
+    remains too.
     """
     if len(values) <= limit:
         return list(range(len(values)))
     size = math.ceil(len(values) / (limit // 2))
     kept = {len(values) - 1}
-    for begun in range(0, len(values), size):
-        part = range(begun, min(begun + size, len(values)))
+    for start in range(0, len(values), size):
+        part = range(start, min(start + size, len(values)))
         kept |= {min(part, key=values.__getitem__), max(part, key=values.__getitem__)}
     return sorted(kept)

@@ -36,7 +36,7 @@ def place_probe(*, membership: Membership, data: Mapping[str, Any], idempotency_
     organization = membership.organization
     require_active(organization=organization)
     limits = {"nodes": 1, "min_nodes": 0, "max_seconds": PROBE_SECONDS, "ceiling_minor": None, "retries": 0}
-    # Pinned: the page sends a quote's purchase, so the probe reads the same dataset versions as the quoted run.
+    # Pinned, because the page sends a quote's purchase: the probe must read the dataset versions of the quoted run.
     purchase = parse(organization=organization, data={**data, **limits}, is_pinned=True)
     script = orders.read_script(purchase)
     with transaction.atomic():
@@ -75,9 +75,9 @@ def place_probe(*, membership: Membership, data: Mapping[str, Any], idempotency_
 
 
 def left_today(organization: Organization, user: User | None) -> int:
-    """Return how many more probes organization and user may both order now. The limit covers the last 24 hours."""
-    most = policy().probes_per_day
-    return free_runs.left_today(free_runs.PROBES, organization=organization, user=user, most=most)
+    """Return how many more probes both the organization and the user may order. The limit covers the last 24 hours."""
+    limit = policy().probes_per_day
+    return free_runs.left_today(free_runs.PROBES, organization=organization, user=user, limit=limit)
 
 
 def is_worthwhile(quote: Quote) -> bool:

@@ -1,6 +1,6 @@
 """Redis channels, one per job: a message means that the job's rows have changed.
 
-Live views subscribe. A message is a hint only and may be lost; the rows are the truth.
+Live views subscribe. Messages may be lost, so a view also reads the rows from time to time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from django.db import transaction
 logger = logging.getLogger(__name__)
 
 REPLY_SECONDS = 5.0
-"""How long to wait for Redis to confirm a subscription. It answers within milliseconds, or is away."""
+"""How long to wait for Redis to confirm a subscription. If it runs, it answers within milliseconds."""
 PREFIX = "job:"
 
 
@@ -28,19 +28,19 @@ def channel(job_pk: int) -> str:
 
 
 def publish_state(job_pk: int) -> None:
-    """Publish that a job changed, after the current transaction commits. If Redis is away, the message is lost."""
+    """Publish that a job changed, after the current transaction commits. If Redis does not answer, it is lost."""
     transaction.on_commit(lambda: _publish(job_pk))
 
 
 class Subscriber:
-    """Receives the messages of all jobs from the start of the block. Any method may raise RedisError."""
+    """Receives the messages of all jobs inside a `with` block. Any method may raise RedisError."""
 
     def __enter__(self) -> Self:
         self._client = redis.Redis.from_url(settings.REDIS_URL)
         self._subscription = self._client.pubsub()  # type: ignore[no-untyped-call]  # redis types only a part of itself
         try:
             self._subscription.psubscribe(f"{PREFIX}*")
-            self._subscription.get_message(timeout=REPLY_SECONDS)  # confirmed: no message is missed from here on
+            self._subscription.get_message(timeout=REPLY_SECONDS)  # confirmed, so no message is missed from here on
         except BaseException:
             self._close()
             raise
@@ -52,7 +52,7 @@ class Subscriber:
         self._close()
 
     def wait(self, seconds: float) -> set[int]:
-        """Return the jobs that changed: as soon as there is one, or none after this time."""
+        """Wait until a job changes, at most `seconds`. Return the jobs that changed, or an empty set."""
         names = set()
         message = self._subscription.get_message(ignore_subscribe_messages=True, timeout=seconds)
         while message is not None:
@@ -70,7 +70,7 @@ def _publish(job_pk: int) -> None:
     try:
         _client().publish(channel(job_pk), "changed")
     except redis.RedisError:
-        logger.warning("Redis is away: live views of job %s show its change a few seconds later.", job_pk)
+        logger.warning("Redis does not answer: live views of job %s show its change a few seconds later.", job_pk)
 
 
 @cache

@@ -28,10 +28,12 @@ def send_due() -> int:
     """Send the mails that are due and return their number. Safe to repeat."""
     since = timezone.now() - STALE
     due = Notification.objects.filter(mailed_at=None, kind__in=KINDS, created_at__gt=since).select_related("user")
-    return sum(deliver(Notification.objects.filter(pk=each.pk), partial(_mail, each), _readers(each)) for each in due)
+    return sum(
+        deliver(Notification.objects.filter(pk=each.pk), partial(_mail, each), _recipients(each)) for each in due
+    )
 
 
-def _readers(notification: Notification) -> list[User]:
+def _recipients(notification: Notification) -> list[User]:
     user = notification.user
     # A sweep would send a mail for each trial; its end is mailed.
     is_trial = Trial.objects.filter(job=notification.data.get("job")).exists()

@@ -10,7 +10,7 @@ from django.conf import settings
 
 from console.accounts.models import Membership
 from jobs.clusters import cluster, cluster_named
-from jobs.errors import LogsUnreachable, NoLogs, ToolsAway, TooManyTools
+from jobs.errors import LogsUnreachable, NoLogs, ToolsUnavailable, TooManyTools
 from jobs.models import Attempt, Job
 from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.errors import RuntimeFault
@@ -42,7 +42,7 @@ def is_available() -> bool:
 def open_session(*, membership: Membership, jobs: Iterable[Job]) -> str:
     """Return the path of a TensorBoard with the logs of these jobs of the organization.
 
-    Only the member can open it. Raises NoLogs, LogsUnreachable, TooManyTools, ToolsAway.
+    Only the member can open it. Raises NoLogs, LogsUnreachable, TooManyTools, ToolsUnavailable.
     """
     logs: list[LogFolder] = []
     is_unreachable = False
@@ -66,7 +66,7 @@ def open_session(*, membership: Membership, jobs: Iterable[Job]) -> str:
     except control.TooManySessions:
         raise TooManyTools from None
     except control.ToolsUnavailable as error:
-        raise ToolsAway from error
+        raise ToolsUnavailable from error
 
 
 def find_session(*, membership: Membership, key: str) -> Session | None:

@@ -6,7 +6,7 @@ import pytest
 from django.utils import timezone
 
 from jobs import estimates, probes, reconciliation
-from jobs.estimates import Sample, learn, pace_of
+from jobs.estimates import Sample, estimate_from_runs, pace_of
 from jobs.models import Attempt, Job
 from jobs.purchase import parse
 from jobs.states import EndReason, JobState
@@ -45,18 +45,19 @@ LEARNED = {
 @pytest.mark.parametrize("name", LEARNED)
 def test_what_is_learned_from_earlier_runs(name):
     samples, nodes, epochs, p50, p90 = LEARNED[name]
-    estimate = learn(samples, nodes=nodes, epochs=epochs)
+    estimate = estimate_from_runs(samples, nodes=nodes, epochs=epochs)
     assert estimate.p50_seconds == (p50 if not isinstance(p50, int | float) else pytest.approx(p50, abs=0.01))
     assert p90 is None or estimate.p90_seconds == pytest.approx(p90, rel=0.001)
 
 
 def test_an_estimate_names_what_it_is_based_on():
-    assert learn([], nodes=1, epochs=10) is None
-    same = learn(runs(100, 200, 300), nodes=2, epochs=20)
+    assert estimate_from_runs([], nodes=1, epochs=10) is None
+    same = estimate_from_runs(runs(100, 200, 300), nodes=2, epochs=20)
     assert (same.source, same.runs, same.measured_nodes, same.efficiency) == ("history", 3, (), None)
-    scaled = learn(ONE_AND_TWO, nodes=4, epochs=10)
+    scaled = estimate_from_runs(ONE_AND_TWO, nodes=4, epochs=10)
     assert (scaled.runs, scaled.measured_nodes, scaled.efficiency) == (2, (1, 2), pytest.approx(0.8))
-    assert pace_of([Sample(2, 1, 100), Sample(2, 2, 90), Sample(2, 3, 80), Sample(2, 4, 70)]).start == 0, "noise"
+    pace = pace_of([Sample(2, 1, 100), Sample(2, 2, 90), Sample(2, 3, 80), Sample(2, 4, 70)])
+    assert pace.start_seconds == 0, "noise"
 
 
 def estimate(customer, **changes):

@@ -37,15 +37,15 @@ class Command(BaseCommand):
         screen = Console(file=self.stdout, highlight=False)  # type: ignore[arg-type]  # Rich needs only `write`
         failed = 0
         table = Table(title=f"The cluster {resolved}", title_justify="left")
-        for title in ("", "Looked at", "Found", "What to do"):
+        for title in ("", "Check", "Result", "What to do"):
             table.add_column(title, overflow="fold")
-        with screen.status("Looking ..."):
+        with screen.status("Checking ..."):
             for line in _checks(resolved, smoke=not no_smoke):
                 failed += not line.ok
                 table.add_row("[green]✓[/]" if line.ok else "[red]✗[/]", line.name, line.detail, line.remedy)
         screen.print(table)
         if failed:
-            raise CommandError(f"{failed} of these lines need something to be done.")
+            raise CommandError(f"{failed} checks failed. Follow the column “What to do”.")
 
 
 def _checks(name: str, *, smoke: bool) -> Iterator[Check]:

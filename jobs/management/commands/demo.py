@@ -87,12 +87,13 @@ def _buy_and_show(customer: Customer, console: Console) -> None:
 
 @contextlib.contextmanager
 def _serving(console: Console) -> Iterator[subprocess.Popen[bytes] | None]:
-    """Yield while the console serves: one that already runs (None), or a process of our own, stopped at the end."""
+    """Yield while the console serves: None if it already ran, else the process started here, which is stopped after."""
     if _ready():
         yield None
         return
     server = subprocess.Popen([sys.executable, str(settings.BASE_DIR / "manage.py"), "up"], start_new_session=True)
-    forward = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM,)}
+    # SIGTERM raises KeyboardInterrupt too, so that it also stops the server.
+    previous_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with console.status("Starting the console ..."):
             _await_ready(server)
@@ -102,8 +103,7 @@ def _serving(console: Console) -> Iterator[subprocess.Popen[bytes] | None]:
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait()
-        for number, handler in forward.items():
-            signal.signal(number, handler)
+        signal.signal(signal.SIGTERM, previous_handler)
 
 
 def _await_ready(server: subprocess.Popen[bytes]) -> None:
@@ -146,6 +146,7 @@ def _account(email: str, organization: str, *, administrator: bool) -> dict[str,
 
 
 def _write_private(path: Path, data: dict[str, Any]) -> None:
+    """Write JSON that only this user can read. The mode is set before the content, also if the file exists."""
     path.touch(mode=0o600)
     path.chmod(0o600)
     path.write_text(json.dumps(data, indent=2) + "\n")

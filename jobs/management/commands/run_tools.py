@@ -1,4 +1,4 @@
-"""Own the tools of this installation until SIGTERM: see `runtime.tools`."""
+"""Run the process that starts and ends the tools of this installation, until SIGTERM: see `runtime.tools`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Command(BaseCommand):
     help = "Start TensorBoard when a page asks for it, and end it when idle, until SIGTERM."
 
     def handle(self, *_args: Any, **_options: Any) -> None:
-        """Answer until SIGTERM or SIGINT."""
+        """Serve requests for tools until SIGTERM or SIGINT."""
         limits = Limits(
             per_organization=settings.TOOLS_PER_ORGANIZATION,
             total=settings.TOOLS_TOTAL,
@@ -28,5 +28,6 @@ class Command(BaseCommand):
         )
         owner = Owner(tensorboards.root(), limits, tensorboards.url_path)
         for number in (signal.SIGTERM, signal.SIGINT):
+            # In a thread, because `stop` waits for `serve`, which this handler interrupts.
             signal.signal(number, lambda *_: threading.Thread(target=owner.stop).start())
         owner.serve()
