@@ -69,9 +69,9 @@ class Comparison:
 
 def compare(quote: Quote) -> Comparison:
     """Compare a quote with its alternatives. Raises ChoiceUnavailable if what it names no longer exists."""
-    earlier = reruns.exact_original(quote)
-    purchase = _checked(quote, {}, earlier)
-    comparer = _Comparer(quote, purchase, earlier)
+    original = reruns.exact_original(quote)
+    purchase = _checked(quote, {}, original)
+    comparer = _Comparer(quote, purchase, original)
     counts = sorted({*NODE_COUNTS, purchase.nodes})
     specs = NodeSpec.objects.filter(is_active=True)[:MAX_SPECS]
     return Comparison(
@@ -84,8 +84,8 @@ def compare(quote: Quote) -> Comparison:
 class _Comparer:
     """Builds the alternatives of a quote; reads prices, capacity and earlier runs once for all of them."""
 
-    def __init__(self, quote: Quote, purchase: Purchase, earlier: Job | None) -> None:
-        self._quote, self._purchase, self._earlier = quote, purchase, earlier
+    def __init__(self, quote: Quote, purchase: Purchase, original: Job | None) -> None:
+        self._quote, self._purchase, self._original = quote, purchase, original
         self._prices: CurrentPrices = current_prices(quote.organization)
         self._forecast = Forecast(quote.organization)
         self._history: History = estimates.history(purchase)
@@ -126,7 +126,7 @@ class _Comparer:
         nodes = changes.get("nodes", self._purchase.nodes)
         alternative = Alternative(spec, nodes, changes.get("workers_per_node", self._purchase.workers_per_node))
         try:
-            purchase = _checked(self._quote, changes, self._earlier)
+            purchase = _checked(self._quote, changes, self._original)
             estimate = estimates.estimate_from(history or estimates.history(purchase), purchase)
             offer = price(self._prices, **orders.pricing_inputs(purchase, estimate))
         except CustomerError as error:
@@ -135,11 +135,11 @@ class _Comparer:
         return replace(alternative, figures=figures, start=self._forecast.start(spec, nodes))
 
 
-def _checked(quote: Quote, changes: Mapping[str, Any], earlier: Job | None) -> Purchase:
+def _checked(quote: Quote, changes: Mapping[str, Any], original: Job | None) -> Purchase:
     """Return a quote's purchase with changes, checked as an order would be. Raises ChoiceUnavailable."""
     data = {**stored(quote.purchase), **changes}
     try:
-        return parse(organization=quote.organization, data=data, is_pinned=True, earlier=earlier)
+        return parse(organization=quote.organization, data=data, is_pinned=True, original=original)
     except InvalidInput as error:
         raise ChoiceUnavailable(fields=error.fields) from error
 

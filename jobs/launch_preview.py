@@ -35,9 +35,11 @@ def launch_preview(quote: Quote, rank: int = 0) -> LaunchPreview:
     Raises NotFound for an unknown rank or a cluster that does not answer, ChoiceUnavailable if what the quote names no
     longer exists.
     """
-    earlier = reruns.exact_original(quote)
+    original = reruns.exact_original(quote)
     try:
-        purchase = parse(organization=quote.organization, data=stored(quote.purchase), is_pinned=True, earlier=earlier)
+        purchase = parse(
+            organization=quote.organization, data=stored(quote.purchase), is_pinned=True, original=original
+        )
     except InvalidInput as error:
         raise ChoiceUnavailable(fields=error.fields) from error
     spec = _spec(purchase)

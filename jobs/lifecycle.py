@@ -21,7 +21,7 @@ from jobs import traces, usage
 from jobs.errors import StaleTransition
 from jobs.models import Attempt, Job, JobEvent
 from jobs.pubsub import publish_state
-from jobs.states import END_STATE, RETRIABLE, RETRIED, EndReason, JobState, OnHang, may_follow
+from jobs.states import CODE_FAILURES, END_STATE, PLATFORM_FAULTS, EndReason, JobState, OnHang, may_follow
 from runtime.specs import Failure, FailureCode, Outcome, RunPhase, RunStatus
 
 MAX_PLATFORM_FAULTS = 3
@@ -240,7 +240,7 @@ def _end_locked(
     wait = None if is_cancelled or is_final else _retry_after(job, attempt)
     if wait is None:
         # After a cancel, a platform fault ends the job as cancelled. The attempt keeps its reason, so it stays free.
-        _finish(job, EndReason.CANCELLED if is_cancelled and reason in RETRIED else reason, attempt=attempt)
+        _finish(job, EndReason.CANCELLED if is_cancelled and reason in PLATFORM_FAULTS else reason, attempt=attempt)
         return
     not_before = timezone.now() + wait if wait else None
     transition(
@@ -271,18 +271,20 @@ def _reported_end(attempt: Attempt, outcome: Outcome, failure: Failure | None) -
 def _retry_after(job: Job, attempt: Attempt) -> timedelta | None:
     """Return how long to wait before another attempt; None if the job gets none. `attempt` has just ended."""
     reason = EndReason(attempt.reason)
-    if reason not in RETRIED | RETRIABLE:
+    if reason not in PLATFORM_FAULTS | CODE_FAILURES:
         return None
     attempts = list(job.attempts.all())  # including `attempt`, so each count below is at least 1
     if reason is EndReason.NO_CAPACITY:
         placements = sum(each.reason == EndReason.NO_CAPACITY for each in attempts)
         may_retry = placements < MAX_PLACEMENTS
         wait = min(PLACEMENT_BACKOFF * 2 ** (placements - 1), MAX_PLACEMENT_BACKOFF)
-    elif reason in RETRIED:
-        faults = sum(each.reason in RETRIED - {EndReason.NO_CAPACITY} and not _was_moved(each) for each in attempts)
+    elif reason in PLATFORM_FAULTS:
+        faults = sum(
+            each.reason in PLATFORM_FAULTS - {EndReason.NO_CAPACITY} and not _was_moved(each) for each in attempts
+        )
         may_retry, wait = faults < MAX_PLATFORM_FAULTS, timedelta(0)
     elif reason is not EndReason.HUNG or job.on_hang == OnHang.RETRY:
-        failures = sum(each.reason in RETRIABLE for each in attempts)
+        failures = sum(each.reason in CODE_FAILURES for each in attempts)
         may_retry = failures <= job.retries
         wait = min(timedelta(seconds=job.retry_backoff_seconds * 2 ** (failures - 1)), MAX_BACKOFF)
     else:

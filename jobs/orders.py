@@ -53,11 +53,11 @@ def quote_order(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
     organization = membership.organization
     require_active(organization=organization)
     is_exact = str(data.get("exact")).lower() in {"true", "1"}  # as the serializer reads it
-    earlier = None
+    original = None
     if is_exact:
-        data, earlier = reruns.exact_purchase(organization=organization, data=data)
-    purchase = parse(organization=organization, data=data, is_pinned=is_exact, earlier=earlier)
-    digest = pinned_digest(earlier.order.quote, purchase.image) if earlier else ""
+        data, original = reruns.exact_purchase(organization=organization, data=data)
+    purchase = parse(organization=organization, data=data, is_pinned=is_exact, original=original)
+    digest = pinned_digest(original.order.quote, purchase.image) if original else ""
     return make_quote(
         organization=organization,
         user=membership.user,
@@ -115,13 +115,13 @@ def place_order(*, membership: Membership, quote: Quote, idempotency_key: str = 
     if "notebook" in quote.purchase:
         raise InvalidInput(fields={"quote": _("This quote is for a notebook. Buy it as a notebook.")})
     require_valid(quote)
-    earlier = reruns.exact_original(quote)
+    original = reruns.exact_original(quote)
     try:
         # Parsed again, because the customer may have deleted or changed something since the quote.
-        purchase = parse(organization=organization, data=stored(quote.purchase), is_pinned=True, earlier=earlier)
+        purchase = parse(organization=organization, data=stored(quote.purchase), is_pinned=True, original=original)
     except InvalidInput as error:
         raise ChoiceUnavailable(fields=error.fields) from error
-    return _write_order(membership, quote, purchase, key, earlier)
+    return _write_order(membership, quote, purchase, key, original)
 
 
 def cancel_job(*, membership: Membership, job: Job) -> Job:
@@ -206,9 +206,9 @@ def rerun(*, membership: Membership, job: Job, changes: Mapping[str, Any], idemp
         raise
 
 
-def _write_order(membership: Membership, quote: Quote, purchase: Purchase, key: str, earlier: Job | None) -> Order:
+def _write_order(membership: Membership, quote: Quote, purchase: Purchase, key: str, original: Job | None) -> Order:
     organization = membership.organization
-    script = None if earlier else read_script(purchase)
+    script = None if original else read_script(purchase)
     with transaction.atomic():
         quota = quotas.lock_quota(organization)
         # Again, under the lock: a concurrent request may have placed the order meanwhile.
@@ -225,7 +225,7 @@ def _write_order(membership: Membership, quote: Quote, purchase: Purchase, key: 
             models=purchase.model_versions,
             job=job_columns(purchase, script)
             | {"rerun_of_id": quote.purchase.get("rerun_of"), "image_digest": pinned_digest(quote, purchase.image)}
-            | ({"script": earlier.script, "runs_snapshot": True} if earlier else {}),
+            | ({"script": original.script, "runs_snapshot": True} if original else {}),
         )
 
 

@@ -46,7 +46,7 @@ MAX_RATE_LENGTH = 32
 MAX_DATASETS = 100
 """Datasets of one run, and also models: each is a mount on every node."""
 MAX_VERSION_DIGITS = 10
-"""Digits that a version's number has less than: it is a 32-bit column."""
+"""A version's number has fewer digits than this, so that it fits its 32-bit column."""
 MAX_NUMBERS_NAMED = 10
 """Versions that an error names, newest first."""
 MAX_BATCH_SIZE = 1_000_000
@@ -60,20 +60,18 @@ MIN_SECONDS = 60
 NOTEBOOK_SECONDS = 4 * 3600
 """Default time limit of a notebook: half a working day."""
 MAX_NOTEBOOK_SECONDS = 7 * 24 * 3600
-"""Longest time limit of a notebook: as that of a training."""
+"""Longest time limit of a notebook: a week, as for a training."""
 IDLE_SECONDS = 30 * 60
-"""Default time without activity after which a notebook ends."""
+"""Default time without activity after which a notebook ends: longer than a break, so that only forgotten ones end."""
 PROCESSES_PER_CPU = 4
-"""Most processes per CPU of a node. Code that waits for I/O gains from a few per CPU; more only compete."""
-
-
+"""Maximum processes per CPU of a node. Code that waits for I/O gains from a few; more only compete for the CPU."""
 EXPANDS_ARGUMENTS = "expands_arguments"
-"""Marks a stored purchase whose arguments may refer to variables. Older ones lack it."""
+"""Key of a stored purchase whose arguments may refer to variables. Purchases of older versions lack it."""
 
 
 @dataclass(frozen=True)
 class DatasetChoice:
-    """A dataset or model as the customer chose it: by name, and by version unless the latest is meant."""
+    """A dataset or model as the customer chose it: its name and version number; None: the latest version."""
 
     name: str
     number: int | None = None
@@ -124,11 +122,11 @@ class Purchase:
 
     @property
     def code_key(self) -> str:
-        """Return a key shared by all runs of this script in this workspace; estimates learn from runs with that key."""
+        """Return the key of all runs of this script in this workspace. Estimates use earlier runs with the same key."""
         return hashlib.sha256(f"{self.workspace.pk}:{self.code_path}".encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the API's fields as a quote stores them, with pinned dataset versions. `parse` can read the result."""
+        """Return the API's fields as a quote stores them, with pinned versions. `parse` accepts the result."""
         return {
             "product": self.product.name,
             "framework": self.framework.value,
@@ -212,19 +210,19 @@ class NotebookPurchase(Placement):
 
 
 def resolved_names(versions: Iterable[DatasetVersion]) -> list[str]:
-    """Return the versions as `name@number`, the form that quotes take."""
+    """Return the versions as `name@number`, as in requests for quotes."""
     return [str(DatasetChoice(version.dataset.name, version.number)) for version in versions]
 
 
 def parse(
-    *, organization: Organization, data: Mapping[str, Any], is_pinned: bool = False, earlier: Job | None = None
+    *, organization: Organization, data: Mapping[str, Any], is_pinned: bool = False, original: Job | None = None
 ) -> Purchase:
     """Validate a purchase. Raises InvalidInput with a message for each invalid field.
 
-    `is_pinned`: use the versions in `dataset_versions` and `model_versions` instead of the latest ones. `earlier`: the
-    job that this one repeats exactly; its script and requirements are stored, so the workspace is not asked for them.
+    `is_pinned`: use the versions in `dataset_versions` and `model_versions` instead of the latest ones. `original`: the
+    job that is repeated exactly; its stored script and requirements are used instead of those in the workspace.
     """
-    context = {"organization": organization, "is_pinned": is_pinned, "earlier": earlier}
+    context = {"organization": organization, "is_pinned": is_pinned, "original": original}
     values = QuoteRequestSerializer(data=data, context=context).values()
     values.pop("exact")  # `orders.quote_order` has replaced the data of an exact rerun
     fault_tolerance = FaultTolerance(**{each.name: values.pop(each.name) for each in fields(FaultTolerance)})
@@ -232,10 +230,13 @@ def parse(
 
 
 def stored(purchase: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a quote's purchase for `parse`. Dollar signs in the arguments of an older one keep their meaning."""
+    """Return a quote's purchase for `parse`.
+
+    Dollar signs are escaped in a purchase of an older version, which did not expand variables.
+    """
     if purchase.get(EXPANDS_ARGUMENTS) or "arguments" not in purchase:
         return dict(purchase)
-    return {**purchase, "arguments": [escape(word) for word in purchase["arguments"]]}
+    return {**purchase, "arguments": [escape(argument) for argument in purchase["arguments"]]}
 
 
 def parse_placement(*, organization: Organization, data: Mapping[str, Any]) -> Placement:
@@ -254,10 +255,10 @@ def parse_notebook(*, organization: Organization, data: Mapping[str, Any], is_pi
 
 
 def _workers_range(chosen: Chosen) -> tuple[int, int]:
-    """Return the default and the most processes per node: one for each GPU, or a few per CPU."""
+    """Return the default and the maximum of processes per node: one for each GPU, or a few per CPU."""
     spec: NodeSpec | None = chosen.get("node_spec")
     if spec is None:
-        return 1, 1000  # a loose limit: the purchase is refused for its node spec
+        return 1, 1000  # a loose limit, because the invalid node spec already has an error
     return (spec.gpus, spec.gpus) if spec.gpus else (1, max(2, math.floor(spec.cpus * PROCESSES_PER_CPU)))
 
 
@@ -275,10 +276,10 @@ class ArgumentsField(FormField, serializers.ListField):
                 raise ValidationError(_("A quotation mark is not closed. Add the closing mark.")) from None
         if not isinstance(data, list) or not all(isinstance(item, str | int | float) for item in data):
             raise ValidationError(_("The arguments must be a list of strings."))
-        words = [str(item) for item in data]
-        if sum(len(word) + 1 for word in words) > MAX_ARGUMENTS_LENGTH or not all(is_text(word) for word in words):
+        arguments = [str(item) for item in data]
+        if sum(len(each) + 1 for each in arguments) > MAX_ARGUMENTS_LENGTH or not all(map(is_text, arguments)):
             raise ValidationError(_("The arguments are too long or contain invalid characters."))
-        return words
+        return arguments
 
 
 class DatasetsField(FormField, serializers.ListField):
@@ -305,14 +306,14 @@ class DatasetsField(FormField, serializers.ListField):
         name, separator, number = text.partition("@")
         if not separator:
             return DatasetChoice(name)
-        # Bounded before `int`, which refuses very long numbers.
+        # The length is checked before `int`, which refuses very long numbers.
         if not (number.isascii() and number.isdecimal() and len(number) < MAX_VERSION_DIGITS and int(number)):
             raise ValidationError(_("Write a version as a number, for example digits@3."))
         return DatasetChoice(name, int(number))
 
 
 class ModelsField(DatasetsField):
-    """Models, in the same form."""
+    """Models, in the same form as datasets."""
 
     no_list_error = gettext_lazy("The models must be a list of names.")
     too_many_error = gettext_lazy("Choose at most %(most)d models.")
@@ -327,7 +328,7 @@ class PinnedVersionsField(FormField, serializers.ListField):
     def run_validation(self, data: Any = empty) -> Any:
         """Return the keys. Raises ValidationError."""
         keys = data if self.context.get("is_pinned") and data is not empty and data else []
-        # `type`, not isinstance: true and false are no keys.
+        # `type` instead of isinstance, because true and false are instances of int.
         if not isinstance(keys, list) or not all(type(key) is int and 0 < key < MAX_KEY for key in keys):
             raise ValidationError(_("The versions must be a list of numbers."))
         return keys
@@ -391,6 +392,7 @@ class _PlacementSerializer(FormSerializer):
         A stored purchase also has the pinned versions, in the same order.
         """
         pinned = self.chosen.get("dataset_versions", [])[: len(choices)]
+        # The versions become `dataset_versions`, the source of this field, so the choices are kept beside them.
         self.chosen["datasets"] = tuple(choices)
         return tuple(self._version(choice, key) for choice, key in zip_longest(choices, pinned))
 
@@ -443,9 +445,9 @@ class _PlacementSerializer(FormSerializer):
 
 
 class _PurchaseSerializer(_PlacementSerializer):
-    """The fields of a purchase but those of fault tolerance."""
+    """The fields of a purchase except those of fault tolerance."""
 
-    # If the product is invalid, loose limits replace its own: the purchase is refused anyway.
+    # If the product is invalid, loose limits replace its limits, because the purchase is refused anyway.
     product = NameField()
     framework = EnumField(
         Framework, error_messages={"invalid_choice": gettext_lazy("Choose one of these frameworks: %(known)s.")}
@@ -538,11 +540,11 @@ class _PurchaseSerializer(_PlacementSerializer):
                 raise ValidationError(sentence % {"name": name})
         return tuple(names)
 
-    def validate_arguments(self, words: list[str]) -> tuple[str, ...]:
+    def validate_arguments(self, arguments: list[str]) -> tuple[str, ...]:
         """Check the variables that the arguments refer to, and return an immutable value for `Purchase`."""
         if "environment" in self.chosen and "secrets" in self.chosen:
-            check_references(words, own=self.chosen["environment"], secrets=self.chosen["secrets"])
-        return tuple(words)
+            check_references(arguments, own=self.chosen["environment"], secrets=self.chosen["secrets"])
+        return tuple(arguments)
 
     def validate_models(self, choices: Sequence[DatasetChoice]) -> tuple[ModelVersion, ...]:
         """Return the chosen version of each model, by default the latest, as `validate_datasets` does."""
@@ -578,8 +580,8 @@ class _PurchaseSerializer(_PlacementSerializer):
         workspace = self.chosen.get("workspace")
         if not path or workspace is None:
             return None
-        earlier = self.context.get("earlier")
-        required = packages.requirements_of(earlier) if earlier else packages.read_requirements(workspace, path)
+        original = self.context.get("original")
+        required = packages.requirements_of(original) if original else packages.read_requirements(workspace, path)
         if required is None:
             return None
         packages.check(required, image=self.chosen.get("image"), spec=self.chosen.get("node_spec"))
@@ -590,7 +592,7 @@ class _PurchaseSerializer(_PlacementSerializer):
         if len(path) > MAX_PATH_LENGTH:
             raise ValidationError(_("The path is too long. Use shorter names or fewer folders."))
         workspace = self.chosen.get("workspace")
-        if workspace is None or self.context.get("earlier"):
+        if workspace is None or self.context.get("original"):
             return path
         return mounts.check_script(workspace=workspace, code_path=path)
 
@@ -612,7 +614,7 @@ class _AnyFrameworkSerializer(_PlacementSerializer):
     def validate_image(self, name: str) -> Image:
         """Also set the default framework."""
         image = super().validate_image(name)
-        if self.chosen.get("framework", "invalid") is None:
+        if self.chosen.get("framework", "invalid") is None:  # None: not chosen; missing: chosen, but invalid
             if not image.frameworks:
                 raise ValidationError(_("Choose one of these frameworks: %(known)s.") % {"known": ", ".join(Framework)})
             self.chosen["framework"] = Framework(image.frameworks[0])

@@ -16,12 +16,12 @@ from storage import selectors as storage
 MAX_PER_KIND = 5
 MAX_QUERY_LENGTH = 100
 MAX_NUMBER_DIGITS = 15
-"""Digits of a job's number: no larger number is a row's."""
+"""Digits of a job's number: more than any job has, and within the 64-bit column."""
 
 
 @dataclass(frozen=True)
 class Hit:
-    """One object. `id` names it in URLs: a job's number, another object's name."""
+    """An object that matches the query. `id` is a job's number, or the name of another object, as in URLs."""
 
     kind: str
     """`job`, `dataset`, `model` or `workspace`."""
@@ -46,11 +46,11 @@ def search(organization: Organization, query: str) -> list[Hit]:
 
 def _jobs(organization: Organization, query: str) -> list[Hit]:
     number = query.removeprefix("#")
-    found: list[int] = []
+    keys: list[int] = []
     if number.isdecimal() and len(number) <= MAX_NUMBER_DIGITS:
-        found += Job.objects.filter(organization=organization, pk=int(number)).values_list("pk", flat=True)
-    found += job_search.matching(organization, JobSearch(q=query)).values_list("pk", flat=True)[:MAX_PER_KIND]
-    first = list(dict.fromkeys(found))[:MAX_PER_KIND]
+        keys += Job.objects.filter(organization=organization, pk=int(number)).values_list("pk", flat=True)
+    keys += job_search.matching(organization, JobSearch(q=query)).values_list("pk", flat=True)[:MAX_PER_KIND]
+    first = list(dict.fromkeys(keys))[:MAX_PER_KIND]  # a job may match by its number and by its name
     jobs = Job.objects.filter(pk__in=first).select_related("image", "order__quote").in_bulk()
     return [
         Hit("job", str(pk), f"#{pk} {free_runs.title(jobs[pk])}", str(jobs[pk].get_state_display())) for pk in first

@@ -1,4 +1,4 @@
-"""How many nodes and jobs an organization may have at once, and how many it has."""
+"""Quotas of an organization: the nodes that it may run at once, and those that it runs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from jobs.states import ACTIVE
 def lock_quota(organization: Organization) -> Quota:
     """Return the organization's quota, locked until the transaction ends.
 
-    Orders and claims of one organization take this lock first. Two orders cannot buy the same quote, and two claims
-    cannot take the same nodes.
+    Orders and claims of one organization take this lock first. So two orders cannot buy the same quote, and two claims
+    cannot take the last nodes of the quota.
     """
     return Quota.objects.select_for_update().get(organization=organization)
 
 
 def running_nodes(organization: Organization | None = None) -> dict[int, int]:
-    """Return the nodes granted to open attempts on all clusters, by organization id; of one organization or of all."""
+    """Return the nodes granted to open attempts on all clusters, by organization id; None: of all organizations."""
     attempts = Attempt.objects.filter(finished_at=None, job__state__in=ACTIVE).order_by()
     if organization is not None:
         attempts = attempts.filter(job__organization=organization)

@@ -1,8 +1,8 @@
 """Update jobs to the state that their clusters report, and repair missed changes.
 
 The watcher calls `follow` for each change of a run. Celery beat calls `reconcile` every few seconds. It asks for the
-status of every open run, makes a scheduling pass, and stops or deletes runs that no open attempt accounts for. So a
-lost task, a dead worker or a Redis that was away delays a job by one such interval at most.
+status of every open run, makes a scheduling pass, and stops or deletes runs that have no open attempt. So a lost task,
+a dead worker or an outage of Redis delays a job by one such interval at most.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 RECONCILE_SECONDS = 20.0
 """A reconciliation asks for no further status after this time, so that a slow cluster cannot keep a worker process busy
-for minutes. The order is random, so that every job gets its turn."""
+for minutes. Jobs are read in random order, so that each is read in one of the next reconciliations."""
 
 
 def follow(*, run_name: str) -> None:
@@ -58,8 +58,8 @@ def reconcile_job(*, job_pk: int) -> None:
 
 def stop(*, job_pk: int) -> None:
     """Ask the cluster to stop the run of a job that is cancelled or moved, and update the job."""
-    is_unwanted = Q(job__state=JobState.STOPPING) | Q(move_requested_at__isnull=False)
-    attempt = Attempt.objects.filter(is_unwanted, job_id=job_pk, finished_at=None).last()
+    must_stop = Q(job__state=JobState.STOPPING) | Q(move_requested_at__isnull=False)
+    attempt = Attempt.objects.filter(must_stop, job_id=job_pk, finished_at=None).last()
     if attempt:
         try:
             # Not `stop_run`, which would describe the run once more.
@@ -90,8 +90,8 @@ def _reconcile(attempt: Attempt, *, reads_output: bool = False) -> None:
     except RunNotFound:
         _end_vanished(attempt)
         return
-    is_unwanted = attempt.job.state == JobState.STOPPING or attempt.move_requested_at
-    if is_unwanted and status.phase in {RunPhase.STARTING, RunPhase.RUNNING}:
+    must_stop = attempt.job.state == JobState.STOPPING or attempt.move_requested_at
+    if must_stop and status.phase in {RunPhase.STARTING, RunPhase.RUNNING}:
         stop_run(attempt.backend, attempt.run_name)
     if status.phase is RunPhase.ENDED:
         telemetry.ingest_all(attempt=attempt)
@@ -109,7 +109,7 @@ def _observe(attempt: Attempt, status: RunStatus) -> None:
 
 
 def _end_vanished(attempt: Attempt) -> None:
-    """End an attempt whose run the backend does not have, unless the dispatcher has yet to submit it."""
+    """End an attempt whose run the backend does not have, unless the dispatcher has not submitted it yet."""
     job = attempt.job
     if attempt.submitted_at is None and job.state == JobState.STARTING:
         return
@@ -118,7 +118,7 @@ def _end_vanished(attempt: Attempt) -> None:
         reason = EndReason.NODE_LOST
         failure = Failure("The cluster no longer knows this run.", FailureCode.VANISHED)
     else:
-        # If it had started, it vanished at an unknown time while it was being stopped: a platform fault, and free.
+        # A started run vanished at an unknown time while it was being stopped, so it is free as a platform fault.
         reason = EndReason.NODE_LOST if attempt.started_at else EndReason.CANCELLED
     with transaction.atomic():
         lifecycle.end_attempt(attempt=attempt, reason=reason, failure=failure)
@@ -131,7 +131,7 @@ def _open_attempts() -> QuerySet[Attempt]:
 
 
 def _open_attempt(run_name: str) -> Attempt | None:
-    """Return the open attempt with this run name; None for any other name, such as one that is not ours."""
+    """Return the open attempt with this run name; None for other names, such as those of other installations."""
     parts = run_name.split("-")
     if len(parts) != 3 or parts[0] != "job" or not (parts[1].isdecimal() and parts[2].isdecimal()):
         return None
@@ -148,7 +148,7 @@ def _reconcile_cluster(name: str) -> None:
     attempts = Attempt.objects.filter(clusters.on_cluster(name), finished_at=None, job__state__in=ACTIVE)
     jobs = list(attempts.values_list("job", "job__state"))
     random.shuffle(jobs)
-    # Cancelled jobs first: their machines are free for others as soon as they end.
+    # Cancelled jobs first, because their machines become free for others when they end.
     for pk, _state in sorted(jobs, key=lambda each: each[1] != JobState.STOPPING):
         try:
             reconcile_job(job_pk=pk)
@@ -164,7 +164,7 @@ def _reconcile_cluster(name: str) -> None:
 
 
 def _stop_unwanted_runs(name: str) -> None:
-    """Stop live runs of ended attempts, and delete those without an attempt. Stores whether the cluster answers."""
+    """Stop live runs of ended attempts, and delete runs without an attempt. Store whether the cluster answers."""
     try:
         for run_name, attempt in _runs_on(name, live=True):
             if attempt is None:
@@ -193,10 +193,10 @@ def _clean_up_runs(name: str) -> None:
 
 
 def _runs_on(name: str, *, live: bool) -> list[tuple[str, Attempt | None]]:
-    """Return the runs that a cluster has, each with its attempt; None if this cluster has no such attempt.
+    """Return the runs that a cluster has, each with its attempt; None if no attempt on this cluster has its name.
 
-    A run whose attempt names a cluster that the settings no longer have is left out: that may be this cluster's old
-    name, and the run must not be deleted as unknown.
+    Left out are runs whose attempt names a cluster that the settings no longer have. That may be this cluster's old
+    name, so the run must not be deleted as unknown.
     """
     names = [run_name for run_name in cluster(name).names(live=live) if run_name.startswith("job-")]
     attempts = {attempt.run_name: attempt for attempt in _attempts_of(names)} if names else {}

@@ -1,7 +1,7 @@
-"""Reruns: exactly as the job was ordered, or with the latest script, datasets, image and prices, and what differs.
+"""Rerun a job exactly as it was ordered, or with the latest script, datasets, image and prices; compare the two.
 
-An exact rerun runs a copy of the job's script, which `snapshots.restore` writes beside the script in the workspace: so
-modules and files beside it are found, and it works alike on every cluster. Those other files are the workspace's own.
+An exact rerun runs a copy of the job's script. `snapshots.restore` writes it beside the script in the workspace, so it
+finds modules and files there, on every cluster. Those other files are not stored: it uses them as they are now.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ CHANGEABLE = (
 )  # fmt: skip
 """Fields that may change in an exact rerun: where it runs, for how long, and what happens after a fault."""
 EMPTY: tuple[Any, ...] = (None, "", [], {})
-"""Values that mean that a field was left out."""
+"""Values of a field that was left out."""
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """What a job was ordered with, and what is different now.
+    """The script, image and datasets of a job at its order, and their changes since.
 
-    `text` is None if it is not stored. `diff` leads from the order to the workspace now. `changes` are sentences.
+    `text` is the script's text; None if it is not stored. `diff` compares it with the workspace now. `changes` are
+    sentences.
     """
 
     sha256: str
@@ -57,7 +58,7 @@ class Configuration:
 
 
 def configuration(job: Job) -> Configuration:
-    """Return what the job was ordered with, and compare it with what a rerun would use now."""
+    """Return script, image and datasets of the job's order, and compare them with those that a rerun would use now."""
     now = snapshots.script_now(job)
     state = snapshots.state_of(job, now)
     return Configuration(
@@ -73,12 +74,12 @@ def configuration(job: Job) -> Configuration:
 
 
 def changes(job: Job) -> list[str]:
-    """Return a sentence for each thing that a rerun with the latest would do differently."""
+    """Return a sentence for each difference of a rerun with the latest script, datasets, image and prices."""
     return _changes(job, snapshots.state_of(job, snapshots.script_now(job)))
 
 
 def exact_purchase(*, organization: Organization, data: Mapping[str, Any]) -> tuple[dict[str, Any], Job]:
-    """Return the job `rerun_of`, and the purchase (the API's fields) that repeats it with `data` in CHANGEABLE fields.
+    """Return the purchase that repeats the job `rerun_of` with the CHANGEABLE fields of `data`, and that job.
 
     Raises InvalidInput if the job cannot be repeated exactly, or if `data` changes another field.
     """
@@ -197,7 +198,7 @@ def _price_change(job: Job) -> str:
 
 
 def _hourly(book: PriceBook, job: Job, quote: Quote) -> Decimal | None:
-    """Return a book's price of one node and hour of the job, in minor units; None if it has none."""
+    """Return a book's price for one node and hour of the job, in minor units; None if the book has no such price."""
     purchase = pricing.Purchase(
         product=job.order.product.name,
         mode=pricing.Mode(quote.mode),

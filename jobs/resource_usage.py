@@ -21,18 +21,19 @@ from runtime.errors import RuntimeFault
 
 CHUNK_BYTES = 1024 * 1024
 MAX_BYTES = 16 * CHUNK_BYTES
-"""Bytes of samples read per node: about a day of them."""
+"""Bytes of samples read per node: about those of a day."""
 MAX_SAMPLES = 1200
-"""Samples parsed per node. Of more, every nth is used; charts show far fewer points."""
+"""Samples parsed per node. If there are more, every nth is used, because charts show far fewer points."""
 POINTS_SHOWN = 240
 """Points per chart: about one per two pixels."""
 RECENT_SECONDS = 60
-"""The window of current figures and of slow ranks; long enough to average over several steps."""
+"""Time range of current figures and of slow ranks: long enough to average over several steps."""
 SLOW_RATIO = 1.3
 """A rank whose steps take this much longer than those of the median rank is slow. Smaller differences are noise."""
 MAX_RUNS_COMPARED = 20
-"""Latest one-node runs among which one with the same data is looked for."""
+"""Latest one-node runs among which a run with the same data is searched."""
 GPU_SERIES = {"gpu": "utilization", "gpu_memory": "memory"}
+"""Series that average over a node's GPUs, and the keys of a GPU's sample that they show."""
 SERIES = ("cpu", "memory", "net_rx", "net_tx", "disk_read", "disk_write")
 
 
@@ -77,7 +78,7 @@ class RankUse:
 
 @dataclass(frozen=True)
 class Straggler:
-    """A slow rank; `ratio` is its compute time per step over that of the median rank."""
+    """A slow rank; `ratio` is its compute time per step divided by that of the median rank."""
 
     rank: int
     node: int
@@ -86,7 +87,7 @@ class Straggler:
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Scaling efficiency: 1.0 means `nodes` times the throughput of one node, measured by `job`."""
+    """Scaling efficiency: 1.0 means `nodes` times the throughput of one node. `job` is the run on one node."""
 
     value: float
     nodes: int
@@ -137,14 +138,14 @@ def _read(attempt: Attempt) -> tuple[list[NodeUse], list[RankUse]]:
     nodes: list[NodeUse] = []
     ranks: dict[int, RankUse] = {}
     for node in range(attempt.granted_nodes):
-        samples = _samples(attempt, node)
+        samples = _read_samples(attempt, node)
         if samples:
             nodes.append(_node_use(node, samples))
             _add_ranks(ranks, node, samples)
     return nodes, [ranks[rank] for rank in sorted(ranks)]
 
 
-def _samples(attempt: Attempt, node: int) -> list[dict[str, Any]]:
+def _read_samples(attempt: Attempt, node: int) -> list[dict[str, Any]]:
     """Return a node's samples in order: about MAX_SAMPLES of them, and all of the last minute."""
     lines: list[str] = []
     offset = 0
@@ -158,7 +159,7 @@ def _samples(attempt: Attempt, node: int) -> list[dict[str, Any]]:
     except RuntimeFault:
         return []
     stride = math.ceil(len(lines) / MAX_SAMPLES) if lines else 1
-    recent = max(0, len(lines) - RECENT_SECONDS)
+    recent = max(0, len(lines) - RECENT_SECONDS)  # at most one sample a second
     selected = [*lines[:recent:stride], *lines[recent:]]
     return [sample for sample in map(_parse, selected) if sample is not None]
 
@@ -166,7 +167,7 @@ def _samples(attempt: Attempt, node: int) -> list[dict[str, Any]]:
 def _parse(line: str) -> dict[str, Any] | None:
     try:
         sample = json.loads(line)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # RecursionError: deeply nested JSON
         return None
     return sample if isinstance(sample, dict) and _number(sample.get("at")) is not None else None
 
@@ -235,11 +236,12 @@ def _one_node_run(job: Job) -> Job | None:
         nodes=1,
         state=JobState.SUCCEEDED,
     ).order_by("-id")[:MAX_RUNS_COMPARED]
-    data = _data_of(job)
-    return next((each for each in similar.prefetch_related("job_datasets") if _data_of(each) == data), None)
+    versions = _dataset_versions(job)
+    candidates = similar.prefetch_related("job_datasets")
+    return next((each for each in candidates if _dataset_versions(each) == versions), None)
 
 
-def _data_of(job: Job) -> set[int]:
+def _dataset_versions(job: Job) -> set[int]:
     return {item.version_id for item in job.job_datasets.all()}
 
 
@@ -262,6 +264,7 @@ def _parts(sample: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 def _number(value: Any) -> float | None:
+    """Return a value that is a number and not negative, NaN or infinite; None for any other."""
     is_valid = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e300
     return float(value) if is_valid else None
 

@@ -1,4 +1,4 @@
-"""The files that runs leave on their clusters: logs, results, checkpoints and outputs.
+"""The files that runs write on their clusters: logs, results, checkpoints and outputs.
 
 They count against the storage quota from the end of each attempt until they are deleted: at the time that `kept_until`
 returns, or earlier by the customer.
@@ -32,9 +32,9 @@ KEEP_RUNS = timedelta(days=30)
 """How long logs and results of an ended job are kept unless the customer chooses another time (`Job.keep_until`).
 Customers read this figure before they buy."""
 KEEP_AT_LEAST = timedelta(days=1)
-"""How long they are kept if the chosen time comes before the end of the job, so that there is time to read its log."""
+"""Minimum time that they are kept after the end of the job, so that there is time to read its log."""
 MEASURE_PAUSE = timedelta(minutes=1)
-"""Minimum interval between measurements of a workspace that other open jobs use: one walks all its files."""
+"""Minimum interval between measurements of a workspace that other open jobs use, because each walks all its files."""
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def allocation_key(job_pk: int) -> str:
 
 
 def kept_until(job: Job) -> datetime | None:
-    """Return until when a job's files are kept; None for a job that has not ended, whose files stay."""
+    """Return until when a job's files are kept; None for a job that has not ended, because its end decides."""
     if job.finished_at is None:
         return None
     if job.keep_until is None:
@@ -78,7 +78,7 @@ def count_storage(job_pk: int) -> None:
     measure(job)
     measured_at = job.workspace.measured_at
     is_fresh = measured_at is not None and timezone.now() - measured_at < MEASURE_PAUSE
-    # While other jobs use the workspace, the last one to end measures it.
+    # While other jobs use the workspace, a fresh measurement is enough: the last job that ends measures again.
     if not (is_fresh and Job.objects.filter(workspace=job.workspace_id).exclude(state__in=ENDED).exists()):
         catalog.measure_workspace(workspace=job.workspace)
 
@@ -89,6 +89,7 @@ def measure(job: Job) -> None:
     attempts = list(job.attempts.exclude(finished_at=None))
     for attempt in attempts:
         total += _run_usage(attempt)
+    # Without run files and copied checkpoints, the files were deleted or never existed.
     if total.entry_count or (attempts and job.checkpoints_copied_at):
         total += _shared_usage(attempts[-1])
     job.refresh_from_db(fields=["finished_at", "keep_until"])  # they may have changed while the files were measured
@@ -142,7 +143,7 @@ def delete_run(attempt: Attempt) -> None:
 
 
 def remove(*, job: Job, user: User | None) -> None:
-    """Delete all files of an ended job but its workspace. Safe to repeat. Raises InUse, ClusterUnavailable."""
+    """Delete all files of an ended job, but not its workspace. Safe to repeat. Raises InUse, ClusterUnavailable."""
     if not job.is_ended:
         raise InUse(_("This job has not ended. Wait for it to end, or cancel it first."))
     if is_needed(job):
@@ -177,5 +178,5 @@ def _shared_usage(attempt: Attempt) -> trees.Usage:
 def _usage_of(folder: Path) -> trees.Usage:
     try:
         return trees.measure(root=folder).usage
-    except CustomerError:  # nothing that the console can reach
+    except CustomerError:  # the console has no access to it, for example on a cluster without shared storage
         return trees.Usage()

@@ -20,13 +20,13 @@ from jobs.messages import end_sentence, failure_sentence, sweep_end_sentence
 from jobs.models import Job, Trial
 
 KINDS = ("job.succeeded", "job.failed", "job.cancelled", "sweep.ended")
-STALE = timedelta(days=1)
-"""An end is not mailed later than this: after a long outage of mail, hundreds of old mails would help nobody."""
+MAX_MAIL_DELAY = timedelta(days=1)
+"""An end is not mailed later than this, because after a long outage of mail old mails are of no use."""
 
 
 def send_due() -> int:
     """Send the mails that are due and return their number. Safe to repeat."""
-    since = timezone.now() - STALE
+    since = timezone.now() - MAX_MAIL_DELAY
     due = Notification.objects.filter(mailed_at=None, kind__in=KINDS, created_at__gt=since).select_related("user")
     return sum(
         deliver(Notification.objects.filter(pk=each.pk), partial(_mail, each), _recipients(each)) for each in due
@@ -35,7 +35,7 @@ def send_due() -> int:
 
 def _recipients(notification: Notification) -> list[User]:
     user = notification.user
-    # A sweep would send a mail for each trial; its end is mailed.
+    # No mail for each trial of a sweep: one mail about the sweep's end is enough.
     is_trial = Trial.objects.filter(job=notification.data.get("job")).exists()
     if user is None or not user.is_active or is_trial:
         return []

@@ -1,4 +1,4 @@
-"""From an attempt to the RunSpec that a backend receives."""
+"""Build the RunSpec of an attempt, which a backend receives."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ HANG_SECONDS = 120
 
 
 def mounted_versions(job: Job) -> list[DatasetVersion]:
-    """Return the dataset versions that a job mounts, in the order chosen. Read once for each instance of the job."""
+    """Return the dataset versions that a job mounts, in the order chosen. `job` caches them after the first query."""
     rows = JobDataset.objects.select_related("version__dataset")
     prefetch_related_objects([job], Prefetch("job_datasets", rows))
     return [row.version for row in job.job_datasets.all()]
 
 
 def mounted_models(job: Job) -> list[ModelVersion]:
-    """Return the model versions that a job mounts, in the order chosen. Read once for each instance of the job."""
+    """Return the model versions that a job mounts, in the order chosen. `job` caches them after the first query."""
     prefetch_related_objects([job], Prefetch("job_models", JobModel.objects.select_related("version__model")))
     return [row.version for row in job.job_models.all()]
 
 
 def run_spec(attempt: Attempt) -> RunSpec:
-    """Return the attempt's spec, the same at every call."""
+    """Return the attempt's spec. Every call returns the same, so that a repeated submission adopts the run."""
     job, nodes = attempt.job, attempt.granted_nodes
     versions, models = mounted_versions(job), mounted_models(job)
     deadline_seconds = _deadline_seconds(attempt)
@@ -94,9 +94,9 @@ def run_spec(attempt: Attempt) -> RunSpec:
 
 
 def launch_spec(attempt: Attempt) -> RunSpec:
-    """Return `run_spec` plus what only the start needs: the remaining storage quota, the pull secret and the secrets.
+    """Return `run_spec` with what only the start needs: the remaining storage quota, the pull secret and the secrets.
 
-    The script of an exact rerun is then in the workspace. Raises InvalidSpec.
+    Writes the script of an exact rerun to the workspace. Raises InvalidSpec.
     """
     job = attempt.job
     snapshots.restore(job)
@@ -119,7 +119,7 @@ def _secrets(job: Job) -> dict[str, str]:
 
 
 def _deadline_seconds(attempt: Attempt) -> int:
-    """Return the time that earlier attempts have left; on fewer nodes an attempt may take longer."""
+    """Return the attempt's deadline: the job's, less the time of earlier attempts; longer on fewer nodes."""
     job = attempt.job
     if attempt.number == 1 and attempt.granted_nodes == job.nodes:
         return job.deadline_seconds

@@ -27,8 +27,8 @@ BACKFILL_LIMIT = timedelta(minutes=10)
 """How long smaller jobs may start ahead of an older job that does not fit yet. After that, free capacity is kept for
 the older job; without a limit, a steady stream of small jobs would delay it for ever."""
 MIN_PAGE, MAX_PAGE = 8, 100
-"""Bounds of the number of jobs loaded at once. A page holds as many jobs as there are free nodes: at most so many can
-start. The minimum saves queries when jobs of a page turn out to be over their quota, the maximum bounds memory."""
+"""Bounds of the number of jobs loaded at once. A page has as many jobs as there are free nodes, because no more can
+start. The minimum saves queries when jobs of a page are over their quota; the maximum bounds memory."""
 Position = tuple[datetime, int]
 """A place in the queue: when the job was queued, and its id."""
 
@@ -46,7 +46,7 @@ class Snapshot:
 
 
 def waiting_specs(cluster_name: str) -> list[NodeSpec]:
-    """Return the cluster's node specs that at least one job waits for and could start on now."""
+    """Return the cluster's node specs for which at least one job waits that is ready to start."""
     ready = Job.objects.filter(_is_ready(timezone.now()), node_spec=OuterRef("pk"), state=JobState.QUEUED)
     specs = NodeSpec.objects.filter(Exists(ready)).select_related("capacity_snapshot")
     return [spec for spec in specs if cluster_named(spec.cluster) == cluster_name]
@@ -67,7 +67,7 @@ class SchedulingPass:
         self.update_capacity(capacity)
 
     def update_capacity(self, capacity: Capacity) -> None:
-        """Replace the capacity that this pass computes with by what the cluster has now."""
+        """Replace the capacity of this pass by what the cluster has now."""
         for attempt in self._reserved:
             spec = attempt.job.node_spec
             capacity = capacity_without(capacity, resources_of(spec), attempt.granted_nodes, spec.name)
@@ -78,7 +78,7 @@ class SchedulingPass:
         self._free = {pk: capacity.nodes_now(resources_of(spec), spec.name) for pk, spec in self._specs.items()}
 
     def allocate(self, job: Job, nodes: int) -> None:
-        """Subtract `nodes` nodes of the job's spec, which were submitted to the cluster."""
+        """Subtract the nodes of a job that was submitted to the cluster from the capacity and the quota."""
         self._running[job.organization_id] = self._running.get(job.organization_id, 0) + nodes
         self._set_capacity(capacity_without(self._capacity, resources_of(job.node_spec), nodes, job.node_spec.name))
 
@@ -90,20 +90,21 @@ class SchedulingPass:
         last: Position | None = None
         is_last = False
         while not is_last and (page := self._page(last)):
-            # A job that starts to fit during this pass, after an end or an order, gets a pass of its own.
+            # A short page is the last one. Jobs that fit only later are started by the pass that follows their order or
+            # the end of another run.
             is_last = len(page) < MIN_PAGE
-            reserved = self._first_overdue(last)
+            overdue = self._first_overdue(last)
             for job in page:
                 last = (job.queued_at, job.pk)
-                if reserved and reserved < last:
-                    self._held_from = reserved
+                if overdue and overdue < last:
+                    self._held_from = overdue
                     return
                 quota, free = self._free_in_quota(job), self._free[job.node_spec_id]
                 if quota < job.least_nodes:
                     continue
                 if free >= job.least_nodes:
                     yield job, min(job.nodes, quota, free)
-                elif self._now - job.queued_at > BACKFILL_LIMIT:
+                elif self._now - job.queued_at > BACKFILL_LIMIT:  # jobs of this pass have taken its nodes
                     self._held_from = last
                     return
 
@@ -207,7 +208,7 @@ def _is_ready(now: datetime) -> Q:
 
 
 def _store(values_of: Mapping[int, Mapping[str, object]], specs: Iterable[NodeSpec]) -> None:
-    """Write the snapshots of specs from `waiting_specs`, which bring their stored one along."""
+    """Write the snapshots of specs that come from `waiting_specs`, which loads the stored snapshot of each."""
     for spec in specs:
         stored: CapacitySnapshot | None = getattr(spec, "capacity_snapshot", None)
         values = values_of[spec.pk]

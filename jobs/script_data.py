@@ -1,7 +1,7 @@
-"""Find the variables and datasets that a script reads, and warn before the purchase of those that were not chosen.
+"""Find the variables and datasets that a script reads, and warn before the purchase about datasets not chosen.
 
-The script is searched with patterns, not parsed: hostile input could exhaust the recursion of Python's parser. Names
-that are assembled elsewhere are not found, so these are warnings and never errors.
+The script is searched with patterns instead of parsed, because hostile input could exhaust the recursion of Python's
+parser. Names that code assembles at run time are not found, so these are warnings and never errors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from runtime import environment
 from storage import files, selectors, sharing
 
 MAX_WARNINGS = 5
-"""Warnings shown; a script with more unchosen names is likelier misread than misused."""
+"""Warnings shown. With more, the patterns have probably misread the script."""
 COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
 VARIABLE = re.compile(r"\bDATASETS(_PATH)?\b")
 QUOTED_NAME = re.compile(r"""(?<=["'/])[a-z0-9][a-z0-9_-]{0,62}(?=["'/])""")
@@ -30,13 +30,13 @@ JOINED_NAME = re.compile(
     re.VERBOSE,
 )
 """A name directly after the variable: with os.path.join, `/`, `+`, in an f-string, or in shell syntax."""
-
 QUOTED_VARIABLE = re.compile(r"""["']([A-Z][A-Z0-9_]+)["']""")
+"""A string that has the form of a variable's name."""
 
 
 @dataclass(frozen=True)
 class DatasetUse:
-    """Whether a script uses datasets, which ones it certainly names, and which its strings could refer to."""
+    """The datasets of a script: whether it uses any, names that are certainly datasets, and strings that could be."""
 
     uses_datasets: bool = False
     named: frozenset[str] = frozenset()
@@ -64,7 +64,7 @@ def warnings(organization: Organization, purchase: Mapping[str, Any]) -> list[st
     Empty if the script cannot be read.
     """
     if purchase.get("exact"):
-        return []  # it reads what the earlier job read
+        return []  # an exact rerun reads the datasets of its original
     script = str(purchase.get("code_path", ""))
     chosen = {str(dataset).partition("@")[0] for dataset in purchase.get("datasets") or ()}
     try:
@@ -76,6 +76,7 @@ def warnings(organization: Organization, purchase: Mapping[str, Any]) -> list[st
         return []
     existing = set(sharing.usable_datasets(organization).values_list("name", flat=True))
     not_chosen = (use.named | use.possible & existing) - chosen
+    # The script gets the names from elsewhere, for example from its arguments.
     if not not_chosen and not chosen and not use.named:
         return [_("%(script)s uses datasets, but none is chosen.") % {"script": script}]
     missing = _("%(script)s reads the dataset %(name)s, which is not chosen.")

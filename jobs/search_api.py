@@ -18,10 +18,10 @@ from jobs import quick_search
 
 
 class HitSerializer(serializers.Serializer[Any]):
-    """An object that was found."""
+    """An object that matches the query."""
 
     kind = serializers.ChoiceField(["job", "dataset", "model", "workspace"])
-    id = serializers.CharField(help_text="What names it in URLs: a job's number, another object's name.")
+    id = serializers.CharField(help_text="A job's number, or the name of another object, as in URLs.")
     title = serializers.CharField()
     detail = serializers.CharField(
         help_text="The state of a job, the beginning of another object's description.", allow_blank=True

@@ -1,6 +1,6 @@
 """Read jobs for pages and API: lists of jobs, and a job's events, curves, nodes, output and environment.
 
-If a cluster does not answer, its output, samples, stacks and capacity are empty, so that pages still work.
+If a cluster does not answer, its output, samples, stacks and capacity are empty, so that pages work without it.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ LOG_BYTES = 65536
 SEARCH_STEP_BYTES = 1 << 20
 """Bytes of a log that a search holds in memory."""
 SEARCH_BYTES = 64 << 20
-"""Bytes that one request searches. A longer log is searched with several."""
+"""Bytes that one request searches. A longer log needs several requests."""
 MAX_CHARACTER_BYTES = 4
-"""Bytes of the longest UTF-8 character, which may be cut off at the end of a piece."""
+"""Bytes of the longest UTF-8 character, which may be cut off at the end of a chunk."""
 ERRORS = (
     "Traceback (most recent call last)", "Error: ", "Exception: ", "FATAL", "CRITICAL", "Segmentation fault",
 )  # fmt: skip
-"""The beginning of an error in a log: of Python's, its logging's, and others' like them."""
+"""Texts that mark an error in a log, from Python, its logging, and other programs."""
 POINTS_SHOWN = 1000
 """Points per curve in one response. Longer curves are thinned evenly; a chart has fewer pixels than this."""
 
@@ -69,7 +69,7 @@ def jobs_for(organization: Organization) -> QuerySet[Job]:
     Queued jobs also have `ahead` (queued jobs before it on its cluster, of any organization) and `running_nodes` (nodes
     that the organization runs). Both are 0 for other jobs.
     """
-    # All rows have the same state, so grouping by it makes a subquery that returns one count.
+    # All rows have the same state, so grouping by the state gives a subquery with one row, the count.
     queued_before = (
         Job.objects.filter(state=JobState.QUEUED)
         .filter(Q(queued_at__lt=OuterRef("queued_at")) | Q(queued_at=OuterRef("queued_at"), pk__lt=OuterRef("pk")))
@@ -101,7 +101,7 @@ def job_for(organization: Organization, pk: int) -> Job:
     """Return a job of the organization. Raises NotFound."""
     job = _jobs_with_relations(organization).filter(pk=pk).first()
     if job is not None and job.state == JobState.QUEUED:
-        # Only a queued job needs the annotations, which are a third of the cost of the query in `jobs_for`.
+        # Only a queued job needs the annotations of `jobs_for`, which are a third of the cost of that query.
         job = jobs_for(organization).filter(pk=pk).first()
     if job is None:
         raise NotFound
@@ -125,7 +125,7 @@ def jobs_with_files(organization: Organization, limit: int) -> QuerySet[Job]:
 
 
 def job_row(organization: Organization, pk: int) -> Job:
-    """Return a job without related objects, which is enough for reading its output. Raises NotFound."""
+    """Return a job without related objects, which is enough to read its output. Raises NotFound."""
     job = Job.objects.filter(organization=organization, pk=pk).first()
     if job is None:
         raise NotFound
@@ -145,7 +145,7 @@ def refresh_job(job: Job) -> Job:
     )
     snapshot = waiting.snapshot_of(job)
     if fresh is None or fresh.state == JobState.QUEUED or (snapshot is None and fresh.cluster_answers is not None):
-        # Why a queued job waits depends on other jobs. A first snapshot has no object yet that could be updated.
+        # The wait of a queued job depends on other jobs. A first snapshot is a new related object.
         return job_for(job.organization, job.pk)
     fresh.organization, fresh.order = job.organization, job.order
     fresh.node_spec, fresh.image, fresh.workspace = job.node_spec, job.image, job.workspace
@@ -167,7 +167,7 @@ def open_jobs(organization: Organization) -> QuerySet[Job]:
 
 @dataclass(frozen=True)
 class OpenTotals:
-    """The open jobs of an organization in numbers."""
+    """Numbers of an organization's open jobs and of their nodes."""
 
     running: int
     """Jobs that run, start or stop."""
@@ -176,7 +176,7 @@ class OpenTotals:
 
 
 def open_totals(organization: Organization) -> OpenTotals:
-    """Return how many jobs run and wait, and the nodes that the running ones bought."""
+    """Return how many jobs run and wait, and how many nodes the running jobs bought."""
     counted = Job.objects.filter(organization=organization, state__in=OPEN).aggregate(
         running=Count("pk", filter=Q(state__in=ACTIVE)),
         running_nodes=Coalesce(Sum("nodes", filter=Q(state__in=ACTIVE)), 0),
@@ -205,7 +205,7 @@ def waiting_for(job: Job) -> str:
         ahead=job.ahead,  # type: ignore[attr-defined]  # an annotation of `jobs_for`
     )
     if job.waiting_code in waiting.RETRY_CODES and reason.code != job.waiting_code:
-        # A retry that waits for something else, such as capacity. Say both.
+        # A retry that waits for something else, such as capacity, has both sentences.
         return joined(retry_sentence(job.waiting_data), sentence)
     return sentence
 
@@ -360,7 +360,7 @@ def log(
 
 
 def logs_of_ranks(job: Job, offsets: Mapping[int, int], attempt: int | None = None) -> dict[int, LogChunk]:
-    """Return a piece of the output of several ranks, each from its own offset as in `log`, beginning with a line."""
+    """Return a chunk of the output of several ranks, each from its own offset as in `log`, beginning with a line."""
     chosen = _attempt_numbered(job, attempt)
     return {
         rank: _read_log(job, chosen, rank, offset, LOG_BYTES, at_line=offset < 0) for rank, offset in offsets.items()
@@ -381,10 +381,10 @@ class LogMatch:
 
 
 def search_log(job: Job, rank: int, query: str, offset: int = 0, attempt: int | None = None) -> LogMatch:
-    """Return the first place of `query` in a rank's output from byte `offset` on, in any case of letters.
+    """Return where `query` first occurs in a rank's output from byte `offset` on, in any case of letters.
 
     An empty query finds the first error: a traceback, or a line that names an error. At most SEARCH_BYTES are read.
-    Before a match, bytes that are not UTF-8 make its offset a little larger. Raises NotFound for an unknown rank.
+    Bytes before a match that are not UTF-8 make its offset a little larger. Raises NotFound for an unknown rank.
     """
     _require_rank(job, rank)
     chosen = _attempt_numbered(job, attempt)
@@ -393,30 +393,32 @@ def search_log(job: Job, rank: int, query: str, offset: int = 0, attempt: int | 
     position, end = offset, offset + SEARCH_BYTES
     while position < end:
         chunk = _read_log(job, chosen, rank, position, SEARCH_STEP_BYTES)
-        found = _find_first(chunk.text, texts, any_case=bool(query))
-        if found is not None:
-            found_at = chunk.offset + len(chunk.text[: found[0]].encode("utf-8", "replace"))
-            return LogMatch(found_at, found_at + max(1, found[1]), eof=False)
+        match = _find_first(chunk.text, texts, any_case=bool(query))
+        if match is not None:
+            character, length_bytes = match
+            match_offset = chunk.offset + len(chunk.text[:character].encode("utf-8", "replace"))
+            return LogMatch(match_offset, match_offset + max(1, length_bytes), eof=False)
+        # A shorter chunk is the last one. A chunk may lack the bytes of a character that was cut off.
         if chunk.next_offset - chunk.offset < SEARCH_STEP_BYTES - MAX_CHARACTER_BYTES:
             return LogMatch(None, chunk.next_offset, eof=True)
-        # A match may begin in this piece and end in the next one.
+        # A match may begin in this chunk and end in the next one.
         position = chunk.next_offset - overlap_bytes
     return LogMatch(None, position, eof=False)
 
 
 def _find_first(text: str, wanted: Sequence[str], *, any_case: bool) -> tuple[int, int] | None:
-    """Return where the first of several texts begins, and its length in bytes; None if there is none.
+    """Return the index of the first of several texts, and its length in bytes; None if there is none.
 
-    A plain search is many times as fast as a regular expression.
+    Plain searches are many times as fast as a regular expression.
     """
     if any_case:
         lower = text.lower()
-        if len(lower) != len(text):  # in a few languages, a letter has another length in lower case
+        if len(lower) != len(text):  # a few letters become two in lower case, so the indexes would differ
             match = re.search(re.escape(wanted[0]), text, re.IGNORECASE)
             return (match.start(), len(match[0].encode("utf-8", "replace"))) if match else None
         text, wanted = lower, [each.lower() for each in wanted]
-    places = [(at, len(each.encode("utf-8", "replace"))) for each in wanted if (at := text.find(each)) >= 0]
-    return min(places, default=None)
+    matches = [(index, len(each.encode("utf-8", "replace"))) for each in wanted if (index := text.find(each)) >= 0]
+    return min(matches, default=None)
 
 
 def _attempt_numbered(job: Job, number: int | None) -> Attempt | None:
@@ -427,13 +429,13 @@ def _attempt_numbered(job: Job, number: int | None) -> Attempt | None:
 def _read_log(
     job: Job, attempt: Attempt | None, rank: int, offset: int, limit: int, *, at_line: bool = False
 ) -> LogChunk:
-    nothing = LogChunk("", max(0, offset), eof=job.is_ended, offset=max(0, offset))
+    empty_chunk = LogChunk("", max(0, offset), eof=job.is_ended, offset=max(0, offset))
     if attempt is None:
-        return nothing
+        return empty_chunk
     try:
         return cluster(attempt.backend).logs(attempt.run_name, rank, offset, limit, at_line=at_line)
     except RuntimeFault:
-        return nothing
+        return empty_chunk
 
 
 def telemetry(job: Job, attempt: int | None = None) -> dict[str, Any]:
@@ -480,7 +482,7 @@ def stacks(job: Job, attempt: int | None = None) -> list[dict[str, Any]]:
 def capacity_now(name: str = "") -> Capacity | None:
     """Return a cluster's capacity; None if it does not answer."""
     try:
-        # Ask the row first: a call to a cluster that does not answer would keep the page waiting.
+        # The stored status first, because a call to a cluster that does not answer would keep the page waiting.
         return cluster(name).capacity() if clusters.does_answer(name) else None
     except RuntimeFault:
         return None
@@ -506,7 +508,7 @@ def _require_rank(job: Job, rank: int) -> None:
 def _detail(job: Job, attempts: Sequence[Attempt]) -> str:
     """Return the first cause of the job's failure in the reader's language; empty if it did not fail."""
     if not attempts:
-        return job.detail  # the installer's own words: its packages could not be installed
+        return job.detail  # the installer's message, because the packages could not be installed
     failure = attempts[-1].failure if job.detail else None
     return failure_sentence(failure) if failure else ""
 

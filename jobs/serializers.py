@@ -1,4 +1,4 @@
-"""Serializers of the API of jobs. `purchase` has those of requests for quotes and checks."""
+"""Serializers of the API of jobs. `purchase` has the serializers of requests for quotes and checks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class QuoteSerializer(serializers.ModelSerializer[Quote]):
     datasets = serializers.SerializerMethodField(help_text="The versions that the run will read, as `name@version`.")
     models = serializers.SerializerMethodField(help_text="The versions that the run will read, as `name@version`.")
     estimate = serializers.SerializerMethodField()
-    learning_rate = serializers.SerializerMethodField(help_text="What the code gets as `LR`.")
+    learning_rate = serializers.SerializerMethodField(help_text="The learning rate that the code gets as `LR`.")
     global_batch_size = serializers.SerializerMethodField(help_text="The batch size times the number of processes.")
     notes = serializers.SerializerMethodField()
     warnings = serializers.SerializerMethodField(help_text="Datasets that the script reads and that are not chosen.")
@@ -155,7 +155,7 @@ class FiguresSerializer(serializers.Serializer[Figures]):
 
 
 class AlternativeSerializer(serializers.Serializer[Alternative]):
-    """A run on certain nodes."""
+    """The quoted run, or the same run on other nodes."""
 
     node_spec = serializers.CharField(source="node_spec.name")
     nodes = serializers.IntegerField()
@@ -179,7 +179,7 @@ class ComparisonSerializer(serializers.Serializer[Comparison]):
 
 
 class LaunchPreviewSerializer(serializers.Serializer[LaunchPreview]):
-    """What a rank will get."""
+    """The arguments and variables that a rank will get."""
 
     arguments = serializers.ListField(child=serializers.CharField(), help_text="With the values of their variables.")
     environment = serializers.DictField(child=serializers.CharField())
@@ -237,7 +237,7 @@ class AttemptSerializer(serializers.Serializer[Any]):
 
 
 class JobSerializer(serializers.Serializer[Job]):
-    """A job, with amounts in minor units. Only for the schema: `selectors.summary` gives the values."""
+    """A job, with amounts in minor units. The fields describe the schema; `selectors.summary` returns the values."""
 
     id = serializers.IntegerField()
     name = serializers.CharField()
@@ -295,7 +295,7 @@ class JobSerializer(serializers.Serializer[Job]):
     controller = serializers.ChoiceField(Job.Controllers.choices)
     collective_timeout_seconds = serializers.IntegerField()
     stall_check_seconds = serializers.IntegerField()
-    not_before = serializers.DateTimeField(allow_null=True, help_text="A retry waits until this time.")
+    not_before = serializers.DateTimeField(allow_null=True, help_text="A retry starts no earlier.")
 
     def to_representation(self, instance: Job) -> dict[str, Any]:
         """Return `selectors.summary`, which pages and streams use too."""
@@ -312,7 +312,7 @@ class DiffLineSerializer(serializers.Serializer[Any]):
 
 
 class ConfigurationSerializer(serializers.Serializer[Any]):
-    """What a job was ordered with, and what is different now."""
+    """The script, image and datasets of a job at its order, and their changes since."""
 
     code_path = serializers.CharField(source="job.code_path")
     script_sha256 = serializers.CharField(
@@ -344,7 +344,7 @@ class ConfigurationSerializer(serializers.Serializer[Any]):
     changes = serializers.ListField(
         child=serializers.CharField(),
         source="configuration.changes",
-        help_text="What a rerun with the latest would do differently.",
+        help_text="How a rerun with the latest versions would differ, as sentences.",
     )
 
     def get_datasets(self, data: dict[str, Any]) -> list[str]:
@@ -389,7 +389,7 @@ class LogMatchSerializer(serializers.Serializer[Any]):
 
 
 class FixSerializer(serializers.Serializer[Any]):
-    """What would correct a failure."""
+    """A change that would correct a failure."""
 
     kind = serializers.ChoiceField([fix.value for fix in Fix])
     changes = serializers.DictField(help_text="Fields for a rerun of the job; may be empty.")
@@ -412,13 +412,13 @@ class DiagnosisSerializer(serializers.Serializer[Any]):
     rank = serializers.IntegerField(allow_null=True, help_text="The rank that failed first.")
     node = serializers.IntegerField(allow_null=True)
     is_billed = serializers.BooleanField(help_text="Whether the customer pays for the time used.")
-    folder = serializers.CharField(help_text="The nearest folder of a missing file that exists; may be empty.")
-    similar = serializers.ListField(child=serializers.CharField(), help_text="Names in `folder`, the nearest first.")
+    folder = serializers.CharField(help_text="The nearest existing folder of a missing file; may be empty.")
+    similar = serializers.ListField(child=serializers.CharField(), help_text="Names in `folder`, most similar first.")
     fix = serializers.SerializerMethodField()
 
     @extend_schema_field(FixSerializer)
     def get_fix(self, explanation: Explanation) -> Any:
-        """Return what would correct the failure."""
+        """Return a change that would correct the failure."""
         return FixSerializer(
             {
                 "kind": explanation.diagnosis.fix,
@@ -498,7 +498,7 @@ class CurvesSerializer(serializers.Serializer[Any]):
     currency = serializers.CharField()
     is_free = serializers.BooleanField(help_text="Whether the job's node time costs nothing.")
     last = serializers.IntegerField(help_text="Pass it as `after` to get the points since then.")
-    kept_every = serializers.IntegerField(help_text="Every nth point of a curve is stored. 1: all are.")
+    kept_every = serializers.IntegerField(help_text="n if only every nth point of a curve is stored; 1: all are.")
     curves = CurveSerializer(many=True)
 
 
@@ -533,6 +533,6 @@ class EventSerializer(serializers.Serializer[Any]):
 
 
 class TensorBoardSerializer(serializers.Serializer[Any]):
-    """Where TensorBoard is."""
+    """The address of a TensorBoard."""
 
     url = serializers.URLField()

@@ -1,4 +1,4 @@
-"""Snapshots of what a job was ordered with: the script's bytes and the identity of the image.
+"""Snapshots of a job's order: the script's bytes and the identity of the image.
 
 Arguments and dataset versions are columns of the job. A script is stored once per organization and content. The
 snapshot lets a customer see what changed since, and run the same script again (`reruns`).
@@ -21,9 +21,9 @@ from storage.diffs import DiffLine, line_diff
 from storage.models import Image, Workspace
 
 HASH_LIMIT = 64 * 1024**2
-"""The largest script that is hashed, in bytes: it is read while the customer waits. A larger one has no snapshot."""
+"""Largest script that is hashed, in bytes: it is read while the customer waits. Larger scripts have no snapshot."""
 COPY_STEM_LENGTH = 200
-"""Characters of a script's name in the name of its copy: with the hash, the name stays within 255 bytes."""
+"""Bytes of a script's name in the name of its copy. With the hash, that stays within the 255 bytes of a file name."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ScriptState(enum.StrEnum):
     UNCHANGED = "unchanged"
     CHANGED = "changed"
     MISSING = "missing"
-    """It was deleted, moved, or cannot be read."""
+    """The script was deleted or moved, or cannot be read."""
     UNKNOWN = "unknown"
     """The job has no snapshot."""
 
@@ -74,7 +74,7 @@ def store(organization_pk: int, script: Script | None) -> ScriptSnapshot | None:
 
 
 def image_identity(image: Image, cluster_name: str) -> str:
-    """Return what identifies the image's content on a cluster (`Backend.image_identity`); empty if that is unknown."""
+    """Return an identifier of the image's content on a cluster (`Backend.image_identity`); empty if it is unknown."""
     try:
         return cluster(cluster_name).image_identity(image_of(image))
     except RuntimeFault:
@@ -128,18 +128,18 @@ def script_path(job: Job) -> str:
 
 
 def restore(job: Job) -> None:
-    """Write the copy of the snapshot beside the job's script, unless it is there unchanged.
+    """Write the copy of the snapshot beside the job's script, unless an unchanged copy exists.
 
-    It is checked before each attempt, because customers' code can write to the workspace. Raises InvalidSpec.
+    Called before each attempt, because customers' code can change the copy in the workspace. Raises InvalidSpec.
     """
     if not job.runs_snapshot or job.script is None or job.script.content is None:
         return
     path = script_path(job)
     try:
-        present = read_script(job.workspace, path)
+        copy = read_script(job.workspace, path)
     except CustomerError:
-        present = None
-    if present is not None and present.sha256 == job.script.sha256:
+        copy = None
+    if copy is not None and copy.sha256 == job.script.sha256:
         return
     try:
         catalog.write_file(workspace=job.workspace, path=path, stream=io.BytesIO(bytes(job.script.content)))

@@ -62,7 +62,7 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 ENDED: frozenset[JobState] = frozenset(state for state, following in TRANSITIONS.items() if not following)
 """Final states."""
 OPEN: frozenset[JobState] = frozenset(JobState) - ENDED
-"""All other states. Filter by these rather than exclude ENDED, so that an index of states helps."""
+"""All other states. Filter by these instead of excluding ENDED, because an index on the state then helps."""
 ACTIVE: frozenset[JobState] = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
 """States in which a cluster may have a run of the job."""
 
@@ -91,13 +91,12 @@ BILLED: frozenset[EndReason] = frozenset(
         EndReason.TIME_LIMIT,
     }
 )
-"""Reasons for which the customer pays the time used; for a hang, up to the last sign of progress. All others are free.
-"""
+"""Reasons for which the customer pays the time used; for a hang, up to the last sign of progress. Others are free."""
 
-RETRIED: frozenset[EndReason] = frozenset(EndReason) - BILLED - {EndReason.PACKAGES_FAILED}
+PLATFORM_FAULTS: frozenset[EndReason] = frozenset(EndReason) - BILLED - {EndReason.PACKAGES_FAILED}
 """Platform faults: free, and retried for free."""
 
-RETRIABLE: frozenset[EndReason] = frozenset({EndReason.CODE_FAILED, EndReason.OUT_OF_MEMORY, EndReason.HUNG})
+CODE_FAILURES: frozenset[EndReason] = frozenset({EndReason.CODE_FAILED, EndReason.OUT_OF_MEMORY, EndReason.HUNG})
 """Failures of the code that may be transient; retried as often as the order says."""
 
 

@@ -1,5 +1,5 @@
 from jobs.models import Job
-from jobs.states import ACTIVE, BILLED, END_STATE, ENDED, RETRIED, TRANSITIONS, EndReason, JobState, may_follow
+from jobs.states import ACTIVE, BILLED, END_STATE, ENDED, PLATFORM_FAULTS, TRANSITIONS, EndReason, JobState, may_follow
 
 
 def test_the_table_is_total_and_every_state_reaches_an_end():
@@ -14,9 +14,9 @@ def test_the_table_is_total_and_every_state_reaches_an_end():
 def test_every_reason_has_an_end_state_and_somebody_who_pays():
     assert set(END_STATE) == set(EndReason)
     assert set(END_STATE.values()) == ENDED
-    assert set(EndReason) == BILLED | RETRIED | {EndReason.PACKAGES_FAILED}
-    assert not BILLED & RETRIED
-    assert {EndReason.NO_CAPACITY, EndReason.NODE_LOST, EndReason.PLATFORM_ERROR} == RETRIED
+    assert set(EndReason) == BILLED | PLATFORM_FAULTS | {EndReason.PACKAGES_FAILED}
+    assert not BILLED & PLATFORM_FAULTS
+    assert {EndReason.NO_CAPACITY, EndReason.NODE_LOST, EndReason.PLATFORM_ERROR} == PLATFORM_FAULTS
 
 
 def test_labels_cover_the_states_and_reasons():
