@@ -1,4 +1,4 @@
-"""API of images (and whether clusters can run them), of the files that runs leave, and of storage and its price."""
+"""API of images (and whether clusters can run them), of the files that runs write, and of storage and its price."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ class ContentsSerializer(serializers.Serializer[Contents]):
 
 
 class ImageSerializer(serializers.ModelSerializer[Image]):
-    """An image on offer. `builtin` ones come with the installation; others have a registry `reference`."""
+    """An image on offer. Built-in images (`builtin`) come with the installation; others have a registry `reference`."""
 
     builtin = serializers.BooleanField(source="is_builtin", read_only=True)
     frameworks = serializers.ListField(child=serializers.CharField(), read_only=True)
     ready = serializers.SerializerMethodField(help_text="Whether a cluster can run it now.")
-    not_ready_because = serializers.SerializerMethodField(help_text="Reason; empty if it is ready.")
+    not_ready_because = serializers.SerializerMethodField(help_text="Why no cluster can run it; empty if one can.")
     contents = serializers.SerializerMethodField(
-        help_text="Of a built-in image that is built on the console's machine: versions of Python, CUDA, frameworks "
-        "and packages."
+        help_text="Versions of Python, CUDA, frameworks and packages. Null if the image is not built on the console's "
+        "machine."
     )
     warning = serializers.SerializerMethodField(
-        help_text="Why the registry was not asked when the image was saved; else empty."
+        help_text="Why the registry could not confirm the image when it was saved; empty if it did."
     )
 
     class Meta:
@@ -77,7 +77,7 @@ class ImageSerializer(serializers.ModelSerializer[Image]):
         return ContentsSerializer(contents).data if contents else None
 
     def get_warning(self, _image: Image) -> str:
-        """Return the warning of the check that preceded this answer."""
+        """Return the warning of the registry's check in this request."""
         return str(self.context.get("warning", ""))
 
     def get_not_ready_because(self, image: Image) -> str:
@@ -121,9 +121,9 @@ class ImagesView(TenantView):
         """Register an image from your own registry."""
         form = NewImageSerializer(data=request.data)
         form.is_valid(raise_exception=True)
-        warning = _check(self, form.validated_data)
+        warning = _check_registry(self, form.validated_data)
         with transaction.atomic():
-            values = _without_credentials(self, form.validated_data)
+            values = _store_credentials(self, form.validated_data)
             image = catalogue.create_image(organization=self.organization, user=self.membership.user, **values)
         return Response(ImageSerializer(image, context={"warning": warning}).data, status=201)
 
@@ -145,9 +145,9 @@ class ImageView(TenantView):
         current = {field: getattr(image, field) for field in ("title", "reference", "frameworks", "description")}
         form = ImageChangeSerializer(data={**current, **(request.data if isinstance(request.data, dict) else {})})
         form.is_valid(raise_exception=True)
-        warning = _check(self, form.validated_data)
+        warning = _check_registry(self, form.validated_data)
         with transaction.atomic():
-            values = _without_credentials(self, form.validated_data)
+            values = _store_credentials(self, form.validated_data)
             image = catalogue.update_image(image=image, user=self.membership.user, **values)
         return Response(ImageSerializer(image, context={"warning": warning}).data)
 
@@ -172,7 +172,7 @@ class StorageSerializer(UsageSerializer):
         max_digits=20, decimal_places=6, allow_null=True, help_text="1 GB is 10^9 bytes. Null: storage is free."
     )
     free_bytes = serializers.IntegerField(help_text="Bytes that cost nothing.")
-    unpaid_minor = serializers.IntegerField(help_text="What the wallet owes for storage.")
+    unpaid_minor = serializers.IntegerField(help_text="Amount that the wallet owes for storage.")
     stops_writes = serializers.BooleanField(
         help_text="Storage has been unpaid for too long, so nothing more can be stored."
     )
@@ -219,7 +219,7 @@ class FilesQuerySerializer(serializers.Serializer[Any]):
         help_text="A folder, which begins with outputs, checkpoints or logs. Default: these three.",
     )
     limit = serializers.IntegerField(default=100, min_value=1, max_value=1000)
-    after = serializers.CharField(default="", help_text="The cursor in the `next` of the page before.")
+    after = serializers.CharField(default="", help_text="The cursor in `next` of the previous page.")
 
 
 class ArchiveQuerySerializer(serializers.Serializer[Any]):
@@ -260,8 +260,8 @@ class JobFilesView(TenantView):
         job = selectors.job_row(self.organization, pk)
         query = FilesQuerySerializer(data=request.query_params)
         query.is_valid(raise_exception=True)
-        asked = query.validated_data
-        page = job_files.list_files(job, asked["path"], limit=asked["limit"], after=asked["after"])
+        values = query.validated_data
+        page = job_files.list_files(job, values["path"], limit=values["limit"], after=values["after"])
         following = page.next and replace_query_param(request.build_absolute_uri(), "after", page.next)
         return Response({"results": JobEntrySerializer(page.entries, many=True).data, "next": following})
 
@@ -310,7 +310,7 @@ def archive_of(request: HttpRequest | Request, job: Job, path: str) -> HttpRespo
     return download_archive(request, folder_archives.pack(sources), name=f"{name}.tar.gz")
 
 
-def _without_credentials(view: TenantView, values: dict[str, Any]) -> dict[str, Any]:
+def _store_credentials(view: TenantView, values: dict[str, Any]) -> dict[str, Any]:
     """Store the registry credentials, if there are any, and return the remaining values of the image."""
     values = dict(values)
     username, password = values.pop("username"), values.pop("password")
@@ -326,10 +326,10 @@ def _without_credentials(view: TenantView, values: dict[str, Any]) -> dict[str, 
     return values
 
 
-def _check(view: TenantView, values: dict[str, Any]) -> str:
-    """Check that the registry has the image; return a warning if it cannot be asked. Raises InvalidInput."""
-    asked = {name: values[name] for name in ("reference", "username", "password")}
-    return str(registries.check_image(organization=view.organization, **asked).warning)
+def _check_registry(view: TenantView, values: dict[str, Any]) -> str:
+    """Check that the registry has the image; return a warning if that is not possible. Raises InvalidInput."""
+    request = {name: values[name] for name in ("reference", "username", "password")}
+    return str(registries.check_image(organization=view.organization, **request).warning)
 
 
 urlpatterns = [

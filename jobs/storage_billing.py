@@ -1,7 +1,7 @@
 """Bill the storage of each organization once a day, and act when it stays unpaid.
 
-Unpaid storage is announced by mail at once. After `STOP_WRITES_AFTER` nothing more can be written, and after
-`DELETE_AFTER` the files of the oldest ended job get a retention of `expiry.NOTICE`, one job a day. Payment ends all.
+A mail announces unpaid storage at once. After `STOP_WRITES_AFTER` nothing more can be written. After `DELETE_AFTER` the
+files of the oldest ended job are kept only for `expiry.NOTICE`, one job a day. A payment ends these measures.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ logger = logging.getLogger(__name__)
 
 
 def charge_all() -> None:
-    """Charge today's storage of every wallet, and what is still due. Safe to repeat."""
+    """Charge today's storage to every wallet, and collect amounts that are still due. Safe to repeat."""
     today = installation_time().date()
-    rated = StorageDay.objects.filter(day=today).values("account")
-    # What is due for storage of a closed organization is collected as it closes.
+    charged_today = StorageDay.objects.filter(day=today).values("account")
+    # The closure of an organization collects the amount that is due for its storage.
     is_closed = Q(organization__closure__ends_at__lte=timezone.now())
     wallets = Account.objects.filter(kind=Account.Kinds.WALLET).exclude(is_closed)
     currencies = wallets.order_by().values_list("currency", flat=True).distinct()
     priced = [currency for currency in currencies if storage_price(currency) is not None]
     due = Q(storage_balance__due_minor__gte=1) | Q(organization__quota__stops_writes=True)
-    wallets = wallets.filter(due | Q(currency__in=priced) & ~Q(pk__in=rated))
+    wallets = wallets.filter(due | Q(currency__in=priced) & ~Q(pk__in=charged_today))
     for account in wallets.select_related("organization").iterator():
         try:
             if account.currency in priced:
@@ -68,11 +68,11 @@ def _enforce(account: Account) -> None:
 
 
 def _expire_oldest(organization: Organization) -> None:
-    """Let the files of the oldest ended job be kept for NOTICE only, once a day. `expiry.announce` sends the mail."""
+    """Shorten the retention of the oldest ended job's files to NOTICE, once a day. `expiry.announce` sends the mail."""
     end = timezone.now() + expiry.NOTICE
     runs = Allocation.objects.filter(organization=organization, kind=Allocation.Kinds.RUN)
     if runs.filter(kept_until__gt=end - timedelta(days=1), kept_until__lte=end).exists():
-        return  # one was chosen within the last day
+        return  # another job was chosen within the last day
     pks = [allocation.job_pk for allocation in runs.filter(kept_until__gt=end)]
     oldest = Job.objects.filter(pk__in=pks, finished_at__isnull=False).order_by("finished_at", "pk").first()
     if oldest is None:

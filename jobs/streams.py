@@ -27,11 +27,11 @@ from runtime.specs import LogChunk
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 5.0
-"""How often a stream reads the rows if no change is announced: a message may be lost with Redis."""
+"""How often a stream reads the rows if no change is announced, because Redis may lose a message."""
 RECONNECT_SECONDS = 1.0
-"""Pause before reconnecting to Redis. A pause, because nothing announces that Redis is back."""
+"""Pause before reconnecting to Redis: short enough for a live view, long enough to cost nothing."""
 HEARTBEAT_SECONDS = 1.0
-"""How often a source thread checks whether the process still has streams. Without any it ends."""
+"""How often a source thread checks whether the process still has streams. Without streams it ends."""
 MAX_RANKS = 64
 """Ranks whose output one stream shows together: more than anyone can read, and each is a file to read."""
 BEFORE_THE_RUN = frozenset({JobState.QUEUED, JobState.STARTING})
@@ -42,7 +42,7 @@ Changes = Iterator[set[int] | None]
 
 
 class ChangeBroadcaster:
-    """Passes changes of jobs on to the streams of this process. It has one thread per source while there are streams.
+    """Passes changes of jobs to the streams of this process, with one thread per source while there are streams.
 
     `sources()` returns the names of the sources. `follow(source)` yields changes as they happen. It yields an empty set
     about every HEARTBEAT_SECONDS without changes, so that the thread can end.
@@ -114,7 +114,7 @@ def _row_changes(_source: str) -> Changes:
                     yield subscriber.wait(HEARTBEAT_SECONDS)
         except (redis.RedisError, OSError):
             time.sleep(RECONNECT_SECONDS)  # nothing announces that Redis is back
-            yield None  # also lets the thread end while Redis is away
+            yield None  # also lets the thread end while Redis does not answer
 
 
 OUTPUT_CHANGES = ChangeBroadcaster(cluster_names, _output_changes)
@@ -169,7 +169,7 @@ async def log_events(job: Job, rank: int, offset: int, attempt: int | None) -> A
 async def all_log_events(job: Job, tail: int, attempt: int | None) -> AsyncIterator[Event]:
     """Yield `log` (as LogSerializer, with its `rank`) of all ranks as output arrives, from their last `tail` bytes on.
 
-    Of a run with more than MAX_RANKS ranks, the first ones. `attempt` is a number; None: the latest.
+    A run with more than MAX_RANKS ranks shows only the first. `attempt` is a number; None: the latest.
     """
     ranks = min(MAX_RANKS, job.nodes * job.workers_per_node)
     offsets = dict.fromkeys(range(ranks), -max(1, tail))
@@ -191,7 +191,7 @@ async def all_log_events(job: Job, tail: int, attempt: int | None) -> AsyncItera
 
 
 def log_data(chunk: LogChunk) -> dict[str, Any]:
-    """Return a piece of a log as the API shows it."""
+    """Return a chunk of a log as the API shows it."""
     return {
         "text": chunk.text,
         "offset": chunk.offset,

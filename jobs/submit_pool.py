@@ -53,7 +53,7 @@ class SubmitPool:
             thread.join()
 
     def add(self, attempt: Attempt) -> bool:
-        """Submit the attempt as soon as a thread is free. If an earlier one failed, drain and return False."""
+        """Submit the attempt as soon as a thread is free. If an earlier attempt failed, drain and return False."""
         if self._max_concurrent == 1:
             return self._try_submit(attempt)
         with self._changed:
@@ -61,7 +61,7 @@ class SubmitPool:
             self._pending += 1
             pending, has_failed = self._pending, self._has_failed
         if pending > len(self._threads):
-            # A new thread starts with an empty context: copy the one that logs and spans read.
+            # A new thread starts with an empty context; logs and spans need that of this thread.
             run = contextvars.copy_context().run
             self._threads.append(threading.Thread(target=run, args=(self._work,), name="submit", daemon=True))
             self._threads[-1].start()

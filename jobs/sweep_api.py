@@ -28,7 +28,7 @@ from jobs.sweeps.plan import ExtensionSerializer, ObjectiveSerializer, SweepQuot
 
 
 class SweepEstimateSerializer(serializers.Serializer[Any]):
-    """What all trials together will probably cost."""
+    """Estimated cost of all trials together."""
 
     p50_minor = serializers.IntegerField()
     p90_minor = serializers.IntegerField()
@@ -39,7 +39,7 @@ class SweepQuoteSerializer(serializers.ModelSerializer[Quote]):
 
     lines = LineSerializer(many=True)
     estimate = SweepEstimateSerializer(source="*")
-    trials = serializers.IntegerField(source="purchase.sweep.trials", help_text="Most trials.")
+    trials = serializers.IntegerField(source="purchase.sweep.trials", help_text="Maximum number of trials.")
     refusal = serializers.SerializerMethodField(
         help_text="Why the quote can't be bought now, for example a budget; empty if it can."
     )
@@ -69,9 +69,7 @@ class SweepSerializer(serializers.Serializer[Any]):
     name = serializers.CharField()
     state = serializers.ChoiceField(choices=Sweep.States.choices)
     reason = serializers.CharField(help_text="Why it ended or is stopping; empty while it runs.")
-    waiting_for = serializers.CharField(
-        help_text="Why the next trial is not ordered, or could not be; empty if nothing prevents it."
-    )
+    waiting_for = serializers.CharField(help_text="Why the next trial can't be ordered; empty if nothing prevents it.")
     objective = ObjectiveSerializer()
     method = serializers.CharField()
     pruner = serializers.CharField()
@@ -83,7 +81,7 @@ class SweepSerializer(serializers.Serializer[Any]):
     cost_minor = serializers.IntegerField(help_text="Cost of all trials so far.")
     ceiling_minor = serializers.IntegerField()
     extends = serializers.IntegerField(
-        allow_null=True, help_text="The first sweep of this search, if this one has more trials for it."
+        allow_null=True, help_text="The first sweep of the search that this sweep extends; null if it extends none."
     )
     created_at = serializers.DateTimeField()
     ended_at = serializers.DateTimeField(allow_null=True)
@@ -195,7 +193,7 @@ class StopSweepView(SweepView):
 
     @extend_schema(request=None, responses=SweepSerializer)
     def post(self, _request: Request, pk: int) -> Response:
-        """Order no more trials and cancel the open ones, which cost the time that they used."""
+        """Order no more trials and cancel the open ones. You pay for the time that they used."""
         sweep = purchase.stop_sweep(membership=self.membership, sweep=self.sweep(pk))
         return Response(SweepSerializer(sweep).data)
 
@@ -207,7 +205,7 @@ class ExtendSweepView(SweepView):
 
     @extend_schema(request=ExtensionSerializer, responses={201: SweepQuoteSerializer})
     def post(self, request: Request, pk: int) -> Response:
-        """Price more trials of an ended sweep, which learn from the earlier ones. Buy the quote as a sweep."""
+        """Price more trials of an ended sweep. They continue its search. Buy the quote as a sweep."""
         quote = purchase.quote_extension(membership=self.membership, sweep=self.sweep(pk), data=json_object(request))
         return Response(SweepQuoteSerializer(quote).data, status=201)
 

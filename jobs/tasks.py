@@ -1,4 +1,4 @@
-"""The Celery tasks of reconciliation. `dispatch.dispatch` is the one that starts jobs."""
+"""The Celery tasks that Celery beat sends periodically, and `stop_job`. `dispatch.dispatch` starts jobs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jobs.dispatch import dispatch
 
 @shared_task
 def reconcile(cluster_name: str = "") -> None:
-    """Reconcile a cluster. Without a name, send one task per cluster, so that a slow one delays no other."""
+    """Reconcile a cluster. Without a name, send one task per cluster, so that a slow cluster delays no other."""
     names = [cluster_name] if cluster_name else clusters.clusters_to_reconcile()
     if len(names) == 1:
         reconciliation.reconcile(names[0])
@@ -41,7 +41,7 @@ def install_packages() -> None:
 
 @shared_task
 def remove_unused_packages() -> None:
-    """Remove installed packages that no order has used for long."""
+    """Remove installed packages that no order has used for `packages.UNUSED_FOR`."""
     packages.remove_unused()
 
 

@@ -1,7 +1,7 @@
 """Read curves and progress from the output of runs.
 
-There are three sources: rank 0's output, METRICS_FILE (JSON lines) and TensorBoard event files. Customer code writes
-all of them. Reads are therefore limited, parsing is lenient, links are not followed, and nothing affects money.
+There are three sources: rank 0's output, METRICS_FILE (JSON lines) and TensorBoard event files. Customers' code writes
+all of them. Reads are therefore limited, parsing is lenient, links are not followed, and nothing here affects money.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ from runtime.errors import RuntimeFault
 logger = logging.getLogger(__name__)
 
 MAX_READ_BYTES = 1024 * 1024
-"""Bytes of each source per read, so that one run delays no other. The next read continues there."""
+"""Bytes of each source per read, so that one run delays others little. The next read continues after them."""
 MAX_POINTS = 50_000
-"""Points stored per job. When they are reached, every second point of each curve is deleted, and of later points every
-second is stored, so that a curve stays whole. Pages show a thousand per curve."""
+"""Points stored per job. At this limit, every second point of each curve is deleted, and only every second later point
+is stored, so that curves keep their full length. Pages show a thousand points per curve."""
 DELETED_AT_ONCE = 5000
-"""Points that one statement deletes."""
+"""Points that one statement deletes, so that statements stay short."""
 MAX_CURVES = 50
-"""Curves stored per job. Customer code chooses the names and could create any number."""
+"""Curves stored per job. Customers' code chooses the names and could create any number."""
 MAX_STEP = 2**53
 """Largest step or epoch: the largest whole number that a float represents exactly."""
 MAX_POSITION = 2**62
 """Largest position on a curve, within the column's 64 bits. Only code that restarts huge step counts reaches it."""
 READ_DELAY_SECONDS = 2.0
-"""How long a line of output may have waited for its read. The lines of one read are spread over this time."""
+"""Assumed maximum time between a line of output and its read. The lines of one read are spread evenly over it."""
 MAX_LINE_LENGTH = 2000
 """Characters of an output line that are searched for metrics; lines with metrics are short."""
 MAX_FINAL_READS = 80
-"""Most reads of an ended run's output. 80 reads of 1 MiB cover the largest log, 64 MiB."""
+"""Maximum reads of an ended run's output. 80 reads of 1 MiB cover the largest log, 64 MiB."""
 MAX_FOLDER_NAME_LENGTH = 40
-"""Characters of a folder in a curve's name. The separator and the tag get the other 60 of 100."""
+"""Characters of a folder in a curve's name. The other 60 of its 100 characters are for the separator and the tag."""
 NAME = re.compile(r"\w[\w ./:-]{0,99}")
 """Valid names of curves: up to 100 characters, the length of the column. Points with other names are ignored."""
 RESERVED = frozenset({"epoch", "epochs", "step", "steps", "time", "timestamp", "rank", "at"})
 """Keys of a METRICS_FILE record that are not curves."""
 
-# A sequence that colours text in a terminal. Without its `m`, the word after it would begin in the middle.
+# A sequence that colours text in a terminal. It is removed, because its `m` would join the word after it.
 _COLOR = re.compile(r"\x1b\[[0-9;:]{0,32}m")
 _NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
 # `Epoch 3/10`, `epoch: 3`, `Epoch [3 of 10]`
@@ -76,8 +76,8 @@ VALUE_LINE = re.compile(
 class Point:
     """One value read from a run.
 
-    `number` counts the points of its curve in the attempt, from 0. `step` is as reported. `position` places the point
-    on its curve (`points.next_position`).
+    `number` counts the points of its curve in the attempt, from 0. `step` is as reported; `position` is the place on
+    the curve (`points.next_position`).
     """
 
     name: str
@@ -98,11 +98,11 @@ class Reading:
 
     @property
     def is_full(self) -> bool:
-        """Whether this read has as many points as a job may store. More of them would be dropped anyway."""
+        """Whether this read has as many points as a job may store. Further points would not be stored."""
         return len(self.points) >= MAX_POINTS
 
     def add(self, name: str, step: int, value: float, epoch: float | None, at: datetime) -> None:
-        """Add a point at its position. Ignore invalid names, too large steps, and further curves beyond MAX_CURVES."""
+        """Add a point at its position. Ignore invalid names, too large steps, and curves beyond MAX_CURVES."""
         if not NAME.fullmatch(name) or abs(step) >= MAX_STEP or self.is_full:
             return
         curves = self._cursor.setdefault("curves", {})
@@ -120,11 +120,11 @@ class Reading:
 
     @property
     def kept_every(self) -> int:
-        """Return n if every nth point of a curve is stored. 1: all are."""
+        """Return n if only every nth point of a curve is stored; 1: all are."""
         return int(self._cursor.get("kept_every", 1))
 
     def keep_fewer(self) -> None:
-        """Store half as many of this read's and of later points."""
+        """Store only half of this read's points and of later points."""
         self._cursor["kept_every"] = 2 * self.kept_every
         self.points = [point for point in self.points if point.number % self.kept_every == 0]
 
@@ -171,26 +171,27 @@ def ingest(*, attempt: Attempt) -> bool:
     if cursor == before:
         return False
     # Compare-and-set: the update changes the row only if its cursor is still the one that this read began with.
-    read = Attempt.objects.filter(pk=attempt.pk, cursor=before)
+    unchanged = Attempt.objects.filter(pk=attempt.pk, cursor=before)
     if not reading.points and before.get("epochs") == cursor.get("epochs"):
-        is_mine = bool(read.update(cursor=cursor))  # nothing for the job's rows, so the job need not be locked
+        is_stored = bool(unchanged.update(cursor=cursor))  # no lock, because the job's rows do not change
     else:
         with transaction.atomic():
             # Lock the job before the attempt, as `lifecycle` does.
             job = Job.objects.select_for_update().get(pk=attempt.job_id)
-            is_mine = bool(read.update(cursor=cursor))
-            if is_mine:
+            is_stored = bool(unchanged.update(cursor=cursor))
+            if is_stored:
                 _store(job, attempt, reading)
+                # `_store` has halved the points: store that in the cursor too.
                 if cursor.get("kept_every") != before.get("kept_every"):
                     Attempt.objects.filter(pk=attempt.pk).update(cursor=cursor)
                 publish_state(job.pk)
     # If another process was faster, continue from its cursor.
-    attempt.cursor = cursor if is_mine else Attempt.objects.values_list("cursor", flat=True).get(pk=attempt.pk)
+    attempt.cursor = cursor if is_stored else Attempt.objects.values_list("cursor", flat=True).get(pk=attempt.pk)
     return True
 
 
 def _add_names(cursor: dict[str, Any], key: str, reading: Reading) -> frozenset[str]:
-    """Add the names of this read's curves to `cursor[key]`. Return all names there: those of this and earlier reads."""
+    """Add the names of this read's curves to `cursor[key]`. Return the names of this and of all earlier reads."""
     earlier = cursor.get(key, [])
     names = sorted({point.name for point in reading.points}.union(earlier))[:MAX_CURVES]
     if names != earlier:
@@ -199,7 +200,7 @@ def _add_names(cursor: dict[str, Any], key: str, reading: Reading) -> frozenset[
 
 
 def ingest_all(*, attempt: Attempt) -> None:
-    """Read the rest of an ended attempt's output. An error is logged, because the run must be settled in any case."""
+    """Read the rest of an ended attempt's output. Errors are only logged, because the run must be settled anyway."""
     try:
         for _read in range(MAX_FINAL_READS):
             if not ingest(attempt=attempt):
@@ -228,7 +229,7 @@ def parse_line(line: str) -> tuple[float | None, int | None, dict[str, float]]:
     for match in VALUE_LINE.finditer(line):
         value = float(match[2]) / (100 if match[3] else 1)
         if math.isfinite(value):
-            values.setdefault(_canonical(match[1]), value)  # of two spellings of a curve, the first counts
+            values.setdefault(_canonical_name(match[1]), value)  # of two spellings of a curve, the first counts
     return None if epoch_number is None else float(epoch_number), step_number, values
 
 
@@ -258,11 +259,11 @@ def _read_log(attempt: Attempt, cursor: dict[str, Any], reading: Reading, *, ski
     cursor["log_read_at"] = now.timestamp()
     for number, line in enumerate(lines, 1):
         if reading.is_full:
-            return  # the cursor is behind these lines already, so no later read finds them
+            return  # the cursor is already after these lines, so no later read finds them
         at = now - timedelta(seconds=waited * (1 - number / len(lines)))
         epoch, step, values = parse_line(line[:MAX_LINE_LENGTH])
         if epoch is not None:
-            cursor["epoch"] = epoch  # also for later lines, which report values without an epoch
+            cursor["epoch"] = epoch  # applies to later lines too, which may report values without an epoch
             reading.report_epoch(epoch, at)
         values = {name: value for name, value in values.items() if name not in skipped}
         if values:
@@ -277,7 +278,7 @@ def _read_metrics_file(path: Path, cursor: dict[str, Any], reading: Reading) -> 
     complete = data.rfind(b"\n") + 1  # bytes up to the end of the last complete line
     if complete == 0 and len(data) < MAX_READ_BYTES:
         return
-    # A line longer than MAX_READ_BYTES is no record: skip this part of it.
+    # A line longer than MAX_READ_BYTES is no valid record, so this part of it is skipped.
     cursor["metrics"] = offset + (complete or len(data))
     for line in data[:complete].splitlines():
         if reading.is_full:
@@ -288,7 +289,7 @@ def _read_metrics_file(path: Path, cursor: dict[str, Any], reading: Reading) -> 
 def _read_record(line: bytes, cursor: dict[str, Any], reading: Reading) -> None:
     try:
         record = json.loads(line)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # RecursionError: deeply nested JSON
         return
     if not isinstance(record, dict):
         return
@@ -315,7 +316,7 @@ def _read_tensorboard(folder: Path, cursor: dict[str, Any], reading: Reading, *,
         name = _curve_name(scalar)
         if name not in skipped and math.isfinite(scalar.value):
             reading.add(name, scalar.step, scalar.value, None, _moment(scalar.wall_time))
-    if not cursor["tensorboard"]:  # without event files the cursor must not differ from the one before
+    if not cursor["tensorboard"]:  # without event files the cursor must stay equal, so that `ingest` writes nothing
         del cursor["tensorboard"]
 
 
@@ -367,22 +368,22 @@ def _make_room(job: Job, reading: Reading) -> int:
     while stored + len(reading.points) > MAX_POINTS:
         reading.keep_fewer()
         numbered = MetricPoint.objects.filter(job=job).annotate(
-            place=Window(RowNumber(), partition_by=[F("attempt"), F("name")], order_by=F("pk").asc())
+            number=Window(RowNumber(), partition_by=[F("attempt"), F("name")], order_by=F("pk").asc())
         )
-        surplus = [pk for pk, place in numbered.values_list("pk", "place") if place % 2 == 0]
-        if not surplus:
+        surplus = [pk for pk, number in numbered.values_list("pk", "number") if number % 2 == 0]
+        if not surplus:  # each curve has one point only
             break
-        for begun in range(0, len(surplus), DELETED_AT_ONCE):
-            MetricPoint.objects.filter(pk__in=surplus[begun : begun + DELETED_AT_ONCE]).delete()
+        for start in range(0, len(surplus), DELETED_AT_ONCE):
+            MetricPoint.objects.filter(pk__in=surplus[start : start + DELETED_AT_ONCE]).delete()
         stored -= len(surplus)
     return stored
 
 
-def _canonical(name: str) -> str:
+def _canonical_name(name: str) -> str:
     """Return one name for all spellings of a curve: `Test Accuracy` and `test_acc` become `test_accuracy`."""
     words = re.split(r"[ _-]+", name.strip().lower())
-    longer = {"acc": "accuracy", "avg": "average", "val": "validation", "valid": "validation", "eval": "validation"}
-    return "_".join(longer.get(word, word) for word in words if word)
+    full = {"acc": "accuracy", "avg": "average", "val": "validation", "valid": "validation", "eval": "validation"}
+    return "_".join(full.get(word, word) for word in words if word)
 
 
 def _read_regular(path: Path, offset: int) -> bytes:

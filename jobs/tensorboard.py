@@ -1,8 +1,8 @@
 """Read scalars from TensorBoard event files, continuing where the last read ended.
 
-A record is a little-endian length, its checksum, a protobuf message and its checksum. The files are written by the
-customer's code: an impossible length ends the reading of that file, and links are never followed. Checksums are not
-compared: a damaged record changes only the curves of its own run.
+A record is a little-endian length, its checksum, a protobuf message and its checksum. The customer's code writes the
+files: an impossible length ends the reading of that file, and links are never followed. Checksums are not compared,
+because a damaged record changes only the curves of its own run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from google.protobuf.message import DecodeError
 from tensorboard.compat.proto.event_pb2 import Event
 
 HEADER = struct.Struct("<QI")
+"""The length and its checksum."""
 FOOTER_BYTES = 4
+"""The checksum of the message."""
 MAX_RECORD_BYTES = 1024 * 1024
 """Larger records hold images or graphs, not scalars, and are skipped."""
 # Limits far above any real log folder, so that the reading of one run delays others little.
@@ -36,6 +38,7 @@ MAX_DEPTH = 8
 """Levels of folders."""
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 DT_FLOAT, DT_DOUBLE = 1, 2
+"""TensorFlow's codes of data types (`DataType`)."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def read_scalars(folder: Path, cursor: dict[str, int], limit: int) -> Iterator[S
                 break
             length, _checksum = HEADER.unpack(header)
             next_offset = offset + HEADER.size + length + FOOTER_BYTES
-            if next_offset > size:
+            if next_offset > size:  # not written completely yet, or an impossible length
                 break
             if length <= MAX_RECORD_BYTES:
                 yield from _scalars(file.read(length), folder=name.rpartition("/")[0])
@@ -82,24 +85,24 @@ def read_scalars(folder: Path, cursor: dict[str, int], limit: int) -> Iterator[S
 def _event_files(folder: Path) -> Iterator[tuple[str, BinaryIO]]:
     """Yield name and open file of the first event files below `folder`.
 
-    Each folder and file is opened relative to its parent's descriptor, so that no link is followed, even one that
-    replaces a folder meanwhile. Only the first MAX_ENTRIES directory entries are visited.
+    Each folder and file is opened relative to its parent's descriptor. So no link is followed, even if it replaces a
+    folder meanwhile. Only the first MAX_ENTRIES directory entries are visited.
     """
     count = 0
-    for visited, (place, descriptor, names) in enumerate(_folders(folder), 1):
+    for visited, (path, descriptor, names) in enumerate(_folders(folder), 1):
         for name in names:
             if count >= MAX_FILES:
                 return
             if file := open_regular(name, folder=descriptor):
                 with file:
                     count += 1
-                    yield str(Path(place, name)), file
+                    yield str(Path(path, name)), file
         if visited >= MAX_FOLDERS:
             return
 
 
 def _folders(top: Path) -> Iterator[tuple[str, int, list[str]]]:
-    """Yield folders from the top down: relative path, descriptor, and the names of its event files."""
+    """Yield folders from the top down, each as its relative path, descriptor and names of event files."""
     entries_left = MAX_ENTRIES
     pending: list[tuple[str, ...]] = [()]
     while pending and entries_left > 0:
@@ -123,6 +126,7 @@ def _folders(top: Path) -> Iterator[tuple[str, int, list[str]]]:
 
 @contextlib.contextmanager
 def _opened(top: Path, parts: Iterable[str]) -> Iterator[int]:
+    """Open the folder `parts` below `top`, one part at a time, and yield its descriptor. Raises OSError."""
     descriptor = os.open(top, _OPEN_FOLDER)
     try:
         for part in parts:
@@ -136,6 +140,7 @@ def _opened(top: Path, parts: Iterable[str]) -> Iterator[int]:
 
 def open_regular(name: str | Path, *, folder: int | None = None) -> BinaryIO | None:
     """Open a regular file, by path or by its name in an open folder; None for a link, a pipe or anything else."""
+    # O_NONBLOCK, because opening a pipe would wait for its writer.
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except OSError:

@@ -18,9 +18,11 @@ from runtime.tools import control
 from runtime.tools.control import LogFolder, Session, SessionRequest
 
 PATH = "/tools/"
-"""The path that all tools are under, each below its session's key."""
+"""The path of all tools; each session is below it, under its key."""
 MAX_JOBS = 20
+"""Jobs that one TensorBoard shows; each attempt is a mount of its sandbox."""
 _MAX_NAME = 60
+"""Characters of a job's name in the list of runs in TensorBoard."""
 
 
 def root() -> Path:
@@ -30,12 +32,12 @@ def root() -> Path:
 
 
 def url_path(key: str) -> str:
-    """Return the path that a session is under, without a slash at its end."""
+    """Return the path of a session, without a slash at its end."""
     return f"{PATH}{key}"
 
 
 def is_available() -> bool:
-    """Return whether this installation has TensorBoard."""
+    """Return whether the process that starts TensorBoard runs."""
     return control.has_owner(root())
 
 
@@ -50,14 +52,14 @@ def open_session(*, membership: Membership, jobs: Iterable[Job]) -> str:
         attempts = list(job.attempts.order_by("number"))
         for attempt in attempts:
             try:
-                found = _logs_of(job, attempt, is_only=len(attempts) == 1)
+                log_folder = _logs_of(job, attempt, is_only=len(attempts) == 1)
             except RuntimeFault:
                 is_unreachable = True
                 continue
-            if found is None:
+            if log_folder is None:
                 is_unreachable = True
-            elif Path(found.folder).is_dir():
-                logs.append(found)
+            elif Path(log_folder.folder).is_dir():
+                logs.append(log_folder)
     if not logs:
         raise LogsUnreachable if is_unreachable else NoLogs
     request = SessionRequest(membership.organization_id, membership.user_id, tuple(logs))
@@ -70,7 +72,7 @@ def open_session(*, membership: Membership, jobs: Iterable[Job]) -> str:
 
 
 def find_session(*, membership: Membership, key: str) -> Session | None:
-    """Return the member's own session with this key."""
+    """Return the session with this key; None if it does not exist or is another member's."""
     session = control.find(root(), key)
     if session is None or (session.organization, session.user) != (membership.organization_id, membership.user_id):
         return None
@@ -86,8 +88,8 @@ def _logs_of(job: Job, attempt: Attempt, *, is_only: bool) -> LogFolder | None:
     if not is_only:
         name += f"-attempt-{attempt.number}"
     run_folder = backend.run_folder(attempt.run_name)
-    # What is mounted into the sandbox must be out of reach of the run's code, which could replace it by a link. That is
-    # `run`, which the run's own sandbox has as a mount. A pod has the run's whole folder.
+    # The folder that is mounted into the sandbox must be one that the run's code cannot replace by a link. In a sandbox
+    # that is `run`, which is a mount there. A pod mounts the run's folder, so the code could replace `run` in it.
     if isinstance(settings.TRAINYARD_CLUSTERS.get(cluster_named(attempt.backend)), ClusterConfig):
         return LogFolder(name, str(run_folder), "run/tensorboard")
     return LogFolder(name, str(run_folder / "run"), "tensorboard")

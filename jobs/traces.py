@@ -1,7 +1,7 @@
 """Export an ended attempt as OpenTelemetry spans: its wait, its start, its run and each rank.
 
-The times come from the rows, and so from the backend's clock. The run's span has the id in the ranks' TRACEPARENT, so
-that spans of the customer's code become its children.
+The times come from the rows, and so from the backend's clock. The run's span has the id that TRACEPARENT gives to the
+ranks, so that spans of the customer's code become its children.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jobs.models import Attempt
 from jobs.states import BILLED, EndReason
 
 MAX_RANKS = 1024
-"""Ranks with a span of their own. The span exporter queues 2048 by default, for all runs."""
+"""Ranks with a span of their own: half of the 2,048 spans that the span exporter queues, for all runs."""
 
 
 def traceparent_of(attempt: Attempt) -> str:

@@ -1,8 +1,8 @@
 """Compute a job's usage from its attempts: the billable time, the free lines of its receipt, the time left. Reads only.
 
 Only times of the backend's clock count, and only attempts with a reason in `states.BILLED` are billed. A hung attempt
-is billed up to its last sign of progress, a cancelled one up to the end of its grace period. An attempt on fewer nodes
-costs less: one second on half of the job's nodes is half a billable second.
+is billed up to its last sign of progress, a cancelled attempt up to the end of its grace period. An attempt on fewer
+nodes costs less: one second on half of the job's nodes is half a billable second.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from jobs.models import Attempt, Job
 from jobs.states import BILLED, EndReason
 
 GRACE_SECONDS = 10
-"""Time for a cancelled run to write a checkpoint before it is killed. A longer one would delay the next run."""
+"""Time for a cancelled run to write a checkpoint before it is killed. A longer time would delay the next run."""
 STOP_SECONDS = 10
-"""How long after the grace period a cluster may report the end of a cancelled run. A later end is the cluster's fault;
-then not even the grace period is billed."""
+"""How long after the grace period a cluster may report the end of a cancelled run. A later end is the cluster's fault,
+so the grace period is not billed either."""
 
 
 def to_datetime(seconds: float | None) -> datetime | None:
@@ -42,7 +42,7 @@ def spans(attempt: Attempt, until: datetime) -> Iterator[tuple[int, datetime, da
 
 
 def ranges(attempt: Attempt, now: datetime) -> list[Range]:
-    """Return the billed parts of an attempt. One that is still running counts as if it completed now."""
+    """Return the billed parts of an attempt. A running attempt counts as if it completed now."""
     return [
         Range((ended - began).total_seconds(), nodes, began.isoformat(), ended.isoformat())
         for nodes, began, ended in billed_spans(attempt, now)
@@ -50,7 +50,7 @@ def ranges(attempt: Attempt, now: datetime) -> list[Range]:
 
 
 def billed_spans(attempt: Attempt, now: datetime) -> Iterator[tuple[int, datetime, datetime]]:
-    """Yield (nodes, start, end) for each billed part of an attempt, as `ranges`."""
+    """Yield (nodes, start, end) for each billed part of an attempt; `ranges` returns the same as `Range` objects."""
     reason = EndReason(attempt.reason) if attempt.reason else None
     if reason is None or reason in BILLED:
         yield from spans(attempt, _billed_until(attempt, now))
@@ -64,8 +64,7 @@ def billable_seconds(job: Job, attempts: Iterable[Attempt], now: datetime) -> fl
 def left_seconds(job: Job, attempts: Iterable[Attempt], *, nodes: int, longest_seconds: int) -> int:
     """Return how many seconds another attempt on `nodes` nodes may run, so that the job stays under its ceiling.
 
-    On fewer nodes an attempt may run longer than the deadline. `longest_seconds` limits that: it is the most that all
-    attempts together may run.
+    On fewer nodes an attempt may run longer than the deadline, but all attempts together at most `longest_seconds`.
     """
     ended = [each for each in attempts if each.finished_at]
     # `now` matters only to running attempts, and there are none among these.
@@ -73,7 +72,7 @@ def left_seconds(job: Job, attempts: Iterable[Attempt], *, nodes: int, longest_s
     # The rest of the node-seconds that the deadline allows, as seconds on `nodes` nodes.
     seconds_left = (job.deadline_seconds - billable_seconds(job, ended, now)) * job.nodes / nodes
     run_seconds = sum(part.seconds for each in ended for part in ranges(each, now))
-    # `longest_seconds` is below the deadline if the product's limit was lowered after the sale: the deadline was sold.
+    # The deadline was sold, so it holds even if the product's limit, and so `longest_seconds`, was lowered since.
     return max(0, int(min(seconds_left, max(job.deadline_seconds, longest_seconds) - run_seconds)))
 
 
@@ -130,7 +129,7 @@ def _limited_by_cancel(attempt: Attempt, ended: datetime) -> datetime:
 
 
 def has_ended_before_cancel(attempt: Attempt) -> bool:
-    """Whether an attempt ended before a cancel took effect. If not, a completed one is charged as cancelled."""
+    """Whether an attempt ended before a cancel took effect. Otherwise a completed attempt is charged as cancelled."""
     return attempt.finished_at is None or _limited_by_cancel(attempt, attempt.finished_at) == attempt.finished_at
 
 
@@ -157,7 +156,7 @@ def _free_part(attempt: Attempt, started: datetime, ended: datetime) -> list[Lin
 
 
 def _evidence(attempt: Attempt, ended: datetime) -> dict[str, Any]:
-    """Return what a receipt shows about a hang or a platform fault; see `charges.free_line`."""
+    """Return the evidence that a receipt shows for a hang or a platform fault; see `charges.free_line`."""
     failure = attempt.failure or {}
     return {
         "reason": attempt.reason,

@@ -1,4 +1,4 @@
-"""Why a job waits in the queue, from its row and the snapshot that the last scheduling pass left."""
+"""Find out why a job waits in the queue, from its row and the snapshot of the last scheduling pass."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def waiting_reason(job: Job) -> Reason:
 
 
 def cluster_answers(job: Job) -> bool:
-    """Whether the cluster that a job of `selectors.jobs_for` is for answered when it was last asked."""
+    """Whether the cluster of a job from `selectors.jobs_for` answered the last call."""
     snapshot = snapshot_of(job)
     return snapshot is None or snapshot.answers
 

@@ -1,6 +1,6 @@
-"""Follow the clusters: bring each change of a run to its job's row as it happens.
+"""Follow the clusters: update a job's row at each change of its run.
 
-Each cluster has a thread of its own, so that one that is slow or away delays no other. `reconciliation` applies
+Each cluster has a thread of its own, so that a slow or unavailable cluster delays no other. `reconciliation` applies
 changes that the watcher missed.
 """
 
@@ -21,16 +21,16 @@ from runtime.specs import RunPhase
 logger = logging.getLogger(__name__)
 
 READ_INTERVAL_SECONDS = 0.25
-"""Minimum interval between two reads of one run's output. A run that writes without pause would otherwise be read at
-every write; its end is read at once."""
+"""Minimum interval between two reads of one run's output, so that a run that writes without pause is not read at every
+write. Its end is read at once."""
 KEEP_READ_TIMES_SECONDS = 60.0
-"""How long the time of a run's last read is kept; any value above READ_INTERVAL_SECONDS serves."""
+"""How long the time of a run's last read is kept. Any value above READ_INTERVAL_SECONDS works."""
 RECONNECT_PAUSES = (1, 2, 5, 10, 30)
 """Seconds before reconnecting to a cluster, after each failure in a row. The last one repeats."""
 STABLE_SECONDS = 60.0
 """After a connection of this length, earlier failures no longer count."""
 STOP_SECONDS = 3.0
-"""How long to wait for each thread at shutdown; they are daemons, and hold nothing that needs closing."""
+"""How long to wait for each thread at shutdown. They are daemons, and can be ended at any time."""
 
 
 def follow_all(stop: threading.Event) -> None:

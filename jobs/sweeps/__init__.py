@@ -1,1 +1,1 @@
-"""Sweeps: many runs of one order, each with other parameters, within one ceiling."""
+"""Sweeps: many runs of one purchase with different parameters, within one ceiling."""

@@ -19,13 +19,13 @@ from jobs.sweeps.suggestions import Method, Pruner
 from runtime.launcher.variables import escape
 
 MAX_TRIALS = spaces.MAX_GRID_TRIALS
-"""Most trials of a sweep: a suggestion among so many takes less than 200 ms."""
+"""Maximum trials of a sweep. With so many, a suggestion takes less than 200 ms."""
 MAX_CONCURRENCY = 100
-"""Most trials at once. Each is a job in the queue, and counts for the organization's limit of open jobs."""
+"""Maximum trials at once. Each is a job in the queue, and counts for the organization's limit of open jobs."""
 MAX_METRIC_LENGTH = 100
 """Characters of a metric's name: the length of its column."""
 FIELDS = {"LR": "lr", "EPOCHS": "epochs", "BATCH_SIZE": "batch_size"}
-"""Parameters that set a field of the purchase. Others are arguments (`--hidden`) or environment variables (`DEPTH`)."""
+"""Parameters that set a field of the purchase. Others set arguments (`--hidden`) or environment variables (`DEPTH`)."""
 
 
 class Goal(StrEnum):
@@ -37,19 +37,19 @@ class Goal(StrEnum):
 
 @dataclass(frozen=True)
 class Plan:
-    """A valid sweep but its purchase."""
+    """A valid sweep, without the purchase of its trials."""
 
     space: tuple[Parameter, ...]
     metric: str
     goal: Literal["maximize", "minimize"]
     is_against_cost: bool
-    """Whether cheap trials count beside good ones: the sweep searches the best value at each cost."""
+    """Whether the sweep searches the best value at each cost, so that cheap trials count too."""
     method: Method
     trials: int
     concurrency: int
     pruner: Pruner
     tried: int = 0
-    """Trials of the earlier sweeps of this search."""
+    """Number of trials in the earlier sweeps of this search."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
@@ -81,7 +81,8 @@ class Plan:
 def apply(purchase: Mapping[str, Any], values: Mapping[str, Value]) -> dict[str, Any]:
     """Return a purchase (the API's fields) with the parameters of a trial.
 
-    Arguments are appended: parsers use the last one of a name. Their dollar signs are no variables.
+    Arguments are appended, because parsers use the last one of a name. Dollar signs in them are escaped, so that they
+    are not expanded as variables.
     """
     changed = {FIELDS[name]: str(value) if name == "LR" else value for name, value in values.items() if name in FIELDS}
     arguments = list(purchase.get("arguments") or [])
@@ -101,7 +102,7 @@ def corners(space: tuple[Parameter, ...]) -> list[Values]:
 
     The other parameters have their first value. Conditions are ignored, so that each parameter's name is checked.
     """
-    found: list[Values] = [{}]
+    combinations: list[Values] = [{}]
     for parameter in space:
         if parameter.kind == "categorical":
             ends = parameter.choices if parameter.name in {"EPOCHS", "BATCH_SIZE"} else parameter.choices[:1]
@@ -109,17 +110,20 @@ def corners(space: tuple[Parameter, ...]) -> list[Values]:
             ends = (parameter.low, parameter.high)
         if parameter.name not in {"EPOCHS", "BATCH_SIZE"}:
             ends = ends[:1]
-        found = [{**values, parameter.name: end} for values in found for end in ends]
-    return found
+        combinations = [{**values, parameter.name: end} for values in combinations for end in ends]
+    return combinations
 
 
 class ObjectiveSerializer(serializers.Serializer[Any]):
-    """What a sweep optimizes: the last value of a metric that the runs report."""
+    """The objective of a sweep: the last value of a metric that the runs report."""
 
-    metric = serializers.CharField(max_length=MAX_METRIC_LENGTH, help_text="As on the job's page: test_accuracy.")
+    metric = serializers.CharField(
+        max_length=MAX_METRIC_LENGTH, help_text="Its name on the job's page, such as test_accuracy."
+    )
     goal = serializers.ChoiceField(choices=[goal.value for goal in Goal])
     against_cost = serializers.BooleanField(
-        default=False, help_text="Search the best value at each cost, not at any cost. For random and tpe, no pruner."
+        default=False,
+        help_text="Search the best value at each cost, not only the best value. Needs random or tpe, and no pruner.",
     )
 
     def validate_metric(self, name: str) -> str:
@@ -160,8 +164,8 @@ class _TrialsSerializer(FormSerializer):
     trials = WholeNumberField(
         most=MAX_TRIALS,
         default=None,
-        help_text="Most trials. A grid has no more than its combinations. May be left out with `ceiling_minor`: trials "
-        "then start as long as the ceiling allows.",
+        help_text="Maximum number of trials. A grid has no more than its combinations. May be left out with "
+        "`ceiling_minor`: trials then start as long as the ceiling allows.",
     )
 
     def validate_trials(self, trials: int | None) -> int:
@@ -180,7 +184,7 @@ class ExtensionSerializer(_TrialsSerializer):
 
 
 class PlanSerializer(_TrialsSerializer):
-    """The fields of a sweep, beside those of a purchase."""
+    """The fields of a sweep, in addition to those of a purchase."""
 
     space = SpaceField(
         help_text="Parameters by name: `LR`, `EPOCHS`, `BATCH_SIZE`, an argument such as `--hidden`, or an environment "
@@ -190,7 +194,7 @@ class PlanSerializer(_TrialsSerializer):
     )
     objective = ObjectiveSerializer()
     method = EnumField(Method, default=Method.TPE)
-    concurrency = WholeNumberField(most=MAX_CONCURRENCY, default=1, help_text="Most trials at once.")
+    concurrency = WholeNumberField(most=MAX_CONCURRENCY, default=1, help_text="Maximum number of trials at once.")
     pruner = EnumField(
         Pruner, default=Pruner.NONE, help_text="Stops unpromising trials early, by the metric's values so far."
     )
@@ -207,7 +211,7 @@ class PlanSerializer(_TrialsSerializer):
         return method
 
     def validate_pruner(self, pruner: Pruner) -> Pruner:
-        """Check that there is one metric to judge by."""
+        """Refuse a pruner in a search against cost, because it compares only one value."""
         if pruner is not Pruner.NONE and self._is_against_cost():
             raise ValidationError(_("A search against cost stops no trial early. Choose none."))
         return pruner
@@ -217,7 +221,7 @@ class PlanSerializer(_TrialsSerializer):
 
 
 class SweepQuoteRequestSerializer(PlanSerializer, QuoteRequestSerializer):
-    """A sweep to price: the purchase of its trials, and what to search."""
+    """A sweep to price: the purchase of its trials, and the search."""
 
 
 def parse_plan(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Carry a sweep on: record the ends of its trials, stop unpromising ones, order the next ones, and end the sweep.
+"""Advance a sweep: record the ends of its trials, stop unpromising trials, order the next ones, and end the sweep.
 
-`advance` reads everything from the rows, so any process may call it at any time, and a crash between two steps loses
-nothing: a trial's row, its part of the hold, its order and its job are written in one transaction.
+`advance` reads everything from the rows, so any process may call it at any time. A crash between two steps loses
+nothing, because a trial's row, its part of the hold, its order and its job are written in one transaction.
 
 Lock order: the sweep, the organization's quota, the sweep's hold, the wallet. Jobs are never locked with the sweep.
 """
@@ -32,31 +32,31 @@ from jobs.purchase import parse
 from jobs.states import JobState
 from jobs.sweeps import selectors
 from jobs.sweeps.plan import Plan, apply
-from jobs.sweeps.suggestions import Method, Past, Pruner, Suggestion, judge, suggest
+from jobs.sweeps.suggestions import Method, PastTrial, Pruner, Suggestion, judge, suggest
 
 logger = logging.getLogger(__name__)
 
 FAILING_TRIALS = 3
-"""A sweep ends if so many trials have ended and every one failed: the script, not the parameters, is then at fault."""
+"""A sweep ends if at least this many trials have ended and all failed, because then the script is at fault."""
 MAX_VALUES_JUDGED = 200
-"""Values of a metric that a pruner compares: the first ones, one for each epoch as a rule."""
+"""Maximum values of a metric that a pruner compares. Scripts usually report one per epoch."""
 
 
 @shared_task
 def advance_sweep(sweep_pk: int) -> None:
-    """Carry one sweep on."""
+    """Advance one sweep."""
     advance(sweep_pk=sweep_pk)
 
 
 @shared_task
 def advance_sweeps() -> None:
-    """Carry all open sweeps on, one task each, so that a slow one delays no other."""
+    """Advance all open sweeps, one task each, so that a slow sweep delays no other."""
     for pk in Sweep.objects.filter(ended_at=None).values_list("pk", flat=True):
         send(advance_sweep, pk)
 
 
 def advance(*, sweep_pk: int) -> None:
-    """Carry a sweep on as far as possible now. Safe to repeat, and to run at the same time in several processes."""
+    """Advance a sweep as far as possible now. Safe to repeat, and to run at the same time in several processes."""
     sweep = Sweep.objects.select_related("organization", "quote__book", "product", "placed_by").get(pk=sweep_pk)
     plan = Plan.from_json(sweep.quote.purchase["sweep"])
     if plan.pruner is not Pruner.NONE:
@@ -83,15 +83,15 @@ def record_ends(sweep: Sweep, plan: Plan) -> None:
 
 
 def _values(trial: Trial, plan: Plan) -> list[float]:
-    """Return the metric's values in order."""
+    """Return the values of the sweep's metric that a trial has reported, in order."""
     points = MetricPoint.objects.filter(job=trial.job_id, name=plan.metric).order_by("pk")
     return list(points.values_list("value", flat=True))
 
 
-def _past(trials: list[Trial], values: dict[int, list[float]] | None = None) -> list[Past]:
-    """Return what Optuna needs of trials. `values`: the metric's values by job."""
+def _past_trials(trials: list[Trial], values: dict[int, list[float]] | None = None) -> list[PastTrial]:
+    """Return trials as `suggestions` needs them. `values`: the metric's values by job."""
     return [
-        Past(
+        PastTrial(
             parameters=trial.parameters,
             value=trial.value,
             cost=trial.job.order.hold.metered_minor,
@@ -104,29 +104,33 @@ def _past(trials: list[Trial], values: dict[int, list[float]] | None = None) -> 
 
 
 def _prune(sweep: Sweep, plan: Plan) -> None:
-    """Mark the trials that the pruner gives up.
+    """Mark the trials that the pruner stops.
 
-    Trials that have ended since the last call are judged too: successive halving compares others with them.
+    Trials that have ended since the last call are judged too, because successive halving compares others with them.
     """
     trials = list(sweep.trials.select_related("job__order__hold"))
     values: dict[int, list[float]] = {}
     points = MetricPoint.objects.filter(job__trial__sweep=sweep, name=plan.metric).order_by("pk")
     for job_pk, value in points.values_list("job", "value"):
-        known = values.setdefault(job_pk, [])
-        if math.isfinite(value) and len(known) < MAX_VALUES_JUDGED:
-            known.append(value)
+        job_values = values.setdefault(job_pk, [])
+        if math.isfinite(value) and len(job_values) < MAX_VALUES_JUDGED:
+            job_values.append(value)
     for trial in trials:
         if trial.outcome or trial.is_pruned or not values.get(trial.job_id):
             continue
         verdict = judge(
-            space=plan.space, goal=plan.goal, pruner=plan.pruner, trials=_past(trials, values), number=trial.number
+            space=plan.space,
+            goal=plan.goal,
+            pruner=plan.pruner,
+            trials=_past_trials(trials, values),
+            number=trial.number,
         )
         trial.sampler_state, trial.is_pruned = verdict.state, verdict.is_pruned and not trial.job.is_ended
         trial.save(update_fields=["sampler_state", "is_pruned"])
 
 
 def _cancel_open(sweep: Sweep) -> None:
-    """Cancel the jobs of pruned trials, and all open ones of a sweep that the customer has stopped."""
+    """Cancel the jobs of pruned trials; all open jobs if the customer has stopped the sweep."""
     open_trials = sweep.trials.filter(outcome="", job__finished_at=None, job__cancel_requested_at=None)
     if not Sweep.objects.filter(pk=sweep.pk, reason=Sweep.Reasons.STOPPED).exists():
         open_trials = open_trials.filter(is_pruned=True)
@@ -151,7 +155,7 @@ def _order_next(sweep: Sweep, plan: Plan) -> bool:
         Sweep.objects.filter(pk=sweep.pk).update(waiting=str(error.message))
         return False
     except HoldUsedUp:
-        if not any(not trial.outcome for trial in trials):  # none is open that could return a part of its hold
+        if all(trial.outcome for trial in trials):  # no trial is open, so no part of the hold can be returned
             _stop(sweep, Sweep.Reasons.CEILING)
         return False
     except CustomerError as error:
@@ -170,14 +174,14 @@ def _suggest(sweep: Sweep, plan: Plan, trials: list[Trial]) -> Suggestion:
         space=plan.space,
         goal=plan.goal,
         method=plan.method,
-        seed=sweep.quote_id.int % 2**32,
-        trials=_past([*selectors.earlier_trials(sweep), *trials]),
+        seed=sweep.quote_id.int % 2**32,  # constant for the sweep, so that a repeated call gives the same suggestion
+        trials=_past_trials([*selectors.earlier_trials(sweep), *trials]),
         is_against_cost=plan.is_against_cost,
     )
 
 
 def _order(sweep: Sweep, suggestion: Suggestion, *, number: int) -> bool:
-    """Order trial `number`. Return False if another process has ordered it, or stopped the sweep, meanwhile.
+    """Order trial `number`. Return False if another process has ordered it or stopped the sweep in the meantime.
 
     Raises QuotaExceeded, HoldUsedUp, and other CustomerErrors if the purchase is no longer possible.
     """
@@ -186,8 +190,8 @@ def _order(sweep: Sweep, suggestion: Suggestion, *, number: int) -> bool:
     if sweep.placed_by is None:
         raise ChoiceUnavailable(_("The account of the person who bought this sweep was deleted."))
     base = {name: value for name, value in sweep.quote.purchase.items() if name != "sweep"}
-    named = {"name": f"{sweep.name[:80]} #{number + 1}"}
-    purchase = parse(organization=organization, data=apply(base | named, suggestion.parameters), is_pinned=True)
+    name = {"name": f"{sweep.name[:80]} #{number + 1}"}  # cut, so that the name fits its 100 characters
+    purchase = parse(organization=organization, data=apply(base | name, suggestion.parameters), is_pinned=True)
     script = orders.read_script(purchase)
     pricing = orders.pricing_inputs(purchase, estimates.estimate(purchase))
     with transaction.atomic():
@@ -227,12 +231,12 @@ def _order(sweep: Sweep, suggestion: Suggestion, *, number: int) -> bool:
 
 
 def _stop(sweep: Sweep, reason: Sweep.Reasons) -> None:
-    """Order no more trials. The open ones go on."""
+    """Order no more trials. Open trials continue."""
     Sweep.objects.filter(pk=sweep.pk, state=Sweep.States.RUNNING).update(state=Sweep.States.STOPPING, reason=reason)
 
 
 def _end(sweep: Sweep) -> None:
-    """End the sweep once no trial is open and none will start: return the rest of its hold, and publish the end."""
+    """End the sweep if no trial is open and none will start: release the rest of its hold, and publish the end."""
     with transaction.atomic():
         locked = Sweep.objects.select_for_update(of=("self",)).select_related("hold", "quote").get(pk=sweep.pk)
         if locked.state == Sweep.States.ENDED or locked.trials.filter(outcome="").exists():

@@ -1,4 +1,4 @@
-"""Quote a sweep or more trials of one, buy it, and stop it. `progress` orders its trials."""
+"""Quote a sweep or its extension, buy it, and stop it. `progress` orders its trials."""
 
 from __future__ import annotations
 
@@ -29,55 +29,55 @@ from jobs.sweeps.suggestions import Method
 
 
 def quote_sweep(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
-    """Price a sweep: a purchase (the API's fields) with `space`, `objective` and so on. `ceiling_minor` is the sweep's.
+    """Price a sweep. `data` has the API's fields of a purchase and of `PlanSerializer`.
 
-    A field of the purchase that the sweep searches may be left out. Raises ServiceInactive, InvalidInput, and
-    billing's errors.
+    `ceiling_minor` limits the whole sweep. Fields of the purchase that the sweep searches may be left out. Raises
+    ServiceInactive, InvalidInput, and billing's errors.
     """
     organization = membership.organization
     require_active(organization=organization)
     sweep = parse_plan(data)
     first = corners(Plan.from_json(sweep).space)[0]
     searched = {FIELDS[name]: value for name, value in first.items() if name in FIELDS}
-    whole = parse(organization=organization, data={**searched, **_given(data), "exact": False})
-    base = {**whole.to_json(), "ceiling_minor": None}
+    purchase = parse(organization=organization, data={**searched, **_without_empty(data), "exact": False})
+    base = {**purchase.to_json(), "ceiling_minor": None}  # the ceiling is the sweep's, not that of each trial
     return _price(
         membership=membership,
         base=base,
         sweep=sweep,
-        pinned=pinned_image(organization, whole.image),
-        ceiling_minor=whole.ceiling_minor,
+        pinned=pinned_image(organization, purchase.image),
+        ceiling_minor=purchase.ceiling_minor,
     )
 
 
 def quote_extension(*, membership: Membership, sweep: Sweep, data: Mapping[str, Any]) -> Quote:
-    """Price more trials of an ended search: `trials`, `ceiling_minor`, or both. All else stays as it was bought.
+    """Price more trials of an ended search. `data` has `trials`, `ceiling_minor`, or both; all else stays as bought.
 
-    The quote is bought as any of a sweep. Raises ServiceInactive, InvalidInput, and billing's errors.
+    The quote is bought like that of a sweep. Raises ServiceInactive, InvalidInput, and billing's errors.
     """
     organization = membership.organization
     require_active(organization=organization)
-    wanted = ExtensionSerializer(data=data).values()
+    limits = ExtensionSerializer(data=data).values()
     first = sweep.extends or sweep
     search = selectors.search(first.pk)
     if search.filter(ended_at=None).exists():
         raise InvalidInput(fields={"trials": _("A sweep of this search is open. Wait for it to end, or stop it.")})
     tried = Trial.objects.filter(sweep__in=search).count()
     bought = first.quote.purchase
-    extension = bought["sweep"] | {"trials": min(wanted["trials"], MAX_TRIALS - tried)}
+    extension = bought["sweep"] | {"trials": min(limits["trials"], MAX_TRIALS - tried)}
     extension |= {"tried": tried, "extends": first.pk}
     if extension["method"] == Method.GRID:
         extension["trials"] = len(Plan.from_json(extension).grid())
     if extension["trials"] < 1:
         raise InvalidInput(fields={"trials": _("This search has tried all its trials.")})
     base = {name: value for name, value in bought.items() if name not in {"sweep", "pinned_image"}}
-    parse(organization=organization, data=base, is_pinned=True)  # something may have been deleted since
+    parse(organization=organization, data=base, is_pinned=True)  # a choice may have been deleted since
     return _price(
         membership=membership,
         base=base,
         sweep=extension,
         pinned={"pinned_image": bought["pinned_image"]},
-        ceiling_minor=wanted["ceiling_minor"],
+        ceiling_minor=limits["ceiling_minor"],
     )
 
 
@@ -98,7 +98,7 @@ def _price(
         try:
             purchase = parse(organization=organization, data=apply(base, values), is_pinned=True)
         except InvalidInput as error:
-            # The base is valid, so the parameters are at fault.
+            # `base` is valid, so the parameters are at fault.
             raise InvalidInput(fields={"space": " ".join(map(str, error.fields.values()))}) from error
         estimate = estimates.estimate(purchase)
         offers.append((price(prices, **pricing_inputs(purchase, estimate)), estimate))
@@ -113,8 +113,8 @@ def _price(
     )
 
 
-def _given(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that are not left out, as forms leave them out."""
+def _without_empty(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that have a value. A form sends an empty string for a field that was left out."""
     return {name: value for name, value in data.items() if value not in ("", None)}
 
 
@@ -138,7 +138,7 @@ def place_sweep(*, membership: Membership, quote: Quote, idempotency_key: str = 
         # Again, under the lock: a concurrent request may have bought it meanwhile.
         if sweep := _existing(organization, quote, key):
             return sweep
-        extends = _extended(purchase["sweep"])
+        extends = _extended_sweep(purchase["sweep"])
         hold = charges.hold(
             quote=quote,
             reference=f"sweep:{quote.pk}",
@@ -160,11 +160,11 @@ def place_sweep(*, membership: Membership, quote: Quote, idempotency_key: str = 
     return sweep
 
 
-def _extended(sweep: Mapping[str, Any]) -> Sweep | None:
+def _extended_sweep(sweep: Mapping[str, Any]) -> Sweep | None:
     """Return the first sweep of the search that a quote extends, or None. The caller has locked the quota.
 
-    One sweep of a search is open at a time, so that each knows all earlier trials. Raises ChoiceUnavailable if there
-    were more since the quote.
+    Only one sweep of a search may be open, so that each uses all earlier trials. Raises ChoiceUnavailable if one is
+    open, or if trials were added since the quote.
     """
     if "extends" not in sweep:
         return None
@@ -176,7 +176,7 @@ def _extended(sweep: Mapping[str, Any]) -> Sweep | None:
 
 
 def stop_sweep(*, membership: Membership, sweep: Sweep) -> Sweep:
-    """Start no more trials of a sweep, and cancel the open ones, which cost the time that they used. Safe to repeat.
+    """Start no more trials of a sweep, and cancel the open ones, whose used time is charged. Safe to repeat.
 
     Raises AlreadyEnded.
     """

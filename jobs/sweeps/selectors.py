@@ -1,4 +1,4 @@
-"""What pages, API and command line show of a sweep: its state, trials, best trial, cost, and receipt. Reads only."""
+"""Read sweeps for pages and API: their state, trials, best trial, cost and receipts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from console.core.errors import NotFound
 from jobs.models import MetricPoint, Sweep, Trial
 from jobs.sweeps import suggestions
 from jobs.sweeps.plan import Plan
-from jobs.sweeps.suggestions import Past
+from jobs.sweeps.suggestions import PastTrial
 
 
 @dataclass(frozen=True)
 class TrialRow:
-    """A trial as it is shown. `cost_minor` is what it has cost so far; `value` the metric's latest value."""
+    """A trial as it is shown. `cost_minor` is its cost so far, `value` the metric's latest value."""
 
     number: int
     job: int
@@ -43,7 +43,7 @@ def sweeps_for(organization: Organization) -> QuerySet[Sweep]:
 
 
 def listed(organization: Organization) -> QuerySet[Sweep]:
-    """Return the organization's sweeps, newest first, with what a list shows.
+    """Return the organization's sweeps, newest first, annotated for `list_row`.
 
     Annotations: `done` (ended trials), `lowest` and `highest` (values of completed trials, None before the first), and
     `metered_minor` (the cost so far).
@@ -52,10 +52,10 @@ def listed(organization: Organization) -> QuerySet[Sweep]:
     completed = trials.filter(outcome=Trial.Outcomes.COMPLETED)
     parts = Hold.objects.filter(parent=OuterRef("hold")).order_by().values("parent")
     return sweeps_for(organization).annotate(
-        done=Coalesce(Subquery(trials.exclude(outcome="").annotate(found=Count("pk")).values("found")), 0),
-        lowest=Subquery(completed.annotate(found=Min("value")).values("found")),
-        highest=Subquery(completed.annotate(found=Max("value")).values("found")),
-        metered_minor=Coalesce(Subquery(parts.annotate(found=Sum("metered_minor")).values("found")), 0),
+        done=Coalesce(Subquery(trials.exclude(outcome="").annotate(result=Count("pk")).values("result")), 0),
+        lowest=Subquery(completed.annotate(result=Min("value")).values("result")),
+        highest=Subquery(completed.annotate(result=Max("value")).values("result")),
+        metered_minor=Coalesce(Subquery(parts.annotate(result=Sum("metered_minor")).values("result")), 0),
     )
 
 
@@ -95,18 +95,18 @@ def earlier_trials(sweep: Sweep) -> QuerySet[Trial]:
 
 
 def plan_of(sweep: Sweep) -> Plan:
-    """Return what the sweep searches."""
+    """Return the plan of a sweep."""
     return Plan.from_json(sweep.quote.purchase["sweep"])
 
 
 def cost_minor(sweep: Sweep) -> int:
-    """Return what all trials have cost so far, in minor units."""
+    """Return the cost of all trials so far, in minor units."""
     total = sweep.hold.children.aggregate(total=Sum("metered_minor"))["total"]
     return int(total or 0)
 
 
 def best_trial(sweep: Sweep, plan: Plan) -> Trial | None:
-    """Return the completed trial with the best value, the earliest of equal ones; None before the first."""
+    """Return the completed trial with the best value, of equal values the earliest; None if no trial completed."""
     order = "-value" if plan.goal == "maximize" else "value"
     completed = sweep.trials.filter(outcome=Trial.Outcomes.COMPLETED).select_related("job")
     return completed.order_by(order, "number").first()
@@ -157,10 +157,10 @@ def summary(sweep: Sweep) -> dict[str, Any]:
 
 
 def importance(sweep: Sweep) -> dict[str, float]:
-    """Return how much each parameter matters, by all trials of the search so far; see `suggestions.importance`."""
+    """Return the importance of each parameter in all trials of the search so far; see `suggestions.importance`."""
     plan = plan_of(sweep)
     trials = [*earlier_trials(sweep), *sweep.trials.all()]
-    past = [Past(trial.parameters, trial.value, is_ended=bool(trial.outcome)) for trial in trials]
+    past = [PastTrial(trial.parameters, trial.value, is_ended=bool(trial.outcome)) for trial in trials]
     return suggestions.importance(space=plan.space, goal=plan.goal, trials=past)
 
 
@@ -190,13 +190,13 @@ def trial_rows(sweep: Sweep) -> list[TrialRow]:
 
 
 def _efficient(plan: Plan, trials: Sequence[Trial]) -> set[int]:
-    """Return the ids of the completed trials than which no other one is both better and cheaper, or equal and older."""
+    """Return the ids of the efficient completed trials: every cheaper trial is worse. Of equal trials, the oldest."""
     done = [trial for trial in trials if trial.outcome == Trial.Outcomes.COMPLETED and trial.value is not None]
     sign = -1 if plan.goal == "maximize" else 1
     done.sort(key=lambda trial: (trial.job.order.hold.metered_minor, sign * (trial.value or 0), trial.number))
     efficient: set[int] = set()
     best: float | None = None
-    for trial in done:
+    for trial in done:  # from cheap to expensive
         if trial.value is not None and (best is None or plan.is_better(trial.value, best)):
             best = trial.value
             efficient.add(trial.pk)
@@ -209,5 +209,5 @@ def _latest_values(jobs: Sequence[int], metric: str) -> dict[int, float]:
 
 
 def receipts(sweep: Sweep) -> QuerySet[Receipt]:
-    """Return the receipts of the ended trials, in order of number. Each trial is charged by its own."""
+    """Return the receipts of the ended trials, in order of number. Each trial is charged separately."""
     return Receipt.objects.filter(hold__parent=sweep.hold).order_by("hold__order__job__trial__number")

@@ -11,11 +11,13 @@ from django.utils.translation import gettext as _
 
 Value = str | int | float
 Values = dict[str, Value]
+"""The values of a trial by the names of its parameters."""
 
 MAX_PARAMETERS = 32
 MAX_CHOICES = 100
+"""Limits far above those of real searches, so that a request is checked in milliseconds."""
 MAX_GRID_TRIALS = 1000
-"""Most combinations of a grid. A suggestion among 1,000 trials takes less than 200 ms."""
+"""Maximum combinations of a grid, and trials of a search: with so many, a suggestion takes less than 200 ms."""
 MAX_CHOICE_LENGTH = 1000
 MAX_INTEGER = 2**53
 """JSON numbers above this lose digits in browsers."""
@@ -37,7 +39,7 @@ class InvalidSpace(ValueError):
 
 @dataclass(frozen=True)
 class Condition:
-    """A parameter applies only if an earlier categorical `parameter` has one of `values`."""
+    """The condition of a parameter: an earlier categorical parameter, named `parameter`, has one of `values`."""
 
     parameter: str
     values: tuple[Value, ...]
@@ -49,7 +51,10 @@ class Condition:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One dimension. `choices` for categorical; otherwise `low` to `high`, both included; `step` None: continuous."""
+    """One dimension of a search space: `choices` if it is categorical, else the range `low` to `high`, both included.
+
+    `step` None means that the range is continuous.
+    """
 
     name: str
     kind: Literal["categorical", "int", "float"]
@@ -70,7 +75,7 @@ class Parameter:
             return self.choices
         if self.step is None:
             raise InvalidSpace(self.name, _("A grid needs choices or a step for each parameter."))
-        count = math.floor((self.high - self.low) / self.step + 1e-9) + 1
+        count = math.floor((self.high - self.low) / self.step + 1e-9) + 1  # 0.3 / 0.1 is a little below 3
         if count > MAX_GRID_TRIALS:
             raise InvalidSpace(self.name, _("A grid has at most %(limit)d trials.") % {"limit": MAX_GRID_TRIALS})
         values = [self.low + index * self.step for index in range(count)]
@@ -81,22 +86,22 @@ class Parameter:
 def parse(data: Any) -> tuple[Parameter, ...]:
     """Return the parameters of the API's `space`. Raises InvalidSpace.
 
-    The names are checked by the purchase, which knows which variables and arguments a customer may set.
+    Names are not checked here: the purchase checks which variables and arguments a customer may set.
     """
     if not isinstance(data, Mapping) or not data:
         raise InvalidSpace("", _("The search space must be an object with at least one parameter."))
     if len(data) > MAX_PARAMETERS:
         raise InvalidSpace("", _("A search space has at most %(limit)d parameters.") % {"limit": MAX_PARAMETERS})
     earlier: dict[str, Parameter] = {}
-    for name, given in data.items():
-        earlier[name] = _parse(name, given, earlier)
+    for name, definition in data.items():
+        earlier[name] = _parse(name, definition, earlier)
     return tuple(earlier.values())
 
 
 def grid(space: Sequence[Parameter]) -> list[Values]:
     """Return all trials of the grid, the last parameter varying fastest. Raises InvalidSpace."""
     for parameter in space:
-        parameter.grid()  # refuses continuous ranges, also of parameters whose condition never holds
+        parameter.grid()  # raises for a continuous range, even if the condition of its parameter never holds
     trials: list[Values] = []
     for values in _combinations(space, {}):
         if len(trials) == MAX_GRID_TRIALS:
@@ -117,18 +122,19 @@ def _combinations(space: Sequence[Parameter], values: Values) -> Iterator[Values
         yield from _combinations(rest, {**values, first.name: value})
 
 
-def _parse(name: str, given: Any, earlier: Mapping[str, Parameter]) -> Parameter:
-    kind = given.get("type") if isinstance(given, Mapping) else None
+def _parse(name: str, definition: Any, earlier: Mapping[str, Parameter]) -> Parameter:
+    """Return one parameter. `earlier` are the parameters before it, to which its condition may refer."""
+    kind = definition.get("type") if isinstance(definition, Mapping) else None
     if not isinstance(kind, str) or kind not in FIELDS:
         raise InvalidSpace(name, _("`type` must be categorical, int or float."))
-    if unknown := sorted(map(str, set(given) - FIELDS[kind])):
+    if unknown := sorted(map(str, set(definition) - FIELDS[kind])):
         raise InvalidSpace(name, _("Unknown fields: %(names)s.") % {"names": ", ".join(unknown)})
-    when = _condition(name, given["when"], earlier) if given.get("when") is not None else None
+    when = _condition(name, definition["when"], earlier) if definition.get("when") is not None else None
     if kind == "categorical":
-        return Parameter(name, "categorical", choices=_choices(name, given.get("choices"), "choices"), when=when)
-    low, high = (_number(name, given.get(end), kind, end) for end in ("low", "high"))
-    log = given.get("log", False)
-    step = None if given.get("step") is None else _number(name, given["step"], kind, "step")
+        return Parameter(name, "categorical", choices=_choices(name, definition.get("choices"), "choices"), when=when)
+    low, high = (_number(name, definition.get(end), kind, end) for end in ("low", "high"))
+    log = definition.get("log", False)
+    step = None if definition.get("step") is None else _number(name, definition["step"], kind, "step")
     if not isinstance(log, bool):
         raise InvalidSpace(name, _("`log` must be true or false."))
     if low >= high:
@@ -144,32 +150,33 @@ def _parse(name: str, given: Any, earlier: Mapping[str, Parameter]) -> Parameter
     return Parameter(name, "float", low=low, high=high, step=step, log=log, when=when)
 
 
-def _condition(name: str, given: Any, earlier: Mapping[str, Parameter]) -> Condition:
-    if not isinstance(given, Mapping) or set(given) != {"parameter", "in"}:
+def _condition(name: str, when: Any, earlier: Mapping[str, Parameter]) -> Condition:
+    if not isinstance(when, Mapping) or set(when) != {"parameter", "in"}:
         raise InvalidSpace(name, _("`when` must have `parameter` and `in`."))
-    other = earlier.get(given["parameter"]) if isinstance(given["parameter"], str) else None
-    if other is None or other.kind != "categorical":
+    referenced = earlier.get(when["parameter"]) if isinstance(when["parameter"], str) else None
+    if referenced is None or referenced.kind != "categorical":
         raise InvalidSpace(name, _("`when` must name an earlier categorical parameter."))
-    values = _choices(name, given["in"], "in")
-    if not set(values) <= set(other.choices):
-        raise InvalidSpace(name, _("`in` must list choices of %(name)s.") % {"name": other.name})
-    return Condition(other.name, values)
+    values = _choices(name, when["in"], "in")
+    if not set(values) <= set(referenced.choices):
+        raise InvalidSpace(name, _("`in` must list choices of %(name)s.") % {"name": referenced.name})
+    return Condition(referenced.name, values)
 
 
-def _choices(name: str, given: Any, field: str) -> tuple[Value, ...]:
-    if not isinstance(given, list) or not 1 <= len(given) <= MAX_CHOICES:
+def _choices(name: str, choices: Any, field: str) -> tuple[Value, ...]:
+    if not isinstance(choices, list) or not 1 <= len(choices) <= MAX_CHOICES:
         raise InvalidSpace(
             name, _("`%(field)s` must list 1 to %(limit)d values.") % {"field": field, "limit": MAX_CHOICES}
         )
-    for value in given:
+    for value in choices:
         if isinstance(value, str):
             if len(value) > MAX_CHOICE_LENGTH:
                 raise InvalidSpace(name, _("A value has at most %(limit)d characters.") % {"limit": MAX_CHOICE_LENGTH})
         else:
             _number(name, value, "float", field)
-    if len({str(value) for value in given}) < len(given) or len(set(given)) < len(given):
+    # As text, "1" and 1 are equal; as values, 1 and 1.0 are.
+    if len({str(value) for value in choices}) < len(choices) or len(set(choices)) < len(choices):
         raise InvalidSpace(name, _("`%(field)s` lists a value twice.") % {"field": field})
-    return tuple(given)
+    return tuple(choices)
 
 
 def _number(name: str, value: Any, kind: str, field: str) -> float:

@@ -1,7 +1,7 @@
-"""Suggest the parameters of a sweep's next trial, and judge open trials: Optuna on a study rebuilt from our rows.
+"""Suggest the parameters of a sweep's next trial, and judge open trials, with Optuna.
 
-Nothing is kept between two calls. The same rows and the same number give the same suggestion, so a crash between a
-suggestion and the trial's row changes nothing.
+Each call rebuilds Optuna's study from our rows. The same rows and trial number give the same suggestion, so a crash
+before the trial's row is written changes nothing.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ class Pruner(StrEnum):
 
 
 MEDIAN_TRIALS = 4
-"""Trials that end before the median stops any: of fewer, the median says little."""
+"""Trials that must have ended before the median stops others: the median of fewer says little."""
 MIN_RANKED_TRIALS = 5
-"""Completed trials from which the importance of parameters is shown: of fewer, chance decides."""
+"""Minimum completed trials for the importance of parameters: with fewer, it is chance."""
 REDUCTION = 3
-"""Successive halving continues one trial of so many at each step, as its authors recommend 3 or 4."""
+"""At each step, successive halving continues one of this many trials. Its authors recommend 3 or 4."""
 
 
 @dataclass(frozen=True)
-class Past:
-    """An earlier trial. `value` counts once it `is_ended`; None: it ended without the metric.
+class PastTrial:
+    """An earlier trial. `value` counts if it `is_ended`; None: it ended without the metric.
 
-    `cost` is what it cost, in any unit; only a search against cost needs it.
+    `cost` is in any unit; only a search against cost needs it.
     """
 
     parameters: Mapping[str, Value]
@@ -85,10 +85,10 @@ def suggest(
     goal: Literal["minimize", "maximize"],
     method: Method,
     seed: int,
-    trials: Sequence[Past],
+    trials: Sequence[PastTrial],
     is_against_cost: bool = False,
 ) -> Suggestion:
-    """Return the suggestion for trial number `len(trials)`. `trials` are all earlier ones, in order of number.
+    """Return the suggestion for trial number `len(trials)`. `trials` are all earlier trials, in order of number.
 
     `is_against_cost`: search for good values at every cost, not for the best value at any cost.
     """
@@ -100,7 +100,7 @@ def suggest(
     for parameter in space:
         if parameter.applies(values):
             values[parameter.name] = _suggest(trial, parameter)
-    # Not `trial.system_attrs`, which Optuna deprecates: the frozen trial keeps the same.
+    # Not `trial.system_attrs`, which Optuna deprecates. The frozen trial has the same attributes.
     return Suggestion(values, dict(study.trials[trial.number].system_attrs))
 
 
@@ -117,28 +117,28 @@ def judge(
     space: Sequence[Parameter],
     goal: Literal["minimize", "maximize"],
     pruner: Pruner,
-    trials: Sequence[Past],
+    trials: Sequence[PastTrial],
     number: int,
 ) -> Verdict:
-    """Return whether to stop the open trial `number`. `trials` are all of the sweep, in order of number."""
-    chosen = (
+    """Return whether to stop the open trial `number`. `trials` are all trials of the sweep, in order of number."""
+    optuna_pruner = (
         optuna.pruners.MedianPruner(n_startup_trials=MEDIAN_TRIALS)
         if pruner is Pruner.MEDIAN
         else optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=REDUCTION)
     )
-    study = optuna.create_study(direction=goal, pruner=chosen)
+    study = optuna.create_study(direction=goal, pruner=optuna_pruner)
     study.add_trials([_frozen(space, past) for past in trials])
-    is_pruned = chosen.prune(study, study.trials[number])
+    is_pruned = optuna_pruner.prune(study, study.trials[number])
     return Verdict(is_pruned, dict(study.trials[number].system_attrs))
 
 
 def importance(
-    *, space: Sequence[Parameter], goal: Literal["minimize", "maximize"], trials: Sequence[Past]
+    *, space: Sequence[Parameter], goal: Literal["minimize", "maximize"], trials: Sequence[PastTrial]
 ) -> dict[str, float]:
-    """Return how much each parameter decides whether a trial is among the better ones, the most important first.
+    """Return the importance of each parameter for a good value, the most important first.
 
-    The shares sum to 1. Empty for fewer than MIN_RANKED_TRIALS completed trials. Parameters with a condition are left
-    out. Source: PED-ANOVA, https://arxiv.org/abs/2304.10255.
+    They sum to 1. Empty for fewer than MIN_RANKED_TRIALS completed trials. Parameters with a condition are left out.
+    Source: PED-ANOVA, https://arxiv.org/abs/2304.10255.
     """
     completed = [past for past in trials if past.is_ended and past.value is not None]
     if len(completed) < MIN_RANKED_TRIALS:
@@ -153,16 +153,16 @@ def importance(
 
 
 def _sampler(method: Method, seed: int, number: int) -> BaseSampler:
-    # A seed per number: one seed for all would repeat the first draw each time that the study is rebuilt.
+    # A seed per trial, because a sampler of a rebuilt study would draw the same first numbers for every trial.
     digest = hashlib.blake2b(f"{seed}:{number}".encode(), digest_size=4).digest()
-    own_seed = int.from_bytes(digest, "big")
+    trial_seed = int.from_bytes(digest, "big")
     if method is Method.TPE:
-        # `constant_liar` keeps simultaneous trials apart.
-        return TPESampler(seed=own_seed, constant_liar=True)
+        # `constant_liar`: trials that run at the same time get different parameters.
+        return TPESampler(seed=trial_seed, constant_liar=True)
     if method is Method.CMAES:
-        return CmaEsSampler(seed=own_seed, warn_independent_sampling=False)
+        return CmaEsSampler(seed=trial_seed, warn_independent_sampling=False)
     if method is Method.RANDOM:
-        return RandomSampler(seed=own_seed)
+        return RandomSampler(seed=trial_seed)
     raise ValueError("A grid has no sampler.")
 
 
@@ -177,7 +177,8 @@ def _suggest(trial: optuna.Trial, parameter: Parameter) -> Value:
     return trial.suggest_float(name, parameter.low, parameter.high, step=parameter.step, log=parameter.log)
 
 
-def _frozen(space: Sequence[Parameter], past: Past, *, is_against_cost: bool = False) -> optuna.trial.FrozenTrial:
+def _frozen(space: Sequence[Parameter], past: PastTrial, *, is_against_cost: bool = False) -> optuna.trial.FrozenTrial:
+    """Return an earlier trial as Optuna's study stores it."""
     ended = TrialState.FAIL if past.value is None else TrialState.COMPLETE
     values = None
     if past.is_ended and past.value is not None:

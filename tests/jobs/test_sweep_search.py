@@ -9,7 +9,7 @@ from statistics import median
 import pytest
 
 from jobs.sweeps.space import MAX_GRID_TRIALS, InvalidSpace, grid, parse
-from jobs.sweeps.suggestions import Method, Past, suggest
+from jobs.sweeps.suggestions import Method, PastTrial, suggest
 
 SPACE = {
     "LR": {"type": "float", "low": 1e-4, "high": 1e-1, "log": True},
@@ -27,13 +27,13 @@ def bowl(parameters: dict[str, float]) -> float:
     return (parameters["x"] - 1) ** 2 + (parameters["y"] + 2) ** 2
 
 
-def search(method: Method, seed: int, trials: int) -> list[Past]:
+def search(method: Method, seed: int, trials: int) -> list[PastTrial]:
     """Run a sweep of `bowl`, storing each trial's state as JSON, as the database does."""
-    past: list[Past] = []
+    past: list[PastTrial] = []
     for _number in range(trials):
         found = suggest(space=parse(BOWL), goal="minimize", method=method, seed=seed, trials=past)
         state = json.loads(json.dumps(found.state))
-        past.append(Past(found.parameters, bowl(found.parameters), is_ended=True, state=state))  # type: ignore[arg-type]
+        past.append(PastTrial(found.parameters, bowl(found.parameters), is_ended=True, state=state))  # type: ignore[arg-type]
     return past
 
 
@@ -87,7 +87,7 @@ def test_a_grid_has_each_combination_once_and_only_parameters_that_apply():
 def test_suggestions_are_within_the_space_repeatable_and_different(method):
     """The same rows give the same suggestion; running and failed trials are accepted."""
     space = parse(SPACE)
-    past: list[Past] = []
+    past: list[PastTrial] = []
     for number in range(15):
         first, again = (
             suggest(space=space, goal="maximize", method=method, seed=7, trials=past) for _repeat in range(2)
@@ -98,7 +98,9 @@ def test_suggestions_are_within_the_space_repeatable_and_different(method):
         assert values["BATCH_SIZE"] in range(16, 129, 16)
         assert ("--momentum" in values) == (values["--optimizer"] == "sgd")
         state = json.loads(json.dumps(first.state))
-        past.append(Past(values, float(number) if number % 3 == 0 else None, is_ended=number % 3 != 2, state=state))
+        past.append(
+            PastTrial(values, float(number) if number % 3 == 0 else None, is_ended=number % 3 != 2, state=state)
+        )
     assert len({json.dumps(dict(trial.parameters)) for trial in past}) == len(past)
 
 
