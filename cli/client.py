@@ -38,7 +38,8 @@ from .schemas import (
 from .transport import Event, Transport
 
 T = TypeVar("T")
-TUS = {"Tus-Resumable": "1.0.0"}
+TUS_HEADERS = {"Tus-Resumable": "1.0.0"}
+"""The version of the tus protocol for resumable uploads; every request of it needs this header."""
 Curves = dict[str, tuple[tuple[float, ...], ...]]
 """Curves by name: points, each a step and a value."""
 UPLOAD_TYPE = "application/offset+octet-stream"
@@ -62,7 +63,7 @@ class Client:
     # The organization and what is on sale
 
     def whoami(self) -> WhoAmI:
-        """Return who the token speaks for."""
+        """Return the account and organization of the token."""
         return decode(WhoAmI, self._get("whoami/"))
 
     def products(self) -> list[Product]:
@@ -85,7 +86,7 @@ class Client:
 
     def dataset(self, name: str) -> Dataset:
         """Return a dataset."""
-        return decode(Dataset, self._get(f"datasets/{_part(name)}/"))
+        return decode(Dataset, self._get(f"datasets/{_quoted_part(name)}/"))
 
     def create_dataset(self, name: str) -> Dataset:
         """Create a dataset without a version."""
@@ -94,9 +95,9 @@ class Client:
     def create_upload(self, *, size_bytes: int, metadata: Mapping[str, str]) -> str:
         """Create a resumable upload; return its id."""
         pairs = ",".join(f"{name} {b64encode(value.encode()).decode()}" for name, value in metadata.items())
-        headers = TUS | {"Upload-Length": str(size_bytes), "Upload-Metadata": pairs}
+        headers = TUS_HEADERS | {"Upload-Length": str(size_bytes), "Upload-Metadata": pairs}
         response = self._transport.request("POST", "uploads/", headers=headers)
-        # The last part alone: the token is sent to no other address that the answer may name.
+        # Only the last part of the address is used, because the token must not be sent to another host.
         key: str = urlsplit(response.headers.get("Location", "")).path.rstrip("/").rpartition("/")[2]
         if not key:
             raise UnexpectedAnswer("The console created an upload without an address.")
@@ -104,17 +105,17 @@ class Client:
 
     def upload_offset(self, key: str) -> int:
         """Return how many bytes of an upload the console has."""
-        return _offset(self._transport.request("HEAD", f"uploads/{_part(key)}/", headers=TUS))
+        return _offset(self._transport.request("HEAD", f"uploads/{_quoted_part(key)}/", headers=TUS_HEADERS))
 
     def append_upload(self, key: str, *, offset: int, content: Iterable[bytes], size: int) -> int:
-        """Send the next `size` bytes of an upload; return the new offset. It is not sent again by itself."""
-        headers = TUS | {"Upload-Offset": str(offset), "Content-Type": UPLOAD_TYPE, "Content-Length": str(size)}
-        response = self._transport.request("PATCH", f"uploads/{_part(key)}/", headers=headers, content=content)
+        """Send the next `size` bytes of an upload; return the new offset. The request is not retried."""
+        headers = TUS_HEADERS | {"Upload-Offset": str(offset), "Content-Type": UPLOAD_TYPE, "Content-Length": str(size)}
+        response = self._transport.request("PATCH", f"uploads/{_quoted_part(key)}/", headers=headers, content=content)
         return _offset(response)
 
     def upload(self, key: str) -> Upload:
         """Return an upload with its state, and its result or error."""
-        return decode(Upload, self._get(f"uploads/{_part(key)}/"))
+        return decode(Upload, self._get(f"uploads/{_quoted_part(key)}/"))
 
     # Workspaces
 
@@ -124,35 +125,37 @@ class Client:
 
     def workspace(self, name: str) -> Workspace:
         """Return a workspace."""
-        return decode(Workspace, self._get(f"workspaces/{_part(name)}/"))
+        return decode(Workspace, self._get(f"workspaces/{_quoted_part(name)}/"))
 
     def create_workspace(self, name: str) -> Workspace:
         """Create an empty workspace."""
         return decode(Workspace, self._transport.json("POST", "workspaces/", json={"name": name}))
 
     def differing_files(self, workspace: str, files: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Return which of the files (`path`, `size`, `sha256`) the workspace lacks or has with other bytes."""
-        path = f"workspaces/{_part(workspace)}/compare/"
+        """Return the paths of the files (`path`, `size`, `sha256`) that the workspace lacks or has with other bytes."""
+        path = f"workspaces/{_quoted_part(workspace)}/compare/"
         data = self._transport.json("POST", path, json={"files": list(files)})
         return list(decode(dict[str, tuple[str, ...]], data)["differing"])
 
     def workspace_entries(self, workspace: str, folder: str = "") -> Iterator[Entry]:
         """List a folder of a workspace by name."""
-        path, after = f"workspaces/{_part(workspace)}/files/{_path(folder)}", ""
+        path, after = f"workspaces/{_quoted_part(workspace)}/files/{_quoted_path(folder)}", ""
         while True:
             data = self._get(path, params={"after": after} if after else {})
             yield from decode(tuple[Entry, ...], data.get("entries"))
-            after = _following(data, "after")
+            after = _next_cursor(data, "after")
             if not after:
                 return
 
     def write_file(self, workspace: str, path: str, content: bytes) -> None:
         """Create or replace a file of a workspace."""
-        self._transport.request("PUT", f"workspaces/{_part(workspace)}/files/{_path(path)}", content=content)
+        self._transport.request(
+            "PUT", f"workspaces/{_quoted_part(workspace)}/files/{_quoted_path(path)}", content=content
+        )
 
     def delete_file(self, workspace: str, path: str) -> None:
         """Move a file or folder of a workspace to its recycle bin."""
-        self._transport.request("DELETE", f"workspaces/{_part(workspace)}/files/{_path(path)}")
+        self._transport.request("DELETE", f"workspaces/{_quoted_part(workspace)}/files/{_quoted_path(path)}")
 
     # Quotes, orders and jobs
 
@@ -204,7 +207,7 @@ class Client:
         return decode(dict[str, Curves], self._get(f"jobs/{job}/metrics/")).get("metrics", {})
 
     def receipt(self, job: int) -> Receipt:
-        """Return the receipt of an ended job. Raises ApiError (404) before its end, and where nothing was held."""
+        """Return the receipt of an ended job. Raises ApiError (404) before its end."""
         return decode(Receipt, self._get(f"jobs/{job}/receipt/"))
 
     def receipts(self) -> list[Receipt]:
@@ -265,7 +268,7 @@ class Client:
         """Stop a notebook."""
         return decode(Notebook, self._transport.json("POST", f"notebooks/{notebook}/stop/"))
 
-    # What runs leave
+    # Files of jobs, and models
 
     def job_files(self, job: int, folder: str = "") -> Iterator[JobEntry]:
         """List a folder of a job's files."""
@@ -273,7 +276,7 @@ class Client:
         while True:
             data = self._get(f"jobs/{job}/files/", params=query)
             yield from _results(JobEntry, data)
-            after = _following(data, "after")
+            after = _next_cursor(data, "after")
             if not after:
                 return
             query["after"] = after
@@ -281,9 +284,9 @@ class Client:
     def job_file(
         self, job: int, path: str, *, offset: int = 0, etag: str = ""
     ) -> AbstractContextManager[httpx.Response]:
-        """Open a file of a job for reading: from `offset` on (206) if its ETag is `etag`, else from its begin (200)."""
+        """Open a file of a job: from `offset` on (status 206) if its ETag is still `etag`, else all of it (200)."""
         headers = {"Range": f"bytes={offset}-", "If-Range": etag} if offset and etag else {}
-        return self._transport.stream(f"jobs/{job}/files/{_path(path)}", headers=headers)
+        return self._transport.stream(f"jobs/{job}/files/{_quoted_path(path)}", headers=headers)
 
     def models(self) -> Iterator[Model]:
         """List the models, newest first."""
@@ -291,12 +294,12 @@ class Client:
 
     def model(self, name: str) -> Model:
         """Return a model."""
-        return decode(Model, self._get(f"models/{_part(name)}/"))
+        return decode(Model, self._get(f"models/{_quoted_part(name)}/"))
 
     def model_archive(self, name: str, version: int | None = None) -> AbstractContextManager[httpx.Response]:
         """Open the .tar.gz of a model's version (default: the latest)."""
         query = {"version": version} if version is not None else {}
-        return self._transport.stream(f"models/{_part(name)}/archive/", params=query)
+        return self._transport.stream(f"models/{_quoted_part(name)}/archive/", params=query)
 
     def _get(self, path: str, params: Mapping[str, Any] | None = None) -> Any:
         return self._transport.json("GET", path, params=dict(params or {}))
@@ -306,7 +309,7 @@ class Client:
         while True:
             data = self._get(path, params=query)
             yield from _results(kind, data)
-            cursor = _following(data, "cursor")
+            cursor = _next_cursor(data, "cursor")
             if not cursor:
                 return
             query["cursor"] = cursor
@@ -317,8 +320,11 @@ def _results(kind: type[T], data: Any) -> list[T]:
     return [decode(kind, each) for each in decode(tuple[Any, ...], results)]
 
 
-def _following(data: Any, name: str) -> str:
-    """Return the cursor in the address of the next page; empty at the end. Nothing else of the address is used."""
+def _next_cursor(data: Any, name: str) -> str:
+    """Return the cursor in the address of the next page; empty on the last page.
+
+    The rest of the address is ignored, because the token must not be sent to another host.
+    """
     following = decode(dict[str, Any], data).get("next") or ""
     return parse_qs(urlsplit(str(following)).query).get(name, [""])[0]
 
@@ -334,11 +340,11 @@ def _offset(response: httpx.Response) -> int:
     return int(text)
 
 
-def _part(name: str) -> str:
-    """Return one part of a path, quoted."""
+def _quoted_part(name: str) -> str:
+    """Quote one part of a path, including slashes."""
     return quote(name, safe="")
 
 
-def _path(path: str) -> str:
-    """Return a path, quoted but for its slashes."""
+def _quoted_path(path: str) -> str:
+    """Quote a path, except its slashes."""
     return quote(path, safe="/")

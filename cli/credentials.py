@@ -1,7 +1,7 @@
 """The tokens of the consoles that this user has logged in to, in a file that only the user can read.
 
 The file is `credentials.json` in `$XDG_CONFIG_HOME/trainyard` or `~/.config/trainyard`, with mode 0600:
-`{"default": URL, "tokens": {URL: TOKEN}}`. `TRAINYARD_URL` and `TRAINYARD_TOKEN` come first.
+`{"default": URL, "tokens": {URL: TOKEN}}`. `TRAINYARD_URL` and `TRAINYARD_TOKEN` have precedence over it.
 """
 
 from __future__ import annotations
@@ -67,26 +67,26 @@ def default_path(environment: Mapping[str, str]) -> Path:
 
 
 class Credentials:
-    """The file of tokens, and the environment that comes before it."""
+    """The tokens of the file and of the environment, which has precedence."""
 
     def __init__(self, environment: Mapping[str, str], path: Path | None = None) -> None:
         self._environment = environment
         self.path = path or default_path(environment)
 
     def console(self, url: str = "") -> Console:
-        """Return the console at `url`, of TRAINYARD_URL, or the one logged in to last. Raises NotLoggedIn."""
+        """Return the console at `url`, else that of TRAINYARD_URL, else that of the last login. Raises NotLoggedIn."""
         url = url or self._environment.get("TRAINYARD_URL", "")
         if token := self._environment.get("TRAINYARD_TOKEN", "").strip():
             if not url:
                 raise NotLoggedIn("TRAINYARD_TOKEN is set. Set TRAINYARD_URL to the console that it is for, too.")
             return Console(normalize_url(url, allow_http=bool(self._environment.get("TRAINYARD_ALLOW_HTTP"))), token)
         default, tokens = self._read()
-        wanted = normalize_url(url, allow_http=True) if url else default
-        if not wanted:
+        chosen = normalize_url(url, allow_http=True) if url else default
+        if not chosen:
             raise NotLoggedIn(f"You are not logged in. {LOG_IN}")
-        if wanted not in tokens:
-            raise NotLoggedIn(f"You are not logged in to {wanted}. {LOG_IN} {wanted}")
-        return Console(wanted, tokens[wanted])
+        if chosen not in tokens:
+            raise NotLoggedIn(f"You are not logged in to {chosen}. {LOG_IN} {chosen}")
+        return Console(chosen, tokens[chosen])
 
     def save(self, console: Console) -> None:
         """Store the token, and make the console the default."""
@@ -94,13 +94,13 @@ class Credentials:
         self._write(console.url, tokens | {console.url: console.token})
 
     def remove(self, url: str = "") -> str:
-        """Forget the token of a console, or of the default one; return its address. Raises NotLoggedIn."""
+        """Remove the token of a console (default: that of the last login); return its address. Raises NotLoggedIn."""
         default, tokens = self._read()
-        wanted = normalize_url(url, allow_http=True) if url else default
-        if tokens.pop(wanted, None) is None:
+        chosen = normalize_url(url, allow_http=True) if url else default
+        if tokens.pop(chosen, None) is None:
             raise NotLoggedIn("There is no such login.")
-        self._write(next(iter(tokens), "") if wanted == default else default, tokens)
-        return wanted
+        self._write(next(iter(tokens), "") if chosen == default else default, tokens)
+        return chosen
 
     def _read(self) -> tuple[str, dict[str, str]]:
         """Return the default console and the tokens by address. Raises UnsafeCredentials."""
@@ -117,7 +117,7 @@ class Credentials:
             raise UnsafeCredentials(f"{self.path} is damaged. Delete it and log in again.") from None
 
     def _write(self, default: str, tokens: Mapping[str, str]) -> None:
-        """Replace the file at once. It is never readable by others, not even while it is written."""
+        """Replace the file atomically. Others can never read it, not even while it is written."""
         self.path.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         new = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}")
         handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)

@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 
 def decode(kind: type[T], data: Any, where: str = "answer") -> T:
-    """Return `data` as an instance of `kind`. Raises UnexpectedAnswer, which names the field."""
-    return _decode(kind, data, where)  # type: ignore[no-any-return]  # `_decode` has returned an instance of `kind`
+    """Return `data` as an instance of `kind`. Raises UnexpectedAnswer, naming the field by its path from `where`."""
+    return _decode(kind, data, where)  # type: ignore[no-any-return]  # `_decode` returns an instance of `kind`
 
 
 def _decode(kind: Any, data: Any, where: str) -> Any:
@@ -34,7 +34,7 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
         result = _decode_dataclass(kind, data, where)
     else:
         result = float(data) if kind is float and type(data) is int else data
-        _require(type(result) is kind, where, kind.__name__)
+        _require(type(result) is kind, where, kind.__name__)  # not isinstance: True is an int
     return result
 
 

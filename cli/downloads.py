@@ -1,4 +1,4 @@
-"""Files of a job, written to a folder on this machine. Names come from the console and are not trusted."""
+"""Download files of a job to a folder on this machine. Names come from the console and are not trusted."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from .errors import CliError, Unreachable, UnsafePath
 from .schemas import JobEntry
 
 MAX_DEPTH = 64
-"""Folders nested deeper are refused: a console could name them without end."""
+"""Folders nested deeper are refused, because a console could name them without end."""
 TRIES = 6
-"""Tries in a row without a byte."""
+"""Maximum tries in a row that receive no byte. The pauses between them add up to three quarters of a minute."""
 MAX_PAUSE_SECONDS = 15.0
-TIME_STEP_SECONDS = 2.0
-"""The coarsest step of a file system's times, FAT's."""
+TIME_RESOLUTION_SECONDS = 2.0
+"""Resolution of times on FAT, the coarsest file system."""
 MAX_TIME_SECONDS = 2.0**32
 """Later times do not fit into all file systems."""
 FORBIDDEN = frozenset("\\:\0")
-"""Separators and stream names of Windows, and the byte that no name has."""
+"""Windows' separators of folders, drives and streams, and the byte that no name may have."""
 
 
 def safe_parts(path: str) -> tuple[str, ...]:
-    """Return the names that a path from the console consists of. Raises UnsafePath if it could leave a folder."""
+    """Return the parts of a path from the console. Raises UnsafePath if it could leave the target folder."""
     parts = tuple(path.split("/"))
     for name in parts:
         is_plain = name not in {"", ".", ".."} and not FORBIDDEN & set(name) and name.isprintable()
-        if not is_plain or name.rstrip(". ") != name:  # Windows drops these at the end
+        if not is_plain or name.rstrip(". ") != name:  # Windows removes dots and spaces at the end
             raise UnsafePath(f"The console named a file {path!r}, which is no safe path. It was not written.")
     if len(parts) > MAX_DEPTH:
         raise UnsafePath(f"The console named a file with more than {MAX_DEPTH} folders. It was not written.")
@@ -44,9 +44,9 @@ def safe_parts(path: str) -> tuple[str, ...]:
 
 
 def target_of(folder: Path, path: str) -> Path:
-    """Return where a path from the console is written below `folder`, and create its folders.
+    """Return the path below `folder` to which a path from the console is written, and create its folders.
 
-    Raises UnsafePath, also if a folder in between or the file is a link.
+    Raises UnsafePath, also if the file or a folder above it is a link.
     """
     *parents, name = safe_parts(path)
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def job_files(client: Client, job: int, path: str) -> Iterator[JobEntry]:
             if entry.path == path and entry.kind == "file":
                 yield entry
                 return
-    pending = [path]
+    pending = [path]  # `path` is a folder
     while pending:
         folder = pending.pop()
         for entry in client.job_files(job, folder):
@@ -86,19 +86,23 @@ def job_files(client: Client, job: int, path: str) -> Iterator[JobEntry]:
 
 
 def is_same(target: Path, entry: JobEntry) -> bool:
-    """Return whether a file here has the size and the time of one of the job's, as after an earlier download."""
+    """Return whether a file on this machine has the size and time of a job's file, as after an earlier download."""
     status, modified = target.stat(), _timestamp(entry)
-    return status.st_size == entry.size and modified is not None and abs(status.st_mtime - modified) < TIME_STEP_SECONDS
+    return (
+        status.st_size == entry.size
+        and modified is not None
+        and abs(status.st_mtime - modified) < TIME_RESOLUTION_SECONDS
+    )
 
 
-def keep_time(target: Path, entry: JobEntry) -> None:
-    """Give a file that was downloaded the time of the job's, by which `is_same` knows it."""
+def set_modified_time(target: Path, entry: JobEntry) -> None:
+    """Give a downloaded file the time of the job's file, so that `is_same` recognizes it."""
     if (modified := _timestamp(entry)) is not None:
         os.utime(target, (modified, modified))
 
 
 def _timestamp(entry: JobEntry) -> float | None:
-    """Return the file's time in Unix seconds; None if it has none that a file can have."""
+    """Return the file's time in Unix seconds; None if it is missing or out of range."""
     try:
         modified = datetime.fromisoformat(entry.modified_at or "").timestamp()
     except (ValueError, OverflowError):
@@ -106,7 +110,7 @@ def _timestamp(entry: JobEntry) -> float | None:
     return modified if 0 <= modified < MAX_TIME_SECONDS else None
 
 
-def fetch(
+def download_file(
     client: Client,
     job: int,
     entry: JobEntry,
@@ -115,10 +119,10 @@ def fetch(
     on_received: Callable[[int], None] = lambda _size: None,
     pause: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Download a file of a job to `target`, which is replaced when all is there; return its bytes. Raises CliError.
+    """Download a file of a job, then replace `target` by it; return its size in bytes. Raises CliError.
 
-    After a cut it continues where it was, or begins again if the file has changed: `on_received` then gets a negative
-    number.
+    After an interruption the download continues, or begins again if the file has changed: `on_received` then gets the
+    negative number of discarded bytes.
     """
     received, etag, tries = 0, "", 0
     with _replacing(target) as file:
@@ -132,7 +136,7 @@ def fetch(
                     etag = response.headers.get("ETag", "")
                     for block in response.iter_bytes():
                         received, tries = received + len(block), 0
-                        _require_size(target, received <= entry.size)
+                        _require_size(target, is_expected=received <= entry.size)
                         file.write(block)
                         on_received(len(block))
                 break
@@ -141,12 +145,12 @@ def fetch(
                 if tries == TRIES:
                     raise
                 pause(min(2.0**tries, MAX_PAUSE_SECONDS))
-        _require_size(target, received == entry.size)
+        _require_size(target, is_expected=received == entry.size)
     return received
 
 
 def save(response: httpx.Response, target: Path, *, on_received: Callable[[int], None] = lambda _size: None) -> int:
-    """Write an answer to `target`, which is replaced when all is there; return its bytes."""
+    """Write a complete answer to a new file, then replace `target` by it; return its size in bytes."""
     received = 0
     with _replacing(target) as file:
         for block in response.iter_bytes():
@@ -169,6 +173,6 @@ def _replacing(target: Path) -> Iterator[BinaryIO]:
         new.unlink(missing_ok=True)
 
 
-def _require_size(target: Path, is_met: bool) -> None:
-    if not is_met:
+def _require_size(target: Path, *, is_expected: bool) -> None:
+    if not is_expected:
         raise CliError(f"{target.name} has another size than was announced. It may still be written: try again later.")

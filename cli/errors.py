@@ -1,4 +1,4 @@
-"""What can go wrong, each with the exit status of the process."""
+"""The errors of the program, each with its exit status."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FAILED, USAGE, JOB_FAILED, JOB_CANCELLED, TOO_EXPENSIVE, DETACHED = 1, 2, 3, 4, 
 
 
 class CliError(Exception):
-    """A command cannot go on. `code` is for programs, `exit_status` for the shell."""
+    """A command failed. `code` is for programs, `exit_status` for the shell."""
 
     code = "failed"
     exit_status = FAILED
@@ -39,7 +39,7 @@ class Unreachable(CliError):
 
 
 class UnexpectedAnswer(CliError):
-    """The answer is none of Trainyard's API: another server, or another version."""
+    """The answer does not have the form of Trainyard's API: another server, or another version."""
 
     code = "unexpected_answer"
 

@@ -1,4 +1,4 @@
-"""The files of a folder on this machine that are sent: regular files only, no links."""
+"""Find the files of a folder on this machine to send: regular files only, no links."""
 
 from __future__ import annotations
 
@@ -81,6 +81,7 @@ def _walk(folder: Path, prefix: str, ignore: Ignore, skipped: list[str]) -> Iter
 
 
 def _is_sendable(name: str) -> bool:
+    """Return whether a name is valid UTF-8, as paths of the API must be."""
     try:
         name.encode()
     except UnicodeEncodeError:

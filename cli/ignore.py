@@ -1,4 +1,4 @@
-"""Which files of a folder are left out: `.trainyardignore`, in the form of `.gitignore`, after a few defaults."""
+"""Decide which files of a folder are left out, by default rules and `.trainyardignore`, in the form of `.gitignore`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ DEFAULTS = (
     ".git/", ".hg/", ".svn/", ".venv/", "venv/", "node_modules/", "__pycache__/", "*.pyc", ".ipynb_checkpoints/",
     ".mypy_cache/", ".pytest_cache/", ".ruff_cache/", ".DS_Store", ".env", ".ssh/", "/trainyard-jobs/",
 )  # fmt: skip
-"""Caches, environments, version control, and files that often hold secrets. `!.env` in the file takes one back."""
+"""Version control, environments, caches, and files that often hold secrets. The rule `!.env` includes `.env` again."""
 TOKENS = re.compile(r"(?P<any>\*\*/)|(?P<rest>/\*\*$)|(?P<star>\*+)|(?P<one>\?)|(?P<set>\[!?\]?[^\]]*\])|\\(?P<raw>.)")
-"""The parts of a pattern that are not literal."""
-PLAIN = {"any": "(?:.*/)?", "rest": "/.+", "star": "[^/]*", "one": "[^/]"}
-"""Regular expressions for some of them."""
+"""The parts of a pattern that are not literal: `**/`, `/**` at the end, `*`, `?`, `[…]`, and an escaped character."""
+EXPRESSIONS = {"any": "(?:.*/)?", "rest": "/.+", "star": "[^/]*", "one": "[^/]"}
+"""Regular expressions for the parts that are always the same."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Ignore:
         self._rules = [rule for line in lines if (rule := _parse(line))]
 
     def matches(self, path: str, *, is_folder: bool) -> bool:
-        """Return whether the entry at `path`, below the folder, is left out. Its parents are not looked at."""
+        """Return whether the entry at `path` below the folder is left out. Its parent folders are not considered."""
         for rule in reversed(self._rules):
             if (is_folder or not rule.folders_only) and rule.pattern.fullmatch(path):
                 return not rule.is_negated
@@ -43,14 +43,14 @@ class Ignore:
 
 def _parse(line: str) -> _Rule | None:
     line = line.rstrip("\r\n")
-    line = line if line.endswith("\\ ") else line.rstrip(" ")
+    line = line if line.endswith("\\ ") else line.rstrip(" ")  # an escaped space at the end counts
     if not line or line.startswith("#"):
         return None
     is_negated = line.startswith("!")
     line = line.removeprefix("!") if is_negated else line
     folders_only = line.endswith("/")
     line = line.rstrip("/")
-    # A pattern with a slash is meant from the folder's top, one without at any depth.
+    # A pattern with a slash matches from the top of the folder, a pattern without at any depth.
     is_anchored = "/" in line
     expression = "".join(_expression(line.lstrip("/")))
     try:
@@ -69,9 +69,10 @@ def _expression(pattern: str) -> Iterable[str]:
             kind = token.lastgroup
             if kind == "set":
                 inner = token["set"][1:-1].replace("\\", "\\\\")
+                # A pattern negates a set with `!`, a regular expression with `^`, which is literal in a pattern.
                 yield f"[{'^' + inner[1:] if inner.startswith('!') else inner.replace('^', chr(92) + '^')}]"
             else:
-                yield re.escape(token["raw"]) if kind == "raw" else PLAIN[str(kind)]
+                yield re.escape(token["raw"]) if kind == "raw" else EXPRESSIONS[str(kind)]
         else:
             yield re.escape(pattern[position])
             position += 1

@@ -1,4 +1,4 @@
-"""The program `trainyard`: its commands, and what becomes of errors."""
+"""The program `trainyard`: its commands and the handling of errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Program(click.Group):
             session.screen.error(error.code, error.message, error.fields)
             context.exit(error.exit_status)
         except BrokenPipeError:
-            sys.stderr.close()  # nobody reads on, for example after `| head`
+            sys.stderr.close()  # the reader, such as `| head`, has closed the pipe; Python would print a warning
             context.exit(1)
         except KeyboardInterrupt:
             context.exit(DETACHED)

@@ -1,6 +1,6 @@
-"""What the API answers, as dataclasses. Amounts are in minor units, sizes in bytes, times ISO 8601 texts.
+"""Answers of the API as dataclasses. Amounts are in minor units, sizes in bytes, times ISO 8601 texts.
 
-`COMPONENTS` names the component of the OpenAPI schema that each one is a part of; a test compares them.
+Each has some fields of a component of the OpenAPI schema, which `COMPONENTS` names; a test compares them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Organization:
 
 @dataclass(frozen=True)
 class WhoAmI:
-    """Who a token speaks for, and what it may do."""
+    """The account and organization of a token, and its capabilities."""
 
     email: str
     organization: Organization
@@ -129,7 +129,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Basis:
-    """What an estimate is based on."""
+    """The basis of an estimate, as a sentence."""
 
     sentence: str
 
@@ -171,7 +171,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a job is."""
+    """Progress of a job."""
 
     fraction: float
     epoch: int
@@ -225,7 +225,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Why a job failed. `code` is the line of code; `rank` is the one that failed first."""
+    """Why a job failed. `code` is the line of code, `rank` the rank that failed first."""
 
     cause: str
     title: str
@@ -283,7 +283,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What was charged. `total_minor` is at most `ceiling_minor`."""
+    """The charge of a job. `total_minor` is at most `ceiling_minor`."""
 
     id: int
     title: str
@@ -329,7 +329,7 @@ class Notebook:
 
 @dataclass(frozen=True)
 class SweepEstimate:
-    """What all trials together will probably cost."""
+    """Estimated cost of all trials together."""
 
     p50_minor: int
     p90_minor: int
@@ -337,7 +337,7 @@ class SweepEstimate:
 
 @dataclass(frozen=True)
 class SweepQuote:
-    """The price of a sweep. `trials` is the most that it may have."""
+    """The price of a sweep. `trials` is the maximum number of trials."""
 
     id: str
     currency: str
@@ -434,4 +434,4 @@ COMPONENTS: dict[type, str] = {
     Sweep: "Sweep",
     Trial: "Trial",
 }
-"""`Basis` and `Estimate` are free objects in the schema."""
+"""Without `Basis` and `Estimate`, which the schema describes only as objects."""

@@ -1,7 +1,7 @@
-"""What is printed: sentences and tables for people, or one JSON document for programs (`--json`).
+"""Print sentences and tables for people, or one JSON document for programs (`--json`).
 
-Texts from the console, and above all the output of a run, are not trusted: a terminal would obey their control
-characters. `clean` takes those out.
+Texts from the console, and above all the output of a run, are not trusted, because a terminal would obey their control
+characters. `clean` removes those.
 """
 
 from __future__ import annotations
@@ -24,34 +24,35 @@ ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\
 """Control sequences of terminals: CSI, then OSC and the other strings, then all others."""
 COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Control characters besides tab and line feed, and those that turn the direction of a line."""
+"""Control characters except tab and line feed, and those that change the direction of text."""
 PIPE_WIDTH = 240
-"""Columns where the output is no terminal: a table's cells are not to be broken there."""
+"""Width of output that is not a terminal: wide, so that programs read table rows in one line each."""
 ZERO_DECIMALS = frozenset(
     ("BIF", "CLP", "DJF", "GNF", "JPY", "KMF", "KRW", "MGA", "PYG", "RWF", "VND", "VUV", "XAF", "XOF", "XPF")
 )
 THREE_DECIMALS = frozenset(["BHD", "JOD", "KWD", "OMR", "TND"])
-"""Decimals of the minor unit, as the console counts them; all other currencies have two."""
-
-
+"""Currencies whose minor unit has no or three decimals, as in the console; all others have two."""
 Advance = Callable[[int], None]
-"""Moves a progress bar on by a number of bytes."""
+"""Advances a progress bar by a number of bytes."""
 
 
 def clean(text: str) -> str:
-    """Return a text without what a terminal would obey; tabs and line ends stay."""
+    """Return a text without control sequences and control characters; tabs and line feeds stay."""
     return CONTROLS.sub("", ESCAPES.sub("", text))
 
 
 def clean_output(text: str) -> str:
-    """Return a line of a run's output as `clean` does, but with its colours. Of an overwritten line the end stays."""
+    """Return a line of a run's output as `clean` does, but with its colours.
+
+    Of a line that carriage returns overwrite, such as a progress bar, the last version stays.
+    """
     line = text.rstrip("\r").rpartition("\r")[2]
     parts, position = list[str](), 0
     for colour in COLOURS.finditer(line):
         parts += [clean(line[position : colour.start()]), colour[0]]
         position = colour.end()
     result = "".join([*parts, clean(line[position:])])
-    return f"{result}\x1b[0m" if len(parts) else result
+    return f"{result}\x1b[0m" if len(parts) else result  # a colour must not continue in the next line
 
 
 def decimals(currency: str) -> int:
@@ -93,7 +94,7 @@ class Screen:
         width = None if file.isatty() else PIPE_WIDTH
         return Console(file=file, width=width, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
-    def say(self, text: str, *, style: str = "") -> None:
+    def print(self, text: str, *, style: str = "") -> None:
         """Print a sentence."""
         self.console.print(Text(clean(text), style=style))
 
@@ -107,8 +108,8 @@ class Screen:
         for name, sentence in fields.items():
             console.print(Text(clean(f"  {name}: {sentence}")))
 
-    def result(self, value: Any) -> bool:
-        """Print a value as a JSON document in JSON mode; return whether it was printed."""
+    def print_json(self, value: Any) -> bool:
+        """In JSON mode, print a value as a JSON document. Return whether it was printed."""
         if self.is_json:
             sys.stdout.write(json.dumps(_plain(value), indent=2) + "\n")
         return self.is_json
@@ -131,7 +132,7 @@ class Screen:
 
     @contextmanager
     def transfer(self, title: str, size_bytes: int | None) -> Iterator[Advance]:
-        """Show a progress bar of bytes; yield a function that moves it on."""
+        """Show a progress bar of bytes, and yield a function that advances it."""
         is_hidden = size_bytes == 0 or not self.console.is_terminal
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         with Progress(*columns, console=self.console, disable=is_hidden) as bar:
@@ -140,6 +141,7 @@ class Screen:
 
 
 def _plain(value: Any) -> Any:
+    """Return a value with dictionaries in place of dataclasses."""
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What the commands share: where to find the console, how to print, and whom to ask."""
+"""The session that commands share: the console, its credentials, output and questions."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class Session:
         return Client(Transport(console, transport=self.http, pause=self.pause))
 
     def uploads(self, client: Client) -> Uploads:
-        """Return what sends large files, and remembers those that are not complete."""
+        """Return the sender of large files, which stores the keys of incomplete uploads."""
         base = self.environment.get("XDG_STATE_HOME", "")
         folder = Path(base) if base.startswith("/") else Path.home() / ".local" / "state"
         return Uploads(client, folder / "trainyard" / "uploads.json", pause=self.pause)
 
     def confirm(self, question: str, *, is_confirmed: bool, option: str = "--yes") -> None:
-        """Ask before something that costs or deletes. Raises InvalidChoice where nobody can answer, click.Abort."""
+        """Ask before an action that costs or deletes. Raises InvalidChoice without a terminal, click.Abort for no."""
         if is_confirmed:
             return
         if not self.is_interactive():
-            raise InvalidChoice(f"{question} Nobody can answer here: add {option}.")
+            raise InvalidChoice(f"{question} There is no terminal to ask on: add {option}.")
         click.confirm(question, abort=True, err=self.screen.is_json)
 
 
@@ -61,7 +61,7 @@ pass_session = click.make_pass_decorator(Session)
 
 def _set_json(context: click.Context, _option: click.Parameter, is_json: bool) -> None:
     if is_json:
-        context.find_object(Session).screen.is_json = True  # type: ignore[union-attr]  # `main` has made it
+        context.find_object(Session).screen.is_json = True  # type: ignore[union-attr]  # `main` has created it
 
 
 json_option = click.option(

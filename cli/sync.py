@@ -1,4 +1,4 @@
-"""Bring a workspace up to date with a folder: only files with other bytes are sent."""
+"""Send the files of a folder to a workspace: only files whose bytes differ."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from .folders import LocalFile, Scan
 from .uploads import FileContent, Uploads
 
 COMPARED_FILES = 500
-"""Files of one comparison. The console takes 1000."""
+"""Maximum files of one comparison. The console accepts 1000."""
 COMPARED_BYTES = 1024**3
-"""Bytes of one comparison: the console reads at most 2 GiB for one."""
+"""Maximum bytes of one comparison, half of the 2 GiB that the console reads for one."""
 LARGE_BYTES = 8 * 1024**2
-"""From this size on a file is sent as a resumable upload."""
+"""A file of at least this size is sent as a resumable upload."""
 MAX_DEPTH = 64
 """Folders nested deeper in a workspace are not listed."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a sync would do: files to send, and paths in the workspace that the folder does not have."""
+    """The changes of a sync: files to send, and paths in the workspace that the folder does not have."""
 
     changed: tuple[LocalFile, ...]
     unchanged_count: int
@@ -58,10 +58,10 @@ def plan(client: Client, workspace: str, scan: Scan, *, with_extra: bool) -> Pla
     """Compare a folder with a workspace. `with_extra`: also find the paths that the folder does not have."""
     changed = list[LocalFile]()
     for batch in _batches(scan.files):
-        described = [{"path": each.path, "size": each.size, "sha256": each.sha256()} for each in batch]
-        differing = set(client.differing_files(workspace, described))
+        descriptions = [{"path": each.path, "size": each.size, "sha256": each.sha256()} for each in batch]
+        differing = set(client.differing_files(workspace, descriptions))
         changed += [each for each in batch if each.path in differing]
-    extra = tuple(_extra(client, workspace, scan)) if with_extra else ()
+    extra = tuple(_extra_paths(client, workspace, scan)) if with_extra else ()
     return Plan(tuple(changed), len(scan.files) - len(changed), extra)
 
 
@@ -96,10 +96,10 @@ def _batches(files: Sequence[LocalFile]) -> Iterator[list[LocalFile]]:
         yield batch
 
 
-def _extra(client: Client, workspace: str, scan: Scan) -> Iterator[str]:
-    """Yield paths in the workspace without a file here; a folder without any is yielded as a whole.
+def _extra_paths(client: Client, workspace: str, scan: Scan) -> Iterator[str]:
+    """Yield the workspace's paths that the folder does not have; a folder without any local file is one path.
 
-    What is ignored here stays there.
+    Paths that the folder ignores are not yielded, so they stay in the workspace.
     """
     files = {each.path for each in scan.files}
     folders = {path[:index] for path in files for index, character in enumerate(path) if character == "/"}

@@ -18,17 +18,17 @@ from .credentials import Console
 from .errors import ApiError, UnexpectedAnswer, Unreachable
 
 TRIES = 6
-"""Tries of one request: with the pauses between them, half a minute, about the restart of a console."""
+"""Maximum tries of one request. The pauses between them add up to 15 s, which a restart of a console may take."""
 FIRST_PAUSE_SECONDS = 0.5
 MAX_PAUSE_SECONDS = 15.0
-"""Longest pause, also where Retry-After asks for more."""
+"""Longest pause, even if Retry-After asks for more."""
 TIMEOUT = httpx.Timeout(60, connect=10)
 STREAM_TIMEOUT = httpx.Timeout(60, connect=10)
 """The console sends a comment after 15 seconds of silence."""
 BUSY = frozenset({429, 502, 503, 504})
-"""Statuses of a console or proxy that may answer otherwise soon."""
+"""Statuses of a console or proxy after which a repeated request may succeed."""
 REPEATABLE = frozenset({"GET", "HEAD", "PUT", "DELETE"})
-"""Methods whose request may be sent again after a lost answer. So may those with an Idempotency-Key."""
+"""Methods whose request may be repeated after a lost answer, like any request with an Idempotency-Key."""
 
 
 class Event(NamedTuple):
@@ -69,13 +69,13 @@ class Transport:
     def request(
         self, method: str, path: str, *, headers: Mapping[str, str] | None = None, **options: Any
     ) -> httpx.Response:
-        """Send a request, again after a failure that passes. Raises ApiError, Unreachable, UnexpectedAnswer."""
+        """Send a request, and repeat it after temporary failures. Raises ApiError, Unreachable, UnexpectedAnswer."""
         is_repeatable = method in REPEATABLE or "Idempotency-Key" in (headers or {})
         for number in range(1, TRIES + 1):
             try:
                 response = self._http.request(method, path, headers=dict(headers or {}), **options)
             except httpx.TransportError as error:
-                # A request that found no connection was not sent.
+                # Without a connection the request was not sent, so that it may be repeated in any case.
                 is_sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
                 if number == TRIES or (is_sent and not is_repeatable):
                     raise self.unreachable(error) from error
@@ -100,7 +100,7 @@ class Transport:
     def stream(
         self, path: str, *, headers: Mapping[str, str] | None = None, **options: Any
     ) -> Iterator[httpx.Response]:
-        """Open a GET request whose answer is read in parts. It is not sent again. Raises as `request` does."""
+        """Open a GET request whose answer is read in parts. It is not repeated. Raises as `request` does."""
         try:
             with self._http.stream(
                 "GET", path, headers=dict(headers or {}), timeout=STREAM_TIMEOUT, **options
@@ -125,7 +125,7 @@ class Transport:
                     lines.append(value)
                 elif not line:
                     if lines:
-                        yield Event(name, _parsed("\n".join(lines)))
+                        yield Event(name, _parse_json("\n".join(lines)))
                     name, lines = "", []
 
     def unreachable(self, error: httpx.TransportError) -> Unreachable:
@@ -153,11 +153,12 @@ class Transport:
 
 def _pause_after(number: int, retry_after: str = "") -> float:
     """Return the seconds to wait after the try `number`."""
-    asked = float(retry_after) if retry_after.isascii() and retry_after.isdecimal() and len(retry_after) < 6 else 0.0
-    return min(max(FIRST_PAUSE_SECONDS * 2.0 ** (number - 1), asked), MAX_PAUSE_SECONDS)
+    is_number = retry_after.isascii() and retry_after.isdecimal() and len(retry_after) < 6  # it may also be a date
+    requested = float(retry_after) if is_number else 0.0
+    return min(max(FIRST_PAUSE_SECONDS * 2.0 ** (number - 1), requested), MAX_PAUSE_SECONDS)
 
 
-def _parsed(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:

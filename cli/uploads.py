@@ -1,4 +1,4 @@
-"""Resumable uploads by the tus protocol: after a cut or a new start they continue where the console has got to."""
+"""Resumable uploads by the tus protocol: after an interruption they continue with the bytes that the console lacks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,18 @@ from .schemas import Upload
 
 BLOCK_BYTES = 1024**2
 REQUEST_BYTES = 64 * 1024**2
-"""Bytes of one request: proxies limit its size and its time."""
+"""Maximum bytes of one request, because proxies limit its size and its time."""
 TRIES = 8
-"""Tries in a row without a byte of progress. The pauses between them add up to about a minute."""
+"""Maximum tries in a row without progress. The pauses between them add up to about a minute."""
 MAX_PAUSE_SECONDS = 15.0
 POLL_SECONDS = 1.0
-"""How often the state of a complete upload is read while the console publishes it."""
+"""Pause between two requests for the state of a complete upload while the console publishes it."""
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
 ENDED = frozenset({"complete", "failed"})
+"""States of an upload after which nothing happens any more."""
+RETRIED_STATUSES = frozenset({409, 460, 429, 502, 503, 504})
+"""Statuses after which sending continues at the console's offset: 409 (another offset), 460 (damaged in transit), and
+those of a busy console."""
 
 
 class Content(Protocol):
@@ -35,7 +39,7 @@ class Content(Protocol):
 
     @property
     def size(self) -> int:
-        """Bytes in all."""
+        """Number of bytes."""
 
     @property
     def fingerprint(self) -> str:
@@ -60,9 +64,9 @@ class FileContent:
 
 
 class TarContent:
-    """The files of a folder as a tar archive that is made while it is sent, so that it needs no space here.
+    """The files of a folder as a tar archive that is made while it is sent, so that it needs no disk space.
 
-    Names, sizes and times decide its bytes: it is the same each time, and can continue from any offset.
+    Names, sizes, times and contents determine its bytes. So it is the same each time, and can be sent from any offset.
     """
 
     def __init__(self, scan: Scan) -> None:
@@ -77,18 +81,18 @@ class TarContent:
 
     def read(self, offset: int) -> Iterator[bytes]:
         """Yield the bytes from `offset` on."""
-        begin = 0
+        begin = 0  # of the header of a file, in the archive
         for header, each in self._parts:
-            middle, end = begin + len(header), begin + len(header) + _padded(each.size)
-            if offset < middle:
+            data_begin, end = begin + len(header), begin + len(header) + _padded(each.size)
+            if offset < data_begin:
                 yield header[max(0, offset - begin) :]
             if offset < end:
-                start = max(0, offset - middle)
+                start = max(0, offset - data_begin)
                 if start < each.size:
                     yield from _read_exactly(each.file, start, each.size)
                 yield b"\0" * (_padded(each.size) - max(start, each.size))
             begin = end
-        yield b"\0" * (self.size - max(begin, offset))
+        yield b"\0" * (self.size - max(begin, offset))  # two empty blocks end an archive
 
 
 def _header(file: LocalFile) -> bytes:
@@ -98,11 +102,12 @@ def _header(file: LocalFile) -> bytes:
 
 
 def _padded(size: int) -> int:
+    """Return a size rounded up to whole blocks of tar."""
     return -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
 
 
 def _read_exactly(file: Path, offset: int, size: int) -> Iterator[bytes]:
-    """Yield the bytes from `offset` to `size`. Raises CliError if the file has another size meanwhile."""
+    """Yield the bytes from `offset` to `size`. Raises CliError if the size of the file has changed."""
     with file.open("rb") as opened:
         if os.fstat(opened.fileno()).st_size != size:
             raise CliError(f"{file} changed while it was sent. Send it again.")
@@ -116,7 +121,7 @@ def _read_exactly(file: Path, offset: int, size: int) -> Iterator[bytes]:
 
 
 class Uploads:
-    """Sends content, and remembers in `state` which uploads are not complete, so that a later call continues them."""
+    """Sends content. Stores the keys of incomplete uploads in the file `state`, so that a later call continues them."""
 
     def __init__(self, client: Client, state: Path, *, pause: Callable[[float], None] = time.sleep) -> None:
         self._client = client
@@ -128,26 +133,27 @@ class Uploads:
     ) -> Upload:
         """Send `content` and wait until the console has stored or published it. Raises CliError.
 
-        `on_sent` gets the bytes that are sent, and those that the console had from before; after a cut also a negative
-        number, for those that were lost.
+        `on_sent` gets the number of bytes sent, first of those that the console already had. After an interruption it
+        also gets a negative number for lost bytes.
         """
+        # The name of the upload in the file `state`: the same content for the same purpose continues it.
         name = hashlib.sha256(
             json.dumps([self._client.url, content.fingerprint, sorted(metadata.items())]).encode()
         ).hexdigest()
         key, offset = self._open(name, content.size, metadata)
-        shown = tries = 0
+        reported = tries = 0
 
-        def show(position: int) -> None:
-            nonlocal shown
-            on_sent(position - shown)
-            shown = position
+        def report(position: int) -> None:
+            nonlocal reported
+            on_sent(position - reported)
+            reported = position
 
-        show(offset)
+        report(offset)
         while offset < content.size:
             try:
-                new_offset = self._append(key, content, offset, show)
+                new_offset = self._append(key, content, offset, report)
             except (Unreachable, ApiError) as error:
-                if isinstance(error, ApiError) and error.status not in {409, 460, 429, 502, 503, 504}:
+                if isinstance(error, ApiError) and error.status not in RETRIED_STATUSES:
                     raise
                 tries += 1
                 if tries == TRIES:
@@ -157,14 +163,15 @@ class Uploads:
             if new_offset > offset:
                 tries = 0
             offset = new_offset
-            show(offset)
-        upload = self._finished(key)
-        self._forget(name)
+            report(offset)
+        upload = self._wait_until_ended(key)
+        self._remove_key(name)
         if upload.error:
             raise CliError(str(upload.error.get("message") or "The console could not use the upload."))
         return upload
 
-    def _append(self, key: str, content: Content, offset: int, show: Callable[[int], None]) -> int:
+    def _append(self, key: str, content: Content, offset: int, report: Callable[[int], None]) -> int:
+        """Send the next part of the content, and call `report` with each position. Return the console's new offset."""
         size = min(REQUEST_BYTES, content.size - offset)
 
         def body() -> Iterator[bytes]:
@@ -174,13 +181,13 @@ class Uploads:
                 if part:
                     yield part
                     left -= len(part)
-                    show(offset + size - left)
+                    report(offset + size - left)
                 if not left:
                     return
 
         return self._client.append_upload(key, offset=offset, content=body(), size=size)
 
-    def _finished(self, key: str) -> Upload:
+    def _wait_until_ended(self, key: str) -> Upload:
         while True:
             upload = self._client.upload(key)
             if upload.state in ENDED:
@@ -188,27 +195,28 @@ class Uploads:
             self._pause(POLL_SECONDS)
 
     def _open(self, name: str, size: int, metadata: Mapping[str, str]) -> tuple[str, int]:
-        """Return an upload to continue and its offset, or a new one."""
-        if key := self._remembered().get(name):
+        """Return the key and offset of an upload to continue, or of a new one."""
+        if key := self._stored_keys().get(name):
             try:
                 return key, self._client.upload_offset(key)
             except ApiError as error:
                 if error.status not in {404, 410}:  # deleted, expired or failed: begin again
                     raise
         key = self._client.create_upload(size_bytes=size, metadata=metadata)
-        self._remember(self._remembered() | {name: key})
+        self._store_keys(self._stored_keys() | {name: key})
         return key, 0
 
-    def _forget(self, name: str) -> None:
-        self._remember({each: key for each, key in self._remembered().items() if each != name})
+    def _remove_key(self, name: str) -> None:
+        self._store_keys({each: key for each, key in self._stored_keys().items() if each != name})
 
-    def _remembered(self) -> dict[str, str]:
+    def _stored_keys(self) -> dict[str, str]:
+        # Without a readable file, uploads begin again.
         with suppress(OSError, ValueError, AttributeError):
             content = json.loads(self._state.read_text(encoding="utf-8"))
             return {str(name): str(key) for name, key in content.items()}
         return {}
 
-    def _remember(self, keys: Mapping[str, str]) -> None:
+    def _store_keys(self, keys: Mapping[str, str]) -> None:
         self._state.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = self._state.with_name(f".{self._state.name}.{os.getpid()}")
         new.write_text(json.dumps(dict(keys)), encoding="utf-8")
@@ -216,7 +224,7 @@ class Uploads:
 
 
 def content_of(path: Path, scan_folder: Callable[[Path], Scan]) -> Content:
-    """Return what is sent for a path: an archive as it is, a folder or another file packed. Raises InvalidChoice."""
+    """Return the content to send for a path: an archive unchanged, others as a tar archive. Raises InvalidChoice."""
     if path.is_dir():
         return TarContent(scan_folder(path))
     if not path.is_file():

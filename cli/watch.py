@@ -22,23 +22,23 @@ from .screen import Screen, clean, clean_output, money
 RECONNECT_SECONDS = 1.0
 """Pause before a stream that ended early is opened again."""
 TRIES = 30
-"""Tries in a row without an event: with their pauses, the restart of a console."""
+"""Maximum tries in a row without an event: with their pauses, enough for the restart of a console."""
 DRAIN_SECONDS = 10.0
-"""How long the end of the output may take after the job has ended."""
-MAX_LINE = 64 * 1024
-"""Characters after which a line without an end is printed."""
+"""How long to wait for the rest of the output after the job has ended."""
+MAX_LINE_LENGTH = 64 * 1024
+"""Characters after which an incomplete line is printed, because it may never end."""
 
 
 @dataclass
 class JobView:
-    """What is known of a job that is followed."""
+    """The latest known state of a job that is followed."""
 
     job: Job | None = None
     latest: dict[str, float] = field(default_factory=dict)
     """The newest value of each curve."""
 
-    def take(self, name: str, data: Any) -> None:
-        """Take in an event of the job's stream."""
+    def apply_event(self, name: str, data: Any) -> None:
+        """Update the state with an event of the job's stream."""
         if name == "state":
             self.job = decode(Job, data, "state")
         elif name == "metrics":
@@ -47,7 +47,7 @@ class JobView:
                     self.latest[curve] = points[-1][1]
 
     def description(self) -> str:
-        """Return a line about the job as it is now."""
+        """Return a line about the job's current state."""
         job = self.job
         if job is None:
             return "connecting"
@@ -64,7 +64,7 @@ class JobView:
 
 
 class Watch:
-    """Follows one job. `follow` may be called again after Ctrl-C, and goes on where it was."""
+    """Follows one job. `follow` may be called again after Ctrl-C, and then continues."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Watch:
         self._logs = LogFollower(client, job, self._print, pause) if with_logs else None
 
     def follow(self) -> Job:
-        """Show the job until it has ended; return it as it is then. Raises CliError, and KeyboardInterrupt."""
+        """Show the job until it has ended, and return the ended job. Raises CliError, and KeyboardInterrupt."""
         view = self._view
         try:
             with _display(self._screen) as (update, self._print_line):
@@ -108,18 +108,18 @@ class Watch:
         self._is_shown.set()
 
     def _print(self, line: str) -> None:
-        self._is_shown.wait()  # not into a question
+        self._is_shown.wait()  # not while a question is on the screen
         self._print_line(line)
 
 
 def _job_events(client: Client, job: int, view: JobView, pause: Callable[[float], None]) -> Iterator[None]:
-    """Take the events of the job's stream into `view`, and connect again until the job has ended."""
+    """Apply the events of the job's stream to `view`, and yield after each. Reconnect until the job has ended."""
     tries = 0
     while not (view.job and view.job.finished_at):
         try:
             for event in client.job_events(job):
                 tries = 0
-                view.take(*event)
+                view.apply_event(*event)
                 yield
             error: Exception | None = None
         except (Unreachable, ApiError) as problem:
@@ -147,7 +147,7 @@ class LogFollower:
         self._thread.start()
 
     def follow_attempts(self, numbers: list[int]) -> None:
-        """Tell which attempts have started."""
+        """Print the output of these attempts too, each once. `numbers` are all attempts that have started."""
         for number in numbers:
             if number > self._last_attempt:
                 self._last_attempt = number
@@ -174,26 +174,26 @@ class LogFollower:
 def lines(
     client: Client, job: int, *, rank: int, attempt: int | None, pause: Callable[[float], None] = time.sleep
 ) -> Iterator[str]:
-    """Yield the lines of a rank's output as they are written, to its end. Ends early if the console stays away."""
-    offset, rest, tries, is_ended = 0, "", 0, False
+    """Yield the lines of a rank's output as they are written. Ends early if the console does not answer any more."""
+    offset, incomplete, tries, is_ended = 0, "", 0, False
     while not is_ended and tries < TRIES:
         try:
             for event in client.log_events(job, rank=rank, attempt=attempt, offset=offset):
                 part = decode(Log, event.data, "log")
                 offset, is_ended, tries = part.next_offset, part.eof, 0
-                *complete, rest = (rest + part.text).split("\n")
+                *complete, incomplete = (incomplete + part.text).split("\n")
                 yield from complete
-                if len(rest) > MAX_LINE:
-                    yield rest
-                    rest = ""
+                if len(incomplete) > MAX_LINE_LENGTH:
+                    yield incomplete
+                    incomplete = ""
         except (Unreachable, ApiError) as problem:
             if isinstance(problem, ApiError) and problem.status < 500:
                 break
         if not is_ended:
             tries += 1
             pause(RECONNECT_SECONDS)
-    if rest:
-        yield rest
+    if incomplete:
+        yield incomplete
 
 
 @contextmanager

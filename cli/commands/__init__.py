@@ -1,1 +1,1 @@
-"""The commands, a module for each thing that they are about."""
+"""The commands, with a module for each kind of object."""

@@ -1,4 +1,4 @@
-"""Log in and out, and who you are."""
+"""Log in, log out, and show the account."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ..errors import InvalidChoice
 from ..schemas import WhoAmI
 from ..session import Session, json_option, pass_session
 
-TOKEN_LENGTH = 500
-"""More characters than any token has."""
+MAX_TOKEN_LENGTH = 500
+"""More characters than any token has, so that a wrong file on standard input is refused."""
 
 
 @click.command()
@@ -36,23 +36,23 @@ def login(session: Session, url: str, browser: bool, allow_http: bool) -> None:
     url = normalize_url(url, allow_http=allow_http)
     page = f"{url}/tokens/"
     if is_interactive:
-        session.screen.say(f"Create a token at {page} and paste it here. It is not shown.")
+        session.screen.print(f"Create a token at {page} and paste it here. It is not shown.")
         if browser:
             click.launch(page)
         token = click.prompt("Token", hide_input=True, err=session.screen.is_json)
     else:
-        token = sys.stdin.read(TOKEN_LENGTH + 1)
+        token = sys.stdin.read(MAX_TOKEN_LENGTH + 1)
     token = token.strip()
-    if not token.isascii() or not token.isprintable() or not 0 < len(token) <= TOKEN_LENGTH or " " in token:
+    if not token.isascii() or not token.isprintable() or not 0 < len(token) <= MAX_TOKEN_LENGTH or " " in token:
         raise InvalidChoice(f"This is not a token. Create one at {page}")
     console = Console(url, token)
     client = session.connect(console)
     me = client.whoami()
     session.credentials.save(console)
-    if not session.screen.result({"url": url, **_described(me)}):
-        session.screen.say(f"Logged in to {url} as {me.email}, {me.role} of {me.organization.name}.", style="green")
+    if not session.screen.print_json({"url": url, **_account_data(me)}):
+        session.screen.print(f"Logged in to {url} as {me.email}, {me.role} of {me.organization.name}.", style="green")
         if not me.organization.service_active:
-            session.screen.say(f"The service is not active yet. Activate it at {url}")
+            session.screen.print(f"The service is not active yet. Activate it at {url}")
 
 
 @click.command()
@@ -61,8 +61,8 @@ def login(session: Session, url: str, browser: bool, allow_http: bool) -> None:
 def logout(session: Session) -> None:
     """Forget the token of a console. It stays valid until you revoke it on the console's page."""
     url = session.credentials.remove(session.url)
-    if not session.screen.result({"url": url}):
-        session.screen.say(f"Logged out of {url}. Revoke the token at {url}/tokens/ if you no longer need it.")
+    if not session.screen.print_json({"url": url}):
+        session.screen.print(f"Logged out of {url}. Revoke the token at {url}/tokens/ if you no longer need it.")
 
 
 @click.command()
@@ -72,11 +72,11 @@ def whoami(session: Session) -> None:
     """Show which account and organization the token is for."""
     client = session.connect()
     me = client.whoami()
-    if not session.screen.result({"url": client.url, **_described(me)}):
-        session.screen.say(f"{me.email}, {me.role} of {me.organization.name}, at {client.url}")
+    if not session.screen.print_json({"url": client.url, **_account_data(me)}):
+        session.screen.print(f"{me.email}, {me.role} of {me.organization.name}, at {client.url}")
 
 
-def _described(me: WhoAmI) -> dict[str, object]:
+def _account_data(me: WhoAmI) -> dict[str, object]:
     return {
         "email": me.email,
         "organization": me.organization.name,

@@ -23,11 +23,11 @@ def datasets() -> None:
 @pass_session
 def list_datasets(session: Session) -> None:
     """List the datasets, newest first."""
-    found = list(session.connect().datasets())
-    if session.screen.result(found):
+    listed = list(session.connect().datasets())
+    if session.screen.print_json(listed):
         return
     rows = []
-    for each in found:
+    for each in listed:
         latest = each.latest
         rows.append(
             (each.name, f"{latest.version}", f"{latest.file_count:,}", size(latest.size_bytes), latest.published_at)
@@ -43,17 +43,17 @@ def list_datasets(session: Session) -> None:
 @json_option
 @pass_session
 def push(session: Session, name: str, path: Path) -> None:
-    """Publish PATH as the next version of the dataset NAME, which is created if there is none.
+    """Publish PATH as the next version of the dataset NAME, which is created if it does not exist.
 
-    PATH is an archive (.tar, .tar.gz, .zip), a folder or a file. If the upload is cut or ended, the same command
-    continues it.
+    PATH is an archive (.tar, .tar.gz, .zip), a folder or a file. If the upload is interrupted, run the same command
+    again to continue it.
     """
 
     def scan_folder(folder: Path) -> Scan:
-        found = scan(folder, defaults=())
-        if found.skipped:
-            session.screen.say(f"Left out, because they are links or no files: {', '.join(found.skipped[:10])}")
-        return found
+        scanned = scan(folder, defaults=())
+        if scanned.skipped:
+            session.screen.print(f"Left out, because they are links or no files: {', '.join(scanned.skipped[:10])}")
+        return scanned
 
     content = content_of(path, scan_folder)
     client = session.connect()
@@ -66,5 +66,5 @@ def push(session: Session, name: str, path: Path) -> None:
     metadata = {"purpose": "dataset", "name": name, "filename": filename}
     with session.screen.transfer(f"Sending {path.name}", content.size) as advance:
         upload = session.uploads(client).send(content, metadata, on_sent=advance)
-    if not session.screen.result({"dataset": name, "version": upload.version, "size_bytes": upload.size_bytes}):
-        session.screen.say(f"Published {name}@{upload.version}, {size(upload.size_bytes)} sent.", style="green")
+    if not session.screen.print_json({"dataset": name, "version": upload.version, "size_bytes": upload.size_bytes}):
+        session.screen.print(f"Published {name}@{upload.version}, {size(upload.size_bytes)} sent.", style="green")

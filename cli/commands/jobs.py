@@ -1,4 +1,4 @@
-"""Jobs: list, watch and stop them; their output, curves, files and receipts."""
+"""List, show and stop jobs; print and download their output, curves, files and receipts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from ..client import Client
-from ..downloads import fetch, is_same, job_files, keep_time, safe_parts, target_of
+from ..downloads import download_file, is_same, job_files, safe_parts, set_modified_time, target_of
 from ..errors import CliError, InvalidChoice
 from ..schemas import Diagnosis, Receipt
 from ..screen import Screen, clean_output, count, money, size
@@ -29,14 +29,14 @@ job_argument = click.argument("job", type=click.IntRange(min=1))
 @pass_session
 def jobs(session: Session, state: str, tag: str, name: str, limit: int) -> None:
     """List the jobs, newest first."""
-    found = list(islice(session.connect().jobs(state=state, tag=tag, name=name), limit))
-    if not session.screen.result(found):
+    listed = list(islice(session.connect().jobs(state=state, tag=tag, name=name), limit))
+    if not session.screen.print_json(listed):
         session.screen.table(
             ("Job#", "Name", "State", "Progress#", "Cost#", "Queued"),
             (
                 (f"{each.id}", each.name, each.state, f"{each.progress.fraction:.0%}",
                  money(each.cost_minor, each.currency), each.queued_at)
-                for each in found
+                for each in listed
             ),
         )  # fmt: skip
 
@@ -46,22 +46,22 @@ def jobs(session: Session, state: str, tag: str, name: str, limit: int) -> None:
 @json_option
 @pass_session
 def status(session: Session, job: int) -> None:
-    """Show a job: its state and why, progress and cost. Of a failed one also the diagnosis."""
+    """Show a job: its state and the reason, progress, cost, and the diagnosis if it failed."""
     client = session.connect()
-    found = client.job(job)
-    diagnosis = client.diagnosis(job) if found.state == "failed" else None
-    if session.screen.result(asdict(found) | {"diagnosis": diagnosis}):
+    details = client.job(job)
+    diagnosis = client.diagnosis(job) if details.state == "failed" else None
+    if session.screen.print_json(asdict(details) | {"diagnosis": diagnosis}):
         return
-    progress = found.progress
+    progress = details.progress
     rows = [
-        ("Job", f"{found.id} {found.name}"),
-        ("State", " ".join(filter(None, (found.state, found.sentence or found.waiting_for)))),
+        ("Job", f"{details.id} {details.name}"),
+        ("State", " ".join(filter(None, (details.state, details.sentence or details.waiting_for)))),
         ("Progress", f"{progress.fraction:.0%}, epoch {progress.epoch} of {progress.epochs}"),
         (
             "Cost",
-            f"{money(found.cost_minor, found.currency)}, at most {money(found.ceiling_minor, found.currency)}",
+            f"{money(details.cost_minor, details.currency)}, at most {money(details.ceiling_minor, details.currency)}",
         ),
-        ("Run", f"{found.code_path} in {found.workspace}, {found.nodes} x {found.node_spec}, {found.image}"),
+        ("Run", f"{details.code_path} in {details.workspace}, {details.nodes} x {details.node_spec}, {details.image}"),
     ]
     session.screen.table(("", ""), rows)
     if diagnosis:
@@ -91,7 +91,7 @@ def logs(session: Session, job: int, follow: bool, rank: int, attempt: int | Non
             break
         offset = part.next_offset
     output = "".join(text)
-    if not session.screen.result({"job": job, "rank": rank, "text": output}):
+    if not session.screen.print_json({"job": job, "rank": rank, "text": output}):
         for line in output.removesuffix("\n").split("\n") if output else ():
             click.echo(clean_output(line))
 
@@ -103,7 +103,7 @@ def logs(session: Session, job: int, follow: bool, rank: int, attempt: int | Non
 def metrics(session: Session, job: int) -> None:
     """Show the curves of a job: how many points, and their values. With --json all points."""
     curves = session.connect().metrics(job)
-    if session.screen.result(curves):
+    if session.screen.print_json(curves):
         return
     rows = []
     for name, points in sorted(curves.items()):
@@ -119,10 +119,10 @@ def metrics(session: Session, job: int) -> None:
 @json_option
 @pass_session
 def stop(session: Session, job: int) -> None:
-    """Stop a job. A running one gets SIGTERM and time to save; you pay for what it used."""
-    found = session.connect().cancel(job)
-    if not session.screen.result(found):
-        session.screen.say(f"Job {job}: {found.state}.")
+    """Stop a job. A running job gets SIGTERM and time to save. You pay for the time it used."""
+    stopped = session.connect().cancel(job)
+    if not session.screen.print_json(stopped):
+        session.screen.print(f"Job {job}: {stopped.state}.")
 
 
 @click.command()
@@ -130,21 +130,21 @@ def stop(session: Session, job: int) -> None:
 @json_option
 @pass_session
 def receipts(session: Session, job: int | None) -> None:
-    """List the receipts, or show the one of JOB."""
+    """List the receipts, or show the receipt of JOB."""
     client = session.connect()
     if job is not None:
         receipt = client.receipt(job)
-        if not session.screen.result(receipt):
+        if not session.screen.print_json(receipt):
             show_receipt(session.screen, receipt)
         return
-    found = client.receipts()
-    if not session.screen.result(found):
+    listed = client.receipts()
+    if not session.screen.print_json(listed):
         session.screen.table(
             ("Receipt#", "Title", "Charged#", "Ceiling#", "Date"),
             (
                 (f"{each.id}", each.title, money(each.total_minor, each.currency),
                  money(each.ceiling_minor, each.currency), each.created_at)
-                for each in found
+                for each in listed
             ),
         )  # fmt: skip
 
@@ -152,13 +152,13 @@ def receipts(session: Session, job: int | None) -> None:
 def show_diagnosis(screen: Screen, diagnosis: Diagnosis) -> None:
     """Print why a job failed, the line of code, and what to do."""
     rank = f" (rank {diagnosis.rank})" if diagnosis.rank is not None else ""
-    screen.say(f"{diagnosis.title}{rank}", style="bold")
+    screen.print(f"{diagnosis.title}{rank}", style="bold")
     if diagnosis.exception:
-        screen.say(f"  {diagnosis.exception}")
+        screen.print(f"  {diagnosis.exception}")
     if diagnosis.file:
         line = f", line {diagnosis.line}" if diagnosis.line is not None else ""
-        screen.say(f"  {diagnosis.file}{line}: {diagnosis.code.strip()}")
-    screen.say(f"  {diagnosis.advice}")
+        screen.print(f"  {diagnosis.file}{line}: {diagnosis.code.strip()}")
+    screen.print(f"  {diagnosis.advice}")
 
 
 def show_receipt(screen: Screen, receipt: Receipt) -> None:
@@ -183,12 +183,12 @@ def files() -> None:
 @json_option
 @pass_session
 def list_files(session: Session, job: int, path: str) -> None:
-    """List a folder of a job: outputs, checkpoints, logs, or one below them."""
-    found = list(session.connect().job_files(job, path.strip("/")))
-    if not session.screen.result(found):
+    """List a folder of a job: outputs, checkpoints, logs, or a folder below them."""
+    entries = list(session.connect().job_files(job, path.strip("/")))
+    if not session.screen.print_json(entries):
         rows = [
             (each.path + ("/" if each.kind == "folder" else ""), "" if each.kind == "folder" else size(each.size))
-            for each in found
+            for each in entries
         ]
         session.screen.table(("Path", "Size#"), rows)
 
@@ -201,24 +201,24 @@ def list_files(session: Session, job: int, path: str) -> None:
 @json_option
 @pass_session
 def get(session: Session, job: int, path: str, folder: Path | None, overwrite: bool) -> None:
-    """Download PATH, a file or folder of a job (default: outputs). Files that are here already are not sent again."""
+    """Download PATH, a file or folder of a job (default: outputs). Skips files that you already have."""
     client = session.connect()
     saved = download(session, client, job, [path], folder, overwrite=overwrite)
-    session.screen.result({"job": job, "files": saved})
+    session.screen.print_json({"job": job, "files": saved})
 
 
 def download(
     session: Session, client: Client, job: int, paths: Iterable[str], folder: Path | None, *, overwrite: bool
 ) -> list[str]:
-    """Download files and folders of a job; return where they are. Raises CliError."""
+    """Download files and folders of a job; return the paths on this machine. Raises CliError."""
     folder = folder or Path("trainyard-jobs") / str(job)
-    wanted = [path.strip("/") for path in paths]
-    for path in wanted:
+    clean_paths = [path.strip("/") for path in paths]
+    for path in clean_paths:
         if path:
-            safe_parts(path)
-    entries = [entry for path in wanted for entry in job_files(client, job, path)]
+            safe_parts(path)  # raises for an unsafe path, before anything is downloaded
+    entries = [entry for path in clean_paths for entry in job_files(client, job, path)]
     if not entries:
-        raise CliError(f"Job {job} has no files at {', '.join(wanted)}.")
+        raise CliError(f"Job {job} has no files at {', '.join(clean_paths)}.")
     saved, received = [], 0
     with session.screen.transfer(f"Job {job}", sum(entry.size for entry in entries)) as advance:
         for entry in entries:
@@ -230,7 +230,7 @@ def download(
                     continue
                 if not overwrite:
                     raise InvalidChoice(f"{target} exists, and is not the job's file. Add --overwrite to replace it.")
-            received += fetch(client, job, entry, target, on_received=advance, pause=session.pause)
-            keep_time(target, entry)
-    session.screen.say(f"{count(len(entries), 'file')} in {folder}, {size(received)} received.", style="green")
+            received += download_file(client, job, entry, target, on_received=advance, pause=session.pause)
+            set_modified_time(target, entry)
+    session.screen.print(f"{count(len(entries), 'file')} in {folder}, {size(received)} received.", style="green")
     return saved

@@ -1,4 +1,4 @@
-"""Models: list them, and download a version."""
+"""List models, and download a version."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def models() -> None:
 @pass_session
 def list_models(session: Session) -> None:
     """List the models, newest first."""
-    found = list(session.connect().models())
-    if session.screen.result(found):
+    listed = list(session.connect().models())
+    if session.screen.print_json(listed):
         return
     rows = []
-    for each in found:
+    for each in listed:
         latest = each.latest
         rows.append(
             (each.name, f"{latest.version}", size(latest.size_bytes), f"{latest.lineage.get('job', '')}")
@@ -47,14 +47,14 @@ def get(session: Session, reference: str, folder: Path) -> None:
     if number and not (number.isascii() and number.isdecimal() and len(number) < 10):
         raise InvalidChoice("Write a version as a number, for example net@3.")
     client = session.connect()
-    found = client.model(name)
-    if not number and found.latest is None:
+    model = client.model(name)
+    if not number and model.latest is None:
         raise InvalidChoice(f"The model {name} has no version.")
-    version = int(number) if number or found.latest is None else found.latest.version
+    version = int(number) if number or model.latest is None else model.latest.version
     target = target_of(folder, f"{name}-v{version}.tar.gz")
     if target.exists():
         raise InvalidChoice(f"{target} exists. Delete it, or choose another folder with --to.")
     with client.model_archive(name, version) as response, session.screen.transfer(target.name, None) as advance:
         received = save(response, target, on_received=advance)
-    if not session.screen.result({"model": name, "version": version, "file": str(target), "size_bytes": received}):
-        session.screen.say(f"Saved {target}, {size(received)}.", style="green")
+    if not session.screen.print_json({"model": name, "version": version, "file": str(target), "size_bytes": received}):
+        session.screen.print(f"Saved {target}, {size(received)}.", style="green")

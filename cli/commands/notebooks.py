@@ -1,4 +1,4 @@
-"""Notebooks: buy JupyterLab in a workspace, list and stop notebooks."""
+"""Buy, list and stop notebooks: JupyterLab in a workspace."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..errors import JOB_FAILED, CliError
 from ..schemas import Notebook, NotebookQuote
 from ..screen import money
 from ..session import Session, json_option, pass_session, yes_option
-from .runs import accept, minor, show_lines
+from .runs import confirm_purchase, show_lines, to_minor
 
 POLL_SECONDS = 1.0
-"""Pause between two questions while a notebook starts, which takes seconds where nodes are free."""
+"""Pause between two requests while a notebook starts, which takes seconds if nodes are free."""
 
 notebook_argument = click.argument("number", metavar="NOTEBOOK", type=click.IntRange(min=1))
 
@@ -44,7 +44,7 @@ def notebook() -> None:
 def start(session: Session, /, *, ceiling: str | None, max_ceiling: str | None, yes: bool, **options: Any) -> None:
     """Show the price of a notebook, buy it, and show its address once JupyterLab runs.
 
-    Exit status: 0 it runs, 3 it ended before, 5 above --max-ceiling.
+    Exit status: 0 JupyterLab runs, 3 the notebook ended before it ran, 5 above --max-ceiling.
     """
     client, screen = session.connect(), session.screen
     node = options["node"] or next((spec.name for spec in client.node_specs()), "")
@@ -52,25 +52,25 @@ def start(session: Session, /, *, ceiling: str | None, max_ceiling: str | None, 
     form |= {"datasets": list(options["datasets"])}
     form |= {"max_seconds": round(options["hours"] * 3600), "idle_seconds": round(options["idle_minutes"] * 60)}
     if ceiling is not None:
-        form["ceiling_minor"] = minor(ceiling, client.quote_notebook(form).currency, "--ceiling")
+        form["ceiling_minor"] = to_minor(ceiling, client.quote_notebook(form).currency, "--ceiling")
     priced = client.quote_notebook(form)
     _show_quote(session, priced)
     if priced.refusal:
         raise CliError(priced.refusal)
-    accept(
+    confirm_purchase(
         session,
         priced.ceiling_minor,
         priced.currency,
         limit=max_ceiling,
         is_confirmed=yes,
-        what="notebook",
+        noun="notebook",
         option="--max-ceiling",
     )
     bought = client.order_notebook(priced.id, idempotency_key=f"trainyard-cli-{priced.id}")
-    screen.say(f"Bought: notebook {bought.id}.", style="green")
+    screen.print(f"Bought: notebook {bought.id}.", style="green")
     running = _wait(session, client, bought)
-    if not screen.result(running):
-        screen.say(f"Open it in your browser: {running.url}")
+    if not screen.print_json(running):
+        screen.print(f"Open it in your browser: {running.url}")
     if not running.url:
         click.get_current_context().exit(JOB_FAILED)
 
@@ -81,14 +81,14 @@ def start(session: Session, /, *, ceiling: str | None, max_ceiling: str | None, 
 @pass_session
 def list_notebooks(session: Session, limit: int) -> None:
     """List the notebooks, newest first."""
-    found = list(islice(session.connect().notebooks(), limit))
-    if not session.screen.result(found):
+    listed = list(islice(session.connect().notebooks(), limit))
+    if not session.screen.print_json(listed):
         session.screen.table(
             ("Notebook#", "Name", "State", "Workspace", "Node", "Cost#", "Ordered"),
             (
                 (f"{each.id}", each.name, each.state, each.workspace, each.node_spec,
                  money(each.cost_minor, each.currency), each.queued_at)
-                for each in found
+                for each in listed
             ),
         )  # fmt: skip
 
@@ -98,25 +98,25 @@ def list_notebooks(session: Session, limit: int) -> None:
 @json_option
 @pass_session
 def stop(session: Session, number: int) -> None:
-    """Stop a notebook; you pay for the time that it used. What it has saved stays in the workspace."""
-    found = session.connect().stop_notebook(number)
-    if not session.screen.result(found):
-        session.screen.say(f"Notebook {number}: {found.state}.")
+    """Stop a notebook. You pay for the time it used. Saved files stay in the workspace."""
+    stopped = session.connect().stop_notebook(number)
+    if not session.screen.print_json(stopped):
+        session.screen.print(f"Notebook {number}: {stopped.state}.")
 
 
 def _wait(session: Session, client: Client, bought: Notebook) -> Notebook:
-    """Return the notebook once JupyterLab runs, or it has ended. Report what it waits for."""
+    """Wait until JupyterLab runs or the notebook has ended, and print the reasons of the wait. Return the notebook."""
     reported = ""
-    while not (found := client.notebook(bought.id)).url and not found.finished_at:
-        if found.waiting_for != reported:
-            session.screen.say(found.waiting_for)
-            reported = found.waiting_for
+    while not (current := client.notebook(bought.id)).url and not current.finished_at:
+        if current.waiting_for != reported:
+            session.screen.print(current.waiting_for)
+            reported = current.waiting_for
         session.pause(POLL_SECONDS)
-    return found
+    return current
 
 
 def _show_quote(session: Session, quote: NotebookQuote) -> None:
     if session.screen.is_json:
         return
     show_lines(session.screen, quote.lines, quote.ceiling_minor, quote.currency)
-    session.screen.say(f"It ends after {quote.deadline_seconds / 3600:g} hours at the latest, earlier when idle.")
+    session.screen.print(f"It ends after {quote.deadline_seconds / 3600:g} hours at the latest, earlier when idle.")

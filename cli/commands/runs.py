@@ -61,7 +61,7 @@ class Project:
 
 
 def purchase_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add what describes a run to a command; it gets the values as keywords."""
+    """Add the options that describe a run to a command, which gets their values as keyword arguments."""
     for option in reversed(PURCHASE_OPTIONS):
         command = option(command)
     return command
@@ -73,17 +73,17 @@ def purchase_options(command: Callable[..., None]) -> Callable[..., None]:
 @json_option
 @pass_session
 def quote(session: Session, /, *, yes: bool, **options: Any) -> None:
-    """Price a run of SCRIPT without buying it. The project's files are sent, as the price depends on them."""
+    """Price a run of SCRIPT without buying it. The project's files are sent, because the price depends on them."""
     client = session.connect()
-    priced = _priced(session, client, options, is_confirmed=yes)
-    if not session.screen.result(priced):
+    priced = _send_and_price(session, client, options, is_confirmed=yes)
+    if not session.screen.print_json(priced):
         show_quote(session.screen, priced)
 
 
 @click.command()
 @purchase_options
 @click.option("--watch/--detach", default=True, help="Follow the run to its end (default), or return at once.")
-@click.option("--get", "wanted", multiple=True, metavar="PATH", help="Download this at the end, for example outputs.")
+@click.option("--get", "paths", multiple=True, metavar="PATH", help="Download this at the end, for example outputs.")
 @click.option("--to", "target", type=click.Path(path_type=Path), help="Where to. Default: trainyard-jobs/JOB.")
 @click.option("--max-price", help="Buy without a question up to this ceiling, and refuse above it.")
 @yes_option
@@ -94,7 +94,7 @@ def run(
     /,
     *,
     watch: bool,
-    wanted: tuple[str, ...],
+    paths: tuple[str, ...],
     target: Path | None,
     max_price: str | None,
     yes: bool,
@@ -108,45 +108,45 @@ def run(
     """
     screen = session.screen
     client = session.connect()
-    priced = _priced(session, client, options, is_confirmed=yes)
+    priced = _send_and_price(session, client, options, is_confirmed=yes)
     show_quote(screen, priced)
     if priced.refusal:
         raise CliError(priced.refusal)
-    accept(session, priced.ceiling_minor, priced.currency, limit=max_price, is_confirmed=yes)
-    # The key is the quote's: however often the order is sent, it is bought once.
+    confirm_purchase(session, priced.ceiling_minor, priced.currency, limit=max_price, is_confirmed=yes)
+    # The key is derived from the quote, so that a repeated request does not buy it twice.
     order = client.order(priced.id, idempotency_key=f"trainyard-cli-{priced.id}")
-    screen.say(f"Bought: job {order.job}, {client.url}/jobs/{order.job}/", style="green")
+    screen.print(f"Bought: job {order.job}, {client.url}/jobs/{order.job}/", style="green")
     if not watch:
-        screen.result({"job": client.job(order.job), "diagnosis": None, "receipt": None, "files": []})
+        screen.print_json({"job": client.job(order.job), "diagnosis": None, "receipt": None, "files": []})
         return
-    ended = _watched(session, client, order.job)
+    ended = _watch_to_end(session, client, order.job)
     if ended is None:
-        screen.say(f"Job {order.job} goes on. Watch it: trainyard logs -f {order.job}")
-        screen.result({"job": client.job(order.job), "diagnosis": None, "receipt": None, "files": []})
+        screen.print(f"Job {order.job} goes on. Watch it: trainyard logs -f {order.job}")
+        screen.print_json({"job": client.job(order.job), "diagnosis": None, "receipt": None, "files": []})
         click.get_current_context().exit(DETACHED)
     style = "green" if ended.state == "succeeded" else "red"
-    screen.say(f"Job {ended.id} {ended.state}. {ended.sentence}", style=style)
+    screen.print(f"Job {ended.id} {ended.state}. {ended.sentence}", style=style)
     diagnosis = client.diagnosis(ended.id) if ended.state == "failed" else None
     if diagnosis and not screen.is_json:
         show_diagnosis(screen, diagnosis)
     receipt = client.receipt(ended.id)
     if not screen.is_json:
         show_receipt(screen, receipt)
-    files = _download_at_end(session, client, ended, wanted, target) if wanted else []
-    screen.result({"job": ended, "diagnosis": diagnosis, "receipt": receipt, "files": files})
+    files = _download_at_end(session, client, ended, paths, target) if paths else []
+    screen.print_json({"job": ended, "diagnosis": diagnosis, "receipt": receipt, "files": files})
     click.get_current_context().exit({"succeeded": 0, "cancelled": JOB_CANCELLED}.get(ended.state, JOB_FAILED))
 
 
 def _download_at_end(
-    session: Session, client: Client, ended: Job, wanted: tuple[str, ...], target: Path | None
+    session: Session, client: Client, ended: Job, paths: tuple[str, ...], target: Path | None
 ) -> list[str]:
-    """Download what was asked for. A job that has not succeeded may lack it: that is no second error."""
+    """Download files of an ended job. If the job did not succeed, missing files are not a second error."""
     try:
-        return download(session, client, ended.id, wanted, target, overwrite=True)
+        return download(session, client, ended.id, paths, target, overwrite=True)
     except CliError as error:
         if ended.state == "succeeded":
             raise
-        session.screen.say(error.message, style="yellow")
+        session.screen.print(error.message, style="yellow")
         return []
 
 
@@ -156,12 +156,12 @@ def show_quote(screen: Screen, quote: Quote) -> None:
         return
     show_lines(screen, quote.lines, quote.ceiling_minor, quote.currency)
     estimate = quote.estimate
-    screen.say(
+    screen.print(
         f"Probably {money(estimate.p50_minor, quote.currency)}; 90% of runs cost less than "
         f"{money(estimate.p90_minor, quote.currency)}. {estimate.basis.sentence}"
     )
     for sentence in quote.warnings:
-        screen.say(sentence, style="yellow")
+        screen.print(sentence, style="yellow")
 
 
 def show_lines(screen: Screen, lines: tuple[Line, ...], ceiling_minor: int, currency: str) -> None:
@@ -174,33 +174,36 @@ def show_lines(screen: Screen, lines: tuple[Line, ...], ceiling_minor: int, curr
     screen.table(("Item", "Quantity#", "Amount#"), rows, title="Quote")
 
 
-def accept(
+def confirm_purchase(
     session: Session,
     ceiling_minor: int,
     currency: str,
     *,
     limit: str | None,
     is_confirmed: bool,
-    what: str = "run",
+    noun: str = "run",
     option: str = "--max-price",
 ) -> None:
-    """Ask whether to buy, unless --yes or a limit (`option`) has answered. Raises TooExpensive, InvalidChoice."""
+    """Ask whether to buy, unless --yes or a price limit was given. Raises TooExpensive, InvalidChoice.
+
+    `limit` is the value of `option`, the option of the command for the price limit.
+    """
     if limit is not None:
-        limit_minor = minor(limit, currency, option)
+        limit_minor = to_minor(limit, currency, option)
         if ceiling_minor > limit_minor:
             raise TooExpensive(
                 f"The ceiling is {money(ceiling_minor, currency)}, above your limit of "
                 f"{money(limit_minor, currency)}. Nothing was bought. Lower the ceiling, or raise the limit."
             )
     session.confirm(
-        f"Buy this {what} for at most {money(ceiling_minor, currency)}?",
+        f"Buy this {noun} for at most {money(ceiling_minor, currency)}?",
         is_confirmed=is_confirmed or limit is not None,
         option=f"--yes or {option}",
     )
 
 
-def _watched(session: Session, client: Client, job: int) -> Job | None:
-    """Follow a job to its end; None if the customer leaves it alone at Ctrl-C."""
+def _watch_to_end(session: Session, client: Client, job: int) -> Job | None:
+    """Follow a job to its end, and return it; None if the customer detaches from it after Ctrl-C."""
     watch = Watch(client, job, session.screen, pause=session.pause)
     try:
         while True:
@@ -223,20 +226,20 @@ def _watched(session: Session, client: Client, job: int) -> Job | None:
                 if answer == "stop":
                     client.cancel(job)
     except CliError:
-        session.screen.say(f"Job {job} may go on. Watch it: trainyard logs -f {job}")
+        session.screen.print(f"Job {job} may go on. Watch it: trainyard logs -f {job}")
         raise
     finally:
         watch.close()
 
 
-def _priced(session: Session, client: Client, options: dict[str, Any], *, is_confirmed: bool) -> Quote:
+def _send_and_price(session: Session, client: Client, options: dict[str, Any], *, is_confirmed: bool) -> Quote:
     """Send the project's files and return the price of a run."""
-    if options["no_sync"] and options["workspace"]:  # the script may be in the workspace alone
+    if options["no_sync"] and options["workspace"]:  # the script may exist only in the workspace
         project = Project(Path.cwd(), options["workspace"], options["script"].as_posix())
     else:
         project = _project(options["script"], options["folder"], options["workspace"])
-    environment = dict(_pair(text) for text in options["environment"])
-    form = _form(client, project, options, environment)
+    environment = dict(_parse_variable(text) for text in options["environment"])
+    form = _quote_form(client, project, options, environment)
     if not options["no_sync"]:
         sync_folder(session, client, project.folder, project.workspace, is_confirmed=is_confirmed)
     return client.quote(form)
@@ -258,8 +261,10 @@ def _project(script: Path, folder: Path | None, workspace: str) -> Project:
     return Project(folder, name, script.relative_to(folder).as_posix())
 
 
-def _form(client: Client, project: Project, options: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
-    """Return the body of the request for a quote. What was not chosen is the first on offer."""
+def _quote_form(
+    client: Client, project: Project, options: dict[str, Any], environment: dict[str, str]
+) -> dict[str, Any]:
+    """Return the body of the request for a quote. A product, node spec or image left out is the first on offer."""
     product = options["product"] or _first([each.name for each in client.products()], "product")
     specs = client.node_specs()
     spec_name = options["node_spec"] or _first([each.name for each in specs], "node type")
@@ -292,7 +297,7 @@ def _form(client: Client, project: Project, options: dict[str, Any], environment
         "tags": list(options["tags"]),
     }
     if options["ceiling"] is not None and spec is not None:
-        form["ceiling_minor"] = minor(options["ceiling"], spec.currency, "--ceiling")
+        form["ceiling_minor"] = to_minor(options["ceiling"], spec.currency, "--ceiling")
     if options["max_minutes"] is not None:
         form["max_seconds"] = options["max_minutes"] * MINUTE
     for name in ("from_checkpoint", "retries"):
@@ -301,21 +306,21 @@ def _form(client: Client, project: Project, options: dict[str, Any], environment
     return form
 
 
-def _first(names: list[str], what: str) -> str:
+def _first(names: list[str], noun: str) -> str:
     if not names:
-        raise InvalidChoice(f"The console offers no {what}.")
+        raise InvalidChoice(f"The console offers no {noun}.")
     return names[0]
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _parse_variable(text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not name or not separator:
         raise InvalidChoice(f"Write a variable as NAME=VALUE, not {text!r}.")
     return name, value
 
 
-def minor(text: str, currency: str, option: str) -> int:
-    """Return an amount such as `5.00` in minor units. Raises InvalidChoice."""
+def to_minor(text: str, currency: str, option: str) -> int:
+    """Return an amount such as `5.00` in to_minor units. Raises InvalidChoice."""
     try:
         amount = Decimal(text).scaleb(decimals(currency))
     except InvalidOperation:

@@ -1,4 +1,4 @@
-"""Sweeps: price, buy, watch and stop a search for good parameters."""
+"""Price, buy, watch and stop sweeps, which search for good parameters."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ..errors import DETACHED, JOB_CANCELLED, JOB_FAILED, CliError, InvalidChoic
 from ..schemas import Sweep, SweepQuote, Trial
 from ..screen import Screen, money
 from ..session import Session, json_option, pass_session, yes_option
-from .runs import accept, minor, show_lines
+from .runs import confirm_purchase, show_lines, to_minor
 
 POLL_SECONDS = 5.0
-"""Pause between two questions while a sweep is watched: its trials take minutes as a rule."""
+"""Pause between two requests while a sweep is watched. Its trials usually take minutes."""
 
 file_argument = click.argument("file", type=click.Path(path_type=Path))
 sweep_argument = click.argument("number", metavar="SWEEP", type=click.IntRange(min=1))
@@ -35,7 +35,7 @@ def buying_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group()
 def sweep() -> None:
-    """Search good parameters: many runs of one script within one ceiling.
+    """Search for good parameters: many runs of one script within one ceiling.
 
     FILE is TOML (.toml) or JSON with the fields of POST /api/v1/sweeps/quotes/.
     """
@@ -48,7 +48,7 @@ def sweep() -> None:
 def quote(session: Session, file: Path) -> None:
     """Price the sweep of FILE without buying it."""
     priced = session.connect().quote_sweep(_read(file))
-    if not session.screen.result(priced):
+    if not session.screen.print_json(priced):
         _show_quote(session.screen, priced)
 
 
@@ -60,7 +60,7 @@ def quote(session: Session, file: Path) -> None:
 def buy(session: Session, /, *, file: Path, **options: Any) -> None:
     """Show the price of the sweep of FILE, and buy it.
 
-    Exit status: 0 bought, 5 above --max-ceiling; with --wait as of `watch`.
+    Exit status: 0 bought, 5 above --max-ceiling; with --wait that of `watch`.
     """
     client = session.connect()
     _buy(session, client, client.quote_sweep(_read(file)), **options)
@@ -74,14 +74,14 @@ def buy(session: Session, /, *, file: Path, **options: Any) -> None:
 @json_option
 @pass_session
 def extend(session: Session, /, *, number: int, trials: int | None, ceiling: str | None, **options: Any) -> None:
-    """Show the price of more trials of an ended sweep, and buy them as a new sweep, which learns from the earlier ones.
+    """Show the price of more trials of an ended sweep, and buy them as a new sweep that continues the search.
 
-    Exit status: as of `buy`.
+    Exit status: that of `buy`.
     """
     client = session.connect()
     form: dict[str, Any] = {} if trials is None else {"trials": trials}
     if ceiling is not None:
-        form["ceiling_minor"] = minor(ceiling, client.sweep(number).currency, "--ceiling")
+        form["ceiling_minor"] = to_minor(ceiling, client.sweep(number).currency, "--ceiling")
     _buy(session, client, client.quote_extension(number, form), **options)
 
 
@@ -91,14 +91,15 @@ def extend(session: Session, /, *, number: int, trials: int | None, ceiling: str
 @pass_session
 def list_sweeps(session: Session, limit: int) -> None:
     """List the sweeps, newest first."""
-    found = list(islice(session.connect().sweeps(), limit))
-    if not session.screen.result(found):
+    listed = list(islice(session.connect().sweeps(), limit))
+    if not session.screen.print_json(listed):
         session.screen.table(
             ("Sweep#", "Name", "State", "Trials#", "Best#", "Cost#", "Ordered"),
             (
                 (f"{each.id}", each.name, each.state, f"{each.trials_done}/{each.trials_total}",
-                 _value(each.best.value if each.best else None), money(each.cost_minor, each.currency), each.created_at)
-                for each in found
+                 _number(each.best.value if each.best else None),
+                 money(each.cost_minor, each.currency), each.created_at)
+                for each in listed
             ),
         )  # fmt: skip
 
@@ -110,10 +111,10 @@ def list_sweeps(session: Session, limit: int) -> None:
 def show(session: Session, number: int) -> None:
     """Show a sweep: its state, best trial, cost and all trials."""
     client = session.connect()
-    found = client.sweep(number)
+    details = client.sweep(number)
     trials = client.trials(number)
-    if not session.screen.result(asdict(found) | {"trials": trials}):
-        _show(session.screen, found, trials)
+    if not session.screen.print_json(asdict(details) | {"trials": trials}):
+        _show(session.screen, details, trials)
 
 
 @sweep.command()
@@ -123,7 +124,7 @@ def show(session: Session, number: int) -> None:
 def watch(session: Session, number: int) -> None:
     """Watch a sweep to its end, and show its trials.
 
-    Exit status: 0 ended with a best trial, 3 without one or early because of failures, 4 stopped, 130 detached.
+    Exit status: 0 ended with a best trial, 3 ended without one or because of failures, 4 stopped, 130 detached.
     """
     _watch(session, session.connect(), number)
 
@@ -133,10 +134,10 @@ def watch(session: Session, number: int) -> None:
 @json_option
 @pass_session
 def stop(session: Session, number: int) -> None:
-    """Start no more trials and stop the open ones; you pay for what they used."""
-    found = session.connect().stop_sweep(number)
-    if not session.screen.result(found):
-        session.screen.say(f"Sweep {number}: {found.state}.")
+    """Start no more trials and stop the open ones. You pay for the time they used."""
+    stopped = session.connect().stop_sweep(number)
+    if not session.screen.print_json(stopped):
+        session.screen.print(f"Sweep {number}: {stopped.state}.")
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -144,7 +145,7 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         text = file.read_text(encoding="utf-8")
         fields = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
-        json.dumps(fields, allow_nan=False)  # TOML has dates, and both may have numbers that are none
+        json.dumps(fields, allow_nan=False)  # raises for dates of TOML and for NaN, which the API cannot accept
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise InvalidChoice(f"{file} is not a readable file of TOML (.toml) or JSON: {error}") from error
     if not isinstance(fields, dict):
@@ -160,40 +161,40 @@ def _buy(
     _show_quote(screen, priced)
     if priced.refusal:
         raise CliError(priced.refusal)
-    accept(
+    confirm_purchase(
         session,
         priced.ceiling_minor,
         priced.currency,
         limit=max_ceiling,
         is_confirmed=yes,
-        what="sweep",
+        noun="sweep",
         option="--max-ceiling",
     )
-    # The key is the quote's: however often the order is sent, it is bought once.
+    # The key is derived from the quote, so that a repeated request does not buy it twice.
     bought = client.order_sweep(priced.id, idempotency_key=f"trainyard-cli-{priced.id}")
-    screen.say(f"Bought: sweep {bought.id}.", style="green")
+    screen.print(f"Bought: sweep {bought.id}.", style="green")
     if wait:
         _watch(session, client, bought.id)
-    elif not screen.result(bought):
-        screen.say(f"Watch it: trainyard sweep watch {bought.id}")
+    elif not screen.print_json(bought):
+        screen.print(f"Watch it: trainyard sweep watch {bought.id}")
 
 
 def _watch(session: Session, client: Client, number: int) -> None:
     """Report changes of a sweep until its end, show it, and end the program with its exit status."""
     screen, reported = session.screen, ""
     try:
-        while not (found := client.sweep(number)).ended_at:
-            if (line := _progress(found)) != reported:
-                screen.say(line)
+        while not (current := client.sweep(number)).ended_at:
+            if (line := _progress(current)) != reported:
+                screen.print(line)
                 reported = line
             session.pause(POLL_SECONDS)
     except KeyboardInterrupt:
-        screen.say(f"Sweep {number} goes on. Watch it: trainyard sweep watch {number}")
+        screen.print(f"Sweep {number} goes on. Watch it: trainyard sweep watch {number}")
         click.get_current_context().exit(DETACHED)
     trials = client.trials(number)
-    if not screen.result(asdict(found) | {"trials": trials}):
-        _show(screen, found, trials)
-    click.get_current_context().exit(_exit_status(found))
+    if not screen.print_json(asdict(current) | {"trials": trials}):
+        _show(screen, current, trials)
+    click.get_current_context().exit(_exit_status(current))
 
 
 def _exit_status(sweep: Sweep) -> int:
@@ -203,10 +204,10 @@ def _exit_status(sweep: Sweep) -> int:
 
 
 def _progress(sweep: Sweep) -> str:
-    """Return a line about a sweep as it is now."""
+    """Return a line about the sweep's current state."""
     parts = [f"{sweep.state}: {sweep.trials_done} of at most {sweep.trials_total} trials"]
     if sweep.best:
-        parts.append(f"best {sweep.objective.metric} {_value(sweep.best.value)}")
+        parts.append(f"best {sweep.objective.metric} {_number(sweep.best.value)}")
     parts.append(money(sweep.cost_minor, sweep.currency))
     return " · ".join([*parts, *filter(None, [sweep.waiting_for])])
 
@@ -215,8 +216,8 @@ def _show_quote(screen: Screen, quote: SweepQuote) -> None:
     if screen.is_json:
         return
     show_lines(screen, quote.lines, quote.ceiling_minor, quote.currency)
-    screen.say(
-        f"At most {quote.trials} trials, together probably {money(quote.estimate.p50_minor, quote.currency)}; 9 of 10 "
+    screen.print(
+        f"At most {quote.trials} trials, together probably {money(quote.estimate.p50_minor, quote.currency)}; 90% of "
         f"such sweeps cost less than {money(quote.estimate.p90_minor, quote.currency)}."
     )
 
@@ -231,23 +232,26 @@ def _show(screen: Screen, sweep: Sweep, trials: list[Trial]) -> None:
     ]
     if best := sweep.best:
         rows.append(
-            ("Best", f"trial {best.trial} (job {best.job}), {_value(best.value)}: {_settings(best.parameters)}")
+            (
+                "Best",
+                f"trial {best.trial} (job {best.job}), {_number(best.value)}: {_parameters_text(best.parameters)}",
+            )
         )
     screen.table(("", ""), rows)
     screen.table(
         ("Trial#", "Job#", "State", "Value#", "Cost#", "Parameters"),
         (
             (f"{each.number}{'*' if each.is_best else ''}", f"{each.job}", each.outcome or each.state,
-             _value(each.value), money(each.cost_minor, sweep.currency), _settings(each.parameters))
+             _number(each.value), money(each.cost_minor, sweep.currency), _parameters_text(each.parameters))
             for each in trials
         ),
     )  # fmt: skip
 
 
-def _value(value: float | None) -> str:
+def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.6g}"
 
 
-def _settings(parameters: dict[str, Any]) -> str:
+def _parameters_text(parameters: dict[str, Any]) -> str:
     numbers = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in parameters.items()}
     return " ".join(f"{name}={value}" for name, value in numbers.items())

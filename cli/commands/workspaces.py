@@ -1,4 +1,4 @@
-"""Workspaces: list them, and bring one up to date with a folder."""
+"""List workspaces, and send the files of a folder to one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..screen import count, size
 from ..session import Session, json_option, pass_session, yes_option
 
 MANY_FILES, MANY_BYTES = 1000, 500 * 1000**2
-"""From here on a sync asks first: the folder may be the wrong one."""
+"""Above these numbers a sync asks first, because the folder may be the wrong one."""
 SHOWN_PATHS = 20
 
 
@@ -27,9 +27,9 @@ def workspace() -> None:
 @pass_session
 def list_workspaces(session: Session) -> None:
     """List the workspaces, newest first."""
-    found = list(session.connect().workspaces())
-    if not session.screen.result(found):
-        rows = [(each.name, size(each.size_bytes), each.created_at) for each in found]
+    listed = list(session.connect().workspaces())
+    if not session.screen.print_json(listed):
+        rows = [(each.name, size(each.size_bytes), each.created_at) for each in listed]
         session.screen.table(("Name", "Size#", "Created"), rows)
 
 
@@ -41,14 +41,14 @@ def list_workspaces(session: Session) -> None:
 @json_option
 @pass_session
 def sync(session: Session, folder: Path, name: str, delete: bool, yes: bool) -> None:
-    """Send the files of FOLDER that differ to a workspace, which is created if there is none.
+    """Send the files of FOLDER that differ to a workspace, which is created if it does not exist.
 
-    `.trainyardignore`, in the form of .gitignore, names what is left out.
+    `.trainyardignore`, in the form of .gitignore, names files to leave out.
     """
     client = session.connect()
     name = name or syncing.workspace_name(folder)
     plan = sync_folder(session, client, folder, name, is_confirmed=yes, delete=delete)
-    session.screen.result(
+    session.screen.print_json(
         {
             "workspace": name,
             "sent": [each.path for each in plan.changed],
@@ -61,13 +61,13 @@ def sync(session: Session, folder: Path, name: str, delete: bool, yes: bool) -> 
 def sync_folder(
     session: Session, client: Client, folder: Path, name: str, *, is_confirmed: bool, delete: bool = False
 ) -> syncing.Plan:
-    """Bring a workspace up to date with a folder, and say what was done."""
+    """Send the files of a folder that differ to a workspace, and print what was done."""
     screen = session.screen
-    found = scan(folder)
-    if found.skipped:
-        screen.say(f"Left out, because they are links or no files: {', '.join(found.skipped[:10])}")
+    scanned = scan(folder)
+    if scanned.skipped:
+        screen.print(f"Left out, because they are links or no files: {', '.join(scanned.skipped[:10])}")
     is_new = syncing.ensure_workspace(client, name)
-    plan = syncing.plan(client, name, found, with_extra=delete and not is_new)
+    plan = syncing.plan(client, name, scanned, with_extra=delete and not is_new)
     files = count(len(plan.changed), "file")
     if len(plan.changed) > MANY_FILES or plan.size > MANY_BYTES:
         session.confirm(
@@ -75,11 +75,11 @@ def sync_folder(
             is_confirmed=is_confirmed,
         )
     if plan.extra:
-        screen.say(f"Not in {folder.resolve()}:")
+        screen.print(f"Not in {folder.resolve()}:")
         for path in plan.extra[:SHOWN_PATHS]:
-            screen.say(f"  {path}")
+            screen.print(f"  {path}")
         if len(plan.extra) > SHOWN_PATHS:
-            screen.say(f"  and {len(plan.extra) - SHOWN_PATHS:,} more")
+            screen.print(f"  and {len(plan.extra) - SHOWN_PATHS:,} more")
         session.confirm(
             f"Delete {count(len(plan.extra), 'path')} of the workspace {name}? Its recycle bin keeps them.",
             is_confirmed=is_confirmed,
@@ -88,7 +88,7 @@ def sync_folder(
         syncing.send(client, session.uploads(client), name, plan, on_sent=advance)
     syncing.delete_extra(client, name, plan)
     deleted = f", {len(plan.extra):,} deleted" if plan.extra else ""
-    screen.say(
+    screen.print(
         f"Workspace {name}: {files} sent ({size(plan.size)}), {plan.unchanged_count:,} unchanged{deleted}.",
         style="green",
     )

@@ -37,7 +37,7 @@ def test_from_a_folder_to_an_order(shell, project, customer):
 @pytest.mark.parametrize(
     ("options", "status", "code", "message"),
     [
-        ((), 2, "invalid", "Nobody can answer here: add --yes or --max-price"),
+        ((), 2, "invalid", "There is no terminal to ask on: add --yes or --max-price"),
         (("--max-price", "0.01"), 5, "too_expensive", "above your limit of 0.01 USD"),
         (("--max-price", "nan"), 2, "invalid", "--max-price must be an amount"),
         (("--yes", "--nodes", 1000), 1, "invalid", ""),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cli.client import Client
 from cli.credentials import Console
-from cli.downloads import TRIES, fetch, is_same, job_files, keep_time, safe_parts, target_of
+from cli.downloads import TRIES, download_file, is_same, job_files, safe_parts, set_modified_time, target_of
 from cli.errors import CliError, UnsafePath
 from cli.schemas import JobEntry
 from cli.transport import Transport
@@ -79,7 +79,7 @@ def test_links_in_the_target_are_not_followed(tmp_path):
 def test_a_file_without_a_usable_time_is_sent_again(tmp_path, modified):
     target, entry = tmp_path / "x", JobEntry(path="x", size=1, modified_at=modified, kind="file")
     target.write_bytes(b"1")
-    keep_time(target, entry)
+    set_modified_time(target, entry)
     assert not is_same(target, entry)
 
 
@@ -108,7 +108,7 @@ class Files:
     def fetch(self, target, *, size):
         client = Client(Transport(Console("https://a.example.com", "t"), transport=httpx.MockTransport(self)))
         entry, shown = JobEntry(path="x", size=size, modified_at=None, kind="file"), []
-        received = fetch(client, 1, entry, target, on_received=shown.append, pause=lambda _seconds: None)
+        received = download_file(client, 1, entry, target, on_received=shown.append, pause=lambda _seconds: None)
         assert sum(shown) == received
         return target.read_bytes()
 

@@ -90,7 +90,7 @@ def test_a_console_that_stays_away_is_given_up(monkeypatch):
 
 
 def test_a_line_without_an_end_is_printed_in_parts(monkeypatch):
-    monkeypatch.setattr(watch, "MAX_LINE", 10)
+    monkeypatch.setattr(watch, "MAX_LINE_LENGTH", 10)
     yard = Yard([], {1: [stream(log("x" * 11, 11), log("y", 12, eof=True))]})
     assert list(lines(yard.client, 1, rank=0, attempt=1)) == ["x" * 11, "y"]
 
