@@ -1,6 +1,6 @@
 """The baseline of `bench.upload`: the smallest server that stores and sends a file, on the console's HTTP protocol.
 
-It writes each piece of a body as it arrives, and hashes and checks nothing. Like ours, it forces a file to the disk.
+It writes each part of a body as it arrives, and hashes and checks nothing. Like the console, it forces files to disk.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ async def application(
 ) -> None:
     """Store the body of a PUT as the file that the path names, or send that file."""
     if scope["type"] != "http":
-        await _live(receive, send)
+        await _handle_lifespan(receive, send)
         return
     path = Path(os.environ["BENCH_FOLDER"]) / scope["path"].rpartition("/")[2]
     if scope["method"] == "PUT":
@@ -41,7 +41,8 @@ async def application(
     await send({"type": "http.response.body"})
 
 
-async def _live(receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:
+async def _handle_lifespan(receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:
+    """Answer ASGI's messages about the start and the end of the server."""
     await receive()
     await send({"type": "lifespan.startup.complete"})
     await receive()

@@ -37,7 +37,7 @@ class PlainLaunches:
         return self._first_all_reduce([self._start("pytorch", command) for _node in range(nodes)])
 
     def horovodrun(self, script: Path, workers: int) -> float:
-        """Return the same for Horovod's own launcher on this host."""
+        """Return when rank 0's first all-reduce was complete (Unix seconds), with Horovod's launcher on this host."""
         command = ["horovodrun", "--gloo", "-np", str(workers), "-H", f"localhost:{workers}", "python", str(script)]
         return self._first_all_reduce([self._start("horovod", command)])
 
@@ -96,7 +96,7 @@ class RayJobs:
             subprocess.run([self._python, "-m", "pip", "install", "--quiet", RAY], check=True)
 
     def trivial_runs(self, runs: int, clients: int) -> float:
-        """Return the seconds that so many trivial runs took, submitted by so many clients at once."""
+        """Return the seconds that this number of trivial runs took, submitted by this number of clients at once."""
         script = Path(__file__).with_name("ray_jobs.py")
         environment = {name: os.environ[name] for name in ("HOME", "LANG") if name in os.environ}
         result = subprocess.run(

@@ -1,4 +1,4 @@
-"""Runs that a customer orders from a console: what a launch and a trivial run cost with the console in front.
+"""Runs that a customer orders from a console: the time of a launch and of trivial runs, including the console's part.
 
 Starts `manage.py demo` in its own folder, on free ports, and stops it by its pid.
 """
@@ -82,9 +82,9 @@ class ConsoleRuns:
         return float((run_dir / FIRST_ALL_REDUCE_FILE).read_text()) - ordered_at
 
     def trivial_runs(self, script: str, runs: int, clients: int) -> float:
-        """Return the seconds that so many runs took, from the first quote to the last receipt.
+        """Return the seconds that this number of runs took, from the first quote to the last receipt.
 
-        Each client creates a quote, orders, follows the run to its end, and goes on with the next.
+        Each client creates a quote, orders, follows the run to its end, and then begins the next.
         """
         customers = [self._create_client() for _client in range(clients)]
         started_at = time.monotonic()

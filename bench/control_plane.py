@@ -28,12 +28,12 @@ FINISHED = {"short": 1_000, "long": 10_000 if rounds.is_quick() else 100_000}
 """The number of finished jobs in each history."""
 ROUNDS = 2 if rounds.is_quick() else 5
 CLAIMS, RUN_ENDS, PASSES = (40, 10, 10) if rounds.is_quick() else (200, 50, 100)
-"""How often each round does what it measures."""
+"""How many of each a round measures."""
 STOP_SECONDS = 30
 
 
 class Worker:
-    """A worker process with one history. `milliseconds` has what each round measures besides claims."""
+    """A worker process with one history. `milliseconds` has the durations that each round measures."""
 
     def __init__(self, resources: ExitStack, history: str, environment: dict[str, str]) -> None:
         self.history = history
@@ -65,7 +65,7 @@ class Worker:
         return self._connection.recv()
 
     def _stop(self) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it has ended by itself and printed why
+        with contextlib.suppress(BrokenPipeError):  # the process has already ended, and printed its error
             self._connection.send(None)
 
 

@@ -1,4 +1,4 @@
-"""Which part of a running console used the cores, and the memory of its web processes."""
+"""Measure the cores that each part of a running console used, and the memory of its web processes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PARTS = {
 
 
 def cpu_seconds_by_part(server: psutil.Process, services: list[psutil.Process], script: str) -> dict[str, float]:
-    """Return the CPU seconds used so far by each part. The clients are this process.
+    """Return the CPU seconds used so far by each part. The clients run in this process.
 
-    `server` is `manage.py up`, `services` are its PostgreSQL and Redis. The run is no child of either: its process has
+    `server` is `manage.py up`, `services` are its PostgreSQL and Redis. The run is not a child of them; its process has
     `script` in its command line.
     """
     seconds = Counter({"clients": _cpu_seconds(psutil.Process(), with_ended_children=False)})

@@ -1,4 +1,4 @@
-"""Whether a failed run names the right cause: one rank fails first, and the others fail because of it.
+"""Count how often a failed run names the right cause: one rank fails first, and the others fail because of it.
 
 make bench NAME=first_cause (QUICK=1 for fewer runs)
 
@@ -108,7 +108,7 @@ class Case(NamedTuple):
 
 
 def cases(count: int, *, with_torch: bool, seed: int = 11) -> Iterator[Case]:
-    """Yield so many cases, the same each time; every fifth is real training `with_torch`."""
+    """Yield `count` cases, the same each time; `with_torch`, every fifth is real training."""
     chance = random.Random(seed)  # noqa: S311 - a benchmark must be repeatable
     for number in range(count):
         nodes = 2 if number % 2 else 4
@@ -135,7 +135,7 @@ def is_right(case: Case, failure: Failure | None, records: list[dict[str, Any]])
 
 @contextlib.contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """Run so many processes that compute without end."""
+    """Run `count` processes that compute until the end of the block."""
     processes = [multiprocessing.Process(target=_compute_for_ever, daemon=True) for _ in range(count)]
     for process in processes:
         process.start()

@@ -1,6 +1,6 @@
-"""Many clients of one HTTP server, as cheap as possible: they share the cores with the server that they measure.
+"""Many clients of one HTTP server. They use little CPU time, because they share the cores with the measured server.
 
-Each client has one connection. It sends a request once it has read the response to the last one.
+Each client has one connection. It sends a request after it has read the response to the previous one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RESPONSE_SECONDS = 60.0
 
 @dataclass
 class Responses:
-    """The responses that all clients got. `seconds` has one value for each with status 200; `failed` counts others."""
+    """The responses to all clients. `seconds` has a value for each response with status 200; `failed` counts others."""
 
     seconds: list[float] = field(default_factory=list)
     body_bytes: int = 0
@@ -27,7 +27,7 @@ class Responses:
 def run(
     *, port: int, paths: Sequence[str], cookie: str, clients: int, seconds: float, interval_seconds: float
 ) -> Responses:
-    """Request `paths` in turn from the server on this machine, for so many seconds.
+    """Request `paths` in turn from the server on this machine, for `seconds` seconds.
 
     `interval_seconds` is the time between two requests of a client; 0: the next follows the response at once.
     """

@@ -1,10 +1,10 @@
-"""How fast a job's files are served: the first page of a folder of 100,000, and a download beside a static file.
+"""Speed of a job's files: the first page of a folder of 100,000 files, and a download compared with a static file.
 
 make bench NAME=job_files (QUICK=1 for fewer rounds and a smaller file)
 
-The console runs as `manage.py up` serves it. The same server sends the static file, of the same size, but reads it
-into memory as a whole; it reads a download in chunks. The client reads from a socket, since an HTTP library would be
-the slowest part. The memory is that of all web processes (PSS).
+The console runs as `manage.py up` serves it. The same server sends the static file, which has the same size. It reads
+the static file into memory as a whole, but a download in chunks. The client reads from a socket, since an HTTP library
+would be the slowest part. The memory is that of all web processes (PSS).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def measure(settings: Any, url: str) -> dict[str, rounds.Figure]:
     client = Client(headers={"host": url.removeprefix("http://")})
     client.force_login(customer.membership.user)
     cookie = client.cookies[settings.SESSION_COOKIE_NAME].OutputString(attrs=[])
-    # Where the local backend keeps outputs; their key is that of the checkpoints.
+    # The local backend's folder of outputs, which have the same key as the checkpoints.
     outputs = settings.TRAINYARD_RUNS_ROOT / ".outputs" / results.checkpoint_key(job.pk)
     write_files(outputs)
     (settings.STATIC_ROOT / STATIC_NAME).hardlink_to(outputs / "model.pt")

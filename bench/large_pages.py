@@ -2,9 +2,9 @@
 
 make bench NAME=large_pages (QUICK=1 for a tenth of the rows)
 
-The measured organization has a tenth of all jobs. Each of the users opens a page every second, one kind of page after
-the other, and an administrator does so in the administration. A figure is the 95th percentile of the time from request
-to response, on this machine: what the server takes, besides about a millisecond of the client.
+The measured organization has a tenth of all jobs. For each page in turn, eight users open it every second; pages of the
+administration are opened by an administrator. A figure is the 95th percentile of the time from request to response, on
+this machine. About a millisecond of it is the client's.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from bench.environment import embedded_console, free_port_pair, images_root
 from bench.many_rows import fill
 from bench.pages import create_customer, serving_console
 
-SHARE = 10 if rounds.is_quick() else 1
-JOBS, ORGANIZATIONS, ENTRIES = 1_000_000 // SHARE, 10_000 // SHARE, 5_000_000 // SHARE
+REDUCTION = 10 if rounds.is_quick() else 1
+JOBS, ORGANIZATIONS, ENTRIES = 1_000_000 // REDUCTION, 10_000 // REDUCTION, 5_000_000 // REDUCTION
 USERS = 8
 SECONDS = 8.0 if rounds.is_quick() else 15.0
 """How long each page is requested."""
@@ -69,7 +69,7 @@ def measure(settings: Any, url: str, customer: Any) -> dict[str, rounds.Figure]:
     administrator = UserFactory(is_staff=True, is_superuser=True)
     member, operator = _cookie(settings, url, customer.membership.user), _cookie(settings, url, administrator)
     figures = {}
-    # Without the other processes: they would issue seven months' invoices of all organizations at once.
+    # Without the other processes, which would issue the invoices of seven months for all organizations at once.
     with serving_console(url, "serve", "web"):
         for (name, path), cookie in [
             *((page, member) for page in member_pages(customer).items()),

@@ -1,11 +1,11 @@
-"""How soon a run starts, and how many runs per minute: the platform beside torchrun, horovodrun and Ray Jobs.
+"""Time to start a run, and runs per minute: the platform compared with torchrun, horovodrun and Ray Jobs.
 
 make bench NAME=launch (QUICK=1 for fewer rounds)
 
 The first part measures from the request (for the console: from sending the order) to the end of rank 0's first
 all-reduce, whose result is checked. It measures cold and warm starts on 1, 2 and 4 nodes. In a warm start, ranks are
 forked from an interpreter that has imported the framework. The second part counts the trivial runs that end in a
-minute, ordered through the whole console (quote, hold, sandbox, receipt), beside Ray Jobs.
+minute, ordered through the whole console (quote, hold, sandbox, receipt), and those of Ray Jobs.
 """
 
 from __future__ import annotations

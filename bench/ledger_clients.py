@@ -96,7 +96,7 @@ class LedgerClients:
             process.join()
 
     def post(self, method: str, pairs: Sequence[AccountPair], count: int) -> tuple[float, str]:
-        """Have every client post `count` times, all at once; return postings per second and their label."""
+        """Let every client post `count` times, all at the same time; return postings per second and their label."""
         self._rounds += 1
         label = f"bench:{method}:{self._rounds}"
         for commands in self._commands:

@@ -3,7 +3,7 @@
 make lighthouse bench NAME=lighthouse (QUICK=1 for one round)
 
 The console runs as `manage.py up` serves it. Lighthouse simulates a network of 10 Mbit/s with a round trip of 40 ms.
-Other load on the machine costs points for performance. What costs points is printed for each page.
+Other load on the machine costs points for performance. The findings that cost points are printed for each page.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ EVENTS_PER_JOB = 2
 
 
 def copy_row(cursor: Any, model: Any, pk: Any, count: int, **changed: str) -> int:
-    """Insert `count` copies of a row, numbered `n` from 1. Return B: the id of copy `n` is B + n.
+    """Insert `count` copies of a row, numbered `n` from 1. Return the last id before them: copy `n` has that id plus n.
 
-    `changed` has the SQL of columns that differ, in which `n` is the number and `t` the row. A model whose ids are no
-    numbers needs `id` there; B then means nothing.
+    `changed` has the SQL of columns that differ, in which `n` is the number and `t` the original row. A model whose ids
+    are not numbers needs `id` there; the function then returns 0.
     """
     meta = model._meta  # noqa: SLF001 - Django's documented API of models
     columns = [field.column for field in meta.concrete_fields]
@@ -52,16 +52,16 @@ def fill(customer: Any, *, organizations: int, jobs: int, own_jobs: int, entries
     hold, quote, order = job.order.hold, job.order.quote, job.order
     charge = Entry.objects.filter(account=wallet).latest("pk")
     opposite = Entry.objects.filter(transaction=charge.transaction_id).exclude(pk=charge.pk).earliest("pk")
-    others, every = organizations - 1, jobs // own_jobs
+    others, own_every = organizations - 1, jobs // own_jobs
     at = f"now() - ({jobs} - n) * {TIME_BETWEEN_JOBS}"
     ended_at = f"{at} + interval '5 minutes'"
 
-    def chosen(own: int, before_others: int) -> str:
-        """Return the SQL of the customer's row, or that of another organization, by the number of the copy."""
-        return f"(CASE WHEN n % {every} = 0 THEN {own} ELSE {before_others + 1} + n % {others} END)"
+    def own_or_other(own: int, before_others: int) -> str:
+        """Return the SQL of a key: for every `own_every`th copy the customer's, else another organization's in turn."""
+        return f"(CASE WHEN n % {own_every} = 0 THEN {own} ELSE {before_others + 1} + n % {others} END)"
 
     with connection.cursor() as cursor:
-        # Without foreign keys and triggers: the copies are right by construction.
+        # Without checks of foreign keys and triggers, to save time: the copies are consistent.
         cursor.execute("SET session_replication_role = replica")
 
         def copy(model: Any, pk: Any, count: int, **changed: str) -> int:
@@ -72,7 +72,7 @@ def fill(customer: Any, *, organizations: int, jobs: int, own_jobs: int, entries
         member = {"user_id": f"{users} + n", "organization_id": f"{before} + n"}
         copy(Membership, customer.membership.pk, others, **member)
         wallets = copy(Account, wallet.pk, others, organization_id=f"{before} + n")
-        owner, account = chosen(organization.pk, before), chosen(wallet.pk, wallets)
+        owner, account = own_or_other(organization.pk, before), own_or_other(wallet.pk, wallets)
         new_quote, new_order = "md5('quote' || n)::uuid", "md5('order' || n)::uuid"
         changed = {"organization_id": owner, "created_at": at}
         copy(Quote, quote.pk, jobs, id=new_quote, expires_at=ended_at, **changed)
@@ -88,9 +88,9 @@ def fill(customer: Any, *, organizations: int, jobs: int, own_jobs: int, entries
         copy(Attempt, job.attempts.get().pk, jobs, job_id=f"{copies} + n")
         for event in JobEvent.objects.filter(job=job).order_by("pk")[:EVENTS_PER_JOB]:
             copy(JobEvent, event.pk, jobs, job_id=f"{copies} + n", created_at=at)
-        moved = copy(Transaction, charge.transaction_id, entries // 2, reference="'copy:' || n", created_at=at)
-        for entry, into in ((charge, account), (opposite, "t.account_id")):
-            copy(Entry, entry.pk, entries // 2, transaction_id=f"{moved} + n", account_id=into)
+        transactions = copy(Transaction, charge.transaction_id, entries // 2, reference="'copy:' || n", created_at=at)
+        for entry, entry_account in ((charge, account), (opposite, "t.account_id")):
+            copy(Entry, entry.pk, entries // 2, transaction_id=f"{transactions} + n", account_id=entry_account)
         audited = AuditEvent.objects.filter(organization=organization).latest("pk")
         copy(AuditEvent, audited.pk, jobs, **changed)
         cursor.execute("SET session_replication_role = DEFAULT")

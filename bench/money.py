@@ -1,11 +1,11 @@
-"""How many webhooks one web process stores, and how many transactions the ledger posts, beside minimal baselines.
+"""Webhooks that one web process stores, and transactions that the ledger posts, per second, and minimal baselines.
 
 make bench NAME=money (QUICK=1 for fewer rounds)
 
-The database is a durable PostgreSQL (embedded, with fsync). 8 clients. The console's webhook with all that it does
-(middleware, signature, stored event, message to a worker) runs beside a bare Django view with the same check and one
-SQL insert. `ledger.post` runs beside one SQL statement that writes the same rows and moves the same balances, on one
-hot account and on 100. The rows are counted after each measurement.
+The database is a durable PostgreSQL (embedded, with fsync), and there are 8 clients. The console's complete webhook
+(middleware, signature, stored event, message to a worker) is compared with a bare Django view with the same check and
+one SQL insert. `ledger.post` is compared with one SQL statement that writes the same rows and changes the same
+balances, on one hot account and on 100. The rows are counted after each measurement.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LARGE_BALANCE_MINOR = 10**12
 """A balance that no measurement can spend."""
 APPLICATIONS = {"webhook_ours": "console.asgi", "webhook_raw": "bench.bare_webhook"}
 GOAL = 0.5
-"""The least ratio of each measurement to its baseline."""
+"""Minimum ratio of each measurement to its baseline."""
 
 
 class WebServer:
@@ -153,7 +153,7 @@ def create_accounts() -> list[AccountPair]:
 
 
 class Measurements:
-    """Everything that is measured, and the check after each measurement."""
+    """The measurements, each with a check of its result."""
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ ROWS = 25
 REQUESTS = 5 if rounds.is_quick() else 20
 """Requests of each page whose CPU time is measured."""
 WARM_UP_REQUESTS = 2
-"""Requests of each page before those: they load templates and fill caches."""
+"""Requests of each page before the measured ones; they load templates and fill caches."""
 CLIENTS = 200
 LOAD_SECONDS = 15.0 if rounds.is_quick() else 60.0
 REFRESH_SECONDS = 3.0
@@ -91,7 +91,7 @@ def measure(settings: Any, url: str) -> tuple[dict[str, rounds.Figure], dict[str
 
 
 def create_customer(folder: Path) -> Any:
-    """Create an organization with `ROWS` rows in each list. Its runs were on a cluster in memory."""
+    """Create an organization with `ROWS` rows in each list. Its runs took place on a simulated cluster."""
     from jobs import clusters  # noqa: PLC0415 - Django must be set up first
     from runtime.specs import Outcome  # noqa: PLC0415 - as above
     from tests.factories.jobs import Customer  # noqa: PLC0415 - as above
@@ -142,9 +142,9 @@ def serving_console(url: str, *command: str) -> Iterator[psutil.Process]:
             [sys.executable, str(ROOT / "manage.py"), *(command or ["up"])], stdout=log, stderr=log, env=environment
         )
     try:
-        give_up_at = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + START_SECONDS
         while not is_ready(url):
-            if process.poll() is not None or time.monotonic() > give_up_at:
+            if process.poll() is not None or time.monotonic() > deadline:
                 raise SystemExit("The console did not start.")
             time.sleep(0.2)  # there is no event for another process's readiness
         yield psutil.Process(process.pid)
@@ -165,9 +165,9 @@ def start_training(customer: Any) -> None:
     """Order a run that keeps its node busy, and wait until it runs."""
     customer.write(SCRIPT, TRAINING)
     job = customer.job(code_path=SCRIPT, nodes=1)
-    give_up_at = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + START_SECONDS
     while job.state != "running":
-        if job.is_ended or time.monotonic() > give_up_at:
+        if job.is_ended or time.monotonic() > deadline:
             raise SystemExit(f"The run does not train: {job.state} {job.detail}")
         time.sleep(0.2)  # another process starts the run
         job.refresh_from_db()

@@ -1,6 +1,6 @@
-"""Thousands of purchases in seconds: a few are bought through the product, and their rows are copied by SQL.
+"""Create thousands of purchases in seconds: buy a few through the product, and copy their rows by SQL.
 
-A copy differs from its original only in its keys and times, so every query finds what it would find otherwise.
+A copy differs from its original only in its keys and times, so queries work on it as on a real purchase.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LARGE_BALANCE_MINOR = 10**12
 class PurchaseCopies:
     """One purchase of each shape (node spec, nodes) by each of several organizations, and copies of them.
 
-    The cluster, in memory, has cores only while the originals are bought.
+    The simulated cluster has cores only while the originals are bought, so that the copies stay in the queue.
     """
 
     def __init__(self, cluster: Any, organizations: int, shapes: Sequence[tuple[str, int]]) -> None:
@@ -37,12 +37,12 @@ class PurchaseCopies:
         Account.objects.filter(kind=Account.Kinds.WALLET).update(posted_minor=LARGE_BALANCE_MINOR)
 
     def queue_up_to(self, count: int) -> None:
-        """Add queued jobs until there are so many."""
+        """Add queued jobs until there are `count`."""
         self._copy(count - Job.objects.filter(state=JobState.QUEUED).count())
         self._update_balances()
 
     def add_finished(self, count: int) -> None:
-        """Add so many jobs that have succeeded."""
+        """Add `count` jobs that have succeeded."""
         last_job = Job.objects.latest("pk").pk
         self._copy(count)
         self._execute(
@@ -68,9 +68,10 @@ class PurchaseCopies:
         self._update_balances()
 
     def _copy(self, count: int) -> None:
+        """Add `count` queued copies of the originals."""
         if count <= 0:
             return
-        # The originals in turn, each with the keys of its copy's quote, order and hold.
+        # One row per copy: its original, in turn, and the keys of its own quote, order and hold.
         self._execute(
             "CREATE TEMP TABLE copies AS SELECT original, number, gen_random_uuid() AS quote, gen_random_uuid() AS "
             "\"order\", nextval(pg_get_serial_sequence('billing_hold', 'id')) AS hold FROM "

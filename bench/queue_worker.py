@@ -40,7 +40,7 @@ SHAPES = (("nano", 1), ("nano", 2), ("small", 1), ("small", 4))
 START_SECONDS = 60.0
 """How long the start of a run may take after another has ended."""
 QUIET_SECONDS = 0.5
-"""Without free cores, no more runs start if none has started for so long. A scheduling pass is much shorter."""
+"""If there are no free cores and no run has started for this time, none will. A scheduling pass is much shorter."""
 NODES = 64
 NODE_CORES = 64.0
 
@@ -135,7 +135,7 @@ class MemoryCluster:
 
 
 class QueueWorker:
-    """What a worker process does on command of `control_plane`."""
+    """The commands of `control_plane`, which a worker process executes."""
 
     def __init__(self, queued: int, finished: int) -> None:
         from bench.purchase_copies import PurchaseCopies  # noqa: PLC0415 - Django must be set up first
@@ -210,7 +210,7 @@ class QueueWorker:
                 self._cluster.end(name)
             self._cluster.wait_for_watcher()
             try:
-                # A pass that was under way may have seen free cores.
+                # A pass that began before may still have free cores.
                 self._cluster.submissions.get(timeout=QUIET_SECONDS)
             except queue.Empty:
                 break

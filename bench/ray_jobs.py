@@ -39,13 +39,13 @@ def run_one(client: JobSubmissionClient) -> None:
 
 
 def connect(url: str, head: "subprocess.Popen[bytes]") -> JobSubmissionClient:
-    """Return a client once the head node answers."""
-    give_up_at = time.monotonic() + START_SECONDS
+    """Return a client when the head node answers."""
+    deadline = time.monotonic() + START_SECONDS
     while True:
         try:
             return JobSubmissionClient(url)
         except (ConnectionError, RuntimeError):
-            if head.poll() is not None or time.monotonic() > give_up_at:
+            if head.poll() is not None or time.monotonic() > deadline:
                 raise
             time.sleep(POLL_SECONDS)  # Ray offers no event for its readiness
 

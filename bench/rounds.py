@@ -1,4 +1,4 @@
-"""How the benchmarks measure: every variant once in each round, in random order, and medians at the end.
+"""Measure variants in rounds: every variant once in each round, in random order, and medians at the end.
 
 Variants that are compared run in the same rounds, so that other load on the machine affects all of them. The last line
 printed is one JSON object: `{"bench", "machine", "figures", "ratios"}`.
@@ -20,7 +20,7 @@ Figure = dict[str, float]
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to do what is measured. `measure` does it once and returns the value."""
+    """One of the variants that are compared. `measure` measures it once and returns the value."""
 
     name: str
     measure: Callable[[], float]

@@ -28,7 +28,7 @@ class InvariantBroken(Exception):
 class Customer:
     """An organization with a wallet, and its open holds.
 
-    `max_top_up_minor`: with small top-ups, the money is spent when a bank takes a payment back. The customer then owes.
+    `max_top_up_minor` is small for some customers. Their money is spent when a bank takes a payment back, so they owe.
     """
 
     organization: Organization

@@ -1,8 +1,8 @@
 """Customers who buy, pay, get refunds and dispute payments, while processes crash and messages are lost.
 
-Each process of `bench.simulation` has a group of them and their own payment provider: the sandbox, behind the gateway's
-real client. The ledger is checked by SQL and compared with what the provider holds. Every random choice comes from the
-group's seed.
+Each process of `bench.simulation` has a group of customers and their own payment provider: the sandbox, behind the
+gateway's real client. SQL checks the ledger and compares it with the provider's balance. Every random choice comes
+from the group's seed.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from tests.provider import ASKS, DECLINED, DISPUTED, FAILS_LATER, GOOD, REFUND_F
 
 CUSTOMERS = 12
 PURCHASES_PER_CUSTOMER = 150
-"""A customer leaves after so many purchases, so that checking one account stays cheap."""
+"""A customer is replaced after this number of purchases, so that the check of one account stays cheap."""
 MAX_TOP_UPS_MINOR = (20_000, 4000, 1000)
 """Values of `Customer.max_top_up_minor`."""
 CRASH_PROBABILITY = 0.125
-"""Of calls that may crash."""
+"""Probability that a call crashes, if it may."""
 MAX_CRASH_STATEMENT = 30
-"""A crash comes at one of so many first statements of a call. Most calls have fewer."""
+"""A crash comes at one of this number of first statements of a call. Most calls have fewer."""
 ALL_EVENTS = 10**9
 """More events than a provider can have."""
 
@@ -81,7 +81,7 @@ class SimulatedCustomers(SimulatedAdministrator):
         """How often each action did anything."""
 
     def run(self, purchases: int) -> None:
-        """Take random actions until so many more purchases have ended. Raises InvariantBroken."""
+        """Take random actions until `purchases` more purchases have ended. Raises InvariantBroken."""
         last_purchase = self.purchases + purchases
         while self.purchases < last_purchase:
             while len(self.customers) < CUSTOMERS:
@@ -96,7 +96,7 @@ class SimulatedCustomers(SimulatedAdministrator):
                 self.customers.remove(customer)
 
     def finish(self) -> int:
-        """Deliver all events, complete all tasks, and return what the provider holds. Raises InvariantBroken."""
+        """Deliver all events, complete all tasks, and return the provider's balance. Raises InvariantBroken."""
         self._clear_faults()
         self.clock_offset = 0.0
         self.undelivered += self.stripe.fresh()
@@ -118,7 +118,7 @@ class SimulatedCustomers(SimulatedAdministrator):
     # Customers
 
     def buy(self, customer: Customer) -> bool:
-        """Buy a run. The order is sent twice, or again after a crash."""
+        """Buy a run. The order may be sent twice, the first time with a crash."""
         seconds = self.chance.randint(60, 7200)
         try:
             quote = quotes.make_quote(
@@ -192,7 +192,7 @@ class SimulatedCustomers(SimulatedAdministrator):
         return bool(cards)
 
     def delete_provider_customer(self, customer: Customer) -> bool:
-        """Delete the customer and its cards at the provider."""
+        """Delete the provider's record of the customer, with its cards."""
         row = PaymentCustomer.objects.filter(organization=customer.organization).exclude(customer_id="").first()
         if row is not None:
             self.stripe.provider.handle("DELETE", f"/v1/customers/{row.customer_id}")
@@ -341,7 +341,7 @@ class SimulatedCustomers(SimulatedAdministrator):
             refunds.submit(refund=refund)
 
     def _apply_waiting(self, newest: int = 400) -> int:
-        """Apply this group's waiting events, in any order; return how many. As above for the product's tasks."""
+        """Apply this group's waiting events, in any order; return how many. The product's tasks would apply all."""
         waiting = self._stored_events(newest).filter(state__in=events.OPEN).order_by("?")
         event_pks = list(waiting.values_list("pk", flat=True))
         for event_pk in event_pks:

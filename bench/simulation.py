@@ -8,9 +8,9 @@ The network fails before and after requests. Events and tasks come twice, late, 
 Prices change while runs are open. Credit is granted and expires, runs are invoiced with tax and corrected, debts arise
 and are written off.
 
-After each step the accounts that it touched are checked by SQL, regularly the whole ledger (`tests.books`). At the end
-of each group the provider's balance must equal the clearing account. The first broken invariant ends the simulation
-with its seed.
+SQL checks the accounts of the customer after each step, and regularly the whole ledger (`tests.books`). At the end of
+each group the provider's balance must equal the clearing account. The first broken invariant ends the simulation and
+prints its seed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PROCESSES = max(2, os.cpu_count() or 2)
 LEDGER_CHECK_SECONDS = 60.0
 """Interval between two checks of the whole ledger, which take seconds."""
 MIN_PURCHASES_FOR_ALL_ACTIONS = 300
-"""In so many purchases, each action has found something to do."""
+"""With this number of purchases, every action must have had an effect at least once."""
 
 
 class GroupResult(NamedTuple):
@@ -47,7 +47,7 @@ class GroupResult(NamedTuple):
 
 
 def run_groups(seed: int, commands: Any, results: Any) -> None:
-    """Run one process: for each command, a new group that makes so many purchases. A failure is returned as text."""
+    """Run one process. A command is a number of purchases for a new group. A failure is returned as text."""
     django.setup()
     from bench.simulated_customers import SimulatedCustomers  # noqa: PLC0415 - Django must be set up first
 
@@ -95,7 +95,7 @@ def simulate(seed: int) -> None:
     connection.close()
     spawn = multiprocessing.get_context("spawn")
     commands, results = spawn.Queue(), spawn.Queue()
-    groups = -(-PURCHASES // PURCHASES_PER_GROUP)
+    groups = -(-PURCHASES // PURCHASES_PER_GROUP)  # rounded up
     for _ in range(groups):
         commands.put(PURCHASES_PER_GROUP)
     for _ in range(PROCESSES):

@@ -1,10 +1,10 @@
-"""Speed and memory of uploads and downloads, beside a bare server on the same HTTP protocol.
+"""Speed and memory of uploads and downloads, compared with a bare server on the same HTTP protocol.
 
 make bench NAME=upload (QUICK=1 for a file of 128 MiB and fewer rounds)
 
-A resumable upload is sent as a client sends it, POST and then PATCH, and is stored in a workspace, hashed. The bare
-server writes the same bytes to a file. The client sends with `sendfile`, so that it takes little of the machine.
-10,000 files are sent as the console's page sends a folder into a workspace, as one tar that is unpacked, beside the
+A resumable upload is sent as a client sends it, POST and then PATCH. It is hashed and stored in a workspace. The bare
+server writes the same bytes to a file. The client sends with `sendfile`, so that it uses little CPU time. 10,000 files
+are sent as the console's page sends a folder: as one tar that is unpacked into a workspace. This is compared with the
 same archive as a version of a dataset.
 """
 
@@ -34,6 +34,7 @@ SIZE = (128 if rounds.is_quick() else 1024) * MIB
 ROUNDS = 3 if rounds.is_quick() else 5
 SMALL_FILES = 10_000
 SMALL_BYTES = 4096
+"""Number and size of the files in the archive."""
 START_SECONDS = 60.0
 ARCHIVE_ROUNDS = 2 if rounds.is_quick() else 3
 
@@ -52,17 +53,17 @@ class Server:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def send(self, method: str, path: str, status: int, *, headers: str = "", body: BinaryIO | None = None) -> str:
-        """Send a request, and return the response's headers; its content is dropped. Fails at another status."""
+        """Send a request, and return the response's headers; its body is discarded. Fails if it has another status."""
         size = os.fstat(body.fileno()).st_size if body else 0
         head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: {size}\r\n"
-        with socket.create_connection(("127.0.0.1", self.port)) as line:
-            line.sendall(f"{head}{self.headers}{headers}\r\n".encode())
+        with socket.create_connection(("127.0.0.1", self.port)) as connection:
+            connection.sendall(f"{head}{self.headers}{headers}\r\n".encode())
             if body:
-                line.sendfile(body)
+                connection.sendfile(body)
             received, buffer = b"", bytearray(MIB)
             while b"\r\n\r\n" not in received:
-                received += line.recv(65536)
-            while line.recv_into(buffer):
+                received += connection.recv(65536)
+            while connection.recv_into(buffer):
                 pass
         answer = received.partition(b"\r\n\r\n")[0].decode()
         if int(answer.split()[1]) != status:
@@ -114,20 +115,20 @@ def measure(folder: Path) -> tuple[dict[str, Any], dict[str, float]]:
 
         def bare_put() -> float:
             (bare_folder / "file.bin").unlink(missing_ok=True)
-            begun = perf_counter()
+            started_at = perf_counter()
             with source.open("rb") as body:
                 bare.send("PUT", "/file.bin", 201, body=body)
-            return perf_counter() - begun
+            return perf_counter() - started_at
 
         def download() -> float:
-            begun = perf_counter()
+            started_at = perf_counter()
             ours.send("GET", "/api/v1/workspaces/bench/files/file.bin", 200)
-            return perf_counter() - begun
+            return perf_counter() - started_at
 
         def bare_get() -> float:
-            begun = perf_counter()
+            started_at = perf_counter()
             bare.send("GET", "/file.bin", 200)
-            return perf_counter() - begun
+            return perf_counter() - started_at
 
         def folder_of_files() -> float:
             shutil.rmtree(stored / "unpacked", ignore_errors=True)
@@ -156,7 +157,7 @@ def measure(folder: Path) -> tuple[dict[str, Any], dict[str, float]]:
 
 def upload_seconds(server: Server, file: Path, **metadata: str) -> float:
     """Upload a file into the workspace as a tus client does; return how long it took."""
-    begun = perf_counter()
+    started_at = perf_counter()
     values = {"purpose": "workspace", "name": "bench"} | metadata
     packed = ",".join(f"{name} {b64encode(value.encode()).decode()}" for name, value in values.items())
     created = server.send(
@@ -169,7 +170,7 @@ def upload_seconds(server: Server, file: Path, **metadata: str) -> float:
             "PATCH", path, 204,
             headers="Upload-Offset: 0\r\nContent-Type: application/offset+octet-stream\r\n", body=body,
         )  # fmt: skip
-    return perf_counter() - begun
+    return perf_counter() - started_at
 
 
 def write_tar(path: Path, count: int, size: int) -> None:
