@@ -43,6 +43,7 @@ TUS_HEADERS = {"Tus-Resumable": "1.0.0"}
 Curves = dict[str, tuple[tuple[float, ...], ...]]
 """Curves by name: points, each a step and a value."""
 UPLOAD_TYPE = "application/offset+octet-stream"
+"""The content type of a part of an upload, as the tus protocol requires."""
 
 
 class Client:

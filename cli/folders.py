@@ -62,6 +62,7 @@ def scan(folder: Path, *, defaults: Sequence[str] = DEFAULTS) -> Scan:
 
 
 def _walk(folder: Path, prefix: str, ignore: Ignore, skipped: list[str]) -> Iterator[LocalFile]:
+    """Yield the files below a folder whose path is `prefix`, and add paths that cannot be sent to `skipped`."""
     try:
         entries = list(os.scandir(folder))
     except OSError as error:

@@ -42,6 +42,7 @@ class Ignore:
 
 
 def _parse(line: str) -> _Rule | None:
+    """Return the rule of a line; None for an empty line or a comment."""
     line = line.rstrip("\r\n")
     line = line if line.endswith("\\ ") else line.rstrip(" ")  # an escaped space at the end counts
     if not line or line.startswith("#"):

@@ -85,6 +85,7 @@ def delete_extra(client: Client, workspace: str, plan: Plan) -> None:
 
 
 def _batches(files: Sequence[LocalFile]) -> Iterator[list[LocalFile]]:
+    """Yield the files in batches within COMPARED_FILES and COMPARED_BYTES; a larger file is a batch of its own."""
     batch, size = list[LocalFile](), 0
     for each in files:
         if batch and (len(batch) == COMPARED_FILES or size + each.size > COMPARED_BYTES):

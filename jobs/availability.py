@@ -1,4 +1,4 @@
-"""When a run could start: at once, or after how long a wait, from the cluster's capacity and its open jobs.
+"""Forecast when a run could start, from the cluster's capacity and its open jobs.
 
 This is a forecast, not a promise. It places jobs in the queue's order on the free capacity, and assumes that each job
 takes its estimated time. The scheduler may start a smaller run sooner.
@@ -99,6 +99,7 @@ class _Cluster:
 
     @classmethod
     def read(cls, name: str) -> _Cluster:
+        """Read a cluster's capacity, and its open jobs if the wait depends on them."""
         capacity = capacity_now(name)
         is_drained = bool(drain_reason(name))
         if is_drained or capacity is None or capacity.elastic:

@@ -33,7 +33,7 @@ reconciliation interval; a minute at most keeps a recovered cluster from waiting
 MEMORY_SECONDS = 10 * PAUSES[-1]
 """How long failures and slowness are remembered: longer than any pause, so that failures in a row are counted."""
 SLOW_SECONDS = 20.0
-"""A successful call that took longer counts as a failure: it held a worker as long as a whole reconciliation may."""
+"""A successful call that took longer counts as a failure: it kept a worker busy as long as a reconciliation may."""
 
 
 def guarded(name: str, backend: Backend) -> Backend:

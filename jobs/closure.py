@@ -1,7 +1,7 @@
 """Close an organization: after a notice, pay back what is left, delete the data, and end the memberships.
 
 `request` writes the closure's row and stops the service; until the notice is over an owner can withdraw it. Then a
-periodic task completes it step by step. Every step is safe to repeat, so after a crash the next call goes on. Money
+periodic task completes it step by step. Every step is safe to repeat, so after a crash the next call continues. Money
 that arrives later, such as a payment in progress or a refund that failed, is paid back too. Orders, receipts, invoices,
 the ledger and the audit log stay, because accounting needs them.
 """
@@ -38,6 +38,7 @@ from storage import selectors as storage
 from storage.models import Allocation, DatasetShare, DeletedFile, Image, Upload
 
 REASON = gettext_noop("The organization was closed")
+"""The reason of the refunds."""
 log = logging.getLogger(__name__)
 
 

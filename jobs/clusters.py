@@ -56,7 +56,7 @@ class ClusterRow:
 
 @dataclass(frozen=True)
 class Amount:
-    """How much of a resource a cluster has, and how much of that is free."""
+    """The free and the total amount of a resource of a cluster."""
 
     free: float
     total: float
@@ -145,6 +145,7 @@ def _is_local(name: str) -> bool:
 
 
 def _create(name: str) -> Backend:
+    """Create a cluster's backend. The local one needs no circuit breaker, because it makes no remote calls."""
     config = settings.TRAINYARD_CLUSTERS[name]
     if isinstance(config, SlurmConfig):
         backend = create("slurm", config=config, root=runs_root(name), images_root=settings.TRAINYARD_IMAGES_ROOT)

@@ -112,6 +112,7 @@ class _Comparer:
         return self._alternative(spec, {"node_spec": spec.name, "workers_per_node": workers}, None)
 
     def _quoted(self) -> Alternative:
+        """Return the quoted run with the figures of its quote."""
         quote, purchase = self._quote, self._purchase
         return Alternative(
             purchase.node_spec,
@@ -123,6 +124,7 @@ class _Comparer:
         )
 
     def _alternative(self, spec: NodeSpec, changes: Mapping[str, Any], history: History | None) -> Alternative:
+        """Return the quoted run with `changes`. `history`: its earlier runs, if they are already read."""
         nodes = changes.get("nodes", self._purchase.nodes)
         alternative = Alternative(spec, nodes, changes.get("workers_per_node", self._purchase.workers_per_node))
         try:
@@ -145,7 +147,7 @@ def _checked(quote: Quote, changes: Mapping[str, Any], original: Job | None) -> 
 
 
 def _efficiency(one_node: Estimate, estimate: Mapping[str, Any], nodes: int) -> float | None:
-    """Return the share of linear scaling, 0 to 1; None if the customer's own time limit stands for an estimate."""
+    """Return the share of linear scaling, 0 to 1; None if an estimate is only the customer's time limit."""
     seconds = float(estimate["p50_seconds"])
     if "customer" in {one_node.source, estimate["source"]} or not seconds:
         return None

@@ -141,7 +141,7 @@ def free_times(job: Job) -> list[FreeTime]:
 
 @dataclass(frozen=True)
 class CostOfValue:
-    """What a run had spent at a curve's best value, and when it first reached a target. Costs in minor units."""
+    """The cost of a run until a curve's best value, and its cost and time until a target. Costs in minor units."""
 
     job: Job
     best: float

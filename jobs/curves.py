@@ -117,6 +117,7 @@ class Curve:
 
 
 COLUMNS = ("attempt", "step", "reported_step", "epoch", "at", "seconds", "cost_minor", "value")
+"""The lists of a `Curve`."""
 
 
 @dataclass(frozen=True)

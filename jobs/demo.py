@@ -25,6 +25,7 @@ WORKSPACE = "main"
 SCRIPT = "mnist_ddp.py"
 TOP_UP_MINOR = 2000
 TEST_CARD = "4242 4242 4242 4242"
+"""Stripe's test card that always succeeds; the payments sandbox accepts it too."""
 PATIENCE_SECONDS = 120
 """How long the demo waits for one step, such as the payment's webhook or the next event of the run."""
 SETTINGS = {

@@ -32,7 +32,9 @@ TRACEBACK = "Traceback (most recent call last):"
 RANK_PREFIX = re.compile(r"^\[rank\d{1,6}\]:? ?")
 """PyTorch puts it before each line of an exception."""
 FRAME = re.compile(r'^ *File "([^"]{1,500})", line (\d{1,9})(?:, in (.{1,200}))?$')
+"""A frame of a traceback: file, line and function."""
 EXCEPTION = re.compile(r"^[A-Za-z_][\w.]{0,200}(?::|$)")
+"""The beginning of the line that names an exception, at the end of a traceback."""
 LIBRARY = re.compile(r"/site-packages/|/dist-packages/|/lib/python|^<")
 """Files that are not the customer's own, as in `runtime.launcher.rank`."""
 CONTROL = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
@@ -40,7 +42,7 @@ CONTROL = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
 class Fix(enum.StrEnum):
-    """What the button beside a diagnosis does."""
+    """The action of the button beside a diagnosis."""
 
     EDIT = "edit"
     """Open the line of code."""
@@ -126,17 +128,17 @@ class Diagnosis:
 
     @property
     def title(self) -> str:
-        """What happened, in the reader's language."""
+        """Return what happened, in the reader's language."""
         return str(CAUSES_BY_NAME[self.cause].title) % _Values(self.values)
 
     @property
     def advice(self) -> str:
-        """What to do, in the reader's language."""
+        """Return what to do, in the reader's language."""
         return str(CAUSES_BY_NAME[self.cause].advice) % _Values(self.values)
 
     @property
     def fix(self) -> Fix:
-        """The kind of the fix."""
+        """Return the kind of the fix."""
         return CAUSES_BY_NAME[self.cause].fix
 
 
@@ -851,9 +853,9 @@ def _match(evidence: Evidence, headline: str, block: str) -> tuple[Cause, dict[s
             return cause, {}
     for text in (headline, block):
         for cause in CAUSES if text else ():
-            found = next((match for pattern in cause.compiled if (match := pattern.search(text))), None)
-            if found and (not cause.context or re.search(cause.context, block)):
-                return cause, {name: value for name, value in found.groupdict().items() if value}
+            match = next(filter(None, (pattern.search(text) for pattern in cause.compiled)), None)
+            if match and (not cause.context or re.search(cause.context, block)):
+                return cause, {name: value for name, value in match.groupdict().items() if value}
     for cause in CAUSES:
         if evidence.signal in cause.signals:
             return cause, {}

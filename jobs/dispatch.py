@@ -1,4 +1,4 @@
-"""Start waiting jobs: claim each one in the queue's order, and submit it to its cluster.
+"""Start waiting jobs: claim each in the queue's order, and submit it to its cluster.
 
 The job's row is the queue. The Celery task `dispatch` only requests a scheduling pass. Orders, ends of runs and
 cancellations send it after their commit, and `reconciliation` makes a pass even if no task arrives. An advisory lock
@@ -80,7 +80,7 @@ def claim(job: Job, nodes: int | None = None) -> Attempt | None:
 
 @context.with_fields(log_fields)
 def submit(attempt: Attempt) -> bool:
-    """Submit an attempt to its cluster, which adopts one that it already has. Return whether the cluster has it."""
+    """Submit an attempt to its cluster; a second submission adopts the run. Return whether the cluster has the run."""
     try:
         with tracing.span("dispatch.submit", parent=attempt.job.traceparent, attributes=traces.attributes_of(attempt)):
             if checkpoints.awaits_copy(attempt):

@@ -135,7 +135,8 @@ def samples_like(job: Job) -> list[Sample]:
 
 
 def _samples(code: Mapping[str, Any], workers_per_node: int, batch_size: int, versions: set[int]) -> list[Sample]:
-    # A first attempt that completed was the only one. Only its columns are read, because every quote does this.
+    """Return the completed runs of the code, compared with a batch size and dataset versions."""
+    # A first attempt that completed was the only one. Only some columns are read, because every quote does this.
     runs = _completed_first_attempts(code, workers_per_node)
     measured = [
         Sample(

@@ -25,7 +25,7 @@ from storage import selectors as storage
 CACHE_SECONDS = 24 * 3600
 """How long a diagnosis is kept. A page of a failed job is opened again within a day, if at all."""
 LOG_BYTES = 32 * 1024
-"""How much of the end of the failing rank's output is read."""
+"""Bytes that are read from the end of the failing rank's output."""
 MAX_ENTRIES = 200
 """Entries of a folder that are compared with a missing name."""
 MAX_SIMILAR = 6
@@ -36,7 +36,7 @@ MAX_SIMILAR = 6
 class Explanation:
     """Why a job failed, and what to do.
 
-    `rank` and `node` are those that failed first, None if the failure is not one of a rank. `folder` is the nearest
+    `rank` and `node` are those that failed first; None if no rank failed. `folder` is the nearest
     folder of a missing file that exists, and `similar` are names in it, the most similar first. `changes` are fields of
     an order that would correct the failure. If the node spec changes, `spec_title` is its title and `hourly_minor` the
     price of a node and hour.
@@ -76,6 +76,7 @@ def explain(job: Job) -> Explanation | None:
 
 
 def _diagnosis(job: Job, attempt: Attempt | None) -> Diagnosis:
+    """Return the cached diagnosis of the failed attempt, or make it; None stands for a job that failed without one."""
     key = f"diagnosis-{job.pk}-{attempt.number if attempt else 0}"
     cached = cache.get(key)
     # Another version of the code may have stored it, with a cause that this version does not have.

@@ -18,13 +18,14 @@ from runtime.errors import InvalidSpec, RuntimeFault
 from runtime.specs import Controller, Framework
 
 MAX_RETRIES = 5
-"""Most retries on sale. All attempts share one ceiling, so more would only leave less time for each."""
+"""Maximum retries. All attempts share one ceiling, so more would only leave less time for each."""
 DEFAULT_BACKOFF_SECONDS = 30
 MAX_BACKOFF_SECONDS = 3600
 """Longest wait before the first retry; it doubles before each further one (`lifecycle.MAX_BACKOFF`)."""
 MIN_TIMEOUT_SECONDS = 5
 """Shortest timeout of a collective: slower nodes and busy networks regularly need a few seconds."""
 MAX_TIMEOUT_SECONDS = 24 * 3600
+"""Longest timeout of a collective: far above any real one."""
 ELASTIC = frozenset({Framework.PYTORCH, Framework.HOROVOD})
 """Frameworks whose runs can start and continue with fewer nodes."""
 

@@ -16,6 +16,7 @@ from jobs.models import CHECK_SCRIPT, Job
 
 PROBES = Q(order__quote__purchase__has_key="probe")
 CHECKS = Q(builtin_script=CHECK_SCRIPT)
+"""Filters of jobs by kind of free run."""
 
 
 def title(job: Job, *, is_probe: bool | None = None) -> str:

@@ -40,7 +40,7 @@ class Location(NamedTuple):
 
 @dataclass(frozen=True)
 class JobEntry:
-    """A file or folder of a job. `size` is in bytes, 0 for a folder. `modified` is None for one that does not exist."""
+    """A file or folder of a job. `size` is in bytes, 0 for a folder. `modified` is None if it does not exist."""
 
     path: str
     kind: Kind

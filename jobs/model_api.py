@@ -44,7 +44,7 @@ class MetricSerializer(serializers.Serializer[Any]):
 
 
 class LineageSerializer(serializers.Serializer[Any]):
-    """How a model was made, as it was when the version was published."""
+    """The lineage of a version: the job that made it, as of its publication."""
 
     job = serializers.IntegerField()
     job_name = serializers.CharField()

@@ -271,7 +271,7 @@ class Job(models.Model):
     stall_check_seconds = models.PositiveIntegerField(_("stall check (seconds)"), default=0)
     requirements_path = models.CharField(_("requirements file"), max_length=1000, blank=True, default="", db_default="")
     packages = models.ForeignKey(PackageLayer, models.PROTECT, null=True, blank=True, related_name="jobs")
-    """The installed packages of the requirements file, as it was at the order."""
+    """The packages of the requirements file when the job was ordered."""
     awaits_packages = models.BooleanField(default=False, db_default=False)
     """Whether the queued job waits until its packages are installed."""
     builtin_script = models.CharField(max_length=16, blank=True)
@@ -469,7 +469,7 @@ class Attempt(models.Model):
     move_requested_at = models.DateTimeField(null=True, blank=True)
     """When an administrator asked to end the attempt and start another one; see `lifecycle.request_move`."""
     cursor = models.JSONField(default=dict, blank=True)
-    """How far `telemetry` has read the attempt's output."""
+    """The position of `telemetry` in the attempt's output, and its state; see `telemetry.ingest`."""
 
     class Meta:
         verbose_name = _("attempt")
@@ -648,7 +648,7 @@ class Trial(models.Model):
     job = models.OneToOneField(Job, models.PROTECT, related_name="trial")
     parameters = models.JSONField(_("parameters"))
     sampler_state = models.JSONField(default=dict)
-    """What the sampler and the pruner keep with the trial (`suggestions.Suggestion.state`)."""
+    """The state that sampler and pruner store with the trial (`suggestions.Suggestion.state`)."""
     outcome = models.CharField(_("outcome"), max_length=9, choices=Outcomes.choices, blank=True)
     """Empty while the job is open."""
     value = models.FloatField(_("value"), null=True, blank=True)

@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 
 FILE_NAME = "requirements.txt"
 FIELD = "requirements"
+"""The field of a purchase that errors name."""
 MAX_INSTALLATIONS = 2
 """Installations that run at once on this machine. Each may take two cores from runs."""
 MAX_FAULTS = 3
@@ -202,6 +203,7 @@ def remove_unused() -> None:
 
 
 def _start(layer: PackageLayer) -> None:
+    """Start an installation on this machine or on the layer's cluster. If it can never start, save the failure."""
     request = InstallRequest(
         image=layer.image.name,
         images_root=str(settings.TRAINYARD_IMAGES_ROOT),
@@ -260,6 +262,7 @@ def _is_working(layer: PackageLayer) -> bool:
 
 
 def _save_result(layer: PackageLayer, result: InstallResult, log: str) -> None:
+    """Store how an installation ended. After a platform fault it is repeated, at most MAX_FAULTS times in all."""
     layer.log = log
     if result.is_fault:
         logger.error("The packages %s of %s could not be installed: %s", layer.key, layer.organization, result.reason)

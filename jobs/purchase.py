@@ -397,7 +397,7 @@ class _PlacementSerializer(FormSerializer):
         return tuple(self._version(choice, key) for choice, key in zip_longest(choices, pinned))
 
     def validate_nodes(self, nodes: int) -> int:
-        """Check the quota, and that the cluster could ever run so many nodes."""
+        """Check the quota, and that the cluster can run this number of nodes when it is empty."""
         limit = self.context["organization"].quota.max_running_nodes
         if nodes > limit:
             raise ValidationError(
@@ -431,6 +431,7 @@ class _PlacementSerializer(FormSerializer):
         return _workers_range(self.chosen)[0] if workers is None else workers
 
     def _version(self, choice: DatasetChoice, pinned_key: int | None) -> DatasetVersion:
+        """Return the chosen version of a dataset: the pinned one, else the one with its number, else the latest."""
         dataset = sharing.dataset_named(self.context["organization"], choice.name)
         versions = selectors.versions_of(dataset)
         chosen = versions.filter(number=choice.number) if choice.number else versions
@@ -553,6 +554,7 @@ class _PurchaseSerializer(_PlacementSerializer):
         return tuple(self._model_version(choice, key) for choice, key in zip_longest(choices, pinned))
 
     def _model_version(self, choice: DatasetChoice, pinned_key: int | None) -> ModelVersion:
+        """Return the chosen version of a model, as `_version` does for a dataset."""
         model = selectors.model_named(self.context["organization"], choice.name)
         versions = selectors.model_versions_of(model).select_related("model")
         chosen = versions.filter(number=choice.number) if choice.number else versions

@@ -45,6 +45,7 @@ def search(organization: Organization, query: str) -> list[Hit]:
 
 
 def _jobs(organization: Organization, query: str) -> list[Hit]:
+    """Return the job with the number `query`, and jobs whose name contains it."""
     number = query.removeprefix("#")
     keys: list[int] = []
     if number.isdecimal() and len(number) <= MAX_NUMBER_DIGITS:

@@ -83,6 +83,7 @@ def delete_old_runs() -> None:
 
 @context.with_fields(log_fields)
 def _reconcile(attempt: Attempt, *, reads_output: bool = False) -> None:
+    """Update an attempt and its job to the run's status. Stop the run if its job is cancelled or moved."""
     try:
         status = cluster(attempt.backend).describe(attempt.run_name)
     except BackendUnavailable:
@@ -94,6 +95,7 @@ def _reconcile(attempt: Attempt, *, reads_output: bool = False) -> None:
     if must_stop and status.phase in {RunPhase.STARTING, RunPhase.RUNNING}:
         stop_run(attempt.backend, attempt.run_name)
     if status.phase is RunPhase.ENDED:
+        # Before the end is observed, because the progress of an ended job no longer changes.
         telemetry.ingest_all(attempt=attempt)
     elif reads_output:
         telemetry.ingest(attempt=attempt)
@@ -142,6 +144,7 @@ def _open_attempt(run_name: str) -> Attempt | None:
 
 
 def _reconcile_cluster(name: str) -> None:
+    """Update the jobs of a cluster, make a scheduling pass, clean up its runs, and report its capacity."""
     started = time.monotonic()
     with contextlib.suppress(BackendUnavailable):
         circuit_breaker.close_if_reachable(name, cluster(name))
@@ -178,6 +181,7 @@ def _stop_unwanted_runs(name: str) -> None:
 
 
 def _clean_up_runs(name: str) -> None:
+    """Delete runs that are expired or unknown, and measure runs whose files are not counted yet."""
     runs = _runs_on(name, live=False)
     for run_name, attempt in runs:
         if attempt is None:

@@ -122,6 +122,7 @@ def _require_repeatable(job: Job) -> None:
 
 
 def _changes(job: Job, state: ScriptState) -> list[str]:
+    """Return the sentences of `changes`. `state` compares the script with the workspace."""
     script = {
         ScriptState.UNCHANGED: "",
         ScriptState.CHANGED: _("The script %(path)s has changed."),

@@ -20,6 +20,7 @@ from jobs.states import JobState
 from runtime.errors import RuntimeFault
 
 CHUNK_BYTES = 1024 * 1024
+"""Bytes of samples that one call to the cluster reads."""
 MAX_BYTES = 16 * CHUNK_BYTES
 """Bytes of samples read per node: about those of a day."""
 MAX_SAMPLES = 1200
@@ -35,6 +36,7 @@ MAX_RUNS_COMPARED = 20
 GPU_SERIES = {"gpu": "utilization", "gpu_memory": "memory"}
 """Series that average over a node's GPUs, and the keys of a GPU's sample that they show."""
 SERIES = ("cpu", "memory", "net_rx", "net_tx", "disk_read", "disk_write")
+"""Series of a node, by their keys in a sample."""
 
 
 @dataclass
@@ -173,6 +175,7 @@ def _parse(line: str) -> dict[str, Any] | None:
 
 
 def _node_use(node: int, samples: list[dict[str, Any]]) -> NodeUse:
+    """Return a node's series, with at most POINTS_SHOWN points that are means of successive samples."""
     size = math.ceil(len(samples) / POINTS_SHOWN)
     buckets = [samples[start : start + size] for start in range(0, len(samples), size)]
     use = NodeUse(node, at=[float(bucket[-1]["at"]) for bucket in buckets])
@@ -186,6 +189,7 @@ def _node_use(node: int, samples: list[dict[str, Any]]) -> NodeUse:
 
 
 def _add_ranks(ranks: dict[int, RankUse], node: int, samples: list[dict[str, Any]]) -> None:
+    """Add the usage and steps of a node's ranks to `ranks`."""
     since = float(samples[-1]["at"]) - RECENT_SECONDS
     recent_cpu: dict[int, list[Any]] = {}
     for sample in samples:
@@ -228,6 +232,7 @@ def _efficiency(job: Job, attempt: Attempt, ranks: list[RankUse]) -> Efficiency 
 
 
 def _one_node_run(job: Job) -> Job | None:
+    """Return the latest completed run of the same code and data on one node of the spec, if any."""
     similar = Job.objects.filter(
         organization=job.organization_id,
         code_key=job.code_key,

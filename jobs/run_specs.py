@@ -22,6 +22,7 @@ from storage.models import DatasetVersion, ModelVersion
 WORKSPACE_TARGET = "/workspace"
 DATASETS_TARGET = "/datasets"
 MODELS_TARGET = "/models"
+"""Paths of the mounts in a run, which scripts get as WORKSPACE, DATASETS_PATH and MODELS_PATH."""
 HANG_SECONDS = 120
 """How long a run may show no sign of progress before it counts as hung. Longer than the pauses of ordinary training
 (an evaluation, a checkpoint); the launcher's own detector may be certain sooner."""

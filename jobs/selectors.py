@@ -429,6 +429,7 @@ def _attempt_numbered(job: Job, number: int | None) -> Attempt | None:
 def _read_log(
     job: Job, attempt: Attempt | None, rank: int, offset: int, limit: int, *, at_line: bool = False
 ) -> LogChunk:
+    """Return a part of a rank's output; empty without an attempt, or if the cluster does not answer."""
     empty_chunk = LogChunk("", max(0, offset), eof=job.is_ended, offset=max(0, offset))
     if attempt is None:
         return empty_chunk

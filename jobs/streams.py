@@ -77,6 +77,7 @@ class ChangeBroadcaster:
                     del self._subscribers[job_pk]
 
     def _broadcast(self, source: str) -> None:
+        """Follow one source, on a thread of its own, until the process has no more streams."""
         try:
             for changed in self._follow(source):
                 with self._lock:
@@ -106,6 +107,7 @@ def _output_changes(cluster_name: str) -> Changes:
 
 
 def _row_changes(_source: str) -> Changes:
+    """Yield the jobs whose rows have changed, as `pubsub` announces them."""
     while True:
         try:
             with pubsub.Subscriber() as subscriber:

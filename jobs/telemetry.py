@@ -240,6 +240,7 @@ def _bounded(match: re.Match[str] | None) -> int | None:
 
 
 def _read_log(attempt: Attempt, cursor: dict[str, Any], reading: Reading, *, skipped: frozenset[str]) -> None:
+    """Read new lines of rank 0's output, without the curves in `skipped`."""
     try:
         chunk = cluster(attempt.backend).logs(attempt.run_name, 0, int(cursor.get("log", 0)), MAX_READ_BYTES)
     except RuntimeFault:
@@ -273,6 +274,7 @@ def _read_log(attempt: Attempt, cursor: dict[str, Any], reading: Reading, *, ski
 
 
 def _read_metrics_file(path: Path, cursor: dict[str, Any], reading: Reading) -> None:
+    """Read new complete lines of METRICS_FILE."""
     offset = int(cursor.get("metrics", 0))
     data = _read_regular(path, offset)
     complete = data.rfind(b"\n") + 1  # bytes up to the end of the last complete line
@@ -287,6 +289,7 @@ def _read_metrics_file(path: Path, cursor: dict[str, Any], reading: Reading) -> 
 
 
 def _read_record(line: bytes, cursor: dict[str, Any], reading: Reading) -> None:
+    """Read a line of METRICS_FILE. Invalid lines and values that are not numbers are ignored."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):  # RecursionError: deeply nested JSON

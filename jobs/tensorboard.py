@@ -152,6 +152,7 @@ def open_regular(name: str | Path, *, folder: int | None = None) -> BinaryIO | N
 
 
 def _scalars(record: bytes, folder: str) -> Iterator[Scalar]:
+    """Yield the scalars of a record; nothing if it is damaged."""
     try:
         event = Event.FromString(record)
     except DecodeError:

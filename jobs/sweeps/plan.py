@@ -19,7 +19,7 @@ from jobs.sweeps.suggestions import Method, Pruner
 from runtime.launcher.variables import escape
 
 MAX_TRIALS = spaces.MAX_GRID_TRIALS
-"""Maximum trials of a sweep. With so many, a suggestion takes less than 200 ms."""
+"""Maximum trials of a sweep. With this number, a suggestion takes less than 200 ms."""
 MAX_CONCURRENCY = 100
 """Maximum trials at once. Each is a job in the queue, and counts for the organization's limit of open jobs."""
 MAX_METRIC_LENGTH = 100

@@ -168,6 +168,7 @@ def _order_next(sweep: Sweep, plan: Plan) -> bool:
 
 
 def _suggest(sweep: Sweep, plan: Plan, trials: list[Trial]) -> Suggestion:
+    """Return the parameters of the next trial, from the trials of this sweep and earlier sweeps of its search."""
     if plan.method is Method.GRID:
         return Suggestion(plan.grid()[len(trials)], {})
     return suggest(

@@ -82,7 +82,7 @@ def sweep_for(organization: Organization, pk: int) -> Sweep:
 
 
 def search(first_pk: int) -> QuerySet[Sweep]:
-    """Return the sweeps of a search: the first one, and those that extend it."""
+    """Return the sweeps of a search: its first sweep, and the sweeps that extend it."""
     return Sweep.objects.filter(Q(pk=first_pk) | Q(extends=first_pk))
 
 

@@ -17,7 +17,7 @@ MAX_PARAMETERS = 32
 MAX_CHOICES = 100
 """Limits far above those of real searches, so that a request is checked in milliseconds."""
 MAX_GRID_TRIALS = 1000
-"""Maximum combinations of a grid, and trials of a search: with so many, a suggestion takes less than 200 ms."""
+"""Maximum combinations of a grid, and trials of a search: with this number, a suggestion takes less than 200 ms."""
 MAX_CHOICE_LENGTH = 1000
 MAX_INTEGER = 2**53
 """JSON numbers above this lose digits in browsers."""
@@ -26,6 +26,7 @@ FIELDS = {
     "int": {"type", "low", "high", "step", "log", "when"},
     "float": {"type", "low", "high", "step", "log", "when"},
 }
+"""The fields of a parameter's definition by its type."""
 
 
 class InvalidSpace(ValueError):
@@ -111,6 +112,7 @@ def grid(space: Sequence[Parameter]) -> list[Values]:
 
 
 def _combinations(space: Sequence[Parameter], values: Values) -> Iterator[Values]:
+    """Yield all combinations of the parameters in `space`, each added to `values`, those of the parameters before."""
     if not space:
         yield values
         return
@@ -163,6 +165,7 @@ def _condition(name: str, when: Any, earlier: Mapping[str, Parameter]) -> Condit
 
 
 def _choices(name: str, choices: Any, field: str) -> tuple[Value, ...]:
+    """Check a list of values in a field of the parameter `name`, and return it."""
     if not isinstance(choices, list) or not 1 <= len(choices) <= MAX_CHOICES:
         raise InvalidSpace(
             name, _("`%(field)s` must list 1 to %(limit)d values.") % {"field": field, "limit": MAX_CHOICES}
@@ -180,6 +183,7 @@ def _choices(name: str, choices: Any, field: str) -> tuple[Value, ...]:
 
 
 def _number(name: str, value: Any, kind: str, field: str) -> float:
+    """Check a number in a field of the parameter `name`, and return it."""
     # A bool is an int in Python, and JSON may hold NaN or integers too large for a float.
     is_number = isinstance(value, int if kind == "int" else int | float) and not isinstance(value, bool)
     if not is_number or not -MAX_INTEGER <= value <= MAX_INTEGER:

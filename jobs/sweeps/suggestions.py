@@ -29,7 +29,7 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 class Method(StrEnum):
-    """How a sweep chooses parameters. `grid` is `jobs.sweeps.space.grid`."""
+    """The method by which a sweep chooses parameters. GRID: `jobs.sweeps.space.grid`; the others are Optuna's."""
 
     GRID = "grid"
     RANDOM = "random"
@@ -38,13 +38,13 @@ class Method(StrEnum):
 
 
 class Pruner(StrEnum):
-    """How a sweep stops unpromising trials early, by comparing the metric's n-th value with that of other trials."""
+    """The method that stops unpromising trials early: it compares the metric's n-th value with that of other trials."""
 
     NONE = "none"
     MEDIAN = "median"
     """Stop a trial that is worse than the median of the others."""
     ASHA = "asha"
-    """Asynchronous successive halving: after 1, 3, 9 … values, the best third goes on."""
+    """Asynchronous successive halving: after 1, 3, 9 … values, only the best third continues."""
 
 
 MEDIAN_TRIALS = 4
