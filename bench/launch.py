@@ -5,7 +5,7 @@ make bench NAME=launch (QUICK=1 for fewer rounds)
 The first part measures from the request (for the console: from sending the order) to the end of rank 0's first
 all-reduce, whose result is checked. It measures cold and warm starts on 1, 2 and 4 nodes. In a warm start, ranks are
 forked from an interpreter that has imported the framework. The second part counts the trivial runs that end in a
-minute, ordered through the whole console (quote, hold, sandbox, receipt), and those of Ray Jobs.
+minute. They are ordered through the whole console (quote, hold, sandbox, receipt), and compared with Ray Jobs.
 """
 
 from __future__ import annotations

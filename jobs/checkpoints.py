@@ -1,7 +1,7 @@
 """Start a job from the checkpoints of an earlier one.
 
-A worker copies them into the job's own checkpoint folder before the job's first attempt is submitted, so the code finds
-them in CHECKPOINT_DIR as after a retry. The earlier job keeps its own.
+A worker copies them into the job's own checkpoint folder before the first attempt is submitted. So the code finds them
+in CHECKPOINT_DIR, as after a retry. The earlier job keeps its checkpoints.
 """
 
 from __future__ import annotations

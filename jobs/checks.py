@@ -1,8 +1,8 @@
 """Image checks: free runs that test an image, its collectives and the mounts on chosen nodes, and their checklist.
 
 A check is an order like any other, with a price of 0 and a daily limit. `runtime/launcher/smoke.py` runs on every rank
-and writes a report. The customer's image controls that process and can forge the report. It is therefore read with
-limits, leniently and without following links; no value is trusted to have its type.
+and writes a report. The customer's image controls that process and can forge the report. The report is therefore read
+with limits, leniently and without following links, and the type of each value is checked.
 """
 
 from __future__ import annotations

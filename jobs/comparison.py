@@ -1,7 +1,7 @@
 """A quote beside the same run on other numbers of nodes, and on other node specs: time, price, efficiency, start.
 
-Nothing is stored. Each alternative is checked and priced by the code that would quote it, so a quote for it has the
-same price as long as prices and earlier runs stay the same.
+Nothing is stored. The code that makes quotes checks and prices each alternative. A quote for it therefore has the same
+price, unless prices change or runs end in between.
 """
 
 from __future__ import annotations

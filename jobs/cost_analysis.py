@@ -53,7 +53,7 @@ class Alternative:
 def alternatives(job: Job) -> list[Alternative]:
     """Return what the run costs on other numbers of nodes, fewest first; empty if no run of its script completed.
 
-    The times are estimates. If the job completed, they are scaled so that its own number of nodes has its actual time.
+    The times are estimates. If the job completed, they are scaled so that its number of nodes has its actual time.
     """
     runs = estimates.samples_like(job)
     counts = sorted({count for count in (*NODE_COUNTS, job.nodes) if count <= job.order.product.max_nodes})

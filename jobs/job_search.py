@@ -2,7 +2,7 @@
 
 Each query is fast for an organization with a million jobs. Filters by state, workspace, node spec and time use an
 index. Name, tag and member are compared only in the first `WINDOW` jobs that the other filters leave. A page begins
-after the last job of the page before, so that no earlier row is read again. Nothing is counted beyond `COUNT_LIMIT`.
+after the last job of the previous page, so that no earlier row is read again. Nothing is counted beyond `COUNT_LIMIT`.
 """
 
 from __future__ import annotations

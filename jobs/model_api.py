@@ -44,7 +44,7 @@ class MetricSerializer(serializers.Serializer[Any]):
 
 
 class LineageSerializer(serializers.Serializer[Any]):
-    """The lineage of a version: the job that made it, as of its publication."""
+    """The lineage of a version: the job that made it, when the version was published."""
 
     job = serializers.IntegerField()
     job_name = serializers.CharField()

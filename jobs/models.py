@@ -218,7 +218,7 @@ class Job(models.Model):
     name = models.CharField(_("name"), max_length=100)
     framework = models.CharField(_("framework"), max_length=16)
     image = models.ForeignKey(Image, models.PROTECT, related_name="+")
-    # Without an index of its own: `jobs_of_a_workspace` begins with it.
+    # Without an index for this key alone, because the index `jobs_of_a_workspace` begins with it.
     workspace = models.ForeignKey(Workspace, models.PROTECT, related_name="+", db_index=False)
     code_path = models.CharField(_("script"), max_length=1000)
     arguments = models.JSONField(_("arguments"), default=list)

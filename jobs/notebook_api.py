@@ -44,7 +44,7 @@ class NotebookQuoteSerializer(serializers.ModelSerializer[Quote]):
 
 
 class NotebookSerializer(serializers.ModelSerializer[Job]):
-    """A notebook. It is a job too, whose receipt and log have the same number."""
+    """A notebook. A notebook is also a job: its id is the number of its receipt and log."""
 
     reason = serializers.ChoiceField(Job.Reasons.choices, allow_blank=True)
     workspace = serializers.CharField(source="workspace.name")

@@ -128,7 +128,7 @@ ROW_CHANGES = ChangeBroadcaster(lambda: ["redis"], _row_changes)
 async def job_events(job: Job) -> AsyncIterator[Event]:
     """Yield `state` (the job as the API shows it) and `metrics` (new points by name) until the job has ended.
 
-    `job` may be any instance with its primary key. It is read again after subscribing, so that no change is missed.
+    `job` needs only its key and organization. It is read again after the subscription, so that no change is missed.
     """
     # The first read loads all related objects; later reads refresh the columns that change.
     last_point, last_state, refresh = 0, None, _load

@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 MAX_READ_BYTES = 1024 * 1024
 """Bytes of each source per read, so that one run delays others little. The next read continues after them."""
 MAX_POINTS = 50_000
-"""Points stored per job. At this limit, every second point of each curve is deleted, and only every second later point
-is stored, so that curves keep their full length. Pages show a thousand points per curve."""
+"""Points stored per job. At this limit, every second point of each curve is deleted, and later only every second one is
+stored. So curves keep their full length. Pages show a thousand points per curve."""
 DELETED_AT_ONCE = 5000
 """Points that one statement deletes, so that statements stay short."""
 MAX_CURVES = 50
@@ -149,11 +149,13 @@ def ingest(*, attempt: Attempt) -> bool:
     Safe to repeat and to run concurrently: files are read without a lock, and the result is stored only if no other
     process has moved the cursor meanwhile.
 
-    Keys of the cursor: `log` and `metrics` (byte offsets), `tensorboard` (offset by file), `line_begun` (an incomplete
-    last line), `line` and `record` (counts that replace missing steps), `epoch` (last one in the log), `epochs`
-    (`points.EpochState`), `epoch_finished_at` (Unix seconds), `curves` (`points.CurveState` by name), `counts` (points
-    by name), `kept_every` (every nth is stored), `log_read_at` (Unix seconds),
-    `in_metrics_file` (curves in METRICS_FILE), `named` (curves in METRICS_FILE or event files).
+    Keys of the cursor:
+    - `log` and `metrics`: byte offsets; `tensorboard`: byte offset by file
+    - `line_begun`: an incomplete last line; `log_read_at`: time of the last read (Unix seconds)
+    - `line` and `record`: counts that replace missing steps
+    - `epoch`: the last one in the log; `epochs`: `points.EpochState`; `epoch_finished_at`: Unix seconds
+    - `curves`: `points.CurveState` by name; `counts`: points by name; `kept_every`: every nth is stored
+    - `in_metrics_file`: curves in METRICS_FILE; `named`: curves in METRICS_FILE or event files
     """
     try:
         folder = cluster(attempt.backend).run_folder(attempt.run_name)

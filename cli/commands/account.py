@@ -24,8 +24,8 @@ MAX_TOKEN_LENGTH = 500
 def login(session: Session, url: str, browser: bool, allow_http: bool) -> None:
     """Log in to the console at URL with an API token.
 
-    The token is asked for, or read from the standard input: `trainyard login URL < file`. It is kept in a file that
-    only you can read.
+    The program asks for the token, or reads it from the standard input: `trainyard login URL < file`. The token is kept
+    in a file that only you can read.
     """
     is_interactive = session.is_interactive()
     url = url or session.url or session.environment.get("TRAINYARD_URL", "")
