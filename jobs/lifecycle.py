@@ -104,7 +104,8 @@ def request_cancel(*, job: Job, actor: User | None) -> None:
 def request_move(*, job: Job, why: str) -> Attempt | None:
     """Mark a job's open attempt to end, free of charge, before another one starts. Return it; None if there is none.
 
-    The caller has locked `job`. It stops the run later, which lets the code write a checkpoint. Safe to repeat.
+    The caller has locked `job`, and stops the run after the commit, so that the code can write a checkpoint. Safe to
+    repeat.
     """
     attempt = job.attempts.filter(finished_at=None).last()
     if attempt and attempt.move_requested_at is None:
@@ -373,7 +374,7 @@ def _finish(
         free_lines=usage.free_lines(job, attempts, finished_at),
     )
     is_trial = job.order.hold.parent_id is not None
-    # Of trials only failures are published, because one notice about the end of the sweep covers the others.
+    # Only failures of trials are published, because one notice about the end of the sweep covers the others.
     if not job.is_check and (not is_trial or job.state == JobState.FAILED):
         notifications.publish(
             organization=job.organization_id,

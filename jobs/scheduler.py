@@ -90,8 +90,8 @@ class SchedulingPass:
         last: Position | None = None
         is_last = False
         while not is_last and (page := self._page(last)):
-            # A short page is the last one. Jobs that fit only later are started by the pass that follows their order or
-            # the end of another run.
+            # A short page is the last one. A job that fits only later starts in the next pass: every order and every end
+            # of a run requests one.
             is_last = len(page) < MIN_PAGE
             overdue = self._first_overdue(last)
             for job in page:
