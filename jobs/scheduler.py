@@ -90,8 +90,8 @@ class SchedulingPass:
         last: Position | None = None
         is_last = False
         while not is_last and (page := self._page(last)):
-            # A short page is the last one. A job that fits only later starts in the next pass: every order and every end
-            # of a run requests one.
+            # A short page is the last one. A job that fits only later starts in a later pass: each order and each
+            # end of a run requests a pass.
             is_last = len(page) < MIN_PAGE
             overdue = self._first_overdue(last)
             for job in page:
