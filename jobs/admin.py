@@ -368,7 +368,7 @@ def _person(request: HttpRequest) -> User | None:
     return request.user if isinstance(request.user, User) else None
 
 
-def _calibration_report(outcomes: list[estimates.Outcome]) -> Report:
+def _calibration_report(outcomes: list[estimates.EstimateOutcome]) -> Report:
     weeks = estimates.accuracy(outcomes)
     newest = [
         [

@@ -30,7 +30,7 @@ time is given."""
 
 
 @dataclass(frozen=True)
-class Start:
+class StartForecast:
     """When a run could start.
 
     `now`; `waits`: in about `seconds` (None if unknown), after `ahead` jobs in the queue; `quota`: the same, but the
@@ -64,27 +64,27 @@ class Forecast:
         self._quota_left = organization.quota.max_running_nodes - running
         self._clusters: dict[str, _Cluster] = {}
 
-    def start(self, spec: NodeSpec, nodes: int) -> Start:
+    def start(self, spec: NodeSpec, nodes: int) -> StartForecast:
         """Return when a run of `nodes` nodes of `spec` could start."""
         name = cluster_named(spec.cluster)
         if name not in self._clusters:
             self._clusters[name] = _Cluster.read(name)
         state = self._clusters[name]
         if state.capacity is None:
-            return Start("unknown")
+            return StartForecast("unknown")
         if state.is_drained:
-            return Start("drained")
+            return StartForecast("drained")
         ahead = len(state.queued)
         if self._quota_left < nodes:
-            return Start("quota", None, ahead)
+            return StartForecast("quota", None, ahead)
         if state.capacity.elastic:
-            return Start("grows")
+            return StartForecast("grows")
         resources = resources_of(spec)
         if state.capacity.nodes_now(resources, spec.name) >= nodes and not state.is_reserved:
-            return Start("now")
+            return StartForecast("now")
         wanted = Load(resources, spec.name, nodes, 0)
         seconds = None if state.is_truncated else wait_seconds(state.capacity, state.running, [*state.queued, wanted])
-        return Start("waits", seconds, ahead)
+        return StartForecast("waits", seconds, ahead)
 
 
 @dataclass(frozen=True)

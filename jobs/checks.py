@@ -43,7 +43,7 @@ MIN_FREE_BYTES = 1024**3
 
 
 @dataclass(frozen=True)
-class Item:
+class CheckItem:
     """One line of the checklist, in the reader's language. `name` is the test's name in the report.
 
     `ok` is None if some rank has not run this test, because the run continues or ended too early.
@@ -89,7 +89,7 @@ def place_check(*, membership: Membership, data: Mapping[str, Any], idempotency_
         )
 
 
-def checklist(job: Job) -> list[Item]:
+def checklist(job: Job) -> list[CheckItem]:
     """Return one item per test, in the order shown. A test passes only if it passed on every rank."""
     reports = _reports(job)
     by_test: dict[str, list[tuple[int, dict[str, Any]]]] = {}
@@ -100,41 +100,41 @@ def checklist(job: Job) -> list[Item]:
     return [_item(name, by_test.get(name, []), job) for name in _TITLES if name != "dataset" or "dataset" in by_test]
 
 
-def _item(name: str, findings: list[tuple[int, dict[str, Any]]], job: Job) -> Item:
+def _item(name: str, findings: list[tuple[int, dict[str, Any]]], job: Job) -> CheckItem:
     """Return the item of one test from its findings, which are (rank, finding) sorted by rank."""
     title, remedy = (str(text) for text in (_TITLES[name], _REMEDIES[name]))
     failed = [(rank, finding) for rank, finding in findings if finding.get("ok") is not True]
     if failed:
         rank, finding = failed[0]
         detail = _("Rank %(rank)d: %(error)s") % {"rank": rank, "error": str(finding.get("error", ""))[:500]}
-        return Item(name, title, ok=False, detail=detail, remedy=remedy)
+        return CheckItem(name, title, ok=False, detail=detail, remedy=remedy)
     if len({rank for rank, _finding in findings}) < min(MAX_RANKS, job.nodes * job.workers_per_node):
         detail = _("Not all ranks reached this step.") if job.is_ended else ""
-        return Item(name, title, ok=None, detail=detail)
+        return CheckItem(name, title, ok=None, detail=detail)
     data = [finding["data"] for _rank, finding in findings if isinstance(finding.get("data"), dict)]
     if name == "clock":
         return _clock_item(title, remedy, data)
     if name in _FOLDERS:
         return _folder_item(name, title, data)
-    return Item(name, title, ok=True, detail=_detail(name, data))
+    return CheckItem(name, title, ok=True, detail=_detail(name, data))
 
 
-def _clock_item(title: str, remedy: str, data: list[dict[str, Any]]) -> Item:
+def _clock_item(title: str, remedy: str, data: list[dict[str, Any]]) -> CheckItem:
     """Compare the nodes' clocks: `at` is when a rank left the same barrier, in Unix seconds of its node's clock."""
     times = [at for at in (values.get("at") for values in data) if isinstance(at, int | float)]
     difference = max(times) - min(times) if times else 0.0
     detail = _("The nodes' clocks are within %(milliseconds)d ms of each other.") % {"milliseconds": difference * 1000}
-    return Item("clock", title, ok=difference <= CLOCK_TOLERANCE_SECONDS, detail=detail, remedy=remedy)
+    return CheckItem("clock", title, ok=difference <= CLOCK_TOLERANCE_SECONDS, detail=detail, remedy=remedy)
 
 
-def _folder_item(name: str, title: str, data: list[dict[str, Any]]) -> Item:
+def _folder_item(name: str, title: str, data: list[dict[str, Any]]) -> CheckItem:
     """Return the item of a folder that every rank could write to. It fails if little space is free on some node."""
     free = min((values["free_bytes"] for values in data if isinstance(values.get("free_bytes"), int)), default=0)
     detail = _("Writable, %(free)d GiB free.") % {"free": free >> 30}
     remedy = _(
         "Little disk space is left. Delete files that you no longer need, or ask the administrator for more disk."
     )
-    return Item(name, title, ok=free >= MIN_FREE_BYTES, detail=detail, remedy=remedy)
+    return CheckItem(name, title, ok=free >= MIN_FREE_BYTES, detail=detail, remedy=remedy)
 
 
 def _detail(name: str, data: list[dict[str, Any]]) -> str:

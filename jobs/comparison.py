@@ -15,11 +15,11 @@ from billing.pricing import Estimate
 from billing.quotes import CurrentPrices, current_prices, price
 from console.core.errors import CustomerError, InvalidInput
 from jobs import estimates, orders, reruns
-from jobs.availability import Forecast, Start
+from jobs.availability import Forecast, StartForecast
 from jobs.errors import ChoiceUnavailable
 from jobs.estimates import History
 from jobs.models import Job
-from jobs.purchase import Purchase, parse, stored
+from jobs.purchase import Purchase, parse, purchase_data
 
 NODE_COUNTS = (1, 2, 4)
 """Numbers of nodes that a quote is compared with."""
@@ -52,7 +52,7 @@ class Alternative:
     workers_per_node: int
     is_quoted: bool = False
     figures: Figures | None = None
-    start: Start | None = None
+    start: StartForecast | None = None
     refusal: str = ""
     efficiency: float | None = None
     is_measured: bool = False
@@ -139,7 +139,7 @@ class _Comparer:
 
 def _checked(quote: Quote, changes: Mapping[str, Any], original: Job | None) -> Purchase:
     """Return a quote's purchase with changes, checked as an order would be. Raises ChoiceUnavailable."""
-    data = {**stored(quote.purchase), **changes}
+    data = {**purchase_data(quote.purchase), **changes}
     try:
         return parse(organization=quote.organization, data=data, is_pinned=True, original=original)
     except InvalidInput as error:

@@ -73,7 +73,7 @@ class Spending:
         """Whether node time costs nothing."""
         return self._per_second == 0
 
-    def minor(self, at: datetime) -> float:
+    def cost_minor(self, at: datetime) -> float:
         """Return the cost until `at`, in minor units with fractions."""
         moment, index = at.timestamp(), bisect.bisect_right(self._moments, at.timestamp())
         if index == 0:
@@ -160,7 +160,7 @@ def curves(job: Job, *, after: int = 0, limit: int | None = POINTS_SHOWN, name: 
         curve.epoch.append(epoch)
         curve.at.append(at)
         curve.seconds.append(round((moment - origin).total_seconds(), 3))
-        curve.cost_minor.append(round(spending.minor(moment), 4))
+        curve.cost_minor.append(round(spending.cost_minor(moment), 4))
         curve.value.append(value)
     if limit is not None:
         for curve in by_name.values():

@@ -301,7 +301,7 @@ def _spread(ratios: Iterable[float]) -> float:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EstimateOutcome:
     """A completed run compared with its quote."""
 
     job: Job
@@ -326,12 +326,12 @@ class Outcome:
         return self.actual_seconds <= self.p90_seconds
 
 
-def outcome(job: Job) -> Outcome | None:
+def outcome(job: Job) -> EstimateOutcome | None:
     """Compare a job, loaded with its quote, with its estimate; None if it did not complete."""
     if job.state != JobState.SUCCEEDED or job.started_at is None or job.finished_at is None:
         return None
     basis = job.order.quote.basis
-    return Outcome(
+    return EstimateOutcome(
         job=job,
         source=str(basis.get("source", "")),
         p50_seconds=float(basis["p50_seconds"]),
@@ -353,9 +353,9 @@ class Accuracy:
     """Share of the runs that took no longer than p90; 0.9 is the target."""
 
 
-def accuracy(outcomes: Iterable[Outcome]) -> list[Accuracy]:
+def accuracy(outcomes: Iterable[EstimateOutcome]) -> list[Accuracy]:
     """Return the accuracy by week and source, newest first; the source `all` covers every source. Pure."""
-    groups: dict[tuple[str, str], list[Outcome]] = {}
+    groups: dict[tuple[str, str], list[EstimateOutcome]] = {}
     for each in outcomes:
         ended = each.job.finished_at
         if ended is None or not each.p50_seconds or each.source == "free":

@@ -9,7 +9,7 @@ from console.core.errors import InvalidInput, NotFound
 from jobs import reruns
 from jobs.clusters import cluster, image_of, resources_of
 from jobs.errors import ChoiceUnavailable
-from jobs.purchase import Purchase, parse, stored
+from jobs.purchase import Purchase, parse, purchase_data
 from jobs.run_specs import DATASETS_TARGET, HANG_SECONDS, MODELS_TARGET, WORKSPACE_TARGET
 from jobs.states import OnHang
 from runtime.errors import RuntimeFault
@@ -38,7 +38,7 @@ def launch_preview(quote: Quote, rank: int = 0) -> LaunchPreview:
     original = reruns.exact_original(quote)
     try:
         purchase = parse(
-            organization=quote.organization, data=stored(quote.purchase), is_pinned=True, original=original
+            organization=quote.organization, data=purchase_data(quote.purchase), is_pinned=True, original=original
         )
     except InvalidInput as error:
         raise ChoiceUnavailable(fields=error.fields) from error

@@ -364,7 +364,7 @@ def _finish(
     attempts = [attempt] if attempt and attempt.number == 1 else list(job.attempts.all())
     # A completed job pays for its epochs or its fixed price. After a cancel has taken effect, it pays for time only.
     # `attempts` is empty if the job never started, hence the slice.
-    billed = [part for each in attempts for part in usage.ranges(each, finished_at)]
+    billed = [part for each in attempts for part in usage.billed_ranges(each, finished_at)]
     receipt = charges.settle(
         hold=job.order.hold,
         usage=Usage.of(

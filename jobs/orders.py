@@ -34,7 +34,7 @@ from jobs.errors import AlreadyEnded, ChoiceUnavailable, IdempotencyConflict, Qu
 from jobs.fields import is_text
 from jobs.models import Job, JobDataset, JobModel, Order, PackageLayer, Product
 from jobs.packages import Requirements
-from jobs.purchase import Purchase, parse, stored
+from jobs.purchase import Purchase, parse, purchase_data
 from jobs.states import OPEN, JobState
 from jobs.tasks import install_packages, stop_job
 from storage import registries, secret_store
@@ -118,7 +118,9 @@ def place_order(*, membership: Membership, quote: Quote, idempotency_key: str = 
     original = reruns.exact_original(quote)
     try:
         # Parsed again, because the customer may have deleted or changed something since the quote.
-        purchase = parse(organization=organization, data=stored(quote.purchase), is_pinned=True, original=original)
+        purchase = parse(
+            organization=organization, data=purchase_data(quote.purchase), is_pinned=True, original=original
+        )
     except InvalidInput as error:
         raise ChoiceUnavailable(fields=error.fields) from error
     return _write_order(membership, quote, purchase, key, original)
@@ -195,7 +197,7 @@ def rerun(*, membership: Membership, job: Job, changes: Mapping[str, Any], idemp
     # `quote_order` ignores the `dataset_versions` pinned in the old quote.
     # Set always, because the old quote may be that of an exact rerun.
     exact = {"rerun_of": job.pk, "exact": changes.get("exact", False)}
-    data = stored(job.order.quote.purchase) | dict(changes) | exact
+    data = purchase_data(job.order.quote.purchase) | dict(changes) | exact
     quote = quote_order(membership=membership, data=data)
     try:
         return place_order(membership=membership, quote=quote, idempotency_key=idempotency_key)

@@ -229,7 +229,7 @@ def parse(
     return Purchase(**values, fault_tolerance=fault_tolerance)
 
 
-def stored(purchase: Mapping[str, Any]) -> dict[str, Any]:
+def purchase_data(purchase: Mapping[str, Any]) -> dict[str, Any]:
     """Return a quote's purchase for `parse`.
 
     Dollar signs are escaped in a purchase of an older version, which did not expand variables.

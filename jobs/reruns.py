@@ -23,7 +23,7 @@ from console.accounts.models import Organization
 from console.core.errors import CustomerError, InvalidInput, NotFound
 from jobs import packages, run_specs, snapshots
 from jobs.models import Job, ScriptSnapshot
-from jobs.purchase import MAX_KEY, QuoteRequestSerializer, stored
+from jobs.purchase import MAX_KEY, QuoteRequestSerializer, purchase_data
 from jobs.snapshots import ScriptState
 from storage import selectors as storage
 from storage import sharing
@@ -91,7 +91,7 @@ def exact_purchase(*, organization: Organization, data: Mapping[str, Any]) -> tu
     if job is None:
         raise InvalidInput(fields={"rerun_of": _("Choose a training of your organization to run again.")})
     _require_repeatable(job)
-    original = stored(job.order.quote.purchase)
+    original = purchase_data(job.order.quote.purchase)
     fixed = [name for name in map(str, QuoteRequestSerializer().fields) if name not in {*CHANGEABLE, "exact"}]
     sentence = _("An exact rerun keeps this as it was. Leave it out, or run again with the latest.")
     refused = [name for name in fixed if data.get(name) not in EMPTY and data[name] != original.get(name)]

@@ -11,7 +11,7 @@ from billing.api import LineSerializer
 from billing.messages import basis_sentence
 from billing.models import Quote
 from jobs import orders, packages, script_data, selectors
-from jobs.availability import Start
+from jobs.availability import StartForecast
 from jobs.comparison import Alternative, Comparison, Figures
 from jobs.diagnosis import Fix
 from jobs.environment import code_settings
@@ -128,7 +128,7 @@ class QuoteSerializer(serializers.ModelSerializer[Quote]):
         return {"p50_minor": quote.p50_minor, "p90_minor": quote.p90_minor, "basis": basis}
 
 
-class StartSerializer(serializers.Serializer[Start]):
+class StartSerializer(serializers.Serializer[StartForecast]):
     """When a run could start: a forecast from the estimates of the open jobs."""
 
     code = serializers.ChoiceField(

@@ -41,7 +41,7 @@ def spans(attempt: Attempt, until: datetime) -> Iterator[tuple[int, datetime, da
             yield int(span["nodes"]), began, ended
 
 
-def ranges(attempt: Attempt, now: datetime) -> list[Range]:
+def billed_ranges(attempt: Attempt, now: datetime) -> list[Range]:
     """Return the billed parts of an attempt. A running attempt counts as if it completed now."""
     return [
         Range((ended - began).total_seconds(), nodes, began.isoformat(), ended.isoformat())
@@ -50,7 +50,7 @@ def ranges(attempt: Attempt, now: datetime) -> list[Range]:
 
 
 def billed_spans(attempt: Attempt, now: datetime) -> Iterator[tuple[int, datetime, datetime]]:
-    """Yield (nodes, start, end) for each billed part of an attempt; `ranges` returns the same as `Range` objects."""
+    """Yield (nodes, start, end) for each billed part of an attempt, as `billed_ranges` returns them."""
     reason = EndReason(attempt.reason) if attempt.reason else None
     if reason is None or reason in BILLED:
         yield from spans(attempt, _billed_until(attempt, now))
@@ -58,7 +58,7 @@ def billed_spans(attempt: Attempt, now: datetime) -> Iterator[tuple[int, datetim
 
 def billable_seconds(job: Job, attempts: Iterable[Attempt], now: datetime) -> float:
     """Return the billable seconds of all attempts: their node-seconds, divided by the job's number of nodes."""
-    return sum(part.seconds * part.nodes for each in attempts for part in ranges(each, now)) / job.nodes
+    return sum(part.seconds * part.nodes for each in attempts for part in billed_ranges(each, now)) / job.nodes
 
 
 def left_seconds(job: Job, attempts: Iterable[Attempt], *, nodes: int, longest_seconds: int) -> int:
@@ -71,7 +71,7 @@ def left_seconds(job: Job, attempts: Iterable[Attempt], *, nodes: int, longest_s
     now = max((each.finished_at for each in ended if each.finished_at), default=job.queued_at)
     # The rest of the node-seconds that the deadline allows, as seconds on `nodes` nodes.
     seconds_left = (job.deadline_seconds - billable_seconds(job, ended, now)) * job.nodes / nodes
-    run_seconds = sum(part.seconds for each in ended for part in ranges(each, now))
+    run_seconds = sum(part.seconds for each in ended for part in billed_ranges(each, now))
     # The deadline was sold, so it holds even if the product's limit, and so `longest_seconds`, was lowered since.
     return max(0, int(min(seconds_left, max(job.deadline_seconds, longest_seconds) - run_seconds)))
 

@@ -32,7 +32,7 @@ from jobs import cost_analysis, curves, rows
 from jobs import selectors as jobs
 from jobs.messages import SWEEP_END_SENTENCES
 from jobs.models import Job, Sweep, Trial
-from jobs.purchase import stored
+from jobs.purchase import purchase_data
 from jobs.sweeps import purchase, selectors
 from jobs.sweeps.plan import FIELDS as PURCHASE_FIELDS
 from jobs.sweeps.plan import MAX_CONCURRENCY, MAX_TRIALS, Goal, Plan
@@ -251,7 +251,7 @@ def _origin(organization: Organization, data: QueryDict) -> Job | Sweep | None:
 def _base(origin: Job | Sweep) -> dict[str, Any]:
     """Return the purchase (the API's fields) whose settings are searched."""
     bought = origin.order.quote if isinstance(origin, Job) else origin.quote
-    return {name: value for name, value in stored(bought.purchase).items() if name not in EXCLUDED}
+    return {name: value for name, value in purchase_data(bought.purchase).items() if name not in EXCLUDED}
 
 
 def _values_of_job(job: Job) -> dict[str, Any]:

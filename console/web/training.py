@@ -45,7 +45,7 @@ from jobs.images import default_image, problems, runs_own_images
 from jobs.launch_preview import launch_preview
 from jobs.messages import terms_sentences
 from jobs.models import Job
-from jobs.purchase import stored
+from jobs.purchase import purchase_data
 from storage import files, previews, secret_store, sharing
 from storage import selectors as storage
 from storage.models import Image, Workspace
@@ -314,7 +314,7 @@ def training_probe(request: MemberRequest) -> HttpResponse:
     quote = quote_for(organization=request.membership.organization, quote_id=request.POST.get("quote", ""))
     try:
         order = probes.place_probe(
-            membership=request.membership, data=stored(quote.purchase), idempotency_key=f"probe:{quote.pk}"
+            membership=request.membership, data=purchase_data(quote.purchase), idempotency_key=f"probe:{quote.pk}"
         )
     except CustomerError as error:
         return _quote_card(request, quote, problem=error_text(error))
@@ -497,7 +497,7 @@ def _rerun_values(job: Job | None) -> dict[str, Any]:
     """Return the values of the form's fields for an earlier job; none without a job."""
     if job is None:
         return {}
-    purchase = {"environment": {}, "secrets": []} | stored(job.order.quote.purchase)
+    purchase = {"environment": {}, "secrets": []} | purchase_data(job.order.quote.purchase)
     ceiling, max_seconds = purchase.get("ceiling_minor"), purchase.get("max_seconds")
     # Older purchases lack newer fields. A 0 in an advanced field means the default.
     advanced = {name: purchase.get(name) or default for name, default in ADVANCED_DEFAULTS.items()}

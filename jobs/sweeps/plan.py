@@ -78,7 +78,7 @@ class Plan:
         return value > other if self.goal == "maximize" else value < other
 
 
-def apply(purchase: Mapping[str, Any], values: Mapping[str, Value]) -> dict[str, Any]:
+def apply_parameters(purchase: Mapping[str, Any], values: Mapping[str, Value]) -> dict[str, Any]:
     """Return a purchase (the API's fields) with the parameters of a trial.
 
     Arguments are appended, because parsers use the last one of a name. Dollar signs in them are escaped, so that they
@@ -97,7 +97,7 @@ def apply(purchase: Mapping[str, Any], values: Mapping[str, Value]) -> dict[str,
     return {**purchase, **changed, "arguments": arguments, "environment": environment}
 
 
-def corners(space: tuple[Parameter, ...]) -> list[Values]:
+def extreme_values(space: tuple[Parameter, ...]) -> list[Values]:
     """Return parameters that bound the price: all combinations of the ends of EPOCHS and BATCH_SIZE.
 
     The other parameters have their first value. Conditions are ignored, so that each parameter's name is checked.

@@ -31,7 +31,7 @@ from jobs.models import Job, MetricPoint, Sweep, Trial
 from jobs.purchase import parse
 from jobs.states import JobState
 from jobs.sweeps import selectors
-from jobs.sweeps.plan import Plan, apply
+from jobs.sweeps.plan import Plan, apply_parameters
 from jobs.sweeps.suggestions import Method, PastTrial, Pruner, Suggestion, judge, suggest
 
 logger = logging.getLogger(__name__)
@@ -192,7 +192,9 @@ def _order(sweep: Sweep, suggestion: Suggestion, *, number: int) -> bool:
         raise ChoiceUnavailable(_("The account of the person who bought this sweep was deleted."))
     base = {name: value for name, value in sweep.quote.purchase.items() if name != "sweep"}
     name = {"name": f"{sweep.name[:80]} #{number + 1}"}  # cut, so that the name fits its 100 characters
-    purchase = parse(organization=organization, data=apply(base | name, suggestion.parameters), is_pinned=True)
+    purchase = parse(
+        organization=organization, data=apply_parameters(base | name, suggestion.parameters), is_pinned=True
+    )
     script = orders.read_script(purchase)
     pricing = orders.pricing_inputs(purchase, estimates.estimate(purchase))
     with transaction.atomic():

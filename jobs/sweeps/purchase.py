@@ -23,7 +23,7 @@ from jobs.models import Product, Sweep, Trial
 from jobs.orders import checked_reason, pinned_image, pricing_inputs
 from jobs.purchase import parse
 from jobs.sweeps import selectors
-from jobs.sweeps.plan import FIELDS, MAX_TRIALS, ExtensionSerializer, Plan, apply, corners, parse_plan
+from jobs.sweeps.plan import FIELDS, MAX_TRIALS, ExtensionSerializer, Plan, apply_parameters, extreme_values, parse_plan
 from jobs.sweeps.progress import advance_sweep
 from jobs.sweeps.suggestions import Method
 
@@ -37,7 +37,7 @@ def quote_sweep(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
     organization = membership.organization
     require_active(organization=organization)
     sweep = parse_plan(data)
-    first = corners(Plan.from_json(sweep).space)[0]
+    first = extreme_values(Plan.from_json(sweep).space)[0]
     searched = {FIELDS[name]: value for name, value in first.items() if name in FIELDS}
     purchase = parse(organization=organization, data={**searched, **_without_empty(data), "exact": False})
     base = {**purchase.to_json(), "ceiling_minor": None}  # the ceiling is the sweep's, not that of each trial
@@ -94,9 +94,9 @@ def _price(
     plan = Plan.from_json(sweep)
     prices = current_prices(organization)
     offers = []
-    for values in corners(plan.space):
+    for values in extreme_values(plan.space):
         try:
-            purchase = parse(organization=organization, data=apply(base, values), is_pinned=True)
+            purchase = parse(organization=organization, data=apply_parameters(base, values), is_pinned=True)
         except InvalidInput as error:
             # `base` is valid, so the parameters are at fault.
             raise InvalidInput(fields={"space": " ".join(map(str, error.fields.values()))}) from error

@@ -185,7 +185,7 @@ def test_accuracy_is_reported_by_week_and_source():
         (old, "free", 100, 10),
     ]  # fmt: skip
     rows = estimates.accuracy(
-        [estimates.Outcome(each, source, p50, p50 * 1.5, real) for each, source, p50, real in outcomes]
+        [estimates.EstimateOutcome(each, source, p50, p50 * 1.5, real) for each, source, p50, real in outcomes]
     )
     newest = [("all", 3), ("history", 2), ("reference", 1)]
     assert [(row.source, row.runs) for row in rows] == [*newest, ("all", 1), ("history", 1)]
