@@ -279,7 +279,7 @@ def test_an_extension_learns_from_all_earlier_trials(sweeper, customer):
     last = past.pop()
     expected = suggest(
         space=plan.space, goal=plan.goal, method=plan.method, seed=sweeps[-1].quote_id.int % 2**32,
-        trials=progress._past(past),
+        trials=progress._past_trials(past),
     )  # fmt: skip
     assert (len(past), last.parameters) == (7, expected.parameters)
 
