@@ -84,7 +84,7 @@ class TestCheckCluster:
 
         monkeypatch.setattr(check_cluster.check, "check", check)
         text, error = run_command("check_cluster", "default", "--no-smoke")
-        assert "1 of these lines" in error
+        assert "1 of the checks" in error
         assert all(words in text for words in ("The cluster default", "✓", "sandbox", "✗", "Build one"))
         assert options[0]["smoke"] is False
 

@@ -45,7 +45,7 @@ class Command(BaseCommand):
                 table.add_row("[green]✓[/]" if line.ok else "[red]✗[/]", line.name, line.detail, line.remedy)
         screen.print(table)
         if failed:
-            raise CommandError(f"{failed} checks failed. Follow the column “What to do”.")
+            raise CommandError(f"{failed} of the checks failed. Follow the column “What to do”.")
 
 
 def _checks(name: str, *, smoke: bool) -> Iterator[Check]:
